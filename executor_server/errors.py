@@ -1,0 +1,100 @@
+"""The errors of the daemon: few, one base, each saying what the caller can do.
+
+A program that fails is not among them (that is a result), nor are our own bugs (those are whatever they are, and become
+INTERNAL at the RPC border). `rpc/errors.py` turns each class into its status, by table.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+
+class Reason(enum.Enum):
+    """The closed list of reasons that leave the daemon in google.rpc.ErrorInfo. docs/protocol.md explains each."""
+
+    INVALID_FIELD = "INVALID_FIELD"
+    UNKNOWN_IMAGE = "UNKNOWN_IMAGE"
+    EXECUTION_ID_REUSED = "EXECUTION_ID_REUSED"
+    VALUE_REFUSED = "VALUE_REFUSED"
+    PATH_REFUSED = "PATH_REFUSED"
+    POLICY_VIOLATION = "POLICY_VIOLATION"
+    UNAUTHENTICATED = "UNAUTHENTICATED"
+    SESSION_NOT_FOUND = "SESSION_NOT_FOUND"
+    EXECUTION_NOT_FOUND = "EXECUTION_NOT_FOUND"
+    TOOL_CALL_NOT_FOUND = "TOOL_CALL_NOT_FOUND"
+    BLOB_NOT_FOUND = "BLOB_NOT_FOUND"
+    FILE_NOT_FOUND = "FILE_NOT_FOUND"
+    TOOL_CALL_ANSWERED = "TOOL_CALL_ANSWERED"
+    EXECUTION_ENDED = "EXECUTION_ENDED"
+    SESSION_LOST = "SESSION_LOST"
+    EVENT_OUT_OF_RANGE = "EVENT_OUT_OF_RANGE"
+    TOO_MANY_SESSIONS = "TOO_MANY_SESSIONS"
+    QUEUE_FULL = "QUEUE_FULL"
+    TOO_LARGE = "TOO_LARGE"
+    BACKEND_UNAVAILABLE = "BACKEND_UNAVAILABLE"
+    DRAINING = "DRAINING"
+    INTERNAL = "INTERNAL"
+
+
+class ExecutorError(Exception):
+    """Base of every refusal. The message goes to the client, so it never holds host paths or other tenants' data."""
+
+    def __init__(self, reason: Reason, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+        self.message = message
+
+
+class InvalidRequest(ExecutorError):
+    """A field has a wrong form; the message names it and says what is allowed."""
+
+
+class NotFound(ExecutorError):
+    """No such thing, or not the caller's."""
+
+
+class PreconditionFailed(ExecutorError):
+    """The thing exists but its state does not allow this."""
+
+
+class OutOfRange(ExecutorError):
+    """A position past the end."""
+
+
+class Unauthenticated(ExecutorError):
+    """No token, or a wrong one."""
+
+
+class ResourceExhausted(ExecutorError):
+    """A limit of the daemon is reached; `retry_after_s` says when to try again, None when trying again won't help."""
+
+    def __init__(self, reason: Reason, message: str, retry_after_s: float | None = None) -> None:
+        super().__init__(reason, message)
+        self.retry_after_s = retry_after_s
+
+
+class Unavailable(ExecutorError):
+    """The daemon cannot do it now, through no fault of the caller."""
+
+
+@dataclass(frozen=True)
+class Violation:
+    """One thing asked for that the policy does not grant."""
+
+    field: str
+    requested: str
+    allowed: str
+
+
+class PolicyViolation(ExecutorError):
+    """More was asked for than the policy grants. Every violation is listed, so that one answer is enough."""
+
+    def __init__(self, violations: tuple[Violation, ...]) -> None:
+        listed = "; ".join(f"{v.field}: asked for {v.requested}, allowed is {v.allowed}" for v in violations)
+        super().__init__(Reason.POLICY_VIOLATION, f"the policy refuses this: {listed}")
+        self.violations = violations
+
+
+class SandboxFailure(Exception):
+    """A backend could not make a sandbox, or a sandbox broke. Internal: its text may name host paths."""

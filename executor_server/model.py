@@ -1,0 +1,219 @@
+"""The daemon's vocabulary as values: limits, specs, events, results.
+
+Standard library only. Nothing here does anything; the owners of behaviour are policy.py, sessions.py and the backends.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+class Outcome(enum.Enum):
+    """How an execution ended. The values are the words used on the guest channel, in logs and in metrics."""
+
+    SUCCEEDED = "succeeded"
+    EXCEPTION = "exception"
+    IMPORT_DENIED = "import_denied"
+    POLICY_DENIED = "policy_denied"
+    OPERATION_LIMIT = "operation_limit"
+    TIMEOUT = "timeout"
+    CPU_LIMIT = "cpu_limit"
+    OUT_OF_MEMORY = "out_of_memory"
+    OUTPUT_LIMIT = "output_limit"
+    EXITED = "exited"
+    CANCELLED = "cancelled"
+    CRASHED = "crashed"
+    LOST = "lost"
+
+
+class VariablesState(enum.Enum):
+    """What became of a session's variables."""
+
+    KEPT = "kept"
+    RESET = "reset"
+    LOST = "lost"
+
+
+class OutputMode(enum.Enum):
+    """Which statement gives an execution its value."""
+
+    TRAILING_EXPRESSION = "trailing_expression"
+    LAST_STATEMENT = "last_statement"
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one session, and each of its executions, may use. Every field is set: defaults are the policy's business."""
+
+    wall_time_s: float
+    cpu_time_s: float
+    operations: int
+    memory_bytes: int
+    processes: int
+    output_bytes: int
+    disk_bytes: int
+    idle_time_s: float
+    session_time_s: float
+
+
+@dataclass(frozen=True)
+class ExecutionLimits:
+    """The part of the limits that one execution can lower."""
+
+    wall_time_s: float
+    cpu_time_s: float
+    operations: int
+    output_bytes: int
+
+
+@dataclass(frozen=True)
+class Principal:
+    """Who asks. The tenant owns sessions; the name says which of its credentials was used."""
+
+    tenant: str
+    name: str
+
+
+@dataclass(frozen=True)
+class SandboxSpec:
+    """The approved description of a sandbox. Only policy.py makes one; a backend builds exactly this.
+
+    `shape` is what a sandbox cannot change after it was made: two specs of one shape can share a warm pool.
+    """
+
+    image: str
+    memory_bytes: int
+    processes: int
+    disk_bytes: int
+    orphan_time_s: float
+
+    @property
+    def shape(self) -> tuple[str, int, int, int]:
+        return (self.image, self.memory_bytes, self.processes, self.disk_bytes)
+
+
+@dataclass(frozen=True)
+class SessionSpec:
+    """The approved description of a session: its sandbox and what its interpreter may do."""
+
+    sandbox: SandboxSpec
+    limits: Limits
+    authorized_imports: tuple[str, ...]
+    prelude: str
+    labels: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class ToolSpec:
+    """A host tool as the sandbox sees it."""
+
+    name: str
+    description: str
+    parameters: tuple[str, ...]
+    is_final_answer: bool
+
+
+@dataclass(frozen=True)
+class FileInfo:
+    """An entry of the workspace; `path` is relative to it."""
+
+    path: str
+    size_bytes: int
+    is_directory: bool
+    modify_time_s: float
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Payloads and events, as the session layer hands them to the wire
+
+
+@dataclass(frozen=True)
+class BlobRef:
+    """Bytes that travel in pieces of their own."""
+
+    blob_id: str
+    size_bytes: int
+
+
+Payload = bytes | BlobRef
+"""Packed bytes: themselves when small, else a reference to a blob."""
+
+
+@dataclass(frozen=True)
+class Queued:
+    ahead: int
+
+
+@dataclass(frozen=True)
+class Log:
+    stream: str  # "stdout" or "stderr"
+    text: str
+
+
+@dataclass(frozen=True)
+class OutputCut:
+    omitted_bytes: int
+
+
+@dataclass(frozen=True)
+class Image:
+    data: Payload
+    mime_type: str
+    source: str
+
+
+@dataclass(frozen=True)
+class ToolCall:
+    call_id: str
+    name: str
+    arguments: Payload
+
+
+@dataclass(frozen=True)
+class BlobChunk:
+    blob_id: str
+    data: bytes
+
+
+@dataclass(frozen=True)
+class ErrorDetail:
+    type: str
+    message: str
+    traceback: str = ""
+    line: int = 0
+    statement: str = ""
+
+
+@dataclass(frozen=True)
+class Usage:
+    operations: int = 0
+    wall_time_s: float = 0.0
+    cpu_time_s: float = 0.0
+    peak_memory_bytes: int = 0
+    output_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class Result:
+    """The terminal event of an execution."""
+
+    outcome: Outcome
+    variables_state: VariablesState
+    generation: int
+    usage: Usage = Usage()
+    output: Payload | None = None
+    error: ErrorDetail | None = None
+    final_answer_call_id: str = ""
+
+
+EventKind = Queued | Log | OutputCut | Image | ToolCall | BlobChunk | Result
+
+
+@dataclass(frozen=True)
+class Event:
+    """A numbered event of an execution; the first has number 1."""
+
+    number: int
+    kind: EventKind

@@ -1,0 +1,291 @@
+from executor_api.v1 import types_pb2 as _types_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class CreateSessionRequest(_message.Message):
+    __slots__ = ("request_id", "image", "authorized_imports", "limits", "labels", "prelude")
+    class LabelsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    IMAGE_FIELD_NUMBER: _ClassVar[int]
+    AUTHORIZED_IMPORTS_FIELD_NUMBER: _ClassVar[int]
+    LIMITS_FIELD_NUMBER: _ClassVar[int]
+    LABELS_FIELD_NUMBER: _ClassVar[int]
+    PRELUDE_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    image: str
+    authorized_imports: _containers.RepeatedScalarFieldContainer[str]
+    limits: _types_pb2.Limits
+    labels: _containers.ScalarMap[str, str]
+    prelude: str
+    def __init__(self, request_id: _Optional[str] = ..., image: _Optional[str] = ..., authorized_imports: _Optional[_Iterable[str]] = ..., limits: _Optional[_Union[_types_pb2.Limits, _Mapping]] = ..., labels: _Optional[_Mapping[str, str]] = ..., prelude: _Optional[str] = ...) -> None: ...
+
+class CreateSessionResponse(_message.Message):
+    __slots__ = ("session",)
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    session: _types_pb2.Session
+    def __init__(self, session: _Optional[_Union[_types_pb2.Session, _Mapping]] = ...) -> None: ...
+
+class GetSessionRequest(_message.Message):
+    __slots__ = ("session_id",)
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    session_id: str
+    def __init__(self, session_id: _Optional[str] = ...) -> None: ...
+
+class GetSessionResponse(_message.Message):
+    __slots__ = ("session",)
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    session: _types_pb2.Session
+    def __init__(self, session: _Optional[_Union[_types_pb2.Session, _Mapping]] = ...) -> None: ...
+
+class ListSessionsRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ListSessionsResponse(_message.Message):
+    __slots__ = ("sessions",)
+    SESSIONS_FIELD_NUMBER: _ClassVar[int]
+    sessions: _containers.RepeatedCompositeFieldContainer[_types_pb2.Session]
+    def __init__(self, sessions: _Optional[_Iterable[_Union[_types_pb2.Session, _Mapping]]] = ...) -> None: ...
+
+class DeleteSessionRequest(_message.Message):
+    __slots__ = ("session_id",)
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    session_id: str
+    def __init__(self, session_id: _Optional[str] = ...) -> None: ...
+
+class DeleteSessionResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class KeepAliveRequest(_message.Message):
+    __slots__ = ("session_id",)
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    session_id: str
+    def __init__(self, session_id: _Optional[str] = ...) -> None: ...
+
+class KeepAliveResponse(_message.Message):
+    __slots__ = ("session",)
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    session: _types_pb2.Session
+    def __init__(self, session: _Optional[_Union[_types_pb2.Session, _Mapping]] = ...) -> None: ...
+
+class ExecuteRequest(_message.Message):
+    __slots__ = ("session_id", "execution_id", "code", "output_mode", "limits")
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    EXECUTION_ID_FIELD_NUMBER: _ClassVar[int]
+    CODE_FIELD_NUMBER: _ClassVar[int]
+    OUTPUT_MODE_FIELD_NUMBER: _ClassVar[int]
+    LIMITS_FIELD_NUMBER: _ClassVar[int]
+    session_id: str
+    execution_id: str
+    code: str
+    output_mode: _types_pb2.OutputMode
+    limits: _types_pb2.Limits
+    def __init__(self, session_id: _Optional[str] = ..., execution_id: _Optional[str] = ..., code: _Optional[str] = ..., output_mode: _Optional[_Union[_types_pb2.OutputMode, str]] = ..., limits: _Optional[_Union[_types_pb2.Limits, _Mapping]] = ...) -> None: ...
+
+class ExecuteResponse(_message.Message):
+    __slots__ = ("event",)
+    EVENT_FIELD_NUMBER: _ClassVar[int]
+    event: _types_pb2.Event
+    def __init__(self, event: _Optional[_Union[_types_pb2.Event, _Mapping]] = ...) -> None: ...
+
+class AttachExecutionRequest(_message.Message):
+    __slots__ = ("session_id", "execution_id", "after_event")
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    EXECUTION_ID_FIELD_NUMBER: _ClassVar[int]
+    AFTER_EVENT_FIELD_NUMBER: _ClassVar[int]
+    session_id: str
+    execution_id: str
+    after_event: int
+    def __init__(self, session_id: _Optional[str] = ..., execution_id: _Optional[str] = ..., after_event: _Optional[int] = ...) -> None: ...
+
+class AttachExecutionResponse(_message.Message):
+    __slots__ = ("event",)
+    EVENT_FIELD_NUMBER: _ClassVar[int]
+    event: _types_pb2.Event
+    def __init__(self, event: _Optional[_Union[_types_pb2.Event, _Mapping]] = ...) -> None: ...
+
+class CancelExecutionRequest(_message.Message):
+    __slots__ = ("session_id", "execution_id")
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    EXECUTION_ID_FIELD_NUMBER: _ClassVar[int]
+    session_id: str
+    execution_id: str
+    def __init__(self, session_id: _Optional[str] = ..., execution_id: _Optional[str] = ...) -> None: ...
+
+class CancelExecutionResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ToolError(_message.Message):
+    __slots__ = ("type", "message")
+    TYPE_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    type: str
+    message: str
+    def __init__(self, type: _Optional[str] = ..., message: _Optional[str] = ...) -> None: ...
+
+class SubmitToolResultRequest(_message.Message):
+    __slots__ = ("session_id", "execution_id", "call_id", "value", "error")
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    EXECUTION_ID_FIELD_NUMBER: _ClassVar[int]
+    CALL_ID_FIELD_NUMBER: _ClassVar[int]
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    session_id: str
+    execution_id: str
+    call_id: str
+    value: _types_pb2.Value
+    error: ToolError
+    def __init__(self, session_id: _Optional[str] = ..., execution_id: _Optional[str] = ..., call_id: _Optional[str] = ..., value: _Optional[_Union[_types_pb2.Value, _Mapping]] = ..., error: _Optional[_Union[ToolError, _Mapping]] = ...) -> None: ...
+
+class SubmitToolResultResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class RegisterToolsRequest(_message.Message):
+    __slots__ = ("session_id", "tools")
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    TOOLS_FIELD_NUMBER: _ClassVar[int]
+    session_id: str
+    tools: _containers.RepeatedCompositeFieldContainer[_types_pb2.ToolSpec]
+    def __init__(self, session_id: _Optional[str] = ..., tools: _Optional[_Iterable[_Union[_types_pb2.ToolSpec, _Mapping]]] = ...) -> None: ...
+
+class RegisterToolsResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class SetVariablesRequest(_message.Message):
+    __slots__ = ("session_id", "variables")
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    VARIABLES_FIELD_NUMBER: _ClassVar[int]
+    session_id: str
+    variables: _containers.RepeatedCompositeFieldContainer[_types_pb2.NamedValue]
+    def __init__(self, session_id: _Optional[str] = ..., variables: _Optional[_Iterable[_Union[_types_pb2.NamedValue, _Mapping]]] = ...) -> None: ...
+
+class SetVariablesResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class GetVariablesRequest(_message.Message):
+    __slots__ = ("session_id", "names")
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    NAMES_FIELD_NUMBER: _ClassVar[int]
+    session_id: str
+    names: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, session_id: _Optional[str] = ..., names: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class Variables(_message.Message):
+    __slots__ = ("variables", "missing")
+    VARIABLES_FIELD_NUMBER: _ClassVar[int]
+    MISSING_FIELD_NUMBER: _ClassVar[int]
+    variables: _containers.RepeatedCompositeFieldContainer[_types_pb2.NamedValue]
+    missing: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, variables: _Optional[_Iterable[_Union[_types_pb2.NamedValue, _Mapping]]] = ..., missing: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class GetVariablesResponse(_message.Message):
+    __slots__ = ("blob_chunk", "variables")
+    BLOB_CHUNK_FIELD_NUMBER: _ClassVar[int]
+    VARIABLES_FIELD_NUMBER: _ClassVar[int]
+    blob_chunk: _types_pb2.BlobChunk
+    variables: Variables
+    def __init__(self, blob_chunk: _Optional[_Union[_types_pb2.BlobChunk, _Mapping]] = ..., variables: _Optional[_Union[Variables, _Mapping]] = ...) -> None: ...
+
+class UploadBlobRequest(_message.Message):
+    __slots__ = ("header", "data")
+    HEADER_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    header: UploadBlobHeader
+    data: bytes
+    def __init__(self, header: _Optional[_Union[UploadBlobHeader, _Mapping]] = ..., data: _Optional[bytes] = ...) -> None: ...
+
+class UploadBlobHeader(_message.Message):
+    __slots__ = ("session_id", "size_bytes")
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    session_id: str
+    size_bytes: int
+    def __init__(self, session_id: _Optional[str] = ..., size_bytes: _Optional[int] = ...) -> None: ...
+
+class UploadBlobResponse(_message.Message):
+    __slots__ = ("blob_id",)
+    BLOB_ID_FIELD_NUMBER: _ClassVar[int]
+    blob_id: str
+    def __init__(self, blob_id: _Optional[str] = ...) -> None: ...
+
+class PutFileHeader(_message.Message):
+    __slots__ = ("session_id", "path", "size_bytes")
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    session_id: str
+    path: str
+    size_bytes: int
+    def __init__(self, session_id: _Optional[str] = ..., path: _Optional[str] = ..., size_bytes: _Optional[int] = ...) -> None: ...
+
+class PutFileRequest(_message.Message):
+    __slots__ = ("header", "data")
+    HEADER_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    header: PutFileHeader
+    data: bytes
+    def __init__(self, header: _Optional[_Union[PutFileHeader, _Mapping]] = ..., data: _Optional[bytes] = ...) -> None: ...
+
+class PutFileResponse(_message.Message):
+    __slots__ = ("file",)
+    FILE_FIELD_NUMBER: _ClassVar[int]
+    file: _types_pb2.FileInfo
+    def __init__(self, file: _Optional[_Union[_types_pb2.FileInfo, _Mapping]] = ...) -> None: ...
+
+class GetFileRequest(_message.Message):
+    __slots__ = ("session_id", "path")
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    session_id: str
+    path: str
+    def __init__(self, session_id: _Optional[str] = ..., path: _Optional[str] = ...) -> None: ...
+
+class GetFileResponse(_message.Message):
+    __slots__ = ("file", "data")
+    FILE_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    file: _types_pb2.FileInfo
+    data: bytes
+    def __init__(self, file: _Optional[_Union[_types_pb2.FileInfo, _Mapping]] = ..., data: _Optional[bytes] = ...) -> None: ...
+
+class ListFilesRequest(_message.Message):
+    __slots__ = ("session_id", "path")
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    session_id: str
+    path: str
+    def __init__(self, session_id: _Optional[str] = ..., path: _Optional[str] = ...) -> None: ...
+
+class ListFilesResponse(_message.Message):
+    __slots__ = ("files", "truncated")
+    FILES_FIELD_NUMBER: _ClassVar[int]
+    TRUNCATED_FIELD_NUMBER: _ClassVar[int]
+    files: _containers.RepeatedCompositeFieldContainer[_types_pb2.FileInfo]
+    truncated: bool
+    def __init__(self, files: _Optional[_Iterable[_Union[_types_pb2.FileInfo, _Mapping]]] = ..., truncated: _Optional[bool] = ...) -> None: ...
+
+class GetPolicyRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class GetPolicyResponse(_message.Message):
+    __slots__ = ("policy",)
+    POLICY_FIELD_NUMBER: _ClassVar[int]
+    policy: _types_pb2.Policy
+    def __init__(self, policy: _Optional[_Union[_types_pb2.Policy, _Mapping]] = ...) -> None: ...

@@ -1,0 +1,36 @@
+"""Runs the code of smolagents' `CodeAgent` in a sandbox of the execution daemon.
+
+    from executor_client.smolagents import CodeAgent
+    with CodeAgent(tools=[...], model=model) as agent:
+        agent.run("...")
+
+or `smolagents.CodeAgent(..., executor=RemoteExecutor())`, or `register()` and `executor_type="remote"`.
+docs/smolagents.md tells what an agent gets and what differs from smolagents' own executors. Importing this changes one
+thing in smolagents: an agent that holds a `RemoteExecutor` is saved as "remote", never as "local".
+"""
+
+from executor_client.smolagents.agent import (
+    RemoteCodeAgent,
+    find_managed_agents_by_class,
+    name_executor_when_saved,
+    register,
+    unregister,
+)
+from executor_client.smolagents.executor import RemoteCodeOutput, RemoteExecutor
+from executor_client.smolagents.failures import CodeExecutionError, DaemonLost
+
+CodeAgent = RemoteCodeAgent
+
+__all__ = [
+    "CodeAgent",
+    "CodeExecutionError",
+    "DaemonLost",
+    "RemoteCodeAgent",
+    "RemoteCodeOutput",
+    "RemoteExecutor",
+    "register",
+    "unregister",
+]
+
+name_executor_when_saved()
+find_managed_agents_by_class()

@@ -1,0 +1,192 @@
+"""`RemoteExecutor`: smolagents' executor interface on a session of the daemon.
+
+Promises towards the agent: it is always truthy (smolagents replaces a falsy executor by its local one), connects at
+first use, can be used by one agent after the other, keeps what was printed when code fails (`state["_print_outputs"]`),
+and never runs code in this process.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Self
+
+import PIL.Image
+from smolagents.local_python_executor import CodeOutput, PythonExecutor
+from smolagents.utils import truncate_content
+
+from executor_client import (
+    ExecutionEvent,
+    ExecutionResult,
+    ExecutorClient,
+    ExecutorClientError,
+    InvalidRequest,
+    Limits,
+    LogEvent,
+    Outcome,
+    Session,
+)
+from executor_client.smolagents.console import LogStream
+from executor_client.smolagents.failures import CodeExecutionError, DaemonLost, describe, describe_lost_session
+from executor_client.smolagents.host_tools import host_tools, unwrapped
+from executor_client.smolagents.lease import SessionGone, SessionLease, SessionRequest
+
+MAX_PRINT_OUTPUTS_LENGTH = 50_000
+"""Characters of logs that an observation holds; smolagents' own default for its local executor."""
+
+TOOL_PLACEMENTS = ("host",)
+
+# What smolagents' local executor keeps for itself in the state that it shares with the agent: no variables of the task.
+_BOOKKEEPING = frozenset({"_print_outputs", "_operations_count", "__name__"})
+
+
+@dataclasses.dataclass
+class RemoteCodeOutput(CodeOutput):  # type: ignore[misc]  # smolagents is untyped
+    """smolagents' `CodeOutput`, which can also be unpacked as (output, logs, is_final_answer)."""
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter((self.output, self.logs, self.is_final_answer))
+
+
+class RemoteExecutor(PythonExecutor):  # type: ignore[misc]  # smolagents is untyped
+    """Runs an agent's code in a sandbox of the daemon.
+
+    The first two parameters are what smolagents hands to an executor it makes itself. `address` and `token` default to
+    the local daemon's own; `image` and `limits` to the policy's. `logger`, an agent's logger, shows prints as they come.
+    A `client` that is passed in is used instead of a new one, and is not closed.
+
+    Raises `CodeExecutionError` when the code failed, `DaemonLost` (no `Exception`) when the daemon did.
+    """
+
+    def __init__(
+        self,
+        additional_authorized_imports: Sequence[str] = (),
+        logger: Any = None,
+        *,
+        address: str | None = None,
+        token: str | None = None,
+        image: str | None = None,
+        limits: Mapping[str, Any] | Limits | None = None,
+        tool_placement: str = "host",
+        max_print_outputs_length: int | None = None,
+        client: ExecutorClient | None = None,
+    ) -> None:
+        if tool_placement not in TOOL_PLACEMENTS:
+            raise ValueError(f"tool_placement is {tool_placement!r}; supported is: {', '.join(TOOL_PLACEMENTS)}")
+        if client is not None and (address is not None or token is not None):
+            raise ValueError("address and token belong to the client: pass either them or client")
+        if isinstance(limits, Limits):
+            limits = {name: value for name, value in dataclasses.asdict(limits).items() if value is not None}
+        self.additional_authorized_imports = list(additional_authorized_imports)
+        self.logger = logger
+        self.max_print_outputs_length = max_print_outputs_length or MAX_PRINT_OUTPUTS_LENGTH
+        self.state: dict[str, Any] = {"_print_outputs": ""}
+        self.last_images: list[PIL.Image.Image] = []
+        self._address = address
+        self._image = image
+        self._limits = dict(limits or {})
+        self._tool_placement = tool_placement
+        self._notice = ""
+        self._lost: DaemonLost | None = None
+        self._lease = SessionLease(
+            (lambda: client) if client is not None else (lambda: ExecutorClient(address, token=token)),
+            owns_client=client is None,
+            request=SessionRequest(image, tuple(additional_authorized_imports), self._limits),
+        )
+
+    def send_variables(self, variables: Mapping[str, Any]) -> None:
+        """Sets the variables of the task, in the interpreter and in each that replaces it."""
+        sent = {name: unwrapped(value) for name, value in variables.items() if name not in _BOOKKEEPING}
+        for name in sent:
+            if not isinstance(name, str) or not name.isidentifier():
+                raise ValueError(f"the state variable {name!r} cannot be used in code: its name is no identifier")
+        if sent:
+            self._noting(lambda: self._lease.set_variables(sent))
+
+    def send_tools(self, tools: Mapping[str, Callable[..., Any]]) -> None:
+        """Offers tools and managed agents to the code. They run in this process and are not changed."""
+        self._noting(lambda: self._lease.register_tools(host_tools(tools, self._stop_for)))
+
+    def __call__(self, code_action: str) -> RemoteCodeOutput:
+        self.state["_print_outputs"] = ""
+        self.last_images = []
+        self._lost = None
+        try:
+            result = self._lease.execute(code_action, lambda session: self._run(session, code_action))
+            limits = self._lease.session().info.limits
+        except SessionGone as gone:
+            lost_session = describe_lost_session(gone.reason, self._lease.variable_names)
+            raise CodeExecutionError(f"Code execution failed. {lost_session}", Outcome.LOST) from gone
+        except InvalidRequest as error:
+            raise CodeExecutionError(f"Code execution failed: {error.message}") from error
+        except ExecutorClientError as error:
+            self._lease.abandon()
+            raise DaemonLost(f"the execution service failed: {error}") from error
+        if self._lost is not None:
+            raise self._lost
+        logs = self._keep(result)
+        if not result.succeeded and not result.is_final_answer:
+            text = describe(result, code_action, limits, self._lease.variable_names)
+            raise CodeExecutionError(text, result.outcome)
+        return RemoteCodeOutput(output=result.output, logs=logs, is_final_answer=result.is_final_answer)
+
+    def cleanup(self) -> None:
+        """Ends the session. Idempotent; an executor that is used again starts a new one."""
+        self._lease.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.cleanup()
+
+    def saved_kwargs(self) -> dict[str, Any]:
+        """The arguments that a saved agent needs to get such an executor again, as JSON. Never the token."""
+        saved: dict[str, Any] = {}
+        if self._address is not None:
+            saved["address"] = self._address
+        if self._image is not None:
+            saved["image"] = self._image
+        if self._limits:
+            saved["limits"] = dict(self._limits)
+        if self._tool_placement != "host":
+            saved["tool_placement"] = self._tool_placement
+        if self.max_print_outputs_length != MAX_PRINT_OUTPUTS_LENGTH:
+            saved["max_print_outputs_length"] = self.max_print_outputs_length
+        return saved
+
+    # Helpers, in order of use
+
+    def _noting(self, send: Callable[[], None]) -> None:
+        """Between two runs a session may have come to its end: the next observation says so, and the run goes on."""
+        try:
+            send()
+        except SessionGone as gone:
+            self._notice = f"Note: {describe_lost_session(gone.reason, self._lease.variable_names)}"
+
+    def _run(self, session: Session, code: str) -> ExecutionResult:
+        stream = None if self.logger is None else LogStream(self.logger, self.max_print_outputs_length)
+
+        def show(event: ExecutionEvent) -> None:
+            if stream is not None and isinstance(event, LogEvent):
+                stream.feed(event.text)
+
+        try:
+            return session.execute(code, on_event=show, output_mode="last_statement")
+        finally:
+            if stream is not None:
+                stream.close()
+
+    def _stop_for(self, lost: DaemonLost) -> None:
+        self._lost = lost
+        self._lease.session().cancel()
+
+    def _keep(self, result: ExecutionResult) -> str:
+        """Takes over what the execution showed; returns the logs as the observation holds them."""
+        self.last_images = result.images
+        notes = [f"[an image could not be shown: {entry.problem}]" for entry in result.image_entries if entry.problem]
+        notice, self._notice = self._notice, ""
+        text = "\n".join(part for part in (notice, result.logs, *notes) if part)
+        logs: str = truncate_content(text, self.max_print_outputs_length)
+        self.state["_print_outputs"] = logs
+        return logs

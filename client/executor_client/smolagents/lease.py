@@ -1,0 +1,175 @@
+"""The session of one executor: made at first use, given back at the end, replaced when it is gone.
+
+Promises: everything that belongs in the session (the prelude, the tools, the variables of the task) is put into each
+new one and, after the interpreter was replaced, back into the old one. A replacement is never silent: the caller is
+told why the session had to be replaced, and tells the model.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from executor_client import (
+    ExecutionResult,
+    ExecutorClient,
+    NotFoundError,
+    PreconditionError,
+    Session,
+    Tool,
+    VariablesState,
+)
+
+# Names that smolagents' local executor offers without an import and CPython does not have as builtins.
+PRELUDE = """\
+from math import acos, asin, atan, atan2, ceil, cos, degrees, exp, floor, log, radians, sin, sqrt, tan
+"""
+
+_GONE_REASONS = frozenset({"SESSION_NOT_FOUND", "SESSION_LOST", "EXECUTION_NOT_FOUND"})
+
+
+class SessionGone(Exception):
+    """The session did not exist any more. A new one stands in its place; `reason` says what the daemon said."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+@dataclass(frozen=True)
+class SessionRequest:
+    """What is asked of the daemon for each session."""
+
+    image: str | None
+    authorized_imports: tuple[str, ...]
+    limits: Mapping[str, Any]
+
+
+@dataclass
+class _Contents:
+    """What a session must hold besides what the agent's code makes."""
+
+    tools: dict[str, Tool] | None = None
+    variables: dict[str, Any] = field(default_factory=dict)
+
+
+class SessionLease:
+    """Owns the session, and the client when it made it. Used by one thread at a time, except for `close`."""
+
+    def __init__(self, connect: Callable[[], ExecutorClient], *, owns_client: bool, request: SessionRequest) -> None:
+        self._connect = connect
+        self._owns_client = owns_client
+        self._request = request
+        self._lock = threading.RLock()
+        self._client: ExecutorClient | None = None
+        self._session: Session | None = None
+        self._generation = 0
+        self._contents = _Contents()
+
+    @property
+    def variable_names(self) -> tuple[str, ...]:
+        """The variables that a new or restarted interpreter is given."""
+        return tuple(self._contents.variables)
+
+    def session(self) -> Session:
+        """The session, made now if there is none."""
+        with self._lock:
+            if self._session is None:
+                if self._client is None:
+                    self._client = self._connect()
+                self._session = self._client.create_session(
+                    image=self._request.image,
+                    authorized_imports=self._request.authorized_imports,
+                    limits=self._request.limits or None,
+                    prelude=PRELUDE,
+                )
+                self._generation = self._session.generation
+                self._fill(self._session)
+            return self._session
+
+    def set_variables(self, variables: Mapping[str, Any]) -> None:
+        """Sets variables, now and in every interpreter to come. Raises `SessionGone` after having replaced it."""
+        self._contents.variables.update(variables)
+        with self._replacing():
+            if self._session is None:
+                self.session()
+            else:
+                self._session.set_variables(dict(variables))
+
+    def register_tools(self, tools: dict[str, Tool]) -> None:
+        """Replaces the host tools, now and in every session to come. Raises `SessionGone` after having replaced it."""
+        self._contents.tools = tools
+        with self._replacing():
+            if self._session is None:
+                self.session()
+            else:
+                self._session.register_tools(tools)
+
+    def execute(self, code: str, run: Callable[[Session], ExecutionResult]) -> ExecutionResult:
+        """Runs code by `run`, and puts the variables back if the interpreter was replaced meanwhile.
+
+        Raises `SessionGone`, after having replaced the session, when it is gone and there is no result.
+        """
+        session = self.session()
+        with self._replacing():
+            result = run(session)
+        if result.state is VariablesState.LOST:
+            self._replace()
+        elif result.generation != self._generation:
+            self._generation = result.generation
+            self._restore_variables(session)
+        return result
+
+    def close(self) -> None:
+        """Deletes the session and closes the client. Idempotent, and safe when nothing was made yet."""
+        with self._lock:
+            session, self._session = self._session, None
+            client, self._client = self._client, None
+            self._contents = _Contents()
+        try:
+            if session is not None:
+                session.close()
+        finally:
+            if client is not None and self._owns_client:
+                client.close()
+
+    def abandon(self) -> None:
+        """Forgets a session whose daemon does not answer, so that `close` does not wait for it once more."""
+        with self._lock:
+            self._session = None
+
+    @contextmanager
+    def _replacing(self) -> Iterator[None]:
+        try:
+            yield
+        except (NotFoundError, PreconditionError) as error:
+            if error.reason not in _GONE_REASONS:
+                raise
+            self._replace()
+            raise SessionGone(error.message) from error
+
+    def _replace(self) -> None:
+        with self._lock:
+            gone, self._session = self._session, None
+            if gone is not None:
+                gone.close()  # a lost session counts until it is deleted
+            self.session()
+
+    def _restore_variables(self, session: Session) -> None:
+        if not self._contents.variables:
+            return
+        try:
+            with self._replacing():
+                session.set_variables(dict(self._contents.variables))
+        except SessionGone:
+            # Gone as well, and replaced, variables included: for the agent that is the same as a restart.
+            return
+
+    def _fill(self, session: Session) -> None:
+        if self._contents.tools is not None:
+            session.register_tools(self._contents.tools)
+        if self._contents.variables:
+            session.set_variables(dict(self._contents.variables))

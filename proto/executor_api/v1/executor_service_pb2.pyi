@@ -278,7 +278,7 @@ class ListFilesResponse(_message.Message):
     TRUNCATED_FIELD_NUMBER: _ClassVar[int]
     files: _containers.RepeatedCompositeFieldContainer[_types_pb2.FileInfo]
     truncated: bool
-    def __init__(self, files: _Optional[_Iterable[_Union[_types_pb2.FileInfo, _Mapping]]] = ..., truncated: _Optional[bool] = ...) -> None: ...
+    def __init__(self, files: _Optional[_Iterable[_Union[_types_pb2.FileInfo, _Mapping]]] = ..., truncated: bool = ...) -> None: ...
 
 class GetPolicyRequest(_message.Message):
     __slots__ = ()

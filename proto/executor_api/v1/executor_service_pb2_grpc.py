@@ -5,7 +5,7 @@ import warnings
 
 from executor_api.v1 import executor_service_pb2 as executor__api_dot_v1_dot_executor__service__pb2
 
-GRPC_GENERATED_VERSION = '1.85.1'
+GRPC_GENERATED_VERSION = '1.76.0'
 GRPC_VERSION = grpc.__version__
 _version_not_supported = False
 
@@ -25,7 +25,7 @@ if _version_not_supported:
     )
 
 
-class ExecutorServiceStub:
+class ExecutorServiceStub(object):
     """Runs Python for code agents, in sandboxes.
 
     Every call carries `authorization: Bearer TOKEN` in its metadata; without it, or with a wrong one: UNAUTHENTICATED.
@@ -128,7 +128,7 @@ class ExecutorServiceStub:
                 _registered_method=True)
 
 
-class ExecutorServiceServicer:
+class ExecutorServiceServicer(object):
     """Runs Python for code agents, in sandboxes.
 
     Every call carries `authorization: Bearer TOKEN` in its metadata; without it, or with a wrong one: UNAUTHENTICATED.
@@ -369,7 +369,7 @@ def add_ExecutorServiceServicer_to_server(servicer, server):
 
 
  # This class is part of an EXPERIMENTAL API.
-class ExecutorService:
+class ExecutorService(object):
     """Runs Python for code agents, in sandboxes.
 
     Every call carries `authorization: Bearer TOKEN` in its metadata; without it, or with a wrong one: UNAUTHENTICATED.

@@ -174,7 +174,7 @@ class Session(_message.Message):
     expire_time: _timestamp_pb2.Timestamp
     warm: bool
     labels: _containers.ScalarMap[str, str]
-    def __init__(self, session_id: _Optional[str] = ..., state: _Optional[_Union[SessionState, str]] = ..., generation: _Optional[int] = ..., backend: _Optional[str] = ..., image: _Optional[str] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., authorized_imports: _Optional[_Iterable[str]] = ..., python_version: _Optional[str] = ..., create_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., expire_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., warm: _Optional[bool] = ..., labels: _Optional[_Mapping[str, str]] = ...) -> None: ...
+    def __init__(self, session_id: _Optional[str] = ..., state: _Optional[_Union[SessionState, str]] = ..., generation: _Optional[int] = ..., backend: _Optional[str] = ..., image: _Optional[str] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., authorized_imports: _Optional[_Iterable[str]] = ..., python_version: _Optional[str] = ..., create_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., expire_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., warm: bool = ..., labels: _Optional[_Mapping[str, str]] = ...) -> None: ...
 
 class ToolSpec(_message.Message):
     __slots__ = ("name", "description", "parameters", "is_final_answer")
@@ -186,7 +186,7 @@ class ToolSpec(_message.Message):
     description: str
     parameters: _containers.RepeatedScalarFieldContainer[str]
     is_final_answer: bool
-    def __init__(self, name: _Optional[str] = ..., description: _Optional[str] = ..., parameters: _Optional[_Iterable[str]] = ..., is_final_answer: _Optional[bool] = ...) -> None: ...
+    def __init__(self, name: _Optional[str] = ..., description: _Optional[str] = ..., parameters: _Optional[_Iterable[str]] = ..., is_final_answer: bool = ...) -> None: ...
 
 class QueuedEvent(_message.Message):
     __slots__ = ("ahead",)
@@ -304,7 +304,7 @@ class FileInfo(_message.Message):
     size_bytes: int
     is_directory: bool
     modify_time: _timestamp_pb2.Timestamp
-    def __init__(self, path: _Optional[str] = ..., size_bytes: _Optional[int] = ..., is_directory: _Optional[bool] = ..., modify_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
+    def __init__(self, path: _Optional[str] = ..., size_bytes: _Optional[int] = ..., is_directory: bool = ..., modify_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
 
 class Policy(_message.Message):
     __slots__ = ("name", "default_limits", "max_limits", "default_imports", "allowed_imports", "images", "backend", "tool_placements", "network")

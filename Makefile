@@ -1,0 +1,119 @@
+# Everything one does with this project. `make help` lists it; each target does its own set-up.
+#
+#   PYTHON=python3.12 make setup    makes ./.venv with another interpreter (the newest from 3.11 to 3.13 otherwise)
+#   make test ARGS='-k pool -x'     hands ARGS to pytest
+
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+
+BACKEND ?= local
+ARGS ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.set-up
+
+# The oldest generator whose output is right: what it writes works with its own version of grpcio and every later one.
+# It lives apart, since it holds protobuf at an older major than the daemon's environment.
+PROTOC_TOOLS := grpcio-tools==1.76.0
+PROTOC_VENV := .cache/protoc
+PROTOC_STAMP := $(PROTOC_VENV)/.$(PROTOC_TOOLS)
+PROTOS := $(wildcard proto/executor_api/v1/*.proto)
+
+.PHONY: help
+help:  ## This list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Set-up
+
+.PHONY: setup
+setup: $(STAMP)  ## Make ./.venv with all that is needed (done by the other targets when it is due)
+
+$(STAMP): pyproject.toml tools/setup.sh
+	@tools/setup.sh
+	@touch $@
+
+$(PROTOC_STAMP): | $(STAMP)
+	@rm -rf $(PROTOC_VENV)
+	@$(BIN)/python -m venv $(PROTOC_VENV)
+	@$(PROTOC_VENV)/bin/python -m pip install --quiet --disable-pip-version-check $(PROTOC_TOOLS)
+	@touch $@
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Use
+
+.PHONY: demo
+demo: $(STAMP)  ## Run a CodeAgent in a sandbox, start to end (BACKEND=local)
+	@$(BIN)/python examples/demo.py --backend $(BACKEND)
+
+.PHONY: serve
+serve: $(STAMP)  ## Run the daemon in the foreground (BACKEND=local)
+	@$(BIN)/executor-server serve --backend $(BACKEND) $(ARGS)
+
+.PHONY: bench
+bench: $(STAMP)  ## Measure, beside the references, in one run
+	@$(BIN)/python -m benchmarks $(ARGS)
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Prove
+
+.PHONY: test
+test: $(STAMP)  ## Run every test
+	@$(BIN)/python -m pytest $(ARGS)
+
+.PHONY: unit
+unit: $(STAMP)  ## Run the unit tests
+	@$(BIN)/python -m pytest tests/unit $(ARGS)
+
+.PHONY: check
+check: check-format lint types imports check-proto  ## Check format, lint, types, import contracts and generated stubs
+
+.PHONY: check-format
+check-format: $(STAMP)
+	@$(BIN)/ruff format --check --quiet . || { echo "not formatted; run: make format" >&2; exit 1; }
+
+.PHONY: format
+format: $(STAMP)  ## Format the sources and sort their imports
+	@$(BIN)/ruff check --quiet --select I --fix .
+	@$(BIN)/ruff format .
+
+.PHONY: lint
+lint: $(STAMP)  ## Lint
+	@$(BIN)/ruff check .
+
+.PHONY: types
+types: $(STAMP)  ## Check types
+	@$(BIN)/mypy
+
+.PHONY: imports
+imports: $(STAMP)  ## Check which way imports run
+	@$(BIN)/lint-imports --no-cache
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The wire
+
+# $(call generate,DIR): the stubs of every .proto, into DIR.
+generate = $(PROTOC_VENV)/bin/python -m grpc_tools.protoc -Iproto --python_out=$(1) --pyi_out=$(1) \
+	--grpc_python_out=$(1) $(PROTOS)
+
+.PHONY: proto
+proto: $(PROTOC_STAMP)  ## Regenerate the stubs beside the .proto files
+	@$(call generate,proto)
+
+.PHONY: check-proto
+check-proto: $(STAMP) $(PROTOC_STAMP)  ## Lint the .proto files; fail when the checked-in stubs are not what they give
+	@cd proto && ../$(BIN)/buf lint
+	@fresh=$$(mktemp -d); trap 'rm -rf "$$fresh"' EXIT; \
+	$(call generate,"$$fresh"); \
+	for stub in "$$fresh"/executor_api/v1/*; do \
+		diff -u "proto/$${stub#"$$fresh"/}" "$$stub" || { echo "stale stubs; run: make proto" >&2; exit 1; }; \
+	done
+
+# ---------------------------------------------------------------------------------------------------------------------
+
+.PHONY: clean
+clean:  ## Remove all that was made here, ./.venv included
+	rm -rf $(VENV) .cache build dist demo-output .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

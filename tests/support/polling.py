@@ -1,0 +1,29 @@
+"""The one way for a test to wait for something that tells nobody when it is done."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+T = TypeVar("T")
+
+POLL_TIMEOUT_S = 10.0
+POLL_INTERVAL_S = 0.01
+
+
+def eventually(probe: Callable[[], T], *, timeout_s: float = POLL_TIMEOUT_S) -> T:
+    """The first true value of `probe`; after the timeout, its last value. So: `assert eventually(...)`."""
+    deadline = time.monotonic() + timeout_s
+    while not (value := probe()) and time.monotonic() < deadline:
+        time.sleep(POLL_INTERVAL_S)
+    return value
+
+
+async def eventually_async(probe: Callable[[], T], *, timeout_s: float = POLL_TIMEOUT_S) -> T:
+    """The same, with the event loop running meanwhile."""
+    deadline = time.monotonic() + timeout_s
+    while not (value := probe()) and time.monotonic() < deadline:  # noqa: ASYNC110 - nobody would set an event
+        await asyncio.sleep(POLL_INTERVAL_S)
+    return value

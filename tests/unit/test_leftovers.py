@@ -1,0 +1,45 @@
+"""The check for leftovers finds what it is there to find; all other tests trust it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from tests.support import leftovers
+from tests.support.leftovers import leftovers_since, snapshot
+from tests.support.polling import eventually
+
+
+@pytest.fixture(autouse=True)
+def short_grace(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(leftovers, "GONE_WITHIN_S", 0.05)
+
+
+def test_a_child_that_still_runs_is_found() -> None:
+    before = snapshot(host=False)
+    with subprocess.Popen(["sleep", "60"]) as child:
+        assert any("sleep 60" in line for line in leftovers_since(before))
+        child.kill()
+    assert leftovers_since(before) == []
+
+
+def test_an_orphan_is_found_although_it_left_session_and_parent() -> None:
+    before = snapshot(host=False)
+    program = "import subprocess; print(subprocess.Popen(['sleep', '61'], start_new_session=True, stdout=-3).pid)"
+    orphan = int(subprocess.check_output([sys.executable, "-c", program]))
+    assert any("sleep 61" in line for line in leftovers_since(before))
+    os.kill(orphan, 9)
+    assert eventually(lambda: not Path(f"/proc/{orphan}").exists())  # reaped, though not our child
+    assert leftovers_since(before) == []
+
+
+def test_a_file_in_the_temporary_directory_is_found() -> None:
+    before = snapshot(host=False)
+    with tempfile.NamedTemporaryFile() as file:
+        assert leftovers_since(before) == [f"in the temporary directory: {Path(file.name).name}"]
+    assert leftovers_since(before) == []

@@ -1,0 +1,110 @@
+"""The client of a remote-executor daemon: runs Python for code agents in sandboxes elsewhere.
+
+    from executor_client import ExecutorClient
+
+    with ExecutorClient() as client, client.create_session() as session:
+        result = session.execute("1 + 1")
+        assert result.output == 2
+
+`AsyncExecutorClient` is the same on an event loop. Importing this package imports neither the server nor smolagents,
+nor any image or pickling library.
+"""
+
+from __future__ import annotations
+
+from executor_api.values import DecodeError, EncodeError, EnumValue, OpaqueValue, Record, ValueLimits
+from executor_client._endpoint import TlsConfig
+from executor_client._tools import Tool
+from executor_client.aio import AsyncExecutorClient
+from executor_client.aio_session import AsyncSession
+from executor_client.client import ExecutorClient
+from executor_client.errors import (
+    AuthenticationError,
+    CallTimeoutError,
+    ConfigurationError,
+    ConnectionLost,
+    DaemonError,
+    ExecutionFailed,
+    ExecutorClientError,
+    InvalidRequest,
+    NotFoundError,
+    PolicyViolationError,
+    PreconditionError,
+    ProtocolError,
+    ReentrantExecution,
+    ResourceExhaustedError,
+    UnavailableError,
+    Violation,
+)
+from executor_client.events import (
+    ExecutionEvent,
+    ImageEvent,
+    LogEvent,
+    OutputCutEvent,
+    QueuedEvent,
+    ToolCallEvent,
+)
+from executor_client.results import (
+    ErrorDetail,
+    ExecutionResult,
+    FileInfo,
+    FileList,
+    Image,
+    Limits,
+    Outcome,
+    Policy,
+    SessionInfo,
+    SessionState,
+    Usage,
+    VariablesState,
+)
+from executor_client.session import Session
+
+__all__ = [
+    "AsyncExecutorClient",
+    "AsyncSession",
+    "AuthenticationError",
+    "CallTimeoutError",
+    "ConfigurationError",
+    "ConnectionLost",
+    "DaemonError",
+    "DecodeError",
+    "EncodeError",
+    "EnumValue",
+    "ErrorDetail",
+    "ExecutionEvent",
+    "ExecutionFailed",
+    "ExecutionResult",
+    "ExecutorClient",
+    "ExecutorClientError",
+    "FileInfo",
+    "FileList",
+    "Image",
+    "ImageEvent",
+    "InvalidRequest",
+    "Limits",
+    "LogEvent",
+    "NotFoundError",
+    "OpaqueValue",
+    "Outcome",
+    "OutputCutEvent",
+    "Policy",
+    "PolicyViolationError",
+    "PreconditionError",
+    "ProtocolError",
+    "QueuedEvent",
+    "Record",
+    "ReentrantExecution",
+    "ResourceExhaustedError",
+    "Session",
+    "SessionInfo",
+    "SessionState",
+    "TlsConfig",
+    "Tool",
+    "ToolCallEvent",
+    "UnavailableError",
+    "Usage",
+    "ValueLimits",
+    "VariablesState",
+    "Violation",
+]

@@ -1,0 +1,123 @@
+"""The asyncio client's runner of host tools: each call a task; coroutine functions are awaited, others get a thread."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextvars
+import functools
+import inspect
+from collections.abc import Awaitable, Callable, Mapping
+from types import TracebackType
+from typing import Any, Self
+
+from executor_client import _tools
+from executor_client._assembler import ToolRequest
+from executor_client._execution import Execution
+from executor_client._limits import TOOL_CALLS_WAITING_MAX
+from executor_client._tools import Answer, Tool
+from executor_client.errors import ProtocolError
+
+
+class AioToolPool:
+    """What one session's host tools share: how many run at once, and the threads of those that are no coroutines."""
+
+    def __init__(self, *, max_concurrent_tools: int) -> None:
+        self.room = asyncio.Semaphore(max_concurrent_tools)
+        self._size = max_concurrent_tools
+        self._executor: concurrent.futures.ThreadPoolExecutor | None = None
+
+    async def in_thread(self, function: Callable[[], Any]) -> Any:
+        """Calls a function in a thread, in a copy of this context."""
+        if self._executor is None:
+            self._executor = concurrent.futures.ThreadPoolExecutor(self._size, thread_name_prefix="executor-tool")
+        context = contextvars.copy_context()
+        return await asyncio.get_running_loop().run_in_executor(self._executor, context.run, function)
+
+    def close(self) -> None:
+        """Lets the threads go; a tool that hangs is left to its own."""
+        if self._executor is not None:
+            self._executor.shutdown(wait=False, cancel_futures=True)
+            self._executor = None
+
+
+class AioToolCalls:
+    """Answers the tool calls of one execution; owns their tasks and leaves none behind.
+
+    `failure` is what ends the execution from here; the stream being read is cancelled then, so that its reader looks.
+    """
+
+    def __init__(
+        self,
+        execution: Execution,
+        tools: Mapping[str, Tool],
+        pool: AioToolPool,
+        submit: Callable[[str, str, Answer], Awaitable[None]],
+    ) -> None:
+        self.failure: BaseException | None = None
+        self._execution = execution
+        self._tools = tools
+        self._pool = pool
+        self._submit = submit
+        self._seen: set[str] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._stream: Any = None
+
+    def watch(self, stream: Any) -> None:
+        """Names the stream that is cancelled on a failure."""
+        self._stream = stream
+        if self.failure is not None:
+            stream.cancel()
+
+    def start(self, request: ToolRequest) -> None:
+        """Answers the call in the background; each call once. Raises ProtocolError when too many wait already."""
+        if request.event.call_id in self._seen:
+            return
+        if len(self._tasks) >= TOOL_CALLS_WAITING_MAX:
+            raise ProtocolError(f"more than {TOOL_CALLS_WAITING_MAX} tool calls at once")
+        self._seen.add(request.event.call_id)
+        task = asyncio.create_task(self._answer(request))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _answer(self, request: ToolRequest) -> None:
+        call_id = request.event.call_id
+        try:
+            async with self._pool.room:
+                with _tools.pending(self._execution.session_id):
+                    answer = await self._run(request)
+            if answer.is_final:
+                # Recorded before the answer leaves: the result may be back before its confirmation.
+                self._execution.assembler.final_answers[call_id] = answer.value
+            await self._submit(self._execution.execution_id, call_id, answer)
+        except asyncio.CancelledError:
+            raise
+        except BaseException as error:  # noqa: BLE001 - handed to the task that waits in execute, and raised there
+            self.failure = self.failure or error
+            if self._stream is not None:
+                self._stream.cancel()
+
+    async def _run(self, request: ToolRequest) -> Answer:
+        try:
+            tool = _tools.find(self._tools, request.event.name)
+            args, kwargs = _tools.arguments(request)
+            if inspect.iscoroutinefunction(tool.function):
+                value = await tool.function(*args, **kwargs)
+            else:
+                value = await self._pool.in_thread(functools.partial(tool.function, *args, **kwargs))
+                if inspect.isawaitable(value):
+                    value = await value
+            return _tools.succeeded(tool, value)
+        except Exception as error:  # noqa: BLE001 - the tool's error is the program's to handle
+            return _tools.failed(error)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,41 @@
+"""Payloads that came in pieces: collected under limits, handed out once, checked against their announced size."""
+
+from __future__ import annotations
+
+from executor_api.v1 import types_pb2 as pb
+from executor_client._limits import BLOB_BYTES_MAX, OPEN_BLOBS_MAX, PIECE_BYTES
+from executor_client.errors import ProtocolError
+
+
+class IncomingBlobs:
+    """The blobs of one stream."""
+
+    def __init__(self) -> None:
+        self._pieces: dict[str, list[bytes]] = {}
+        self._bytes = 0
+
+    def add(self, chunk: pb.BlobChunk) -> None:
+        """Keeps a piece. Raises ProtocolError past the limits."""
+        if len(chunk.data) > PIECE_BYTES:
+            raise ProtocolError(f"a piece of a blob has {len(chunk.data)} bytes, allowed are {PIECE_BYTES}")
+        self._bytes += len(chunk.data)
+        if self._bytes > BLOB_BYTES_MAX:
+            raise ProtocolError(f"more than {BLOB_BYTES_MAX} bytes of blobs in one stream")
+        pieces = self._pieces.get(chunk.blob_id)
+        if pieces is None:
+            if len(self._pieces) >= OPEN_BLOBS_MAX:
+                raise ProtocolError(f"more than {OPEN_BLOBS_MAX} blobs at once")
+            pieces = self._pieces[chunk.blob_id] = []
+        pieces.append(chunk.data)
+
+    def take(self, payload: pb.Payload) -> bytes:
+        """The payload's bytes, inline or collected. A blob can be taken once. Raises ProtocolError."""
+        kind = payload.WhichOneof("content")
+        if kind == "inline":
+            return payload.inline
+        if kind != "blob":
+            raise ProtocolError("a payload has no content")
+        data = b"".join(self._pieces.pop(payload.blob.blob_id, ()))
+        if len(data) != payload.blob.size_bytes:
+            raise ProtocolError(f"a blob of {payload.blob.size_bytes} bytes arrived with {len(data)}")
+        return data

@@ -1,0 +1,128 @@
+"""Wire messages into values and back. Past this file there are no wire types but the events' own (`_assembler.py`).
+
+What comes in is checked: an enum value that we do not know is an error, never a guess.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from executor_api.v1 import types_pb2 as pb
+from executor_client.errors import InvalidRequest, ProtocolError
+from executor_client.results import (
+    ErrorDetail,
+    FileInfo,
+    Limits,
+    Outcome,
+    Policy,
+    SessionInfo,
+    SessionState,
+    Usage,
+    VariablesState,
+)
+
+if TYPE_CHECKING:
+    from google.protobuf.timestamp_pb2 import Timestamp
+
+LIMIT_NAMES = tuple(field.name for field in dataclasses.fields(Limits))
+
+OUTCOMES = {pb.Outcome.Value(f"OUTCOME_{each.name}"): each for each in Outcome}
+VARIABLES_STATES = {pb.VariablesState.Value(f"VARIABLES_STATE_{each.name}"): each for each in VariablesState}
+SESSION_STATES = {pb.SessionState.Value(f"SESSION_STATE_{each.name}"): each for each in SessionState}
+OUTPUT_MODES = {
+    "trailing_expression": pb.OUTPUT_MODE_TRAILING_EXPRESSION,
+    "last_statement": pb.OUTPUT_MODE_LAST_STATEMENT,
+}
+
+
+def limits_to_wire(limits: Limits | Mapping[str, float | int] | None) -> pb.Limits | None:
+    """Limits as they are asked for. Raises InvalidRequest for a name or a number that the wire cannot carry."""
+    if limits is None:
+        return None
+    if isinstance(limits, Limits):
+        asked = {name: getattr(limits, name) for name in LIMIT_NAMES}
+    else:
+        unknown = sorted(set(map(str, limits)) - set(LIMIT_NAMES))
+        if unknown:
+            raise InvalidRequest(f"no such limits: {', '.join(unknown)}. There are {', '.join(LIMIT_NAMES)}")
+        asked = dict(limits)
+    wire = pb.Limits()
+    for name, value in asked.items():
+        if value is None:
+            continue
+        try:
+            setattr(wire, name, value)
+        except (TypeError, ValueError, OverflowError) as error:
+            raise InvalidRequest(f"limits.{name} cannot be {value!r}: {error}") from error
+    return wire
+
+
+def limits_from_wire(wire: pb.Limits) -> Limits:
+    return Limits(**{name: getattr(wire, name) for name in LIMIT_NAMES if wire.HasField(name)})
+
+
+def session_from_wire(wire: pb.Session) -> SessionInfo:
+    if wire.state not in SESSION_STATES:
+        raise ProtocolError(f"unknown session state {wire.state}")
+    return SessionInfo(
+        session_id=wire.session_id,
+        state=SESSION_STATES[wire.state],
+        generation=wire.generation,
+        backend=wire.backend,
+        image=wire.image,
+        limits=limits_from_wire(wire.limits),
+        authorized_imports=tuple(wire.authorized_imports),
+        python_version=wire.python_version,
+        create_time=_time(wire.create_time),
+        expire_time=_time(wire.expire_time),
+        warm=wire.warm,
+        labels=dict(wire.labels),
+    )
+
+
+def file_from_wire(wire: pb.FileInfo) -> FileInfo:
+    return FileInfo(wire.path, wire.size_bytes, wire.is_directory, _time(wire.modify_time))
+
+
+def policy_from_wire(wire: pb.Policy) -> Policy:
+    return Policy(
+        name=wire.name,
+        default_limits=limits_from_wire(wire.default_limits),
+        max_limits=limits_from_wire(wire.max_limits),
+        default_imports=tuple(wire.default_imports),
+        allowed_imports=tuple(wire.allowed_imports),
+        images=tuple(wire.images),
+        backend=wire.backend,
+        tool_placements=tuple(wire.tool_placements),
+        network=wire.network,
+    )
+
+
+def outcome_from_wire(wire: int) -> Outcome:
+    if wire not in OUTCOMES:
+        raise ProtocolError(f"unknown outcome {wire}")
+    return OUTCOMES[wire]
+
+
+def variables_state_from_wire(wire: int) -> VariablesState:
+    if wire not in VARIABLES_STATES:
+        raise ProtocolError(f"unknown state of the variables {wire}")
+    return VARIABLES_STATES[wire]
+
+
+def error_from_wire(wire: pb.ErrorDetail) -> ErrorDetail:
+    return ErrorDetail(wire.type, wire.message, wire.traceback, wire.line, wire.statement)
+
+
+def usage_from_wire(wire: pb.Usage) -> Usage:
+    return Usage(wire.operations, wire.wall_time_s, wire.cpu_time_s, wire.peak_memory_bytes, wire.output_bytes)
+
+
+def _time(wire: Timestamp) -> datetime:
+    try:
+        return datetime.fromtimestamp(wire.seconds + wire.nanos / 1e9, UTC)
+    except (OverflowError, OSError, ValueError) as error:
+        raise ProtocolError(f"a time is out of range: {wire.seconds} s") from error

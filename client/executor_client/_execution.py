@@ -1,0 +1,81 @@
+"""One execution as the client sees it: which request comes next, and what to do when a stream ends early. No I/O.
+
+The execution belongs to the daemon. When a stream breaks, it goes on there; so a lost connection is answered by asking
+for the events after the last one we have, until there is a result or `reconnect_timeout_s` is over. Before the first
+event nobody knows whether the request arrived: it is made again, with the same id, which runs nothing twice.
+"""
+
+from __future__ import annotations
+
+import grpc
+
+from executor_api.v1 import executor_service_pb2 as pb
+from executor_client import _status
+from executor_client._assembler import Assembler, EventGap, ToolRequest
+from executor_client._limits import REATTACH_FOR_GAPS_MAX
+from executor_client._retry import Backoff
+from executor_client.errors import ConnectionLost, DaemonError
+from executor_client.events import ExecutionEvent
+
+
+class Execution:
+    """Feed it the messages of whatever stream `opening()` asked for; ask `interrupted()` how to go on when one ends."""
+
+    def __init__(self, request: pb.ExecuteRequest, *, reconnect_timeout_s: float) -> None:
+        self.assembler = Assembler(request.execution_id)
+        # The daemon said that there is no such execution, or won't be: nothing is left to cancel.
+        self.refused = False
+        self._request = request
+        self._reconnect_timeout_s = reconnect_timeout_s
+        self._backoff: Backoff | None = None
+        self._gaps = 0
+
+    @property
+    def session_id(self) -> str:
+        return self._request.session_id
+
+    @property
+    def execution_id(self) -> str:
+        return self._request.execution_id
+
+    def opening(self) -> pb.ExecuteRequest | pb.AttachExecutionRequest:
+        """The request whose stream gives the events that we do not have yet."""
+        return self._request if self.assembler.last_number == 0 else self.attachment()
+
+    def attachment(self) -> pb.AttachExecutionRequest:
+        return pb.AttachExecutionRequest(
+            session_id=self.session_id, execution_id=self.execution_id, after_event=self.assembler.last_number
+        )
+
+    def cancellation(self) -> pb.CancelExecutionRequest:
+        return pb.CancelExecutionRequest(session_id=self.session_id, execution_id=self.execution_id)
+
+    def feed(self, message: pb.ExecuteResponse | pb.AttachExecutionResponse) -> ExecutionEvent | ToolRequest | None:
+        """Takes a message in. Raises ProtocolError; an EventGap can be given to `interrupted`."""
+        fed = self.assembler.feed(message.event)
+        self._backoff = None
+        return fed
+
+    def interrupted(self, cause: grpc.RpcError | EventGap | None, now_s: float) -> float:
+        """A stream ended without the result: how long to wait before the next. None is a stream that just ended.
+
+        Raises what the caller is to be told when there is no use in another.
+        """
+        if isinstance(cause, EventGap):
+            self._gaps += 1
+            if self._gaps > REATTACH_FOR_GAPS_MAX:
+                raise cause
+            return 0.0
+        if cause is not None and not _status.breaks_stream(cause):
+            error = _status.translate(cause)
+            self.refused = not isinstance(error, DaemonError)
+            raise error from cause
+        self._backoff = self._backoff or Backoff(now_s=now_s, timeout_s=self._reconnect_timeout_s)
+        delay_s = self._backoff.delay_s(now_s)
+        if delay_s is None:
+            why = _status.translate(cause).message if cause is not None else "streams end without a result"
+            raise ConnectionLost(
+                f"the daemon was lost in execution {self.execution_id} for {self._reconnect_timeout_s:g} s: {why}",
+                execution_id=self.execution_id,
+            ) from cause
+        return delay_s

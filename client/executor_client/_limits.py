@@ -1,0 +1,44 @@
+"""The client's own limits: how much it accepts from a daemon and how long it tries. Each has a name and a unit."""
+
+from __future__ import annotations
+
+# What may be sent.
+CODE_BYTES_MAX = 1 << 20
+INLINE_BYTES_MAX = 262_144
+"""A packed value above this travels as a blob."""
+INLINE_BYTES_PER_MESSAGE_MAX = 2 << 20
+"""All inline values of one message together stay well below gRPC's 4 MiB."""
+PIECE_BYTES = 262_144
+TOOL_ERROR_CHARS_MAX = 10_000
+
+# What is accepted of one execution. Past any of these the daemon, or what is behind it, is not to be trusted.
+MESSAGES_MAX = 2_000_000
+LOG_CHARS_MAX = 256 << 20
+TOOL_CALLS_WAITING_MAX = 1_000
+OPEN_BLOBS_MAX = 64
+BLOB_BYTES_MAX = 512 << 20
+IMAGES_MAX = 1_000
+IMAGE_PIXELS_MAX = 64_000_000
+"""Of one image."""
+IMAGES_PIXELS_MAX = 192_000_000
+"""Of all images of one execution: decoded they take up to four bytes a pixel."""
+FILE_BYTES_MAX = 1 << 30
+
+# How long, how often.
+CONNECT_TIMEOUT_S = 5.0
+CALL_TIMEOUT_S = 120.0
+RECONNECT_TIMEOUT_S = 60.0
+CLOSE_TIMEOUT_S = 10.0
+CANCEL_GRACE_S = 5.0
+"""How long an interrupted `execute` waits for the end of what it cancelled."""
+TOOLS_GRACE_S = 2.0
+"""How long `close` waits for host tools that still run."""
+CAPACITY_WAIT_S = 30.0
+"""How long `create_session` goes on asking a daemon that is full and says when to ask again."""
+BACKOFF_FIRST_S = 0.02
+BACKOFF_MAX_S = 2.0
+REATTACH_FOR_GAPS_MAX = 1
+MAX_CONCURRENT_TOOLS = 8
+KEEPALIVE_TIME_S = 330
+"""Above the five minutes below which gRPC servers take pings for abuse."""
+KEEPALIVE_TIMEOUT_S = 20

@@ -1,0 +1,163 @@
+"""Requests, made from what callers give. What cannot be carried by the wire is refused here, by name."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TypeVar
+
+from executor_api.v1 import executor_service_pb2 as pb
+from executor_api.v1 import types_pb2
+from executor_api.values import EncodeError
+from executor_client import _convert
+from executor_client._limits import CODE_BYTES_MAX, INLINE_BYTES_MAX, INLINE_BYTES_PER_MESSAGE_MAX, PIECE_BYTES
+from executor_client._tools import Tool
+from executor_client._values import pack
+from executor_client.errors import InvalidRequest
+from executor_client.results import Limits
+
+T = TypeVar("T")
+LimitsLike = Limits | Mapping[str, float | int] | None
+
+
+def create_session(
+    image: str | None,
+    authorized_imports: Iterable[str],
+    limits: LimitsLike,
+    labels: Mapping[str, str] | None,
+    prelude: str,
+) -> pb.CreateSessionRequest:
+    """A request with an id of its own, so that it can be repeated."""
+    if isinstance(authorized_imports, str):
+        raise InvalidRequest("authorized_imports is a list of patterns, not one string")
+    try:
+        return pb.CreateSessionRequest(
+            request_id=uuid.uuid4().hex,
+            image=image or "",
+            authorized_imports=list(authorized_imports),
+            limits=_convert.limits_to_wire(limits),
+            labels=dict(labels or {}),
+            prelude=prelude,
+        )
+    except (TypeError, ValueError) as error:
+        raise InvalidRequest(f"the session cannot be asked for like this: {error}") from error
+
+
+def execute(
+    session_id: str, code: str, execution_id: str | None, output_mode: str, limits: LimitsLike
+) -> pb.ExecuteRequest:
+    if output_mode not in _convert.OUTPUT_MODES:
+        raise InvalidRequest(f"output_mode is one of {', '.join(_convert.OUTPUT_MODES)}, not {output_mode!r}")
+    try:
+        code_bytes = len(code.encode())
+    except UnicodeEncodeError as error:
+        raise InvalidRequest(f"the code is not UTF-8 text: {error.reason} at {error.start}") from error
+    if code_bytes > CODE_BYTES_MAX:
+        # Larger ones could not even reach the daemon, whose messages are limited.
+        raise InvalidRequest(f"the code has {code_bytes} bytes, allowed are {CODE_BYTES_MAX}")
+    return pb.ExecuteRequest(
+        session_id=session_id,
+        execution_id=uuid.uuid4().hex if execution_id is None else execution_id,
+        code=code,
+        output_mode=_convert.OUTPUT_MODES[output_mode],
+        limits=_convert.limits_to_wire(limits),
+    )
+
+
+def register_tools(session_id: str, tools: Mapping[str, Tool]) -> pb.RegisterToolsRequest:
+    request = pb.RegisterToolsRequest(session_id=session_id)
+    for name, tool in tools.items():
+        try:
+            request.tools.add(
+                name=name,
+                description=tool.description,
+                parameters=tool.parameters,
+                is_final_answer=tool.is_final_answer,
+            )
+        except (TypeError, ValueError) as error:
+            raise InvalidRequest(f"the tool {name!r} cannot be registered: {error}") from error
+    return request
+
+
+def pack_variables(variables: Mapping[str, object]) -> dict[str, bytes]:
+    """All of them packed. Raises InvalidRequest with the name of the one that cannot be sent."""
+    packed = {}
+    for name, value in variables.items():
+        if not str(name).isidentifier():
+            raise InvalidRequest(f"{name!r} is no name for a variable")
+        try:
+            packed[name] = pack(value)
+        except EncodeError as error:
+            raise InvalidRequest(f"the variable {name!r} cannot be sent: {error}", reason="VALUE_REFUSED") from error
+    return packed
+
+
+def variable_names(names: Iterable[str] | None) -> list[str] | None:
+    if names is None:
+        return None
+    if isinstance(names, str):
+        raise InvalidRequest("names is a list of names, not one string")
+    asked = list(names)
+    for name in asked:
+        if not str(name).isidentifier():
+            raise InvalidRequest(f"{name!r} is no name of a variable")
+    return asked
+
+
+class InlineBudget:
+    """Decides which of one message's values go inline and which by blob, so that the message stays small."""
+
+    def __init__(self) -> None:
+        self._left_bytes = INLINE_BYTES_PER_MESSAGE_MAX
+
+    def takes(self, packed: bytes) -> bool:
+        if len(packed) > min(INLINE_BYTES_MAX, self._left_bytes):
+            return False
+        self._left_bytes -= len(packed)
+        return True
+
+
+def inline(packed: bytes) -> types_pb2.Payload:
+    return types_pb2.Payload(inline=packed)
+
+
+def by_blob(blob_id: str, packed: bytes) -> types_pb2.Payload:
+    return types_pb2.Payload(blob=types_pb2.BlobRef(blob_id=blob_id, size_bytes=len(packed)))
+
+
+def blob_upload(session_id: str, data: bytes) -> Iterator[pb.UploadBlobRequest]:
+    yield pb.UploadBlobRequest(header=pb.UploadBlobHeader(session_id=session_id, size_bytes=len(data)))
+    for piece in _pieces(data):
+        yield pb.UploadBlobRequest(data=piece)
+
+
+def put_file(session_id: str, path: str, data: bytes) -> Iterator[pb.PutFileRequest]:
+    header = _with_path(pb.PutFileHeader, session_id, path, size_bytes=len(data))
+    return _put_file_messages(header, data)
+
+
+def get_file(session_id: str, path: str) -> pb.GetFileRequest:
+    return _with_path(pb.GetFileRequest, session_id, path)
+
+
+def list_files(session_id: str, path: str) -> pb.ListFilesRequest:
+    return _with_path(pb.ListFilesRequest, session_id, path)
+
+
+def _with_path(make: Callable[..., T], session_id: str, path: str, **fields: object) -> T:
+    try:
+        return make(session_id=session_id, path=path, **fields)
+    except (TypeError, ValueError) as error:
+        raise InvalidRequest(f"the path {path!r} cannot be sent: {error}", reason="PATH_REFUSED") from error
+
+
+def _put_file_messages(header: pb.PutFileHeader, data: bytes) -> Iterator[pb.PutFileRequest]:
+    yield pb.PutFileRequest(header=header)
+    for piece in _pieces(data):
+        yield pb.PutFileRequest(data=piece)
+
+
+def _pieces(data: bytes) -> Iterator[bytes]:
+    view = memoryview(data)
+    for start in range(0, len(view), PIECE_BYTES):
+        yield bytes(view[start : start + PIECE_BYTES])

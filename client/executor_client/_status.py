@@ -1,0 +1,144 @@
+"""The one place where a gRPC status becomes an error of ours.
+
+A status of the daemon's own carries google.rpc.ErrorInfo with our domain; one without it was made by gRPC on the way
+(a reset connection, a message too large), and says nothing of what the daemon did.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import grpc
+from google.protobuf.message import DecodeError, Message
+from google.rpc import error_details_pb2, status_pb2
+
+from executor_client.errors import (
+    AuthenticationError,
+    CallTimeoutError,
+    DaemonError,
+    ExecutorClientError,
+    InvalidRequest,
+    NotFoundError,
+    PolicyViolationError,
+    PreconditionError,
+    ResourceExhaustedError,
+    UnavailableError,
+    Violation,
+)
+
+DOMAIN = "remote-executor"
+STATUS_DETAILS_KEY = "grpc-status-details-bin"
+DETAILS_MAX = 16
+VIOLATIONS_MAX = 256
+MESSAGE_CHARS_MAX = 20_000
+
+
+@dataclass(frozen=True)
+class Details:
+    """What a status says besides its code."""
+
+    message: str
+    reason: str = ""
+    incident_id: str = ""
+    retry_after_s: float | None = None
+    violations: tuple[Violation, ...] = ()
+
+
+def translate(error: grpc.RpcError) -> ExecutorClientError:
+    """Turns a gRPC error into ours. Never raises, whatever the daemon sent."""
+    # Both the sync and the asyncio errors answer code(), details() and trailing_metadata(); their base class doesn't.
+    code: grpc.StatusCode = error.code()
+    details = _details(error.details() or "", error.trailing_metadata() or ())
+    return _MAKERS.get(code, _daemon_error)(details)
+
+
+def is_transport_failure(error: ExecutorClientError) -> bool:
+    """Whether trying a repeatable call again may help: nobody was there, or the daemon is about to restart."""
+    return isinstance(error, UnavailableError) and error.reason in ("", "DRAINING")
+
+
+def breaks_stream(error: grpc.RpcError) -> bool:
+    """Whether a stream ended by gRPC's doing, so that the execution may go on without us.
+
+    A reset stream shows as CANCELLED, INTERNAL or UNKNOWN too, but then without the daemon's ErrorInfo.
+    """
+    if error.code() not in _STREAM_BREAKS:
+        return False
+    return _details("", error.trailing_metadata() or ()).reason in ("", "DRAINING")
+
+
+_STREAM_BREAKS = frozenset(
+    {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED, grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN}
+)
+
+
+def _details(message: str, metadata: object) -> Details:
+    status = _status(metadata)
+    if status is None:
+        return Details(message[:MESSAGE_CHARS_MAX])
+    reason = incident_id = ""
+    retry_after_s: float | None = None
+    violations: tuple[Violation, ...] = ()
+    for detail in status.details[:DETAILS_MAX]:
+        info = error_details_pb2.ErrorInfo()
+        retry = error_details_pb2.RetryInfo()
+        bad_request = error_details_pb2.BadRequest()
+        if _unpack(detail, info) and info.domain == DOMAIN:
+            reason, incident_id = info.reason, info.metadata.get("incident_id", "")
+        elif _unpack(detail, retry):
+            retry_after_s = max(0.0, retry.retry_delay.seconds + retry.retry_delay.nanos / 1e9)
+        elif _unpack(detail, bad_request):
+            violations = tuple(
+                Violation(each.field, each.description) for each in bad_request.field_violations[:VIOLATIONS_MAX]
+            )
+    return Details(message[:MESSAGE_CHARS_MAX], reason, incident_id, retry_after_s, violations)
+
+
+def _status(metadata: object) -> status_pb2.Status | None:
+    for key, value in metadata:  # type: ignore[attr-defined]  # a sequence of pairs in both gRPC APIs
+        if key == STATUS_DETAILS_KEY:
+            try:
+                return status_pb2.Status.FromString(value)
+            except DecodeError:
+                return None
+    return None
+
+
+def _unpack(detail: object, into: Message) -> bool:
+    try:
+        return bool(detail.Unpack(into))  # type: ignore[attr-defined]  # google.protobuf.Any
+    except DecodeError:
+        return False
+
+
+def _daemon_error(details: Details) -> ExecutorClientError:
+    where = f" (incident {details.incident_id})" if details.incident_id else ""
+    return DaemonError(
+        f"the daemon failed{where}: {details.message}", reason=details.reason, incident_id=details.incident_id
+    )
+
+
+def _simple(make: type[ExecutorClientError]) -> Callable[[Details], ExecutorClientError]:
+    return lambda details: make(details.message, reason=details.reason)
+
+
+_MAKERS: dict[grpc.StatusCode, Callable[[Details], ExecutorClientError]] = {
+    grpc.StatusCode.INVALID_ARGUMENT: _simple(InvalidRequest),
+    grpc.StatusCode.OUT_OF_RANGE: _simple(InvalidRequest),
+    grpc.StatusCode.PERMISSION_DENIED: lambda details: PolicyViolationError(
+        details.message, reason=details.reason, violations=details.violations
+    ),
+    grpc.StatusCode.UNAUTHENTICATED: _simple(AuthenticationError),
+    grpc.StatusCode.NOT_FOUND: _simple(NotFoundError),
+    grpc.StatusCode.FAILED_PRECONDITION: _simple(PreconditionError),
+    grpc.StatusCode.RESOURCE_EXHAUSTED: lambda details: ResourceExhaustedError(
+        details.message, reason=details.reason, retry_after_s=details.retry_after_s
+    ),
+    grpc.StatusCode.UNAVAILABLE: _simple(UnavailableError),
+    grpc.StatusCode.CANCELLED: _simple(UnavailableError),
+    grpc.StatusCode.DEADLINE_EXCEEDED: _simple(CallTimeoutError),
+    grpc.StatusCode.UNIMPLEMENTED: lambda details: DaemonError(
+        "what answers at this address is no executor daemon, or one of another version", reason=details.reason
+    ),
+}

@@ -1,0 +1,48 @@
+"""Python values on their way to and from the sandbox.
+
+Out: by the closed codec; what it has no exact form for is cloudpickled, for the sandbox alone to load. In: by the
+closed codec only. Nothing that came from a sandbox is ever unpickled, whatever it says of itself.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from executor_api.values import DecodeError, EncodeError, OpaqueValue, decode, encode
+
+UNDECODABLE = "undecodable value"
+
+
+def pack(value: object) -> bytes:
+    """Encodes a value for the sandbox. Raises EncodeError, which says what cannot be sent and why."""
+    return encode(value, fallback=_pickled_for_sandbox)
+
+
+def unpack(packed: bytes) -> Any:
+    """Decodes a value from the sandbox. Raises DecodeError and nothing else."""
+    return decode(packed)
+
+
+def unpack_or_opaque(packed: bytes) -> Any:
+    """Decodes a value from the sandbox; one that breaks the codec's rules becomes an OpaqueValue that says so.
+
+    So a program cannot hide how it ended, or what else it gave, behind a broken value.
+    """
+    try:
+        return unpack(packed)
+    except DecodeError as error:
+        return OpaqueValue(UNDECODABLE, f"<{error}>")
+
+
+def _pickled_for_sandbox(value: object) -> bytes:
+    # Imported on first need: most programs send plain data, and the import costs more than an execution.
+    import cloudpickle
+
+    try:
+        pickled = cloudpickle.dumps(value)
+    except Exception as error:
+        # A value's own __reduce__ may raise anything.
+        raise EncodeError(f"a {type(value).__name__} cannot be sent: {type(error).__name__}: {error}") from error
+    # Pickles of functions and classes hold bytecode: the sandbox refuses them, by this prefix, on another Python.
+    return b"cp%d.%d\0" % sys.version_info[:2] + pickled

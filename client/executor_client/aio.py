@@ -1,0 +1,88 @@
+"""The asyncio client; `client.py` on the event loop, promise by promise."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from types import TracebackType
+from typing import Self
+
+from executor_api.v1 import executor_service_pb2 as pb
+from executor_client import _convert, _endpoint, _requests
+from executor_client._aio_transport import AioTransport
+from executor_client._endpoint import TlsConfig
+from executor_client._limits import CALL_TIMEOUT_S, CONNECT_TIMEOUT_S, MAX_CONCURRENT_TOOLS, RECONNECT_TIMEOUT_S
+from executor_client._requests import LimitsLike
+from executor_client.aio_session import AsyncSession
+from executor_client.results import Policy, SessionInfo
+
+
+class AsyncExecutorClient:
+    """`ExecutorClient` for asyncio: the same arguments, defaults and errors. To be made where an event loop runs."""
+
+    def __init__(
+        self,
+        address: str | None = None,
+        *,
+        token: str | None = None,
+        tls: TlsConfig | bool | None = None,
+        connect_timeout_s: float = CONNECT_TIMEOUT_S,
+        call_timeout_s: float = CALL_TIMEOUT_S,
+        reconnect_timeout_s: float = RECONNECT_TIMEOUT_S,
+        max_concurrent_tools: int = MAX_CONCURRENT_TOOLS,
+    ) -> None:
+        self._transport = AioTransport(
+            _endpoint.resolve(address, token, tls),
+            connect_timeout_s=connect_timeout_s,
+            call_timeout_s=call_timeout_s,
+            reconnect_timeout_s=reconnect_timeout_s,
+        )
+        self._max_concurrent_tools = max_concurrent_tools
+
+    @property
+    def address(self) -> str:
+        return self._transport.endpoint.address
+
+    async def create_session(
+        self,
+        image: str | None = None,
+        authorized_imports: Iterable[str] = (),
+        limits: LimitsLike = None,
+        labels: Mapping[str, str] | None = None,
+        prelude: str = "",
+    ) -> AsyncSession:
+        """Makes a session. Raises PolicyViolationError when more is asked for than the policy grants."""
+        request = _requests.create_session(image, authorized_imports, limits, labels, prelude)
+        stub = self._transport.stub
+        response = await self._transport.when_there_is_room(lambda: self._transport.once(stub.CreateSession, request))
+        return self._session(_convert.session_from_wire(response.session))
+
+    async def get_session(self, session_id: str) -> AsyncSession:
+        """A session made earlier, perhaps by another process. Host tools must be registered anew."""
+        request = pb.GetSessionRequest(session_id=session_id)
+        response = await self._transport.call(self._transport.stub.GetSession, request)
+        return self._session(_convert.session_from_wire(response.session))
+
+    async def list_sessions(self) -> list[SessionInfo]:
+        """The caller's own sessions."""
+        response = await self._transport.call(self._transport.stub.ListSessions, pb.ListSessionsRequest())
+        return [_convert.session_from_wire(each) for each in response.sessions]
+
+    async def get_policy(self) -> Policy:
+        """What may be asked for."""
+        response = await self._transport.call(self._transport.stub.GetPolicy, pb.GetPolicyRequest())
+        return _convert.policy_from_wire(response.policy)
+
+    async def close(self) -> None:
+        """Closes the connection. Sessions go on until they expire."""
+        await self._transport.close()
+
+    def _session(self, info: SessionInfo) -> AsyncSession:
+        return AsyncSession(self._transport, info, max_concurrent_tools=self._max_concurrent_tools)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.close()

@@ -1,0 +1,319 @@
+"""A session of the asyncio client; `session.py` on the event loop, promise by promise."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import inspect
+import time
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from types import TracebackType
+from typing import Any, Literal, Self
+
+import grpc
+
+from executor_api.v1 import executor_service_pb2 as pb
+from executor_api.v1 import types_pb2
+from executor_client import _convert, _requests, _tools
+from executor_client._aio_tool_calls import AioToolCalls, AioToolPool
+from executor_client._aio_transport import AioTransport
+from executor_client._assembler import EventGap, ToolRequest
+from executor_client._blobs import IncomingBlobs
+from executor_client._execution import Execution
+from executor_client._files import FileReader
+from executor_client._limits import CANCEL_GRACE_S, CLOSE_TIMEOUT_S
+from executor_client._requests import InlineBudget, LimitsLike
+from executor_client._tools import Answer, Tool
+from executor_client._values import unpack_or_opaque
+from executor_client.errors import (
+    ConnectionLost,
+    ExecutorClientError,
+    NotFoundError,
+    PreconditionError,
+    ProtocolError,
+    UnavailableError,
+)
+from executor_client.events import ExecutionEvent
+from executor_client.results import ExecutionResult, FileInfo, FileList, Limits, SessionInfo
+
+OnEvent = Callable[[ExecutionEvent], Awaitable[None] | None]
+
+
+class AsyncSession:
+    """`Session` for asyncio. Host tools may be coroutine functions; others run in threads.
+
+    A task that is cancelled in `execute` cancels the execution first.
+    """
+
+    def __init__(self, transport: AioTransport, info: SessionInfo, *, max_concurrent_tools: int) -> None:
+        self._transport = transport
+        self._info = info
+        self._generation = info.generation
+        self._tools: dict[str, Tool] = {}
+        self._tool_pool = AioToolPool(max_concurrent_tools=max_concurrent_tools)
+        self._running: set[str] = set()
+        self._close_lock = asyncio.Lock()
+        self._closed = False
+
+    # -----------------------------------------------------------------------------------------------------------------
+    # What it is
+
+    @property
+    def session_id(self) -> str:
+        return self._info.session_id
+
+    @property
+    def info(self) -> SessionInfo:
+        """The session as the daemon last described it; `refresh` asks again."""
+        return self._info
+
+    @property
+    def generation(self) -> int:
+        """The interpreter's number, as of the last execution or description: it rises when variables were lost."""
+        return self._generation
+
+    @property
+    def limits(self) -> Limits:
+        return self._info.limits
+
+    async def refresh(self) -> SessionInfo:
+        """Asks the daemon how the session is."""
+        request = pb.GetSessionRequest(session_id=self.session_id)
+        return self._described((await self._transport.call(self._transport.stub.GetSession, request)).session)
+
+    async def keep_alive(self) -> SessionInfo:
+        """Puts off the session's idle end."""
+        request = pb.KeepAliveRequest(session_id=self.session_id)
+        return self._described((await self._transport.call(self._transport.stub.KeepAlive, request)).session)
+
+    def _described(self, wire: types_pb2.Session) -> SessionInfo:
+        self._info = _convert.session_from_wire(wire)
+        self._generation = self._info.generation
+        return self._info
+
+    # -----------------------------------------------------------------------------------------------------------------
+    # Executions
+
+    async def execute(
+        self,
+        code: str,
+        *,
+        execution_id: str | None = None,
+        on_event: OnEvent | None = None,
+        limits: LimitsLike = None,
+        output_mode: Literal["trailing_expression", "last_statement"] = "trailing_expression",
+    ) -> ExecutionResult:
+        """Runs code and returns how it ended; see `Session.execute`. `on_event` may be a coroutine function."""
+        _tools.refuse_reentrance(self.session_id, "execute")
+        request = _requests.execute(self.session_id, code, execution_id, output_mode, limits)
+        execution = Execution(request, reconnect_timeout_s=self._transport.reconnect_timeout_s)
+        self._running.add(execution.execution_id)
+        try:
+            async with AioToolCalls(execution, dict(self._tools), self._tool_pool, self._answer) as calls:
+                result = await self._drive(execution, calls, on_event)
+        except BaseException as error:
+            if not (execution.refused or isinstance(error, ConnectionLost)):
+                await self._abandon(execution)
+            raise
+        finally:
+            self._running.discard(execution.execution_id)
+        self._generation = result.generation
+        return result
+
+    async def _drive(self, execution: Execution, calls: AioToolCalls, on_event: OnEvent | None) -> ExecutionResult:
+        while True:
+            stream = self._transport.open(execution.opening())
+            calls.watch(stream)
+            cause: grpc.RpcError | EventGap | None = None
+            try:
+                async for message in stream:
+                    fed = execution.feed(message)
+                    if execution.assembler.result is not None:
+                        return execution.assembler.result
+                    if isinstance(fed, ToolRequest):
+                        calls.start(fed)
+                        fed = fed.event
+                    if fed is not None and on_event is not None:
+                        told = on_event(fed)
+                        if inspect.isawaitable(told):
+                            await told
+            except (grpc.RpcError, EventGap) as error:
+                cause = error
+            except asyncio.CancelledError:
+                # grpc.aio raises this in the reader of a stream that was cancelled, too. That was `calls`, if anybody.
+                if calls.failure is None or _cancelling():
+                    raise
+            finally:
+                # Also after the result: nothing that comes then is of interest, and waiting for the end costs time.
+                stream.cancel()
+            if calls.failure is not None:
+                raise calls.failure
+            await asyncio.sleep(execution.interrupted(cause, time.monotonic()))
+
+    async def _abandon(self, execution: Execution) -> None:
+        """Cancels an execution that nobody waits for any more. Its own failure is left out: a cause is on its way."""
+        with contextlib.suppress(ExecutorClientError):
+            await self._transport.once(self._transport.stub.CancelExecution, execution.cancellation(), CANCEL_GRACE_S)
+
+    async def cancel(self, execution_id: str | None = None) -> None:
+        """Asks an execution to end, by default every one that this object is running. Does not wait for the end."""
+        for each in [execution_id] if execution_id is not None else list(self._running):
+            request = pb.CancelExecutionRequest(session_id=self.session_id, execution_id=each)
+            try:
+                await self._transport.call(self._transport.stub.CancelExecution, request)
+            except NotFoundError:
+                # One of ours that has not reached the daemon yet, or has ended and is forgotten.
+                if execution_id is not None:
+                    raise
+
+    # -----------------------------------------------------------------------------------------------------------------
+    # Host tools
+
+    async def register_tools(self, tools: Mapping[str, Callable[..., Any] | Tool]) -> None:
+        """Replaces the session's host tools. They run in this process while `execute` waits."""
+        _tools.refuse_reentrance(self.session_id, "register_tools")
+        made = _tools.as_tools(tools, allow_coroutines=True)
+        request = _requests.register_tools(self.session_id, made)
+        await self._transport.call(self._transport.stub.RegisterTools, request)
+        self._tools = made
+
+    async def _answer(self, execution_id: str, call_id: str, answer: Answer) -> None:
+        try:
+            await self._submit(execution_id, call_id, answer)
+        except (PreconditionError, NotFoundError) as error:
+            # The execution is over, or an earlier attempt arrived: the stream tells what became of it.
+            if error.reason == "TOOL_CALL_NOT_FOUND":
+                raise
+        except ExecutorClientError as error:
+            if answer.error is not None or isinstance(error, UnavailableError):
+                raise
+            # The daemon does not take the value. The program is told so, else it would wait until its time is up.
+            refusal = _tools.ToolRefusal("RuntimeError", f"the tool's result was refused: {error}")
+            await self._answer(execution_id, call_id, _tools.failed(refusal))
+
+    async def _submit(self, execution_id: str, call_id: str, answer: Answer) -> None:
+        async def attempt() -> None:
+            request = pb.SubmitToolResultRequest(
+                session_id=self.session_id, execution_id=execution_id, call_id=call_id, error=answer.error
+            )
+            if answer.packed is not None:
+                request.value.packed.CopyFrom(await self._payload(answer.packed, InlineBudget()))
+            await self._transport.once(self._transport.stub.SubmitToolResult, request)
+
+        await self._transport.repeat(attempt)
+
+    # -----------------------------------------------------------------------------------------------------------------
+    # Variables
+
+    async def set_variables(self, variables: Mapping[str, object]) -> None:
+        """Sets variables of the interpreter, all or none; see `Session.set_variables`."""
+        _tools.refuse_reentrance(self.session_id, "set_variables")
+        packed = _requests.pack_variables(variables)
+
+        async def attempt() -> None:
+            budget = InlineBudget()
+            request = pb.SetVariablesRequest(session_id=self.session_id)
+            for name, each in packed.items():
+                request.variables.add(name=name).value.packed.CopyFrom(await self._payload(each, budget))
+            await self._transport.once(self._transport.stub.SetVariables, request)
+
+        if packed:
+            await self._transport.repeat(attempt)
+
+    async def get_variables(self, names: Iterable[str] | None = None) -> dict[str, Any]:
+        """Reads variables; those that do not exist are left out. Without names: all that are not code or private."""
+        _tools.refuse_reentrance(self.session_id, "get_variables")
+        asked = _requests.variable_names(names)
+        if asked is not None and not asked:
+            return {}
+        request = pb.GetVariablesRequest(session_id=self.session_id, names=asked or ())
+
+        async def attempt() -> dict[str, Any]:
+            blobs = IncomingBlobs()
+            messages = self._transport.read(self._transport.stub.GetVariables, request)
+            async with contextlib.aclosing(messages):
+                async for message in messages:
+                    if message.HasField("variables"):
+                        variables = message.variables.variables
+                        return {each.name: unpack_or_opaque(blobs.take(each.value.packed)) for each in variables}
+                    blobs.add(message.blob_chunk)
+            raise ProtocolError("the daemon sent no variables")
+
+        return await self._transport.repeat(attempt)
+
+    async def _payload(self, packed: bytes, budget: InlineBudget) -> types_pb2.Payload:
+        if budget.takes(packed):
+            return _requests.inline(packed)
+        upload = _requests.blob_upload(self.session_id, packed)
+        response = await self._transport.once(self._transport.stub.UploadBlob, upload)
+        return _requests.by_blob(response.blob_id, packed)
+
+    # -----------------------------------------------------------------------------------------------------------------
+    # Files of the workspace
+
+    async def put_file(self, path: str, data: bytes | bytearray | memoryview) -> FileInfo:
+        """Writes a file of the workspace, whole or not at all. The path is relative to the workspace."""
+        content = bytes(data)
+
+        async def attempt() -> FileInfo:
+            messages = _requests.put_file(self.session_id, path, content)
+            return _convert.file_from_wire((await self._transport.once(self._transport.stub.PutFile, messages)).file)
+
+        return await self._transport.repeat(attempt)
+
+    async def get_file(self, path: str) -> bytes:
+        """Reads a file of the workspace."""
+        request = _requests.get_file(self.session_id, path)
+
+        async def attempt() -> bytes:
+            reader = FileReader()
+            messages = self._transport.read(self._transport.stub.GetFile, request)
+            async with contextlib.aclosing(messages):
+                async for message in messages:
+                    reader.feed(message)
+            return reader.content()
+
+        return await self._transport.repeat(attempt)
+
+    async def list_files(self, path: str = "") -> FileList:
+        """Lists a directory of the workspace, and what is below it."""
+        request = _requests.list_files(self.session_id, path)
+        response = await self._transport.call(self._transport.stub.ListFiles, request)
+        return FileList(tuple(map(_convert.file_from_wire, response.files)), response.truncated)
+
+    # -----------------------------------------------------------------------------------------------------------------
+    # The end
+
+    async def close(self) -> None:
+        """Deletes the session and its sandbox. Repeating it, or closing one that has ended, does nothing."""
+        async with self._close_lock:
+            if self._closed:
+                return
+            request = pb.DeleteSessionRequest(session_id=self.session_id)
+            with contextlib.suppress(NotFoundError):
+                await self._transport.repeat(
+                    lambda: self._transport.once(self._transport.stub.DeleteSession, request), within_s=CLOSE_TIMEOUT_S
+                )
+            self._closed = True
+        self._tool_pool.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        try:
+            await self.close()
+        except UnavailableError:
+            # An error that is on its way out already says more; the daemon ends idle sessions by itself.
+            if exc is None:
+                raise
+
+    def __repr__(self) -> str:
+        return f"<AsyncSession {self.session_id} generation {self._generation}>"
+
+
+def _cancelling() -> bool:
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0

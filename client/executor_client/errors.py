@@ -1,0 +1,109 @@
+"""What can go wrong, as one tree: everything that the client raises on its own behalf is an `ExecutorClientError`.
+
+A program that fails is not here: that is an `ExecutionResult` with its outcome (and `ExecutionFailed` for those who ask
+for an exception). gRPC's own errors never leave this package; `_status.py` turns them into these, by table.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from executor_client.results import ExecutionResult
+
+
+class ExecutorClientError(Exception):
+    """Base of all. `reason` is the daemon's word from its closed list (docs/protocol.md), or empty when we say it."""
+
+    def __init__(self, message: str, *, reason: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.reason = reason
+
+
+class ConfigurationError(ExecutorClientError):
+    """The client cannot start: an address, token or TLS setting is missing or unsafe. The message says what to set."""
+
+
+class InvalidRequest(ExecutorClientError):
+    """What was asked has a wrong form; the message names the field. Asking again unchanged won't help."""
+
+
+@dataclass(frozen=True)
+class Violation:
+    """One thing that was asked for and that the policy does not grant."""
+
+    field: str
+    description: str
+
+
+class PolicyViolationError(ExecutorClientError):
+    """More was asked for than the policy grants. Every violation is listed; `get_policy()` tells what is allowed."""
+
+    def __init__(self, message: str, *, reason: str = "", violations: tuple[Violation, ...] = ()) -> None:
+        super().__init__(message, reason=reason)
+        self.violations = violations
+
+
+class AuthenticationError(ExecutorClientError):
+    """The daemon does not accept the token."""
+
+
+class NotFoundError(ExecutorClientError):
+    """No such session, execution, tool call or file, or it is not ours."""
+
+
+class PreconditionError(ExecutorClientError):
+    """It exists, but its state does not allow this: a session that lost its sandbox, a call answered already."""
+
+
+class ResourceExhaustedError(ExecutorClientError):
+    """A limit is reached. `retry_after_s` says when to try again; None when trying again won't help."""
+
+    def __init__(self, message: str, *, reason: str = "", retry_after_s: float | None = None) -> None:
+        super().__init__(message, reason=reason)
+        self.retry_after_s = retry_after_s
+
+
+class UnavailableError(ExecutorClientError):
+    """The daemon cannot be reached, or cannot do it now."""
+
+
+class ConnectionLost(UnavailableError):
+    """The daemon went away in the middle of an execution and did not come back in time.
+
+    What became of the execution is not known; `execution_id` names it.
+    """
+
+    def __init__(self, message: str, *, execution_id: str, reason: str = "") -> None:
+        super().__init__(message, reason=reason)
+        self.execution_id = execution_id
+
+
+class CallTimeoutError(ExecutorClientError):
+    """A call took longer than `call_timeout_s`."""
+
+
+class DaemonError(ExecutorClientError):
+    """The daemon failed. `incident_id`, when there is one, finds the cause in its log."""
+
+    def __init__(self, message: str, *, reason: str = "", incident_id: str = "") -> None:
+        super().__init__(message, reason=reason)
+        self.incident_id = incident_id
+
+
+class ProtocolError(ExecutorClientError):
+    """What came from the daemon breaks the protocol or passes one of our limits on what we accept."""
+
+
+class ReentrantExecution(ExecutorClientError):
+    """A host tool used the session that waits for this very tool: that would wait for ever."""
+
+
+class ExecutionFailed(ExecutorClientError):
+    """Raised by `ExecutionResult.raise_for_outcome()`. The whole result is in `result`."""
+
+    def __init__(self, message: str, result: ExecutionResult) -> None:
+        super().__init__(message)
+        self.result = result

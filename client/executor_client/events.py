@@ -1,0 +1,53 @@
+"""What `on_event` is told while an execution runs. `number` is the event's place in the execution's journal."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from executor_client.results import Image
+
+
+@dataclass(frozen=True)
+class QueuedEvent:
+    """The execution waits for `ahead` others of its session."""
+
+    number: int
+    ahead: int
+
+
+@dataclass(frozen=True)
+class LogEvent:
+    """The program printed."""
+
+    number: int
+    stream: Literal["stdout", "stderr"]
+    text: str
+
+
+@dataclass(frozen=True)
+class OutputCutEvent:
+    """Here output was left out: the program printed more than `output_bytes`."""
+
+    number: int
+    omitted_bytes: int
+
+
+@dataclass(frozen=True)
+class ImageEvent:
+    """The program displayed an image."""
+
+    number: int
+    image: Image
+
+
+@dataclass(frozen=True)
+class ToolCallEvent:
+    """The program called a host tool, which now runs."""
+
+    number: int
+    call_id: str
+    name: str
+
+
+ExecutionEvent = QueuedEvent | LogEvent | OutputCutEvent | ImageEvent | ToolCallEvent

@@ -1,0 +1,327 @@
+"""A session of the sync client: a stateful interpreter in a sandbox.
+
+`execute` reads the events of its execution in the caller's own thread and makes no other, unless the program calls host
+tools. It returns when there is a result, whatever happens to the connection meanwhile; left in any other way (an
+interrupt, an exception out of `on_event`), it cancels the execution first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from types import TracebackType
+from typing import Any, Literal, Self
+
+import grpc
+
+from executor_api.v1 import executor_service_pb2 as pb
+from executor_api.v1 import types_pb2
+from executor_client import _convert, _requests, _tools
+from executor_client._assembler import EventGap, ToolRequest
+from executor_client._blobs import IncomingBlobs
+from executor_client._execution import Execution
+from executor_client._files import FileReader
+from executor_client._limits import CANCEL_GRACE_S, CLOSE_TIMEOUT_S
+from executor_client._requests import InlineBudget, LimitsLike
+from executor_client._tool_calls import ToolCalls, ToolPool
+from executor_client._tools import Answer, Tool
+from executor_client._transport import Transport
+from executor_client._values import unpack_or_opaque
+from executor_client.errors import (
+    ConnectionLost,
+    ExecutorClientError,
+    NotFoundError,
+    PreconditionError,
+    ProtocolError,
+    UnavailableError,
+)
+from executor_client.events import ExecutionEvent
+from executor_client.results import ExecutionResult, FileInfo, FileList, Limits, SessionInfo
+
+OnEvent = Callable[[ExecutionEvent], None]
+
+
+class Session:
+    """Made by `ExecutorClient.create_session` and `get_session`. As a context manager it is deleted at the end.
+
+    Thread-safe; executions of one session run one after the other, in the daemon's order of arrival.
+    """
+
+    def __init__(self, transport: Transport, info: SessionInfo, *, max_concurrent_tools: int) -> None:
+        self._transport = transport
+        self._info = info
+        self._generation = info.generation
+        self._tools: dict[str, Tool] = {}
+        self._tool_pool = ToolPool(max_concurrent_tools=max_concurrent_tools)
+        self._running: set[str] = set()
+        self._close_lock = threading.Lock()
+        self._closed = False
+
+    # -----------------------------------------------------------------------------------------------------------------
+    # What it is
+
+    @property
+    def session_id(self) -> str:
+        return self._info.session_id
+
+    @property
+    def info(self) -> SessionInfo:
+        """The session as the daemon last described it; `refresh` asks again."""
+        return self._info
+
+    @property
+    def generation(self) -> int:
+        """The interpreter's number, as of the last execution or description: it rises when variables were lost."""
+        return self._generation
+
+    @property
+    def limits(self) -> Limits:
+        return self._info.limits
+
+    def refresh(self) -> SessionInfo:
+        """Asks the daemon how the session is."""
+        request = pb.GetSessionRequest(session_id=self.session_id)
+        return self._described(self._transport.call(self._transport.stub.GetSession, request).session)
+
+    def keep_alive(self) -> SessionInfo:
+        """Puts off the session's idle end."""
+        request = pb.KeepAliveRequest(session_id=self.session_id)
+        return self._described(self._transport.call(self._transport.stub.KeepAlive, request).session)
+
+    def _described(self, wire: types_pb2.Session) -> SessionInfo:
+        self._info = _convert.session_from_wire(wire)
+        self._generation = self._info.generation
+        return self._info
+
+    # -----------------------------------------------------------------------------------------------------------------
+    # Executions
+
+    def execute(
+        self,
+        code: str,
+        *,
+        execution_id: str | None = None,
+        on_event: OnEvent | None = None,
+        limits: LimitsLike = None,
+        output_mode: Literal["trailing_expression", "last_statement"] = "trailing_expression",
+    ) -> ExecutionResult:
+        """Runs code and returns how it ended. A program that fails is a result, not an exception.
+
+        `on_event` is told each event as it comes, in this thread. The same `execution_id` and code again give the same
+        execution again. Raises ConnectionLost when the daemon goes away and does not come back, and the other errors of
+        `executor_client.errors` when the daemon refuses.
+        """
+        _tools.refuse_reentrance(self.session_id, "execute")
+        request = _requests.execute(self.session_id, code, execution_id, output_mode, limits)
+        execution = Execution(request, reconnect_timeout_s=self._transport.reconnect_timeout_s)
+        calls = ToolCalls(execution, dict(self._tools), self._tool_pool, self._answer)
+        self._running.add(execution.execution_id)
+        try:
+            result = self._drive(execution, calls, on_event)
+        except BaseException as error:
+            if not (execution.refused or isinstance(error, ConnectionLost)):
+                self._abandon(execution, wait=isinstance(error, KeyboardInterrupt))
+            raise
+        finally:
+            self._running.discard(execution.execution_id)
+        self._generation = result.generation
+        return result
+
+    def _drive(self, execution: Execution, calls: ToolCalls, on_event: OnEvent | None) -> ExecutionResult:
+        while True:
+            stream = self._transport.open(execution.opening())
+            calls.watch(stream)
+            cause: grpc.RpcError | EventGap | None = None
+            try:
+                for message in stream:
+                    fed = execution.feed(message)
+                    if execution.assembler.result is not None:
+                        return execution.assembler.result
+                    if isinstance(fed, ToolRequest):
+                        calls.start(fed)
+                        fed = fed.event
+                    if fed is not None and on_event is not None:
+                        on_event(fed)
+            except (grpc.RpcError, EventGap) as error:
+                cause = error
+            finally:
+                # Also after the result: nothing that comes then is of interest, and waiting for the end costs time.
+                stream.cancel()
+            if calls.failure is not None:
+                raise calls.failure
+            time.sleep(execution.interrupted(cause, time.monotonic()))
+
+    def _abandon(self, execution: Execution, *, wait: bool) -> None:
+        """Cancels an execution that nobody waits for any more; with `wait`, gives it a moment to end.
+
+        Its own failures are left out: the caller is about to learn of what led here.
+        """
+        with contextlib.suppress(ExecutorClientError, grpc.RpcError):
+            self._transport.once(self._transport.stub.CancelExecution, execution.cancellation(), CANCEL_GRACE_S)
+            if wait:
+                stream = self._transport.open(execution.attachment(), CANCEL_GRACE_S)
+                try:
+                    while not next(stream).event.HasField("result"):
+                        pass
+                except StopIteration:
+                    pass
+                finally:
+                    stream.cancel()
+
+    def cancel(self, execution_id: str | None = None) -> None:
+        """Asks an execution to end, by default every one that this object is running. Does not wait for the end."""
+        for each in [execution_id] if execution_id is not None else list(self._running):
+            request = pb.CancelExecutionRequest(session_id=self.session_id, execution_id=each)
+            try:
+                self._transport.call(self._transport.stub.CancelExecution, request)
+            except NotFoundError:
+                # One of ours that has not reached the daemon yet, or has ended and is forgotten.
+                if execution_id is not None:
+                    raise
+
+    # -----------------------------------------------------------------------------------------------------------------
+    # Host tools
+
+    def register_tools(self, tools: Mapping[str, Callable[..., Any] | Tool]) -> None:
+        """Replaces the session's host tools. They run in this process, on threads, while `execute` waits."""
+        _tools.refuse_reentrance(self.session_id, "register_tools")
+        made = _tools.as_tools(tools, allow_coroutines=False)
+        request = _requests.register_tools(self.session_id, made)
+        self._transport.call(self._transport.stub.RegisterTools, request)
+        self._tools = made
+
+    def _answer(self, execution_id: str, call_id: str, answer: Answer) -> None:
+        try:
+            self._submit(execution_id, call_id, answer)
+        except (PreconditionError, NotFoundError) as error:
+            # The execution is over, or an earlier attempt arrived: the stream tells what became of it.
+            if error.reason == "TOOL_CALL_NOT_FOUND":
+                raise
+        except ExecutorClientError as error:
+            if answer.error is not None or isinstance(error, UnavailableError):
+                raise
+            # The daemon does not take the value. The program is told so, else it would wait until its time is up.
+            refusal = _tools.ToolRefusal("RuntimeError", f"the tool's result was refused: {error}")
+            self._answer(execution_id, call_id, _tools.failed(refusal))
+
+    def _submit(self, execution_id: str, call_id: str, answer: Answer) -> None:
+        def attempt() -> None:
+            request = pb.SubmitToolResultRequest(
+                session_id=self.session_id, execution_id=execution_id, call_id=call_id, error=answer.error
+            )
+            if answer.packed is not None:
+                request.value.packed.CopyFrom(self._payload(answer.packed, InlineBudget()))
+            self._transport.once(self._transport.stub.SubmitToolResult, request)
+
+        self._transport.repeat(attempt)
+
+    # -----------------------------------------------------------------------------------------------------------------
+    # Variables
+
+    def set_variables(self, variables: Mapping[str, object]) -> None:
+        """Sets variables of the interpreter, all or none.
+
+        Values that the codec has no exact form for are pickled for the sandbox, which must run the same Python x.y.
+        """
+        _tools.refuse_reentrance(self.session_id, "set_variables")
+        packed = _requests.pack_variables(variables)
+
+        def attempt() -> None:
+            budget = InlineBudget()
+            request = pb.SetVariablesRequest(session_id=self.session_id)
+            for name, each in packed.items():
+                request.variables.add(name=name).value.packed.CopyFrom(self._payload(each, budget))
+            self._transport.once(self._transport.stub.SetVariables, request)
+
+        if packed:
+            self._transport.repeat(attempt)
+
+    def get_variables(self, names: Iterable[str] | None = None) -> dict[str, Any]:
+        """Reads variables; those that do not exist are left out. Without names: all that are not code or private."""
+        _tools.refuse_reentrance(self.session_id, "get_variables")
+        asked = _requests.variable_names(names)
+        if asked is not None and not asked:
+            return {}
+        request = pb.GetVariablesRequest(session_id=self.session_id, names=asked or ())
+
+        def attempt() -> dict[str, Any]:
+            blobs = IncomingBlobs()
+            for message in self._transport.read(self._transport.stub.GetVariables, request):
+                if message.HasField("variables"):
+                    variables = message.variables.variables
+                    return {each.name: unpack_or_opaque(blobs.take(each.value.packed)) for each in variables}
+                blobs.add(message.blob_chunk)
+            raise ProtocolError("the daemon sent no variables")
+
+        return self._transport.repeat(attempt)
+
+    def _payload(self, packed: bytes, budget: InlineBudget) -> types_pb2.Payload:
+        if budget.takes(packed):
+            return _requests.inline(packed)
+        upload = _requests.blob_upload(self.session_id, packed)
+        return _requests.by_blob(self._transport.once(self._transport.stub.UploadBlob, upload).blob_id, packed)
+
+    # -----------------------------------------------------------------------------------------------------------------
+    # Files of the workspace
+
+    def put_file(self, path: str, data: bytes | bytearray | memoryview) -> FileInfo:
+        """Writes a file of the workspace, whole or not at all. The path is relative to the workspace."""
+        content = bytes(data)
+
+        def attempt() -> FileInfo:
+            messages = _requests.put_file(self.session_id, path, content)
+            return _convert.file_from_wire(self._transport.once(self._transport.stub.PutFile, messages).file)
+
+        return self._transport.repeat(attempt)
+
+    def get_file(self, path: str) -> bytes:
+        """Reads a file of the workspace."""
+        request = _requests.get_file(self.session_id, path)
+
+        def attempt() -> bytes:
+            reader = FileReader()
+            for message in self._transport.read(self._transport.stub.GetFile, request):
+                reader.feed(message)
+            return reader.content()
+
+        return self._transport.repeat(attempt)
+
+    def list_files(self, path: str = "") -> FileList:
+        """Lists a directory of the workspace, and what is below it."""
+        request = _requests.list_files(self.session_id, path)
+        response = self._transport.call(self._transport.stub.ListFiles, request)
+        return FileList(tuple(map(_convert.file_from_wire, response.files)), response.truncated)
+
+    # -----------------------------------------------------------------------------------------------------------------
+    # The end
+
+    def close(self) -> None:
+        """Deletes the session and its sandbox. Repeating it, or closing one that has ended, does nothing."""
+        with self._close_lock:
+            if self._closed:
+                return
+            request = pb.DeleteSessionRequest(session_id=self.session_id)
+            with contextlib.suppress(NotFoundError):
+                self._transport.repeat(
+                    lambda: self._transport.once(self._transport.stub.DeleteSession, request), within_s=CLOSE_TIMEOUT_S
+                )
+            self._closed = True
+        self._tool_pool.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        try:
+            self.close()
+        except UnavailableError:
+            # An error that is on its way out already says more; the daemon ends idle sessions by itself.
+            if exc is None:
+                raise
+
+    def __repr__(self) -> str:
+        return f"<Session {self.session_id} generation {self._generation}>"

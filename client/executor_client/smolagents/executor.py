@@ -8,6 +8,7 @@ and never runs code in this process.
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Self
 
@@ -25,11 +26,14 @@ from executor_client import (
     LogEvent,
     Outcome,
     Session,
+    UnavailableError,
 )
 from executor_client.smolagents.console import LogStream
 from executor_client.smolagents.failures import CodeExecutionError, DaemonLost, describe, describe_lost_session
 from executor_client.smolagents.host_tools import host_tools, unwrapped
 from executor_client.smolagents.lease import SessionGone, SessionLease, SessionRequest
+
+_log = logging.getLogger(__name__)
 
 MAX_PRINT_OUTPUTS_LENGTH = 50_000
 """Characters of logs that an observation holds; smolagents' own default for its local executor."""
@@ -52,8 +56,8 @@ class RemoteExecutor(PythonExecutor):  # type: ignore[misc]  # smolagents is unt
     """Runs an agent's code in a sandbox of the daemon.
 
     The first two parameters are what smolagents hands to an executor it makes itself. `address` and `token` default to
-    the local daemon's own; `image` and `limits` to the policy's. `logger`, an agent's logger, shows prints as they come.
-    A `client` that is passed in is used instead of a new one, and is not closed.
+    the local daemon's own; `image` and `limits` to the policy's. `logger`, an agent's, shows prints as they come. A
+    `client` that is passed in is used instead of a new one, and is not closed.
 
     Raises `CodeExecutionError` when the code failed, `DaemonLost` (no `Exception`) when the daemon did.
     """
@@ -87,7 +91,6 @@ class RemoteExecutor(PythonExecutor):  # type: ignore[misc]  # smolagents is unt
         self._limits = dict(limits or {})
         self._tool_placement = tool_placement
         self._notice = ""
-        self._lost: DaemonLost | None = None
         self._lease = SessionLease(
             (lambda: client) if client is not None else (lambda: ExecutorClient(address, token=token)),
             owns_client=client is None,
@@ -98,22 +101,20 @@ class RemoteExecutor(PythonExecutor):  # type: ignore[misc]  # smolagents is unt
         """Sets the variables of the task, in the interpreter and in each that replaces it."""
         sent = {name: unwrapped(value) for name, value in variables.items() if name not in _BOOKKEEPING}
         for name in sent:
-            if not isinstance(name, str) or not name.isidentifier():
+            if not str(name).isidentifier():
                 raise ValueError(f"the state variable {name!r} cannot be used in code: its name is no identifier")
         if sent:
             self._noting(lambda: self._lease.set_variables(sent))
 
     def send_tools(self, tools: Mapping[str, Callable[..., Any]]) -> None:
         """Offers tools and managed agents to the code. They run in this process and are not changed."""
-        self._noting(lambda: self._lease.register_tools(host_tools(tools, self._stop_for)))
+        self._noting(lambda: self._lease.register_tools(host_tools(tools)))
 
     def __call__(self, code_action: str) -> RemoteCodeOutput:
         self.state["_print_outputs"] = ""
         self.last_images = []
-        self._lost = None
         try:
             result = self._lease.execute(code_action, lambda session: self._run(session, code_action))
-            limits = self._lease.session().info.limits
         except SessionGone as gone:
             lost_session = describe_lost_session(gone.reason, self._lease.variable_names)
             raise CodeExecutionError(f"Code execution failed. {lost_session}", Outcome.LOST) from gone
@@ -122,17 +123,19 @@ class RemoteExecutor(PythonExecutor):  # type: ignore[misc]  # smolagents is unt
         except ExecutorClientError as error:
             self._lease.abandon()
             raise DaemonLost(f"the execution service failed: {error}") from error
-        if self._lost is not None:
-            raise self._lost
         logs = self._keep(result)
         if not result.succeeded and not result.is_final_answer:
-            text = describe(result, code_action, limits, self._lease.variable_names)
+            text = describe(result, code_action, self._lease.limits, self._lease.variable_names)
             raise CodeExecutionError(text, result.outcome)
         return RemoteCodeOutput(output=result.output, logs=logs, is_final_answer=result.is_final_answer)
 
     def cleanup(self) -> None:
         """Ends the session. Idempotent; an executor that is used again starts a new one."""
-        self._lease.close()
+        try:
+            self._lease.close()
+        except UnavailableError as error:
+            # The run is over and its answer is there; the daemon, when it comes back, ends idle sessions by itself.
+            _log.warning("the session could not be ended: %s", error)
 
     def __enter__(self) -> Self:
         return self
@@ -176,10 +179,6 @@ class RemoteExecutor(PythonExecutor):  # type: ignore[misc]  # smolagents is unt
         finally:
             if stream is not None:
                 stream.close()
-
-    def _stop_for(self, lost: DaemonLost) -> None:
-        self._lost = lost
-        self._lease.session().cancel()
 
     def _keep(self, result: ExecutionResult) -> str:
         """Takes over what the execution showed; returns the logs as the observation holds them."""

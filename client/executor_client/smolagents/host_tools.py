@@ -2,7 +2,8 @@
 
 The objects of the user are called, never changed: their names, parameters and descriptions are read, and what they
 return is unwrapped. They run in the agent's own process, so what they hold (secrets, connections, other agents) stays
-here, and only arguments and results travel.
+here, and only arguments and results travel. A managed agent that loses its own daemon raises `DaemonLost`, which is no
+`Exception`: the client ends the execution for it, so this run stops as well.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ from typing import Any
 from smolagents.agent_types import AgentType
 
 from executor_client import Tool
-from executor_client.smolagents.failures import DaemonLost
 
 FINAL_ANSWER = "final_answer"
 """The name by which smolagents knows the tool that ends a run, whatever its class."""
@@ -22,15 +22,14 @@ FINAL_ANSWER = "final_answer"
 DESCRIPTION_CHARS_MAX = 4_000
 
 
-def host_tools(tools: Mapping[str, Callable[..., Any]], on_lost: Callable[[DaemonLost], None]) -> dict[str, Tool]:
-    """A session's tools for these callables. `on_lost` hears when a managed agent lost its own daemon."""
+def host_tools(tools: Mapping[str, Callable[..., Any]]) -> dict[str, Tool]:
+    """A session's tools for these callables.
+
+    They are declared without parameters, so that the sandbox passes on whatever the code calls them with, and the tool
+    itself judges, as it does when smolagents calls it: some take one dict for all arguments, many have defaults.
+    """
     return {
-        name: Tool(
-            _callable(tool, on_lost),
-            description=_description(tool),
-            parameters=_parameters(tool),
-            is_final_answer=name == FINAL_ANSWER,
-        )
+        name: Tool(_callable(tool), description=_description(tool), is_final_answer=name == FINAL_ANSWER)
         for name, tool in tools.items()
     }
 
@@ -40,31 +39,20 @@ def unwrapped(value: Any) -> Any:
     return value.to_raw() if isinstance(value, AgentType) else value
 
 
-def _callable(tool: Callable[..., Any], on_lost: Callable[[DaemonLost], None]) -> Callable[..., Any]:
+def _callable(tool: Callable[..., Any]) -> Callable[..., Any]:
     def call(*args: Any, **kwargs: Any) -> Any:
-        try:
-            return unwrapped(tool(*args, **kwargs))
-        except DaemonLost as lost:
-            # A managed agent's run was stopped. To the code in the sandbox that is one more tool error, which it, or
-            # the model after it, could go on from; so the executor is told apart, and stops this run as well.
-            on_lost(lost)
-            raise RuntimeError(str(lost)) from lost
+        return unwrapped(tool(*args, **kwargs))
 
     return call
 
 
-def _parameters(tool: Callable[..., Any]) -> tuple[str, ...]:
-    inputs = getattr(tool, "inputs", None)
-    if isinstance(inputs, Mapping):
-        return tuple(str(name) for name in inputs)
-    try:
-        parameters = inspect.signature(tool).parameters.values()
-    except (TypeError, ValueError):  # a builtin that does not tell
-        return ()
-    named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    return tuple(p.name for p in parameters) if all(p.kind in named for p in parameters) else ()
-
-
 def _description(tool: Callable[..., Any]) -> str:
-    described = getattr(tool, "description", None) or inspect.getdoc(tool) or ""
-    return str(described)[:DESCRIPTION_CHARS_MAX]
+    """What help() shows in the sandbox: the description and, for tools and managed agents, their inputs."""
+    described = str(getattr(tool, "description", None) or inspect.getdoc(tool) or "")
+    inputs = getattr(tool, "inputs", None)
+    if isinstance(inputs, Mapping) and inputs:
+        listed = "\n".join(
+            f"    {name} ({about.get('type', 'any')}): {about.get('description', '')}" for name, about in inputs.items()
+        )
+        described = f"{described}\n\nArgs:\n{listed}"
+    return described[:DESCRIPTION_CHARS_MAX]

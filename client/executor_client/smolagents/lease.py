@@ -16,6 +16,7 @@ from typing import Any
 from executor_client import (
     ExecutionResult,
     ExecutorClient,
+    Limits,
     NotFoundError,
     PreconditionError,
     Session,
@@ -67,12 +68,18 @@ class SessionLease:
         self._client: ExecutorClient | None = None
         self._session: Session | None = None
         self._generation = 0
+        self._limits = Limits()
         self._contents = _Contents()
 
     @property
     def variable_names(self) -> tuple[str, ...]:
         """The variables that a new or restarted interpreter is given."""
         return tuple(self._contents.variables)
+
+    @property
+    def limits(self) -> Limits:
+        """The limits in force, as far as a session has told them."""
+        return self._limits
 
     def session(self) -> Session:
         """The session, made now if there is none."""
@@ -87,6 +94,7 @@ class SessionLease:
                     prelude=PRELUDE,
                 )
                 self._generation = self._session.generation
+                self._limits = self._session.limits
                 self._fill(self._session)
             return self._session
 

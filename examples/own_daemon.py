@@ -1,0 +1,145 @@
+"""A daemon of one's own: on a temporary directory, without a fixed port, gone without a trace at the end.
+
+What it promises to leave nothing behind is checked here from outside, by what the operating system shows.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from executor_client import ExecutorClient, ExecutorClientError
+
+START_TIMEOUT_S = 20.0
+STOP_TIMEOUT_S = 20.0
+CLEAN_TIMEOUT_S = 10.0
+POLL_S = 0.05
+LOG_TAIL_CHARS = 4_000
+
+
+class DaemonFailure(Exception):
+    """The daemon does not do what it should; the message says what."""
+
+
+@contextmanager
+def own_daemon(backend: str) -> Iterator[str]:
+    """Runs a daemon and gives its address. Raises DaemonFailure, also when something of it is left at the end.
+
+    While it runs, the client of this process finds its token by `EXECUTOR_STATE_DIR`.
+    """
+    # Short on purpose: the path of a Unix socket has at most 107 bytes.
+    root = Path(tempfile.mkdtemp(prefix="executor-"))
+    state_dir, log = root / "state", root / "daemon.log"
+    address = f"unix:{state_dir / 'executor.sock'}"
+    before = os.environ.get("EXECUTOR_STATE_DIR")
+    os.environ["EXECUTOR_STATE_DIR"] = str(state_dir)
+    try:
+        process = _start(backend, address, log)
+        try:
+            _wait_until_ready(process, address)
+            yield address
+        except BaseException:
+            _stop(process)
+            print(log.read_text(errors="replace")[-LOG_TAIL_CHARS:], file=sys.stderr)
+            raise
+        descendants = _processes_below(process.pid)
+        _stop(process)
+        _check_leftovers(process, descendants, state_dir)
+    finally:
+        if before is None:
+            del os.environ["EXECUTOR_STATE_DIR"]
+        else:
+            os.environ["EXECUTOR_STATE_DIR"] = before
+        shutil.rmtree(root)
+
+
+def _start(backend: str, address: str, log: Path) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "executor_server", "serve", "--backend", backend, "--listen", address]
+    with log.open("wb") as output:
+        return subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
+
+
+def _wait_until_ready(process: subprocess.Popen[bytes], address: str) -> None:
+    def ready() -> bool:
+        if process.poll() is not None:
+            raise DaemonFailure(f"the daemon ended at once, with exit code {process.returncode}")
+        if not Path(address.removeprefix("unix:")).exists():
+            return False
+        try:
+            with ExecutorClient(address) as client:
+                client.get_policy()
+        except ExecutorClientError:
+            return False
+        return True
+
+    if not _poll(START_TIMEOUT_S, ready):
+        raise DaemonFailure(f"the daemon does not answer after {START_TIMEOUT_S:g} s")
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    process.send_signal(signal.SIGTERM)
+    try:
+        process.wait(STOP_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+        raise DaemonFailure(f"the daemon did not stop within {STOP_TIMEOUT_S:g} s of being asked to") from None
+
+
+def _check_leftovers(process: subprocess.Popen[bytes], descendants: set[Process], state_dir: Path) -> None:
+    if process.returncode != 0:
+        raise DaemonFailure(f"the daemon stopped with exit code {process.returncode}")
+    if not _poll(CLEAN_TIMEOUT_S, lambda: not descendants & _all_processes().keys()):
+        left = sorted(pid for pid, _ in descendants & _all_processes().keys())
+        raise DaemonFailure(f"processes of sandboxes are left: {left}")
+    if sockets := sorted(path.name for path in state_dir.rglob("*") if path.is_socket()):
+        raise DaemonFailure(f"sockets are left: {', '.join(sockets)}")
+    if sandboxes := sorted(path.name for path in (state_dir / "sandboxes").glob("*")):
+        raise DaemonFailure(f"directories of sandboxes are left: {', '.join(sandboxes)}")
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+
+Process = tuple[int, str]
+"""A process id and its start time: the two together are not used twice."""
+
+
+def _all_processes() -> dict[Process, int]:
+    """Each process that is alive, with its parent's id."""
+    found: dict[Process, int] = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = stat.read_text().rpartition(")")[2].split()
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        if fields[0] != "Z":
+            found[int(stat.parent.name), fields[19]] = int(fields[1])
+    return found
+
+
+def _processes_below(pid: int) -> set[Process]:
+    parents = _all_processes()
+    below: set[Process] = set()
+    frontier = {pid}
+    while frontier:
+        children = {process for process, parent in parents.items() if parent in frontier}
+        below |= children
+        frontier = {child for child, _ in children}
+    return below
+
+
+def _poll(timeout_s: float, condition: Callable[[], bool]) -> bool:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(POLL_S)
+    return True

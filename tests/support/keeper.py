@@ -2,9 +2,9 @@
 
 A daemon that is killed leaves orphans behind, and orphans go to init, where nobody can tell whose they were. So the
 test process forks once, before it has threads: the child goes on and runs the tests; the parent, the *keeper*, is a
-child subreaper. Every orphan of any depth becomes its child and is reaped at once, as an init would do it. What is a child of
-the keeper, and not the test process, is an orphan of ours, whatever its name is; and when the tests are over, or are
-killed, the keeper ends what is left and removes the run's directory.
+child subreaper. Every orphan of any depth becomes its child and is reaped at once, as an init would do it. What is a
+child of the keeper, and not the test process, is an orphan of ours, whatever its name is; and when the tests are over,
+or are killed, the keeper ends what is left and removes the run's directory.
 """
 
 from __future__ import annotations

@@ -1,0 +1,142 @@
+"""Claims about the project as a whole that no single module can be asked for."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+import zipfile
+from collections.abc import Iterator
+from functools import cache
+from importlib import import_module, metadata
+from pathlib import Path
+
+import grimp
+import pytest
+from hatchling.builders.wheel import WheelBuilder
+
+ROOT = Path(__file__).parents[2]
+DAEMON = ROOT / "executor_server"
+GUEST = DAEMON / "guest"
+CLIENT = ROOT / "client/executor_client"
+WIRE = ROOT / "proto/executor_api"
+
+# Each of them makes objects, or code, out of bytes.
+UNPICKLERS = {"cloudpickle", "dill", "joblib", "marshal", "pickle", "runpy", "shelve", "yaml"}
+# What a sandbox's image may bring; the guest and the codec use it where it is, and only inside functions.
+OF_THE_IMAGE = {"IPython", "PIL", "cloudpickle", "matplotlib", "numpy", "pandas", "torch"}
+LOADED_BY_MATPLOTLIB = GUEST / "mpl_backend.py"
+
+
+def _sources(*roots: Path) -> list[Path]:
+    return [
+        path for root in roots for path in sorted(root.rglob("*.py")) if not path.stem.endswith(("_pb2", "_pb2_grpc"))
+    ]
+
+
+@cache
+def _tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
+def _imported(tree: ast.AST) -> Iterator[str]:
+    """The absolute names that a tree imports."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.level == 0:
+            yield node.module or ""
+
+
+def _imported_at_import(path: Path) -> Iterator[str]:
+    """What importing the file imports: the statements outside functions and `if TYPE_CHECKING`."""
+    pending: list[ast.AST] = [_tree(path)]
+    while pending:
+        node = pending.pop()
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            continue
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            continue
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            yield from _imported(node)
+        pending.extend(ast.iter_child_nodes(node))
+
+
+def test_importing_the_client_loads_neither_daemon_nor_smolagents_nor_what_only_some_calls_need() -> None:
+    program = "import sys, executor_client; print(*sys.modules)"
+    loaded = subprocess.check_output([sys.executable, "-c", program], text=True).split()
+    unwanted = {"executor_server", "smolagents", "cloudpickle", "PIL", "numpy", "pandas", "pydantic", "click", "rich"}
+    assert unwanted.isdisjoint(name.partition(".")[0] for name in loaded)
+
+
+@pytest.mark.parametrize("path", _sources(GUEST, WIRE / "values"), ids=lambda path: str(path.relative_to(ROOT)))
+def test_guest_needs_the_standard_library_only(path: Path) -> None:
+    at_import = () if path == LOADED_BY_MATPLOTLIB else _imported_at_import(path)
+    for name in at_import:
+        top = name.partition(".")[0]
+        assert top in sys.stdlib_module_names or name.startswith("executor_api.values"), name
+    for name in _imported(_tree(path)):
+        top = name.partition(".")[0]
+        assert top in sys.stdlib_module_names | OF_THE_IMAGE or name.startswith("executor_api.values"), name
+
+
+def test_daemon_reaches_no_unpickler_through_the_guest() -> None:
+    graph = grimp.build_graph("executor_server", "executor_api", include_external_packages=True)
+    daemon = {name for name in graph.modules if name.startswith("executor_server") and ".guest" not in name}
+    for name in sorted(daemon):
+        for unpickler in sorted(UNPICKLERS & graph.modules):
+            assert graph.find_shortest_chain(name, unpickler) is None, (name, unpickler)
+
+
+@pytest.mark.parametrize("root", [DAEMON, CLIENT, WIRE], ids=["daemon", "client", "wire"])
+def test_nothing_outside_the_sandbox_makes_code_of_text(root: Path) -> None:
+    for path in _sources(root):
+        if GUEST in path.parents:
+            continue
+        calls = (node.func for node in ast.walk(_tree(path)) if isinstance(node, ast.Call))
+        names = {func.id for func in calls if isinstance(func, ast.Name)}
+        assert names.isdisjoint({"eval", "exec", "compile", "__import__"}), path
+
+
+def test_every_rpc_says_what_it_refuses_or_what_repeating_it_does() -> None:
+    proto = (WIRE / "v1/executor_service.proto").read_text()
+    documented = re.findall(r"((?:^  //[^\n]*\n)+)^  rpc (\w+)\(", proto, re.MULTILINE)
+    assert len(documented) == len(re.findall(r"^  rpc ", proto, re.MULTILINE))
+    for comment, name in documented:
+        assert re.search(r"[A-Z]+_[A-Z]+|[Rr]epeat", comment), name
+
+
+def test_wheel_carries_three_packages_their_types_the_wire_and_the_guests_sources(tmp_path: Path) -> None:
+    (wheel,) = WheelBuilder(str(ROOT)).build(directory=str(tmp_path), versions=["standard"])
+    with zipfile.ZipFile(wheel) as archive:
+        names = set(archive.namelist())
+    for package in ("executor_server", "executor_client", "executor_api"):
+        assert f"{package}/py.typed" in names
+    assert {"executor_api/v1/executor_service.proto", "executor_api/v1/executor_service_pb2_grpc.py"} <= names
+    assert {f"executor_server/guest/{path.relative_to(GUEST)}" for path in _sources(GUEST)} <= names
+    assert not [name for name in names if name.startswith(("tests", "benchmarks", "examples")) or name.endswith(".pyc")]
+
+
+def _python_of(page: Path) -> list[ast.Module]:
+    return [
+        ast.parse(block) for block in re.findall(r"^```python\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
+    ]
+
+
+@pytest.mark.parametrize(
+    "page", [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))], ids=lambda page: page.name
+)
+def test_what_a_page_imports_exists(page: Path) -> None:
+    for tree in _python_of(page):
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("executor_"):
+                module = import_module(node.module or "")
+                assert [alias.name for alias in node.names if not hasattr(module, alias.name)] == []
+
+
+def test_both_command_lines_know_their_version() -> None:
+    version = metadata.version("remote-executor")
+    for module in ("executor_server.cli", "executor_client.cli"):
+        program = f"import sys, {module} as cli; sys.argv = ['x', '--version']; cli.main()"
+        assert version in subprocess.check_output([sys.executable, "-c", program], text=True)

@@ -47,7 +47,11 @@ class ExecutorError(Exception):
 
 
 class InvalidRequest(ExecutorError):
-    """A field has a wrong form; the message names it and says what is allowed."""
+    """A field has a wrong form; the message names it and says what is allowed. `field` is its path, when it is one."""
+
+    def __init__(self, reason: Reason, message: str, field: str = "") -> None:
+        super().__init__(reason, message)
+        self.field = field
 
 
 class NotFound(ExecutorError):

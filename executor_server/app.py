@@ -1,0 +1,180 @@
+"""The composition root: builds the daemon from its configuration, runs it, and takes it down in order.
+
+Everything that is acquired is on one exit stack, so that what started last stops first: calls, sessions, the pool, the
+backend, and at the very end the state directory's lock. The first signal drains; a second one hurries.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import AsyncExitStack, contextmanager
+
+import structlog
+import uvloop
+
+from executor_server import logs, state_dir
+from executor_server.backends.base import Backend, HostFinding
+from executor_server.backends.local import LocalBackend
+from executor_server.config import Config
+from executor_server.policy import Policy
+from executor_server.pool import PoolSettings, WarmPool
+from executor_server.rpc.server import RpcServer, ServerSettings, TlsFiles
+from executor_server.rpc.service import ExecutorService
+from executor_server.sessions import SessionManager, SessionSettings
+
+# After the drain, calls only have to deliver what is already there.
+STOP_GRACE_S = 2.0
+
+_log = structlog.get_logger(__name__)
+
+
+def serve(config: Config) -> None:
+    """Runs the daemon until it is told to stop. Raises StateDirError, AddressError, SandboxFailure."""
+    logs.configure(config.log.level, config.log.format)
+    uvloop.run(_serve(config))
+
+
+def check_host(config: Config) -> Sequence[HostFinding]:
+    """What this host can isolate and limit."""
+    return uvloop.run(_make_backend(config).check_host())
+
+
+async def _serve(config: Config) -> None:
+    async with AsyncExitStack() as stack:
+        stop = stack.enter_context(_stop_signals())
+        own_state = stack.enter_context(state_dir.claim(config.server.state_dir))
+        token = state_dir.read_or_make_token(own_state)
+
+        backend = _make_backend(config)
+        stack.push_async_callback(backend.close)
+        await backend.start()
+        policy = _make_policy(config, backend)
+
+        pool = WarmPool(backend, _pool_settings(config))
+        stack.push_async_callback(pool.close)
+        await pool.start(policy.warm_sandboxes())
+
+        sessions = SessionManager(backend, pool, _session_settings(config))
+        stack.push_async_callback(sessions.close)
+        await sessions.start()
+
+        server = RpcServer(ExecutorService(policy, sessions), token, _server_settings(config))
+        stack.push_async_callback(server.stop, STOP_GRACE_S)
+        listening = await server.start()
+        _announce(listening, own_state)
+
+        await stop.first()
+        _log.info("daemon.draining", drain_s=config.sessions.drain_s)
+        await server.announce_end()
+        await _unless_hurried(stop, sessions, config.sessions.drain_s)
+        _log.info("daemon.stopping")
+
+
+async def _unless_hurried(stop: StopSignals, sessions: SessionManager, drain_s: float) -> None:
+    """Drains the sessions; a second signal breaks it off."""
+    drain = asyncio.create_task(sessions.drain(drain_s))
+    hurry = asyncio.create_task(stop.second())
+    try:
+        await asyncio.wait((drain, hurry), return_when=asyncio.FIRST_COMPLETED)
+        if not drain.done():
+            _log.warning("daemon.hurried")
+    finally:
+        drain.cancel()
+        hurry.cancel()
+        await asyncio.wait((drain, hurry))
+    if not drain.cancelled():
+        drain.result()
+
+
+class StopSignals:
+    """Counts the requests to stop."""
+
+    def __init__(self) -> None:
+        self._first = asyncio.Event()
+        self._second = asyncio.Event()
+
+    def received(self) -> None:
+        if self._first.is_set():
+            self._second.set()
+        self._first.set()
+
+    async def first(self) -> None:
+        await self._first.wait()
+
+    async def second(self) -> None:
+        await self._second.wait()
+
+
+@contextmanager
+def _stop_signals() -> Iterator[StopSignals]:
+    loop = asyncio.get_running_loop()
+    stop = StopSignals()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.received)
+    try:
+        yield stop
+    finally:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.remove_signal_handler(number)
+
+
+def _announce(listening: Sequence[str], own_state: state_dir.StateDir) -> None:
+    # For people and for whoever started us and waits: the sockets accept calls from here on.
+    sys.stdout.write(f"executor-server listens on {' and '.join(listening)}; the token is in {own_state.token_path}\n")
+    sys.stdout.flush()
+    _log.info("daemon.listening", addresses=list(listening))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# From the configuration to the parts' settings
+
+
+def _make_backend(config: Config) -> Backend:
+    return LocalBackend(config.server.state_dir, config.local.images, bwrap=config.local.bwrap)
+
+
+def _make_policy(config: Config, backend: Backend) -> Policy:
+    return Policy(
+        config.policy,
+        config.limits,
+        images=backend.images,
+        backend=backend.name,
+        orphan_time_s=config.sessions.orphan_time_s,
+    )
+
+
+def _pool_settings(config: Config) -> PoolSettings:
+    return PoolSettings(size=config.pool.size)
+
+
+def _session_settings(config: Config) -> SessionSettings:
+    sessions = config.sessions
+    return SessionSettings(
+        max_sessions=sessions.max_sessions,
+        max_queued_executions=sessions.max_queued_executions,
+        max_finished_executions=sessions.max_finished_executions,
+        journal_bytes=sessions.journal_bytes,
+        staging_bytes=sessions.staging_bytes,
+        sweep_interval_s=sessions.sweep_interval_s,
+    )
+
+
+def _server_settings(config: Config) -> ServerSettings:
+    server = config.server
+    tls = None
+    if server.tls_cert is not None and server.tls_key is not None:
+        tls = TlsFiles(cert=server.tls_cert, key=server.tls_key, client_ca=server.tls_client_ca)
+    return ServerSettings(
+        listen=config.listen_addresses,
+        tls=tls,
+        max_message_bytes=server.max_message_bytes,
+        max_metadata_bytes=server.max_metadata_bytes,
+        max_concurrent_streams=server.max_concurrent_streams,
+        max_concurrent_calls=server.max_concurrent_calls,
+        connection_idle_s=server.connection_idle_s,
+        keepalive_s=server.keepalive_s,
+        keepalive_timeout_s=server.keepalive_timeout_s,
+    )

@@ -1,0 +1,113 @@
+"""Where to listen: addresses are parsed, judged and prepared before gRPC sees them.
+
+gRPC itself would remove whatever lies at a Unix socket's path, share a port with another process, and listen anywhere.
+So a live daemon's socket is found by connecting to it, only a dead one's is removed, and a TCP address other than
+loopback is refused unless TLS is configured.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+import socket
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+
+MAX_SOCKET_PATH_BYTES = 107  # sun_path of Linux, less its NUL
+PROBE_TIMEOUT_S = 1.0
+
+_TCP = re.compile(r"(?P<host>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):(?P<port>\d{1,5})")
+
+
+class AddressError(Exception):
+    """The daemon can't or won't listen there; the message is a sentence that says why."""
+
+
+@dataclass(frozen=True)
+class UnixAddress:
+    path: Path
+
+    def __str__(self) -> str:
+        return f"unix:{self.path}"
+
+
+@dataclass(frozen=True)
+class TcpAddress:
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    @property
+    def is_loopback(self) -> bool:
+        """Only literal addresses and "localhost" count: what another name resolves to may change."""
+        if self.host == "localhost":
+            return True
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return False
+
+
+Address = UnixAddress | TcpAddress
+
+
+def parse(text: str) -> Address:
+    """Raises AddressError."""
+    if text.startswith("unix:"):
+        return _parse_unix(text)
+    match = _TCP.fullmatch(text)
+    if match is None or int(match["port"]) > 65535:
+        raise AddressError(f"{text!r} is no address to listen on; write HOST:PORT or unix:/PATH.")
+    return TcpAddress(match["host"].strip("[]"), int(match["port"]))
+
+
+def check_exposure(address: Address, *, has_tls: bool) -> None:
+    """Raises AddressError when the network could read tokens and code there."""
+    if isinstance(address, TcpAddress) and not address.is_loopback and not has_tls:
+        raise AddressError(
+            f"{address} can be reached from other machines, and nothing would be encrypted. Set server.tls_cert and "
+            "server.tls_key, or listen on 127.0.0.1 or a Unix socket."
+        )
+
+
+def clear_stale_socket(address: UnixAddress) -> None:
+    """Removes the socket of a dead daemon. Raises AddressError when anything else is there."""
+    try:
+        found = address.path.lstat()
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise AddressError(f"Can't listen on {address}: {error.strerror}.") from error
+    if not stat.S_ISSOCK(found.st_mode):
+        raise AddressError(f"Can't listen on {address}: there is something that is not a socket.")
+    if _answers(address.path):
+        raise AddressError(f"Can't listen on {address}: another process listens there.")
+    address.path.unlink(missing_ok=True)
+
+
+def _parse_unix(text: str) -> UnixAddress:
+    path = Path(text.removeprefix("unix:"))
+    if not path.is_absolute() or ".." in path.parts:
+        raise AddressError(f"{text!r} is no address to listen on; a Unix socket needs an absolute path.")
+    if len(str(path).encode()) > MAX_SOCKET_PATH_BYTES:
+        raise AddressError(
+            f"The path of the Unix socket {path} is longer than {MAX_SOCKET_PATH_BYTES} bytes, which the system can't "
+            "bind; choose a shorter one with --listen or --state-dir."
+        )
+    return UnixAddress(path)
+
+
+def _answers(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(PROBE_TIMEOUT_S)
+        try:
+            probe.connect(str(path))
+        except ConnectionRefusedError:
+            return False
+        except OSError as error:
+            # A full backlog or another user's socket: somebody is there, and it is not ours to remove.
+            raise AddressError(f"Can't listen on unix:{path}: {error.strerror or error}.") from error
+        return True

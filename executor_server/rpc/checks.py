@@ -1,0 +1,88 @@
+"""The form of single fields: identifiers, names, paths, source text, sizes.
+
+Each check returns the value it was given, or raises InvalidRequest that names the field and says what is allowed.
+What a field means, and whether it is granted, is decided further down.
+"""
+
+from __future__ import annotations
+
+import keyword
+import re
+import unicodedata
+
+from executor_server.errors import InvalidRequest, Reason, ResourceExhausted
+
+MAX_PIECE_BYTES = 262_144
+"""The most that travels inline, or in one piece of a stream."""
+
+MAX_CODE_BYTES = 1024 * 1024
+MAX_NAME_CHARS = 256
+MAX_PATH_BYTES = 1024
+MAX_PATH_PART_BYTES = 255
+
+_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
+
+
+def invalid(field: str, problem: str, reason: Reason = Reason.INVALID_FIELD) -> InvalidRequest:
+    return InvalidRequest(reason, f"{field} {problem}", field)
+
+
+def identifier(text: str, field: str) -> str:
+    """An id of ours or of the caller's choice."""
+    if not _ID.fullmatch(text):
+        raise invalid(field, "must be 1 to 64 of A-Z a-z 0-9 _ -")
+    return text
+
+
+def python_name(text: str, field: str) -> str:
+    """A name that agent code can write: an identifier that is no keyword, and not one of Python's own __names__."""
+    # CPython normalizes identifiers when it compiles; a name of another form could be set but never be read.
+    if not text.isidentifier() or unicodedata.normalize("NFKC", text) != text or len(text) > MAX_NAME_CHARS:
+        raise invalid(field, f"must be a Python identifier of at most {MAX_NAME_CHARS} characters")
+    if keyword.iskeyword(text):
+        raise invalid(field, f"is a keyword of Python: {text}")
+    if text.startswith("__") and text.endswith("__"):
+        raise invalid(field, f"has the form __x__, which Python keeps for itself: {text}")
+    return text
+
+
+def source(code: str, field: str) -> str:
+    if len(code.encode()) > MAX_CODE_BYTES:
+        raise invalid(field, f"is larger than {MAX_CODE_BYTES:,} bytes")
+    if "\0" in code:
+        raise invalid(field, "holds a NUL character")
+    return code
+
+
+def workspace_path(path: str, field: str, *, may_be_empty: bool = False) -> str:
+    """A path that stays in the workspace as far as its text tells; the guest checks links when it opens it."""
+    if not path and may_be_empty:
+        return path
+    data = path.encode()
+    parts = data.split(b"/")
+    if not path or path.startswith("/") or b".." in parts:
+        raise invalid(field, "must be relative to the workspace and stay in it", Reason.PATH_REFUSED)
+    if b"\0" in data or len(data) > MAX_PATH_BYTES or any(len(part) > MAX_PATH_PART_BYTES for part in parts):
+        raise invalid(
+            field,
+            f"must have no NUL, at most {MAX_PATH_BYTES} bytes, and at most {MAX_PATH_PART_BYTES} in each part",
+            Reason.PATH_REFUSED,
+        )
+    return path
+
+
+def count(number: int, most: int, field: str) -> None:
+    if number > most:
+        raise invalid(field, f"has {number} entries; at most {most:,} are allowed")
+
+
+def size(size_bytes: int, most: int, what: str) -> int:
+    if size_bytes > most:
+        raise ResourceExhausted(Reason.TOO_LARGE, f"{what} of {size_bytes:,} bytes is over the limit of {most:,}")
+    return size_bytes
+
+
+def distinct(names: list[str], field: str) -> None:
+    if len(set(names)) != len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise invalid(field, f"names {twice} twice")

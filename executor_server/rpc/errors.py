@@ -1,0 +1,232 @@
+"""The RPC border: errors become statuses here, once, by one table.
+
+Every call of every service passes `ErrorBorder`. A refusal (ExecutorError) leaves with its status, its message and a
+google.rpc.ErrorInfo; anything else leaves as INTERNAL with an incident id, and its text stays in the log. Without this,
+grpc.aio would send the text of any exception to the client. CancelledError passes: the caller is gone.
+"""
+
+from __future__ import annotations
+
+import inspect
+import secrets
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, NoReturn, TypeAlias, cast
+
+import grpc
+import structlog
+from google.protobuf.message import DecodeError, Message
+from google.rpc import code_pb2, error_details_pb2, status_pb2
+
+from executor_server.errors import (
+    ExecutorError,
+    InvalidRequest,
+    NotFound,
+    OutOfRange,
+    PolicyViolation,
+    PreconditionFailed,
+    Reason,
+    ResourceExhausted,
+    Unauthenticated,
+    Unavailable,
+)
+
+DOMAIN = "remote-executor"
+DETAILS_KEY = "grpc-status-details-bin"
+
+# A client refuses trailers above 8 KiB by default, and sees that instead of our answer. The message is in them twice,
+# once percent-encoded (up to three bytes each), so these add up to less.
+MAX_MESSAGE_BYTES = 1000
+MAX_VIOLATIONS_BYTES = 2500
+
+_STATUS_OF: dict[type[ExecutorError], grpc.StatusCode] = {
+    InvalidRequest: grpc.StatusCode.INVALID_ARGUMENT,
+    PolicyViolation: grpc.StatusCode.PERMISSION_DENIED,
+    Unauthenticated: grpc.StatusCode.UNAUTHENTICATED,
+    NotFound: grpc.StatusCode.NOT_FOUND,
+    PreconditionFailed: grpc.StatusCode.FAILED_PRECONDITION,
+    OutOfRange: grpc.StatusCode.OUT_OF_RANGE,
+    ResourceExhausted: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    Unavailable: grpc.StatusCode.UNAVAILABLE,
+}
+
+_log = structlog.get_logger(__name__)
+
+# Generic in the stubs only, hence the quotes, and the comments at the interceptors.
+Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
+Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
+
+
+async def refuse(context: Context, error: ExecutorError) -> NoReturn:
+    """Ends the call with the status of `error`."""
+    code = next(code for kind, code in _STATUS_OF.items() if isinstance(error, kind))
+    message = _cut(error.message, MAX_MESSAGE_BYTES)
+    details: list[Message] = [error_details_pb2.ErrorInfo(reason=error.reason.value, domain=DOMAIN)]
+    if violations := _field_violations(error):
+        details.append(error_details_pb2.BadRequest(field_violations=violations))
+    if isinstance(error, ResourceExhausted) and error.retry_after_s is not None:
+        retry = error_details_pb2.RetryInfo()
+        retry.retry_delay.FromMilliseconds(round(error.retry_after_s * 1000))
+        details.append(retry)
+    await _abort(context, code, message, details)
+
+
+class ErrorBorder(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
+    """Translates what a handler raises, and refuses messages that are malformed or have unknown fields."""
+
+    def __init__(self) -> None:
+        # One wrapper per method, made at its first call: the set of methods is what the server was built with.
+        self._guarded: dict[str, Handler] = {}
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> Handler:
+        method = handler_call_details.method
+        guarded = self._guarded.get(method)
+        if guarded is None:
+            handler = cast("Handler | None", await continuation(handler_call_details))
+            if handler is None:
+                return cast("Handler", None)  # grpc answers UNIMPLEMENTED
+            guarded = self._guarded[method] = _guard(method, handler)
+        return guarded
+
+
+def _guard(method: str, handler: Handler) -> Handler:
+    # The cython layer looks at the two flags and at one of four behaviours; so does this.
+    request_in = _checked_stream if handler.request_streaming else _checked
+    behaviour = (
+        (handler.stream_stream if handler.response_streaming else handler.stream_unary)
+        if handler.request_streaming
+        else (handler.unary_stream if handler.response_streaming else handler.unary_unary)
+    )
+    assert behaviour is not None
+    make = {
+        (False, False): grpc.unary_unary_rpc_method_handler,
+        (False, True): grpc.unary_stream_rpc_method_handler,
+        (True, False): grpc.stream_unary_rpc_method_handler,
+        (True, True): grpc.stream_stream_rpc_method_handler,
+    }[(handler.request_streaming, handler.response_streaming)]
+    guarded = (
+        _guard_generator(method, behaviour, request_in)
+        if inspect.isasyncgenfunction(behaviour)
+        else _guard_coroutine(method, behaviour, request_in)
+    )
+    return make(
+        cast("Any", guarded),
+        request_deserializer=_total(handler.request_deserializer),
+        response_serializer=handler.response_serializer,
+    )
+
+
+def _guard_coroutine(method: str, behaviour: Any, request_in: Callable[[Any], Any]) -> Callable[..., Awaitable[Any]]:
+    async def guarded(request: Any, context: Context) -> Any:
+        try:
+            return await behaviour(request_in(request), context)
+        except Exception as error:  # noqa: BLE001 - the border
+            await _end(method, context, error)
+
+    return guarded
+
+
+def _guard_generator(
+    method: str, behaviour: Any, request_in: Callable[[Any], Any]
+) -> Callable[..., AsyncIterator[Any]]:
+    """For handlers of grpc's own services; ours write to the context instead (see service.py)."""
+
+    async def guarded(request: Any, context: Context) -> AsyncIterator[Any]:
+        try:
+            async for response in behaviour(request_in(request), context):
+                yield response
+        except Exception as error:  # noqa: BLE001 - the border
+            await _end(method, context, error)
+
+    return guarded
+
+
+async def _end(method: str, context: Context, error: Exception) -> NoReturn:
+    if isinstance(error, grpc.aio.AbortError):
+        raise error
+    if isinstance(error, ExecutorError):
+        await refuse(context, error)
+    incident_id = secrets.token_hex(8)
+    _log.error("rpc.internal_error", method=method, incident_id=incident_id, exc_info=error)
+    message = f"the daemon failed; its log tells more under incident {incident_id}"
+    info = error_details_pb2.ErrorInfo(
+        reason=Reason.INTERNAL.value, domain=DOMAIN, metadata={"incident_id": incident_id}
+    )
+    await _abort(context, grpc.StatusCode.INTERNAL, message, [info])
+
+
+async def _abort(context: Context, code: grpc.StatusCode, message: str, details: list[Message]) -> NoReturn:
+    status = status_pb2.Status(code=code_pb2.Code.Value(code.name), message=message)
+    for detail in details:
+        status.details.add().Pack(detail)
+    await context.abort(code, message, trailing_metadata=((DETAILS_KEY, status.SerializeToString()),))
+    raise AssertionError("abort returned")  # it never does
+
+
+def _field_violations(error: ExecutorError) -> list[error_details_pb2.BadRequest.FieldViolation]:
+    make = error_details_pb2.BadRequest.FieldViolation
+    if isinstance(error, InvalidRequest) and error.field:
+        return [make(field=error.field, description=_cut(error.message, MAX_MESSAGE_BYTES))]
+    if not isinstance(error, PolicyViolation):
+        return []
+    listed: list[error_details_pb2.BadRequest.FieldViolation] = []
+    size_bytes = 0
+    for violation in error.violations:
+        description = f"asked for {violation.requested}, allowed is {violation.allowed}"
+        entry = make(field=violation.field, description=_cut(description, MAX_MESSAGE_BYTES))
+        size_bytes += entry.ByteSize()
+        if listed and size_bytes > MAX_VIOLATIONS_BYTES:
+            listed.append(make(field="", description=f"and {len(error.violations) - len(listed)} more"))
+            break
+        listed.append(entry)
+    return listed
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Requests as they come in
+
+_MALFORMED = object()
+
+
+def _total(deserialize: Callable[[bytes], Any] | None) -> Callable[[bytes], Any] | None:
+    """A deserializer that never raises: grpc would answer UNKNOWN with the exception's text."""
+    if deserialize is None:
+        return None
+
+    def parse(data: bytes) -> Any:
+        try:
+            return deserialize(data)
+        except DecodeError:
+            return _MALFORMED
+
+    return parse
+
+
+def _checked(request: Any) -> Any:
+    """The request, if it is a well-formed message without fields that this daemon does not know.
+
+    A field that is not known would be a wish that is not obeyed, so it is refused and not skipped.
+    """
+    if request is _MALFORMED:
+        raise InvalidRequest(Reason.INVALID_FIELD, "the message is malformed (text must be UTF-8)")
+    size_bytes = request.ByteSize()
+    request.DiscardUnknownFields()
+    if request.ByteSize() != size_bytes:
+        raise InvalidRequest(Reason.INVALID_FIELD, "the message has fields that this daemon does not know")
+    return request
+
+
+async def _checked_stream(requests: AsyncIterator[Any]) -> AsyncIterator[Any]:
+    async for request in requests:
+        yield _checked(request)
+
+
+def _cut(text: str, max_bytes: int) -> str:
+    """`text` without characters that a status can't carry, and no longer than that."""
+    data = text.encode("utf-8", "backslashreplace")
+    if len(data) <= max_bytes:
+        return data.decode()
+    return data[:max_bytes].decode("utf-8", "ignore") + "…"

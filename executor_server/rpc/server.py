@@ -1,0 +1,152 @@
+"""The gRPC server: its listeners, its limits, health and reflection.
+
+A Unix socket is private (mode 0600) from the moment it exists. TCP listeners other than loopback need TLS. What is not
+limited by an option here is limited in the service.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from executor_api.v1 import executor_service_pb2 as service_pb
+from executor_api.v1 import executor_service_pb2_grpc as service_grpc
+from executor_server.rpc import addresses
+from executor_server.rpc.addresses import Address, AddressError, TcpAddress, UnixAddress
+from executor_server.rpc.auth import TokenAuth
+from executor_server.rpc.errors import ErrorBorder
+from executor_server.rpc.service import ExecutorService
+
+SERVICE_NAME = service_pb.DESCRIPTOR.services_by_name["ExecutorService"].full_name
+
+# A connection that hasn't finished its handshake by then is dropped; the default is two minutes.
+HANDSHAKE_TIMEOUT_S = 10.0
+# Clients may ping this often without being taken for a flood, and may break the rule so often.
+MIN_CLIENT_PING_INTERVAL_S = 10.0
+MAX_PING_STRIKES = 2
+
+
+@dataclass(frozen=True)
+class TlsFiles:
+    """PEM files of the server's certificate and, for mutual TLS, of the authority that signs clients'."""
+
+    cert: Path
+    key: Path
+    client_ca: Path | None = None
+
+
+@dataclass(frozen=True)
+class ServerSettings:
+    listen: tuple[str, ...]
+    tls: TlsFiles | None
+    max_message_bytes: int
+    max_metadata_bytes: int
+    max_concurrent_streams: int
+    max_concurrent_calls: int
+    connection_idle_s: float
+    keepalive_s: float
+    keepalive_timeout_s: float
+
+
+class RpcServer:
+    """Serves one ExecutorService to callers that have the token."""
+
+    def __init__(self, service: ExecutorService, token: str, settings: ServerSettings) -> None:
+        """Judges the addresses, opens nothing yet. Raises AddressError."""
+        self._settings = settings
+        self._addresses = [addresses.parse(text) for text in settings.listen]
+        for address in self._addresses:
+            addresses.check_exposure(address, has_tls=settings.tls is not None)
+        self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]  # the stubs lack it
+        # The order matters: a stranger's call must not reach the handlers at all, and a denial is made outside the
+        # border, whose wrappers are kept per method.
+        self._server = grpc.aio.server(
+            interceptors=(TokenAuth(token), ErrorBorder()),
+            options=_options(settings),
+            maximum_concurrent_rpcs=settings.max_concurrent_calls,
+        )
+        service_grpc.add_ExecutorServiceServicer_to_server(service, self._server)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        reflection.enable_server_reflection((SERVICE_NAME, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server)
+
+    async def start(self) -> list[str]:
+        """Opens the listeners and serves. Returns their addresses, with the port that was found for port 0."""
+        credentials = _credentials(self._settings.tls) if self._settings.tls is not None else None
+        bound = [str(self._bind(address, credentials)) for address in self._addresses]
+        await self._server.start()
+        await self._health.set(SERVICE_NAME, health_pb2.HealthCheckResponse.SERVING)
+        return bound
+
+    async def announce_end(self) -> None:
+        """Tells probes that this daemon is going away; calls are still served."""
+        await self._health.enter_graceful_shutdown()
+
+    async def stop(self, grace_s: float) -> None:
+        """Takes no new calls, cancels those that haven't ended within the grace, and closes the listeners."""
+        await self._server.stop(grace_s)
+        for address in self._addresses:
+            if isinstance(address, UnixAddress):
+                address.path.unlink(missing_ok=True)
+
+    def _bind(self, address: Address, credentials: grpc.ServerCredentials | None) -> Address:
+        if isinstance(address, UnixAddress):
+            addresses.clear_stale_socket(address)
+        try:
+            with _private_files():
+                if isinstance(address, TcpAddress) and credentials is not None:
+                    port = self._server.add_secure_port(str(address), credentials)
+                else:
+                    port = self._server.add_insecure_port(str(address))
+        except RuntimeError as error:  # all that grpc says; its own log has the errno
+            raise AddressError(
+                f"Can't listen on {address}: it is in use, or not an address of this machine."
+            ) from error
+        return TcpAddress(address.host, port) if isinstance(address, TcpAddress) else address
+
+
+def _options(settings: ServerSettings) -> Sequence[tuple[str, int]]:
+    return (
+        ("grpc.max_receive_message_length", settings.max_message_bytes),
+        ("grpc.max_metadata_size", settings.max_metadata_bytes),
+        ("grpc.absolute_max_metadata_size", settings.max_metadata_bytes),
+        ("grpc.max_concurrent_streams", settings.max_concurrent_streams),
+        ("grpc.max_connection_idle_ms", round(settings.connection_idle_s * 1000)),
+        ("grpc.server_handshake_timeout_ms", round(HANDSHAKE_TIMEOUT_S * 1000)),
+        ("grpc.keepalive_time_ms", round(settings.keepalive_s * 1000)),
+        ("grpc.keepalive_timeout_ms", round(settings.keepalive_timeout_s * 1000)),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.min_recv_ping_interval_without_data_ms", round(MIN_CLIENT_PING_INTERVAL_S * 1000)),
+        ("grpc.http2.max_ping_strikes", MAX_PING_STRIKES),
+        # Only uncompressed messages: a small compressed one could unpack to a large one.
+        ("grpc.compression_enabled_algorithms_bitset", 1),
+        # Two daemons on one port would each get some of the calls.
+        ("grpc.so_reuseport", 0),
+    )
+
+
+def _credentials(tls: TlsFiles) -> grpc.ServerCredentials:
+    try:
+        key, cert = tls.key.read_bytes(), tls.cert.read_bytes()
+        client_ca = tls.client_ca.read_bytes() if tls.client_ca is not None else None
+    except OSError as error:
+        raise AddressError(f"The TLS file {error.filename} can't be read: {error.strerror}.") from error
+    return grpc.ssl_server_credentials(
+        [(key, cert)], root_certificates=client_ca, require_client_auth=client_ca is not None
+    )
+
+
+@contextmanager
+def _private_files() -> Iterator[None]:
+    """What is made inside has no rights for others. Binding is synchronous, so no other task's files are affected."""
+    before = os.umask(0o177)
+    try:
+        yield
+    finally:
+        os.umask(before)

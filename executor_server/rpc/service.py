@@ -1,0 +1,197 @@
+"""The service: each method checks its request's form, asks the session layer, and converts the answer.
+
+Nothing is decided here and nothing is kept here. What is raised below passes through to the error border.
+
+Streaming methods write to the context instead of yielding: grpc.aio cancels a coroutine in its own task when the client
+goes away, while it finalizes a suspended generator in another one, where cancel scopes break. A stream that is cut off
+does not touch its execution, which belongs to the session.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any, TypeVar
+
+import structlog
+
+from executor_api.v1 import executor_service_pb2 as service_pb
+from executor_api.v1 import executor_service_pb2_grpc as service_grpc
+from executor_server.executions import Execution
+from executor_server.model import BlobChunk, FileInfo
+from executor_server.policy import Policy, execution_limits
+from executor_server.rpc import checks, convert
+from executor_server.rpc.auth import current_principal
+from executor_server.rpc.errors import Context
+from executor_server.rpc.upload import Upload
+from executor_server.sessions import Session, SessionManager, SessionRequest
+
+T = TypeVar("T")
+
+
+class ExecutorService(service_grpc.ExecutorServiceServicer):
+    """Serves executor_api.v1.ExecutorService from a session manager."""
+
+    def __init__(self, policy: Policy, sessions: SessionManager) -> None:
+        self._policy = policy
+        self._sessions = sessions
+
+    # -- sessions
+
+    async def CreateSession(
+        self, request: service_pb.CreateSessionRequest, context: Context
+    ) -> service_pb.CreateSessionResponse:
+        principal = current_principal.get()
+        request_id = checks.identifier(request.request_id, "request_id")
+        spec = self._policy.decide(principal, convert.requested_session_from(request))
+        session = await self._sessions.create(principal, SessionRequest(request_id=request_id, spec=spec))
+        return service_pb.CreateSessionResponse(session=convert.session_to(session))
+
+    async def GetSession(
+        self, request: service_pb.GetSessionRequest, context: Context
+    ) -> service_pb.GetSessionResponse:
+        session = self._session(request.session_id)
+        return service_pb.GetSessionResponse(session=convert.session_to(session))
+
+    async def ListSessions(
+        self, request: service_pb.ListSessionsRequest, context: Context
+    ) -> service_pb.ListSessionsResponse:
+        sessions = sorted(self._sessions.list(current_principal.get()), key=lambda session: session.create_time_s)
+        return service_pb.ListSessionsResponse(sessions=[convert.session_to(session) for session in sessions])
+
+    async def DeleteSession(
+        self, request: service_pb.DeleteSessionRequest, context: Context
+    ) -> service_pb.DeleteSessionResponse:
+        session_id = checks.identifier(request.session_id, "session_id")
+        await self._sessions.delete(current_principal.get(), session_id)
+        return service_pb.DeleteSessionResponse()
+
+    async def KeepAlive(self, request: service_pb.KeepAliveRequest, context: Context) -> service_pb.KeepAliveResponse:
+        session = self._session(request.session_id)
+        session.touch()
+        return service_pb.KeepAliveResponse(session=convert.session_to(session))
+
+    # -- executions
+
+    async def Execute(self, request: service_pb.ExecuteRequest, context: Context) -> None:
+        session = self._session(request.session_id)
+        execution = session.execute(
+            execution_id=checks.identifier(request.execution_id, "execution_id"),
+            code=checks.source(request.code, "code"),
+            mode=convert.output_mode_from(request.output_mode),
+            limits=execution_limits(session.spec, convert.requested_limits_from(request.limits)),
+        )
+        async with _released(execution.events()) as events:
+            async for event in events:
+                await context.write(service_pb.ExecuteResponse(event=convert.event_to(event)))
+
+    async def AttachExecution(self, request: service_pb.AttachExecutionRequest, context: Context) -> None:
+        execution = self._execution(request.session_id, request.execution_id)
+        async with _released(execution.events(request.after_event)) as events:
+            async for event in events:
+                await context.write(service_pb.AttachExecutionResponse(event=convert.event_to(event)))
+
+    async def CancelExecution(
+        self, request: service_pb.CancelExecutionRequest, context: Context
+    ) -> service_pb.CancelExecutionResponse:
+        self._execution(request.session_id, request.execution_id).cancel()
+        return service_pb.CancelExecutionResponse()
+
+    async def SubmitToolResult(
+        self, request: service_pb.SubmitToolResultRequest, context: Context
+    ) -> service_pb.SubmitToolResultResponse:
+        execution = self._execution(request.session_id, request.execution_id)
+        call_id = checks.identifier(request.call_id, "call_id")
+        await execution.submit_tool_result(call_id, convert.answer_from(request))
+        return service_pb.SubmitToolResultResponse()
+
+    # -- tools, variables, blobs
+
+    async def RegisterTools(
+        self, request: service_pb.RegisterToolsRequest, context: Context
+    ) -> service_pb.RegisterToolsResponse:
+        session = self._session(request.session_id)
+        await session.register_tools(convert.tools_from(request.tools))
+        return service_pb.RegisterToolsResponse()
+
+    async def SetVariables(
+        self, request: service_pb.SetVariablesRequest, context: Context
+    ) -> service_pb.SetVariablesResponse:
+        session = self._session(request.session_id)
+        await session.set_variables(convert.variables_from(request.variables))
+        return service_pb.SetVariablesResponse()
+
+    async def GetVariables(self, request: service_pb.GetVariablesRequest, context: Context) -> None:
+        session = self._session(request.session_id)
+        names = convert.variable_names_from(request.names)
+        async with _released(session.get_variables(names)) as parts:
+            async for part in parts:
+                if isinstance(part, BlobChunk):
+                    message = service_pb.GetVariablesResponse(blob_chunk=convert.blob_chunk_to(part))
+                else:
+                    message = service_pb.GetVariablesResponse(variables=convert.variables_to(part))
+                await context.write(message)
+
+    async def UploadBlob(
+        self, requests: AsyncIterator[service_pb.UploadBlobRequest], context: Context
+    ) -> service_pb.UploadBlobResponse:
+        upload = Upload(requests)
+        header: service_pb.UploadBlobHeader = await upload.header()
+        session = self._session(header.session_id)
+        blob_id = await session.upload_blob(header.size_bytes, upload.pieces(header.size_bytes))
+        return service_pb.UploadBlobResponse(blob_id=blob_id)
+
+    # -- files and policy
+
+    async def PutFile(
+        self, requests: AsyncIterator[service_pb.PutFileRequest], context: Context
+    ) -> service_pb.PutFileResponse:
+        upload = Upload(requests)
+        header: service_pb.PutFileHeader = await upload.header()
+        session = self._session(header.session_id)
+        path = checks.workspace_path(header.path, "path")
+        size_bytes = checks.size(header.size_bytes, session.spec.limits.disk_bytes, "a file")
+        file = await session.put_file(path, size_bytes, upload.pieces(size_bytes))
+        return service_pb.PutFileResponse(file=convert.file_to(file))
+
+    async def GetFile(self, request: service_pb.GetFileRequest, context: Context) -> None:
+        session = self._session(request.session_id)
+        path = checks.workspace_path(request.path, "path")
+        async with _released(session.get_file(path)) as parts:
+            async for part in parts:
+                if isinstance(part, FileInfo):
+                    await context.write(service_pb.GetFileResponse(file=convert.file_to(part)))
+                else:
+                    await context.write(service_pb.GetFileResponse(data=part))
+
+    async def ListFiles(self, request: service_pb.ListFilesRequest, context: Context) -> service_pb.ListFilesResponse:
+        session = self._session(request.session_id)
+        path = checks.workspace_path(request.path, "path", may_be_empty=True)
+        files, truncated = await session.list_files(path)
+        return convert.files_to(files, truncated=truncated)
+
+    async def GetPolicy(self, request: service_pb.GetPolicyRequest, context: Context) -> service_pb.GetPolicyResponse:
+        return service_pb.GetPolicyResponse(policy=convert.policy_to(self._policy.describe()))
+
+    # -- who and which
+
+    def _session(self, session_id: str) -> Session:
+        session = self._sessions.get(current_principal.get(), checks.identifier(session_id, "session_id"))
+        structlog.contextvars.bind_contextvars(session_id=session_id)
+        return session
+
+    def _execution(self, session_id: str, execution_id: str) -> Execution:
+        execution = self._session(session_id).execution(checks.identifier(execution_id, "execution_id"))
+        structlog.contextvars.bind_contextvars(execution_id=execution_id)
+        return execution
+
+
+@asynccontextmanager
+async def _released(items: AsyncIterator[T]) -> AsyncIterator[AsyncIterator[T]]:
+    """Closes the iterator at once when the caller goes away, instead of whenever it is collected."""
+    try:
+        yield items
+    finally:
+        close: Any = getattr(items, "aclose", None)
+        if close is not None:
+            await close()

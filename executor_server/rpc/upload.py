@@ -1,0 +1,54 @@
+"""Uploads: a stream of one header and then data, of the size that the header declared.
+
+The declared size is what the session layer reserves, so a stream that brings more or less than that is refused, and one
+that stands still is cut off.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+from executor_server.errors import InvalidRequest, Reason
+from executor_server.rpc import checks
+
+PIECE_TIMEOUT_S = 60.0
+"""The longest wait for the next piece."""
+
+
+class Upload:
+    """One client stream of messages that have a oneof `part` of `header` and `data`."""
+
+    def __init__(self, requests: AsyncIterator[Any]) -> None:
+        self._requests = requests
+
+    async def header(self) -> Any:
+        message = await self._next()
+        if message is None or message.WhichOneof("part") != "header":
+            raise checks.invalid("header", "must be the first message")
+        return message.header
+
+    async def pieces(self, size_bytes: int) -> AsyncIterator[bytes]:
+        """The data, exactly `size_bytes` of it. Raises InvalidRequest where the stream brings anything else."""
+        received_bytes = 0
+        while (message := await self._next()) is not None:
+            if message.WhichOneof("part") != "data":
+                raise checks.invalid("header", "must be the first message only, and data must follow")
+            piece: bytes = message.data
+            if not 0 < len(piece) <= checks.MAX_PIECE_BYTES:
+                raise checks.invalid("data", f"must be 1 to {checks.MAX_PIECE_BYTES:,} bytes in each message")
+            received_bytes += len(piece)
+            if received_bytes > size_bytes:
+                raise checks.invalid("data", f"goes on after the {size_bytes:,} bytes that the header declared")
+            yield piece
+        if received_bytes < size_bytes:
+            raise checks.invalid("data", f"ends after {received_bytes:,} of the {size_bytes:,} bytes declared")
+
+    async def _next(self) -> Any:
+        """The next message, None at the end."""
+        try:
+            async with asyncio.timeout(PIECE_TIMEOUT_S):
+                return await anext(self._requests, None)
+        except TimeoutError as error:
+            raise InvalidRequest(Reason.INVALID_FIELD, f"nothing came for {PIECE_TIMEOUT_S:g} s") from error

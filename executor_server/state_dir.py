@@ -1,0 +1,148 @@
+"""The daemon's state directory: private to its user, and to one daemon at a time.
+
+What lies in it: `lock` (held by the daemon as long as it lives), `token` (the bearer token that local clients find by
+themselves), `executor.sock` (the local socket), and whatever the backend keeps below `sandboxes/`.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import re
+import secrets
+import stat
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+TOKEN_BYTES = 32
+MAX_TOKEN_FILE_BYTES = 512
+
+_TOKEN_FORM = re.compile(r"[A-Za-z0-9_-]{32,256}")
+
+
+class StateDirError(Exception):
+    """The state directory can't be used; the message is a sentence that says why and what to do."""
+
+
+class AlreadyRunning(StateDirError):
+    """Another daemon holds the state directory."""
+
+
+def default_state_dir(environ: Mapping[str, str] = os.environ) -> Path:
+    """Where the daemon and the clients of one user meet when nobody says otherwise."""
+    if chosen := environ.get("EXECUTOR_STATE_DIR"):
+        return Path(chosen).absolute()
+    state_home = environ.get("XDG_STATE_HOME") or "~/.local/state"
+    return (Path(state_home).expanduser() / "remote-executor").absolute()
+
+
+@dataclass(frozen=True)
+class StateDir:
+    """Names of what lies in the state directory."""
+
+    root: Path
+
+    @property
+    def socket_path(self) -> Path:
+        return self.root / "executor.sock"
+
+    @property
+    def token_path(self) -> Path:
+        return self.root / "token"
+
+    @property
+    def lock_path(self) -> Path:
+        return self.root / "lock"
+
+
+@contextmanager
+def claim(root: Path) -> Iterator[StateDir]:
+    """Makes the directory if need be, and holds its lock. Raises StateDirError."""
+    state_dir = StateDir(root)
+    _make_private(root)
+    lock_fd = os.open(state_dir.lock_path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        # The kernel drops the lock with the last descriptor, so a killed daemon never leaves a stale one behind. The
+        # file itself stays: removing it would let two daemons hold locks on two files of one name.
+        _lock(lock_fd, root)
+        yield state_dir
+    finally:
+        os.close(lock_fd)
+
+
+def read_or_make_token(state_dir: StateDir) -> str:
+    """The token of this state directory, made on first use. Call it with the lock held. Raises StateDirError."""
+    try:
+        return _read_token(state_dir.token_path)
+    except FileNotFoundError:
+        _make_token(state_dir)
+        return _read_token(state_dir.token_path)
+
+
+def _make_private(root: Path) -> None:
+    try:
+        root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        found = root.lstat()
+    except OSError as error:
+        raise StateDirError(f"The state directory {root} can't be made: {error.strerror}.") from error
+    if not stat.S_ISDIR(found.st_mode):
+        raise StateDirError(f"The state directory {root} is not a directory (a link to one won't do).")
+    if found.st_uid != os.geteuid():
+        raise StateDirError(f"The state directory {root} belongs to user {found.st_uid}, not to this one.")
+    if found.st_mode & 0o022:
+        raise StateDirError(f"The state directory {root} can be written by other users; run: chmod 700 {root}")
+
+
+def _lock(lock_fd: int, root: Path) -> None:
+    try:
+        fcntl.flock(lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno in (errno.EAGAIN, errno.EACCES):
+            raise AlreadyRunning(
+                f"Another executor-server is running with the state directory {root}; stop it, or choose another "
+                "directory with --state-dir."
+            ) from error
+        raise
+
+
+def _read_token(path: Path) -> str:
+    # O_NONBLOCK: a named pipe put there must not hang the start.
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise StateDirError(f"The token file {path} can't be read: {error.strerror}.") from error
+    with os.fdopen(fd, "rb") as file:
+        found = os.fstat(fd)
+        if not stat.S_ISREG(found.st_mode):
+            raise StateDirError(f"The token file {path} is not a regular file; remove it and a new one is made.")
+        if found.st_uid != os.geteuid():
+            raise StateDirError(f"The token file {path} belongs to user {found.st_uid}, not to this one.")
+        if found.st_mode & 0o077:
+            raise StateDirError(
+                f"The token file {path} can be read by other users, so its token may be known to them; remove the file "
+                "and a new one is made."
+            )
+        text = file.read(MAX_TOKEN_FILE_BYTES).decode("ascii", "replace").strip()
+    if not _TOKEN_FORM.fullmatch(text):
+        raise StateDirError(
+            f"The token file {path} holds no token (32 to 256 of A-Z a-z 0-9 _ -); remove it and a new one is made."
+        )
+    return text
+
+
+def _make_token(state_dir: StateDir) -> None:
+    # Written under another name and linked into place: a client that looks at the same moment finds the whole token or
+    # none, and an existing file is never replaced.
+    fd, name = tempfile.mkstemp(prefix=".token-", dir=state_dir.root)
+    try:
+        with os.fdopen(fd, "w", encoding="ascii") as file:
+            file.write(secrets.token_urlsafe(TOKEN_BYTES) + "\n")
+        Path(state_dir.token_path).hardlink_to(name)
+    finally:
+        Path(name).unlink()

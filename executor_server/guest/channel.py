@@ -1,0 +1,289 @@
+"""The supervisor's end of the channel to the daemon.
+
+It listens; a connection counts as the daemon's once its first frame held the token, of which only the hash is known
+here. The newest such connection wins (an earlier daemon that held one is dead or about to be told so). Frames with a
+sequence number are kept until the daemon has acknowledged them, so that one that lost its connection, or its life,
+gets from the next connection on what it has not taken yet.
+
+Agent code may connect too where it can see the socket: it has no token, so all it gets is a bounded wait.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections import deque
+from typing import Any, Callable, NamedTuple, Optional, Union
+
+from .frames import CHUNK_BYTES, PROTOCOL_VERSION, Frame, FrameDecoder, FrameError, Kind, encode_frame, encode_prefix
+
+_MAX_STRANGERS = 4
+_HELLO_TIME_S = 5.0
+_READ_BYTES = 256 * 1024
+# Past so many bytes not yet acknowledged, the supervisor stops reading what the program writes.
+OUTBOX_BYTES = 8 * 1024 * 1024
+
+
+class FileSlice(NamedTuple):
+    """A part of a sealed memory file, read only when it is sent. `last` closes the file once it was acknowledged."""
+
+    fd: int
+    offset: int
+    length: int
+    last: bool
+
+
+class _Kept(NamedTuple):
+    seq: int
+    prefix: bytes
+    body: Union[bytes, FileSlice]
+
+    @property
+    def cost(self) -> int:
+        return len(self.prefix) + (len(self.body) if isinstance(self.body, bytes) else self.body.length)
+
+
+class _Stranger:
+    """A connection that has not shown the token yet."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.sock = sock
+        self.decoder = FrameDecoder()
+        self.deadline = time.monotonic() + _HELLO_TIME_S
+
+
+class Channel:
+    """Owns the listener, the connections and the frames not yet acknowledged.
+
+    `watch(fd, events, handler)` registers with the supervisor's loop (events 0: forget it); `on_frame` takes each frame
+    of the daemon; `describe` gives the head of READY.
+    """
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        token_sha256: str,
+        watch: Callable[[int, int, Optional[Callable[[int], None]]], None],
+        on_frame: Callable[[Frame], None],
+        describe: Callable[[], dict[str, Any]],
+    ) -> None:
+        import select  # constants only
+
+        self._in, self._out = select.EPOLLIN, select.EPOLLOUT
+        self._listener = listener
+        self._token_sha256 = token_sha256
+        self._watch = watch
+        self._on_frame = on_frame
+        self._describe = describe
+        self._strangers: dict[int, _Stranger] = {}
+        self._conn: Optional[socket.socket] = None
+        self._decoder = FrameDecoder()
+        self._seq = 0
+        self._unsent: deque[_Kept] = deque()
+        self._unacked: deque[_Kept] = deque()
+        self._kept_bytes = 0
+        self._writing: list[memoryview] = []
+        self.last_heard = time.monotonic()
+        listener.setblocking(False)
+        watch(listener.fileno(), self._in, self._accept)
+
+    # -- sending -------------------------------------------------------------------------------------------------
+
+    @property
+    def full(self) -> bool:
+        """Whether the program should wait before it says more."""
+        return self._kept_bytes > OUTBOX_BYTES
+
+    @property
+    def connected(self) -> bool:
+        return self._conn is not None
+
+    def send(self, kind: int, head: dict[str, Any], body: Union[bytes, FileSlice] = b"") -> None:
+        """Queues a frame, keeps it until it is acknowledged, and sends what can be sent now."""
+        self._seq += 1
+        length = len(body) if isinstance(body, bytes) else body.length
+        kept = _Kept(self._seq, encode_prefix(kind, head, length, seq=self._seq), body)
+        self._unsent.append(kept)
+        self._kept_bytes += kept.cost
+        self.flush()
+
+    def send_memfd(self, kind: int, head: dict[str, Any], fd: int, size: int) -> None:
+        """Queues a sealed memory file as frames of one chunk each, and takes it over."""
+        offset = 0
+        while offset < size:
+            length = min(CHUNK_BYTES, size - offset)
+            self.send(kind, head, FileSlice(fd, offset, length, last=offset + length == size))
+            offset += length
+        if size == 0:
+            os.close(fd)
+
+    def flush(self) -> None:
+        """Writes until the socket is full or there is nothing left."""
+        while self._conn is not None:
+            if not self._writing:
+                if not self._unsent:
+                    self._watch(self._conn.fileno(), self._in, self._readable)
+                    return
+                kept = self._unsent.popleft()
+                self._unacked.append(kept)
+                self._writing = [memoryview(kept.prefix), memoryview(_bytes_of(kept.body))]
+            try:
+                sent = self._conn.sendmsg(self._writing)
+            except BlockingIOError:
+                self._watch(self._conn.fileno(), self._in | self._out, self._readable)
+                return
+            except OSError:
+                self._disconnect()
+                return
+            while self._writing and sent >= len(self._writing[0]):
+                sent -= len(self._writing.pop(0))
+            if self._writing:
+                self._writing[0] = self._writing[0][sent:]
+
+    def _acknowledge(self, seq: int) -> None:
+        while self._unacked and self._unacked[0].seq <= seq:
+            kept = self._unacked.popleft()
+            self._kept_bytes -= kept.cost
+            if isinstance(kept.body, FileSlice) and kept.body.last:
+                os.close(kept.body.fd)
+
+    # -- connections ---------------------------------------------------------------------------------------------
+
+    def expire_strangers(self) -> None:
+        now = time.monotonic()
+        for stranger in [s for s in self._strangers.values() if s.deadline <= now]:
+            self._drop(stranger)
+
+    def close_all(self) -> None:
+        """Closes every descriptor of the channel, in a forked child that must not have them."""
+        for stranger in self._strangers.values():
+            stranger.sock.close()
+        if self._conn is not None:
+            self._conn.close()
+        self._listener.close()
+        for kept in (*self._unsent, *self._unacked):
+            if isinstance(kept.body, FileSlice) and kept.body.last:
+                os.close(kept.body.fd)
+
+    def _accept(self, _events: int) -> None:
+        try:
+            sock, _ = self._listener.accept()
+        except OSError:
+            return  # gone again, or no descriptor left: the next one may fare better
+        sock.setblocking(False)
+        if len(self._strangers) >= _MAX_STRANGERS:
+            self._drop(min(self._strangers.values(), key=lambda s: s.deadline))
+        stranger = _Stranger(sock)
+        self._strangers[sock.fileno()] = stranger
+        self._watch(sock.fileno(), self._in, lambda _events: self._greet(stranger))
+        self._greet(stranger)
+
+    def _greet(self, stranger: _Stranger) -> None:
+        try:
+            data = stranger.sock.recv(64 * 1024)
+            frames = stranger.decoder.feed(data) if data else None
+        except BlockingIOError:
+            return
+        except (OSError, FrameError):
+            frames = None
+        if frames is None:
+            self._drop(stranger)
+        elif frames:
+            if self._is_daemon(frames[0]):
+                self._adopt(stranger, frames)
+            else:
+                self._drop(stranger)
+
+    def _is_daemon(self, frame: Frame) -> bool:
+        # Imported here: OpenSSL costs milliseconds, and a warm sandbox has time for it before anyone waits.
+        import hashlib
+        import hmac
+
+        try:
+            token = bytes.fromhex(frame.head.text("token", 256))
+        except ValueError:  # FrameError is one too
+            return False
+        right = hmac.compare_digest(hashlib.sha256(token).hexdigest(), self._token_sha256)
+        return right and frame.kind == Kind.HELLO
+
+    def _adopt(self, stranger: _Stranger, frames: list[Frame]) -> None:
+        hello = frames[0]
+        try:
+            version = hello.head.integer("protocol")
+            last_seq = hello.head.integer("last_seq")
+        except FrameError:
+            version, last_seq = -1, 0
+        if version != PROTOCOL_VERSION or last_seq > self._seq:
+            self._drop(stranger)
+            return
+        self._disconnect()
+        del self._strangers[stranger.sock.fileno()]
+        self._conn, self._decoder = stranger.sock, stranger.decoder
+        self._conn.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 * CHUNK_BYTES)
+        self._acknowledge(last_seq)
+        # What the last connection took but this daemon has not: again, before anything new.
+        self._unsent = deque((*self._unacked, *self._unsent))
+        self._unacked = deque()
+        self._writing = [memoryview(encode_frame(Kind.READY, self._describe()))]
+        self._watch(self._conn.fileno(), self._in, self._readable)
+        self.last_heard = time.monotonic()
+        self.flush()
+        self._take(frames[1:])
+
+    def _readable(self, events: int) -> None:
+        if events & self._out:
+            self.flush()
+        if self._conn is None or not events & ~self._out:
+            return
+        try:
+            data = self._conn.recv(_READ_BYTES)
+            if not data:
+                self._disconnect()
+                return
+            frames = self._decoder.feed(data)
+        except BlockingIOError:
+            return
+        except (OSError, FrameError):
+            self._disconnect()
+            return
+        self._take(frames)
+
+    def _take(self, frames: list[Frame]) -> None:
+        self.last_heard = time.monotonic()
+        for frame in frames:
+            self._acknowledge(frame.ack)
+            if frame.kind == Kind.PING:
+                self._reply(Kind.PONG)
+            elif frame.kind != Kind.ACK:
+                try:
+                    self._on_frame(frame)
+                except FrameError:
+                    self._disconnect()  # not the daemon that this guest was packed with
+                    return
+
+    def _reply(self, kind: int) -> None:
+        """A frame without a number, behind what is being written now."""
+        if self._conn is not None:
+            self._writing.append(memoryview(encode_frame(kind, {})))
+            self.flush()
+
+    def _disconnect(self) -> None:
+        if self._conn is not None:
+            self._watch(self._conn.fileno(), 0, None)
+            self._conn.close()
+            self._conn = None
+            self._writing = []
+
+    def _drop(self, stranger: _Stranger) -> None:
+        self._watch(stranger.sock.fileno(), 0, None)
+        del self._strangers[stranger.sock.fileno()]
+        stranger.sock.close()
+
+
+def _bytes_of(body: Union[bytes, FileSlice]) -> bytes:
+    if isinstance(body, bytes):
+        return body
+    data = os.pread(body.fd, body.length, body.offset)
+    assert len(data) == body.length, "a sealed file shrank"
+    return data

@@ -1,0 +1,49 @@
+"""The checker's process: reads one source after the other from the supervisor and answers with a verdict.
+
+Nothing but parsing and compiling happens here, under limits of its own, so what a hostile source can break is this
+process: the supervisor notices, starts another, and that one execution is refused.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import socket
+from typing import Any
+
+from . import link
+from .checker import check
+from .instrument import Sentinels
+
+_MEMORY_BYTES = 1024 * 1024 * 1024
+_MAX_REQUEST_BYTES = 64 * 1024 * 1024
+
+
+def checker_main(sock: socket.socket, config: Any) -> None:
+    """Serves the supervisor until it closes the link. Runs in the forked child."""
+    os.setsid()
+    memory = min(_MEMORY_BYTES, config.memory_bytes // 2)
+    resource.setrlimit(resource.RLIMIT_DATA, (memory, memory))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    sentinels = Sentinels.of(config.mark)
+    while True:
+        try:
+            message = link.receive(sock, _MAX_REQUEST_BYTES)
+        except link.LinkClosed:
+            return
+        body = message.body if message.memfd is None else link.read_memfd(message.memfd, message.size)
+        size = message.head.integer("head")
+        request = json.loads(body[:size])
+        verdict = check(
+            body[size:].decode("utf-8", "surrogatepass"),
+            request["filename"],
+            authorized_imports=request["authorized"],
+            output_mode=request["mode"],
+            sentinels=sentinels,
+        )
+        if verdict.code is not None:
+            link.send(sock, {"t": "verdict", "ok": True}, verdict.code)
+        else:
+            refusal = {"outcome": verdict.outcome, "error": verdict.error}
+            link.send(sock, {"t": "verdict", "ok": False}, json.dumps(refusal).encode())

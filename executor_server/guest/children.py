@@ -1,0 +1,142 @@
+"""The supervisor's children: made by fork, spoken to over links, killed and reaped as a whole.
+
+Killing is by object, not by list: the supervisor is pid 1 of its namespace, so `kill(-1, SIGKILL)` reaches every
+process in it but itself, and a fork in flight fails because its parent has the signal pending.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import time
+from collections import deque
+from typing import Any, Callable, NamedTuple, Optional
+
+from . import link
+
+# What may wait for a child that does not read; one that lets more pile up is broken or hostile.
+MAX_WAITING = 4096
+_REAP_TIME_S = 10.0
+_REAP_STEP_S = 0.002
+
+
+class ChildStuck(Exception):
+    """The child does not read what it is sent."""
+
+
+class _Waiting(NamedTuple):
+    head: dict[str, Any]
+    body: bytes
+    memfd: Optional[int]
+    fds: tuple[int, ...]
+
+
+class Child:
+    """One forked child and the supervisor's end of its link."""
+
+    def __init__(self, pid: int, sock: socket.socket) -> None:
+        self.pid = pid
+        self.sock = sock
+        self._waiting: deque[_Waiting] = deque()
+
+    @property
+    def blocked(self) -> bool:
+        return bool(self._waiting)
+
+    def post(self, head: dict[str, Any], body: bytes = b"", memfd: Optional[int] = None, fds: tuple[int, ...] = ()) -> None:
+        """Sends a message now or, when the link is full, as soon as it can. Takes over `memfd` and `fds`."""
+        if len(self._waiting) >= MAX_WAITING:
+            raise ChildStuck(f"{MAX_WAITING} messages wait for the child")
+        self._waiting.append(_Waiting(head, body, memfd, fds))
+        self.flush()
+
+    def flush(self) -> None:
+        while self._waiting:
+            message = self._waiting[0]
+            try:
+                if message.memfd is not None:
+                    link.forward(self.sock, message.head, message.memfd)
+                else:
+                    link.send(self.sock, message.head, message.body, message.fds)
+            except BlockingIOError:
+                return
+            except link.LinkClosed:
+                pass  # it died; its exit is reported where children are reaped
+            self._waiting.popleft()
+            _close(message)
+
+    def close(self) -> None:
+        self.sock.close()
+        for message in self._waiting:
+            _close(message)
+        self._waiting.clear()
+
+
+def _close(message: _Waiting) -> None:
+    for fd in (*message.fds, *(() if message.memfd is None else (message.memfd,))):
+        os.close(fd)
+
+
+def spawn(target: Callable[[socket.socket], None], abandon: Callable[[], None]) -> Child:
+    """Forks a child that runs `target` with its end of a link. `abandon` closes, in the child, what is the supervisor's.
+
+    Raises OSError when the sandbox has no process left for it.
+    """
+    ours, theirs = link.make_pair()
+    try:
+        pid = os.fork()
+    except OSError:
+        ours.close()
+        theirs.close()
+        raise
+    if pid == 0:
+        try:
+            signal.set_wakeup_fd(-1)
+            ours.close()
+            abandon()
+            target(theirs)
+        finally:
+            os._exit(70)
+    theirs.close()
+    ours.setblocking(False)
+    return Child(pid, ours)
+
+
+def reap() -> list[tuple[int, int]]:
+    """(pid, status) of every child that has ended."""
+    ended = []
+    while True:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return ended
+        if pid == 0:
+            return ended
+        ended.append((pid, status))
+
+
+def kill_everything() -> None:
+    """Ends every other process of the sandbox and waits for it, at most `_REAP_TIME_S`.
+
+    A process that takes longer is stuck in the kernel; it is dead to the sandbox all the same.
+    """
+    deadline = time.monotonic() + _REAP_TIME_S
+    while time.monotonic() < deadline:
+        try:
+            os.kill(-1, signal.SIGKILL)
+        except ProcessLookupError:
+            pass  # nobody is left, or only the dead that wait to be reaped
+        try:
+            while os.waitpid(-1, os.WNOHANG) != (0, 0):
+                pass
+        except ChildProcessError:
+            return
+        time.sleep(_REAP_STEP_S)
+
+
+def describe_exit(status: int) -> tuple[Optional[int], Optional[int]]:
+    """(exit code, signal) of a wait status; one of them is None."""
+    if os.WIFSIGNALED(status):
+        return None, os.WTERMSIG(status)
+    return os.WEXITSTATUS(status), None

@@ -1,0 +1,15 @@
+"""The exceptions by which the guest ends agent code. Agent code cannot keep them: the guard in each handler re-raises."""
+
+from __future__ import annotations
+
+
+class ControlException(BaseException):
+    """Ends the execution; not an Exception, so that `except Exception` lets it pass."""
+
+
+class ExecutionInterrupted(ControlException, KeyboardInterrupt):
+    """The supervisor asked the program to stop: its time is up, it printed too much, or the client cancelled it."""
+
+
+class FinalAnswerGiven(ControlException):
+    """The final answer is with the client; nothing is left to do."""

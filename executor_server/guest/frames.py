@@ -1,0 +1,213 @@
+"""The frames between daemon and guest: a sans-IO codec that both ends use.
+
+A frame is a kind, a sequence number, an acknowledgement, a small JSON head and a binary body:
+
+    u32 length of what follows | u8 kind | u64 seq | u64 ack | u32 length of head | head (UTF-8 JSON object) | body
+
+All integers are big-endian. `seq` numbers the frames that the sender keeps until the other side has acknowledged them
+(0: not kept); `ack` is the highest `seq` that the sender of this frame has taken. docs/protocol.md lists the kinds.
+
+The codec never trusts the other side: a length is checked before anything is allocated for it, a head is bounded and
+must be an object, and every field is read through `Fields`, which raises FrameError unless it has the expected type
+and range. A decoder that has raised once is finished: the position in the stream is lost.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from typing import Any, NamedTuple, Optional
+
+PROTOCOL_VERSION = 1
+MAX_FRAME_BYTES = 2 * 1024 * 1024
+MAX_HEAD_BYTES = 64 * 1024
+# Larger bodies travel as blobs, in pieces of this size (also the largest inline payload).
+CHUNK_BYTES = 256 * 1024
+
+_HEADER = struct.Struct("!IBQQI")
+_AFTER_LENGTH = _HEADER.size - 4
+
+
+class Kind:
+    """Frame kinds. Daemon to guest below 64, guest to daemon from 64."""
+
+    HELLO = 1
+    CONFIGURE = 2
+    EXECUTE = 3
+    CANCEL = 4
+    TOOL_RESULT = 5
+    REGISTER_TOOLS = 6
+    SET_VARIABLES = 7
+    GET_VARIABLES = 8
+    BLOB_BEGIN = 9
+    BLOB_DATA = 10
+    FILE_PUT = 11
+    FILE_GET = 12
+    FILE_LIST = 13
+    FILE_DATA = 14
+    ACK = 15
+    PING = 16
+    SHUTDOWN = 17
+
+    READY = 64
+    LOG = 65
+    OUTPUT_CUT = 66
+    IMAGE = 67
+    TOOL_CALL = 68
+    BLOB_CHUNK = 69
+    RESULT = 70
+    DONE = 71
+    FILE_CHUNK = 72
+    PONG = 73
+
+
+_KINDS = frozenset(value for name, value in vars(Kind).items() if name.isupper())
+
+
+class FrameError(ValueError):
+    """The other side sent what is not a frame of this protocol."""
+
+
+class Frame(NamedTuple):
+    kind: int
+    seq: int
+    ack: int
+    head: "Fields"
+    body: bytes
+
+
+class Fields:
+    """Typed, bounded access to a decoded head."""
+
+    __slots__ = ("values",)
+
+    def __init__(self, values: dict[str, Any]) -> None:
+        self.values = values
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.values
+
+    def text(self, name: str, max_chars: int = 4096, default: Optional[str] = None) -> str:
+        value = self.values.get(name, default)
+        if not isinstance(value, str) or len(value) > max_chars:
+            raise FrameError(f"field {name} is not a text of at most {max_chars} characters")
+        return value
+
+    def integer(self, name: str, low: int = 0, high: int = 2**63 - 1, default: Optional[int] = None) -> int:
+        value = self.values.get(name, default)
+        if type(value) is not int or not low <= value <= high:
+            raise FrameError(f"field {name} is not an integer from {low} to {high}")
+        return value
+
+    def number(self, name: str, low: float = 0.0, high: float = 1e12, default: Optional[float] = None) -> float:
+        value = self.values.get(name, default)
+        if type(value) not in (int, float) or not low <= value <= high:  # NaN fails both comparisons
+            raise FrameError(f"field {name} is not a number from {low} to {high}")
+        return float(value)  # type: ignore[arg-type]
+
+    def boolean(self, name: str, default: Optional[bool] = None) -> bool:
+        value = self.values.get(name, default)
+        if type(value) is not bool:
+            raise FrameError(f"field {name} is not a boolean")
+        return value
+
+    def texts(self, name: str, max_items: int, max_chars: int = 4096) -> list[str]:
+        value = self.values.get(name)
+        if not isinstance(value, list) or len(value) > max_items:
+            raise FrameError(f"field {name} is not a list of at most {max_items}")
+        if any(not isinstance(item, str) or len(item) > max_chars for item in value):
+            raise FrameError(f"field {name} has an item that is not a text of at most {max_chars} characters")
+        return value
+
+    def objects(self, name: str, max_items: int) -> list[Fields]:
+        value = self.values.get(name)
+        if not isinstance(value, list) or len(value) > max_items:
+            raise FrameError(f"field {name} is not a list of at most {max_items}")
+        if any(not isinstance(item, dict) for item in value):
+            raise FrameError(f"field {name} has an item that is not an object")
+        return [Fields(item) for item in value]
+
+    def object(self, name: str) -> Optional[Fields]:
+        value = self.values.get(name)
+        if value is None:
+            return None
+        if not isinstance(value, dict):
+            raise FrameError(f"field {name} is not an object")
+        return Fields(value)
+
+
+def encode_head(head: dict[str, Any]) -> bytes:
+    """A head as bytes. ASCII only, so that lone surrogates survive. Asserts that it is within MAX_HEAD_BYTES."""
+    data = json.dumps(head, separators=(",", ":")).encode("ascii")
+    assert len(data) <= MAX_HEAD_BYTES, f"a head of {len(data)} bytes"
+    return data
+
+
+def decode_head(data: bytes) -> Fields:
+    try:
+        head = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise FrameError("the head is not JSON") from error
+    if not isinstance(head, dict):
+        raise FrameError("the head is not an object")
+    return Fields(head)
+
+
+def encode_prefix(kind: int, head: dict[str, Any], body_bytes: int, seq: int = 0, ack: int = 0) -> bytes:
+    """Everything of a frame but its body, for a body that is sent from where it lies."""
+    data = encode_head(head)
+    length = _AFTER_LENGTH + len(data) + body_bytes
+    assert length <= MAX_FRAME_BYTES, f"a frame of {length} bytes"
+    return _HEADER.pack(length, kind, seq, ack, len(data)) + data
+
+
+def encode_frame(kind: int, head: dict[str, Any], body: bytes = b"", seq: int = 0, ack: int = 0) -> bytes:
+    return encode_prefix(kind, head, len(body), seq, ack) + body
+
+
+class FrameDecoder:
+    """Takes bytes as they come, gives frames. Holds at most one incomplete frame plus what one `feed` brought."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+        self._failed = False
+
+    def feed(self, data: bytes) -> list[Frame]:
+        """Every frame that is complete now. Raises FrameError; the decoder is of no use afterwards."""
+        assert not self._failed, "a failed decoder was fed"
+        self._buffer += data
+        frames: list[Frame] = []
+        position = 0
+        try:
+            with memoryview(self._buffer) as view:
+                while True:
+                    frame, position_after = self._one(view, position)
+                    if frame is None:
+                        break
+                    frames.append(frame)
+                    position = position_after
+        except FrameError:
+            self._failed = True
+            raise
+        if position:
+            del self._buffer[:position]
+        return frames
+
+    def _one(self, view: memoryview, position: int) -> tuple[Optional[Frame], int]:
+        available = len(view) - position
+        if available < 4:
+            return None, position
+        length = int.from_bytes(view[position : position + 4], "big")
+        if not _AFTER_LENGTH <= length <= MAX_FRAME_BYTES:
+            raise FrameError(f"a frame of {length} bytes")
+        if available < 4 + length:
+            return None, position
+        _, kind, seq, ack, head_length = _HEADER.unpack_from(view, position)
+        if kind not in _KINDS:
+            raise FrameError(f"unknown frame kind {kind}")
+        start = position + _HEADER.size
+        end = position + 4 + length
+        if head_length > MAX_HEAD_BYTES or start + head_length > end:
+            raise FrameError(f"a head of {head_length} bytes")
+        head = decode_head(bytes(view[start : start + head_length]))
+        return Frame(kind, seq, ack, head, bytes(view[start + head_length : end])), end

@@ -1,0 +1,175 @@
+"""Host tools inside the interpreter: callables whose calls are answered by the client.
+
+Calls may come from any thread. There is no reader thread: whichever thread waits, reads (the leader), and hands what is
+for others to them. So a process that agent code forks inherits no helper thread and no lock that one held.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import threading
+from collections import deque
+from typing import Any, Callable
+
+from . import link
+from .control import FinalAnswerGiven
+
+MAX_VALUE_BYTES = 256 * 1024 * 1024
+
+
+class ToolError(Exception):
+    """The tool raised on the host; the message says what."""
+
+
+class Inbox:
+    """Takes messages of the supervisor and gives each to the thread that waits for it."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._poll = select.poll()
+        self._poll.register(sock, select.POLLIN)
+        self._changed = threading.Condition(threading.Lock())
+        self._leading = False
+        self._commands: deque[link.Message] = deque()
+        self._replies: dict[str, link.Message] = {}
+        self._taking = False
+        self._interrupted = False
+
+    def defer_interrupt(self) -> bool:
+        """For the signal handler: whether a message is just being taken, so that raising now would lose it."""
+        if self._taking:
+            self._interrupted = True
+        return self._taking
+
+    def command(self) -> link.Message:
+        """The next message that is not the reply to a tool call."""
+        return self._wait(lambda: self._commands.popleft() if self._commands else None)
+
+    def reply(self, call_id: str) -> link.Message:
+        return self._wait(lambda: self._replies.pop(call_id, None))
+
+    def _wait(self, take: Callable[[], Any]) -> link.Message:
+        with self._changed:
+            while True:
+                message = take()
+                if message is not None:
+                    return message  # type: ignore[no-any-return]
+                if self._leading:
+                    self._changed.wait()
+                    continue
+                self._leading = True
+                self._changed.release()
+                try:
+                    self._receive()
+                finally:
+                    self._changed.acquire()
+                    self._leading = False
+                    self._changed.notify_all()
+
+    def _receive(self) -> None:
+        self._poll.poll()  # an interrupt here loses nothing
+        self._taking = True
+        try:
+            message = link.receive(self._sock, MAX_VALUE_BYTES)
+            if message.head.text("t", 32) == "tool_result":
+                self._replies[message.head.text("call", 64)] = message
+            else:
+                self._commands.append(message)
+        finally:
+            self._taking = False
+        if self._interrupted:
+            self._interrupted = False
+            os.kill(os.getpid(), 2)  # again, now that nothing can be lost
+
+
+class ToolBox:
+    """Makes the stubs of host tools and carries their calls."""
+
+    def __init__(self, sock: socket.socket, inbox: Inbox) -> None:
+        self._sock = sock
+        self._inbox = inbox
+        self._pid = os.getpid()
+        self._calls = 0
+        self._lock = threading.Lock()
+
+    def stub(self, name: str, description: str, parameters: list[str]) -> Callable[..., Any]:
+        """A function of this name whose call is answered by the client."""
+
+        def tool(*args: Any, **kwargs: Any) -> Any:
+            return self._call(name, args, kwargs)
+
+        tool.__name__ = tool.__qualname__ = name
+        tool.__doc__ = description
+        if parameters:
+            tool.__signature__ = _LazySignature(parameters)  # type: ignore[attr-defined]
+        return tool
+
+    def _call(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if os.getpid() != self._pid:
+            raise RuntimeError(f"{name}() is answered by the client and can only be called in the session's own process")
+        from executor_api.values import ValueLimits, encode
+
+        packed = encode((args, kwargs), limits=ValueLimits())
+        with self._lock:
+            self._calls += 1
+            call_id = f"c{self._calls}"
+            link.send(self._sock, {"t": "tool_call", "call": call_id, "name": name}, packed)
+        return self._answer(name, self._inbox.reply(call_id))
+
+    def _answer(self, name: str, message: link.Message) -> Any:
+        head = message.head
+        body = message.body if message.memfd is None else link.read_memfd(message.memfd, message.size)
+        if head.boolean("final", default=False):
+            raise FinalAnswerGiven
+        if head.boolean("ok"):
+            return decode_value(body)
+        raise _tool_exception(name, head.text("type", 256), head.text("message", 8192))
+
+
+class _LazySignature:
+    """Becomes an inspect.Signature when somebody asks; inspect is too dear to import for nobody."""
+
+    def __init__(self, parameters: list[str]) -> None:
+        self._parameters = parameters
+
+    def __get__(self, instance: object, owner: object = None) -> Any:
+        import inspect
+
+        kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+        return inspect.Signature([inspect.Parameter(name, kind) for name in self._parameters])
+
+
+def _tool_exception(name: str, type_name: str, message: str) -> Exception:
+    """The host's exception as one of the same builtin type where there is one, so that agent code can catch it."""
+    import builtins
+
+    known = getattr(builtins, type_name, None)
+    if isinstance(known, type) and issubclass(known, Exception):
+        try:
+            return known(message)
+        except TypeError:
+            pass  # one that wants more than a message, as UnicodeDecodeError does
+    return ToolError(f"{type_name}: {message}" if type_name else message)
+
+
+def decode_value(packed: bytes) -> Any:
+    """A value of the client, which may hold what only cloudpickle can carry this way."""
+    from executor_api.values import decode
+
+    return decode(packed, foreign=_unpickle)
+
+
+def _unpickle(data: memoryview) -> Any:
+    """Loads what the client pickled: `cpMAJOR.MINOR NUL pickle`. This is the only unpickling, and it is in the sandbox."""
+    import pickle
+    import sys
+
+    version, separator, pickled = bytes(data).partition(b"\0")
+    here = b"cp%d.%d" % sys.version_info[:2]
+    if not separator or version != here:
+        raise ValueError(
+            f"an object pickled by {version[:16].decode('ascii', 'replace')} can't be loaded here, which is {here.decode()}"
+        )
+    return pickle.loads(pickled)

@@ -1,0 +1,417 @@
+"""The interpreter: the child in which agent code runs and its variables live.
+
+From the first execution on, this process belongs to the agent code as much as to us: nothing it says is evidence. What
+is here serves the program that plays by the rules, and ends it cleanly when its time is up; the supervisor and the
+kernel stand behind. References to what we need are taken before agent code runs, so that patching a module by accident
+breaks little.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import linecache
+import marshal
+import os
+import resource
+import signal
+import socket
+import sys
+import traceback
+import types
+from typing import Any, Callable, Optional
+
+from . import display, link
+from .control import ControlException, ExecutionInterrupted, FinalAnswerGiven
+from .dynamic import agent_builtins
+from .host_tools import Inbox, ToolBox, decode_value
+from .imports import ImportDenied, guard_importlib
+from .instrument import Sentinels, bind
+from .meter import Meter, OperationLimitExceeded
+
+_MAX_MESSAGE_CHARS = 8_000
+_MAX_TRACEBACK_CHARS = 12_000
+_MAX_STATEMENT_CHARS = 2_000
+_MAX_FRAMES = 30
+_CO_COROUTINE = 0x80
+
+
+def settle(config: Any) -> None:
+    """Turns the forked copy of the supervisor into an ordinary process with limits of its own."""
+    os.setsid()
+    # Ordinary again: until now it was as closed to others as the supervisor, and /proc/self belonged to root.
+    import ctypes
+
+    ctypes.CDLL(None).prctl(4, 1, 0, 0, 0)  # PR_SET_DUMPABLE
+    for number in signal.valid_signals():
+        if number not in (signal.SIGKILL, signal.SIGSTOP, signal.SIGPIPE, signal.SIGINT):
+            if signal.getsignal(number) is signal.SIG_IGN:
+                signal.signal(number, signal.SIG_DFL)
+    with open("/proc/self/oom_score_adj", "w") as file:
+        file.write("1000")  # the kernel should take this process, not the supervisor
+    # A little before the sandbox's end, so that running out of memory is mostly a MemoryError and state is kept.
+    _limit(resource.RLIMIT_DATA, config.memory_bytes // 10 * 9)
+    _limit(resource.RLIMIT_CORE, 0)
+    if config.processes:
+        _limit(resource.RLIMIT_NPROC, config.processes)
+
+
+def _limit(what: int, value: int) -> None:
+    _, hard = resource.getrlimit(what)
+    bound = value if hard == resource.RLIM_INFINITY else min(value, hard)
+    resource.setrlimit(what, (bound, bound))
+
+
+def interpreter_main(sock: socket.socket, config: Any) -> None:
+    """Serves the supervisor until it closes the link. Runs in the forked child."""
+    settle(config)
+    import site
+
+    archive = sys.path.pop(0)
+    site.main()
+    # Behind the libraries, so that a file of the workspace can't pass for one of them.
+    sys.path += [config.workspace, archive]
+    sys.argv = [""]
+    Interpreter(sock, config).serve()
+
+
+class Interpreter:
+    """Runs one command of the supervisor after the other in the main thread."""
+
+    def __init__(self, sock: socket.socket, config: Any) -> None:
+        self._sock = sock
+        self._inbox = Inbox(sock)
+        self._tools = ToolBox(sock, self._inbox)
+        self._tool_names: list[str] = []
+        self._meter = Meter()
+        self._sentinels: Sentinels = config.sentinels
+        self._authorized: list[str] = []
+        self._main = types.ModuleType("__main__")
+        self._builtins: dict[str, Any] = agent_builtins(
+            authorized=lambda: self._authorized, meter=self._meter, guard=self._guard, sentinels=self._sentinels
+        )
+        self._builtins["display"] = display.display
+        self._main.__dict__["__builtins__"] = self._builtins
+        sys.modules["__main__"] = self._main
+        guard_importlib(self._builtins, lambda: self._authorized)
+        display.connect(lambda mime, source, data: self._send({"t": "image", "mime": mime, "source": source}, data))
+        self._staged: dict[str, Any] = {}
+        self._staging_error = ""
+        self._operations = 0
+        self._last_value: Any = None
+        self._in_agent_code = False
+        self._loop: Any = None
+        self._pid = os.getpid()
+        self._null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+        self._libc_flush = _libc_flush()
+        self._stdout = self._stderr = io.StringIO()
+        # Captured: agent code may replace these names in their modules.
+        self._dup2, self._getpid, self._exit = os.dup2, os.getpid, os._exit
+        self._loads, self._bind, self._send_message = marshal.loads, bind, link.send
+
+    def serve(self) -> None:
+        for fd in (0, 1, 2):
+            os.dup2(self._null, fd)
+        sys.stdin = open(os.devnull)  # noqa: SIM115 (lives as long as the process)
+        signal.signal(signal.SIGINT, self._on_interrupt)
+        os.register_at_fork(after_in_child=self._after_fork)
+        self._send({"t": "booted"})
+        handlers: dict[str, Callable[[link.Message], None]] = {
+            "settings": self._on_settings,
+            "tools": self._on_tools,
+            "run": self._on_run,
+            "variable": self._on_variable,
+            "commit": self._on_commit,
+            "forget": self._on_forget,
+            "get": self._on_get,
+        }
+        while True:
+            try:
+                message = self._inbox.command()
+            except link.LinkClosed:
+                return
+            handlers[message.head.text("t", 32)](message)
+
+    def _send(self, head: dict[str, Any], body: bytes = b"") -> None:
+        self._send_message(self._sock, head, body)
+
+    def _after_fork(self) -> None:
+        """A process that agent code forked has no business on the link."""
+        self._sock.close()
+
+    def _on_interrupt(self, _signum: int, _frame: Any) -> None:
+        if self._in_agent_code and not self._inbox.defer_interrupt():
+            raise ExecutionInterrupted
+
+    def _guard(self) -> None:
+        """Re-raises, at the head of a handler, the exceptions that are not the program's to handle."""
+        caught = sys.exc_info()[1]
+        if isinstance(caught, ControlException):
+            raise caught
+        if caught is not None and not isinstance(caught, Exception) and hasattr(caught, "subgroup"):
+            control = caught.subgroup(ControlException)
+            if control is not None:
+                raise control
+
+    # -- settings, tools, variables --------------------------------------------------------------------------------
+
+    def _on_settings(self, message: link.Message) -> None:
+        self._authorized = json.loads(_body(message))["authorized"]
+
+    def _on_tools(self, message: link.Message) -> None:
+        for name in self._tool_names:
+            self._builtins.pop(name, None)
+        self._tool_names = []
+        for spec in json.loads(_body(message)):
+            # Among the builtins: a program that reuses the name hides the tool, until the tools are sent again.
+            self._builtins[spec["name"]] = self._tools.stub(spec["name"], spec["description"], spec["parameters"])
+            self._main.__dict__.pop(spec["name"], None)
+            self._tool_names.append(spec["name"])
+
+    def _on_variable(self, message: link.Message) -> None:
+        name = message.head.text("name", 256)
+        try:
+            self._staged[name] = self._guarded(decode_value, _body(message))
+        except BaseException as error:  # noqa: BLE001 (the border of agent code: unpickling runs what it wants)
+            self._staging_error = self._staging_error or f"variable {name}: {_text_of(error)}"
+
+    def _on_commit(self, _message: link.Message) -> None:
+        staged, failed = self._staged, self._staging_error
+        self._staged, self._staging_error = {}, ""
+        if not failed:
+            self._main.__dict__.update(staged)
+        self._send({"t": "op_done", "ok": not failed, "message": failed[:4000]})
+
+    def _on_forget(self, _message: link.Message) -> None:
+        self._staged, self._staging_error = {}, ""
+
+    def _on_get(self, message: link.Message) -> None:
+        from executor_api.values import encode
+
+        namespace = self._main.__dict__
+        names = json.loads(_body(message)) or [name for name, value in list(namespace.items()) if _is_variable(name, value)]
+        try:
+            for name in names:
+                if name in namespace:
+                    self._send({"t": "variable", "name": name}, self._guarded(encode, namespace[name]))
+        except BaseException as error:  # noqa: BLE001 (the border of agent code: its __repr__ runs here)
+            self._send({"t": "op_done", "ok": False, "message": f"variable {name}: {_text_of(error)}"[:4000]})
+            return
+        missing = [name for name in names if name not in namespace]
+        self._send({"t": "op_done", "ok": True}, json.dumps(missing).encode())
+
+    def _guarded(self, function: Callable[..., Any], *args: Any) -> Any:
+        """Calls what may run agent code, which ticks, outside an execution."""
+        self._meter.start(10**9)
+        return function(*args)
+
+    # -- executions ------------------------------------------------------------------------------------------------
+
+    def _on_run(self, message: link.Message) -> None:
+        head = message.head
+        body = _body(message)
+        size = head.integer("source")
+        source, filename = body[:size].decode("utf-8", "surrogatepass"), head.text("filename", 64)
+        self._redirect(message.fds)
+        linecache.cache[filename] = (size, None, source.splitlines(keepends=True), filename)
+        code, spans = self._loads(body[size:])
+        constants = {
+            self._sentinels.tick: self._meter.tick,
+            self._sentinels.keep: self._keep,
+            self._sentinels.guard: self._guard,
+        }
+        code = self._bind(code, constants)
+        self._last_value = None
+        self._operations = head.integer("operations")
+        self._meter.start(self._operations)
+        outcome, detail = self._run_agent_code(code, filename, source, spans)
+        operations = self._meter.used()
+        self._restore()
+        self._send({"t": "done", "outcome": outcome, "operations": operations}, json.dumps(detail).encode() if detail else b"")
+
+    def _run_agent_code(
+        self, code: types.CodeType, filename: str, source: str, spans: list[list[int]]
+    ) -> tuple[str, Optional[dict[str, Any]]]:
+        """Runs the code; what it showed and its value are sent from within, where the deadline still holds."""
+        try:
+            try:
+                self._in_agent_code = True
+                self._evaluate(code)
+                display.show_open_figures()
+                self._send_output()
+                self._flush()
+            except FinalAnswerGiven:
+                display.show_open_figures()
+                self._flush()
+            finally:
+                self._in_agent_code = False
+        except BaseException as error:  # noqa: BLE001 (the border of agent code)
+            if self._getpid() != self._pid:
+                self._exit(1)
+            self._settle_output()
+            return self._classify(error, filename, source, spans)
+        if self._getpid() != self._pid:
+            # A process that the program forked fell through to here; it is not the session.
+            self._exit(0)
+        return "succeeded", None
+
+    def _evaluate(self, code: types.CodeType) -> None:
+        result = eval(code, self._main.__dict__)  # noqa: S307 (this is where agent code runs)
+        if code.co_flags & _CO_COROUTINE:
+            if self._loop is None:
+                import asyncio
+
+                self._loop = asyncio.new_event_loop()
+                asyncio.set_event_loop(self._loop)
+            self._loop.run_until_complete(result)
+
+    def _keep(self, value: Any) -> Any:
+        """Takes the value of the last statement."""
+        self._last_value = value
+        return value
+
+    def _send_output(self) -> None:
+        value, self._last_value = self._last_value, None
+        if value is None:
+            return
+        from executor_api.values import encode
+
+        self._send({"t": "output"}, encode(value))
+
+    def _redirect(self, fds: list[int]) -> None:
+        """Makes the run's pipes stdout and stderr. New objects each time: the last program may have broken its own."""
+        for fd, number in zip(fds, (1, 2)):
+            self._dup2(fd, number)
+            os.close(fd)
+        self._stdout = sys.stdout = sys.__stdout__ = _stream(1)  # type: ignore[misc]
+        self._stderr = sys.stderr = sys.__stderr__ = _stream(2)  # type: ignore[misc]
+
+    def _flush(self) -> None:
+        for stream in (sys.stdout, sys.stderr, self._stdout, self._stderr):
+            stream.flush()
+        self._libc_flush(None)
+
+    def _settle_output(self) -> None:
+        """Flushes after a failure, which must not become another one."""
+        try:
+            self._flush()
+        except BaseException:  # noqa: BLE001 (the program broke or closed its own streams, or its time is up)
+            return
+
+    def _restore(self) -> None:
+        self._last_value = None
+        for number in (1, 2):
+            self._dup2(self._null, number)
+
+    def _classify(
+        self, error: BaseException, filename: str, source: str, spans: list[list[int]]
+    ) -> tuple[str, Optional[dict[str, Any]]]:
+        self._meter.start(10**7)  # str() and repr() of the program's exceptions tick
+        if isinstance(error, SystemExit):
+            return "exited", {"type": "SystemExit", "message": _text_of(error), "exit_code": _exit_code(error)}
+        detail = _describe(error, filename, source, spans)
+        if isinstance(error, OperationLimitExceeded):
+            return "operation_limit", {**detail, "message": f"Reached the max number of operations of {self._operations}."}
+        if isinstance(error, MemoryError):
+            return "out_of_memory", {**detail, "message": detail["message"] or "out of memory"}
+        if isinstance(error, ImportDenied):
+            return "import_denied", detail
+        return "exception", detail
+
+def _body(message: link.Message) -> bytes:
+    return message.body if message.memfd is None else link.read_memfd(message.memfd, message.size)
+
+
+def _stream(fd: int) -> io.TextIOWrapper:
+    raw = open(fd, "wb", buffering=0, closefd=False)
+    return _SlicedText(io.BufferedWriter(raw, 8192), encoding="utf-8", errors="backslashreplace", line_buffering=True)
+
+
+class _SlicedText(io.TextIOWrapper):
+    """Writes a huge text in slices, so that it is not held twice over as bytes."""
+
+    _SLICE = 1024 * 1024
+
+    def write(self, text: str) -> int:
+        if len(text) <= self._SLICE:
+            return super().write(text)
+        for start in range(0, len(text), self._SLICE):
+            super().write(text[start : start + self._SLICE])
+        return len(text)
+
+
+def _libc_flush() -> Callable[[None], Any]:
+    import ctypes
+
+    return ctypes.CDLL(None).fflush  # type: ignore[no-any-return]
+
+
+def _is_variable(name: str, value: Any) -> bool:
+    skipped = (types.ModuleType, types.FunctionType, types.BuiltinFunctionType, type)
+    return not name.startswith("_") and not isinstance(value, skipped)
+
+
+def _exit_code(error: SystemExit) -> int:
+    if error.code is None:
+        return 0
+    return error.code & 0xFF if isinstance(error.code, int) else 1
+
+
+def _text_of(error: BaseException) -> str:
+    try:
+        text = str(error)
+    except BaseException as inner:  # noqa: BLE001 (the program's own __str__)
+        text = f"<its __str__ raised {type(inner).__name__}>"
+    return text if len(text) <= _MAX_MESSAGE_CHARS else text[:_MAX_MESSAGE_CHARS] + "…"
+
+
+def _describe(error: BaseException, filename: str, source: str, spans: list[list[int]]) -> dict[str, Any]:
+    """What the caller learns of an exception: the program's own frames only."""
+    trace = _agent_traceback(error)
+    line, top_line = _lines(trace, filename)
+    name = "KeyboardInterrupt" if isinstance(error, ExecutionInterrupted) else type(error).__name__
+    return {
+        "type": name[:256],
+        "message": _text_of(error),
+        "traceback": _format(error, trace),
+        "line": line,
+        "statement": _statement(source, spans, top_line),
+    }
+
+
+def _agent_traceback(error: BaseException) -> Optional[types.TracebackType]:
+    trace = error.__traceback__
+    while trace is not None and not trace.tb_frame.f_code.co_filename.startswith(("<execution-", "<prelude>")):
+        trace = trace.tb_next
+    return trace
+
+
+def _lines(trace: Optional[types.TracebackType], filename: str) -> tuple[int, int]:
+    """(innermost, outermost) line of the execution's own source."""
+    innermost = outermost = 0
+    while trace is not None:
+        if trace.tb_frame.f_code.co_filename == filename:
+            innermost = trace.tb_lineno
+            outermost = outermost or trace.tb_lineno
+        trace = trace.tb_next
+    return innermost, outermost
+
+
+def _format(error: BaseException, trace: Optional[types.TracebackType]) -> str:
+    try:
+        captured = traceback.TracebackException(type(error), error, trace, limit=-_MAX_FRAMES, compact=True)
+        text = "".join(captured.format())
+    except BaseException as inner:  # noqa: BLE001 (the program's own __str__, or out of memory)
+        return f"{type(error).__name__}: <the traceback cannot be shown: {type(inner).__name__}>"
+    if len(text) <= _MAX_TRACEBACK_CHARS:
+        return text
+    half = _MAX_TRACEBACK_CHARS // 2
+    return f"{text[:half]}\n… {len(text) - 2 * half} characters left out …\n{text[-half:]}"
+
+
+def _statement(source: str, spans: list[list[int]], line: int) -> str:
+    for first, last in spans:
+        if first <= line <= last:
+            return "\n".join(source.splitlines()[first - 1 : last])[:_MAX_STATEMENT_CHARS]
+    return ""
+

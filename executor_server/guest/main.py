@@ -1,0 +1,81 @@
+"""Where a guest starts: `python -I -S guest.pyz CONFIG`, CONFIG a JSON object (see `read_config`).
+
+In order: become the unprivileged user (the first thing, while nothing else has happened), become closed to everybody
+else in the sandbox, become deaf to signals, serve.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import sys
+from typing import Any
+
+from .supervisor import Config, Supervisor
+
+_PR_SET_DUMPABLE = 4
+
+
+def main() -> None:
+    """Runs the supervisor; returns when the sandbox is to end."""
+    values = json.loads(sys.argv[1])
+    _drop_to(values.get("drop_to"))
+    _make_undumpable()
+    _ignore_signals()
+    os.umask(0o022)
+    config = read_config(values)
+    os.chdir(config.workspace)
+    listener = socket.socket(fileno=values["listen_fd"])
+    os.set_inheritable(values["listen_fd"], False)
+    Supervisor(config, listener, _interpreter, _checker).serve()
+
+
+def read_config(values: dict[str, Any]) -> Config:
+    """The configuration from the command line, which the backend of the same version wrote."""
+    return Config(
+        token_sha256=values["token_sha256"],
+        workspace=values["workspace"],
+        orphan_time_s=float(values["orphan_time_s"]),
+        memory_bytes=int(values["memory_bytes"]),
+        processes=int(values["processes"]),
+        watch_memory=bool(values["watch_memory"]),
+        mark=os.urandom(16).hex(),
+    )
+
+
+def _drop_to(ids: Any) -> None:
+    """Becomes the sandbox's user for good; with the last uid that has any, all capabilities go."""
+    if ids is not None:
+        uid, gid = ids
+        os.setgroups([])
+        os.setresgid(gid, gid, gid)
+        os.setresuid(uid, uid, uid)
+
+
+def _make_undumpable() -> None:
+    """From here on, no process of the same user can trace this one or read its memory or its descriptors."""
+    import ctypes
+
+    if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_DUMPABLE) failed")
+
+
+def _ignore_signals() -> None:
+    """As pid 1 it gets no signal from inside that it does not handle; from outside, only the kill that ends it."""
+    for number in signal.valid_signals():
+        if number not in (signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD):
+            signal.signal(number, signal.SIG_IGN)
+
+
+def _interpreter(sock: socket.socket, config: Config) -> None:
+    from .interpreter import interpreter_main
+
+    interpreter_main(sock, config)
+
+
+def _checker(sock: socket.socket, config: Config) -> None:
+    from .checker_process import checker_main
+
+    checker_main(sock, config)

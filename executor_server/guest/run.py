@@ -1,0 +1,144 @@
+"""One run of code in the interpreter, as the supervisor sees it: deadlines, output, tool calls, how it ended.
+
+A run is an execution of the daemon's, or the session's prelude (then `execution_id` is empty and nothing of it is
+told). All that decides an outcome is measured here, outside the interpreter; what the interpreter says of itself is
+only believed where it can do no harm: that it finished, and with which error.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+from typing import Any, NamedTuple, Optional, Union
+
+from .frames import Fields
+from .output import OutputCutter
+
+# From the interrupt to the kill.
+GRACE_S = 1.5
+# For parsing, checking and instrumenting one source.
+CHECK_TIME_S = 10.0
+_F_SETPIPE_SZ = 1031
+_PIPE_BYTES = 1024 * 1024
+MAX_TOOL_CALLS = 64
+
+
+class Phase:
+    CHECKING = "checking"
+    RUNNING = "running"
+    INTERRUPTED = "interrupted"
+
+
+class Settings(NamedTuple):
+    """What the daemon asks of a run."""
+
+    mode: str
+    wall_time_s: float
+    cpu_time_s: float
+    operations: int
+    output_bytes: int
+
+    @classmethod
+    def read(cls, fields: Fields) -> "Settings":
+        return cls(
+            mode=fields.text("mode", 32),
+            wall_time_s=fields.number("wall_time_s", 0.001),
+            cpu_time_s=fields.number("cpu_time_s", 0.001),
+            operations=fields.integer("operations", 1),
+            output_bytes=fields.integer("output_bytes", 2),
+        )
+
+
+class Pipe:
+    """The supervisor's end of a pipe that is the program's stdout or stderr, for this run only."""
+
+    def __init__(self, stream: str) -> None:
+        self.stream = stream
+        self.read_fd, self.write_fd = os.pipe2(os.O_CLOEXEC)
+        os.set_blocking(self.read_fd, False)
+        try:
+            fcntl.fcntl(self.write_fd, _F_SETPIPE_SZ, _PIPE_BYTES)
+        except OSError:
+            pass  # a smaller pipe is only slower
+
+    def read(self) -> Optional[bytes]:
+        """What is there now; empty when nothing is; None at the end."""
+        try:
+            return os.read(self.read_fd, 65536) or None
+        except BlockingIOError:
+            return b""
+
+
+class Run:
+    """State of one run. The supervisor owns it and acts on it."""
+
+    def __init__(self, execution_id: str, source: str, settings: Settings, number: int) -> None:
+        self.execution_id = execution_id
+        self.source = source
+        self.settings = settings
+        self.number = number
+        self.filename = f"<execution-{number}>" if execution_id else "<prelude>"
+        self.phase = Phase.CHECKING
+        self.started = time.monotonic()
+        self.deadline = self.started + settings.wall_time_s
+        self.check_deadline = self.started + CHECK_TIME_S
+        self.checker_retried = False
+        self.kill_deadline: Optional[float] = None
+        self.ended_by: Optional[str] = None  # outcome that the supervisor decided on
+        self.cutter = OutputCutter(settings.output_bytes)
+        self.pipes: list[Pipe] = []
+        self.calls: dict[str, str] = {}  # open tool calls: id → tool name
+        self.calls_made = 0
+        self.final_call_id = ""
+        self.output: Union[bytes, int, None] = None  # packed, or a sealed memory file
+        self.output_size = 0
+        self.operations = 0
+        self.cpu_before_s = 0.0
+        self.interpreter_cpu_before_s = 0.0
+        self._paused_at: Optional[float] = None
+        self._paused_s = 0.0
+
+    @property
+    def visible(self) -> bool:
+        return bool(self.execution_id)
+
+    def open_call(self, call_id: str, name: str) -> None:
+        if not self.calls:
+            self._paused_at = time.monotonic()
+        self.calls[call_id] = name
+        self.calls_made += 1
+
+    def close_call(self, call_id: str) -> str:
+        name = self.calls.pop(call_id)
+        if not self.calls and self._paused_at is not None:
+            pause = time.monotonic() - self._paused_at
+            self.deadline += pause
+            self._paused_s += pause
+            self._paused_at = None
+        return name
+
+    @property
+    def wall_deadline(self) -> float:
+        """When its time is up; never while a host tool is being called."""
+        return float("inf") if self._paused_at is not None else self.deadline
+
+    def wall_time_s(self) -> float:
+        """Time run so far, calls of host tools left out."""
+        now = time.monotonic()
+        paused = self._paused_s + (now - self._paused_at if self._paused_at is not None else 0.0)
+        return now - self.started - paused
+
+    def close(self) -> None:
+        """Closes what is still open of the run."""
+        for pipe in self.pipes:
+            os.close(pipe.read_fd)
+        self.pipes = []
+        if isinstance(self.output, int):
+            os.close(self.output)
+        self.output = None
+
+
+def error(type_name: str, message: str, **more: Any) -> dict[str, Any]:
+    """An error detail as it travels."""
+    return {"type": type_name, "message": message, **more}

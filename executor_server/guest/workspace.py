@@ -1,0 +1,234 @@
+"""The files of the workspace, served by the supervisor while agent code may be changing them.
+
+Agent code is of the same uid and can swap a directory for a link at any moment, so no path string is used twice: every
+part of a path is opened relative to the descriptor of the part before it, never following a link, and what was opened
+is looked at through its descriptor. Opening never blocks (a FIFO), and only regular files are read.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from typing import Any, Iterator, Optional
+
+MAX_PATH_CHARS = 1024
+MAX_DEPTH = 32
+MAX_LISTED = 10_000
+
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_PART_PREFIX = ".executor-part-"
+
+
+class PathRefused(Exception):
+    """The path is not one of a file in the workspace; the message says why. `missing` when there is no such file."""
+
+    def __init__(self, message: str, missing: bool = False) -> None:
+        super().__init__(message)
+        self.missing = missing
+
+
+def split_path(path: str) -> list[str]:
+    """The parts of a relative path. Raises PathRefused for one that is absolute, climbs out or has no meaning."""
+    if len(path) > MAX_PATH_CHARS or "\0" in path:
+        raise PathRefused(f"a path has at most {MAX_PATH_CHARS} characters, none of them NUL")
+    if path.startswith("/"):
+        raise PathRefused("a path is relative to the workspace")
+    parts = [part for part in path.split("/") if part not in ("", ".")]
+    if ".." in parts:
+        raise PathRefused("a path does not climb out of the workspace")
+    if len(parts) > MAX_DEPTH or any(len(os.fsencode(part)) > 255 for part in parts):
+        raise PathRefused(f"a path has at most {MAX_DEPTH} parts of at most 255 bytes")
+    return parts
+
+
+def _walk(root: str, parts: list[str], create: bool) -> int:
+    """A descriptor of the directory at these parts; the caller closes it."""
+    fd = os.open(root, _DIRECTORY)
+    try:
+        for part in parts:
+            if create:
+                try:
+                    os.mkdir(part, 0o755, dir_fd=fd)
+                except FileExistsError:
+                    pass
+            inner = os.open(part, _DIRECTORY, dir_fd=fd)
+            os.close(fd)
+            fd = inner
+    except OSError as error:
+        os.close(fd)
+        raise _refused(error, "/".join(parts)) from error
+    return fd
+
+
+def _refused(error: OSError, path: str) -> PathRefused:
+    if isinstance(error, FileNotFoundError):
+        return PathRefused(f"there is no {path!r} in the workspace", missing=True)
+    return PathRefused(f"{path!r} is not a file of the workspace that can be used: {error.strerror}")
+
+
+class Upload:
+    """A file on its way in. It appears under its name whole, or not at all."""
+
+    def __init__(self, root: str, path: str, size: int, serial: int) -> None:
+        parts = split_path(path)
+        if not parts:
+            raise PathRefused("the path of a file is not empty")
+        self.path = "/".join(parts)
+        self.remaining = size
+        self._name = parts[-1]
+        self._part = f"{_PART_PREFIX}{serial}"
+        self._directory = _walk(root, parts[:-1], create=True)
+        try:
+            flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+            self._fd = os.open(self._part, flags, 0o644, dir_fd=self._directory)
+        except OSError as error:
+            os.close(self._directory)
+            raise _refused(error, self.path) from error
+
+    def write(self, data: bytes) -> None:
+        """Raises PathRefused when more comes than was announced, or the disk is full."""
+        if len(data) > self.remaining:
+            raise PathRefused("more data than announced")
+        view = memoryview(data)
+        try:
+            while view:
+                view = view[os.write(self._fd, view) :]
+        except OSError as error:
+            raise PathRefused(f"the file could not be written: {error.strerror}") from error
+        self.remaining -= len(data)
+
+    def finish(self) -> dict[str, Any]:
+        """Puts the file in its place and describes it."""
+        try:
+            os.rename(self._part, self._name, src_dir_fd=self._directory, dst_dir_fd=self._directory)
+            status = os.fstat(self._fd)
+        except OSError as error:
+            raise _refused(error, self.path) from error
+        self._close()
+        return _describe(self.path, status)
+
+    def abandon(self) -> None:
+        try:
+            os.unlink(self._part, dir_fd=self._directory)
+        except OSError:
+            pass  # agent code removed it first
+        self._close()
+
+    def _close(self) -> None:
+        os.close(self._fd)
+        os.close(self._directory)
+
+
+class Download:
+    """A regular file on its way out, read piece by piece."""
+
+    def __init__(self, root: str, path: str, max_bytes: int) -> None:
+        parts = split_path(path)
+        if not parts:
+            raise PathRefused("the path of a file is not empty")
+        name = "/".join(parts)
+        directory = _walk(root, parts[:-1], create=False)
+        try:
+            # Looked at before it is opened for reading: opening a device or a FIFO can have effects of its own.
+            probe = os.open(parts[-1], os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
+            try:
+                status = os.fstat(probe)
+                _require_regular(name, status, max_bytes)
+                flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+                self._fd = os.open(parts[-1], flags, dir_fd=directory)
+            finally:
+                os.close(probe)
+        except OSError as error:
+            raise _refused(error, name) from error
+        finally:
+            os.close(directory)
+        try:
+            status = os.fstat(self._fd)
+            _require_regular(name, status, max_bytes)
+        except PathRefused:
+            os.close(self._fd)
+            raise
+        self.info = _describe(name, status)
+        self._remaining: int = status.st_size
+
+    def read(self, max_bytes: int) -> bytes:
+        """The next piece, empty at the end. Never more than the size that was announced, though the file may grow."""
+        data = os.read(self._fd, min(max_bytes, self._remaining)) if self._remaining else b""
+        self._remaining = self._remaining - len(data) if data else 0
+        return data
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+
+def _require_regular(name: str, status: os.stat_result, max_bytes: int) -> None:
+    if not stat.S_ISREG(status.st_mode):
+        raise PathRefused(f"{name!r} is not a regular file")
+    if status.st_size > max_bytes:
+        raise PathRefused(f"{name!r} has {status.st_size} bytes; at most {max_bytes} can be read")
+
+
+def _describe(path: str, status: os.stat_result) -> dict[str, Any]:
+    return {
+        "path": path,
+        "size": status.st_size,
+        "directory": stat.S_ISDIR(status.st_mode),
+        "modified": status.st_mtime,
+    }
+
+
+def list_files(root: str, path: str) -> tuple[list[dict[str, Any]], bool]:
+    """Regular files and directories below a directory, sorted by path, and whether there are more than are listed."""
+    parts = split_path(path)
+    found: list[dict[str, Any]] = []
+    for entry in _entries(_walk(root, parts, create=False), "/".join(parts), len(parts)):
+        if len(found) == MAX_LISTED:
+            return sorted(found, key=_path), True
+        found.append(entry)
+    return sorted(found, key=_path), False
+
+
+def _path(entry: dict[str, Any]) -> str:
+    return str(entry["path"])
+
+
+def _entries(directory: int, prefix: str, depth: int) -> Iterator[dict[str, Any]]:
+    try:
+        for name in os.listdir(directory):
+            status = _status(name, directory)
+            if status is None or name.startswith(_PART_PREFIX) or not _printable(name):
+                continue
+            path = f"{prefix}/{name}" if prefix else name
+            if stat.S_ISREG(status.st_mode):
+                yield _describe(path, status)
+            elif stat.S_ISDIR(status.st_mode):
+                yield _describe(path, status)
+                if depth + 1 < MAX_DEPTH:
+                    inner = _open_directory(name, directory)
+                    if inner is not None:
+                        yield from _entries(inner, path, depth + 1)
+    finally:
+        os.close(directory)
+
+
+def _status(name: str, directory: int) -> Optional[os.stat_result]:
+    try:
+        return os.stat(name, dir_fd=directory, follow_symlinks=False)
+    except OSError:
+        return None  # gone since it was listed
+
+
+def _open_directory(name: str, directory: int) -> Optional[int]:
+    try:
+        return os.open(name, _DIRECTORY, dir_fd=directory)
+    except OSError:
+        return None  # swapped for something else since it was looked at, or not readable
+
+
+def _printable(name: str) -> bool:
+    """Whether the name can be a text on the wire; one that is not UTF-8 cannot be asked for either."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

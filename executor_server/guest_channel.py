@@ -1,0 +1,202 @@
+"""The daemon's end of the channel to one guest.
+
+Speaks frames over the Unix socket of a sandbox, remembers how far it has taken them, and so can connect again without
+losing or repeating one. It trusts nothing: a frame that is not of the protocol closes the channel for good, because a
+guest that lies once is not believed twice. It knows frames, not sessions: what they mean is its owner's business.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from executor_server.backends.base import GuestEndpoint
+from executor_server.errors import SandboxFailure
+from executor_server.guest.frames import (
+    CHUNK_BYTES,
+    PROTOCOL_VERSION,
+    Frame,
+    FrameDecoder,
+    FrameError,
+    Kind,
+    encode_frame,
+    encode_prefix,
+)
+
+# For a guest to answer the first frame: an interpreter starts within a tenth of that, even on a loaded host.
+READY_TIME_S = 30.0
+_CONNECT_STEP_S = 0.005
+# Unacknowledged bytes after which an acknowledgement goes out by itself; the guest stops at 8 MiB.
+_ACK_BYTES = 1024 * 1024
+_WRITE_HIGH_BYTES = 4 * CHUNK_BYTES
+
+
+@dataclass(frozen=True)
+class GuestInfo:
+    """What a guest says of itself when it is ready."""
+
+    python_version: str
+    generation: int
+
+
+class GuestChannel(asyncio.Protocol):
+    """One connection at a time to one guest, with a position that outlives it.
+
+    `on_frame` takes each frame, once and in order. `on_lost` is called once, with the reason, when the connection ended
+    though nobody closed it. Both run in the event loop and must not block.
+    """
+
+    def __init__(self, endpoint: GuestEndpoint) -> None:
+        self._endpoint = endpoint
+        self._transport: asyncio.Transport | None = None
+        self._decoder = FrameDecoder()
+        self._ready: asyncio.Future[GuestInfo] | None = None
+        self._last_seq = 0
+        self._unacked_bytes = 0
+        self._writable = asyncio.Event()
+        self._writable.set()
+        self._closing = False
+        self.info: GuestInfo | None = None
+        self.last_heard_s = time.monotonic()
+        self.on_frame: Callable[[Frame], None] = _nobody_listens
+        self.on_lost: Callable[[str], None] = _nobody_minds
+
+    # -- connecting ----------------------------------------------------------------------------------------------
+
+    async def connect(self, deadline_s: float = READY_TIME_S) -> GuestInfo:
+        """Connects, or connects again, and waits for the guest to be ready. Raises SandboxFailure."""
+        loop = asyncio.get_running_loop()
+        path = str(self._endpoint.socket_path)
+        try:
+            async with asyncio.timeout(deadline_s):
+                await self._open(loop, path)
+                self._ready = loop.create_future()
+                hello = {"token": self._endpoint.token.hex(), "protocol": PROTOCOL_VERSION, "last_seq": self._last_seq}
+                assert self._transport is not None
+                self._transport.write(encode_frame(Kind.HELLO, hello))
+                self.info = await self._ready
+        except TimeoutError as error:
+            self.close()
+            raise SandboxFailure(f"the guest was not ready within {deadline_s:g} s") from error
+        except OSError as error:
+            self.close()
+            raise SandboxFailure(f"the guest cannot be reached: {error.strerror}") from error
+        return self.info
+
+    async def _open(self, loop: asyncio.AbstractEventLoop, path: str) -> None:
+        """Where the guest itself makes the socket, it may not be there at once."""
+        while True:
+            try:
+                await loop.create_unix_connection(lambda: self, path)
+                return
+            except FileNotFoundError:
+                await asyncio.sleep(_CONNECT_STEP_S)
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        transport.set_write_buffer_limits(high=_WRITE_HIGH_BYTES)
+        self._transport = transport
+        self._decoder = FrameDecoder()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._transport = None
+        self._writable.set()
+        reason = "the guest closed the channel" if exc is None else f"the channel broke: {type(exc).__name__}"
+        if self._ready is not None and not self._ready.done():
+            self._ready.set_exception(SandboxFailure(reason))
+        elif not self._closing:
+            self.on_lost(reason)
+
+    @property
+    def connected(self) -> bool:
+        return self._transport is not None and not self._transport.is_closing()
+
+    def close(self) -> None:
+        """Ends the channel; `on_lost` is not called for it. Idempotent."""
+        self._closing = True
+        if self._transport is not None:
+            self._transport.abort()
+
+    # -- receiving -----------------------------------------------------------------------------------------------
+
+    def data_received(self, data: bytes) -> None:
+        self.last_heard_s = time.monotonic()
+        try:
+            for frame in self._decoder.feed(data):
+                self._take(frame)
+        except FrameError as error:
+            self._violated(error)
+        self._unacked_bytes += len(data)
+        if self._unacked_bytes > _ACK_BYTES:
+            self.send(Kind.ACK, {})
+
+    def _take(self, frame: Frame) -> None:
+        if frame.kind == Kind.READY:
+            if self._ready is not None and not self._ready.done():
+                self._ready.set_result(_read_ready(frame))
+        elif frame.kind == Kind.PONG:
+            return
+        elif frame.seq <= self._last_seq:
+            return  # sent again after a reconnect, and taken before it
+        elif frame.seq != self._last_seq + 1:
+            raise FrameError(f"frame {frame.seq} came after frame {self._last_seq}")
+        else:
+            self._last_seq = frame.seq
+            self.on_frame(frame)
+
+    def _violated(self, error: FrameError) -> None:
+        lost, self.on_lost = self.on_lost, _nobody_minds
+        if self._ready is not None and not self._ready.done():
+            self._ready.set_exception(SandboxFailure(f"the guest broke the protocol: {error}"))
+        self.close()
+        lost(f"the guest broke the protocol: {error}")
+
+    def pause_reading(self) -> None:
+        """Takes nothing more for now: the guest will hold its program back."""
+        if self._transport is not None and self._transport.is_reading():
+            self._transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        if self._transport is not None and not self._transport.is_reading():
+            self._transport.resume_reading()
+
+    # -- sending -------------------------------------------------------------------------------------------------
+
+    def send(self, kind: int, head: dict[str, Any], body: bytes = b"") -> None:
+        """Sends a frame; when there is no connection it is dropped, and `on_lost` has been or will be called."""
+        if self._transport is None:
+            return
+        self._unacked_bytes = 0
+        prefix = encode_prefix(kind, head, len(body), ack=self._last_seq)
+        if len(body) < CHUNK_BYTES // 4:
+            self._transport.write(prefix + body)
+        else:
+            self._transport.write(prefix)
+            self._transport.write(body)
+
+    async def drain(self) -> None:
+        """Waits until there is room for another chunk."""
+        await self._writable.wait()
+
+    def pause_writing(self) -> None:
+        self._writable.clear()
+
+    def resume_writing(self) -> None:
+        self._writable.set()
+
+
+def _read_ready(frame: Frame) -> GuestInfo:
+    if frame.head.integer("protocol") != PROTOCOL_VERSION:
+        raise FrameError("a guest of another version")
+    return GuestInfo(frame.head.text("python", 64), frame.head.integer("generation", 1, 2**31))
+
+
+def _nobody_listens(frame: Frame) -> None:
+    raise FrameError(f"a frame of kind {frame.kind} before anything was asked")
+
+
+def _nobody_minds(_reason: str) -> None:
+    return

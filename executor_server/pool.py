@@ -1,0 +1,149 @@
+"""Ready sandboxes, made ahead.
+
+For each spec it is told of, the pool keeps a number of sandboxes whose guest has answered. Taking one starts a refill
+in the background; when none is there, or a kept one has died meanwhile, the caller gets a new one, made on the spot.
+A sandbox is handed out once and never comes back: a used sandbox is never reused.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import structlog
+
+from executor_server.backends.base import Backend, Sandbox
+from executor_server.errors import SandboxFailure
+from executor_server.guest_channel import GuestChannel
+from executor_server.model import SandboxSpec
+
+_log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True)
+class PoolSettings:
+    """How many sandboxes to keep ready for each spec, how many to make at a time, how long to wait after a failure."""
+
+    size: int = 2
+    concurrency: int = 1
+    backoff_s: float = 1.0
+    max_backoff_s: float = 60.0
+
+
+@dataclass(frozen=True)
+class ReadySandbox:
+    """A sandbox whose guest has answered, and the channel to it."""
+
+    sandbox: Sandbox
+    channel: GuestChannel
+    warm: bool
+
+
+async def make_ready(backend: Backend, spec: SandboxSpec, *, warm: bool) -> ReadySandbox:
+    """Makes a sandbox and waits for its guest. Raises SandboxFailure; nothing is left behind then."""
+    sandbox = await backend.create(spec)
+    channel = GuestChannel(sandbox.endpoint)
+    try:
+        await channel.connect()
+    except BaseException:
+        channel.close()
+        await asyncio.shield(sandbox.destroy())
+        raise
+    return ReadySandbox(sandbox, channel, warm)
+
+
+class WarmPool:
+    """Keeps sandboxes ready. Owns those that it has not handed out yet."""
+
+    def __init__(self, backend: Backend, settings: PoolSettings) -> None:
+        self._backend = backend
+        self._settings = settings
+        self._ready: dict[tuple[str, int, int, int], deque[ReadySandbox]] = {}
+        self._specs: dict[tuple[str, int, int, int], SandboxSpec] = {}
+        self._wanted = asyncio.Event()
+        self._changed = asyncio.Condition()
+        self._refillers: list[asyncio.Task[None]] = []
+        self._making: dict[tuple[str, int, int, int], int] = {}
+        self._backoff_s = 0.0
+        self._discards: set[asyncio.Task[None]] = set()
+
+    @property
+    def backend(self) -> Backend:
+        return self._backend
+
+    async def start(self, specs: Sequence[SandboxSpec]) -> None:
+        """Begins to fill the pool for these specs, in the background."""
+        for spec in specs:
+            self._specs[spec.shape] = spec
+            self._ready[spec.shape] = deque()
+            self._making[spec.shape] = 0
+        if self._settings.size > 0:
+            self._refillers = [asyncio.create_task(self._refill()) for _ in range(self._settings.concurrency)]
+            self._wanted.set()
+
+    async def take(self, spec: SandboxSpec) -> ReadySandbox:
+        """A ready sandbox of this spec: a kept one, else a new one. Raises SandboxFailure."""
+        kept = self._ready.get(spec.shape, deque())
+        while kept:
+            ready = kept.popleft()
+            self._wanted.set()
+            if ready.channel.connected:
+                return ready
+            self._discard(ready)
+        return await make_ready(self._backend, spec, warm=False)
+
+    async def full(self) -> None:
+        """Waits until every spec has its sandboxes."""
+        async with self._changed:
+            await self._changed.wait_for(lambda: self._next_missing() is None)
+
+    async def close(self) -> None:
+        """Ends refilling and destroys what is kept."""
+        for task in self._refillers:
+            task.cancel()
+        await asyncio.gather(*self._refillers, return_exceptions=True)
+        for kept in self._ready.values():
+            while kept:
+                self._discard(kept.popleft())
+        await asyncio.gather(*self._discards, return_exceptions=True)
+
+    def _discard(self, ready: ReadySandbox) -> None:
+        ready.channel.close()
+        task = asyncio.create_task(self._destroy(ready.sandbox))
+        self._discards.add(task)
+        task.add_done_callback(self._discards.discard)
+
+    async def _destroy(self, sandbox: Sandbox) -> None:
+        try:
+            await sandbox.destroy()
+        except SandboxFailure as failure:
+            _log.error("sandbox_not_destroyed", sandbox_id=sandbox.sandbox_id, error=str(failure))
+
+    def _next_missing(self) -> tuple[str, int, int, int] | None:
+        for shape, kept in self._ready.items():
+            if len(kept) + self._making[shape] < self._settings.size:
+                return shape
+        return None
+
+    async def _refill(self) -> None:
+        while True:
+            await self._wanted.wait()
+            shape = self._next_missing()
+            if shape is None:
+                self._wanted.clear()
+                continue
+            self._making[shape] += 1
+            try:
+                self._ready[shape].append(await make_ready(self._backend, self._specs[shape], warm=True))
+                self._backoff_s = 0.0
+            except SandboxFailure as failure:
+                self._backoff_s = min(max(self._backoff_s * 2, self._settings.backoff_s), self._settings.max_backoff_s)
+                _log.warning("pool_refill_failed", image=shape[0], error=str(failure), retry_after_s=self._backoff_s)
+            finally:
+                self._making[shape] -= 1
+            async with self._changed:
+                self._changed.notify_all()
+            if self._backoff_s:
+                await asyncio.sleep(self._backoff_s)

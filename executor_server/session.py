@@ -1,0 +1,501 @@
+"""A session: one client's interpreter in one sandbox.
+
+The session owns its sandbox and the channel to its guest. It gives executions and operations to the guest in order of
+arrival, routes the guest's frames to whom they concern, and knows the one transition that matters: a session is alive
+until its guest is gone, then it is lost, for good. It is never bound to another sandbox.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import secrets
+import time
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import structlog
+
+from executor_server.errors import (
+    InvalidRequest,
+    NotFound,
+    PreconditionFailed,
+    Reason,
+    ResourceExhausted,
+    SandboxFailure,
+)
+from executor_server.executions import Execution, ExecutionControl, ToolFailure
+from executor_server.guest.frames import CHUNK_BYTES, Frame, FrameError, Kind
+from executor_server.guest_channel import GuestChannel
+from executor_server.guest_events import (
+    MAX_PAYLOAD_BYTES,
+    read_event,
+    read_file_info,
+    read_listing,
+    read_payload,
+    read_result,
+    read_variables,
+)
+from executor_server.model import (
+    BlobChunk,
+    BlobRef,
+    ErrorDetail,
+    Event,
+    ExecutionLimits,
+    FileInfo,
+    Outcome,
+    OutputMode,
+    Payload,
+    Principal,
+    Queued,
+    Result,
+    SessionSpec,
+    ToolSpec,
+    VariablesState,
+)
+from executor_server.pool import ReadySandbox
+
+_log = structlog.get_logger(__name__)
+
+# For the guest to connect again after its channel broke; it is on the same host, and there or dead.
+_RECONNECT_TIME_S = 2.0
+# For an operation (not an execution): the guest's own bound is 60 s, and executions may be ahead of it.
+_OPERATION_MARGIN_S = 30.0
+
+_REFUSALS: dict[str, tuple[type[InvalidRequest] | type[NotFound], Reason]] = {
+    "value_refused": (InvalidRequest, Reason.VALUE_REFUSED),
+    "prelude_failed": (InvalidRequest, Reason.INVALID_FIELD),
+    "path_refused": (InvalidRequest, Reason.PATH_REFUSED),
+    "file_not_found": (NotFound, Reason.FILE_NOT_FOUND),
+    "blob_not_found": (NotFound, Reason.BLOB_NOT_FOUND),
+}
+
+
+@dataclass(frozen=True)
+class SessionSettings:
+    """The daemon's own bounds on sessions."""
+
+    max_sessions: int = 64
+    max_queued_executions: int = 16
+    max_remembered_executions: int = 64
+    journal_bytes: int = 64 * 1024 * 1024
+    max_file_bytes: int = 1024 * 1024 * 1024
+    sweep_interval_s: float = 0.5
+    ping_interval_s: float = 10.0
+    # A guest that has not said anything for so long, though it was asked, is taken for dead.
+    silence_s: float = 60.0
+
+
+@dataclass(frozen=True)
+class VariablesReply:
+    """The last part of the answer to get_variables."""
+
+    variables: tuple[tuple[str, Payload], ...]
+    missing: tuple[str, ...]
+
+
+class _Operation:
+    """A request to the guest that DONE answers, with what comes before it."""
+
+    def __init__(self) -> None:
+        self.parts: asyncio.Queue[Frame | Exception] = asyncio.Queue()
+
+    def put(self, item: Frame | Exception) -> None:
+        self.parts.put_nowait(item)
+
+
+class Session:
+    """One session. Its methods are called by the RPC layer, one caller having been checked to own it."""
+
+    def __init__(
+        self, session_id: str, owner: Principal, spec: SessionSpec, ready: ReadySandbox, backend_name: str, settings: SessionSettings
+    ) -> None:
+        assert ready.channel.info is not None
+        self.session_id = session_id
+        self.owner = owner
+        self.spec = spec
+        self.backend_name = backend_name
+        self.warm = ready.warm
+        self.python_version = ready.channel.info.python_version
+        self.generation = ready.channel.info.generation
+        self.create_time_s = time.time()
+        self._sandbox = ready.sandbox
+        self._channel: GuestChannel = ready.channel
+        self._settings = settings
+        self._last_used_s = self.create_time_s
+        self._lost: str | None = None
+        self._executions: dict[str, Execution] = {}
+        self._running: dict[str, Execution] = {}  # not done, in order of arrival
+        self._operations: dict[int, _Operation] = {}
+        self._next_op = 0
+        self._oom_kills: int | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._held: set[str] = set()
+        self._pinged_s = 0.0
+        self._log = _log.bind(session_id=session_id, tenant=owner.tenant)
+        self._channel.on_frame = self._on_frame
+        self._channel.on_lost = self._on_channel_lost
+
+    # -- state ---------------------------------------------------------------------------------------------------
+
+    @property
+    def state(self) -> str:
+        if self._lost is not None:
+            return "lost"
+        return "busy" if self._running else "idle"
+
+    @property
+    def expire_time_s(self) -> float:
+        """When it ends if nobody uses it any more; Unix time."""
+        limits = self.spec.limits
+        used = time.time() if self._running else self._last_used_s
+        return min(self.create_time_s + limits.session_time_s, used + limits.idle_time_s)
+
+    def touch(self) -> None:
+        """Puts off its idle end."""
+        self._last_used_s = time.time()
+
+    def check_guest(self) -> None:
+        """Asks a quiet guest for a sign of life, and gives up one that has not answered for too long."""
+        now = time.monotonic()
+        if self._lost is not None or self._held:
+            return
+        if self._pinged_s > self._channel.last_heard_s and now - self._pinged_s > self._settings.silence_s:
+            self._lose(f"the guest has not answered for {self._settings.silence_s:g} s")
+        elif now - max(self._channel.last_heard_s, self._pinged_s) > self._settings.ping_interval_s:
+            if self._pinged_s <= self._channel.last_heard_s:
+                self._pinged_s = now
+            self._channel.send(Kind.PING, {})
+
+    def _require_alive(self) -> None:
+        if self._lost is not None:
+            raise PreconditionFailed(Reason.SESSION_LOST, f"the session's sandbox is gone: {self._lost}")
+        self.touch()
+
+    # -- executions ----------------------------------------------------------------------------------------------
+
+    def execute(self, execution_id: str, code: str, mode: OutputMode, limits: ExecutionLimits) -> Execution:
+        """Starts an execution, or finds the one that this id already names. See errors for what it raises."""
+        source = code.encode()
+        fingerprint = hashlib.sha256(source + mode.value.encode() + repr(limits).encode()).digest()
+        known = self._executions.get(execution_id)
+        if known is not None:
+            if known.fingerprint != fingerprint:
+                raise InvalidRequest(
+                    Reason.EXECUTION_ID_REUSED, f"execution id {execution_id!r} names another execution of this session"
+                )
+            return known
+        self._require_alive()
+        if len(self._running) > self._settings.max_queued_executions:
+            raise ResourceExhausted(
+                Reason.QUEUE_FULL, f"{len(self._running)} executions of this session run or wait", retry_after_s=1.0
+            )
+        control = ExecutionControl(
+            cancel=self._cancel,
+            answer=self._answer,
+            hold=lambda held: self._hold(execution_id, held),
+        )
+        execution = Execution(execution_id, fingerprint, self._settings.journal_bytes, control)
+        if self._running:
+            execution.publish(Queued(len(self._running)))
+        self._executions[execution_id] = self._running[execution_id] = execution
+        self._forget_old()
+        self._channel.send(
+            Kind.EXECUTE,
+            {
+                "id": execution_id,
+                "mode": mode.value,
+                "wall_time_s": limits.wall_time_s,
+                "cpu_time_s": limits.cpu_time_s,
+                "operations": limits.operations,
+                "output_bytes": limits.output_bytes,
+            },
+            source,
+        )
+        self._log.info("execution_started", execution_id=execution_id, source_bytes=len(source))
+        return execution
+
+    def execution(self, execution_id: str) -> Execution:
+        """An execution of this session. Raises NotFound when there is none, or it has been forgotten."""
+        found = self._executions.get(execution_id)
+        if found is None:
+            raise NotFound(Reason.EXECUTION_NOT_FOUND, f"there is no execution {execution_id!r} in this session")
+        self.touch()
+        return found
+
+    def _forget_old(self) -> None:
+        """Lets go of the oldest journals: by number, and by what they hold together."""
+        total = sum(execution.journal_size for execution in self._executions.values())
+        for execution_id, execution in list(self._executions.items()):
+            over = len(self._executions) > self._settings.max_remembered_executions or total > self._settings.journal_bytes
+            if not over:
+                return
+            if execution.done:
+                total -= execution.journal_size
+                del self._executions[execution_id]
+
+    def _cancel(self, execution_id: str) -> None:
+        self._channel.send(Kind.CANCEL, {"id": execution_id})
+
+    def _answer(self, execution_id: str, call_id: str, answer: Payload | ToolFailure) -> None:
+        head: dict[str, Any] = {"id": execution_id, "call": call_id}
+        match answer:
+            case ToolFailure():
+                self._channel.send(Kind.TOOL_RESULT, {**head, "ok": False, "type": answer.type, "message": answer.message})
+            case BlobRef():
+                self._channel.send(Kind.TOOL_RESULT, {**head, "ok": True, "blob": answer.blob_id})
+            case bytes():
+                self._channel.send(Kind.TOOL_RESULT, {**head, "ok": True}, answer)
+
+    def _hold(self, execution_id: str, held: bool) -> None:
+        """Stops or resumes taking frames while a journal is full."""
+        if held:
+            self._held.add(execution_id)
+            self._channel.pause_reading()
+        else:
+            self._held.discard(execution_id)
+            if not self._held:
+                self._channel.resume_reading()
+
+    # -- operations ----------------------------------------------------------------------------------------------
+
+    async def configure(self) -> None:
+        """Gives the guest the session's imports and prelude; the first thing after creation."""
+        head = {"authorized_imports": list(self.spec.authorized_imports)}
+        await self._request(Kind.CONFIGURE, head, self.spec.prelude.encode())
+
+    async def register_tools(self, tools: Sequence[ToolSpec]) -> None:
+        """Replaces the host tools."""
+        listed = [
+            {"name": t.name, "description": t.description, "parameters": list(t.parameters), "final": t.is_final_answer}
+            for t in tools
+        ]
+        await self._request(Kind.REGISTER_TOOLS, {}, json.dumps(listed).encode())
+
+    async def set_variables(self, variables: Sequence[tuple[str, Payload]]) -> None:
+        """Sets variables, all or none."""
+        listed: list[dict[str, Any]] = []
+        inline: list[bytes] = []
+        for name, payload in variables:
+            if isinstance(payload, BlobRef):
+                listed.append({"name": name, "blob": payload.blob_id})
+            else:
+                listed.append({"name": name, "inline": len(payload)})
+                inline.append(payload)
+        await self._request(Kind.SET_VARIABLES, {"variables": listed}, b"".join(inline))
+
+    async def get_variables(self, names: Sequence[str]) -> AsyncIterator[BlobChunk | VariablesReply]:
+        """Blob chunks, then the variables that refer to them."""
+        async for frame in self._converse(Kind.GET_VARIABLES, {"names": list(names)}):
+            if frame.kind == Kind.BLOB_CHUNK:
+                yield BlobChunk(frame.head.text("blob", 64), frame.body)
+            else:
+                yield VariablesReply(*read_variables(frame))
+
+    async def upload_blob(self, size_bytes: int, chunks: AsyncIterator[bytes]) -> str:
+        """Stages bytes in the guest for one later message that names them."""
+        if size_bytes > MAX_PAYLOAD_BYTES:
+            raise ResourceExhausted(Reason.TOO_LARGE, f"a value has at most {MAX_PAYLOAD_BYTES} bytes")
+        blob_id = secrets.token_hex(16)
+        await self._request(Kind.BLOB_BEGIN, {"blob": blob_id, "size": size_bytes})
+        received = 0
+        async for chunk in chunks:
+            received += len(chunk)
+            if received > size_bytes:
+                break
+            self._channel.send(Kind.BLOB_DATA, {"blob": blob_id}, chunk)
+            await self._channel.drain()
+        if received != size_bytes:
+            raise InvalidRequest(Reason.INVALID_FIELD, f"size_bytes: announced {size_bytes}, sent {received}")
+        return blob_id
+
+    async def put_file(self, path: str, size_bytes: int, chunks: AsyncIterator[bytes]) -> FileInfo:
+        """Writes a file of the workspace, whole or not at all."""
+        if size_bytes > self._settings.max_file_bytes:
+            raise ResourceExhausted(Reason.TOO_LARGE, f"a file has at most {self._settings.max_file_bytes} bytes")
+        op, operation = self._begin(Kind.FILE_PUT, {"path": path, "size": size_bytes})
+        received = 0
+        try:
+            async for chunk in chunks:
+                received += len(chunk)
+                if received > size_bytes or not operation.parts.empty():
+                    break
+                self._channel.send(Kind.FILE_DATA, {"op": op}, chunk)
+                await self._channel.drain()
+            if received != size_bytes and operation.parts.empty():
+                raise InvalidRequest(Reason.INVALID_FIELD, f"size_bytes: announced {size_bytes}, sent {received}")
+            return read_file_info(_done(await operation.parts.get()).head.object("file"))
+        finally:
+            if received != size_bytes:
+                self._channel.send(Kind.FILE_DATA, {"op": op, "abandon": True})
+            self._operations.pop(op, None)
+
+    async def get_file(self, path: str) -> AsyncIterator[FileInfo | bytes]:
+        """The description of a file, then its bytes."""
+        head = {"path": path, "max_bytes": self._settings.max_file_bytes}
+        async for frame in self._converse(Kind.FILE_GET, head):
+            if "file" in frame.head:
+                yield read_file_info(frame.head.object("file"))
+            elif frame.body:
+                yield frame.body
+
+    async def list_files(self, path: str) -> tuple[list[FileInfo], bool]:
+        """Files and directories below a directory, and whether there are more than are listed."""
+        return read_listing(await self._request(Kind.FILE_LIST, {"path": path}))
+
+    def _begin(self, kind: int, head: dict[str, Any], body: bytes = b"") -> tuple[int, _Operation]:
+        self._require_alive()
+        self._next_op += 1
+        operation = self._operations[self._next_op] = _Operation()
+        self._channel.send(kind, {"op": self._next_op, **head}, body)
+        return self._next_op, operation
+
+    async def _request(self, kind: int, head: dict[str, Any], body: bytes = b"") -> Frame:
+        """The DONE frame that answers. Raises what it says is wrong."""
+        op, operation = self._begin(kind, head, body)
+        try:
+            return _done(await operation.parts.get())
+        finally:
+            self._operations.pop(op, None)
+
+    async def _converse(self, kind: int, head: dict[str, Any]) -> AsyncIterator[Frame]:
+        """All frames of an operation, the last being its DONE."""
+        op, operation = self._begin(kind, head)
+        try:
+            while True:
+                frame = await operation.parts.get()
+                if isinstance(frame, Frame) and frame.kind != Kind.DONE:
+                    yield frame
+                else:
+                    yield _done(frame)
+                    return
+        finally:
+            self._operations.pop(op, None)
+
+    # -- frames of the guest -------------------------------------------------------------------------------------
+
+    def _on_frame(self, frame: Frame) -> None:
+        if frame.kind in (Kind.DONE, Kind.FILE_CHUNK) or (frame.kind == Kind.BLOB_CHUNK and "op" in frame.head):
+            operation = self._operations.get(frame.head.integer("op"))
+            if operation is not None:
+                operation.put(frame)
+            return
+        execution = self._running.get(frame.head.text("id", 64))
+        if execution is None:
+            raise FrameError("an event of an execution that does not run")
+        if frame.kind == Kind.RESULT:
+            self._on_result(execution, frame)
+        else:
+            execution.publish(read_event(frame))
+
+    def _on_result(self, execution: Execution, frame: Frame) -> None:
+        result = read_result(frame)
+        self.generation = result.generation
+        self.touch()
+        if frame.head.boolean("oom_suspect", default=False):
+            # Only outside of the sandbox is it known who sent the kill.
+            self._spawn(self._judge_kill(execution, result))
+        else:
+            self._end(execution, result)
+
+    async def _judge_kill(self, execution: Execution, result: Result) -> None:
+        kills = await self._sandbox.oom_kills()
+        if kills is not None and kills > (self._oom_kills or 0):
+            self._oom_kills = kills
+            detail = ErrorDetail("MemoryError", "the program used more memory than memory_bytes allows and was killed")
+            result = replace(result, outcome=Outcome.OUT_OF_MEMORY, error=detail)
+        self._end(execution, result)
+
+    def _end(self, execution: Execution, result: Result) -> None:
+        execution.publish(result)
+        self._held.discard(execution.execution_id)
+        self._running.pop(execution.execution_id, None)
+        self._log.info(
+            "execution_ended",
+            execution_id=execution.execution_id,
+            outcome=result.outcome.value,
+            generation=result.generation,
+            operations=result.usage.operations,
+            wall_time_s=round(result.usage.wall_time_s, 4),
+        )
+
+    # -- the end -------------------------------------------------------------------------------------------------
+
+    def _on_channel_lost(self, reason: str) -> None:
+        self._spawn(self._reconnect(reason))
+
+    async def _reconnect(self, reason: str) -> None:
+        """Once: a channel that broke may be made again, a supervisor that died may not."""
+        try:
+            await self._channel.connect(_RECONNECT_TIME_S)
+        except SandboxFailure:
+            self._lose(await self._cause_of_death(reason))
+
+    async def _cause_of_death(self, reason: str) -> str:
+        kills = await self._sandbox.oom_kills()
+        if kills is not None and kills > (self._oom_kills or 0):
+            return "the kernel killed the sandbox for its memory"
+        return reason
+
+    def _lose(self, reason: str) -> None:
+        """The sandbox is gone: everything that waits for it learns so, with the reason."""
+        if self._lost is not None:
+            return
+        self._lost = reason
+        self._channel.close()
+        self._log.warning("session_lost", reason=reason)
+        self._end_everything(Outcome.LOST, reason)
+        self._spawn(self._destroy_sandbox())
+
+    def _end_everything(self, outcome: Outcome, reason: str) -> None:
+        for execution in list(self._running.values()):
+            detail = ErrorDetail("SandboxLost" if outcome is Outcome.LOST else "SessionEnded", reason)
+            self._end(execution, Result(outcome, VariablesState.LOST, self.generation, error=detail))
+        for operation in self._operations.values():
+            operation.put(PreconditionFailed(Reason.SESSION_LOST, f"the session's sandbox is gone: {reason}"))
+
+    async def close(self, reason: str) -> None:
+        """Ends the session: what runs is cancelled, the sandbox destroyed. Idempotent. Raises SandboxFailure."""
+        if self._lost is None:
+            self._lost = reason
+            self._channel.close()
+            self._end_everything(Outcome.CANCELLED, reason)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._sandbox.destroy()
+
+    async def _destroy_sandbox(self) -> None:
+        try:
+            await self._sandbox.destroy()
+        except SandboxFailure as failure:
+            self._log.error("sandbox_not_destroyed", sandbox_id=self._sandbox.sandbox_id, error=str(failure))
+
+    async def wait_idle(self) -> None:
+        """Until no execution runs or waits."""
+        for execution in list(self._running.values()):
+            await execution.wait()
+
+    def _spawn(self, work: Any) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+def _done(frame: Frame | Exception) -> Frame:
+    """The frame, when it says that the operation was done. Raises what it says instead."""
+    if isinstance(frame, Exception):
+        raise frame
+    if frame.kind != Kind.DONE:
+        raise FrameError(f"frame kind {frame.kind} where DONE was expected")
+    if frame.head.boolean("ok"):
+        return frame
+    reason, message = frame.head.text("reason", 64), frame.head.text("message", 8192)
+    if reason in _REFUSALS:
+        error, named = _REFUSALS[reason]
+        raise error(named, message)
+    raise ResourceExhausted(Reason.TOO_LARGE, message)
+
+

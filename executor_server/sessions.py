@@ -1,0 +1,176 @@
+"""All sessions of the daemon: who owns which, how many there may be, when they end.
+
+A session can only be named by its owner: look-ups take the tenant and the id, and what belongs to another tenant does
+not exist.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+import time
+from dataclasses import dataclass
+
+import structlog
+
+from executor_server.errors import (
+    NotFound,
+    Reason,
+    ResourceExhausted,
+    SandboxFailure,
+    Unavailable,
+)
+from executor_server.model import Principal, SessionSpec
+from executor_server.pool import WarmPool
+from executor_server.session import Session, SessionSettings, VariablesReply
+
+__all__ = ["Session", "SessionManager", "SessionRequest", "SessionSettings", "VariablesReply"]
+
+_log = structlog.get_logger(__name__)
+
+_RETRY_AFTER_S = 2.0
+
+
+@dataclass(frozen=True)
+class SessionRequest:
+    """An approved request for a session; the same id again means the same session."""
+
+    request_id: str
+    spec: SessionSpec
+
+
+class SessionManager:
+    """Owns every session."""
+
+    def __init__(self, pool: WarmPool, settings: SessionSettings) -> None:
+        self._pool = pool
+        self._settings = settings
+        self._sessions: dict[tuple[str, str], Session] = {}
+        self._requests: dict[tuple[str, str], asyncio.Task[Session]] = {}
+        self._reserved = 0
+        self._draining = False
+        self._sweeper: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Begins to sweep: sessions that nobody uses, or that are too old, end."""
+        self._sweeper = asyncio.create_task(self._sweep_forever())
+
+    # -- the life of sessions ------------------------------------------------------------------------------------
+
+    async def create(self, principal: Principal, request: SessionRequest) -> Session:
+        """Makes a session, or finds the one that this request already made.
+
+        Raises ResourceExhausted (too many sessions), Unavailable (draining, or no sandbox can be made), InvalidRequest
+        (the prelude fails).
+        """
+        key = (principal.tenant, request.request_id)
+        creation = self._requests.get(key)
+        if creation is None:
+            if self._draining:
+                raise Unavailable(Reason.DRAINING, "the daemon is about to stop and takes no new sessions")
+            if len(self._sessions) + self._reserved >= self._settings.max_sessions:
+                raise ResourceExhausted(
+                    Reason.TOO_MANY_SESSIONS,
+                    f"the daemon has its {self._settings.max_sessions} sessions; end one, or try again later",
+                    retry_after_s=_RETRY_AFTER_S,
+                )
+            creation = self._requests[key] = asyncio.create_task(self._create(principal, request))
+            creation.add_done_callback(lambda task: self._settle_request(key, task))
+        # A caller that goes away leaves the creation to go on: repeating the request finds the session.
+        return await asyncio.shield(creation)
+
+    def _settle_request(self, key: tuple[str, str], creation: asyncio.Task[Session]) -> None:
+        if creation.cancelled() or creation.exception() is not None:
+            del self._requests[key]
+
+    async def _create(self, principal: Principal, request: SessionRequest) -> Session:
+        started = time.monotonic()
+        self._reserved += 1
+        try:
+            try:
+                ready = await self._pool.take(request.spec.sandbox)
+            except SandboxFailure as failure:
+                _log.error("sandbox_not_made", image=request.spec.sandbox.image, error=str(failure))
+                raise Unavailable(Reason.BACKEND_UNAVAILABLE, "no sandbox can be made now; the daemon's log says why") from failure
+            session = Session(
+                secrets.token_hex(16), principal, request.spec, ready, self._pool.backend.name, self._settings
+            )
+            try:
+                await session.configure()
+            except BaseException:
+                await asyncio.shield(self._close(session, "the session could not be set up"))
+                raise
+            self._sessions[principal.tenant, session.session_id] = session
+        finally:
+            self._reserved -= 1
+        _log.info(
+            "session_created",
+            session_id=session.session_id,
+            tenant=principal.tenant,
+            image=request.spec.sandbox.image,
+            warm=session.warm,
+            took_ms=round((time.monotonic() - started) * 1000, 1),
+        )
+        return session
+
+    def get(self, principal: Principal, session_id: str) -> Session:
+        """The caller's session. Raises NotFound."""
+        session = self._sessions.get((principal.tenant, session_id))
+        if session is None:
+            raise NotFound(Reason.SESSION_NOT_FOUND, f"there is no session {session_id!r}")
+        return session
+
+    def list(self, principal: Principal) -> list[Session]:
+        """The caller's sessions, oldest first."""
+        return [session for (tenant, _), session in self._sessions.items() if tenant == principal.tenant]
+
+    async def delete(self, principal: Principal, session_id: str) -> None:
+        """Ends a session; returns when its sandbox is gone. Raises NotFound."""
+        session = self.get(principal, session_id)
+        await asyncio.shield(self._end(session, "the session was deleted"))
+
+    async def _end(self, session: Session, reason: str) -> None:
+        del self._sessions[session.owner.tenant, session.session_id]
+        for key, creation in list(self._requests.items()):
+            if creation.done() and not creation.cancelled() and creation.exception() is None and creation.result() is session:
+                del self._requests[key]
+        await self._close(session, reason)
+        _log.info("session_ended", session_id=session.session_id, tenant=session.owner.tenant, reason=reason)
+
+    async def _close(self, session: Session, reason: str) -> None:
+        try:
+            await session.close(reason)
+        except SandboxFailure as failure:
+            _log.error("sandbox_not_destroyed", session_id=session.session_id, error=str(failure))
+
+    # -- sweeping and stopping -----------------------------------------------------------------------------------
+
+    async def _sweep_forever(self) -> None:
+        while True:
+            await asyncio.sleep(self._settings.sweep_interval_s)
+            now = time.time()
+            for session in list(self._sessions.values()):
+                session.check_guest()
+                if session.expire_time_s <= now and (session.owner.tenant, session.session_id) in self._sessions:
+                    await self._end(session, "the session expired")
+
+    async def drain(self, grace_s: float) -> None:
+        """Takes nothing new, lets what runs end within `grace_s`, then ends every session."""
+        self._draining = True
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(grace_s):
+                await asyncio.gather(*(session.wait_idle() for session in self._sessions.values()))
+
+    async def close(self) -> None:
+        """Ends the sweeper and every session, now."""
+        self._draining = True
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+            await asyncio.gather(self._sweeper, return_exceptions=True)
+        for creation in self._requests.values():
+            creation.cancel()
+        await asyncio.gather(*self._requests.values(), return_exceptions=True)
+        await asyncio.gather(*(self._end(session, "the daemon stopped") for session in list(self._sessions.values())))
+
+

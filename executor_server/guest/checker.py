@@ -1,0 +1,144 @@
+"""Looks at a source before it runs: parses it, checks its imports, and gives instrumented code or a refusal.
+
+The source is hostile. Whatever it is, `check` returns a verdict: what makes CPython's parser or compiler fail other
+than by a SyntaxError becomes one. What makes them crash or never end is the business of the process that this runs in.
+"""
+
+from __future__ import annotations
+
+import ast
+import marshal
+import traceback
+import warnings
+from typing import Any, NamedTuple, Sequence
+
+from .imports import find_denied, refusal
+from .instrument import Sentinels, compile_tree, instrument, spans
+
+MAX_SOURCE_LINE_CHARS = 200
+"""A longer line is shown around the error only."""
+MAX_MESSAGE_CHARS = 2_000
+MAX_STATEMENT_CHARS = 2_000
+
+CO_COROUTINE = 0x80
+
+
+class Verdict(NamedTuple):
+    """Code, or an error. `code` is marshalled `(code object, spans)`, as the interpreter takes it."""
+
+    code: bytes | None = None
+    spans: Sequence[Sequence[int]] = ()
+    is_async: bool = False
+    outcome: str = ""
+    error: dict[str, Any] | None = None
+
+
+def check(
+    source: str, filename: str, *, authorized_imports: Sequence[str], output_mode: str, sentinels: Sentinels
+) -> Verdict:
+    """Never raises; the error of a verdict has type, message, line, traceback and statement, all bounded."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            tree = _parse(source, filename)
+            denied = find_denied(tree, authorized_imports)
+            if denied:
+                return _import_denied(source, filename, spans(tree), denied[0], authorized_imports)
+            statements = spans(tree)
+            instrument(tree, sentinels, output_mode=output_mode)
+            code = compile_tree(tree, filename, flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+            packed = marshal.dumps((code, statements))
+    except SyntaxError as error:
+        return _syntax_error(error, source, filename)
+    except UnicodeEncodeError as error:
+        line = source.count("\n", 0, error.start) + 1
+        return _syntax_error(
+            _plain(f"the source holds a lone surrogate: {error.reason}", filename, line), source, filename
+        )
+    except RecursionError:
+        return _syntax_error(_plain("the source is nested too deeply", filename, 1), source, filename)
+    except MemoryError:
+        return _syntax_error(_plain("the source is too complex to be parsed", filename, 1), source, filename)
+    except (ValueError, OverflowError) as error:
+        return _syntax_error(_plain(str(error), filename, 1), source, filename)
+    return Verdict(packed, statements, bool(code.co_flags & CO_COROUTINE))
+
+
+def _parse(source: str, filename: str) -> ast.Module:
+    nul = source.find("\0")
+    if nul >= 0:  # a ValueError without a line in some versions
+        raise _plain("source code cannot contain null bytes", filename, source.count("\n", 0, nul) + 1)
+    flags = ast.PyCF_ONLY_AST | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
+    tree: ast.Module = compile(source, filename, "exec", flags, True)
+    return tree
+
+
+def _plain(message: str, filename: str, line: int) -> SyntaxError:
+    return SyntaxError(message, (filename, line, 0, None))
+
+
+def _syntax_error(error: SyntaxError, source: str, filename: str) -> Verdict:
+    line = error.lineno or 1
+    text = _line_of(source, line)
+    if error.text is None and error.offset:
+        error.text = text  # the compiler, unlike the parser, has no source at hand
+    _narrow(error)
+    error.msg = (error.msg or "invalid syntax")[:MAX_MESSAGE_CHARS]
+    error.__cause__ = error.__context__ = None
+    detail = {
+        "type": type(error).__name__,
+        "message": error.msg,
+        "line": line,
+        "traceback": "".join(traceback.format_exception_only(type(error), error)),
+        "statement": text.strip()[:MAX_STATEMENT_CHARS],
+    }
+    return Verdict(outcome="exception", error=_encodable(detail))
+
+
+def _narrow(error: SyntaxError) -> None:
+    """Cuts a long source line to what is around the caret."""
+    text, offset = error.text, error.offset
+    if text is None or len(text) <= MAX_SOURCE_LINE_CHARS:
+        return
+    start = max(0, (offset or 1) - 1 - MAX_SOURCE_LINE_CHARS // 2)
+    error.text = text[start : start + MAX_SOURCE_LINE_CHARS]
+    if offset:
+        error.offset = offset - start
+    end = getattr(error, "end_offset", None)
+    if end:
+        error.end_offset = min(max(end - start, 1), len(error.text) + 1)  # type: ignore[attr-defined,unused-ignore]
+
+
+def _import_denied(
+    source: str,
+    filename: str,
+    statements: Sequence[Sequence[int]],
+    denied: tuple[int, str],
+    patterns: Sequence[str],
+) -> Verdict:
+    line, module = denied
+    message = refusal(module, patterns)
+    text = _line_of(source, line).strip()[:MAX_SOURCE_LINE_CHARS]
+    first, last = next((span[0], span[1]) for span in statements if span[0] <= line <= span[1])
+    detail = {
+        "type": "ImportDenied",
+        "message": message,
+        "line": line,
+        "traceback": f'  File "{filename}", line {line}\n    {text}\nImportDenied: {message}\n',
+        "statement": "\n".join(source.splitlines()[first - 1 : last])[:MAX_STATEMENT_CHARS],
+        "module": module,
+    }
+    return Verdict(outcome="import_denied", error=_encodable(detail))
+
+
+def _line_of(source: str, line: int) -> str:
+    lines = source.split("\n", line)
+    return lines[line - 1] if 0 < line <= len(lines) else ""
+
+
+def _encodable(detail: dict[str, Any]) -> dict[str, Any]:
+    """Without lone surrogates, which no UTF-8 text can carry."""
+    return {
+        key: value.encode("utf-8", "backslashreplace").decode() if isinstance(value, str) else value
+        for key, value in detail.items()
+    }

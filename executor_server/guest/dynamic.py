@@ -1,0 +1,151 @@
+"""The builtins of agent code: Python's own, but what runs text keeps to the rules, and nothing waits for a person.
+
+`exec`, `eval` and `compile` check the imports of their source and instrument it, as the checker does with the program
+itself, so that a string is no way around the import rules or the operation budget. They behave like CPython's: the
+caller's namespaces by default, the caller's `__future__` flags. One difference: a namespace passed to them gets the
+agent's `__builtins__`, whatever it had, because the checked `__import__` is among those.
+
+References are taken when this module is imported, before any agent code runs.
+"""
+
+from __future__ import annotations
+import __future__ as future
+import ast
+import builtins
+import sys
+from copy import deepcopy
+from types import CodeType, FrameType
+from typing import Any, Callable, Iterator, Protocol
+
+from .imports import Authorized, ImportDenied, find_denied, make_import
+from .instrument import Sentinels, bind, compile_tree, instrument
+
+_exec, _eval, _compile = builtins.exec, builtins.eval, builtins.compile
+
+_FUTURE_FLAGS = 0
+for _name in future.all_feature_names:
+    _FUTURE_FLAGS |= getattr(future, _name).compiler_flag
+_CO_OPTIMIZED = 0x1
+
+
+class _Ticking(Protocol):
+    """What is needed of a Meter."""
+
+    ticks: Iterator[bool]
+    tick: Callable[[], bool]
+
+
+def agent_builtins(
+    *, authorized: Authorized, meter: _Ticking, guard: Callable[[], object], sentinels: Sentinels
+) -> dict[str, Any]:
+    """A new dict for `__builtins__` in the namespace of agent code."""
+    instrumenter = _Instrumenter(authorized, sentinels, sentinels.constants(ticks=meter.ticks, guard=guard))
+    namespace = dict(vars(builtins))
+    namespace["__import__"] = make_import(authorized)
+    namespace["compile"] = _make_compile(instrumenter)
+    namespace["exec"] = _make_exec(instrumenter, meter.tick, namespace)
+    namespace["eval"] = _make_eval(instrumenter, meter.tick, namespace)
+    namespace["input"] = _refusing("input", "nobody answers here")
+    namespace["breakpoint"] = _refusing("breakpoint", "there is no debugger here")
+    namespace["exit"] = namespace["quit"] = _exit
+    return namespace
+
+
+class _Instrumenter:
+    """Makes checked, instrumented code of a source or a syntax tree."""
+
+    def __init__(self, authorized: Authorized, sentinels: Sentinels, constants: dict[bytes, object]) -> None:
+        self._authorized = authorized
+        self._sentinels = sentinels
+        self._constants = constants
+
+    def __call__(
+        self, source: Any, filename: Any, mode: str, flags: int = 0, optimize: int = -1, **hidden: Any
+    ) -> CodeType:
+        if isinstance(source, ast.AST):
+            tree = deepcopy(source)  # the program may go on using its own
+        else:
+            tree = _compile(source, filename, mode, flags | ast.PyCF_ONLY_AST, True, optimize, **hidden)
+        patterns = self._authorized()
+        for _, module in find_denied(tree, patterns):
+            raise ImportDenied(module, patterns)
+        instrument(tree, self._sentinels, string_annotations=bool(flags & future.annotations.compiler_flag))
+        return bind(compile_tree(tree, filename, mode, flags=flags, optimize=optimize), self._constants)
+
+
+def _make_compile(instrumenter: _Instrumenter) -> Callable[..., Any]:
+    def compile(
+        source: Any,
+        filename: Any,
+        mode: str,
+        flags: int = 0,
+        dont_inherit: bool = False,
+        optimize: int = -1,
+        *,
+        _feature_version: int = -1,
+    ) -> Any:
+        if not dont_inherit:
+            flags |= _inherited(sys._getframe(1))
+        if flags & ast.PyCF_ONLY_AST:
+            return _compile(source, filename, mode, flags, True, optimize, _feature_version=_feature_version)
+        return instrumenter(source, filename, mode, flags, optimize, _feature_version=_feature_version)
+
+    return compile
+
+
+def _make_exec(instrumenter: _Instrumenter, tick: Callable[[], bool], namespace: dict[str, Any]) -> Callable[..., None]:
+    def exec(source: Any, /, globals: Any = None, locals: Any = None, **closure: Any) -> None:
+        tick()  # straight-line code that runs itself again and again would spend nothing else
+        frame = sys._getframe(1)
+        if not isinstance(source, CodeType):
+            source = instrumenter(source, "<string>", "exec", _inherited(frame))
+        _exec(source, *_namespaces(globals, locals, frame, namespace), **closure)
+
+    return exec
+
+
+def _make_eval(instrumenter: _Instrumenter, tick: Callable[[], bool], namespace: dict[str, Any]) -> Callable[..., Any]:
+    def eval(source: Any, /, globals: Any = None, locals: Any = None) -> Any:
+        tick()
+        frame = sys._getframe(1)
+        if isinstance(source, str):
+            source = source.lstrip(" \t")
+        elif isinstance(source, (bytes, bytearray)):
+            source = source.lstrip(b" \t")
+        if not isinstance(source, CodeType):
+            source = instrumenter(source, "<string>", "eval", _inherited(frame))
+        return _eval(source, *_namespaces(globals, locals, frame, namespace))
+
+    return eval
+
+
+def _inherited(frame: FrameType) -> int:
+    return frame.f_code.co_flags & _FUTURE_FLAGS
+
+
+def _namespaces(globals: Any, locals: Any, frame: FrameType, namespace: dict[str, Any]) -> tuple[Any, Any]:
+    """Globals and locals as CPython chooses them for exec and eval called in this frame."""
+    if globals is not None:
+        if isinstance(globals, dict):  # else the real function says what is wrong with it
+            globals["__builtins__"] = namespace
+        return globals, globals if locals is None else locals
+    return frame.f_globals, _locals(frame) if locals is None else locals
+
+
+def _locals(frame: FrameType) -> Any:
+    if sys.version_info >= (3, 13) and frame.f_code.co_flags & _CO_OPTIMIZED:
+        return dict(frame.f_locals)  # a snapshot, as exec takes one there; f_locals itself would write through
+    return frame.f_locals
+
+
+def _refusing(name: str, why: str) -> Callable[..., Any]:
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise RuntimeError(f"{name}() is not available in the sandbox: {why}")
+
+    refuse.__name__ = refuse.__qualname__ = name
+    return refuse
+
+
+def _exit(code: Any = None) -> None:
+    """Ends the program."""
+    raise SystemExit(code)

@@ -1,0 +1,291 @@
+"""Rewrites a syntax tree so that the program counts its operations, can be ended, and yields its last value.
+
+Promises
+- The head of every loop body, every element of a comprehension and every entry of a function (lambdas and generators
+  too) ticks. What is left, straight-line code, is bounded by the size of its source.
+- The head of every `except` calls the guard, which raises control exceptions on.
+- The value of the trailing expression, or of the last statement, is handed to `keep`.
+- Nothing else changes: results, scopes, laziness, docstrings, line and column numbers.
+
+What is called are constants, not names, so the program can't shadow them. A constant in a syntax tree must be a plain
+value; so the tree gets sentinels (random bytes), and `bind` puts the objects in their place in the compiled code.
+"""
+
+from __future__ import annotations
+
+import ast
+import threading
+import warnings
+from ast import AST, Call, Constant, Expr, Load, expr, stmt
+from types import CodeType
+from typing import Any, Callable, Iterator, Mapping, NamedTuple
+
+TRAILING_EXPRESSION = "trailing_expression"
+LAST_STATEMENT = "last_statement"
+
+_builtin_compile = compile
+
+
+class Sentinels(NamedTuple):
+    """Stand-ins for the objects that instrumented code calls; both sides of a compilation make them of one mark."""
+
+    next: bytes
+    ticks: bytes
+    guard: bytes
+    keep: bytes
+
+    @classmethod
+    def of(cls, mark: str) -> Sentinels:
+        """`mark` is random, so that no constant of a program is taken for a sentinel."""
+        return cls(*(f"{mark}:{purpose}".encode() for purpose in ("next", "ticks", "guard", "keep")))
+
+    def constants(
+        self, *, ticks: Iterator[bool], guard: Callable[[], object], keep: Callable[[Any], Any] | None = None
+    ) -> dict[bytes, object]:
+        """What `bind` puts in the place of each sentinel; only code made with an output mode needs `keep`."""
+        return {self.next: next, self.ticks: ticks, self.guard: guard, self.keep: keep}
+
+
+def bind(code: CodeType, constants: Mapping[bytes, object]) -> CodeType:
+    """The code with its sentinels replaced, in nested functions too."""
+    changed = False
+    bound: list[object] = []
+    for constant in code.co_consts:
+        if type(constant) is bytes and constant in constants:
+            bound.append(constants[constant])
+            changed = True
+        elif type(constant) is CodeType:
+            inner = bind(constant, constants)
+            changed = changed or inner is not constant
+            bound.append(inner)
+        else:
+            bound.append(constant)
+    return code.replace(co_consts=tuple(bound)) if changed else code
+
+
+_warnings_lock = threading.Lock()
+
+
+def compile_tree(tree: AST, filename: str, mode: str = "exec", *, flags: int = 0, optimize: int = 0) -> CodeType:
+    """Compiles without warnings: CPython would warn, at each sentinel, that bytes are not callable."""
+    with _warnings_lock, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        code: CodeType = _builtin_compile(tree, filename, mode, flags, True, optimize)  # type: ignore[call-overload]
+        return code
+
+
+def instrument(
+    tree: AST, sentinels: Sentinels, *, output_mode: str | None = None, string_annotations: bool = False
+) -> None:
+    """Rewrites the tree in place.
+
+    With `string_annotations`, or when the tree itself has `from __future__ import annotations`, annotations become their
+    source text: they are no code then, and are left alone.
+    """
+    editor = _Editor(sentinels)
+    nodes = list(_walk(tree, skip_annotations=string_annotations or _has_string_annotations(tree)))
+    if output_mode is not None and isinstance(tree, ast.Module):
+        editor.keep_value(tree.body, last_statement=output_mode == LAST_STATEMENT)
+    for node in nodes:
+        edit = _EDITS.get(type(node))
+        if edit is not None:
+            edit(editor, node)
+    if any(type(node) is _TryStar for node in nodes):
+        for node in nodes:
+            editor.unwrap_groups(node)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The edits. Positions are those of the user's code next to them, so that a traceback points there.
+
+_STATEMENT_LISTS = ("body", "orelse", "finalbody")
+_TryStar: Any = getattr(ast, "TryStar", None)  # CPython 3.11 and later
+_READABLE = (ast.Name, ast.Attribute, ast.Subscript, ast.Constant, ast.UnaryOp, ast.BinOp, ast.Tuple, ast.Slice)
+_CONTEXTS = (ast.expr_context, ast.operator, ast.unaryop)
+
+
+class _Editor:
+    def __init__(self, sentinels: Sentinels) -> None:
+        self._sentinels = sentinels
+
+    def for_loop(self, node: Any) -> None:
+        node.body.insert(0, self._tick_statement(node.iter))
+
+    def while_loop(self, node: Any) -> None:
+        node.body.insert(0, self._tick_statement(node.test))
+
+    def comprehension(self, node: Any) -> None:
+        node.ifs.insert(0, self._tick(node.target))  # always true
+
+    def lambda_(self, node: Any) -> None:
+        body = node.body
+        node.body = ast.BoolOp(op=ast.And(), values=[self._tick(body), body], **_position(body))
+
+    def function(self, node: Any) -> None:
+        node.body.insert(1 if _is_docstring(node.body[0]) else 0, self._tick_statement(node))
+
+    def handler(self, node: Any) -> None:
+        node.body.insert(0, _statement(self._call(self._sentinels.guard, [], node)))
+
+    def unwrap_groups(self, node: Any) -> None:
+        """`except*` hands out what it caught, and what its body raises, in a group: a guard around it unwraps that."""
+        for name in _STATEMENT_LISTS:
+            block = getattr(node, name, None)
+            if not isinstance(block, list):
+                continue
+            for index, statement in enumerate(block):
+                if type(statement) is _TryStar:
+                    block[index] = self._guarded(statement)
+
+    def keep_value(self, body: list[stmt], *, last_statement: bool) -> None:
+        if not body or not (last_statement or isinstance(body[-1], Expr)):
+            return
+        if len(body) == 1 and _is_docstring(body[0]):
+            body.append(_statement(self._keep(body[0].value)))  # type: ignore[attr-defined]
+            return
+        tail = body[-1:]
+        self._keep_all(tail)
+        body[-1:] = tail
+
+    def _keep_all(self, statements: list[stmt]) -> None:
+        """Hands the value of each statement to `keep`, which remembers the last that is not None.
+
+        As in smolagents' local executor: `for` and `if` have the last value inside of them; `while`, `with` and `try`
+        have none.
+        """
+        pending = [statements]
+        while pending:
+            block = pending.pop()
+            kept: list[stmt] = []
+            for statement in block:
+                kept.append(statement)
+                if isinstance(statement, (Expr, ast.Assign, ast.AnnAssign)):
+                    if statement.value is not None:
+                        statement.value = self._keep(statement.value)
+                elif isinstance(statement, ast.AugAssign):
+                    if all(isinstance(node, _READABLE + _CONTEXTS) for node in ast.walk(statement.target)):
+                        kept.append(_statement(self._keep(_loaded(statement.target))))
+                elif isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+                    name = ast.Name(id=statement.name, ctx=Load(), **_position(statement))
+                    kept.append(_statement(self._keep(name)))
+                elif isinstance(statement, (ast.If, ast.For, ast.AsyncFor)):
+                    pending += [statement.body, statement.orelse]
+            block[:] = kept
+
+    def _keep(self, value: expr) -> Call:
+        return self._call(self._sentinels.keep, [value], value)
+
+    def _tick(self, at: Any) -> Call:
+        ticks = Constant(value=self._sentinels.ticks, kind=None, **_position(at))
+        return self._call(self._sentinels.next, [ticks], at)
+
+    def _tick_statement(self, at: Any) -> stmt:
+        return _statement(self._tick(at))
+
+    def _call(self, sentinel: bytes, arguments: list[Any], at: Any) -> Call:
+        position = _position(at)
+        function = Constant(value=sentinel, kind=None, **position)
+        return Call(func=function, args=arguments, keywords=[], **position)
+
+    def _guarded(self, statement: Any) -> stmt:
+        position = _position(statement)
+        handler = ast.ExceptHandler(
+            type=None, name=None, body=[ast.Raise(exc=None, cause=None, **position)], **position
+        )
+        self.handler(handler)
+        return ast.Try(body=[statement], handlers=[handler], orelse=[], finalbody=[], **position)
+
+
+_EDITS: dict[type, Callable[[_Editor, Any], None]] = {
+    ast.For: _Editor.for_loop,
+    ast.AsyncFor: _Editor.for_loop,
+    ast.While: _Editor.while_loop,
+    ast.comprehension: _Editor.comprehension,
+    ast.Lambda: _Editor.lambda_,
+    ast.FunctionDef: _Editor.function,
+    ast.AsyncFunctionDef: _Editor.function,
+    ast.ExceptHandler: _Editor.handler,
+}
+
+
+def _statement(value: expr) -> stmt:
+    return Expr(value=value, **_position(value))
+
+
+def _position(node: Any) -> dict[str, int]:
+    if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.ExceptHandler)):
+        # Of these the first line only: they may be long, and what follows is not what a traceback should show.
+        end_line, end_column = node.lineno, node.col_offset
+    else:
+        end_line, end_column = node.end_lineno or node.lineno, node.end_col_offset or node.col_offset
+    return {
+        "lineno": node.lineno,
+        "col_offset": node.col_offset,
+        "end_lineno": end_line,
+        "end_col_offset": end_column,
+    }
+
+
+def _is_docstring(statement: Any) -> bool:
+    return (
+        isinstance(statement, Expr) and isinstance(statement.value, Constant) and isinstance(statement.value.value, str)
+    )
+
+
+def _loaded(target: Any) -> expr:
+    """A copy of an assignment's target that reads it."""
+    fields: dict[str, Any] = {name: getattr(target, name) for name in target._fields}
+    fields["ctx"] = Load()
+    return type(target)(**fields, **_position(target))  # type: ignore[no-any-return]
+
+
+def _has_string_annotations(tree: AST) -> bool:
+    statements = tree.body if isinstance(tree, (ast.Module, ast.Interactive)) else []
+    return any(
+        isinstance(statement, ast.ImportFrom)
+        and statement.module == "__future__"
+        and any(alias.name == "annotations" for alias in statement.names)
+        for statement in statements
+    )
+
+
+def _walk(tree: AST, *, skip_annotations: bool) -> Iterator[AST]:
+    """All nodes, without recursion: a tree may be deeper than our stack."""
+    skipped = ("annotation", "returns") if skip_annotations else ()
+    pending = [tree]
+    while pending:
+        node = pending.pop()
+        yield node
+        for name in node._fields:
+            if name in skipped:
+                continue
+            value = getattr(node, name, None)
+            if isinstance(value, AST):
+                pending.append(value)
+            elif isinstance(value, list):
+                pending.extend(item for item in value if isinstance(item, AST))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def spans(tree: ast.Module) -> list[list[int]]:
+    """First and last line of each top-level statement, decorators included; taken before `instrument`."""
+    return [[_first_line(statement), statement.end_lineno or statement.lineno] for statement in tree.body]
+
+
+def _first_line(statement: stmt) -> int:
+    decorators: list[expr] = getattr(statement, "decorator_list", [])
+    return min([statement.lineno, *(decorator.lineno for decorator in decorators)])
+
+
+class LastValue:
+    """The `keep` of one execution."""
+
+    def __init__(self) -> None:
+        self.value: Any = None
+
+    def __call__(self, value: Any) -> Any:
+        if value is not None:
+            self.value = value
+        return value

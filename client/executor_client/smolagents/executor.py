@@ -26,6 +26,7 @@ from executor_client import (
     LogEvent,
     Outcome,
     Session,
+    TlsConfig,
     UnavailableError,
 )
 from executor_client.smolagents.console import LogStream
@@ -69,6 +70,7 @@ class RemoteExecutor(PythonExecutor):  # type: ignore[misc]  # smolagents is unt
         *,
         address: str | None = None,
         token: str | None = None,
+        tls: TlsConfig | bool | None = None,
         image: str | None = None,
         limits: Mapping[str, Any] | Limits | None = None,
         tool_placement: str = "host",
@@ -77,8 +79,8 @@ class RemoteExecutor(PythonExecutor):  # type: ignore[misc]  # smolagents is unt
     ) -> None:
         if tool_placement not in TOOL_PLACEMENTS:
             raise ValueError(f"tool_placement is {tool_placement!r}; supported is: {', '.join(TOOL_PLACEMENTS)}")
-        if client is not None and (address is not None or token is not None):
-            raise ValueError("address and token belong to the client: pass either them or client")
+        if client is not None and (address, token, tls) != (None, None, None):
+            raise ValueError("address, token and tls belong to the client: pass either them or client")
         if isinstance(limits, Limits):
             limits = {name: value for name, value in dataclasses.asdict(limits).items() if value is not None}
         self.additional_authorized_imports = list(additional_authorized_imports)
@@ -87,12 +89,13 @@ class RemoteExecutor(PythonExecutor):  # type: ignore[misc]  # smolagents is unt
         self.state: dict[str, Any] = {"_print_outputs": ""}
         self.last_images: list[PIL.Image.Image] = []
         self._address = address
+        self._tls = tls
         self._image = image
         self._limits = dict(limits or {})
         self._tool_placement = tool_placement
         self._notice = ""
         self._lease = SessionLease(
-            (lambda: client) if client is not None else (lambda: ExecutorClient(address, token=token)),
+            (lambda: client) if client is not None else (lambda: ExecutorClient(address, token=token, tls=tls)),
             owns_client=client is None,
             request=SessionRequest(image, tuple(additional_authorized_imports), self._limits),
         )
@@ -144,10 +147,12 @@ class RemoteExecutor(PythonExecutor):  # type: ignore[misc]  # smolagents is unt
         self.cleanup()
 
     def saved_kwargs(self) -> dict[str, Any]:
-        """The arguments that a saved agent needs to get such an executor again, as JSON. Never the token."""
+        """The arguments that a saved agent needs to get such an executor again, as JSON. Never secrets."""
         saved: dict[str, Any] = {}
         if self._address is not None:
             saved["address"] = self._address
+        if self._tls is True:  # a TlsConfig names files of this machine
+            saved["tls"] = True
         if self._image is not None:
             saved["image"] = self._image
         if self._limits:

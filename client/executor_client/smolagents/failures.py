@@ -142,6 +142,10 @@ def _short_traceback(result: ExecutionResult) -> str:
     if text.endswith(cause):
         text = text[: -len(cause)].rpartition("\n")[0]
     lines = [line[:TRACEBACK_LINE_CHARS_MAX] for line in text.splitlines()]
+    if result.outcome is not Outcome.EXCEPTION:
+        # It ends with what stopped the code, an exception of the sandbox's own that means nothing to the model.
+        while lines and not lines[-1].startswith(" "):
+            lines.pop()
     if len(lines) > TRACEBACK_LINES_MAX:
         half = TRACEBACK_LINES_MAX // 2
         lines = [*lines[:half], f"  ... {len(lines) - 2 * half} lines are left out ...", *lines[-half:]]

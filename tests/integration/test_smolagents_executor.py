@@ -1,0 +1,178 @@
+"""`RemoteExecutor` on a real daemon: values, prints, images, refusals, limits, loss."""
+
+from __future__ import annotations
+
+import io
+import threading
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import PIL.Image
+import pytest
+from rich.console import Console
+from smolagents import ActionStep, AgentLogger, tool
+from smolagents.local_python_executor import InterpreterError
+from smolagents.utils import AgentError
+
+from examples.scripted import Reply
+from executor_client import Outcome
+from executor_client.smolagents import CodeExecutionError, DaemonLost, RemoteExecutor
+from tests.support.agents import agent_on
+from tests.support.daemon import Daemon, running_daemon
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Values, logs and images
+
+
+@pytest.mark.parametrize(
+    ("code", "value"),
+    [
+        ("x = 3", 3),
+        ("if True:\n    'inner'", "inner"),
+        ("import math", None),
+        ("sqrt(16), ceil(1.2), floor(1.8), sin(0), atan2(0, 1), degrees(0)", (4.0, 2, 1, 0.0, 0.0, 0.0)),
+        ("{'a': {1, 2}, 'b': (1, None)}", {"a": {1, 2}, "b": (1, None)}),
+    ],
+)
+def test_a_step_has_the_value_that_the_local_executor_gives(executor: RemoteExecutor, code: str, value: Any) -> None:
+    assert executor(code).output == value
+
+
+def test_output_unpacks_as_a_triple(executor: RemoteExecutor) -> None:
+    output, logs, is_final_answer = executor("print('said')\n7")
+    assert (output, logs, is_final_answer) == (7, "said\n", False)
+
+
+def test_prints_survive_the_failure_and_do_not_show_in_the_next_step(executor: RemoteExecutor) -> None:
+    with pytest.raises(CodeExecutionError, match="due to: ZeroDivisionError: division by zero") as raised:
+        executor("print('before')\n1 / 0")
+    assert isinstance(raised.value, AgentError) and isinstance(raised.value, InterpreterError)
+    assert str(raised.value).startswith("Code execution failed at line '1 / 0' due to: ZeroDivisionError:")
+    assert "line 2" in str(raised.value) and "\x1b" not in str(raised.value)
+    assert executor.state["_print_outputs"] == "before\n"
+    with pytest.raises(CodeExecutionError, match="Code parsing failed on line 1 due to: SyntaxError"):
+        executor("x = = 1")
+    assert executor.state["_print_outputs"] == ""
+
+
+def test_an_agents_observation_has_the_prints_of_a_failed_step(daemon: Daemon) -> None:
+    with agent_on(daemon, "print('before')\n1 / 0", Reply("", "final_answer(1)", ["ZeroDivisionError"])) as agent:
+        assert agent.run("go") == 1
+        assert agent.memory.steps[1].observations == "Execution logs:\nbefore\n"
+
+
+def test_long_logs_keep_head_and_tail(daemon: Daemon) -> None:
+    with RemoteExecutor(max_print_outputs_length=100, **daemon.access) as executor:
+        logs = executor("print('head' + 'x' * 1000 + 'tail')").logs
+    assert logs.startswith("head") and logs.endswith("tail\n")
+    assert "_This content has been truncated to stay below 100 characters_" in logs
+
+
+def test_prints_reach_the_agents_logger_while_the_code_runs(daemon: Daemon) -> None:
+    console = Console(file=io.StringIO(), width=100)
+    shown = console.file
+    assert isinstance(shown, io.StringIO)
+    seen = threading.Event()
+
+    class Logger(AgentLogger):  # type: ignore[misc]
+        def log(self, *args: Any, **kwargs: Any) -> None:
+            super().log(*args, **kwargs)
+            if "[red]first" in shown.getvalue():
+                seen.set()
+
+    def probe() -> bool:
+        return seen.wait(30)
+
+    with RemoteExecutor(logger=Logger(console=console), **daemon.access) as executor:
+        executor.send_tools({"probe": probe})
+        assert executor("print('[red]first')\nprobe()").output is True
+
+
+def test_state_variables_of_rich_types_arrive_and_come_back(executor: RemoteExecutor) -> None:
+    table = pd.DataFrame({"when": pd.date_range("2025-01-01", periods=3), "n": [1, 2, 3]})
+    picture = PIL.Image.new("RGB", (4, 3), (1, 2, 3))
+    executor.send_variables(variables={"table": table, "picture": picture, "_print_outputs": "not a variable"})
+    got = executor("(table.assign(n=table['n'] * 2), picture.rotate(90, expand=True), table['n'].to_numpy())").output
+    pd.testing.assert_frame_equal(got[0], table.assign(n=table["n"] * 2))
+    assert isinstance(got[1], PIL.Image.Image) and got[1].size == (3, 4) and got[1].getpixel((0, 0)) == (1, 2, 3)
+    assert isinstance(got[2], np.ndarray)
+    with pytest.raises(CodeExecutionError, match="NameError"):
+        executor("_print_outputs")
+
+
+def test_a_variable_that_code_could_not_name_is_refused(executor: RemoteExecutor) -> None:
+    with pytest.raises(ValueError, match="'my file'"):
+        executor.send_variables(variables={"my file": 1})
+
+
+def test_displayed_images_are_kept_until_the_next_step(executor: RemoteExecutor) -> None:
+    executor("from PIL import Image\ndisplay(Image.new('L', (5, 6)))")
+    assert [image.size for image in executor.last_images] == [(5, 6)]
+    executor("1")
+    assert executor.last_images == []
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Refusals, limits, loss
+
+
+def test_a_refused_import_can_be_corrected(daemon: Daemon) -> None:
+    refused = "Import of os is not allowed. Authorized imports are: ["
+    with agent_on(daemon, "import os", Reply("", "import math\nfinal_answer(math.pi)", [refused])) as agent:
+        assert agent.run("go") == pytest.approx(3.14159, abs=1e-5)
+
+
+def test_an_endless_loop_is_stopped_and_the_variables_are_kept(daemon: Daemon) -> None:
+    loop = "kept = 1\nprint('in')\nimport time\nwhile True:\n    time.sleep(0.01)"
+    expected = ["exceeded the maximum execution time of 0.5 seconds", "defined before the failure are kept", "in"]
+    limits = {"limits": {"wall_time_s": 0.5}}
+    with agent_on(daemon, loop, Reply("", "final_answer(kept)", expected), executor_kwargs=limits) as agent:
+        assert agent.run("go") == 1
+
+
+def test_after_a_reset_tools_and_task_variables_are_back_and_the_model_is_told(executor: RemoteExecutor) -> None:
+    executor.send_variables(variables={"given": [1, 2]})
+    executor.send_tools({"double": lambda x: 2 * x})
+    executor("made = 1\ngiven.append(3)")
+    with pytest.raises(CodeExecutionError, match=r"are lost and must be defined again.*\(given\)") as raised:
+        executor("import os\nprint('last words')\nos._exit(3)")
+    assert raised.value.outcome is Outcome.EXITED
+    assert executor.state["_print_outputs"] == "last words\n"
+    assert executor("double(sum(given)), sqrt(4), 'made' in globals()").output == (6, 2.0, False)
+
+
+def test_a_session_that_ended_between_two_runs_is_replaced_and_the_model_is_told(
+    daemon: Daemon, executor: RemoteExecutor
+) -> None:
+    executor.send_variables(variables={"given": 1})
+    executor("made = 2")
+    with daemon.client() as client:
+        for info in client.list_sessions():
+            client.get_session(info.session_id).close()
+    with pytest.raises(CodeExecutionError, match="session of the steps before is gone"):
+        executor("made")
+    assert executor("given").output == 1
+    with daemon.client() as client:
+        for info in client.list_sessions():
+            client.get_session(info.session_id).close()
+    executor.send_tools({})
+    assert "session of the steps before is gone" in executor("print('x')").logs
+
+
+def test_a_daemon_that_dies_stops_the_run(tmp_path_factory: pytest.TempPathFactory) -> None:
+    with running_daemon(tmp_path_factory.mktemp("k")) as own:
+        client = own.client(reconnect_timeout_s=0.2, connect_timeout_s=0.2)
+
+        @tool
+        def kill_daemon() -> None:
+            """Ends the daemon."""
+            own.kill()
+
+        codes = ["kill_daemon()", "1", "2"]
+        agent = agent_on(
+            own, *codes, tools=[kill_daemon], executor_kwargs={"address": None, "token": None, "client": client}
+        )
+        with client, pytest.raises(DaemonLost), agent:
+            agent.run("go")
+        assert len([step for step in agent.memory.steps if isinstance(step, ActionStep)]) == 1

@@ -1,0 +1,63 @@
+"""Saved agents: whatever ran in a sandbox comes back to one, or does not come back."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import smolagents
+
+from executor_client.smolagents import CodeAgent, RemoteExecutor, register, unregister
+from tests.support.daemon import Daemon
+
+SETTINGS = {"limits": {"wall_time_s": 5}}
+
+
+def saveable(daemon: Daemon, folder: Path, make: Any) -> dict[str, Any]:
+    """Saves an agent made by `make(model)` and gives what was written."""
+    make(smolagents.InferenceClientModel("some/model", token="hf-secret")).save(str(folder))
+    assert daemon.token not in "".join(path.read_text() for path in folder.rglob("*") if path.is_file())
+    written: dict[str, Any] = json.loads((folder / "agent.json").read_text())
+    return written
+
+
+def test_our_class_comes_back_remote(daemon: Daemon, tmp_path: Path) -> None:
+    def make(some_model: Any) -> CodeAgent:
+        helper = CodeAgent([], some_model, name="helper", description="helps", executor_kwargs=daemon.access)
+        kwargs = {**daemon.access, **SETTINGS}
+        return CodeAgent(
+            [], some_model, additional_authorized_imports=["pandas"], managed_agents=[helper], executor_kwargs=kwargs
+        )
+
+    written = saveable(daemon, tmp_path / "agent", make)
+    assert written["executor_type"] == "remote"
+    assert written["executor_kwargs"] == {"address": daemon.address, **SETTINGS}
+    loaded = CodeAgent.from_folder(tmp_path / "agent")
+    for agent in (loaded, loaded.managed_agents["helper"]):
+        assert isinstance(agent, CodeAgent) and isinstance(agent.python_executor, RemoteExecutor)
+    assert "pandas" in loaded.python_executor.additional_authorized_imports
+    assert "from executor_client.smolagents import RemoteCodeAgent" in (tmp_path / "agent" / "app.py").read_text()
+
+
+def test_the_plain_class_with_our_executor_never_comes_back_local(daemon: Daemon, tmp_path: Path) -> None:
+    def make(some_model: Any) -> smolagents.CodeAgent:
+        return smolagents.CodeAgent([], some_model, executor=RemoteExecutor(["pandas"], **daemon.access, **SETTINGS))
+
+    written = saveable(daemon, tmp_path / "agent", make)
+    assert (written["executor_type"], written["executor_kwargs"]) == ("remote", {"address": daemon.address, **SETTINGS})
+    with pytest.raises(ValueError, match="Unsupported executor type: remote"):
+        smolagents.CodeAgent.from_folder(tmp_path / "agent")
+    register()
+    try:
+        loaded = smolagents.CodeAgent.from_folder(tmp_path / "agent")
+    finally:
+        unregister()
+    assert isinstance(loaded.python_executor, RemoteExecutor)
+    assert "pandas" in loaded.python_executor.additional_authorized_imports
+
+
+def test_an_agent_with_the_local_executor_is_saved_as_before(tmp_path: Path) -> None:
+    agent = smolagents.CodeAgent([], smolagents.InferenceClientModel("some/model", token="hf-secret"))
+    assert agent.to_dict()["executor_type"] == "local"

@@ -1,0 +1,24 @@
+"""Agents whose model plays a script, on a given daemon."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from smolagents import LogLevel
+
+from examples.scripted import Reply, ScriptedModel
+from executor_client.smolagents import CodeAgent
+from tests.support.daemon import Daemon
+
+
+def scripted(*script: str | Reply) -> ScriptedModel:
+    """A model that replies with these codes; a `Reply` also says what it must have been told before."""
+    return ScriptedModel([each if isinstance(each, Reply) else Reply("", each) for each in script])
+
+
+def agent_on(daemon: Daemon, *script: str | Reply, tools: Sequence[Any] = (), **options: Any) -> CodeAgent:
+    """An agent of our class, with a step for each reply."""
+    executor_kwargs = {**daemon.access, **options.pop("executor_kwargs", {})}
+    options = {"max_steps": len(script), "verbosity_level": LogLevel.OFF, **options}
+    return CodeAgent(tools=list(tools), model=scripted(*script), executor_kwargs=executor_kwargs, **options)

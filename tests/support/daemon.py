@@ -1,0 +1,92 @@
+"""A real daemon as a process of its own, on a directory of its own and a Unix socket."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from executor_client import ExecutorClient, ExecutorClientError
+from tests.support.polling import eventually
+
+START_TIMEOUT_S = 30.0
+STOP_TIMEOUT_S = 30.0
+
+
+@dataclass(frozen=True)
+class Daemon:
+    """A daemon that runs."""
+
+    process: subprocess.Popen[bytes]
+    state_dir: Path
+    log: Path
+
+    @property
+    def address(self) -> str:
+        return f"unix:{self.state_dir / 'executor.sock'}"
+
+    @property
+    def token(self) -> str:
+        return (self.state_dir / "token").read_text().strip()
+
+    @property
+    def access(self) -> dict[str, Any]:
+        """What a client needs to get in, as keyword arguments."""
+        return {"address": self.address, "token": self.token}
+
+    def client(self, **options: Any) -> ExecutorClient:
+        return ExecutorClient(**self.access, **options)
+
+    def kill(self) -> None:
+        """Ends it without a chance to clean up."""
+        self.process.kill()
+        self.process.wait()
+
+
+@contextmanager
+def running_daemon(directory: Path, *options: str) -> Iterator[Daemon]:
+    """Starts a daemon and waits until it answers; at the end it is asked to stop, and must.
+
+    `directory` must have a short name: the path of a Unix socket has at most 107 bytes.
+    """
+    state_dir, log = directory / "s", directory / "log"
+    listen = f"unix:{state_dir / 'executor.sock'}"
+    command = [sys.executable, "-m", "executor_server", "serve", "--listen", listen, *options]
+    environment = {**os.environ, "EXECUTOR_STATE_DIR": str(state_dir)}
+    with log.open("wb") as output:
+        process = subprocess.Popen(command, env=environment, stdout=output, stderr=subprocess.STDOUT)
+    daemon = Daemon(process, state_dir, log)
+    try:
+        assert eventually(lambda: _answers(daemon), timeout_s=START_TIMEOUT_S), log.read_text()
+        yield daemon
+    finally:
+        _stop(daemon)
+
+
+def _answers(daemon: Daemon) -> bool:
+    assert daemon.process.poll() is None, daemon.log.read_text()
+    if not (daemon.state_dir / "executor.sock").exists():
+        return False
+    try:
+        with daemon.client() as client:
+            client.get_policy()
+    except ExecutorClientError:
+        return False
+    return True
+
+
+def _stop(daemon: Daemon) -> None:
+    if daemon.process.poll() is not None:
+        return
+    daemon.process.send_signal(signal.SIGTERM)
+    try:
+        assert daemon.process.wait(STOP_TIMEOUT_S) == 0, daemon.log.read_text()
+    except subprocess.TimeoutExpired:
+        daemon.kill()
+        raise

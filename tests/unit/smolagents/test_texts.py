@@ -1,0 +1,140 @@
+"""What a model and a person get to read: failures of executions, and prints as they come."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import pytest
+from rich.console import Console
+from smolagents.local_python_executor import BASE_PYTHON_TOOLS, InterpreterError, LocalPythonExecutor
+from smolagents.monitoring import AgentLogger
+from smolagents.utils import AgentError
+
+from executor_client import ErrorDetail, ExecutionResult, Limits, Outcome, VariablesState
+from executor_client.smolagents.console import LINE_CHARS_MAX, LogStream, escape
+from executor_client.smolagents.failures import TRACEBACK_LINES_MAX, CodeExecutionError, describe
+from executor_client.smolagents.lease import PRELUDE
+
+LIMITS = Limits(wall_time_s=30.0, cpu_time_s=60.0, operations=1000, memory_bytes=2**20, output_bytes=1024)
+
+
+def failure(outcome: Outcome, *, state: VariablesState = VariablesState.KEPT, **error: Any) -> ExecutionResult:
+    detail = ErrorDetail(**{"type": "", "message": "", **error}) if error else None
+    return ExecutionResult(execution_id="e", outcome=outcome, state=state, generation=1, error=detail)
+
+
+def text_of(result: ExecutionResult, code: str = "", restored: tuple[str, ...] = ()) -> str:
+    return describe(result, code, LIMITS, restored)
+
+
+def local_text(code: str) -> str:
+    executor = LocalPythonExecutor([])
+    executor.send_tools({})
+    with pytest.raises(InterpreterError) as raised:
+        executor(code)
+    return str(raised.value)
+
+
+def test_a_failure_begins_as_the_local_executor_says_it() -> None:
+    result = failure(Outcome.EXCEPTION, type="ValueError", message="bad", line=1, statement="raise ValueError('bad')")
+    assert text_of(result).splitlines()[0] == local_text("raise ValueError('bad')")
+
+
+def test_a_refused_import_reads_as_in_the_local_executor() -> None:
+    message = "Import of os is not allowed. Authorized imports are: ['math']"
+    first = text_of(failure(Outcome.IMPORT_DENIED, type="ImportDenied", message=message, line=2), "x = 1\nimport os")
+    assert first.splitlines()[0] == f"Code execution failed at line 'import os' due to: InterpreterError: {message}"
+
+
+def test_a_syntax_error_shows_the_line_and_the_caret() -> None:
+    traceback = '  File "<execution-1>", line 1\n    x = = 1\n        ^\nSyntaxError: invalid syntax'
+    result = failure(Outcome.EXCEPTION, type="SyntaxError", message="invalid syntax", line=1, traceback=traceback)
+    text = text_of(result, "x = = 1")
+    assert text.startswith(
+        "Code parsing failed on line 1 due to: SyntaxError: invalid syntax\n    x = = 1\n        ^\n"
+    )
+
+
+def test_a_syntax_error_that_the_code_raised_is_no_parse_error() -> None:
+    traceback = 'Traceback (most recent call last):\n  File "<execution-1>", line 1, in <module>\nSyntaxError: bad'
+    result = failure(Outcome.EXCEPTION, type="SyntaxError", message="bad", traceback=traceback, statement="exec(x)")
+    assert text_of(result).startswith("Code execution failed at line 'exec(x)' due to: SyntaxError: bad\n")
+
+
+@pytest.mark.parametrize(
+    ("outcome", "said"),
+    [
+        (Outcome.TIMEOUT, "Code execution exceeded the maximum execution time of 30 seconds"),
+        (Outcome.CPU_LIMIT, "exceeded the maximum CPU time of 60 seconds"),
+        (Outcome.OPERATION_LIMIT, "Reached the max number of operations of 1000"),
+        (Outcome.OUT_OF_MEMORY, "ran out of memory"),
+        (Outcome.OUTPUT_LIMIT, "far more than the 1024 bytes"),
+        (Outcome.EXITED, "ended its own interpreter"),
+        (Outcome.CANCELLED, "was cancelled"),
+        (Outcome.CRASHED, "the interpreter crashed"),
+        (Outcome.LOST, "the sandbox is gone"),
+    ],
+)
+def test_each_outcome_says_what_happened(outcome: Outcome, said: str) -> None:
+    assert said in text_of(failure(outcome)).splitlines()[0]
+
+
+def test_a_reset_says_what_is_lost_and_what_is_back() -> None:
+    text = text_of(failure(Outcome.TIMEOUT, state=VariablesState.RESET), restored=("sales", "logo"))
+    assert "are lost and must be defined again" in text
+    assert text.endswith("the tools and the variables given with the task (logo, sales).")
+
+
+def test_a_traceback_has_no_colours_no_repetition_and_an_end() -> None:
+    frames = "".join(f'  File "<execution-1>", line {n}, in f\n    f()\n' for n in range(500))
+    traceback = f"Traceback (most recent call last):\n{frames}\x1b[1;35mRecursionError\x1b[0m: too deep"
+    text = text_of(failure(Outcome.EXCEPTION, type="RecursionError", message="too deep", traceback=traceback))
+    assert "\x1b" not in text
+    assert text.count("RecursionError: too deep") == 1
+    assert len(text.splitlines()) <= TRACEBACK_LINES_MAX + 4
+
+
+def test_the_error_is_what_both_kinds_of_executor_raise() -> None:
+    error = CodeExecutionError("said", Outcome.TIMEOUT)
+    assert isinstance(error, AgentError) and isinstance(error, InterpreterError)
+    assert str(error) == error.message == "said"
+
+
+def test_the_prelude_offers_what_the_local_executor_has_beyond_builtins() -> None:
+    names = {name.strip() for name in PRELUDE.partition("import ")[2].split(",")}
+    assert names == {name for name in BASE_PYTHON_TOOLS if name not in __builtins__}  # type: ignore[operator]
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Prints as they come
+
+
+def shown(*pieces: str, chars_max: int = 10_000) -> str:
+    console = Console(file=io.StringIO(), width=200, force_terminal=True, color_system=None, highlight=False)
+    stream = LogStream(AgentLogger(console=console), chars_max)
+    for piece in pieces:
+        stream.feed(piece)
+    stream.close()
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def test_pieces_become_whole_lines() -> None:
+    assert shown("one\ntw", "o\r", "\nthree\rfour", "") == "one\ntwo\nthree\nfour\n"
+
+
+def test_nothing_printed_can_steer_the_terminal_or_rich() -> None:
+    text = shown("\x1b[2J[bold red]markup[/bold red] \x9b31m \u202egnp.exe\x07\n")
+    assert text == "\\x1b[2J[bold red]markup[/bold red] \\x9b31m \\u202egnp.exe\\x07\n"
+
+
+def test_endless_output_without_a_line_break_is_bounded() -> None:
+    text = shown(*["x" * 1000] * 100, chars_max=20_000)
+    assert len(text) < 30_000
+    assert text.endswith("the rest is not shown as it comes\n")
+
+
+def test_escaping_leaves_ordinary_text_alone() -> None:
+    assert escape("naïve\ttext — 文字 🎈\n") == "naïve\ttext — 文字 🎈\n"
+    assert len(escape("\x1b" * LINE_CHARS_MAX)) == 4 * LINE_CHARS_MAX

@@ -72,7 +72,7 @@ check: check-format lint types imports check-proto  ## Check format, lint, types
 
 .PHONY: check-format
 check-format: $(STAMP)
-	@$(BIN)/ruff format --check --quiet . || { echo "not formatted; run: make format" >&2; exit 1; }
+	@$(BIN)/ruff format --check --output-format concise . || { echo "not formatted; run: make format" >&2; exit 1; }
 
 .PHONY: format
 format: $(STAMP)  ## Format the sources and sort their imports
@@ -86,10 +86,11 @@ lint: $(STAMP)  ## Lint
 .PHONY: types
 types: $(STAMP)  ## Check types
 	@$(BIN)/mypy
+	@MYPYPATH=examples $(BIN)/mypy examples/*.py  # by itself: it runs as scripts, beside each other
 
 .PHONY: imports
 imports: $(STAMP)  ## Check which way imports run
-	@$(BIN)/lint-imports --no-cache
+	@$(BIN)/lint-imports --no-cache --no-logo
 
 # ---------------------------------------------------------------------------------------------------------------------
 # The wire

@@ -50,6 +50,6 @@ install_packages() {
 }
 
 # An environment that was moved, or whose interpreter is gone, is made anew.
-"$venv/bin/python" -c '' 2>/dev/null || make_venv
+"$venv/bin/python" -c 'import pip' 2>/dev/null || make_venv
 install_packages
 say "ready: $("$venv/bin/python" -V), $venv"

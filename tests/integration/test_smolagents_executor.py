@@ -70,12 +70,11 @@ def test_long_logs_keep_head_and_tail(daemon: Daemon) -> None:
 
 
 def test_prints_reach_the_agents_logger_while_the_code_runs(daemon: Daemon) -> None:
-    console = Console(file=io.StringIO(), width=100)
-    shown = console.file
-    assert isinstance(shown, io.StringIO)
+    shown = io.StringIO()
+    console = Console(file=shown, width=100)
     seen = threading.Event()
 
-    class Logger(AgentLogger):  # type: ignore[misc]
+    class Logger(AgentLogger):
         def log(self, *args: Any, **kwargs: Any) -> None:
             super().log(*args, **kwargs)
             if "[red]first" in shown.getvalue():
@@ -169,10 +168,8 @@ def test_a_daemon_that_dies_stops_the_run(tmp_path_factory: pytest.TempPathFacto
             """Ends the daemon."""
             own.kill()
 
-        codes = ["kill_daemon()", "1", "2"]
-        agent = agent_on(
-            own, *codes, tools=[kill_daemon], executor_kwargs={"address": None, "token": None, "client": client}
-        )
+        through = {"address": None, "token": None, "client": client}
+        agent = agent_on(own, "kill_daemon()", "1", "2", tools=[kill_daemon], executor_kwargs=through)
         with client, pytest.raises(DaemonLost), agent:
             agent.run("go")
         assert len([step for step in agent.memory.steps if isinstance(step, ActionStep)]) == 1

@@ -12,7 +12,7 @@ import smolagents
 from executor_client.smolagents import CodeAgent, RemoteExecutor, register, unregister
 from tests.support.daemon import Daemon
 
-SETTINGS = {"limits": {"wall_time_s": 5}}
+SETTINGS: dict[str, Any] = {"limits": {"wall_time_s": 5}}
 
 
 def saveable(daemon: Daemon, folder: Path, make: Any) -> dict[str, Any]:

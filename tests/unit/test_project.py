@@ -82,7 +82,7 @@ def test_guest_needs_the_standard_library_only(path: Path) -> None:
 
 
 def test_daemon_reaches_no_unpickler_through_the_guest() -> None:
-    graph = grimp.build_graph("executor_server", "executor_api", include_external_packages=True)
+    graph = grimp.build_graph("executor_server", "executor_api", include_external_packages=True, cache_dir=None)
     daemon = {name for name in graph.modules if name.startswith("executor_server") and ".guest" not in name}
     for name in sorted(daemon):
         for unpickler in sorted(UNPICKLERS & graph.modules):

@@ -147,7 +147,13 @@ def _make_policy(config: Config, backend: Backend) -> Policy:
 
 
 def _pool_settings(config: Config) -> PoolSettings:
-    return PoolSettings(size=config.pool.size)
+    pool = config.pool
+    return PoolSettings(
+        size=pool.size,
+        concurrency=pool.concurrency,
+        backoff_s=pool.backoff_s,
+        max_backoff_s=pool.max_backoff_s,
+    )
 
 
 def _session_settings(config: Config) -> SessionSettings:
@@ -158,7 +164,10 @@ def _session_settings(config: Config) -> SessionSettings:
         max_finished_executions=sessions.max_finished_executions,
         journal_bytes=sessions.journal_bytes,
         staging_bytes=sessions.staging_bytes,
+        max_file_bytes=sessions.max_file_bytes,
         sweep_interval_s=sessions.sweep_interval_s,
+        ping_interval_s=sessions.ping_interval_s,
+        silence_s=sessions.silence_s,
     )
 
 

@@ -130,6 +130,10 @@ class PoolSection(_Section):
     """Ready sandboxes of the default shape. 0 turns the pool off."""
 
     size: Annotated[int, Field(strict=True, ge=0, le=1024)] = 2
+    # How many are made at a time, and the waits after one could not be made.
+    concurrency: Annotated[int, Field(strict=True, gt=0, le=64)] = 1
+    backoff_s: Seconds = 1.0
+    max_backoff_s: Seconds = 60.0
 
 
 class SessionsSection(_Section):
@@ -141,9 +145,14 @@ class SessionsSection(_Section):
     max_finished_executions: Count = 64
     # Events kept of one session's executions.
     journal_bytes: Bytes = 64 * MIB
-    # Blobs that were uploaded and not yet named by a message.
-    staging_bytes: Bytes = 128 * MIB
-    sweep_interval_s: Seconds = 5.0
+    # One blob that is uploaded for a later message.
+    staging_bytes: Bytes = 64 * MIB
+    # One file that is put or got.
+    max_file_bytes: Bytes = GIB
+    sweep_interval_s: Seconds = 0.5
+    # A guest that was silent for so long is asked for a sign of life, and given up when none comes.
+    ping_interval_s: Seconds = 10.0
+    silence_s: Seconds = 60.0
     # How long a stopping daemon lets running executions go on.
     drain_s: Seconds = 30.0
     # A sandbox that no daemon has spoken to for so long ends itself.

@@ -162,7 +162,7 @@ class Policy:
         for name in _LIMIT_NAMES:
             value, ceiling = getattr(limits, name), getattr(self._maxima, name)
             if value > ceiling:
-                yield Violation(f"limits.{name}", f"{value:g}", f"at most {ceiling:g}")
+                yield Violation(f"limits.{name}", _number(value), f"at most {_number(ceiling)}")
 
     def _import_violations(self, asked: Sequence[str]) -> Iterator[Violation]:
         allowed = self._imports.allowed_imports
@@ -182,7 +182,7 @@ def execution_limits(spec: SessionSpec, requested: RequestedLimits) -> Execution
         elif name not in _EXECUTION_LIMIT_NAMES:
             raise _invalid(f"limits.{name}", f"can't be set for one execution; {', '.join(_EXECUTION_LIMIT_NAMES)} can")
         elif value > ceiling:
-            raise _invalid(f"limits.{name}", f"is {value:g}, above the session's {ceiling:g}")
+            raise _invalid(f"limits.{name}", f"is {_number(value)}, above the session's {_number(ceiling)}")
         if name in _EXECUTION_LIMIT_NAMES:
             chosen[name] = value
     return ExecutionLimits(**chosen)
@@ -226,6 +226,11 @@ def _check_labels(labels: Mapping[str, str]) -> None:
                 "labels",
                 f"a key has 1 to {MAX_LABEL_KEY_CHARS} characters and a value at most {MAX_LABEL_VALUE_CHARS}",
             )
+
+
+def _number(value: float) -> str:
+    """Counts and sizes in full, seconds without needless zeros."""
+    return f"{value:,}" if isinstance(value, int) else f"{value:g}"
 
 
 def _invalid(path: str, problem: str) -> InvalidRequest:

@@ -1,0 +1,262 @@
+"""The daemon's edge by itself: the real gRPC server over a Unix socket, with a session layer of plain values below it.
+
+Only for tests whose subject is the edge. The fake sessions do what tests tell them and remember what they were asked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+import grpc
+from google.rpc import error_details_pb2, status_pb2
+
+from executor_api.v1 import executor_service_pb2 as pb
+from executor_api.v1 import executor_service_pb2_grpc as pb_grpc
+from executor_server.config import Config, LimitsSection, PolicySection
+from executor_server.errors import NotFound, Reason
+from executor_server.model import (
+    BlobChunk,
+    Event,
+    ExecutionLimits,
+    FileInfo,
+    OutputMode,
+    Payload,
+    Principal,
+    SessionSpec,
+    ToolSpec,
+)
+from executor_server.policy import Policy
+from executor_server.rpc.server import RpcServer, ServerSettings, TlsFiles
+from executor_server.rpc.service import ExecutorService
+from executor_server.sessions import SessionRequest, VariablesReply
+
+TOKEN = "t" * 43
+AUTH = (("authorization", f"Bearer {TOKEN}"),)
+
+
+@dataclass
+class FakeExecution:
+    events_to_send: Sequence[Event] = ()
+    raises: Exception | None = None
+    asked: list[Any] = field(default_factory=list)
+    closed: asyncio.Event = field(default_factory=asyncio.Event)
+    stays_open: bool = False
+
+    async def events(self, after: int = 0) -> AsyncIterator[Event]:
+        self.asked.append(("events", after))
+        try:
+            if self.raises is not None:
+                raise self.raises
+            for event in self.events_to_send:
+                if event.number > after:
+                    yield event
+            if self.stays_open:
+                await asyncio.Event().wait()
+        finally:
+            self.closed.set()
+
+    def cancel(self) -> None:
+        self.asked.append("cancel")
+
+    async def submit_tool_result(self, call_id: str, answer: Any) -> None:
+        self.asked.append((call_id, answer))
+
+
+@dataclass
+class FakeSession:
+    session_id: str
+    owner: Principal
+    spec: SessionSpec
+    state: str = "idle"
+    generation: int = 1
+    backend_name: str = "fake"
+    python_version: str = "3.11.7"
+    create_time_s: float = 1_700_000_000.5
+    expire_time_s: float = 1_700_001_800.0
+    warm: bool = True
+    executions: dict[str, FakeExecution] = field(default_factory=dict)
+    next_execution: FakeExecution = field(default_factory=FakeExecution)
+    parts: Sequence[Any] = ()
+    asked: list[Any] = field(default_factory=list)
+    raises: BaseException | None = None
+
+    def touch(self) -> None:
+        self.asked.append("touch")
+
+    def execute(self, execution_id: str, code: str, mode: OutputMode, limits: ExecutionLimits) -> FakeExecution:
+        self._do(("execute", execution_id, code, mode, limits))
+        self.executions[execution_id] = self.next_execution
+        return self.next_execution
+
+    def execution(self, execution_id: str) -> FakeExecution:
+        if execution_id not in self.executions:
+            raise NotFound(Reason.EXECUTION_NOT_FOUND, "no such execution")
+        return self.executions[execution_id]
+
+    async def register_tools(self, tools: Sequence[ToolSpec]) -> None:
+        self._do(("tools", list(tools)))
+
+    async def set_variables(self, variables: Sequence[tuple[str, Payload]]) -> None:
+        self._do(("variables", list(variables)))
+
+    async def get_variables(self, names: Sequence[str]) -> AsyncIterator[BlobChunk | VariablesReply]:
+        self._do(("get", list(names)))
+        for part in self.parts:
+            yield part
+
+    async def upload_blob(self, size_bytes: int, chunks: AsyncIterator[bytes]) -> str:
+        self._do(("blob", b"".join([chunk async for chunk in chunks])))
+        return "blob-1"
+
+    async def put_file(self, path: str, size_bytes: int, chunks: AsyncIterator[bytes]) -> FileInfo:
+        self._do((path, b"".join([chunk async for chunk in chunks])))
+        return FileInfo(path, size_bytes, False, 1_700_000_000.0)
+
+    async def get_file(self, path: str) -> AsyncIterator[FileInfo | bytes]:
+        self._do(("get_file", path))
+        for part in self.parts:
+            yield part
+
+    async def list_files(self, path: str) -> tuple[list[FileInfo], bool]:
+        self._do(("list_files", path))
+        return list(self.parts), True
+
+    def _do(self, asked: Any) -> None:
+        self.asked.append(asked)
+        if self.raises is not None:
+            raise self.raises
+
+
+@dataclass
+class FakeSessions:
+    sessions: dict[str, FakeSession] = field(default_factory=dict)
+    raises: Exception | None = None
+
+    async def create(self, principal: Principal, request: SessionRequest) -> FakeSession:
+        if self.raises is not None:
+            raise self.raises
+        return self.sessions.setdefault(request.request_id, FakeSession(request.request_id, principal, request.spec))
+
+    def get(self, principal: Principal, session_id: str) -> FakeSession:
+        session = self.sessions.get(session_id)
+        if session is None or session.owner != principal:
+            raise NotFound(Reason.SESSION_NOT_FOUND, "no such session")
+        return session
+
+    def list(self, principal: Principal) -> list[FakeSession]:
+        return [session for session in self.sessions.values() if session.owner == principal]
+
+    async def delete(self, principal: Principal, session_id: str) -> None:
+        del self.sessions[self.get(principal, session_id).session_id]
+
+
+@dataclass
+class Edge:
+    """A running server and a client's channel to it."""
+
+    server: RpcServer
+    sessions: FakeSessions
+    address: str
+    channel: grpc.aio.Channel
+    stub: Any  # the generated stub, which has no types
+
+    async def session(self, session_id: str = "s1") -> FakeSession:
+        await self.stub.CreateSession(pb.CreateSessionRequest(request_id=session_id), metadata=AUTH)
+        return self.sessions.sessions[session_id]
+
+    def raw(self, method: str, shape: str = "unary_unary") -> Any:
+        """A method that sends and gets bytes as they are."""
+        return getattr(self.channel, shape)(f"/executor_api.v1.ExecutorService/{method}")
+
+
+def settings(*listen: str, tls: TlsFiles | None = None) -> ServerSettings:
+    server = Config().server
+    return ServerSettings(
+        listen=listen,
+        tls=tls,
+        max_message_bytes=server.max_message_bytes,
+        max_metadata_bytes=server.max_metadata_bytes,
+        max_concurrent_streams=server.max_concurrent_streams,
+        max_concurrent_calls=server.max_concurrent_calls,
+        connection_idle_s=server.connection_idle_s,
+        keepalive_s=server.keepalive_s,
+        keepalive_timeout_s=server.keepalive_timeout_s,
+    )
+
+
+def make_server(sessions: FakeSessions, server_settings: ServerSettings) -> RpcServer:
+    policy = Policy(
+        PolicySection(allowed_imports=("numpy.*",)),
+        LimitsSection(),
+        images=["base"],
+        backend="fake",
+        orphan_time_s=600.0,
+    )
+    return RpcServer(ExecutorService(policy, cast("Any", sessions)), TOKEN, server_settings)
+
+
+@asynccontextmanager
+async def serving(directory: Path) -> AsyncIterator[Edge]:
+    sessions = FakeSessions()
+    server = make_server(sessions, settings(f"unix:{directory}/s"))
+    (address,) = await server.start()
+    try:
+        async with grpc.aio.insecure_channel(address) as channel:
+            yield Edge(server, sessions, address, channel, pb_grpc.ExecutorServiceStub(channel))
+    finally:
+        await server.stop(0)
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """What a refused call told the client."""
+
+    code: grpc.StatusCode
+    reason: str
+    message: str
+    fields: dict[str, str]
+    retry_delay_s: float | None
+    incident_id: str
+
+
+async def refusal(call: Any) -> Refusal:
+    """The refusal that a call, or the reading of a stream, ends with. Fails when it is not refused."""
+    try:
+        if hasattr(call, "__aiter__"):
+            async for _ in call:
+                pass
+        else:
+            await call
+    except grpc.aio.AioRpcError as error:
+        return _refusal(error)
+    raise AssertionError("the call was not refused")
+
+
+async def refused(call: Any) -> tuple[str, str]:
+    found = await refusal(call)
+    return found.code.name, found.reason
+
+
+def _refusal(error: grpc.aio.AioRpcError) -> Refusal:
+    status = status_pb2.Status()
+    for key, value in cast("Any", error.trailing_metadata() or ()):
+        if key == "grpc-status-details-bin":
+            status.ParseFromString(value)
+    info, bad, retry = error_details_pb2.ErrorInfo(), error_details_pb2.BadRequest(), error_details_pb2.RetryInfo()
+    for detail in status.details:
+        for message in (info, bad, retry):
+            detail.Unpack(message)
+    assert not status.details or (info.domain == "remote-executor" and status.message == error.details())
+    return Refusal(
+        code=error.code(),
+        reason=info.reason,
+        message=error.details() or "",
+        fields={violation.field: violation.description for violation in bad.field_violations},
+        retry_delay_s=retry.retry_delay.ToTimedelta().total_seconds() if retry.HasField("retry_delay") else None,
+        incident_id=info.metadata.get("incident_id", ""),
+    )

@@ -1,0 +1,119 @@
+"""Each refusal has its status and reason, and what is ours stays with us."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import grpc
+import pytest
+from structlog.testing import capture_logs
+
+from executor_api.v1 import executor_service_pb2 as pb
+from executor_server import errors
+from executor_server.errors import Reason, Violation
+from executor_server.model import Event, Principal, Queued
+from tests.rpc.edge import AUTH, Edge, FakeExecution, FakeSession, refusal, refused, serving
+
+
+@pytest.fixture
+async def edge(tmp_path: Path) -> AsyncIterator[Edge]:
+    async with serving(tmp_path) as edge:
+        yield edge
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (errors.InvalidRequest(Reason.VALUE_REFUSED, "m"), "INVALID_ARGUMENT"),
+        (errors.NotFound(Reason.BLOB_NOT_FOUND, "m"), "NOT_FOUND"),
+        (errors.PreconditionFailed(Reason.SESSION_LOST, "m"), "FAILED_PRECONDITION"),
+        (errors.OutOfRange(Reason.EVENT_OUT_OF_RANGE, "m"), "OUT_OF_RANGE"),
+        (errors.Unauthenticated(Reason.UNAUTHENTICATED, "m"), "UNAUTHENTICATED"),
+        (errors.ResourceExhausted(Reason.QUEUE_FULL, "m"), "RESOURCE_EXHAUSTED"),
+        (errors.Unavailable(Reason.DRAINING, "m"), "UNAVAILABLE"),
+        (errors.PolicyViolation((Violation("f", "a", "b"),)), "PERMISSION_DENIED"),
+    ],
+)
+async def test_each_refusal_has_its_status(edge: Edge, error: errors.ExecutorError, code: str) -> None:
+    session = await edge.session()
+    session.raises = error
+    found = await refusal(edge.stub.RegisterTools(pb.RegisterToolsRequest(session_id="s1"), metadata=AUTH))
+    assert (found.code.name, found.reason) == (code, error.reason.value)
+    assert found.message == error.message
+
+
+async def test_a_refusal_in_the_middle_of_a_stream_arrives(edge: Edge) -> None:
+    session = await edge.session()
+    session.executions["e1"] = FakeExecution(raises=errors.OutOfRange(Reason.EVENT_OUT_OF_RANGE, "m"))
+    request = pb.AttachExecutionRequest(session_id="s1", execution_id="e1", after_event=9)
+    assert await refused(edge.stub.AttachExecution(request, metadata=AUTH)) == ("OUT_OF_RANGE", "EVENT_OUT_OF_RANGE")
+
+
+async def test_a_retry_delay_is_said(edge: Edge) -> None:
+    edge.sessions.raises = errors.ResourceExhausted(Reason.TOO_MANY_SESSIONS, "m", retry_after_s=1.5)
+    found = await refusal(edge.stub.CreateSession(pb.CreateSessionRequest(request_id="r"), metadata=AUTH))
+    assert (found.reason, found.retry_delay_s) == ("TOO_MANY_SESSIONS", 1.5)
+
+
+async def test_every_violation_of_the_policy_is_a_field_of_the_answer(edge: Edge) -> None:
+    request = pb.CreateSessionRequest(request_id="r", authorized_imports=["os"], limits={"wall_time_s": 1e6})
+    found = await refusal(edge.stub.CreateSession(request, metadata=AUTH))
+    assert (found.code, found.reason) == (grpc.StatusCode.PERMISSION_DENIED, "POLICY_VIOLATION")
+    assert found.fields == {
+        "limits.wall_time_s": "asked for 1e+06, allowed is at most 3600",
+        "authorized_imports": "asked for os, allowed is numpy.*",
+    }
+
+
+async def test_an_answer_with_very_many_violations_still_arrives(edge: Edge) -> None:
+    """A client drops trailers above 8 KiB and reports that instead."""
+    request = pb.CreateSessionRequest(request_id="r", authorized_imports=["ä" * 100 + str(n) for n in range(256)])
+    found = await refusal(edge.stub.CreateSession(request, metadata=AUTH))
+    assert found.code is grpc.StatusCode.PERMISSION_DENIED
+    assert found.fields[""].endswith(" more")
+
+
+@pytest.mark.parametrize("method", ["RegisterTools", "GetVariables"])
+async def test_our_own_failure_shows_an_incident_and_no_internal_text(edge: Edge, method: str) -> None:
+    session = await edge.session()
+    session.raises = RuntimeError("/srv/secret/path")
+    with capture_logs() as logs:
+        found = await refusal(
+            getattr(edge.stub, method)(getattr(pb, f"{method}Request")(session_id="s1"), metadata=AUTH)
+        )
+    assert (found.code, found.reason) == (grpc.StatusCode.INTERNAL, "INTERNAL")
+    assert "secret" not in found.message
+    assert found.incident_id in found.message
+    assert [(entry["incident_id"], str(entry["exc_info"])) for entry in logs] == [
+        (found.incident_id, "/srv/secret/path")
+    ]
+
+
+async def test_text_that_utf8_cannot_carry_does_not_break_the_answer(edge: Edge) -> None:
+    session = await edge.session()
+    session.raises = errors.InvalidRequest(Reason.VALUE_REFUSED, "bad \ud800 value" + "x" * 5000)
+    found = await refusal(edge.stub.SetVariables(pb.SetVariablesRequest(session_id="s1"), metadata=AUTH))
+    assert found.code is grpc.StatusCode.INVALID_ARGUMENT
+    assert found.message.startswith("bad \\ud800 value")
+
+
+async def test_a_session_of_another_principal_does_not_exist(edge: Edge) -> None:
+    mine = await edge.session("mine")
+    edge.sessions.sessions["theirs"] = FakeSession("theirs", Principal("other", "token"), mine.spec)
+    listed = await edge.stub.ListSessions(pb.ListSessionsRequest(), metadata=AUTH)
+    assert [session.session_id for session in listed.sessions] == ["mine"]
+    for method in ("GetSession", "DeleteSession", "KeepAlive", "Execute"):
+        fields = {"session_id": "theirs"} | ({"execution_id": "e"} if method == "Execute" else {})
+        call = getattr(edge.stub, method)(getattr(pb, f"{method}Request")(**fields), metadata=AUTH)
+        assert await refused(call) == ("NOT_FOUND", "SESSION_NOT_FOUND")
+
+
+async def test_a_caller_who_goes_away_releases_the_stream_and_leaves_the_execution(edge: Edge) -> None:
+    session = await edge.session()
+    session.next_execution = execution = FakeExecution([Event(1, Queued(0))], stays_open=True)
+    call = edge.stub.Execute(pb.ExecuteRequest(session_id="s1", execution_id="e1"), metadata=AUTH)
+    await call.read()
+    call.cancel()
+    await execution.closed.wait()
+    assert execution.asked == [("events", 0)]

@@ -1,0 +1,123 @@
+"""The configuration says everything that is wrong with it, and nothing needs to be configured."""
+
+from __future__ import annotations
+
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from executor_server.config import SMOLAGENTS_BASE_IMPORTS, ConfigError, load, to_toml
+
+
+@pytest.fixture(autouse=True)
+def state_dir(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    monkeypatch.setenv("EXECUTOR_STATE_DIR", str(tmp_path / "state"))
+    return tmp_path / "state"
+
+
+def write(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "executor.toml"
+    path.write_text(text)
+    return path
+
+
+def problems(tmp_path: Path, text: str) -> tuple[str, ...]:
+    with pytest.raises(ConfigError) as caught:
+        load(write(tmp_path, text))
+    return caught.value.problems
+
+
+def test_nothing_needs_to_be_configured(state_dir: Path) -> None:
+    config = load()
+    assert config.listen_addresses == (f"unix:{state_dir}/executor.sock", "127.0.0.1:50051")
+    assert config.local.images == {"base": Path(sys.executable)}
+    assert config.limits.default.wall_time_s == 60
+    assert config.policy.default_imports == SMOLAGENTS_BASE_IMPORTS
+
+
+def test_default_imports_are_those_of_smolagents() -> None:
+    utils = pytest.importorskip("smolagents.utils")
+    assert list(load().policy.default_imports) == sorted(utils.BASE_BUILTIN_MODULES)
+
+
+def test_the_state_directory_falls_back_to_the_users_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("EXECUTOR_STATE_DIR")
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    assert load().server.state_dir == tmp_path / "remote-executor"
+    monkeypatch.delenv("XDG_STATE_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert load().server.state_dir == tmp_path / ".local/state/remote-executor"
+
+
+def test_all_problems_are_listed_with_their_keys(tmp_path: Path) -> None:
+    found = problems(
+        tmp_path,
+        """
+        colour = "red"
+        [sessions]
+        max_sesions = 3
+        drain_s = -1
+        [pool]
+        size = "many"
+        [limits.max]
+        wall_time_s = inf
+        memory_bytes = true
+        [policy]
+        allowed_imports = ["numpy", "os path"]
+        [log]
+        level = "loud"
+        """,
+    )
+    assert {line.split(":")[0] for line in found} == {
+        "colour",
+        "sessions.max_sesions",
+        "sessions.drain_s",
+        "pool.size",
+        "limits.max.wall_time_s",
+        "limits.max.memory_bytes",
+        "policy.allowed_imports.1",
+        "log.level",
+    }
+    text = "\n".join(found)
+    assert "max_sessions" in text  # what the misspelt key could have been
+    assert "'debug', 'info', 'warning' or 'error'" in text
+    assert "(it is -1)" in text
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[limits.default]\nwall_time_s = 9000.0", "limits: default is above max for wall_time_s"),
+        ('[server]\ntls_cert = "/c.pem"', "server: tls_cert and tls_key must be given together"),
+        ('[server]\ntls_client_ca = "/c.pem"', "server: tls_client_ca needs tls_cert and tls_key"),
+        ('[server]\nstate_dir = "here"', "server.state_dir: must be an absolute path (it is 'here')"),
+        ("[local]\nimages = {}", "local.images: "),
+        ('[local.images]\n"../x" = "/usr/bin/python3"', "local.images.../x: must be 1 to 64"),
+        ("server = 3", "server: "),
+        ("[server\n", "is not TOML"),
+    ],
+)
+def test_each_problem_is_a_sentence(tmp_path: Path, text: str, said: str) -> None:
+    assert said in problems(tmp_path, text)[0]
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"missing\.toml can't be read: No such file"):
+        load(tmp_path / "missing.toml")
+
+
+def test_the_command_line_wins_over_the_file(tmp_path: Path) -> None:
+    path = write(tmp_path, '[server]\nlisten = ["127.0.0.1:1"]\nmax_concurrent_calls = 7')
+    config = load(path, {"server": {"listen": ["127.0.0.1:2"]}})
+    assert config.listen_addresses == ("127.0.0.1:2",)
+    assert config.server.max_concurrent_calls == 7
+
+
+def test_what_is_printed_reads_back_as_the_same(tmp_path: Path) -> None:
+    images = '[local.images]\nbase = "/opt/a \\"b\\"/python"\n"py3.12" = "/p"\n'
+    config = load(write(tmp_path, images + "[limits.max]\noperations = 10_000_000_000_000"))
+    printed = to_toml(config)
+    assert load(write(tmp_path, printed)) == config
+    assert tomllib.loads(printed)["limits"]["default"]["wall_time_s"] == 60.0

@@ -1,0 +1,249 @@
+"""numpy arrays and scalars, both ways, and torch tensors towards the receiver, who gets an array.
+
+A dtype is described by text of a closed grammar, or by a list of fields of such text; no text of a sender reaches
+`numpy.dtype` before it matched. Objects have no dtype here: an array of objects travels as a shape and a list.
+
+numpy is used when the value being encoded shows that it is loaded, or when a value being decoded needs it. A receiver
+without it gets an `OpaqueValue` that tells shape and dtype.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from math import prod
+
+from executor_api.values.generic import OpaqueValue
+from executor_api.values.kinds import BYTES_ENTRY, Kind, get_bytes, put_bytes
+from executor_api.values.limits import DecodeError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Any
+
+    from executor_api.values.kinds import Lowered, Reader, Writer
+
+MAX_DIMENSIONS = 32
+# Of one structured dtype, those of its nested dtypes included.
+MAX_FIELDS = 512
+MAX_FIELD_DEPTH = 6
+_DTYPE = re.compile(
+    r"\|b1|\|[iu]1|[<>][iu][248]|[<>]f[248]|[<>]c(8|16)|\|S\d{1,9}|[<>]U\d{1,9}"
+    r"|[<>][mM]8(\[\d{0,9}(Y|M|W|D|h|m|s|ms|us|ns|ps|fs|as)\])?",
+    re.ASCII,
+)
+_MAX_CHARACTER = 0x10FFFF
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Lowering
+
+
+def lower(value: Any, writer: Writer, *, bases: bool = False) -> Lowered | None:
+    """An array, a numpy scalar or a tensor; with `bases`, also what is an array but for a subclass of numpy's own."""
+    np: Any = sys.modules.get("numpy")
+    if np is None:
+        return None
+    kind = type(value)
+    if kind is np.ndarray or (bases and issubclass(kind, (np.matrix, np.recarray, np.memmap))):
+        return _lower_array(np, value.view(np.ndarray), writer)
+    if issubclass(kind, np.generic):
+        return _lower_scalar(np, value, writer)
+    torch: Any = sys.modules.get("torch")
+    if torch is not None and issubclass(kind, torch.Tensor):
+        return _lower_array(np, _tensor_as_array(torch, value), writer)
+    return None
+
+
+def _lower_array(np: Any, array: Any, writer: Writer) -> Lowered | None:
+    if array.ndim > MAX_DIMENSIONS:
+        return None
+    shape = list(array.shape)
+    if array.dtype == object:
+        return ["np.objects", shape], (array.ravel().tolist(),), False
+    description = _describe(array.dtype)
+    if description is None:
+        return None
+    order = "F" if array.flags.f_contiguous and not array.flags.c_contiguous else "C"
+    flat = (array.T if order == "F" else np.ascontiguousarray(array)).reshape(-1)
+    data = memoryview(flat.view(np.uint8)) if flat.nbytes else b""
+    return ["np.array", description, shape, order, put_bytes(writer, data)], (), False
+
+
+def _lower_scalar(np: Any, value: Any, writer: Writer) -> Lowered | None:
+    array = np.asarray(value)
+    description = None if array.dtype == object else _describe(array.dtype)
+    if description is None:
+        return None
+    return ["np.scalar", description, put_bytes(writer, array.tobytes())], (), False
+
+
+def _tensor_as_array(torch: Any, tensor: Any) -> Any:
+    tensor = tensor.detach().cpu()
+    # numpy has no bfloat16; 32 bits hold each of its values.
+    return tensor.float().numpy() if tensor.dtype == torch.bfloat16 else tensor.numpy()
+
+
+def _describe(dtype: Any) -> Any:
+    """The description of a dtype, as `_make_dtype` reads it; None when there is none."""
+    if dtype.names is not None:
+        fields = []
+        for name in dtype.names:
+            name.encode("utf-8")  # raises for a surrogate, and so the array becomes opaque
+            inner, offset, *title = dtype.fields[name]
+            description = _describe(inner)
+            if title or description is None:
+                return None
+            fields.append([name, offset, description])
+        return ["fields", dtype.itemsize, fields]
+    if dtype.subdtype is not None:
+        inner, shape = dtype.subdtype
+        description = _describe(inner)
+        return None if description is None else ["repeated", description, list(shape)]
+    return dtype.str if _DTYPE.fullmatch(dtype.str) else None
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Making
+
+
+def import_numpy() -> Any:
+    """numpy, or None where it is not installed."""
+    try:
+        import numpy
+    except ImportError:
+        return None
+    return numpy
+
+
+def _make_array(
+    reader: Reader, children: list[Any], description: str | list[Any], shape: list[Any], order: str, data: int | str
+) -> object:
+    count = _count_of(shape)
+    raw = get_bytes(reader, data)
+    np = import_numpy()
+    if np is None:
+        return OpaqueValue("numpy.ndarray", f"array of shape {tuple(shape)} and dtype {description}"[:200])
+    dtype = _dtype_of(np, reader, description)
+    if order not in ("C", "F"):
+        raise DecodeError("an array is neither in C nor in Fortran order")
+    if count * dtype.itemsize != len(raw):
+        raise DecodeError(f"an array of {count} items of {dtype.itemsize} bytes has {len(raw)} bytes")
+    array = np.ndarray(shape, dtype, order=order)
+    if len(raw):
+        # As bytes: a buffer begins anywhere, and numpy is slow with items that are not aligned.
+        array.reshape(-1, order=order).view(np.uint8)[...] = np.frombuffer(raw, np.uint8)
+        _check_content(np, array)
+    return array
+
+
+def _make_scalar(reader: Reader, children: list[Any], description: str | list[Any], data: int | str) -> object:
+    raw = get_bytes(reader, data)
+    np = import_numpy()
+    if np is None:
+        return OpaqueValue("numpy.generic", f"scalar of dtype {description}"[:200])
+    dtype = _dtype_of(np, reader, description)
+    if dtype.itemsize != len(raw):
+        raise DecodeError(f"a scalar of {dtype.itemsize} bytes has {len(raw)} bytes")
+    array = np.ndarray((1,), dtype)
+    if len(raw):
+        array.view(np.uint8)[...] = np.frombuffer(raw, np.uint8)
+        _check_content(np, array)
+    return array[0]
+
+
+def _make_objects(reader: Reader, children: list[Any], shape: list[Any]) -> object:
+    count = _count_of(shape)
+    items = children[0]
+    np = import_numpy()
+    if np is None or type(items) is OpaqueValue:
+        return OpaqueValue("numpy.ndarray", f"array of shape {tuple(shape)} and dtype object"[:200])
+    if type(items) is not list or len(items) != count:
+        raise DecodeError(f"an array of {count} objects does not hold as many")
+    array = np.empty(count, object)
+    for position, item in enumerate(items):  # one by one: numpy would look into items that are sequences
+        array[position] = item
+    return array.reshape(shape)
+
+
+def _count_of(shape: Sequence[Any]) -> int:
+    if len(shape) > MAX_DIMENSIONS or not all(type(length) is int and 0 <= length < 1 << 62 for length in shape):
+        raise DecodeError("an array has no proper shape")
+    return prod(shape)
+
+
+def _dtype_of(np: Any, reader: Reader, description: object) -> Any:
+    if type(description) is not str:
+        return _make_dtype(np, reader, description, MAX_FIELD_DEPTH, [MAX_FIELDS])
+    dtype = reader.dtypes.get(description)
+    if dtype is None:
+        dtype = reader.dtypes[description] = _make_dtype(np, reader, description, 0, [0])
+    return dtype
+
+
+def _make_dtype(np: Any, reader: Reader, description: Any, depth: int, fields_left: list[int]) -> Any:
+    if type(description) is str:
+        if not _DTYPE.fullmatch(description):
+            raise DecodeError("a dtype is not of the closed list")
+        dtype = np.dtype(description)
+    else:
+        if depth == 0 or type(description) is not list or len(description) != 3:
+            raise DecodeError("a dtype is malformed or too deep")
+        what, given, inner = description
+        if what == "repeated" and type(inner) is list:
+            repeated = _make_dtype(np, reader, given, depth - 1, fields_left)
+            if _count_of(inner) * repeated.itemsize > reader.limits.total_bytes:
+                raise DecodeError("a dtype is larger than a value may be")
+            dtype = np.dtype((repeated, tuple(inner)))
+        elif what == "fields" and type(given) is int and type(inner) is list:
+            fields_left[0] -= len(inner)
+            if fields_left[0] < 0:
+                raise DecodeError(f"a dtype has more than {MAX_FIELDS} fields")
+            dtype = _make_fields(np, reader, given, inner, depth, fields_left)
+        else:
+            raise DecodeError("a dtype is malformed")
+    if dtype.itemsize > reader.limits.total_bytes or dtype.hasobject:
+        raise DecodeError("a dtype is larger than a value may be")
+    return dtype
+
+
+def _make_fields(np: Any, reader: Reader, itemsize: int, fields: list[Any], depth: int, fields_left: list[int]) -> Any:
+    names, formats, offsets = [], [], []
+    for field in fields:
+        if type(field) is not list or len(field) != 3 or type(field[0]) is not str or type(field[1]) is not int:
+            raise DecodeError("a field of a dtype is malformed")
+        name, offset, description = field
+        inner = _make_dtype(np, reader, description, depth - 1, fields_left)
+        if not 0 <= offset <= itemsize - inner.itemsize:
+            raise DecodeError("a field of a dtype lies outside of it")
+        names.append(name)
+        formats.append(inner)
+        offsets.append(offset)
+    if not 0 <= itemsize <= reader.limits.total_bytes:
+        raise DecodeError("a dtype is larger than a value may be")
+    return np.dtype({"names": names, "formats": formats, "offsets": offsets, "itemsize": itemsize})
+
+
+def _check_content(np: Any, array: Any) -> None:
+    """Refuses bytes that no array of the dtype has: numpy takes them, and what it then does is not defined."""
+    dtype = array.dtype
+    if dtype.names is not None:
+        for name in dtype.names:
+            _check_content(np, array[name])
+    elif array.size == 0 or dtype.itemsize == 0:
+        return
+    elif dtype.kind == "b":
+        if np.ascontiguousarray(array).view(np.uint8).max() > 1:
+            raise DecodeError("an array of booleans holds something else")
+    elif dtype.kind == "U":
+        code_points = np.ascontiguousarray(array).reshape(-1).view(np.dtype(np.uint32).newbyteorder(dtype.byteorder))
+        if code_points.max() > _MAX_CHARACTER:
+            raise DecodeError("an array of text holds something else")
+
+
+_DESCRIPTION = (str, list)
+KINDS = {
+    "np.array": Kind(_make_array, header=(_DESCRIPTION, list, str, BYTES_ENTRY)),
+    "np.scalar": Kind(_make_scalar, header=(_DESCRIPTION, BYTES_ENTRY)),
+    "np.objects": Kind(_make_objects, header=(list,), children=1),
+}

@@ -1,0 +1,159 @@
+"""A packed value, decoded. The bytes may come from anywhere.
+
+Nothing is executed that the bytes name: no class is looked up, no module imported but numpy, pandas, Pillow and the
+standard library's own, nothing unpickled or evaluated. Whatever the bytes are, decoding returns a value or raises
+DecodeError, within the time and the memory that the limits allow.
+
+Theory of operation. The JSON tree is walked with one loop and one stack (see encode.py for the numbering of nodes). A
+node's tag is looked up in one table, which gives the number and types of its parts; the children are decoded first,
+then the value is made of them. Mutable values are made empty before their children, so that these can refer to them.
+"""
+
+from __future__ import annotations
+
+from executor_api.values import arrays, containers, frames, images, objects, scalars, times
+from executor_api.values.kinds import Kind
+from executor_api.values.limits import MAX_UNFOLDING, DecodeError, ValueLimits
+from executor_api.values.packing import unpack
+from executor_api.values.tree import load_tree
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+    Foreign = Callable[[memoryview], object]
+
+DEFAULT_LIMITS = ValueLimits()
+_INCOMPLETE = object()
+KINDS: dict[str, Kind] = {
+    **scalars.KINDS,
+    **times.KINDS,
+    **containers.KINDS,
+    **objects.KINDS,
+    **arrays.KINDS,
+    **frames.KINDS,
+    **images.KINDS,
+}
+
+
+def decode(
+    packed: bytes | bytearray | memoryview, limits: ValueLimits = DEFAULT_LIMITS, foreign: Foreign | None = None
+) -> Any:
+    """The value of `encode`. Raises DecodeError.
+
+    `foreign` makes the values that the sender's fallback wrote. Without it they are refused.
+    """
+    size = memoryview(packed).nbytes
+    if size > limits.total_bytes:
+        raise DecodeError(f"a packed value of {size} bytes is over the limit total_bytes of {limits.total_bytes}")
+    tree, buffers = unpack(packed)
+    decoder = _Decoder(limits, buffers, foreign)
+    root = load_tree(tree, limits)
+    try:
+        return decoder.read(root)
+    except DecodeError:
+        raise
+    except Exception as error:
+        # A node can be wrong in any way, and Python or a library then raises anything.
+        raise DecodeError(f"the value is malformed: {type(error).__name__}: {error}") from error
+
+
+class _Decoder:
+    def __init__(self, limits: ValueLimits, buffers: list[memoryview], foreign: Foreign | None) -> None:
+        self.limits = limits
+        self.foreign = foreign
+        self.dtypes: dict[str, Any] = {}
+        self._buffers: list[memoryview | None] = list(buffers)
+        self._pixels_left = limits.image_pixels
+        self._nodes = 1
+        self._unfolded = 0
+        self._values: list[Any] = []
+        self._weights: list[int] = []
+
+    # Used by what makes values (kinds.Reader)
+
+    def take_buffer(self, number: int) -> memoryview:
+        if not 0 <= number < len(self._buffers):
+            raise DecodeError(f"there is no buffer {number}")
+        buffer, self._buffers[number] = self._buffers[number], None
+        if buffer is None:
+            raise DecodeError(f"buffer {number} is used twice")
+        return buffer
+
+    def add_unfolded(self, count: int) -> None:
+        self._unfolded += count
+
+    def take_pixels(self, count: int) -> None:
+        self._pixels_left -= count
+        if self._pixels_left < 0:
+            raise DecodeError(f"the images have more than the limit of {self.limits.image_pixels} pixels")
+
+    # The loop
+
+    def read(self, root: Any) -> Any:
+        top: list[Any] = []
+        stack: list[Any] = [(iter((root,)), top, None, None, None, -1, 0)]
+        while stack:
+            nodes, out, kind, header, shell, number, unfolded_before = stack[-1]
+            for node in nodes:
+                if type(node) is not list:
+                    if type(node) is dict:
+                        raise DecodeError("the tree holds a JSON object")
+                    out.append(node)
+                    continue
+                if node and node[0] == "ref":
+                    out.append(self._referred(node))
+                    continue
+                entered = self._enter(node, out, len(stack))
+                if entered is not None:
+                    stack.append(entered)
+                    break
+            else:
+                stack.pop()
+                if number >= 0:
+                    value = kind.make(self, out, *header) if shell is None else kind.make(self, shell, out, *header)
+                    self._values[number] = value
+                    self._weights[number] = self._unfolded - unfolded_before
+                    stack[-1][1].append(value)
+        return top[0]
+
+    def _enter(self, node: list[Any], out: list[Any], depth: int) -> Any:
+        """Makes the value of a node whose children need no decoding, or gives what the stack needs for the others."""
+        tag = node[0] if node else None
+        kind = KINDS.get(tag) if type(tag) is str else None
+        if kind is None:
+            raise DecodeError("the tree holds a node with an unknown tag")
+        header, children = kind.split(node)
+        number = len(self._values)
+        unfolded_before = self._unfolded
+        if not children:
+            value = (
+                kind.make(self, [], *header) if kind.open is None else kind.make(self, kind.open(*header), [], *header)
+            )
+            self._values.append(value)
+            self._weights.append(self._unfolded - unfolded_before)
+            out.append(value)
+            return None
+        if depth > self.limits.depth:
+            raise DecodeError(f"the value is deeper than the limit of {self.limits.depth}")
+        self._nodes += len(children)
+        if self._nodes > self.limits.nodes:
+            raise DecodeError(f"the value has more than the limit of {self.limits.nodes} nodes")
+        self._unfolded += len(children)
+        shell = None if kind.open is None else kind.open(*header)
+        self._values.append(_INCOMPLETE if shell is None else shell)
+        self._weights.append(0)
+        return iter(children), [], kind, header, shell, number, unfolded_before
+
+    def _referred(self, node: list[Any]) -> Any:
+        number = node[1] if len(node) == 2 else None
+        if type(number) is not int or not 0 <= number < len(self._values):
+            raise DecodeError("a reference leads nowhere")
+        value = self._values[number]
+        if value is _INCOMPLETE:
+            raise DecodeError("a reference leads to a value that is not complete")
+        self._unfolded += self._weights[number]
+        if self._unfolded > MAX_UNFOLDING * self.limits.nodes:
+            raise DecodeError("the references of the value unfold to too many values")
+        return value

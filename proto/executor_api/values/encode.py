@@ -1,0 +1,261 @@
+"""A value, packed.
+
+Encoding never fails for what a value is: what has no form of its own goes to the `fallback`, and what that leaves has a
+generic form or shows its repr. It fails only for how large the value is.
+
+Theory of operation. One loop, one stack, no recursion: the depth of a value is limited by `ValueLimits`, not by the
+interpreter's stack. Each tagged node except "ref" takes the next number, in the order in which they begin. A value met
+again becomes ["ref", number]. A mutable value can be referred to from inside itself; an immutable one only after it is
+complete, because the decoder cannot have it earlier. Met again before that, it is written out once more, which ends at
+the mutable value that every cycle of immutable ones leads through.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from executor_api.values import arrays, containers, frames, images, objects, scalars, times
+from executor_api.values.decode import decode
+from executor_api.values.limits import MAX_UNFOLDING, DecodeError, EncodeError, ValueLimits
+from executor_api.values.packing import BYTES_PER_BUFFER, HEAD_BYTES, pack
+from executor_api.values.tree import dump_tree
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+    from executor_api.values.kinds import Lowered
+
+    Fallback = Callable[[object], "bytes | None"]
+
+MAX_BARE_INT = scalars.MAX_BARE_INT
+# Shorter text is not worth counting before the tree is written, when every byte is.
+_LONG_TEXT_CHARS = 4_096
+DEFAULT_LIMITS = ValueLimits()
+
+
+def encode(obj: object, limits: ValueLimits = DEFAULT_LIMITS, fallback: Fallback | None = None) -> bytes:
+    """Packs a value.
+
+    `fallback` is asked for bytes for everything that the codec has no exact form for (members of enums, dataclasses,
+    named tuples, functions, instances of other classes, subclasses of builtins) and for containers beyond the limits.
+    None from it, or no fallback, means the generic form or an OpaqueValue. What it raises is raised.
+
+    Raises EncodeError when the packed value is larger than `limits.total_bytes`.
+    """
+    encoder = _Encoder(limits, fallback, trust_keys=True)
+    packed = encoder.run(obj)
+    if encoder.has_doubtful_keys and not _is_decodable(packed, limits):
+        packed = _Encoder(limits, fallback, trust_keys=False).run(obj)
+    return packed
+
+
+def _is_decodable(packed: bytes, limits: ValueLimits) -> bool:
+    # Objects that were different keys may have equal forms, or forms without a hash: the decoder finds out.
+    try:
+        decode(packed, limits, foreign=lambda data: object())
+    except DecodeError:
+        return False
+    return True
+
+
+class _Encoder:
+    def __init__(self, limits: ValueLimits, fallback: Fallback | None, *, trust_keys: bool) -> None:
+        self.limits = limits
+        self.has_doubtful_keys = False
+        self._fallback = fallback
+        self._trust_keys = trust_keys
+        self._buffers: list[bytes | memoryview] = []
+        self._total_bytes = HEAD_BYTES
+        self._nodes = 1
+        self._unfolded = 0
+        self._max_unfolded = MAX_UNFOLDING * limits.nodes
+        # By id, the number of the node of a value, and the value itself: while it is here, no other has its id.
+        self._numbers: dict[int, tuple[int, object]] = {}
+        # By number, how many nodes a complete node stands for, references followed.
+        self._weights: dict[int, int] = {}
+        # By id, how many nodes of an immutable value have begun and are not complete.
+        self._begun: dict[int, int] = {}
+
+    def run(self, root: object) -> bytes:
+        tree = dump_tree(self._write(root))
+        self._count_bytes(len(tree))
+        return pack(tree, self._buffers)
+
+    # Used by what lowers values (kinds.Writer)
+
+    def add_buffer(self, data: bytes | memoryview) -> int:
+        self._count_bytes(memoryview(data).nbytes + BYTES_PER_BUFFER)
+        self._buffers.append(data)
+        return len(self._buffers) - 1
+
+    def add_unfolded(self, count: int) -> None:
+        self._unfolded += count
+
+    def _count_bytes(self, count: int) -> None:
+        self._total_bytes += count
+        if self._total_bytes > self.limits.total_bytes:
+            raise EncodeError(
+                f"the value takes {self._total_bytes} bytes or more, over the limit total_bytes of "
+                f"{self.limits.total_bytes}"
+            )
+
+    # The loop
+
+    def _write(self, root: object) -> Any:
+        top: list[Any] = []
+        numbers = self._numbers
+        count = 0
+        stack: list[Any] = [(iter((root,)), top, None, -1, False, 0)]
+        while stack:
+            values, out, owner, number, is_mutable, unfolded_before = stack[-1]
+            for value in values:
+                kind = type(value)
+                if kind is str and value.isascii():
+                    if len(value) > _LONG_TEXT_CHARS:
+                        self._check_text(len(value))
+                    out.append(value)
+                    continue
+                if kind is int:
+                    if -MAX_BARE_INT <= value <= MAX_BARE_INT:
+                        out.append(value)
+                        continue
+                elif kind is float:
+                    if value - value == 0.0:
+                        out.append(value)
+                        continue
+                elif value is None or kind is bool:
+                    out.append(value)
+                    continue
+                known = numbers.get(id(value))
+                if known is not None and self._may_refer(known[0]):
+                    out.append(["ref", known[0]])
+                    continue
+                before = self._unfolded
+                node, children, mutable = self._lower(value, kind, depth=len(stack), is_known=known is not None)
+                out.append(node)
+                if type(node) is not list:
+                    continue
+                if mutable or not children:
+                    numbers[id(value)] = (count, value)
+                if not children:
+                    self._weights[count] = self._unfolded - before
+                else:
+                    if not mutable:
+                        self._begun[id(value)] = self._begun.get(id(value), 0) + 1
+                    stack.append((iter(children), node, value, count, mutable, self._unfolded))
+                    self._nodes += len(children)
+                    self._unfolded += len(children)
+                count += 1
+                if children:
+                    break
+            else:
+                stack.pop()
+                if number >= 0:
+                    self._weights[number] = self._unfolded - unfolded_before
+                    if not is_mutable:
+                        numbers[id(owner)] = (number, owner)
+                        self._begun[id(owner)] -= 1
+        return top[0]
+
+    def _check_text(self, chars: int) -> None:
+        if self._total_bytes + chars > self.limits.total_bytes:
+            self._count_bytes(chars)
+
+    def _may_refer(self, number: int) -> bool:
+        unfolded = self._unfolded + self._weights.get(number, 0)
+        if unfolded > self._max_unfolded:
+            return False
+        self._unfolded = unfolded
+        return True
+
+    # What a value becomes
+
+    def _lower(self, value: object, kind: type, *, depth: int, is_known: bool) -> Lowered:
+        if is_known or self._begun.get(id(value), 0) > 1:
+            return self._inexact(value)
+        lowered = self._lowered_by(_lower_exact, value, kind)
+        if lowered is None:
+            if self._fallback is not None:
+                foreign = self._foreign(value)
+                if foreign is not None:
+                    return foreign
+            lowered = self._lowered_by(_lower_inexact, value, kind)
+        if lowered is None:
+            return objects.make_opaque_node(value, self.limits.repr_chars), (), False
+        node, children, _ = lowered
+        if children:
+            if depth > self.limits.depth or self._nodes + len(children) > self.limits.nodes:
+                return self._inexact(value)
+            if not self._has_plain_keys(node[0], children):
+                if not self._trust_keys:
+                    return self._inexact(value)
+                self.has_doubtful_keys = True
+        return lowered
+
+    def _lowered_by(self, lower: Callable[..., Lowered | None], value: object, kind: type) -> Lowered | None:
+        try:
+            return lower(value, kind, self)
+        except EncodeError:
+            raise
+        except Exception:  # noqa: BLE001 - a value that cannot be read, by a library or by its own code, shows its repr
+            return None
+
+    def _inexact(self, value: object) -> Lowered:
+        foreign = self._foreign(value)
+        return foreign or (objects.make_opaque_node(value, self.limits.repr_chars), (), False)
+
+    def _foreign(self, value: object) -> Lowered | None:
+        data = None if self._fallback is None else self._fallback(value)
+        return None if data is None else (["foreign", self.add_buffer(data)], (), False)
+
+    def _has_plain_keys(self, tag: str, children: Any) -> bool:
+        keys = containers.keys_of(tag, children)
+        kinds = set(map(type, keys))
+        if kinds <= containers.PLAIN_KEYS:
+            return True
+        if not kinds <= _PLAIN_KEYS_AND_TUPLES:
+            return False
+        return all(type(key) is not tuple or containers.PLAIN_KEYS.issuperset(map(type, key)) for key in keys)
+
+
+_PLAIN_KEYS_AND_TUPLES = containers.PLAIN_KEYS | {tuple}
+_LIBRARIES = (arrays, frames, images)
+# Types with an exact form. Those of modules that may not be loaded are found by name, and kept when the name is true.
+_LOWER: dict[Any, Any] = {**scalars.LOWER, **containers.LOWER, **objects.LOWER}
+_LOWER_BY_NAME: dict[tuple[str, str], Any] = {
+    **scalars.LOWER_BY_NAME,
+    **times.LOWER_BY_NAME,
+    **containers.LOWER_BY_NAME,
+}
+
+
+def _lower_exact(value: object, kind: type, encoder: _Encoder) -> Lowered | None:
+    lower = _LOWER.get(kind) or _find_by_name(kind)
+    if lower is not None:
+        result: Lowered | None = lower(value, encoder)
+        return result
+    for library in _LIBRARIES:
+        lowered: Lowered | None = library.lower(value, encoder)
+        if lowered is not None:
+            return lowered
+    return None
+
+
+def _find_by_name(kind: type) -> Any:
+    # pathlib became a package in 3.13, and its classes live one level down there.
+    module = kind.__module__.partition(".")[0] if type(kind.__module__) is str else ""
+    lower = _LOWER_BY_NAME.get((module, kind.__name__))
+    if lower is None or getattr(sys.modules.get(module), kind.__name__, None) is not kind:
+        return None
+    _LOWER[kind] = lower
+    return lower
+
+
+def _lower_inexact(value: object, kind: type, encoder: _Encoder) -> Lowered | None:
+    for library in _LIBRARIES:
+        lowered: Lowered | None = library.lower(value, encoder, bases=True)
+        if lowered is not None:
+            return lowered
+    return objects.lower_generic(value, encoder)

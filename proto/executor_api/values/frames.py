@@ -1,0 +1,155 @@
+"""pandas tables, both ways: DataFrame, Series and every kind of index.
+
+A table travels column by column in the codec's own nodes, so dtypes, names and labels of any type arrive as they were.
+A table whose columns all have one numpy dtype travels as one array of two dimensions.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from executor_api.values import columns
+from executor_api.values.columns import FREQUENCY, values_of, with_pandas
+from executor_api.values.kinds import ANY_NUMBER, Kind, NoneType
+from executor_api.values.limits import DecodeError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from executor_api.values.kinds import Lowered, Writer
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Lowering
+
+
+def lower(value: Any, writer: Writer, *, bases: bool = False) -> Lowered | None:
+    """Whatever pandas makes; with `bases`, also a subclass of DataFrame or Series that somebody else made."""
+    pd: Any = sys.modules.get("pandas")
+    if pd is None:
+        return None
+    kind = type(value)
+    if kind is pd.DataFrame or (bases and issubclass(kind, pd.DataFrame)):
+        return _lower_frame(pd, value)
+    if kind is pd.Series or (bases and issubclass(kind, pd.Series)):
+        return ["pd.series"], (value.index, values_of(pd, value), value.name, dict(value.attrs)), False
+    if issubclass(kind, pd.Index):
+        return _lower_index(pd, value)
+    return columns.lower(pd, value)
+
+
+def _lower_frame(pd: Any, frame: Any) -> Lowered:
+    np: Any = sys.modules["numpy"]
+    rows, count = frame.shape
+    dtypes = set(frame.dtypes)
+    (only,) = dtypes if len(dtypes) == 1 else (None,)
+    labels = (frame.index, frame.columns, dict(frame.attrs))
+    if isinstance(only, np.dtype) and not only.hasobject:
+        return ["pd.block", rows, count], (*labels, frame.to_numpy()), False
+    arrays = [values_of(pd, frame.iloc[:, position]) for position in range(count)]
+    return ["pd.frame", rows, count], (*labels, *arrays), False
+
+
+def _lower_index(pd: Any, index: Any) -> Lowered:
+    if type(index) is pd.RangeIndex:
+        return ["pd.rangeindex"], (index.start, index.stop, index.step, index.name), False
+    if type(index) is pd.MultiIndex:
+        names = list(index.names)
+        return ["pd.multiindex", len(names)], (names, *index.levels, *index.codes), False
+    frequency = getattr(index, "freqstr", None) if isinstance(index, (pd.DatetimeIndex, pd.TimedeltaIndex)) else None
+    return ["pd.index", frequency], (values_of(pd, index), index.name), False
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Making
+
+
+def _require(condition: bool, what: str) -> None:
+    if not condition:
+        raise DecodeError(f"{what} is malformed")
+
+
+def _is_values(pd: Any, value: object) -> bool:
+    np: Any = sys.modules["numpy"]
+    return type(value) is np.ndarray or isinstance(value, pd.api.extensions.ExtensionArray)
+
+
+def _make_index(pd: Any, children: list[Any], frequency: str | None) -> object:
+    values, name = children
+    _require(_is_values(pd, values) and values.ndim == 1, "an index")
+    index = pd.Index(values, dtype=values.dtype, name=name, copy=False, tupleize_cols=False)
+    if frequency is None:
+        return index
+    _require(bool(FREQUENCY.fullmatch(frequency)), "an index")
+    _require(isinstance(index, (pd.DatetimeIndex, pd.TimedeltaIndex)), "an index")
+    try:
+        return type(index)(index, freq=frequency)
+    except ValueError:  # a name that this version of pandas spells otherwise; the labels are all there
+        return index
+
+
+def _make_range_index(pd: Any, children: list[Any]) -> object:
+    start, stop, step, name = children
+    _require(all(type(number) is int for number in (start, stop, step)) and step != 0, "an index")
+    return pd.RangeIndex(start, stop, step, name=name)
+
+
+def _make_multi_index(pd: Any, children: list[Any], count: int) -> object:
+    _require(count > 0 and len(children) == 1 + 2 * count, "an index")
+    names, levels, codes = children[0], children[1 : 1 + count], children[1 + count :]
+    _require(type(names) is list and len(names) == count, "an index")
+    _require(all(isinstance(level, pd.Index) for level in levels), "an index")
+    _require(all(columns.is_array(part, "i") and len(part) == len(codes[0]) for part in codes), "an index")
+    return pd.MultiIndex(levels=levels, codes=codes, names=names, verify_integrity=True)
+
+
+def _make_series(pd: Any, children: list[Any]) -> object:
+    index, values, name, attrs = children
+    _require(isinstance(index, pd.Index) and _is_values(pd, values) and type(attrs) is dict, "a series")
+    _require(values.ndim == 1 and len(values) == len(index), "a series")
+    series = pd.Series(values, index=index, dtype=values.dtype, name=name, copy=False)
+    series.attrs = attrs
+    return series
+
+
+def _make_frame(pd: Any, children: list[Any], rows: int, count: int) -> object:
+    index, labels, attrs, *arrays = children
+    _check_labels(pd, index, labels, attrs, rows, count)
+    _require(len(arrays) == count, "a table")
+    for values in arrays:
+        _require(_is_values(pd, values) and values.ndim == 1 and len(values) == rows, "a table")
+    # By position first, as labels need not be different. As series, whose dtype is not guessed.
+    series = {
+        position: pd.Series(values, index=index, dtype=values.dtype, copy=False)
+        for position, values in enumerate(arrays)
+    }
+    frame = pd.DataFrame(series, index=index, copy=False)
+    frame.columns = labels
+    frame.attrs = attrs
+    return frame
+
+
+def _make_block(pd: Any, children: list[Any], rows: int, count: int) -> object:
+    index, labels, attrs, values = children
+    _check_labels(pd, index, labels, attrs, rows, count)
+    np: Any = sys.modules["numpy"]
+    _require(type(values) is np.ndarray and values.shape == (rows, count) and not values.dtype.hasobject, "a table")
+    frame = pd.DataFrame(values, index=index, columns=labels, copy=False)
+    frame.attrs = attrs
+    return frame
+
+
+def _check_labels(pd: Any, index: Any, labels: Any, attrs: object, rows: int, count: int) -> None:
+    _require(isinstance(index, pd.Index) and isinstance(labels, pd.Index) and type(attrs) is dict, "a table")
+    _require(len(index) == rows and len(labels) == count, "a table")
+
+
+KINDS = {
+    "pd.index": Kind(with_pandas("pandas.Index", _make_index), header=((str, NoneType),), children=2),
+    "pd.rangeindex": Kind(with_pandas("pandas.Index", _make_range_index), children=4),
+    "pd.multiindex": Kind(with_pandas("pandas.Index", _make_multi_index), header=(int,), children=ANY_NUMBER),
+    "pd.series": Kind(with_pandas("pandas.Series", _make_series), children=4),
+    "pd.frame": Kind(with_pandas("pandas.DataFrame", _make_frame), header=(int, int), children=ANY_NUMBER),
+    "pd.block": Kind(with_pandas("pandas.DataFrame", _make_block), header=(int, int), children=4),
+    **columns.KINDS,
+}

@@ -1,0 +1,150 @@
+"""What stands for a value whose class the receiving side does not know.
+
+Nothing here looks a class up, makes one or runs code of the value: an enum member becomes an `EnumValue`, a dataclass a
+`Record`, a named tuple a `TupleRecord`, and everything that has no form at all an `OpaqueValue`.
+"""
+
+from __future__ import annotations
+
+from reprlib import recursive_repr
+
+from executor_api.values.limits import Frozen
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+    from typing import Any
+
+
+class OpaqueValue(Frozen):
+    """A value that stayed where it was: all that came over is the name of its type and how it shows itself."""
+
+    __slots__ = ("type_name", "repr")  # noqa: RUF023 - in the order of __init__
+    type_name: str
+    repr: str
+
+    def __init__(self, type_name: str, repr: str) -> None:
+        object.__setattr__(self, "type_name", type_name)
+        object.__setattr__(self, "repr", repr)
+
+    def __str__(self) -> str:
+        return self.repr
+
+
+class EnumValue(Frozen):
+    """A member of an enum. `name` is None for a combination of flags that has none."""
+
+    __slots__ = ("type_name", "name", "value")  # noqa: RUF023 - in the order of __init__
+    type_name: str
+    name: str | None
+    value: Any
+
+    def __init__(self, type_name: str, name: str | None, value: Any) -> None:
+        object.__setattr__(self, "type_name", type_name)
+        object.__setattr__(self, "name", name)
+        object.__setattr__(self, "value", value)
+
+    def __hash__(self) -> int:
+        return hash((self.type_name, self.name))  # a member can be a key even when its value could not
+
+    def __str__(self) -> str:
+        return f"{short_name(self.type_name)}.{self.name}" if self.name else repr(self)
+
+
+class Record:
+    """A dataclass instance: its fields are attributes, and `fields` maps their names to their values.
+
+    A field wins over an attribute of this class: of a dataclass with a field `fields`, `record.fields` is that field.
+    """
+
+    __slots__ = ("_fields", "_type_name")
+    _fields: dict[str, Any]
+    _type_name: str
+
+    def __init__(self, type_name: str, fields: Mapping[str, Any]) -> None:
+        object.__setattr__(self, "_type_name", type_name)
+        object.__setattr__(self, "_fields", dict(fields))
+
+    def __getattr__(self, name: str) -> Any:
+        # Python asks here for whatever is not a slot or a method, also before the slots are set, while it copies.
+        if name not in Record.__slots__ and not is_dunder(name):
+            if name in self._fields:
+                return self._fields[name]
+            if name == "type_name":
+                return self._type_name
+            if name == "fields":
+                return dict(self._fields)
+        raise AttributeError(f"no field {name!r}")
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError("a Record does not change")
+
+    def __delattr__(self, name: str) -> None:
+        raise AttributeError("a Record does not change")
+
+    def __dir__(self) -> Iterable[str]:
+        return [*object.__dir__(self), *self._fields]
+
+    def __eq__(self, other: object) -> bool:
+        if type(other) is not Record:
+            return NotImplemented
+        return self._type_name == other._type_name and self._fields == other._fields
+
+    def __hash__(self) -> int:
+        # Of the names only: a record stays hashable when one of its fields is not, as a dataclass with eq=False is.
+        return hash((self._type_name, tuple(self._fields)))
+
+    @recursive_repr("Record(...)")
+    def __repr__(self) -> str:
+        shown = ", ".join(f"{name}={value!r}" for name, value in self._fields.items())
+        return f"{short_name(self._type_name)}({shown})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Record, (self._type_name, self._fields)
+
+
+class TupleRecord(tuple):  # type: ignore[type-arg]  # subscripting a builtin needs no 3.9 syntax, but costs an import
+    """A named tuple: a tuple whose items are attributes too. Equal to any tuple with the same items."""
+
+    _type_name: str
+    _fields: tuple[str, ...]
+
+    def __new__(cls, type_name: str, names: Iterable[str], values: Iterable[Any]) -> TupleRecord:
+        self = tuple.__new__(cls, values)
+        fields = tuple(names)
+        if len(fields) != len(self):
+            raise ValueError(f"{len(fields)} names for {len(self)} items")
+        # In the instance, where a field named `count` comes before the method of that name.
+        self.__dict__.update(zip(fields, self))
+        self.__dict__.update(_type_name=type_name, _fields=fields)
+        return self
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "type_name" and "_type_name" in self.__dict__:
+            return self._type_name
+        raise AttributeError(f"no field {name!r}")
+
+    def _asdict(self) -> dict[str, Any]:
+        return dict(zip(self._fields, self))
+
+    def __repr__(self) -> str:
+        shown = ", ".join(f"{name}={value!r}" for name, value in zip(self._fields, self))
+        return f"{short_name(self._type_name)}({shown})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return TupleRecord, (self._type_name, self._fields, tuple(self))
+
+
+def short_name(type_name: str) -> str:
+    return type_name.rpartition(".")[2]
+
+
+def is_dunder(name: str) -> bool:
+    return name.startswith("__") and name.endswith("__")
+
+
+def is_field_name(name: object, *, underscore: bool) -> bool:
+    """Whether `name` can be an attribute of a value that came over, without meaning anything to Python itself."""
+    if type(name) is not str or not name.isidentifier() or is_dunder(name):
+        return False
+    return name not in Record.__slots__ and (underscore or not name.startswith("_"))

@@ -1,0 +1,133 @@
+"""PIL images, both ways: PNG where it holds every pixel as it is, raw pixels for the other modes.
+
+A PNG is read by Pillow's PNG reader only, and only after this file has walked its chunks: the sizes fit, the header
+names as many pixels as are allowed and as the node announced, and there is nothing in it but header, palette,
+transparency and pixels. What an image says about itself (`info`: comments, profiles, EXIF) is not carried.
+"""
+
+from __future__ import annotations
+
+import io
+import struct
+import sys
+
+from executor_api.values.generic import OpaqueValue
+from executor_api.values.kinds import BYTES_ENTRY, Kind, get_bytes, put_bytes
+from executor_api.values.limits import DecodeError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from executor_api.values.kinds import Lowered, Reader, Writer
+
+_PNG_MODES = frozenset(["1", "L", "LA", "P", "RGB", "RGBA", "I;16"])
+# Bytes per pixel.
+_RAW_MODES = {"I": 4, "F": 4, "CMYK": 4, "YCbCr": 3, "LAB": 3, "HSV": 3, "RGBa": 4, "La": 2, "RGBX": 4}
+_PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
+_PNG_CHUNKS = frozenset([b"IHDR", b"PLTE", b"tRNS", b"IDAT", b"IEND"])
+_CHUNK_OVERHEAD_BYTES = 12
+_MAX_SIDE = 1 << 20
+
+
+def lower(value: Any, writer: Writer, *, bases: bool = False) -> Lowered | None:
+    """An image of Pillow's own classes; with `bases`, also of a subclass that somebody else made."""
+    image_module: Any = sys.modules.get("PIL.Image")
+    kind = type(value)
+    if image_module is None or not issubclass(kind, image_module.Image):
+        return None
+    if not bases and not kind.__module__.startswith("PIL."):
+        return None
+    value.load()
+    width, height = value.size
+    pixels = width * height
+    if not 0 < pixels <= writer.limits.image_pixels or max(width, height) > _MAX_SIDE:
+        return None
+    if value.mode in _PNG_MODES and (value.mode != "P" or value.palette.mode == "RGB"):
+        plain = value.copy()
+        plain.info = {name: value.info[name] for name in ("transparency",) if name in value.info}
+        file = io.BytesIO()
+        plain.save(file, "PNG", compress_level=1)
+        return ["pil.png", value.mode, width, height, put_bytes(writer, file.getbuffer())], (), False
+    if value.mode in _RAW_MODES:
+        return ["pil.raw", value.mode, width, height, put_bytes(writer, value.tobytes())], (), False
+    return None
+
+
+def _make_png(reader: Reader, children: list[Any], mode: str, width: int, height: int, data: int | str) -> object:
+    if mode not in _PNG_MODES:
+        raise DecodeError("an image has a mode that PNG is not used for")
+    _claim(reader, width, height)
+    png = bytes(get_bytes(reader, data))
+    _check_png(png, width, height)
+    image_module = _import_image()
+    if image_module is None:
+        return OpaqueValue("PIL.Image.Image", f"image of {width} x {height} pixels, mode {mode}")
+    try:
+        image = image_module.open(io.BytesIO(png), formats=["PNG"])
+        if image.size != (width, height):
+            raise DecodeError("an image is not as large as it says")
+        image.load()
+    except (OSError, SyntaxError, ValueError, EOFError, struct.error, image_module.DecompressionBombError) as error:
+        raise DecodeError(f"an image cannot be read: {error}") from error
+    # A plain image: one that came from a file keeps the file, and shows it.
+    plain = image.copy()
+    plain.info = {name: image.info[name] for name in ("transparency",) if name in image.info}
+    if plain.mode == "I" and mode == "I;16":  # as older versions of Pillow read 16 bits of grey
+        plain = plain.convert("I;16")
+    if plain.mode != mode:
+        raise DecodeError(f"an image has mode {plain.mode}, not {mode}")
+    return plain
+
+
+def _make_raw(reader: Reader, children: list[Any], mode: str, width: int, height: int, data: int | str) -> object:
+    if mode not in _RAW_MODES:
+        raise DecodeError("an image has a mode that raw pixels are not used for")
+    _claim(reader, width, height)
+    raw = get_bytes(reader, data)
+    if len(raw) != width * height * _RAW_MODES[mode]:
+        raise DecodeError("an image does not have the bytes that its size and mode need")
+    image_module = _import_image()
+    if image_module is None:
+        return OpaqueValue("PIL.Image.Image", f"image of {width} x {height} pixels, mode {mode}")
+    return image_module.frombytes(mode, (width, height), bytes(raw))
+
+
+def _claim(reader: Reader, width: int, height: int) -> None:
+    if not (0 < width <= _MAX_SIDE and 0 < height <= _MAX_SIDE):
+        raise DecodeError("an image has no proper size")
+    reader.take_pixels(width * height)
+
+
+def _check_png(png: bytes, width: int, height: int) -> None:
+    """Walks the chunks without unpacking any."""
+    if not png.startswith(_PNG_SIGNATURE):
+        raise DecodeError("an image is not a PNG")
+    position, kind = len(_PNG_SIGNATURE), b""
+    while position < len(png):
+        if len(png) - position < _CHUNK_OVERHEAD_BYTES or kind == b"IEND":
+            raise DecodeError("a PNG is cut off, or goes on after its end")
+        length, kind = struct.unpack_from(">I4s", png, position)
+        first = position == len(_PNG_SIGNATURE)
+        if kind not in _PNG_CHUNKS or first != (kind == b"IHDR"):
+            raise DecodeError("a PNG holds a chunk that does not belong there")
+        if first and (length != 13 or struct.unpack_from(">II", png, position + 8) != (width, height)):
+            raise DecodeError("a PNG is not as large as it says")
+        position += length + _CHUNK_OVERHEAD_BYTES
+    if kind != b"IEND" or position != len(png):
+        raise DecodeError("a PNG is cut off")
+
+
+def _import_image() -> Any:
+    try:
+        from PIL import Image
+    except ImportError:
+        return None
+    return Image
+
+
+_HEADER = (str, int, int, BYTES_ENTRY)
+KINDS = {
+    "pil.png": Kind(_make_png, header=_HEADER),
+    "pil.raw": Kind(_make_raw, header=_HEADER),
+}

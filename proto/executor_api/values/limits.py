@@ -1,0 +1,95 @@
+"""How much one value may hold, and the two ways in which the codec says no.
+
+Nothing here imports `dataclasses`: it costs a fresh interpreter more than the whole codec does, and this package is
+imported at the start of every sandbox.
+"""
+
+from __future__ import annotations
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+# Integers that are carried: a little over 315,000 decimal digits. They travel in hexadecimal, which both ends read and
+# write in linear time whatever `sys.set_int_max_str_digits` says.
+MAX_INT_BITS = 1 << 20
+# Fractions are reduced when they are made, and the greatest common divisor is quadratic.
+MAX_FRACTION_BITS = 1 << 14
+MAX_DECIMAL_CHARS = 400_000
+# Bytes up to this size travel inside the tree; larger ones in a buffer of their own.
+MAX_INLINE_BYTES = 1024
+MAX_TYPE_NAME_CHARS = 200
+# References make a small tree stand for a huge value: each of 60 lists can hold the one before it twice. Counted with
+# every reference followed, a value has at most this many nodes for each one that the limits allow.
+MAX_UNFOLDING = 16
+# Keys of one dict or members of one set that share one hash. Python's integers collide on demand, and a dict of a
+# million of them takes hours to build.
+MAX_EQUAL_HASHES = 100
+
+
+class Frozen:
+    """A value: its slots are set once, and compared, hashed and shown together."""
+
+    __slots__: tuple[str, ...] = ()
+
+    def _state(self) -> tuple[Any, ...]:
+        return tuple(getattr(self, name) for name in self.__slots__)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError(f"{type(self).__name__} does not change")
+
+    def __delattr__(self, name: str) -> None:
+        raise AttributeError(f"{type(self).__name__} does not change")
+
+    def __eq__(self, other: object) -> bool:
+        if type(other) is not type(self):
+            return NotImplemented
+        return self._state() == other._state()
+
+    def __hash__(self) -> int:
+        return hash(self._state())
+
+    def __repr__(self) -> str:
+        shown = ", ".join(f"{name}={getattr(self, name)!r}" for name in self.__slots__)
+        return f"{type(self).__name__}({shown})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), self._state()
+
+
+class ValueLimits(Frozen):
+    """What one value may hold. The same limits hold when it is encoded and when it is decoded.
+
+    `depth`: containers inside each other. `nodes`: values inside the value, each reference counting as one.
+    `total_bytes`: the packed form. `image_pixels`: all images of the value together. `repr_chars`: the text that stands
+    for a value that cannot be carried.
+    """
+
+    __slots__ = ("depth", "nodes", "total_bytes", "image_pixels", "repr_chars")  # noqa: RUF023 - in the order of __init__
+    depth: int
+    nodes: int
+    total_bytes: int
+    image_pixels: int
+    repr_chars: int
+
+    def __init__(
+        self,
+        depth: int = 200,
+        nodes: int = 1_000_000,
+        total_bytes: int = 64 << 20,
+        image_pixels: int = 64_000_000,
+        repr_chars: int = 2_000,
+    ) -> None:
+        given = (depth, nodes, total_bytes, image_pixels, repr_chars)
+        for name, number in zip(self.__slots__, given):
+            if number < 1:
+                raise ValueError(f"{name} must be at least 1, not {number}")
+            object.__setattr__(self, name, number)
+
+
+class EncodeError(ValueError):
+    """The value is larger than `total_bytes` allows. No other value is refused."""
+
+
+class DecodeError(ValueError):
+    """The bytes are not a packed value, or more of one than the limits allow."""

@@ -1,0 +1,193 @@
+"""Values of classes that the other side does not have, both ways.
+
+In order: a member of an enum, a dataclass, a named tuple, a subclass of one of Python's own types, anything else. A
+subclass of a builtin travels as that builtin: the type is lost, the content, which is what is asked for, is not. It is
+read with the builtin's own methods, so what the subclass overrides does not run.
+"""
+
+from __future__ import annotations
+
+import enum
+import sys
+from reprlib import Repr
+
+from executor_api.values import containers, scalars
+from executor_api.values.generic import EnumValue, OpaqueValue, Record, TupleRecord, is_field_name
+from executor_api.values.kinds import ANY_NUMBER, Kind
+from executor_api.values.limits import MAX_TYPE_NAME_CHARS, DecodeError
+from executor_api.values.times import lower_keyed_zone
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from executor_api.values.kinds import Lowered, Reader, Writer
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Names and texts of what cannot be trusted to give them
+
+
+def type_name_of(kind: type) -> str:
+    """The qualified name of a class, in at most MAX_TYPE_NAME_CHARS; builtins without their module."""
+    # Past the metaclass, which could answer anything.
+    name = type.__dict__["__qualname__"].__get__(kind)
+    module = type.__dict__["__module__"].__get__(kind)
+    if type(module) is str and module != "builtins":
+        name = f"{module}.{name}"
+    return _cut(name, MAX_TYPE_NAME_CHARS)
+
+
+def bounded_repr(value: object, limit_chars: int) -> str:
+    """What `repr` says, cut. A repr that raises is told about."""
+    try:
+        text = _SHORT.repr(value) if type(value) in _CONTAINERS else repr(value)
+    except Exception as error:  # noqa: BLE001 - it is the value's own code; what it raises is part of what it looks like
+        if type(value) is int:
+            text = f"<an int of {value.bit_length()} bits>"
+        else:
+            text = f"<{type_name_of(type(value))}, whose repr raised {type_name_of(type(error))}>"
+    return _cut(text, limit_chars)
+
+
+def _cut(text: str, limit_chars: int) -> str:
+    if str.__len__(text) > limit_chars:
+        text = str.__getitem__(text, slice(0, limit_chars - 1)) + "…"
+    return str.encode(text, "utf-8", "backslashreplace").decode("utf-8")[:limit_chars]
+
+
+_CONTAINERS = frozenset([list, tuple, dict, set, frozenset])
+_SHORT = Repr()
+_SHORT.maxstring = _SHORT.maxother = 200
+_SHORT.maxlist = _SHORT.maxtuple = _SHORT.maxdict = _SHORT.maxset = _SHORT.maxfrozenset = 20
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Lowering
+
+
+def lower_generic(value: Any, writer: Writer) -> Lowered | None:
+    """The form that says most about a value without its class; None when only its repr is left."""
+    kind = type(value)
+    if issubclass(kind, enum.Enum):
+        return ["enum", type_name_of(kind)], (value._name_, value._value_), False
+    if hasattr(kind, "__dataclass_fields__"):
+        lowered = _lower_dataclass(value, kind)
+        if lowered is not None:
+            return lowered
+    if issubclass(kind, tuple):
+        names = getattr(kind, "_fields", None)
+        if type(names) is tuple and _are_field_names(names, underscore=False) and len(names) == tuple.__len__(value):
+            return ["namedtuple", type_name_of(kind), list(names)], tuple(tuple.__iter__(value)), False
+    for base, exact, lower in _BASES:
+        if issubclass(kind, base):
+            based: Lowered | None = lower(exact(value), writer)
+            return based
+    if "datetime" in sys.modules and issubclass(kind, sys.modules["datetime"].tzinfo):
+        return lower_keyed_zone(value, writer)
+    return None
+
+
+def _lower_dataclass(value: Any, kind: type) -> Lowered | None:
+    fields = sys.modules["dataclasses"].fields(kind)
+    names = [field.name for field in fields]
+    if not _are_field_names(names, underscore=True):
+        return None
+    return ["record", type_name_of(kind), names], [getattr(value, name) for name in names], True
+
+
+def _are_field_names(names: Any, *, underscore: bool) -> bool:
+    return len(set(names)) == len(names) and all(is_field_name(name, underscore=underscore) for name in names)
+
+
+# The base, how to get it out of a value of a subclass without running that subclass's code, and its lowering.
+_BASES: tuple[tuple[type, Any, Any], ...] = (
+    (str, str.__str__, scalars.LOWER[str]),
+    (int, int.__int__, scalars.LOWER[int]),
+    (float, float.__float__, scalars.LOWER[float]),
+    (complex, lambda value: complex.__add__(value, 0j), scalars.LOWER[complex]),
+    (bytes, lambda value: bytes.__getitem__(value, slice(None)), scalars.LOWER[bytes]),
+    (bytearray, lambda value: bytearray.__getitem__(value, slice(None)), scalars.LOWER[bytearray]),
+    (list, lambda value: list.__getitem__(value, slice(None)), containers.LOWER[list]),
+    (tuple, lambda value: tuple.__getitem__(value, slice(None)), containers.LOWER[tuple]),
+    (dict, lambda value: dict(dict.items(value)), containers.LOWER[dict]),
+    (set, set.copy, containers.LOWER[set]),
+    (frozenset, lambda value: frozenset(frozenset.__iter__(value)), containers.LOWER[frozenset]),
+)
+
+
+def _lower_opaque(value: OpaqueValue, writer: Writer) -> Lowered:
+    return ["opaque", value.type_name, value.repr], (), False
+
+
+def make_opaque_node(value: object, limit_chars: int) -> list[Any]:
+    return ["opaque", type_name_of(type(value)), bounded_repr(value, limit_chars)]
+
+
+def _lower_enum_value(value: EnumValue, writer: Writer) -> Lowered:
+    return ["enum", value.type_name], (value.name, value.value), False
+
+
+def _lower_record(value: Record, writer: Writer) -> Lowered:
+    return ["record", value._type_name, list(value._fields)], list(value._fields.values()), True
+
+
+def _lower_tuple_record(value: TupleRecord, writer: Writer) -> Lowered:
+    return ["namedtuple", value._type_name, list(value._fields)], tuple(value), False
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Making
+
+
+def _make_opaque(reader: Reader, children: list[Any], type_name: str, text: str) -> OpaqueValue:
+    return OpaqueValue(type_name[:MAX_TYPE_NAME_CHARS], text[: reader.limits.repr_chars])
+
+
+def _make_enum_value(reader: Reader, children: list[Any], type_name: str) -> EnumValue:
+    name, value = children
+    if name is not None and type(name) is not str:
+        raise DecodeError("the name of an enum's member is not text")
+    return EnumValue(type_name[:MAX_TYPE_NAME_CHARS], name, value)
+
+
+def _open_record(type_name: str, names: list[Any]) -> Record:
+    if not _are_field_names(names, underscore=True):
+        raise DecodeError("a record has a field that cannot be an attribute")
+    return Record(type_name[:MAX_TYPE_NAME_CHARS], dict.fromkeys(names))
+
+
+def _fill_record(reader: Reader, value: Record, children: list[Any], type_name: str, names: list[str]) -> Record:
+    if len(names) != len(children):
+        raise DecodeError(f"a record has {len(names)} fields and {len(children)} values")
+    value._fields.update(zip(names, children))
+    return value
+
+
+def _make_tuple_record(reader: Reader, children: list[Any], type_name: str, names: list[Any]) -> TupleRecord:
+    if not _are_field_names(names, underscore=False) or len(names) != len(children):
+        raise DecodeError("the names of a named tuple do not fit it")
+    return TupleRecord(type_name[:MAX_TYPE_NAME_CHARS], names, children)
+
+
+def _make_foreign(reader: Reader, children: list[Any], number: int) -> object:
+    if reader.foreign is None:
+        raise DecodeError("a foreign value is not accepted here")
+    try:
+        return reader.foreign(reader.take_buffer(number))
+    except Exception as error:  # it runs code of the value's author: whatever it raises is why the value can't be had
+        raise DecodeError(f"a foreign value cannot be made: {type_name_of(type(error))}: {error}") from error
+
+
+LOWER = {
+    OpaqueValue: _lower_opaque,
+    EnumValue: _lower_enum_value,
+    Record: _lower_record,
+    TupleRecord: _lower_tuple_record,
+}
+KINDS = {
+    "opaque": Kind(_make_opaque, header=(str, str)),
+    "enum": Kind(_make_enum_value, header=(str,), children=2),
+    "record": Kind(_fill_record, header=(str, list), children=ANY_NUMBER, open=_open_record),
+    "namedtuple": Kind(_make_tuple_record, header=(str, list), children=ANY_NUMBER),
+    "foreign": Kind(_make_foreign, header=(int,)),
+}

@@ -1,0 +1,56 @@
+"""One byte string that holds a tree and its buffers.
+
+    offset  size
+    0       4      magic, b"RXV1"
+    4       4      number of buffers, big-endian as all numbers here
+    8       8      length of the tree in bytes
+    16      8 * n  length of each buffer
+    ...            the tree, then the buffers, nothing between or after them
+
+Buffers are never copied here: packing joins them once, unpacking gives views. Every length is checked against the bytes
+that are really there before anything is done with it.
+"""
+
+from __future__ import annotations
+
+import struct
+
+from executor_api.values.limits import DecodeError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+MAGIC = b"RXV1"
+_HEAD = struct.Struct(">4sIQ")
+HEAD_BYTES = _HEAD.size
+BYTES_PER_BUFFER = 8
+
+
+def pack(tree: bytes, buffers: Sequence[bytes | memoryview]) -> bytes:
+    lengths = [memoryview(buffer).nbytes for buffer in buffers]
+    head = _HEAD.pack(MAGIC, len(buffers), len(tree))
+    return b"".join([head, struct.pack(f">{len(lengths)}Q", *lengths), tree, *buffers])
+
+
+def unpack(packed: bytes | bytearray | memoryview) -> tuple[memoryview, list[memoryview]]:
+    """The tree and the buffers, as views of `packed`. Raises DecodeError."""
+    view = memoryview(packed).cast("B")
+    if len(view) < HEAD_BYTES:
+        raise DecodeError(f"a packed value has at least {HEAD_BYTES} bytes, not {len(view)}")
+    magic, count, tree_bytes = _HEAD.unpack_from(view)
+    if magic != MAGIC:
+        raise DecodeError("not a packed value: the magic number is wrong")
+    tree_at = HEAD_BYTES + BYTES_PER_BUFFER * count
+    if tree_at > len(view):
+        raise DecodeError(f"{count} buffers are announced in {len(view)} bytes")
+    lengths = struct.unpack_from(f">{count}Q", view, HEAD_BYTES)
+    expected = tree_at + tree_bytes + sum(lengths)
+    if expected != len(view):
+        raise DecodeError(f"a length is wrong: {expected} bytes are announced, {len(view)} are there")
+    position = tree_at + tree_bytes
+    tree, buffers = view[tree_at:position], []
+    for length in lengths:
+        buffers.append(view[position : position + length])
+        position += length
+    return tree, buffers

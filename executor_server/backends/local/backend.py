@@ -1,0 +1,246 @@
+"""The local backend: sandboxes made of Linux namespaces by bubblewrap, on this host, without a service or an account.
+
+It works for root and for an ordinary user; `check_host` says, and `start` insists, that this host can isolate. What
+confines a sandbox, from outside in: a host user of its own (under root's daemon; else the daemon's user), namespaces of
+every kind, no network, a file system of its own (layout.py), a control group or else resource limits (cgroups.py), no
+capabilities, no new privileges, and a filter of system calls (seccomp.py). process.py says in which order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import secrets
+import socket
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import structlog
+
+from executor_server.backends.base import GuestEndpoint, HostFinding
+from executor_server.backends.local.descriptors import read_within
+from executor_server.backends.local.host import Examination, examine_host
+from executor_server.backends.local.images import Image
+from executor_server.backends.local.kit import Kit
+from executor_server.backends.local.layout import SANDBOX_ID
+from executor_server.backends.local.records import SOCKET_NAME, sweep, write_record
+from executor_server.backends.local.sandbox import LocalSandbox
+from executor_server.errors import SandboxFailure
+from executor_server.guest_archive import GUEST_PATH
+from executor_server.model import SandboxSpec
+
+DEFAULT_IMAGE = "base"
+DEFAULT_UID_BASE = 2_000_000_000
+"""Above what distributions, container engines and systemd hand out, below what is a negative number in 32 bits."""
+
+_UID_COUNT = 100_000_000  # so many that two daemons on one host, which know nothing of each other, hardly meet
+_CREATE_TIMEOUT_S = 20.0
+_SWEEP_TIMEOUT_S = 30.0
+_TOKEN_BYTES = 32
+_SANDBOX_ID_BYTES = 8
+_DAEMON_ID_BYTES = 4
+_BACKLOG = 8  # one daemon connects; the rest is room for its retries
+_SOCKET_PATH_BYTES = 107  # sockaddr_un, less the final zero
+
+_log = structlog.get_logger(__name__)
+
+
+class LocalBackend:
+    """Implements `executor_server.backends.base.Backend`.
+
+    `images` maps names to Python interpreters of this host; without any, "base" is the interpreter of the daemon.
+    """
+
+    def __init__(
+        self,
+        state_dir: Path,
+        images: Mapping[str, Path] | None = None,
+        *,
+        bwrap: Path | None = None,
+        uid_base: int = DEFAULT_UID_BASE,
+    ) -> None:
+        self._state_dir = state_dir.absolute()
+        self._pythons = dict(images or {DEFAULT_IMAGE: Path(sys.executable)})
+        self._bwrap = bwrap
+        self._uid_base = uid_base
+        self._kit: Kit | None = None
+        self._lock: int | None = None
+        self._daemon_id = ""
+        self._live: set[LocalSandbox] = set()
+        self._uids: set[int] = set()
+
+    @property
+    def name(self) -> str:
+        return "local"
+
+    @property
+    def images(self) -> Sequence[str]:
+        return tuple(self._pythons)
+
+    async def start(self) -> None:
+        await asyncio.to_thread(self._take_state_dir)
+        try:
+            found = await self._examine()
+            if found.kit is None:
+                missing = [finding for finding in found.findings if finding.required and not finding.ok]
+                told = " ".join(f"{finding.subject}: {finding.detail} {finding.remedy}" for finding in missing)
+                raise SandboxFailure(f"this host cannot run local sandboxes. {told}")
+            self._kit = found.kit
+            await self._sweep(found.kit)
+        except BaseException:
+            self._release_state_dir()
+            raise
+
+    async def create(self, spec: SandboxSpec) -> LocalSandbox:
+        kit = self._kit
+        if kit is None:
+            raise SandboxFailure("the local backend is not started")
+        image = kit.images.get(spec.image)
+        if image is None:
+            raise SandboxFailure(f"no image {spec.image!r}")
+        sandbox = self._new_sandbox()
+        try:
+            await self._build(sandbox, kit, image, spec)
+        except BaseException:
+            await sandbox.destroy()
+            raise
+        return sandbox
+
+    async def check_host(self) -> Sequence[HostFinding]:
+        return (await self._examine()).findings
+
+    async def close(self) -> None:
+        results = await asyncio.gather(*(sandbox.destroy() for sandbox in self._live), return_exceptions=True)
+        self._kit = None
+        self._release_state_dir()
+        failures = [result for result in results if isinstance(result, Exception)]
+        if failures:
+            raise ExceptionGroup("sandboxes are left over", failures)
+
+    async def _examine(self) -> Examination:
+        uid = self._uid_base if os.geteuid() == 0 else None
+        return await examine_host(self._runtime_dir, self._pythons, self._bwrap, uid)
+
+    # -----------------------------------------------------------------------------------------------------------------
+    # Creation
+
+    def _new_sandbox(self) -> LocalSandbox:
+        sandbox_id = secrets.token_hex(_SANDBOX_ID_BYTES)
+        directory = self._sandboxes_dir / sandbox_id
+        directory.mkdir(mode=0o700)
+        endpoint = GuestEndpoint(directory / SOCKET_NAME, secrets.token_bytes(_TOKEN_BYTES))
+        sandbox = LocalSandbox(sandbox_id, directory, endpoint, self._forget, host_uid=self._take_uid())
+        self._live.add(sandbox)
+        return sandbox
+
+    async def _build(self, sandbox: LocalSandbox, kit: Kit, image: Image, spec: SandboxSpec) -> None:
+        deadline = asyncio.get_running_loop().time() + _CREATE_TIMEOUT_S
+        with contextlib.ExitStack() as stack:
+            # Bound out here, in a directory that only we can enter: inside, no file leads to the supervisor.
+            listener = stack.enter_context(_listen(sandbox.endpoint.socket_path))
+            ready_read, ready_write = os.pipe()
+            stack.callback(os.close, ready_read)
+            with contextlib.closing(os.fdopen(ready_write, "wb")):
+                config = _guest_config(kit, spec, sandbox, listener.fileno())
+                command = [str(image.python), "-I", "-S", GUEST_PATH, json.dumps(config), str(ready_write)]
+                sandbox.process = kit.start(image, spec, command, pass_fds=(listener.fileno(), ready_write))
+            # Made while bubblewrap starts, which takes longer.
+            sandbox.cgroup = kit.make_cgroup(self._daemon_id, sandbox.sandbox_id, spec)
+
+            def confine(pid: int) -> None:
+                if sandbox.cgroup is not None:
+                    sandbox.cgroup.attach(pid)
+                # Written before it runs: from here on a sandbox that exists can be found.
+                write_record(sandbox.directory, sandbox.sandbox_id, pid, sandbox.cgroup, sandbox.endpoint.token)
+
+            await sandbox.process.confine_and_release(
+                host_uid=sandbox.host_uid, rlimits=kit.rlimits(spec), confine=confine, deadline=deadline
+            )
+            answer = await read_within(ready_read, 1, deadline)
+        if not answer:
+            state = "does not start in time" if answer is None else "ended at once"
+            raise SandboxFailure(f"the guest {state}: {sandbox.process.last_words()}")
+
+    def _take_uid(self) -> int | None:
+        """A host user that no other live sandbox has; None when we are not root and cannot give it one."""
+        if os.geteuid() != 0:
+            return None
+        while (uid := self._uid_base + secrets.randbelow(_UID_COUNT)) in self._uids:
+            pass
+        self._uids.add(uid)
+        return uid
+
+    def _forget(self, sandbox: LocalSandbox) -> None:
+        self._live.discard(sandbox)
+        self._uids.discard(sandbox.host_uid or 0)
+
+    # -----------------------------------------------------------------------------------------------------------------
+    # The state directory
+
+    @property
+    def _sandboxes_dir(self) -> Path:
+        return self._state_dir / "sandboxes"
+
+    @property
+    def _runtime_dir(self) -> Path:
+        return self._state_dir / "runtime"
+
+    def _take_state_dir(self) -> None:
+        """Two daemons with one state directory would sweep each other's sandboxes away."""
+        self._sandboxes_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+        longest = self._sandboxes_dir / ("0" * 2 * _SANDBOX_ID_BYTES) / SOCKET_NAME
+        if len(os.fsencode(longest)) > _SOCKET_PATH_BYTES:
+            raise SandboxFailure(f"the state directory {self._state_dir} has a path too long for a socket in it")
+        lock = os.open(self._sandboxes_dir / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            os.close(lock)
+            raise SandboxFailure(f"another daemon uses the state directory {self._state_dir}") from error
+        self._lock = lock
+        # The file that holds the lock also holds the name by which this daemon's control groups are known.
+        if not os.fstat(lock).st_size:
+            os.write(lock, secrets.token_hex(_DAEMON_ID_BYTES).encode())
+        self._daemon_id = os.pread(lock, 2 * _DAEMON_ID_BYTES, 0).decode()
+
+    def _release_state_dir(self) -> None:
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    async def _sweep(self, kit: Kit) -> None:
+        deadline = asyncio.get_running_loop().time() + _SWEEP_TIMEOUT_S
+        swept = await sweep(self._sandboxes_dir, deadline)
+        for group in kit.leftover_cgroups(self._daemon_id):
+            await group.remove(deadline)
+        if swept:
+            _log.info("sandboxes_swept", count=swept)
+
+
+def _listen(path: Path) -> socket.socket:
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        listener.bind(str(path))
+        listener.listen(_BACKLOG)
+    except BaseException:
+        listener.close()
+        raise
+    return listener
+
+
+def _guest_config(kit: Kit, spec: SandboxSpec, sandbox: LocalSandbox, listen_fd: int) -> dict[str, object]:
+    return {
+        "listen_fd": listen_fd,
+        "token_sha256": hashlib.sha256(sandbox.endpoint.token).hexdigest(),
+        "workspace": "/workspace",
+        "orphan_time_s": spec.orphan_time_s,
+        "memory_bytes": spec.memory_bytes,
+        "processes": spec.processes,
+        "drop_to": None if sandbox.host_uid is None else [SANDBOX_ID, SANDBOX_ID],
+        "watch_memory": not kit.limits_memory,
+    }

@@ -1,0 +1,235 @@
+"""Memory, process and processor limits by control groups, in both versions of the kernel's interface.
+
+A sandbox gets a group of its own, below a group that this daemon may use, named `executor-<daemon>-<sandbox>` so that
+another daemon of the same state directory can find it. The group is made before the sandbox, the sandbox's first
+process is put into it while it is still held back, and it is removed when nothing is left in it.
+
+Version 2 has one tree, and a group with processes of its own may not limit its children. So the daemon uses, in this
+order: its own group if that already limits children; its own group after moving itself, and nobody else, one level
+down; the nearest group above that limits children and that it may write to. Version 1 has a tree for each kind.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from executor_server.errors import SandboxFailure
+
+_PREFIX = "executor"
+_OWN_LEAF = "executor-daemon"
+_NEEDED = ("memory", "pids")
+_WANTED = (*_NEEDED, "cpu")  # cpu sets no limit: it makes sandboxes share the processors evenly, whatever they start
+_FIRST_RETRY_S = 0.002
+_LONGEST_RETRY_S = 0.1
+
+
+@dataclass(frozen=True)
+class CgroupTrees:
+    """Where new groups can be made: one directory for each kind of limit that this host lets us set."""
+
+    version: int
+    parents: dict[str, Path]  # controller -> directory; in version 2 all the same
+
+    def name(self, daemon_id: str, sandbox_id: str) -> str:
+        return f"{_PREFIX}-{daemon_id}-{sandbox_id}"
+
+    def create(self, name: str, *, memory_bytes: int, processes: int) -> Cgroup:
+        """Makes the group with its limits. Raises SandboxFailure, and leaves nothing, when the kernel refuses."""
+        directories = {controller: parent / name for controller, parent in self.parents.items()}
+        group = Cgroup(self.version, directories)
+        try:
+            for directory in group.unique_directories:
+                directory.mkdir()
+            for directory, file, value in self._settings(directories, memory_bytes, processes):
+                (directory / file).write_text(value)
+        except OSError as error:
+            for directory in group.unique_directories:
+                with contextlib.suppress(OSError):  # the first error is the one to tell
+                    directory.rmdir()
+            raise SandboxFailure(f"cannot make the control group {name}: {error}") from error
+        return group
+
+    def leftovers(self, daemon_id: str) -> list[Cgroup]:
+        """Groups that an earlier daemon of this id has left."""
+        found: dict[str, dict[str, Path]] = {}
+        for controller, parent in self.parents.items():
+            for directory in parent.glob(f"{_PREFIX}-{daemon_id}-*"):
+                found.setdefault(directory.name, {})[controller] = directory
+        return [Cgroup(self.version, directories) for directories in found.values()]
+
+    def _settings(
+        self, directories: dict[str, Path], memory_bytes: int, processes: int
+    ) -> Iterator[tuple[Path, str, str]]:
+        if "pids" in directories:
+            yield directories["pids"], "pids.max", str(processes)
+        if "memory" not in directories:
+            return
+        memory = directories["memory"]
+        if self.version == 2:
+            yield memory, "memory.max", str(memory_bytes)
+            if (memory / "memory.swap.max").exists():
+                yield memory, "memory.swap.max", "0"
+            return
+        yield memory, "memory.limit_in_bytes", str(memory_bytes)
+        if (memory / "memory.memsw.limit_in_bytes").exists():  # memory and swap together; after the one above
+            yield memory, "memory.memsw.limit_in_bytes", str(memory_bytes)
+        else:
+            yield memory, "memory.swappiness", "0"
+
+
+@dataclass(frozen=True)
+class Cgroup:
+    """The control group of one sandbox."""
+
+    version: int
+    directories: dict[str, Path]
+
+    @property
+    def unique_directories(self) -> list[Path]:
+        return list(dict.fromkeys(self.directories.values()))
+
+    def attach(self, pid: int) -> None:
+        for directory in self.unique_directories:
+            (directory / "cgroup.procs").write_text(str(pid))
+
+    def oom_kills(self) -> int | None:
+        """How many of its processes the kernel killed for memory; None where it does not count, or is gone."""
+        memory = self.directories.get("memory")
+        if memory is None:
+            return None
+        try:
+            lines = (memory / ("memory.events" if self.version == 2 else "memory.oom_control")).read_text().splitlines()
+        except FileNotFoundError:
+            return None
+        counts = dict(line.split(" ", 1) for line in lines)
+        return int(counts["oom_kill"]) if "oom_kill" in counts else None
+
+    async def remove(self, deadline: float) -> None:
+        """Kills what is still inside and removes the group. Raises SandboxFailure when the deadline passes first.
+
+        Repeats, since a killed process stays in its group until it is reaped, and a fork bomb may be mid-fork.
+        """
+        pause_s = _FIRST_RETRY_S
+        while True:
+            problem = self._try_remove()
+            if problem is None:
+                return
+            if asyncio.get_running_loop().time() > deadline:
+                raise SandboxFailure(f"cannot remove a control group: {problem}") from problem
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, _LONGEST_RETRY_S)
+
+    def _try_remove(self) -> OSError | None:
+        problem = None
+        for directory in self.unique_directories:
+            try:
+                directory.rmdir()
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                problem = error
+                _kill_all(directory)
+        return problem
+
+
+def _kill_all(directory: Path) -> None:
+    with contextlib.suppress(OSError):  # before Linux 5.14, and in version 1, there is no such file
+        (directory / "cgroup.kill").write_text("1")
+        return
+    with contextlib.suppress(OSError):  # the group is gone, or a process of it
+        for pid in (directory / "cgroup.procs").read_text().split():
+            os.kill(int(pid), signal.SIGKILL)
+
+
+@dataclass(frozen=True)
+class NoCgroups:
+    """Why this host lets us make no group that limits memory, and what would change that."""
+
+    reason: str
+    remedy: str
+
+
+def discover_cgroups(
+    mounts: Path = Path("/proc/self/mountinfo"), own: Path = Path("/proc/self/cgroup")
+) -> CgroupTrees | NoCgroups:
+    """Finds where this process may make groups. Moves the process into a leaf where version 2 needs that."""
+    parents: dict[str, Path] = {}
+    unified: CgroupTrees | NoCgroups | None = None
+    groups = _own_groups(own.read_text())
+    for root, mount_point, kind, options in _mounted_hierarchies(mounts.read_text()):
+        if kind == "cgroup2":
+            unified = _usable_v2(mount_point, _place(root, mount_point, groups.get("", "/")))
+            continue
+        for controller in _WANTED:
+            place = _place(root, mount_point, groups.get(controller, "/"))
+            if controller in options and os.access(place, os.W_OK):
+                parents[controller] = place
+    if "memory" in parents:
+        return CgroupTrees(1, parents)
+    if isinstance(unified, CgroupTrees):
+        return unified
+    return unified or NoCgroups(
+        "no control group hierarchy that limits memory is mounted here and writable",
+        "Run the daemon where /sys/fs/cgroup is writable, as root or in a delegated group.",
+    )
+
+
+def _usable_v2(top: Path, own: Path) -> CgroupTrees | NoCgroups:
+    for candidate in (own, *(parent for parent in own.parents if parent.is_relative_to(top))):
+        if not (os.access(candidate, os.W_OK) and os.access(candidate / "cgroup.procs", os.W_OK)):
+            continue
+        if candidate == own:
+            _become_leaf(own)
+        enabled = set((candidate / "cgroup.subtree_control").read_text().split())
+        if enabled.issuperset(_NEEDED):
+            return CgroupTrees(2, {controller: candidate for controller in _WANTED if controller in enabled})
+    return NoCgroups(
+        f"the control group {own} is not delegated to this process, or other processes are in it",
+        "Start the daemon in a group of its own: systemd-run --user --scope -p Delegate=yes executor-server serve.",
+    )
+
+
+def _become_leaf(own: Path) -> None:
+    """Enables limits below our own group, if we are alone in it. Moving anybody else's process is not ours to do."""
+    available = (own / "cgroup.controllers").read_text().split()
+    enabled = (own / "cgroup.subtree_control").read_text().split()
+    occupants = set((own / "cgroup.procs").read_text().split())
+    if not set(_NEEDED).issubset(available) or set(_NEEDED).issubset(enabled) or occupants != {str(os.getpid())}:
+        return
+    leaf = own / _OWN_LEAF
+    with contextlib.suppress(OSError):  # refused: the caller sees that nothing was enabled, and looks further up
+        leaf.mkdir(exist_ok=True)
+        (leaf / "cgroup.procs").write_text(str(os.getpid()))
+        (own / "cgroup.subtree_control").write_text(" ".join(f"+{name}" for name in _WANTED if name in available))
+
+
+def _own_groups(text: str) -> dict[str, str]:
+    """Controller -> our group, from /proc/self/cgroup; version 2 has the empty name."""
+    groups: dict[str, str] = {}
+    for line in text.splitlines():
+        _, controllers, path = line.split(":", 2)
+        groups |= dict.fromkeys(controllers.split(","), path)
+    return groups
+
+
+def _mounted_hierarchies(mountinfo: str) -> Iterator[tuple[str, Path, str, Sequence[str]]]:
+    """(root of the mount within the hierarchy, mount point, file system type, super options); see proc(5)."""
+    for line in mountinfo.splitlines():
+        left, _, right = line.partition(" - ")
+        kind, _, options = right.split(" ", 2)
+        if kind in ("cgroup", "cgroup2"):
+            fields = left.split()
+            yield fields[3], Path(fields[4]), kind, options.split(",")
+
+
+def _place(root: str, mount_point: Path, group: str) -> Path:
+    """Where our group is in the file system; in a container the mount may show only a part of the hierarchy."""
+    relative = os.path.relpath(group, root)
+    place = mount_point / relative
+    return place if not relative.startswith("..") and place.is_dir() else mount_point

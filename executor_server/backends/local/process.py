@@ -1,0 +1,186 @@
+"""One bubblewrap process: started, held back until it is confined from outside, let go, killed, reaped.
+
+Two things can only be done to a sandbox from outside: moving it into its control group and, for root, giving it a user
+of its own. Both must be done before it runs anything, and bubblewrap waits for us at the right moment:
+
+- As an ordinary user it maps our own user to the sandbox's by itself, builds the file system, and waits (--block-fd)
+  before it executes the command.
+- As root it must not do so: the program would run as the host's user 0, who owns /proc/sys even without any capability.
+  It waits (--userns-block-fd) right after making its user namespace, and we write the map: 0 stays the host's root,
+  just to build the file system (the Python environment may lie in a directory that only root can enter), and the
+  sandbox's user is a host user that nobody else has. The command starts as 0 with the capabilities to change user and no others;
+  the supervisor's first act is to drop to the sandbox's user for good, before it listens to anybody.
+
+Bubblewrap itself stays as the parent of the sandbox's first process and ends with it. Killing that first process kills
+everything in its process namespace; that is how a sandbox ends, not by a list of processes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import resource
+import signal
+import subprocess
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from executor_server.backends.local.descriptors import kill, read_waiting, read_within, wait_readable
+from executor_server.backends.local.layout import SANDBOX_ID
+from executor_server.errors import SandboxFailure
+
+_INFO_BYTES = 4096
+_COMPLAINT_BYTES = 4096
+
+
+@dataclass
+class BwrapProcess:
+    """A bubblewrap that waits for us and then runs a sandbox, whose first process is known from the wait on."""
+
+    popen: subprocess.Popen[bytes]
+    monitor_pidfd: int
+    complaints: int  # the read end of its standard error, and of the first process's
+    _info: int
+    _release: int
+    init_pid: int | None = None
+    init_pidfd: int | None = None
+    _reaped: bool = False
+
+    async def confine_and_release(
+        self,
+        *,
+        host_uid: int | None,
+        rlimits: Mapping[int, int],
+        confine: Callable[[int], None],
+        deadline: float,
+    ) -> None:
+        """Learns the first process, confines it, lets it go.
+
+        `host_uid` is the user that it becomes on the host, None for our own; `confine` gets the first process's id.
+        Raises SandboxFailure; the caller then kills it.
+        """
+        pid = self.init_pid = await self._first_process(deadline)
+        try:
+            self.init_pidfd = os.pidfd_open(pid)  # cannot be another's by now: its parent has not reaped it
+            for limit, value in rlimits.items():
+                resource.prlimit(pid, limit, (value, value))
+            confine(pid)
+            if host_uid is not None:
+                _map_users(pid, host_uid)
+            os.write(self._release, b"1")
+        except OSError as error:
+            raise SandboxFailure(f"cannot confine a sandbox: {error}; {self.last_words()}") from error
+        self._close_wait()
+
+    async def kill_and_reap(self, deadline: float) -> None:
+        """Ends the sandbox and waits until all of it is gone. Idempotent; raises SandboxFailure past the deadline."""
+        if self._reaped:
+            return
+        if self.init_pidfd is not None:
+            kill(self.init_pidfd)
+            # Readable only when the kernel has killed and reaped every process of the namespace.
+            if not await wait_readable(self.init_pidfd, deadline):
+                raise SandboxFailure(f"process {self.init_pid} of a sandbox does not end")
+        else:
+            # It is still one process group, before --new-session; the child would wait for its parent for ever.
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.popen.pid, signal.SIGKILL)
+        if not await wait_readable(self.monitor_pidfd, deadline):
+            kill(self.monitor_pidfd)
+            raise SandboxFailure(f"bubblewrap (process {self.popen.pid}) does not end after its sandbox")
+        self.popen.wait()
+        self._reaped = True
+        self._close_wait()
+        for fd in (self.monitor_pidfd, self.complaints, self.init_pidfd):
+            if fd is not None:
+                os.close(fd)
+
+    def last_words(self) -> str:
+        """What bubblewrap or the first process wrote to standard error. Names host paths: never for a client."""
+        return read_waiting(self.complaints, _COMPLAINT_BYTES).decode("utf-8", "backslashreplace").strip()
+
+    async def _first_process(self, deadline: float) -> int:
+        info = b""
+        while b"}" not in info and len(info) < _INFO_BYTES:
+            piece = await read_within(self._info, _INFO_BYTES, deadline)
+            if piece is None:
+                raise SandboxFailure("bubblewrap does not answer")
+            if not piece:
+                break
+            info += piece
+        try:
+            return int(json.loads(info)["child-pid"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise SandboxFailure(f"bubblewrap failed: {self.last_words()}") from error
+
+    def _close_wait(self) -> None:
+        """Bubblewrap takes a closed pipe for a release: only when it is released, or dead."""
+        for fd in (self._info, self._release):
+            if fd >= 0:
+                os.close(fd)
+        self._info = self._release = -1
+
+
+def start_bwrap(
+    bwrap: Path,
+    arguments: Iterable[str],
+    command: Sequence[str],
+    *,
+    seccomp: bytes,
+    pass_fds: Sequence[int] = (),
+    stdout: int = subprocess.DEVNULL,
+) -> BwrapProcess:
+    """Starts bubblewrap, which then waits. The caller confines and releases it, or kills it."""
+    with contextlib.ExitStack() as ours, contextlib.ExitStack() as theirs:
+        info_read, info_write = _pipe(ours, theirs)
+        block_read, block_write = _pipe(theirs, ours)
+        complaints_read, complaints_write = _pipe(ours, theirs)
+        filter_fd = _memory_file("seccomp", seccomp)
+        theirs.callback(os.close, filter_fd)
+        if os.geteuid() == 0:
+            held = ["--userns-block-fd", str(block_read)]
+            held += ["--cap-drop", "ALL", "--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
+        else:
+            held = ["--block-fd", str(block_read), "--uid", str(SANDBOX_ID), "--gid", str(SANDBOX_ID)]
+        held += ["--info-fd", str(info_write), "--seccomp", str(filter_fd)]
+        popen = subprocess.Popen(
+            [str(bwrap), *held, *arguments, "--", *command],
+            stdin=subprocess.DEVNULL,
+            stdout=stdout,
+            stderr=complaints_write,
+            env={},
+            pass_fds=(block_read, info_write, filter_fd, *pass_fds),
+            start_new_session=True,  # a Ctrl-C in the daemon's terminal is for the daemon
+        )
+        ours.callback(_abandon, popen)
+        os.set_blocking(complaints_read, False)
+        process = BwrapProcess(popen, os.pidfd_open(popen.pid), complaints_read, info_read, block_write)
+        ours.pop_all()
+    return process
+
+
+def _map_users(pid: int, host_uid: int) -> None:
+    mapping = f"0 0 1\n{SANDBOX_ID} {host_uid} 1\n"
+    Path(f"/proc/{pid}/uid_map").write_text(mapping)
+    Path(f"/proc/{pid}/gid_map").write_text(mapping)
+
+
+def _abandon(popen: subprocess.Popen[bytes]) -> None:
+    os.killpg(popen.pid, signal.SIGKILL)
+    popen.wait()
+
+
+def _pipe(reader: contextlib.ExitStack, writer: contextlib.ExitStack) -> tuple[int, int]:
+    read, write = os.pipe()
+    reader.callback(os.close, read)
+    writer.callback(os.close, write)
+    return read, write
+
+
+def _memory_file(name: str, data: bytes) -> int:
+    fd = os.memfd_create(name)
+    os.write(fd, data)
+    os.lseek(fd, 0, os.SEEK_SET)
+    return fd

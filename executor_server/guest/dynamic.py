@@ -10,6 +10,7 @@ References are taken when this module is imported, before any agent code runs.
 
 from __future__ import annotations
 import __future__ as future
+
 import ast
 import builtins
 import sys

@@ -79,8 +79,8 @@ def instrument(
 ) -> None:
     """Rewrites the tree in place.
 
-    With `string_annotations`, or when the tree itself has `from __future__ import annotations`, annotations become their
-    source text: they are no code then, and are left alone.
+    With `string_annotations`, or when the tree itself has `from __future__ import annotations`, annotations become
+    their source text: they are no code then, and are left alone.
     """
     editor = _Editor(sentinels)
     nodes = list(_walk(tree, skip_annotations=string_annotations or _has_string_annotations(tree)))

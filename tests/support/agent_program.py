@@ -1,0 +1,65 @@
+"""Runs a program as the sandbox does, checked, instrumented and metered, but in this process. Standard library only."""
+
+from __future__ import annotations
+
+import asyncio
+import marshal
+from typing import Any, NamedTuple, Sequence
+
+from executor_server.guest.checker import CO_COROUTINE, check
+from executor_server.guest.dynamic import agent_builtins
+from executor_server.guest.guard import guard
+from executor_server.guest.instrument import TRAILING_EXPRESSION, LastValue, Sentinels, bind
+from executor_server.guest.meter import Meter
+
+SENTINELS = Sentinels.of("5f3c")
+BUDGET = 10_000
+
+
+class Ended(NamedTuple):
+    value: Any
+    error: BaseException | None
+    operations: int
+    exceeded: bool
+
+
+class Agent:
+    """An interpreter's namespace and meter, over several executions."""
+
+    def __init__(self, authorized: Sequence[str] = ("*",)) -> None:
+        self.authorized = list(authorized)
+        self.meter = Meter()
+        self.builtins = agent_builtins(
+            authorized=lambda: self.authorized, meter=self.meter, guard=guard, sentinels=SENTINELS
+        )
+        self.namespace: dict[str, Any] = {"__name__": "__main__", "__builtins__": self.builtins}
+        self.executions = 0
+
+    def run(self, source: str, budget: int = BUDGET, output_mode: str = TRAILING_EXPRESSION) -> Ended:
+        self.executions += 1
+        verdict = check(
+            source,
+            f"<execution-{self.executions}>",
+            authorized_imports=self.authorized,
+            output_mode=output_mode,
+            sentinels=SENTINELS,
+        )
+        assert verdict.code is not None, verdict.error
+        last = LastValue()
+        code = marshal.loads(verdict.code)[0]
+        code = bind(code, SENTINELS.constants(ticks=self.meter.ticks, guard=guard, keep=last))
+        error: BaseException | None = None
+        self.meter.start(budget)
+        try:
+            result = eval(code, self.namespace)
+            if code.co_flags & CO_COROUTINE:
+                asyncio.run(result)
+        except BaseException as caught:  # noqa: BLE001 (the border of agent code)
+            error = caught
+        finally:
+            operations = self.meter.finish()
+        return Ended(last.value, error, operations, self.meter.exceeded)
+
+
+def run(source: str, budget: int = BUDGET, output_mode: str = TRAILING_EXPRESSION) -> Ended:
+    return Agent().run(source, budget, output_mode)

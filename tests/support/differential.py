@@ -1,0 +1,91 @@
+"""Runs every program of the corpus plain and instrumented, and prints the differences as JSON.
+
+A script of its own, so that each CPython at hand can run it: `PYTHONPATH=<repository> pythonX.Y differential.py`.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import io
+import json
+import linecache
+import re
+import sys
+import traceback
+from typing import Any
+
+from tests.support.agent_program import BUDGET, Agent
+from tests.support.corpus import PROGRAMS
+
+FILENAME = "<execution-1>"
+
+
+def main() -> None:
+    differences = []
+    ran = 0
+    for name, (since, source) in PROGRAMS.items():
+        if sys.version_info < since:
+            continue
+        ran += 1
+        linecache.cache[FILENAME] = (len(source), None, source.splitlines(keepends=True), FILENAME)
+        plain, instrumented, again = _plain(source), _instrumented(source), _instrumented(source)
+        if plain != instrumented[0]:
+            differences.append([name, plain, instrumented[0]])
+        if instrumented != again:
+            differences.append([name, instrumented, again])
+    print(json.dumps({"ran": ran, "differences": differences}))
+
+
+def _plain(source: str) -> list[str]:
+    tree = ast.parse(source, FILENAME)
+    tail: Any = tree.body[-1] if isinstance(tree.body[-1], ast.Expr) else None
+    namespace: dict[str, Any] = {"__name__": "__main__"}
+    if tail is not None and len(tree.body) > 1:
+        tree.body.pop()
+
+    def go() -> Any:
+        exec(compile(tree, FILENAME, "exec", dont_inherit=True), namespace)
+        return None if tail is None else eval(compile(ast.Expression(tail.value), FILENAME, "eval", dont_inherit=True), namespace)
+
+    return _observed(go, namespace)
+
+
+def _instrumented(source: str) -> tuple[list[str], int]:
+    agent = Agent()
+    ended: list[Any] = []
+
+    def go() -> Any:
+        ended.append(agent.run(source, BUDGET))
+        if ended[0].error is not None:
+            raise ended[0].error
+        return ended[0].value
+
+    return _observed(go, agent.namespace), ended[0].operations
+
+
+def _observed(go: Any, namespace: dict[str, Any]) -> list[str]:
+    """Output, value or traceback, and variables."""
+    stdout = io.StringIO()
+    with contextlib.redirect_stdout(stdout):
+        try:
+            value = repr(go())
+        except Exception as error:  # noqa: BLE001 (the border of the programs)
+            value = _own_traceback(error)
+    variables = {name: repr(value) for name, value in namespace.items() if name != "__builtins__"}
+    return [_no_addresses(text) for text in (stdout.getvalue(), value, str(sorted(variables.items())))]
+
+
+def _own_traceback(error: BaseException) -> str:
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_code.co_filename != FILENAME:
+        trace = trace.tb_next
+    return "".join(traceback.format_exception(type(error), error, trace))
+
+
+def _no_addresses(text: str) -> str:
+    return re.sub(r"0x[0-9a-f]+", "0x", text)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,245 @@
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import pytest
+from smolagents.local_python_executor import LocalPythonExecutor
+
+from executor_server.guest.control import FinalAnswerGiven
+from executor_server.guest.instrument import LAST_STATEMENT
+from executor_server.guest.meter import OperationLimitExceeded
+from tests.support.agent_program import Agent, run
+
+REPOSITORY = Path(__file__).parents[3]
+
+# Each would run for ever, or nearly.
+ENDLESS = {
+    "bare except": "while True:\n    try:\n        while True: pass\n    except: pass",
+    "except BaseException as": "def f():\n    try: f()\n    except BaseException as e: f()\nf()",
+    "tuple of types": "while True:\n    try: x = 1\n    except (ValueError, BaseException): pass",
+    "return in finally": "def f():\n    try:\n        while True: pass\n    finally: return 1\nwhile True: f()",
+    "break in finally": "while True:\n    while True:\n        try:\n            while True: pass\n        finally: break",
+    "exit that swallows": "class S:\n    def __enter__(self): pass\n    def __exit__(self, *a): return True\nwhile True:\n    with S():\n        while True: pass",
+    "contextlib.suppress": "import contextlib\nwhile True:\n    with contextlib.suppress(BaseException):\n        while True: pass",
+    "recursion": "def f(n):\n    try: f(n + 1)\n    except RecursionError: pass\n    try: f(n + 1)\n    except RecursionError: pass\nf(0)",
+    "list comprehension": "[0 for _ in iter(int, 1)]",
+    "comprehension that keeps nothing": "[0 for _ in iter(int, 1) if False]",
+    "inner clause": "{0 for _ in 'a' for _ in iter(int, 1)}",
+    "dict comprehension": "{0: 0 for _ in iter(int, 1)}",
+    "generator expression in C": "sum(0 for _ in iter(int, 1))",
+    "generator": "def g():\n    while True: yield\nfor _ in g(): pass",
+    "generator that swallows": "def g():\n    while True:\n        try: yield\n        except: pass\nfor _ in g(): pass",
+    "recursive generator": "def g():\n    yield\n    yield from g()\nwhile True:\n    try: list(g())\n    except RecursionError: pass",
+    "lambda in C": "any(map(lambda x: 0, iter(int, 1)))",
+    "lambda chain": "f = lambda g: g(g)\nwhile True:\n    try: f(f)\n    except RecursionError: pass",
+    "while with the work in its test": "def f(): return True\nwhile f(): pass",
+    "for without a body": "for _ in iter(int, 1): ...",
+    "eval": "while True: eval('[0 for _ in iter(int, 1)]')",
+    "exec": "exec('while True: pass')",
+    "exec of itself": "s = 'try: exec(s)\\nexcept RecursionError: pass\\ntry: exec(s)\\nexcept RecursionError: pass'\nexec(s)",
+    "exec with its own builtins": "exec('while True: pass', {'__builtins__': {}})",
+    "compile": "exec(compile('while True: pass', 'f', 'exec'))",
+    "compile of a tree": "import ast\nexec(compile(ast.parse('while True: pass'), 'f', 'exec'))",
+    "function made by exec": "ns = {}\nexec('def f():\\n while True: pass', ns)\nns['f']()",
+    "decorator": "def d(f):\n    while True: f()\n@d\ndef f(): pass",
+    "class body": "class C:\n    while True: pass",
+    "metaclass": "class M(type):\n    def __call__(c): return c()\nclass C(metaclass=M): pass\nwhile True:\n    try: C()\n    except RecursionError: pass",
+    "property": "class C:\n    @property\n    def p(self): return self.p\nwhile True:\n    try: C().p\n    except RecursionError: pass",
+    "finalizer": "class D:\n    def __del__(self):\n        while True: pass\nwhile True: D()",
+    "default argument": "def f(x=[0 for _ in iter(int, 1)]): pass",
+    "f-string": "f'{[0 for _ in iter(int, 1)]}'",
+    "sort key": "sorted(range(10**6), key=lambda x: 0)",
+    "async loop": "async def g():\n    while True: yield 0\nasync for _ in g(): pass",
+    "task": "import asyncio\nasync def f():\n    while True: await asyncio.sleep(0)\nwhile True:\n    try: await asyncio.gather(f(), return_exceptions=True)\n    except: pass",
+    "names shadowed": "import builtins\nnext = repeat = lambda *a: True\nwhile True: pass",
+    "except star": "while True:\n    try:\n        while True: pass\n    except* BaseException: pass",
+    "type parameter": "def f[T: [0 for _ in iter(int, 1)]](): pass\nf.__type_params__[0].__bound__",
+}
+SINCE = {"except star": (3, 11), "type parameter": (3, 12)}
+
+
+@pytest.mark.parametrize("trick", ENDLESS)
+def test_no_way_around_the_budget(trick: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if sys.version_info < SINCE.get(trick, (3, 9)):
+        pytest.skip("syntax of a later Python")
+    monkeypatch.setattr(sys, "unraisablehook", lambda _: None)  # what a finalizer raises goes there
+    ended = run(ENDLESS[trick], budget=3000)
+    assert isinstance(ended.error, OperationLimitExceeded)
+    assert (ended.operations, ended.exceeded) == (3000, True)
+
+
+@pytest.mark.parametrize(
+    ("source", "operations"),
+    [
+        ("1 + 1", 0),
+        ("for i in range(7): pass", 7),
+        ("n = 3\nwhile n: n -= 1", 3),
+        ("[x for x in range(4) for y in range(2)]", 4 + 8),
+        ("sum(x for x in range(5) if x % 2)", 5),
+        ("def f(): pass\nf(); f()", 2),
+        ("(lambda: 1)()", 1),
+        ("def g():\n    yield 1\n    yield 2\nlist(g())", 1),
+        ("def fib(n): return n if n < 2 else fib(n - 1) + fib(n - 2)\nfib(10)", 177),
+        ("exec('for i in range(3): pass')", 1 + 3),
+        ("class A:\n    x = 1\n    def __init__(self): pass\nA(); A()", 2),
+        ("try:\n    1 / 0\nexcept ZeroDivisionError:\n    pass", 0),
+    ],
+)
+def test_operations_are_loop_rounds_elements_and_calls(source: str, operations: int) -> None:
+    assert [run(source).operations for _ in range(2)] == [operations, operations]
+
+
+def test_function_of_an_earlier_execution_counts_against_the_current_one() -> None:
+    agent = Agent()
+    agent.run("def f():\n    for i in range(10): pass")
+    assert agent.run("f()").operations == 11
+    assert isinstance(agent.run("f()", budget=5).error, OperationLimitExceeded)
+    assert agent.run("f()").error is None
+
+
+UNWINDING = {
+    "bare except": "try:\n    final()\nexcept:\n    print('kept')",
+    "BaseException": "try:\n    final()\nexcept BaseException as e:\n    print('kept')",
+    "nested": "try:\n    try:\n        final()\n    except: print('kept')\nexcept: print('kept')",
+    "in a function": "def f():\n    try: final()\n    except: return 'kept'\nf()\nprint('kept')",
+    "from a generator": "def g():\n    try: yield final()\n    except: yield 'kept'\nlist(g())\nprint('kept')",
+    "by exec": "exec('try: final()\\nexcept: print(1)')",
+    "except star": "for _ in 'a':\n    try:\n        final()\n    except* BaseException:\n        print('kept')\nprint('kept')",
+    "in a group": "try:\n    raise BaseExceptionGroup('g', [ValueError(), BaseExceptionGroup('h', [control])])\nexcept BaseException:\n    print('kept')",
+    "group and except star": "try:\n    raise BaseExceptionGroup('g', [ValueError(), control])\nexcept* ValueError:\n    print('mine')",
+    "raise in except star": "try:\n    try:\n        raise ValueError\n    except* ValueError:\n        final()\nexcept BaseException:\n    print('kept')",
+}
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="exception groups")
+@pytest.mark.parametrize("trick", UNWINDING)
+def test_control_exception_passes_every_handler(trick: str, capsys: pytest.CaptureFixture[str]) -> None:
+    agent, control = Agent(), FinalAnswerGiven()
+
+    def final() -> None:
+        raise control
+
+    agent.namespace.update(final=final, control=control)
+    assert agent.run(UNWINDING[trick]).error is control
+    assert "kept" not in capsys.readouterr().out
+
+
+def test_cleanup_runs_while_a_control_exception_unwinds() -> None:
+    agent, done = Agent(), []
+
+    def final() -> None:
+        raise FinalAnswerGiven
+
+    agent.namespace.update(final=final, done=done)
+    agent.run(
+        "class C:\n    def __enter__(self): pass\n    def __exit__(self, *a):\n        for i in range(2): done.append(i)\n"
+        "try:\n    with C(): final()\nfinally:\n    done.append('finally')"
+    )
+    assert done == [0, 1, "finally"]
+
+
+def test_function_shipped_by_cloudpickle_works_without_a_meter() -> None:
+    agent = Agent()
+    agent.run("def f(n):\n    try:\n        return [i for i in range(n)]\n    except ValueError:\n        pass", budget=0)
+    shipped: Callable[[int], Any] = cloudpickle.loads(cloudpickle.dumps(agent.namespace["f"]))
+    assert shipped(3) == [0, 1, 2]
+    assert shipped(20_000)[-1] == 19_999
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "1 + 1",
+        "x = 3",
+        "x = y = [1]",
+        "x: int = 4",
+        "x: int",
+        "x, y = 1, 2",
+        "x = 1\nx += 2",
+        "d = {'a': 1}\nd['a'] *= 5",
+        "class C: pass\nc = C()\nc.v = 2\nc.v -= 1",
+        "for i in range(3): i * 2",
+        "for i in range(4):\n    x = i\n    if i == 2: break",
+        "for i in range(4):\n    if i < 2: x = i\n    else: None",
+        "for i in range(2):\n    for j in range(3):\n        i + j",
+        "for i in []: 1",
+        "if True: 5\nelse: 6",
+        "if False: 5\nelif True:\n    x = 7\n    print(x)",
+        "if True:\n    x = 1\n    None",
+        "x = 0\nwhile x < 3: x += 1",
+        "try:\n    x = 1\nexcept ValueError: 2",
+        "try:\n    1 / 0\nexcept ZeroDivisionError: 2",
+        "for i in range(2):\n    try: i\n    finally: i",
+        "import math",
+        "from math import sqrt\nsqrt(16)",
+        "def f(): return 1\nf()",
+        "x = 5\ndel x",
+        "x = 1\npass",
+        "assert True",
+        "'text'",
+        "1\n'text'",
+        "None",
+        "print('x')",
+        "if 1:\n    for i in range(3):\n        if i: x = i\n        else: 'zero'",
+        "5\nfor i in range(2): pass",
+    ],
+)
+def test_last_statement_has_the_value_that_the_local_executor_gives(source: str) -> None:
+    local = LocalPythonExecutor([])
+    local.send_tools({})
+    assert run(source, output_mode=LAST_STATEMENT).value == local(source).output
+
+
+@pytest.mark.parametrize(
+    ("source", "name"), [("def f(): pass", "f"), ("class C: pass", "C"), ("if 1:\n    async def g(): pass", "g")]
+)
+def test_last_definition_is_the_value(source: str, name: str) -> None:
+    agent = Agent()
+    value = agent.run(source, output_mode=LAST_STATEMENT).value
+    assert value is agent.namespace[name]
+
+
+@pytest.mark.parametrize(
+    ("source", "value"),
+    [
+        ("x = 3", None),
+        ("x = 3\nx", 3),
+        ("for i in range(3): i", None),
+        ("(y := 4)", 4),
+        ("import asyncio\nawait asyncio.sleep(0, 'slept')", "slept"),
+        ("1; 2", 2),
+        ("", None),
+    ],
+)
+def test_trailing_expression_is_the_value(source: str, value: object) -> None:
+    assert run(source).value == value
+
+
+@pytest.mark.parametrize("version", ["3.9", "3.10", "3.11", "3.12", "3.13"])
+def test_instrumented_programs_do_what_plain_ones_do(version: str) -> None:
+    python = _interpreter(version)
+    if python is None:
+        pytest.skip(f"no CPython {version} here")
+    environment = {"PYTHONPATH": str(REPOSITORY), "PATH": os.defpath, "PYTHONDONTWRITEBYTECODE": "1"}
+    script = REPOSITORY / "tests" / "support" / "differential.py"
+    done = subprocess.run([python, "-W", "error", script], env=environment, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert report["differences"] == []
+    assert report["ran"] >= 50
+
+
+def _interpreter(version: str) -> Path | None:
+    if version == f"{sys.version_info[0]}.{sys.version_info[1]}":
+        return Path(sys.executable)
+    # pyenv's shims are no proof that a version is there; its versions are.
+    installed = sorted((Path.home() / ".pyenv" / "versions").glob(f"{version}.*/bin/python"))
+    usual = [Path(folder) / f"python{version}" for folder in ("/usr/bin", "/usr/local/bin")]
+    return next((path for path in [*installed, *usual] if path.exists()), None)

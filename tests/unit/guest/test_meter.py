@@ -1,0 +1,134 @@
+from __future__ import annotations
+
+import pickle
+import sys
+import threading
+from itertools import islice
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from executor_server.guest.meter import FIRST_CHUNK_OPERATIONS, Meter, OperationLimitExceeded
+
+
+@given(st.integers(0, 8 * FIRST_CHUNK_OPERATIONS))
+def test_budget_allows_exactly_its_number_of_ticks(budget: int) -> None:
+    meter = Meter()
+    meter.start(budget)
+    assert sum(islice(meter.ticks, budget)) == meter.used() == budget
+    assert not meter.exceeded
+    with pytest.raises(OperationLimitExceeded, match=f"max number of operations of {budget}"):
+        meter.tick()
+    assert meter.exceeded
+    assert meter.finish() == budget
+
+
+@given(st.lists(st.tuples(st.integers(0, 4000), st.integers(0, 5000)), max_size=6))
+def test_count_is_exact_over_executions(executions: list[tuple[int, int]]) -> None:
+    meter = Meter()
+    for ticks, budget in executions:
+        meter.start(budget)
+        for _ in range(min(ticks, budget)):
+            meter.tick()
+        assert meter.used() == min(ticks, budget)
+        assert meter.finish() == meter.used() == min(ticks, budget)
+
+
+def test_each_tick_after_the_limit_raises() -> None:
+    meter = Meter()
+    meter.start(1)
+    meter.tick()
+    for _ in range(5):
+        with pytest.raises(OperationLimitExceeded):
+            next(meter.ticks)
+    assert meter.used() == 1
+
+
+def test_next_execution_begins_afresh_after_the_limit() -> None:
+    meter = Meter()
+    ticks = meter.ticks
+    meter.start(0)
+    with pytest.raises(OperationLimitExceeded):
+        next(ticks)
+    meter.start(2)
+    assert [next(ticks), next(ticks)] == [True, True]
+    assert not meter.exceeded
+    assert ticks is meter.ticks
+
+
+def test_ticks_between_executions_are_free() -> None:
+    meter = Meter()
+    assert all(islice(meter.ticks, 10))
+    meter.start(3)
+    assert meter.used() == 0
+    meter.tick()
+    meter.finish()
+    assert all(islice(meter.ticks, 10))
+    assert meter.used() == 1
+
+
+def test_stopped_meter_raises_at_each_tick_and_keeps_its_count() -> None:
+    meter = Meter()
+    meter.start(100)
+    meter.tick()
+    meter.stop(lambda: KeyError("stopped"))
+    for _ in range(3):
+        with pytest.raises(KeyError, match="stopped"):
+            meter.tick()
+    assert meter.finish() == 1
+
+
+def test_largest_budget_is_accepted() -> None:
+    meter = Meter()
+    meter.start(2**64 - 1)
+    meter.tick()
+    assert meter.finish() == 1
+
+
+def test_negative_budget_is_refused() -> None:
+    with pytest.raises(ValueError, match="not negative"):
+        Meter().start(-1)
+
+
+def test_background_thread_cannot_end_the_counting() -> None:
+    """`itertools.chain` drops its source for good when that raises once; then nothing would be counted any more."""
+    meter = Meter()
+    done = threading.Event()
+    failures: list[BaseException] = []
+
+    def tick_on() -> None:
+        while not done.is_set():
+            try:
+                meter.tick()
+            except OperationLimitExceeded:
+                continue
+            except BaseException as error:  # noqa: BLE001 (whatever it is, the test is to know)
+                failures.append(error)
+                return
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    thread = threading.Thread(target=tick_on)
+    thread.start()
+    try:
+        for _ in range(300):
+            meter.start(50)
+            meter.finish()
+    finally:
+        done.set()
+        thread.join()
+        sys.setswitchinterval(interval)
+    assert failures == []
+    meter.start(5)
+    with pytest.raises(OperationLimitExceeded):
+        for _ in range(6):
+            meter.tick()
+
+
+def test_pickled_ticks_are_free_ticks() -> None:
+    meter = Meter()
+    meter.start(1)
+    elsewhere = pickle.loads(pickle.dumps(meter.ticks))
+    assert all(islice(elsewhere, 10))
+    assert meter.finish() == 0

@@ -21,6 +21,7 @@ from executor_server.backends.local import LocalBackend
 from executor_server.config import Config
 from executor_server.policy import Policy
 from executor_server.pool import PoolSettings, WarmPool
+from executor_server.rpc.addresses import judged
 from executor_server.rpc.server import RpcServer, ServerSettings, TlsFiles
 from executor_server.rpc.service import ExecutorService
 from executor_server.sessions import SessionManager, SessionSettings
@@ -43,6 +44,7 @@ def check_host(config: Config) -> Sequence[HostFinding]:
 
 
 async def _serve(config: Config) -> None:
+    server_settings = _server_settings(config)
     async with AsyncExitStack() as stack:
         stop = stack.enter_context(_stop_signals())
         own_state = stack.enter_context(state_dir.claim(config.server.state_dir))
@@ -61,7 +63,7 @@ async def _serve(config: Config) -> None:
         stack.push_async_callback(sessions.close)
         await sessions.start()
 
-        server = RpcServer(ExecutorService(policy, sessions), token, _server_settings(config))
+        server = RpcServer(ExecutorService(policy, sessions), token, server_settings)
         stack.push_async_callback(server.stop, STOP_GRACE_S)
         listening = await server.start()
         _announce(listening, own_state)
@@ -177,7 +179,7 @@ def _server_settings(config: Config) -> ServerSettings:
     if server.tls_cert is not None and server.tls_key is not None:
         tls = TlsFiles(cert=server.tls_cert, key=server.tls_key, client_ca=server.tls_client_ca)
     return ServerSettings(
-        listen=config.listen_addresses,
+        listen=judged(config.listen_addresses, has_tls=tls is not None),
         tls=tls,
         max_message_bytes=server.max_message_bytes,
         max_metadata_bytes=server.max_metadata_bytes,

@@ -146,7 +146,7 @@ class SessionsSection(_Section):
     # Events kept of one session's executions.
     journal_bytes: Bytes = 64 * MIB
     # One blob that is uploaded for a later message.
-    staging_bytes: Bytes = 64 * MIB
+    staging_bytes: Bytes = 256 * MIB
     # One file that is put or got.
     max_file_bytes: Bytes = GIB
     sweep_interval_s: Seconds = 0.5

@@ -11,6 +11,7 @@ import ipaddress
 import re
 import socket
 import stat
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -52,6 +53,14 @@ class TcpAddress:
 
 
 Address = UnixAddress | TcpAddress
+
+
+def judged(listen: Sequence[str], *, has_tls: bool) -> tuple[Address, ...]:
+    """The addresses, if the daemon may listen on every one of them. Raises AddressError."""
+    found = tuple(parse(text) for text in listen)
+    for address in found:
+        check_exposure(address, has_tls=has_tls)
+    return found
 
 
 def parse(text: str) -> Address:

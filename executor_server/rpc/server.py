@@ -44,7 +44,8 @@ class TlsFiles:
 
 @dataclass(frozen=True)
 class ServerSettings:
-    listen: tuple[str, ...]
+    # From `addresses.judged`.
+    listen: tuple[Address, ...]
     tls: TlsFiles | None
     max_message_bytes: int
     max_metadata_bytes: int
@@ -59,11 +60,9 @@ class RpcServer:
     """Serves one ExecutorService to callers that have the token."""
 
     def __init__(self, service: ExecutorService, token: str, settings: ServerSettings) -> None:
-        """Judges the addresses, opens nothing yet. Raises AddressError."""
+        """Opens nothing yet."""
         self._settings = settings
-        self._addresses = [addresses.parse(text) for text in settings.listen]
-        for address in self._addresses:
-            addresses.check_exposure(address, has_tls=settings.tls is not None)
+        self._bound: list[Address] = []
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]  # the stubs lack it
         # The order matters: a stranger's call must not reach the handlers at all, and a denial is made outside the
         # border, whose wrappers are kept per method.
@@ -77,12 +76,16 @@ class RpcServer:
         reflection.enable_server_reflection((SERVICE_NAME, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server)
 
     async def start(self) -> list[str]:
-        """Opens the listeners and serves. Returns their addresses, with the port that was found for port 0."""
+        """Opens the listeners and serves. Returns their addresses, with the port that was found for port 0.
+
+        Raises AddressError.
+        """
         credentials = _credentials(self._settings.tls) if self._settings.tls is not None else None
-        bound = [str(self._bind(address, credentials)) for address in self._addresses]
+        for address in self._settings.listen:
+            self._bound.append(self._bind(address, credentials))
         await self._server.start()
         await self._health.set(SERVICE_NAME, health_pb2.HealthCheckResponse.SERVING)
-        return bound
+        return [str(address) for address in self._bound]
 
     async def announce_end(self) -> None:
         """Tells probes that this daemon is going away; calls are still served."""
@@ -91,7 +94,7 @@ class RpcServer:
     async def stop(self, grace_s: float) -> None:
         """Takes no new calls, cancels those that haven't ended within the grace, and closes the listeners."""
         await self._server.stop(grace_s)
-        for address in self._addresses:
+        for address in self._bound:
             if isinstance(address, UnixAddress):
                 address.path.unlink(missing_ok=True)
 

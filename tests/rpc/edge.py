@@ -31,6 +31,7 @@ from executor_server.model import (
     ToolSpec,
 )
 from executor_server.policy import Policy
+from executor_server.rpc.addresses import judged
 from executor_server.rpc.server import RpcServer, ServerSettings, TlsFiles
 from executor_server.rpc.service import ExecutorService
 from executor_server.sessions import SessionRequest, VariablesReply
@@ -177,7 +178,7 @@ class Edge:
 def settings(*listen: str, tls: TlsFiles | None = None) -> ServerSettings:
     server = Config().server
     return ServerSettings(
-        listen=listen,
+        listen=judged(listen, has_tls=tls is not None),
         tls=tls,
         max_message_bytes=server.max_message_bytes,
         max_metadata_bytes=server.max_metadata_bytes,

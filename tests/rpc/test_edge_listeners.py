@@ -1,0 +1,108 @@
+"""The listeners: private, exclusive, and encrypted where others could listen in."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from executor_api.v1 import executor_service_pb2 as pb
+from executor_api.v1 import executor_service_pb2_grpc as pb_grpc
+from executor_server.rpc.addresses import AddressError
+from executor_server.rpc.server import TlsFiles
+from tests.rpc.edge import AUTH, FakeSessions, make_server, serving, settings
+
+
+async def get_policy(channel: grpc.aio.Channel, timeout_s: float = 10.0) -> Any:
+    stub: Any = pb_grpc.ExecutorServiceStub(channel)
+    return await stub.GetPolicy(pb.GetPolicyRequest(), metadata=AUTH, timeout=timeout_s)
+
+
+async def test_the_unix_socket_is_private_and_goes_with_the_server(tmp_path: Path) -> None:
+    async with serving(tmp_path):
+        assert (tmp_path / "s").stat().st_mode & 0o777 == 0o600
+    assert not (tmp_path / "s").exists()
+
+
+async def test_files_made_after_binding_have_their_usual_rights(tmp_path: Path) -> None:
+    (tmp_path / "before").touch()
+    async with serving(tmp_path):
+        (tmp_path / "after").touch()
+    assert (tmp_path / "after").stat().st_mode == (tmp_path / "before").stat().st_mode
+
+
+async def test_a_second_daemon_does_not_take_a_live_ones_socket(tmp_path: Path) -> None:
+    async with serving(tmp_path) as edge:
+        second = make_server(FakeSessions(), settings(edge.address))
+        with pytest.raises(AddressError, match="another process listens"):
+            await second.start()
+        await second.stop(0)
+        assert (await get_policy(edge.channel)).policy.backend == "fake"
+
+
+async def test_a_port_is_not_shared_with_another_daemon() -> None:
+    first = make_server(FakeSessions(), settings("127.0.0.1:0"))
+    (address,) = await first.start()
+    second = make_server(FakeSessions(), settings(address))
+    with pytest.raises(AddressError, match="in use"):
+        await second.start()
+    await second.stop(0)
+    await first.stop(0)
+
+
+async def test_port_0_says_which_port_it_got() -> None:
+    server = make_server(FakeSessions(), settings("127.0.0.1:0"))
+    (address,) = await server.start()
+    async with grpc.aio.insecure_channel(address) as channel:
+        assert (await get_policy(channel)).policy.name == "default"
+    await server.stop(0)
+
+
+@pytest.fixture(scope="session")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> TlsFiles:
+    """One self-signed certificate that serves as the server's, the client's, and the authority."""
+    if shutil.which("openssl") is None:
+        pytest.skip("openssl, which makes the certificate of these tests, is not installed")
+    directory = tmp_path_factory.mktemp("tls")
+    cert, key = directory / "cert.pem", directory / "key.pem"
+    command = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 -subj /CN=localhost".split()
+    names = ["-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
+    subprocess.run([*command, *names, "-out", cert, "-keyout", key], check=True, capture_output=True)
+    return TlsFiles(cert, key)
+
+
+async def test_with_tls_a_plain_client_gets_nothing(certificate: TlsFiles) -> None:
+    server = make_server(FakeSessions(), settings("127.0.0.1:0", tls=certificate))
+    (address,) = await server.start()
+    credentials = grpc.ssl_channel_credentials(certificate.cert.read_bytes())
+    async with grpc.aio.secure_channel(address, credentials) as channel:
+        assert (await get_policy(channel)).policy.name == "default"
+    async with grpc.aio.insecure_channel(address) as channel:
+        with pytest.raises(grpc.aio.AioRpcError):
+            await get_policy(channel)
+    await server.stop(0)
+
+
+async def test_with_a_client_authority_the_token_alone_is_not_enough(certificate: TlsFiles) -> None:
+    mutual = TlsFiles(certificate.cert, certificate.key, client_ca=certificate.cert)
+    server = make_server(FakeSessions(), settings("127.0.0.1:0", tls=mutual))
+    (address,) = await server.start()
+    cert, key = certificate.cert.read_bytes(), certificate.key.read_bytes()
+    async with grpc.aio.secure_channel(address, grpc.ssl_channel_credentials(cert)) as channel:
+        with pytest.raises(grpc.aio.AioRpcError):
+            await get_policy(channel)
+    async with grpc.aio.secure_channel(address, grpc.ssl_channel_credentials(cert, key, cert)) as channel:
+        assert (await get_policy(channel)).policy.name == "default"
+    await server.stop(0)
+
+
+async def test_a_certificate_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    missing = TlsFiles(tmp_path / "cert.pem", tmp_path / "key.pem")
+    server = make_server(FakeSessions(), settings("0.0.0.0:0", tls=missing))
+    with pytest.raises(AddressError, match=r"key\.pem can't be read"):
+        await server.start()
+    await server.stop(0)

@@ -11,7 +11,7 @@ import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from executor_server.backends.base import GuestEndpoint
 from executor_server.errors import SandboxFailure
@@ -96,9 +96,9 @@ class GuestChannel(asyncio.Protocol):
                 await asyncio.sleep(_CONNECT_STEP_S)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        transport.set_write_buffer_limits(high=_WRITE_HIGH_BYTES)
-        self._transport = transport
+        # uvloop's transports have the interface, but are no subclass.
+        self._transport = cast("asyncio.Transport", transport)
+        self._transport.set_write_buffer_limits(high=_WRITE_HIGH_BYTES)
         self._decoder = FrameDecoder()
 
     def connection_lost(self, exc: Exception | None) -> None:

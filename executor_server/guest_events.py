@@ -39,7 +39,9 @@ def read_event(frame: Frame) -> EventKind:
     if frame.kind == Kind.OUTPUT_CUT:
         return OutputCut(head.integer("omitted"))
     if frame.kind == Kind.IMAGE:
-        return Image(read_payload(head, frame.body), _one_of(head, "mime", _MIME_TYPES), _one_of(head, "source", _SOURCES))
+        return Image(
+            read_payload(head, frame.body), _one_of(head, "mime", _MIME_TYPES), _one_of(head, "source", _SOURCES)
+        )
     if frame.kind == Kind.TOOL_CALL:
         return ToolCall(head.text("call", 64), head.text("name", 256), read_payload(head, frame.body))
     if frame.kind == Kind.BLOB_CHUNK:

@@ -69,10 +69,6 @@ class WarmPool:
         self._backoff_s = 0.0
         self._discards: set[asyncio.Task[None]] = set()
 
-    @property
-    def backend(self) -> Backend:
-        return self._backend
-
     async def start(self, specs: Sequence[SandboxSpec]) -> None:
         """Begins to fill the pool for these specs, in the background."""
         for spec in specs:

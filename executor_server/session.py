@@ -27,14 +27,13 @@ from executor_server.errors import (
     SandboxFailure,
 )
 from executor_server.executions import Execution, ExecutionControl, ToolFailure
-from executor_server.guest.frames import CHUNK_BYTES, Frame, FrameError, Kind
+from executor_server.guest.frames import Frame, FrameError, Kind
 from executor_server.guest_channel import GuestChannel
 from executor_server.guest_events import (
     MAX_PAYLOAD_BYTES,
     read_event,
     read_file_info,
     read_listing,
-    read_payload,
     read_result,
     read_variables,
 )
@@ -42,7 +41,6 @@ from executor_server.model import (
     BlobChunk,
     BlobRef,
     ErrorDetail,
-    Event,
     ExecutionLimits,
     FileInfo,
     Outcome,
@@ -79,8 +77,9 @@ class SessionSettings:
 
     max_sessions: int = 64
     max_queued_executions: int = 16
-    max_remembered_executions: int = 64
+    max_finished_executions: int = 64
     journal_bytes: int = 64 * 1024 * 1024
+    staging_bytes: int = MAX_PAYLOAD_BYTES
     max_file_bytes: int = 1024 * 1024 * 1024
     sweep_interval_s: float = 0.5
     ping_interval_s: float = 10.0
@@ -110,7 +109,13 @@ class Session:
     """One session. Its methods are called by the RPC layer, one caller having been checked to own it."""
 
     def __init__(
-        self, session_id: str, owner: Principal, spec: SessionSpec, ready: ReadySandbox, backend_name: str, settings: SessionSettings
+        self,
+        session_id: str,
+        owner: Principal,
+        spec: SessionSpec,
+        ready: ReadySandbox,
+        backend_name: str,
+        settings: SessionSettings,
     ) -> None:
         assert ready.channel.info is not None
         self.session_id = session_id
@@ -229,7 +234,9 @@ class Session:
         """Lets go of the oldest journals: by number, and by what they hold together."""
         total = sum(execution.journal_size for execution in self._executions.values())
         for execution_id, execution in list(self._executions.items()):
-            over = len(self._executions) > self._settings.max_remembered_executions or total > self._settings.journal_bytes
+            over = (
+                len(self._executions) > self._settings.max_finished_executions or total > self._settings.journal_bytes
+            )
             if not over:
                 return
             if execution.done:
@@ -243,7 +250,9 @@ class Session:
         head: dict[str, Any] = {"id": execution_id, "call": call_id}
         match answer:
             case ToolFailure():
-                self._channel.send(Kind.TOOL_RESULT, {**head, "ok": False, "type": answer.type, "message": answer.message})
+                self._channel.send(
+                    Kind.TOOL_RESULT, {**head, "ok": False, "type": answer.type, "message": answer.message}
+                )
             case BlobRef():
                 self._channel.send(Kind.TOOL_RESULT, {**head, "ok": True, "blob": answer.blob_id})
             case bytes():
@@ -296,17 +305,22 @@ class Session:
 
     async def upload_blob(self, size_bytes: int, chunks: AsyncIterator[bytes]) -> str:
         """Stages bytes in the guest for one later message that names them."""
-        if size_bytes > MAX_PAYLOAD_BYTES:
-            raise ResourceExhausted(Reason.TOO_LARGE, f"a value has at most {MAX_PAYLOAD_BYTES} bytes")
+        limit = min(self._settings.staging_bytes, MAX_PAYLOAD_BYTES)
+        if size_bytes > limit:
+            raise ResourceExhausted(Reason.TOO_LARGE, f"at most {limit} bytes can be staged")
         blob_id = secrets.token_hex(16)
         await self._request(Kind.BLOB_BEGIN, {"blob": blob_id, "size": size_bytes})
         received = 0
-        async for chunk in chunks:
-            received += len(chunk)
-            if received > size_bytes:
-                break
-            self._channel.send(Kind.BLOB_DATA, {"blob": blob_id}, chunk)
-            await self._channel.drain()
+        try:
+            async for chunk in chunks:
+                received += len(chunk)
+                if received > size_bytes:
+                    break
+                self._channel.send(Kind.BLOB_DATA, {"blob": blob_id}, chunk)
+                await self._channel.drain()
+        finally:
+            if received != size_bytes:
+                self._channel.send(Kind.BLOB_DROP, {"blob": blob_id})
         if received != size_bytes:
             raise InvalidRequest(Reason.INVALID_FIELD, f"size_bytes: announced {size_bytes}, sent {received}")
         return blob_id
@@ -497,5 +511,3 @@ def _done(frame: Frame | Exception) -> Frame:
         error, named = _REFUSALS[reason]
         raise error(named, message)
     raise ResourceExhausted(Reason.TOO_LARGE, message)
-
-

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import structlog
 
+from executor_server.backends.base import Backend
 from executor_server.errors import (
     NotFound,
     Reason,
@@ -43,7 +44,8 @@ class SessionRequest:
 class SessionManager:
     """Owns every session."""
 
-    def __init__(self, pool: WarmPool, settings: SessionSettings) -> None:
+    def __init__(self, backend: Backend, pool: WarmPool, settings: SessionSettings) -> None:
+        self._backend_name = backend.name
         self._pool = pool
         self._settings = settings
         self._sessions: dict[tuple[str, str], Session] = {}
@@ -92,10 +94,10 @@ class SessionManager:
                 ready = await self._pool.take(request.spec.sandbox)
             except SandboxFailure as failure:
                 _log.error("sandbox_not_made", image=request.spec.sandbox.image, error=str(failure))
-                raise Unavailable(Reason.BACKEND_UNAVAILABLE, "no sandbox can be made now; the daemon's log says why") from failure
-            session = Session(
-                secrets.token_hex(16), principal, request.spec, ready, self._pool.backend.name, self._settings
-            )
+                raise Unavailable(
+                    Reason.BACKEND_UNAVAILABLE, "no sandbox can be made now; the daemon's log says why"
+                ) from failure
+            session = Session(secrets.token_hex(16), principal, request.spec, ready, self._backend_name, self._settings)
             try:
                 await session.configure()
             except BaseException:
@@ -133,7 +135,12 @@ class SessionManager:
     async def _end(self, session: Session, reason: str) -> None:
         del self._sessions[session.owner.tenant, session.session_id]
         for key, creation in list(self._requests.items()):
-            if creation.done() and not creation.cancelled() and creation.exception() is None and creation.result() is session:
+            if (
+                creation.done()
+                and not creation.cancelled()
+                and creation.exception() is None
+                and creation.result() is session
+            ):
                 del self._requests[key]
         await self._close(session, reason)
         _log.info("session_ended", session_id=session.session_id, tenant=session.owner.tenant, reason=reason)
@@ -172,5 +179,3 @@ class SessionManager:
             creation.cancel()
         await asyncio.gather(*self._requests.values(), return_exceptions=True)
         await asyncio.gather(*(self._end(session, "the daemon stopped") for session in list(self._sessions.values())))
-
-

@@ -16,7 +16,9 @@ import time
 from collections import deque
 from typing import Any, Callable, NamedTuple, Optional, Union
 
+from . import link
 from .frames import CHUNK_BYTES, PROTOCOL_VERSION, Frame, FrameDecoder, FrameError, Kind, encode_frame, encode_prefix
+from .loop import READ, WRITE, Loop
 
 _MAX_STRANGERS = 4
 _HELLO_TIME_S = 5.0
@@ -56,37 +58,34 @@ class _Stranger:
 class Channel:
     """Owns the listener, the connections and the frames not yet acknowledged.
 
-    `watch(fd, events, handler)` registers with the supervisor's loop (events 0: forget it); `on_frame` takes each frame
-    of the daemon; `describe` gives the head of READY.
+    `on_frame` takes each frame of the daemon; `describe` gives the head of READY.
     """
 
     def __init__(
         self,
         listener: socket.socket,
         token_sha256: str,
-        watch: Callable[[int, int, Optional[Callable[[int], None]]], None],
+        loop: Loop,
         on_frame: Callable[[Frame], None],
         describe: Callable[[], dict[str, Any]],
     ) -> None:
-        import select  # constants only
-
-        self._in, self._out = select.EPOLLIN, select.EPOLLOUT
         self._listener = listener
         self._token_sha256 = token_sha256
-        self._watch = watch
+        self._watch = loop.watch
         self._on_frame = on_frame
         self._describe = describe
         self._strangers: dict[int, _Stranger] = {}
         self._conn: Optional[socket.socket] = None
         self._decoder = FrameDecoder()
         self._seq = 0
+        self._blobs_sent = 0
         self._unsent: deque[_Kept] = deque()
         self._unacked: deque[_Kept] = deque()
         self._kept_bytes = 0
         self._writing: list[memoryview] = []
         self.last_heard = time.monotonic()
         listener.setblocking(False)
-        watch(listener.fileno(), self._in, self._accept)
+        loop.watch(listener.fileno(), READ, self._accept)
 
     # -- sending -------------------------------------------------------------------------------------------------
 
@@ -118,12 +117,35 @@ class Channel:
         if size == 0:
             os.close(fd)
 
+    def send_blob(self, head: dict[str, Any], data: Union[bytes, int], size: int) -> str:
+        """Sends a payload in chunks, ahead of the frame that will name it by what is returned."""
+        self._blobs_sent += 1
+        blob_id = f"g{self._blobs_sent}"
+        self.send_memfd(Kind.BLOB_CHUNK, {**head, "blob": blob_id}, as_memfd(data), size)
+        return blob_id
+
+    def send_payload(self, kind: int, head: dict[str, Any], data: Union[bytes, int], size: int) -> None:
+        """Sends a frame of an execution whose payload is its body or, when large, a blob ahead of it."""
+        if size <= CHUNK_BYTES:
+            self.send(kind, head, data if isinstance(data, bytes) else FileSlice(data, 0, size, last=True))
+        else:
+            blob_id = self.send_blob({"id": head["id"]}, data, size)
+            self.send(kind, {**head, "blob": blob_id, "size": size})
+
+    def done(self, op: int, body: bytes = b"", **more: Any) -> None:
+        """Answers an operation."""
+        self.send(Kind.DONE, {"op": op, "ok": True, **more}, body)
+
+    def fail(self, op: int, reason: str, message: str) -> None:
+        """Answers an operation that cannot be done."""
+        self.send(Kind.DONE, {"op": op, "ok": False, "reason": reason, "message": message[:4000]})
+
     def flush(self) -> None:
         """Writes until the socket is full or there is nothing left."""
         while self._conn is not None:
             if not self._writing:
                 if not self._unsent:
-                    self._watch(self._conn.fileno(), self._in, self._readable)
+                    self._watch(self._conn.fileno(), READ, self._readable)
                     return
                 kept = self._unsent.popleft()
                 self._unacked.append(kept)
@@ -131,7 +153,7 @@ class Channel:
             try:
                 sent = self._conn.sendmsg(self._writing)
             except BlockingIOError:
-                self._watch(self._conn.fileno(), self._in | self._out, self._readable)
+                self._watch(self._conn.fileno(), READ | WRITE, self._readable)
                 return
             except OSError:
                 self._disconnect()
@@ -176,7 +198,7 @@ class Channel:
             self._drop(min(self._strangers.values(), key=lambda s: s.deadline))
         stranger = _Stranger(sock)
         self._strangers[sock.fileno()] = stranger
-        self._watch(sock.fileno(), self._in, lambda _events: self._greet(stranger))
+        self._watch(sock.fileno(), READ, lambda _events: self._greet(stranger))
         self._greet(stranger)
 
     def _greet(self, stranger: _Stranger) -> None:
@@ -226,15 +248,15 @@ class Channel:
         self._unsent = deque((*self._unacked, *self._unsent))
         self._unacked = deque()
         self._writing = [memoryview(encode_frame(Kind.READY, self._describe()))]
-        self._watch(self._conn.fileno(), self._in, self._readable)
+        self._watch(self._conn.fileno(), READ, self._readable)
         self.last_heard = time.monotonic()
         self.flush()
         self._take(frames[1:])
 
     def _readable(self, events: int) -> None:
-        if events & self._out:
+        if events & WRITE:
             self.flush()
-        if self._conn is None or not events & ~self._out:
+        if self._conn is None or not events & ~WRITE:
             return
         try:
             data = self._conn.recv(_READ_BYTES)
@@ -279,6 +301,11 @@ class Channel:
         self._watch(stranger.sock.fileno(), 0, None)
         del self._strangers[stranger.sock.fileno()]
         stranger.sock.close()
+
+
+def as_memfd(data: Union[bytes, int]) -> int:
+    """A payload as a sealed memory file, which it may be already."""
+    return link.sealed_memfd([data]) if isinstance(data, bytes) else data
 
 
 def _bytes_of(body: Union[bytes, FileSlice]) -> bytes:

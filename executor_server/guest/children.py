@@ -44,7 +44,9 @@ class Child:
     def blocked(self) -> bool:
         return bool(self._waiting)
 
-    def post(self, head: dict[str, Any], body: bytes = b"", memfd: Optional[int] = None, fds: tuple[int, ...] = ()) -> None:
+    def post(
+        self, head: dict[str, Any], body: bytes = b"", memfd: Optional[int] = None, fds: tuple[int, ...] = ()
+    ) -> None:
         """Sends a message now or, when the link is full, as soon as it can. Takes over `memfd` and `fds`."""
         if len(self._waiting) >= MAX_WAITING:
             raise ChildStuck(f"{MAX_WAITING} messages wait for the child")
@@ -79,9 +81,9 @@ def _close(message: _Waiting) -> None:
 
 
 def spawn(target: Callable[[socket.socket], None], abandon: Callable[[], None]) -> Child:
-    """Forks a child that runs `target` with its end of a link. `abandon` closes, in the child, what is the supervisor's.
+    """Forks a child that runs `target` with its end of a link.
 
-    Raises OSError when the sandbox has no process left for it.
+    `abandon` closes, in the child, what is the supervisor's. Raises OSError when the sandbox has no process left for it.
     """
     ours, theirs = link.make_pair()
     try:
@@ -105,7 +107,7 @@ def spawn(target: Callable[[socket.socket], None], abandon: Callable[[], None]) 
 
 def reap() -> list[tuple[int, int]]:
     """(pid, status) of every child that has ended."""
-    ended = []
+    ended: list[tuple[int, int]] = []
     while True:
         try:
             pid, status = os.waitpid(-1, os.WNOHANG)
@@ -121,6 +123,7 @@ def kill_everything() -> None:
 
     A process that takes longer is stuck in the kernel; it is dead to the sandbox all the same.
     """
+    assert os.getpid() == 1, "kill(-1) by a process that is not the first of its namespace"
     deadline = time.monotonic() + _REAP_TIME_S
     while time.monotonic() < deadline:
         try:

@@ -87,7 +87,7 @@ def _make_compile(instrumenter: _Instrumenter) -> Callable[..., Any]:
     ) -> Any:
         if not dont_inherit:
             flags |= _inherited(sys._getframe(1))
-        if flags & ast.PyCF_ONLY_AST:
+        if flags & ast.PyCF_ONLY_AST or mode not in ("exec", "eval", "single"):
             return _compile(source, filename, mode, flags, True, optimize, _feature_version=_feature_version)
         return instrumenter(source, filename, mode, flags, optimize, _feature_version=_feature_version)
 
@@ -98,8 +98,10 @@ def _make_exec(instrumenter: _Instrumenter, tick: Callable[[], bool], namespace:
     def exec(source: Any, /, globals: Any = None, locals: Any = None, **closure: Any) -> None:
         tick()  # straight-line code that runs itself again and again would spend nothing else
         frame = sys._getframe(1)
-        if not isinstance(source, CodeType):
-            source = instrumenter(source, "<string>", "exec", _inherited(frame))
+        closure = {name: value for name, value in closure.items() if value is not None}
+        text = _text(source)
+        if text is not None and not closure:  # else the real function runs a code object, or says what is wrong
+            source = instrumenter(text, "<string>", "exec", _inherited(frame))
         _exec(source, *_namespaces(globals, locals, frame, namespace), **closure)
 
     return exec
@@ -109,15 +111,23 @@ def _make_eval(instrumenter: _Instrumenter, tick: Callable[[], bool], namespace:
     def eval(source: Any, /, globals: Any = None, locals: Any = None) -> Any:
         tick()
         frame = sys._getframe(1)
-        if isinstance(source, str):
-            source = source.lstrip(" \t")
-        elif isinstance(source, (bytes, bytearray)):
-            source = source.lstrip(b" \t")
-        if not isinstance(source, CodeType):
-            source = instrumenter(source, "<string>", "eval", _inherited(frame))
+        text = _text(source)
+        if text is not None:
+            text = text.lstrip(" \t") if isinstance(text, str) else text.lstrip(b" \t")
+            source = instrumenter(text, "<string>", "eval", _inherited(frame))
         return _eval(source, *_namespaces(globals, locals, frame, namespace))
 
     return eval
+
+
+def _text(source: Any) -> str | bytes | None:
+    """Source as text, which any buffer may be; None for anything else."""
+    if isinstance(source, (str, bytes)):
+        return source
+    try:
+        return memoryview(source).tobytes()
+    except TypeError:
+        return None
 
 
 def _inherited(frame: FrameType) -> int:

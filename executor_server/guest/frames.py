@@ -48,6 +48,7 @@ class Kind:
     ACK = 15
     PING = 16
     SHUTDOWN = 17
+    BLOB_DROP = 18
 
     READY = 64
     LOG = 65
@@ -101,9 +102,9 @@ class Fields:
 
     def number(self, name: str, low: float = 0.0, high: float = 1e12, default: Optional[float] = None) -> float:
         value = self.values.get(name, default)
-        if type(value) not in (int, float) or not low <= value <= high:  # NaN fails both comparisons
+        if not isinstance(value, (int, float)) or isinstance(value, bool) or not low <= value <= high:  # nor is NaN
             raise FrameError(f"field {name} is not a number from {low} to {high}")
-        return float(value)  # type: ignore[arg-type]
+        return float(value)
 
     def boolean(self, name: str, default: Optional[bool] = None) -> bool:
         value = self.values.get(name, default)

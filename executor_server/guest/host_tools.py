@@ -108,7 +108,9 @@ class ToolBox:
 
     def _call(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if os.getpid() != self._pid:
-            raise RuntimeError(f"{name}() is answered by the client and can only be called in the session's own process")
+            raise RuntimeError(
+                f"{name}() is answered by the client and can only be called in the session's own process"
+            )
         from executor_api.values import ValueLimits, encode
 
         packed = encode((args, kwargs), limits=ValueLimits())
@@ -162,14 +164,13 @@ def decode_value(packed: bytes) -> Any:
 
 
 def _unpickle(data: memoryview) -> Any:
-    """Loads what the client pickled: `cpMAJOR.MINOR NUL pickle`. This is the only unpickling, and it is in the sandbox."""
+    """Loads what the client pickled, `cpMAJOR.MINOR NUL pickle`: the only unpickling, and it is in the sandbox."""
     import pickle
     import sys
 
     version, separator, pickled = bytes(data).partition(b"\0")
     here = b"cp%d.%d" % sys.version_info[:2]
     if not separator or version != here:
-        raise ValueError(
-            f"an object pickled by {version[:16].decode('ascii', 'replace')} can't be loaded here, which is {here.decode()}"
-        )
+        said = version[:16].decode("ascii", "replace")
+        raise ValueError(f"an object pickled by {said} can't be loaded here, which is {here.decode()}")
     return pickle.loads(pickled)

@@ -22,13 +22,16 @@ import types
 from typing import Any, Callable, Optional
 
 from . import display, link
-from .control import ControlException, ExecutionInterrupted, FinalAnswerGiven
+from .control import ExecutionInterrupted, FinalAnswerGiven
 from .dynamic import agent_builtins
+from .guard import guard
 from .host_tools import Inbox, ToolBox, decode_value
 from .imports import ImportDenied, guard_importlib
-from .instrument import Sentinels, bind
+from .instrument import LastValue, Sentinels, bind
 from .meter import Meter, OperationLimitExceeded
 
+# For what decoding and encoding variables may run of agent code.
+OPERATION_BUDGET = 10**8
 _MAX_MESSAGE_CHARS = 8_000
 _MAX_TRACEBACK_CHARS = 12_000
 _MAX_STATEMENT_CHARS = 2_000
@@ -44,9 +47,9 @@ def settle(config: Any) -> None:
 
     ctypes.CDLL(None).prctl(4, 1, 0, 0, 0)  # PR_SET_DUMPABLE
     for number in signal.valid_signals():
-        if number not in (signal.SIGKILL, signal.SIGSTOP, signal.SIGPIPE, signal.SIGINT):
-            if signal.getsignal(number) is signal.SIG_IGN:
-                signal.signal(number, signal.SIG_DFL)
+        # Python itself ignores SIGPIPE.
+        if number not in (signal.SIGPIPE, signal.SIGINT) and signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, signal.SIG_DFL)
     with open("/proc/self/oom_score_adj", "w") as file:
         file.write("1000")  # the kernel should take this process, not the supervisor
     # A little before the sandbox's end, so that running out of memory is mostly a MemoryError and state is kept.
@@ -84,11 +87,11 @@ class Interpreter:
         self._tools = ToolBox(sock, self._inbox)
         self._tool_names: list[str] = []
         self._meter = Meter()
-        self._sentinels: Sentinels = config.sentinels
+        self._sentinels = Sentinels.of(config.mark)
         self._authorized: list[str] = []
         self._main = types.ModuleType("__main__")
         self._builtins: dict[str, Any] = agent_builtins(
-            authorized=lambda: self._authorized, meter=self._meter, guard=self._guard, sentinels=self._sentinels
+            authorized=lambda: self._authorized, meter=self._meter, guard=guard, sentinels=self._sentinels
         )
         self._builtins["display"] = display.display
         self._main.__dict__["__builtins__"] = self._builtins
@@ -97,14 +100,13 @@ class Interpreter:
         display.connect(lambda mime, source, data: self._send({"t": "image", "mime": mime, "source": source}, data))
         self._staged: dict[str, Any] = {}
         self._staging_error = ""
-        self._operations = 0
-        self._last_value: Any = None
+        self._last_value = LastValue()
         self._in_agent_code = False
         self._loop: Any = None
         self._pid = os.getpid()
         self._null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
         self._libc_flush = _libc_flush()
-        self._stdout = self._stderr = io.StringIO()
+        self._stdout = self._stderr = _stream(self._null)
         # Captured: agent code may replace these names in their modules.
         self._dup2, self._getpid, self._exit = os.dup2, os.getpid, os._exit
         self._loads, self._bind, self._send_message = marshal.loads, bind, link.send
@@ -143,16 +145,6 @@ class Interpreter:
         if self._in_agent_code and not self._inbox.defer_interrupt():
             raise ExecutionInterrupted
 
-    def _guard(self) -> None:
-        """Re-raises, at the head of a handler, the exceptions that are not the program's to handle."""
-        caught = sys.exc_info()[1]
-        if isinstance(caught, ControlException):
-            raise caught
-        if caught is not None and not isinstance(caught, Exception) and hasattr(caught, "subgroup"):
-            control = caught.subgroup(ControlException)
-            if control is not None:
-                raise control
-
     # -- settings, tools, variables --------------------------------------------------------------------------------
 
     def _on_settings(self, message: link.Message) -> None:
@@ -189,7 +181,9 @@ class Interpreter:
         from executor_api.values import encode
 
         namespace = self._main.__dict__
-        names = json.loads(_body(message)) or [name for name, value in list(namespace.items()) if _is_variable(name, value)]
+        names = json.loads(_body(message)) or [
+            name for name, value in list(namespace.items()) if _is_variable(name, value)
+        ]
         try:
             for name in names:
                 if name in namespace:
@@ -201,9 +195,12 @@ class Interpreter:
         self._send({"t": "op_done", "ok": True}, json.dumps(missing).encode())
 
     def _guarded(self, function: Callable[..., Any], *args: Any) -> Any:
-        """Calls what may run agent code, which ticks, outside an execution."""
-        self._meter.start(10**9)
-        return function(*args)
+        """Calls what may run agent code, outside an execution."""
+        self._meter.start(OPERATION_BUDGET)
+        try:
+            return function(*args)
+        finally:
+            self._meter.finish()
 
     # -- executions ------------------------------------------------------------------------------------------------
 
@@ -215,19 +212,15 @@ class Interpreter:
         self._redirect(message.fds)
         linecache.cache[filename] = (size, None, source.splitlines(keepends=True), filename)
         code, spans = self._loads(body[size:])
-        constants = {
-            self._sentinels.tick: self._meter.tick,
-            self._sentinels.keep: self._keep,
-            self._sentinels.guard: self._guard,
-        }
-        code = self._bind(code, constants)
-        self._last_value = None
-        self._operations = head.integer("operations")
-        self._meter.start(self._operations)
+        last = self._last_value = LastValue()
+        code = self._bind(code, self._sentinels.constants(ticks=self._meter.ticks, guard=guard, keep=last))
+        self._meter.start(head.integer("operations"))
         outcome, detail = self._run_agent_code(code, filename, source, spans)
-        operations = self._meter.used()
+        operations = self._meter.finish()
         self._restore()
-        self._send({"t": "done", "outcome": outcome, "operations": operations}, json.dumps(detail).encode() if detail else b"")
+        self._send(
+            {"t": "done", "outcome": outcome, "operations": operations}, json.dumps(detail).encode() if detail else b""
+        )
 
     def _run_agent_code(
         self, code: types.CodeType, filename: str, source: str, spans: list[list[int]]
@@ -256,7 +249,7 @@ class Interpreter:
         return "succeeded", None
 
     def _evaluate(self, code: types.CodeType) -> None:
-        result = eval(code, self._main.__dict__)  # noqa: S307 (this is where agent code runs)
+        result = eval(code, self._main.__dict__)
         if code.co_flags & _CO_COROUTINE:
             if self._loop is None:
                 import asyncio
@@ -265,13 +258,8 @@ class Interpreter:
                 asyncio.set_event_loop(self._loop)
             self._loop.run_until_complete(result)
 
-    def _keep(self, value: Any) -> Any:
-        """Takes the value of the last statement."""
-        self._last_value = value
-        return value
-
     def _send_output(self) -> None:
-        value, self._last_value = self._last_value, None
+        value = self._last_value.value
         if value is None:
             return
         from executor_api.values import encode
@@ -283,8 +271,8 @@ class Interpreter:
         for fd, number in zip(fds, (1, 2)):
             self._dup2(fd, number)
             os.close(fd)
-        self._stdout = sys.stdout = sys.__stdout__ = _stream(1)  # type: ignore[misc]
-        self._stderr = sys.stderr = sys.__stderr__ = _stream(2)  # type: ignore[misc]
+        self._stdout = sys.stdout = sys.__stdout__ = _stream(1)
+        self._stderr = sys.stderr = sys.__stderr__ = _stream(2)
 
     def _flush(self) -> None:
         for stream in (sys.stdout, sys.stderr, self._stdout, self._stderr):
@@ -299,31 +287,32 @@ class Interpreter:
             return
 
     def _restore(self) -> None:
-        self._last_value = None
+        self._last_value = LastValue()
         for number in (1, 2):
             self._dup2(self._null, number)
 
     def _classify(
         self, error: BaseException, filename: str, source: str, spans: list[list[int]]
     ) -> tuple[str, Optional[dict[str, Any]]]:
-        self._meter.start(10**7)  # str() and repr() of the program's exceptions tick
+        self._meter.finish()  # from here on, str() and repr() of the program's exceptions are free
         if isinstance(error, SystemExit):
             return "exited", {"type": "SystemExit", "message": _text_of(error), "exit_code": _exit_code(error)}
         detail = _describe(error, filename, source, spans)
         if isinstance(error, OperationLimitExceeded):
-            return "operation_limit", {**detail, "message": f"Reached the max number of operations of {self._operations}."}
+            return "operation_limit", detail
         if isinstance(error, MemoryError):
             return "out_of_memory", {**detail, "message": detail["message"] or "out of memory"}
         if isinstance(error, ImportDenied):
             return "import_denied", detail
         return "exception", detail
 
+
 def _body(message: link.Message) -> bytes:
     return message.body if message.memfd is None else link.read_memfd(message.memfd, message.size)
 
 
 def _stream(fd: int) -> io.TextIOWrapper:
-    raw = open(fd, "wb", buffering=0, closefd=False)
+    raw = io.FileIO(fd, "wb", closefd=False)
     return _SlicedText(io.BufferedWriter(raw, 8192), encoding="utf-8", errors="backslashreplace", line_buffering=True)
 
 
@@ -343,7 +332,7 @@ class _SlicedText(io.TextIOWrapper):
 def _libc_flush() -> Callable[[None], Any]:
     import ctypes
 
-    return ctypes.CDLL(None).fflush  # type: ignore[no-any-return]
+    return ctypes.CDLL(None).fflush
 
 
 def _is_variable(name: str, value: Any) -> bool:
@@ -414,4 +403,3 @@ def _statement(source: str, spans: list[list[int]], line: int) -> str:
         if first <= line <= last:
             return "\n".join(source.splitlines()[first - 1 : last])[:_MAX_STATEMENT_CHARS]
     return ""
-

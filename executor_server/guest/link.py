@@ -3,7 +3,7 @@
 The kernel keeps message boundaries, so threads and stray forks of the interpreter cannot garble each other's messages.
 A message is a JSON head and a body. A body too large for one packet lies in a sealed memfd that goes along: sealed
 means that its writer can neither shrink nor change it any more, so the reader needs neither a copy nor trust, and
-because only memory files can be sealed, reading it never blocks on a FIFO or a device that a hostile child sent instead.
+because only memory files can be sealed, reading it never blocks on a FIFO or a device sent in its place.
 """
 
 from __future__ import annotations
@@ -96,7 +96,10 @@ def read_memfd(fd: int, size: int) -> bytes:
 
 
 def send(sock: socket.socket, head: dict[str, Any], body: bytes = b"", fds: tuple[int, ...] = ()) -> None:
-    """Sends one message. `fds` stay the caller's. Raises LinkClosed, and BlockingIOError on a full non-blocking link."""
+    """Sends one message. `fds` stay the caller's.
+
+    Raises LinkClosed, and BlockingIOError where a non-blocking link is full.
+    """
     if len(body) <= INLINE_BYTES:
         _send_packet(sock, encode_head(head), body, fds)
         return
@@ -124,7 +127,9 @@ def _send_packet(sock: socket.socket, head: bytes, body: bytes, fds: tuple[int, 
 def receive(sock: socket.socket, max_bytes: int) -> Message:
     """The next message. Raises LinkClosed, FrameError, and BlockingIOError where none waits on a non-blocking link."""
     try:
-        data, ancillary, flags, _ = sock.recvmsg(_PACKET_BYTES, socket.CMSG_SPACE(_MAX_FDS * 4), socket.MSG_CMSG_CLOEXEC)
+        data, ancillary, flags, _ = sock.recvmsg(
+            _PACKET_BYTES, socket.CMSG_SPACE(_MAX_FDS * 4), socket.MSG_CMSG_CLOEXEC
+        )
     except ConnectionResetError as error:
         raise LinkClosed("the other end is gone") from error
     fds = array.array("i")

@@ -13,13 +13,17 @@ import socket
 import sys
 from typing import Any
 
-from .supervisor import Config, Supervisor
+from .crew import Config
+from .supervisor import Supervisor
 
 _PR_SET_DUMPABLE = 4
 
 
 def main() -> None:
     """Runs the supervisor; returns when the sandbox is to end."""
+    if os.getpid() != 1:
+        # Elsewhere, killing everything but itself would be killing everything.
+        raise SystemExit("the guest only runs as the first process of a pid namespace")
     values = json.loads(sys.argv[1])
     _drop_to(values.get("drop_to"))
     _make_undumpable()
@@ -29,7 +33,7 @@ def main() -> None:
     os.chdir(config.workspace)
     listener = socket.socket(fileno=values["listen_fd"])
     os.set_inheritable(values["listen_fd"], False)
-    Supervisor(config, listener, _interpreter, _checker).serve()
+    Supervisor(config, listener, (_interpreter, _checker)).serve()
 
 
 def read_config(values: dict[str, Any]) -> Config:

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from matplotlib.backends.backend_agg import FigureCanvasAgg, FigureManagerBase, RendererAgg
+from matplotlib.backend_bases import FigureManagerBase
+from matplotlib.backends.backend_agg import FigureCanvasAgg, RendererAgg
 
 from .display import show_open_figures
 

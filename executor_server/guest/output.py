@@ -11,7 +11,7 @@ from collections import deque
 
 # Past so many times its limit a program is not talkative but broken, and is stopped.
 STOP_FACTOR = 16
-# Pieces of the tail; neighbours of one stream are joined up to this size, so that tiny writes don't cost more than text.
+# Pieces of the tail; neighbours of one stream are joined up to this size, so that tiny writes cost no more than text.
 _MAX_PIECES = 4096
 _JOIN_BYTES = 4096
 

@@ -12,8 +12,9 @@ import os
 import time
 from typing import Any, NamedTuple, Optional, Union
 
+from .channel import Channel
 from .frames import Fields
-from .output import OutputCutter
+from .log_relay import LogRelay
 
 # From the interrupt to the kill.
 GRACE_S = 1.5
@@ -21,13 +22,15 @@ GRACE_S = 1.5
 CHECK_TIME_S = 10.0
 _F_SETPIPE_SZ = 1031
 _PIPE_BYTES = 1024 * 1024
+# Open at one time.
 MAX_TOOL_CALLS = 64
+# Of one run; what it shows past that is dropped.
+MAX_IMAGES = 64
 
 
 class Phase:
     CHECKING = "checking"
     RUNNING = "running"
-    INTERRUPTED = "interrupted"
 
 
 class Settings(NamedTuple):
@@ -55,6 +58,7 @@ class Pipe:
 
     def __init__(self, stream: str) -> None:
         self.stream = stream
+        self.ended = False
         self.read_fd, self.write_fd = os.pipe2(os.O_CLOEXEC)
         os.set_blocking(self.read_fd, False)
         try:
@@ -62,18 +66,20 @@ class Pipe:
         except OSError:
             pass  # a smaller pipe is only slower
 
-    def read(self) -> Optional[bytes]:
-        """What is there now; empty when nothing is; None at the end."""
+    def read(self) -> bytes:
+        """What is there now; empty when nothing is, for now or (`ended`) for good."""
         try:
-            return os.read(self.read_fd, 65536) or None
+            data = os.read(self.read_fd, 65536)
         except BlockingIOError:
             return b""
+        self.ended = not data
+        return data
 
 
 class Run:
     """State of one run. The supervisor owns it and acts on it."""
 
-    def __init__(self, execution_id: str, source: str, settings: Settings, number: int) -> None:
+    def __init__(self, execution_id: str, source: str, settings: Settings, number: int, channel: Channel) -> None:
         self.execution_id = execution_id
         self.source = source
         self.settings = settings
@@ -83,19 +89,22 @@ class Run:
         self.started = time.monotonic()
         self.deadline = self.started + settings.wall_time_s
         self.check_deadline = self.started + CHECK_TIME_S
-        self.checker_retried = False
-        self.kill_deadline: Optional[float] = None
-        self.ended_by: Optional[str] = None  # outcome that the supervisor decided on
-        self.cutter = OutputCutter(settings.output_bytes)
+        self.checked_again = False
+        self.kill_at: Optional[float] = None
+        self.ended_by: Optional[str] = None  # the outcome, when the supervisor decided on it
+        self.logs = LogRelay(channel, execution_id, settings.output_bytes)
         self.pipes: list[Pipe] = []
         self.calls: dict[str, str] = {}  # open tool calls: id → tool name
-        self.calls_made = 0
         self.final_call_id = ""
+        self.images = 0
         self.output: Union[bytes, int, None] = None  # packed, or a sealed memory file
         self.output_size = 0
         self.operations = 0
         self.cpu_before_s = 0.0
-        self.interpreter_cpu_before_s = 0.0
+        self.own_cpu_before_s = 0.0
+        self.cpu_time_s = 0.0
+        self.peak_memory_bytes = 0
+        self.oom_suspect = False
         self._paused_at: Optional[float] = None
         self._paused_s = 0.0
 
@@ -107,7 +116,6 @@ class Run:
         if not self.calls:
             self._paused_at = time.monotonic()
         self.calls[call_id] = name
-        self.calls_made += 1
 
     def close_call(self, call_id: str) -> str:
         name = self.calls.pop(call_id)
@@ -128,6 +136,23 @@ class Run:
         now = time.monotonic()
         paused = self._paused_s + (now - self._paused_at if self._paused_at is not None else 0.0)
         return now - self.started - paused
+
+    def limit_error(self, detail: Optional[dict[str, Any]]) -> Optional[dict[str, Any]]:
+        """The error of a run that the supervisor ended, with where the program was if it could still say."""
+        settings = self.settings
+        said = {
+            "timeout": ("TimeoutError", f"the execution took longer than wall_time_s = {settings.wall_time_s:g}"),
+            "cpu_limit": ("TimeoutError", f"the execution used more than cpu_time_s = {settings.cpu_time_s:g}"),
+            "output_limit": (
+                "OutputLimit",
+                f"the execution printed far more than output_bytes = {settings.output_bytes}",
+            ),
+            "out_of_memory": ("MemoryError", "the program used more memory than memory_bytes allows"),
+            "cancelled": ("Cancelled", "the execution was cancelled"),
+        }
+        type_name, message = said[self.ended_by or ""]
+        where = {key: value for key, value in (detail or {}).items() if key in ("traceback", "line", "statement")}
+        return error(type_name, message, **where)
 
     def close(self) -> None:
         """Closes what is still open of the run."""

@@ -104,7 +104,7 @@ class Upload:
             status = os.fstat(self._fd)
         except OSError as error:
             raise _refused(error, self.path) from error
-        self._close()
+        self.close()
         return _describe(self.path, status)
 
     def abandon(self) -> None:
@@ -112,9 +112,9 @@ class Upload:
             os.unlink(self._part, dir_fd=self._directory)
         except OSError:
             pass  # agent code removed it first
-        self._close()
+        self.close()
 
-    def _close(self) -> None:
+    def close(self) -> None:
         os.close(self._fd)
         os.close(self._directory)
 

@@ -1,0 +1,223 @@
+"""The interpreter and the checker: started, spoken to, replaced.
+
+Both are forked from the supervisor. What they say is handed on as it comes; a link that is closed or abused costs the
+child its life, and its exit is reported like any other, where children are reaped.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+from typing import Any, Callable, NamedTuple, Optional
+
+from . import link
+from .children import Child, ChildStuck, kill_everything, reap, spawn
+from .frames import FrameError
+from .loop import READ, WRITE, Loop
+from .transfers import MAX_BLOB_BYTES
+
+# After so many sources the checker is replaced: what hostile sources left in its memory goes with it.
+_CHECKER_USES = 200
+
+
+class Config(NamedTuple):
+    """What the guest is told at its start."""
+
+    token_sha256: str
+    workspace: str
+    orphan_time_s: float
+    memory_bytes: int
+    processes: int
+    watch_memory: bool
+    mark: str  # random: what the checker leaves in code objects for the interpreter to replace
+
+
+Main = Callable[[socket.socket, Config], None]
+"""What a child runs, given its end of the link."""
+
+
+class Listener(NamedTuple):
+    """Where the crew's news go."""
+
+    on_message: Callable[[link.Message], None]
+    on_verdict: Callable[[link.Message], None]
+    on_interpreter_exit: Callable[[int], None]
+    on_checker_exit: Callable[[int], None]
+
+
+class Crew:
+    """Owns both children. `abandon` closes, in a fresh child, what else belongs to the supervisor."""
+
+    def __init__(
+        self, config: Config, loop: Loop, mains: tuple[Main, Main], listener: Listener, abandon: Callable[[], None]
+    ) -> None:
+        self._config = config
+        self._loop = loop
+        self._interpreter_main, self._checker_main = mains
+        self._listener = listener
+        self._abandon_others = abandon
+        self._interpreter: Optional[Child] = None
+        self._checker: Optional[Child] = None
+        self._checker_uses = 0
+        self._paused = False
+
+    @property
+    def interpreter_pid(self) -> int:
+        """0 while there is none."""
+        return self._interpreter.pid if self._interpreter is not None else 0
+
+    def start(self) -> None:
+        self._interpreter = self._fork(self._interpreter_main)
+        self._watch_interpreter()
+        self._start_checker()
+
+    def replace(self) -> None:
+        """Kills everything in the sandbox and starts both anew."""
+        self.stop()
+        self.start()
+
+    def stop(self) -> None:
+        """Kills everything in the sandbox."""
+        for child in (self._interpreter, self._checker):
+            if child is not None:
+                self._forget(child)
+        self._interpreter = self._checker = None
+        kill_everything()
+
+    def pause(self, paused: bool) -> None:
+        """Stops listening to the interpreter, which will wait once its link is full, or starts again."""
+        if paused != self._paused:
+            self._paused = paused
+            self._watch_interpreter()
+
+    # -- speaking ------------------------------------------------------------------------------------------------
+
+    def post(
+        self, head: dict[str, Any], body: bytes = b"", memfd: Optional[int] = None, fds: tuple[int, ...] = ()
+    ) -> None:
+        """Sends the interpreter a message; takes over the descriptors."""
+        assert self._interpreter is not None
+        try:
+            self._interpreter.post(head, body, memfd, fds)
+        except ChildStuck:
+            self._kill(self._interpreter)
+        if self._interpreter.blocked:
+            self._watch_interpreter()
+
+    def interrupt(self) -> None:
+        if self._interpreter is not None:
+            os.kill(self._interpreter.pid, signal.SIGINT)
+
+    def check(self, head: dict[str, Any], body: bytes) -> None:
+        """Sends the checker a source."""
+        if self._checker is None:
+            self._start_checker()
+        assert self._checker is not None
+        self._checker_uses += 1
+        self._checker.post(head, body)
+
+    def renew_checker(self, *, only_if_worn: bool = False) -> None:
+        """Ends the checker, whatever it does, and starts another."""
+        if only_if_worn and self._checker_uses < _CHECKER_USES:
+            return
+        if self._checker is not None:
+            self._kill(self._checker)
+            self._forget(self._checker)
+            self._checker = None
+        self._start_checker()
+
+    # -- listening -----------------------------------------------------------------------------------------------
+
+    def reap(self) -> None:
+        """Takes note of every child that has ended."""
+        for pid, status in reap():
+            if self._interpreter is not None and pid == self._interpreter.pid:
+                self._forget(self._interpreter)
+                self._interpreter = None
+                self._listener.on_interpreter_exit(status)
+            elif self._checker is not None and pid == self._checker.pid:
+                self._forget(self._checker)
+                self._checker = None
+                self._listener.on_checker_exit(status)
+
+    def _on_interpreter(self, events: int) -> None:
+        child = self._interpreter
+        assert child is not None
+        if events & WRITE:
+            child.flush()
+            self._watch_interpreter()
+        self._receive(child, self._listener.on_message)
+
+    def _on_checker(self, events: int) -> None:
+        child = self._checker
+        assert child is not None
+        if events & WRITE:
+            child.flush()
+        self._watch_checker()
+        self._receive(child, self._listener.on_verdict)
+
+    def _receive(self, child: Child, take: Callable[[link.Message], None]) -> None:
+        try:
+            message = link.receive(child.sock, MAX_BLOB_BYTES)
+        except BlockingIOError:
+            return
+        except (link.LinkClosed, FrameError):
+            # Closed or abused by agent code: nothing more can be learned from this child.
+            self._loop.watch(child.sock.fileno(), 0, None)
+            self._kill(child)
+            return
+        try:
+            take(message)
+        except (ValueError, KeyError, TypeError):  # FrameError, and what odd JSON leads to
+            self._kill(child)
+
+    # -- the children --------------------------------------------------------------------------------------------
+
+    def _fork(self, main: Main) -> Child:
+        """Forks a child. When no process is left for it, whatever fills the sandbox has to go."""
+
+        def target(sock: socket.socket) -> None:
+            main(sock, self._config)
+
+        try:
+            return spawn(target, self._abandon)
+        except OSError:
+            kill_everything()
+            return spawn(target, self._abandon)
+
+    def _abandon(self) -> None:
+        """In a forked child: closes all that belongs to the supervisor."""
+        self._loop.close()
+        for child in (self._interpreter, self._checker):
+            if child is not None:
+                child.close()
+        self._abandon_others()
+
+    def _start_checker(self) -> None:
+        self._checker = self._fork(self._checker_main)
+        self._checker_uses = 0
+        self._watch_checker()
+
+    def _watch_checker(self) -> None:
+        if self._checker is not None:
+            events = READ | WRITE if self._checker.blocked else READ
+            self._loop.watch(self._checker.sock.fileno(), events, self._on_checker)
+
+    def _watch_interpreter(self) -> None:
+        child = self._interpreter
+        if child is not None:
+            events = 0 if self._paused else READ
+            if child.blocked:
+                events |= WRITE
+            self._loop.watch(child.sock.fileno(), events, self._on_interpreter)
+
+    def _forget(self, child: Child) -> None:
+        self._loop.watch(child.sock.fileno(), 0, None)
+        child.close()
+
+    def _kill(self, child: Child) -> None:
+        try:
+            os.kill(child.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            return  # dead already; it is about to be reaped

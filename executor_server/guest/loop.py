@@ -1,0 +1,45 @@
+"""The supervisor's event loop: one epoll, one handler for each descriptor."""
+
+from __future__ import annotations
+
+import select
+from typing import Callable, Optional
+
+READ = select.EPOLLIN
+WRITE = select.EPOLLOUT
+
+Handler = Callable[[int], None]
+"""Takes the events that came."""
+
+
+class Loop:
+    """Waits for descriptors and calls their handlers."""
+
+    def __init__(self) -> None:
+        self._poll = select.epoll()
+        self._handlers: dict[int, tuple[int, Handler]] = {}
+
+    def watch(self, fd: int, events: int, handler: Optional[Handler]) -> None:
+        """Has the handler called when these events come; without a handler, forgets the descriptor."""
+        known = self._handlers.get(fd)
+        if handler is None:
+            if known is not None:
+                del self._handlers[fd]
+                self._poll.unregister(fd)
+            return
+        self._handlers[fd] = (events, handler)
+        if known is None:
+            self._poll.register(fd, events)
+        elif known[0] != events:
+            self._poll.modify(fd, events)
+
+    def turn(self, timeout_s: float) -> None:
+        """Waits for events, at most so long, and handles them."""
+        for fd, events in self._poll.poll(timeout_s):
+            # An earlier handler of this turn may have forgotten it.
+            entry = self._handlers.get(fd)
+            if entry is not None:
+                entry[1](events)
+
+    def close(self) -> None:
+        self._poll.close()

@@ -1,0 +1,364 @@
+"""Runs executions: from the source through the checker and the interpreter to the result.
+
+One run at a time. The supervisor asks it to begin; it tells the supervisor when it has ended. Deadlines, output and
+resources are measured here, outside the interpreter; the first thing that ends a run decides its outcome.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from typing import Any, Callable, Optional, Union
+
+from . import link, usage
+from .channel import Channel
+from .children import describe_exit
+from .crew import Config, Crew
+from .frames import Fields, FrameError, Kind
+from .loop import READ, Loop
+from .run import GRACE_S, MAX_IMAGES, MAX_TOOL_CALLS, Phase, Pipe, Run, Settings, error
+from .transfers import Transfers
+
+_WATCH_INTERVAL_S = 0.1
+_READS_PER_EVENT = 8
+# A background process that prints without end must not hold up a result.
+_READS_PER_DRAIN = 64
+
+Detail = dict[str, Any]
+"""An error as it travels: type, message, traceback, line, statement."""
+
+
+class Runner:
+    """The current run, if any. `on_end` is called when it has ended, and whether it was the prelude that did."""
+
+    def __init__(
+        self,
+        config: Config,
+        loop: Loop,
+        channel: Channel,
+        crew: Crew,
+        transfers: Transfers,
+        on_end: Callable[[Run, str, Optional[Detail]], None],
+    ) -> None:
+        self._config = config
+        self._loop = loop
+        self._channel = channel
+        self._crew = crew
+        self._transfers = transfers
+        self._on_end = on_end
+        self._count = 0
+        self._next_watch = 0.0
+        self._paused = False
+        self.run: Optional[Run] = None
+        self.authorized: list[str] = []
+        self.final_tools: frozenset[str] = frozenset()
+
+    @property
+    def busy(self) -> bool:
+        return self.run is not None
+
+    def close_all(self) -> None:
+        """In a forked child that must not have them."""
+        if self.run is not None:
+            for pipe in self.run.pipes:
+                os.close(pipe.read_fd)
+
+    # -- beginning -----------------------------------------------------------------------------------------------
+
+    def begin(self, execution_id: str, source: str, settings: Settings) -> None:
+        """Begins a run; without an id it is the prelude."""
+        if execution_id:
+            self._count += 1
+        self.run = Run(execution_id, source, settings, self._count, self._channel)
+        self.check(self.run)
+
+    def check(self, run: Run) -> None:
+        """Has the source checked, for the first time or again."""
+        request = {"filename": run.filename, "mode": run.settings.mode, "authorized": self.authorized}
+        body = json.dumps(request).encode()
+        self._crew.check({"t": "check", "head": len(body)}, body + run.source.encode("utf-8", "surrogatepass"))
+
+    def on_verdict(self, message: link.Message) -> None:
+        """What the checker says of the source."""
+        for fd in message.fds:
+            os.close(fd)
+        body = message.body if message.memfd is None else link.read_memfd(message.memfd, message.size)
+        run = self.run
+        if run is None or run.phase != Phase.CHECKING:
+            return
+        if message.head.boolean("ok"):
+            self._start_code(run, body)
+        else:
+            verdict = json.loads(body)
+            self.finish(run, verdict["outcome"], verdict["error"])
+        self._crew.renew_checker(only_if_worn=True)
+
+    def on_checker_exit(self, status: int) -> None:
+        run = self.run
+        if run is None or run.phase != Phase.CHECKING:
+            return
+        if not run.checked_again:
+            run.checked_again = True  # agent code of an earlier step may have killed it
+            self.check(run)
+            return
+        code, signum = describe_exit(status)
+        how = f"signal {signum}" if signum is not None else f"exit code {code}"
+        message = f"the source cannot be parsed: the parser ended with {how}"
+        self.finish(run, "exception", error("SyntaxError", message, line=1))
+
+    def _start_code(self, run: Run, code: bytes) -> None:
+        """Hands the checked code to the interpreter, with fresh pipes as its stdout and stderr."""
+        run.phase = Phase.RUNNING
+        run.pipes = [Pipe("stdout"), Pipe("stderr")]
+        run.own_cpu_before_s = usage.process_cpu_s(self._crew.interpreter_pid)
+        run.cpu_before_s = usage.sandbox_cpu_s()
+        self._next_watch = time.monotonic() + _WATCH_INTERVAL_S
+        self._watch_pipes(run)
+        source = run.source.encode("utf-8", "surrogatepass")
+        head = {
+            "t": "run",
+            "filename": run.filename,
+            "operations": run.settings.operations,
+            "source": len(source),
+        }
+        self._crew.post(head, source + code, fds=tuple(pipe.write_fd for pipe in run.pipes))
+
+    # -- time and resources --------------------------------------------------------------------------------------
+
+    def due(self) -> float:
+        """When `on_time` should be called at the latest."""
+        run = self.run
+        if run is None:
+            return float("inf")
+        if run.kill_at is not None:
+            return run.kill_at
+        soonest = min(run.wall_deadline, run.check_deadline if run.phase == Phase.CHECKING else self._next_watch)
+        return soonest if run.logs.due is None else min(soonest, run.logs.due)
+
+    def on_time(self, now: float) -> bool:
+        """Does what is due; true when the interpreter has to be killed."""
+        run = self.run
+        if run is None:
+            return False
+        if run.logs.due is not None and now >= run.logs.due:
+            run.logs.flush()
+        if run.phase == Phase.CHECKING:
+            if now >= min(run.check_deadline, run.wall_deadline):
+                self._crew.renew_checker()
+                self.finish(run, "exception", error("SyntaxError", "the source takes too long to parse", line=1))
+        elif run.kill_at is not None:
+            return now >= run.kill_at
+        elif now >= run.wall_deadline:
+            self.interrupt(run, "timeout")
+        elif now >= self._next_watch:
+            self._next_watch = now + _WATCH_INTERVAL_S
+            return self._watch_usage(run)
+        return False
+
+    def _watch_usage(self, run: Run) -> bool:
+        if self._cpu_time_s(run) > run.settings.cpu_time_s:
+            self.interrupt(run, "cpu_limit")
+        elif self._config.watch_memory and usage.sandbox_memory_bytes() > self._config.memory_bytes:
+            run.ended_by = "out_of_memory"
+            return True
+        return False
+
+    def _cpu_time_s(self, run: Run) -> float:
+        """CPU time of the run: exact for the interpreter, in clock ticks for its children."""
+        own = (
+            usage.process_cpu_s(self._crew.interpreter_pid) - run.own_cpu_before_s
+            if self._crew.interpreter_pid
+            else 0.0
+        )
+        return max(own, usage.sandbox_cpu_s() - run.cpu_before_s, 0.0)
+
+    def interrupt(self, run: Run, outcome: str) -> None:
+        """Asks the program to stop; the kill follows if it has not within the grace."""
+        run.ended_by = outcome
+        run.kill_at = time.monotonic() + GRACE_S
+        self._crew.interrupt()
+
+    def cancel(self, execution_id: str) -> bool:
+        """Ends the current run if it is this one; whether it was."""
+        run = self.run
+        if run is None or run.execution_id != execution_id:
+            return False
+        if run.phase == Phase.CHECKING:
+            self._crew.renew_checker()
+            run.ended_by = "cancelled"
+            self.finish(run, "cancelled", None)
+        elif run.ended_by is None:
+            self.interrupt(run, "cancelled")
+        return True
+
+    # -- output --------------------------------------------------------------------------------------------------
+
+    def pause(self, paused: bool) -> None:
+        """Stops reading the program's output, or starts again."""
+        if paused != self._paused:
+            self._paused = paused
+            if self.run is not None:
+                self._watch_pipes(self.run)
+
+    def _watch_pipes(self, run: Run) -> None:
+        for pipe in run.pipes:
+            handler = None if self._paused or pipe.ended else self._reader_of(run, pipe)
+            self._loop.watch(pipe.read_fd, READ, handler)
+
+    def _reader_of(self, run: Run, pipe: Pipe) -> Callable[[int], None]:
+        def on_readable(_events: int) -> None:
+            # A few pieces at a time, so that a program that prints without end cannot starve the rest.
+            self._read(run, pipe, _READS_PER_EVENT)
+            if pipe.ended:
+                self._loop.watch(pipe.read_fd, 0, None)
+
+        return on_readable
+
+    def _read(self, run: Run, pipe: Pipe, pieces: int) -> None:
+        for _ in range(pieces):
+            data = pipe.read()
+            if not data:
+                return
+            run.logs.add(pipe.stream, data)
+            if run.logs.flooded and run.ended_by is None:
+                self.interrupt(run, "output_limit")
+
+    def _drain_pipes(self, run: Run) -> None:
+        """Takes all that was written before the message at hand: what the order of events is made of."""
+        for pipe in run.pipes:
+            self._read(run, pipe, _READS_PER_DRAIN)
+        run.logs.flush()
+
+    # -- messages of the interpreter -----------------------------------------------------------------------------
+
+    def on_output(self, message: link.Message) -> None:
+        """The value of the program."""
+        run = self.run
+        if run is None or run.output is not None:
+            raise FrameError("a value that nobody asked for")
+        run.output, run.output_size = _data(message), message.size
+
+    def on_image(self, message: link.Message) -> None:
+        run = self.run
+        if run is None or not run.visible or run.images >= MAX_IMAGES:
+            _drop(message)
+            return
+        run.images += 1
+        self._drain_pipes(run)
+        mime, source = message.head.text("mime", 64), message.head.text("source", 32)
+        head = {"id": run.execution_id, "mime": mime, "source": source}
+        self._channel.send_payload(Kind.IMAGE, head, _data(message), message.size)
+
+    def on_tool_call(self, message: link.Message) -> None:
+        run = self.run
+        call_id, name = message.head.text("call", 64), message.head.text("name", 256)
+        if run is None or not run.visible or run.ended_by is not None:
+            _drop(message)
+            self._refuse_call(call_id, "no execution is running that could call a tool")
+        elif len(run.calls) >= MAX_TOOL_CALLS or call_id in run.calls:
+            _drop(message)
+            self._refuse_call(call_id, f"at most {MAX_TOOL_CALLS} tool calls can be open at a time")
+        else:
+            self._drain_pipes(run)
+            run.open_call(call_id, name)
+            head = {"id": run.execution_id, "call": call_id, "name": name}
+            self._channel.send_payload(Kind.TOOL_CALL, head, _data(message), message.size)
+
+    def _refuse_call(self, call_id: str, message: str) -> None:
+        answer = {"t": "tool_result", "call": call_id, "ok": False, "type": "RuntimeError", "message": message}
+        self._crew.post(answer)
+
+    def on_tool_result(self, head: Fields, body: bytes) -> None:
+        """The daemon's answer to a call."""
+        run = self.run
+        call_id = head.text("call", 64)
+        fd = self._transfers.take_blob(head.text("blob", 64)) if "blob" in head else None
+        if run is None or run.execution_id != head.text("id", 64) or call_id not in run.calls:
+            if fd is not None:
+                os.close(fd)
+            return  # it came too late; the daemon answers the client from its own books
+        name = run.close_call(call_id)
+        answer: dict[str, Any] = {"t": "tool_result", "call": call_id, "ok": head.boolean("ok")}
+        if not answer["ok"]:
+            answer["type"] = head.text("type", 256)
+            answer["message"] = head.text("message", 8192)
+        elif "blob" in head and fd is None:
+            answer.update(ok=False, type="RuntimeError", message="the tool's answer did not arrive whole")
+        elif name in self.final_tools:
+            answer["final"] = True
+            run.final_call_id = run.final_call_id or call_id
+        self._crew.post(answer, body, memfd=fd)
+
+    def on_done(self, head: Fields, body: bytes) -> None:
+        """The program ended, and the interpreter lives."""
+        run = self.run
+        if run is None or run.phase != Phase.RUNNING:
+            raise FrameError("the end of a run that does not run")
+        self._drain_pipes(run)
+        run.operations = head.integer("operations", default=0)
+        self.finish(run, head.text("outcome", 32), json.loads(body) if body else None)
+
+    # -- ending --------------------------------------------------------------------------------------------------
+
+    def finish_dead(self, status: Optional[int], cpu_time_s: float) -> None:
+        """The interpreter is dead (its wait status, None when we killed it): so is the run."""
+        run = self.run
+        assert run is not None
+        self._drain_pipes(run)
+        outcome, detail, signum = "crashed", None, None
+        if status is not None and run.ended_by is None:
+            code, signum = describe_exit(status)
+            if code is not None:
+                outcome = "exited"
+                message = f"the program ended its interpreter with exit code {code}"
+                detail = error("SystemExit", message, exit_code=code)
+            else:
+                detail = error("Crash", f"the interpreter was ended by {_signal_name(signum)}")
+        # Who sent a SIGKILL is only known outside of the sandbox.
+        suspect = run.ended_by is None and signum == signal.SIGKILL
+        self.finish(run, outcome, detail, oom_suspect=suspect, cpu_time_s=cpu_time_s)
+
+    def cpu_time_s(self) -> float:
+        run = self.run
+        return self._cpu_time_s(run) if run is not None and run.phase == Phase.RUNNING else 0.0
+
+    def finish(
+        self,
+        run: Run,
+        outcome: str,
+        detail: Optional[Detail],
+        *,
+        oom_suspect: bool = False,
+        cpu_time_s: Optional[float] = None,
+    ) -> None:
+        """Ends a run: what the supervisor decided goes before what the program says of itself."""
+        if run.ended_by is not None:
+            outcome, detail = run.ended_by, run.limit_error(detail)
+        run.logs.finish()
+        run.oom_suspect = oom_suspect
+        run.cpu_time_s = self.cpu_time_s() if cpu_time_s is None else cpu_time_s
+        run.peak_memory_bytes = usage.peak_memory_bytes(self._crew.interpreter_pid)
+        for pipe in run.pipes:
+            self._loop.watch(pipe.read_fd, 0, None)
+        self.run = None
+        self._on_end(run, outcome, detail)
+        run.close()
+
+
+def _data(message: link.Message) -> Union[bytes, int]:
+    """Where the body is."""
+    for fd in message.fds:
+        os.close(fd)
+    return message.body if message.memfd is None else message.memfd
+
+
+def _drop(message: link.Message) -> None:
+    data = _data(message)
+    if isinstance(data, int):
+        os.close(data)
+
+
+def _signal_name(signum: Optional[int]) -> str:
+    return signal.Signals(signum).name if signum in signal.valid_signals() else f"signal {signum}"

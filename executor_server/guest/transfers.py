@@ -1,0 +1,149 @@
+"""Bytes that come and go beside the jobs: staged blobs, and files of the workspace.
+
+The supervisor serves them itself, at any time, so a program that hangs keeps nobody from its files. Nothing blocks:
+both live in memory (memory files, tmpfs), in pieces of one chunk.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Optional
+
+from . import link, workspace
+from .channel import Channel
+from .frames import CHUNK_BYTES, Fields, FrameError, Kind
+
+MAX_BLOBS = 64
+MAX_TRANSFERS = 16
+# Everything staged at one time, and one value on its way out.
+MAX_BLOB_BYTES = 256 * 1024 * 1024
+_LISTING_BYTES = 1024 * 1024
+
+
+class _Blob:
+    def __init__(self, size: int) -> None:
+        self.fd = os.memfd_create("blob", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        self.size = size
+        self.received = 0
+
+
+class Transfers:
+    """Owns the staged blobs and the files on their way."""
+
+    def __init__(self, channel: Channel, root: str) -> None:
+        self._channel = channel
+        self._root = root
+        self._blobs: dict[str, _Blob] = {}
+        self._uploads: dict[int, workspace.Upload] = {}
+        self._downloads: dict[int, workspace.Download] = {}
+        self._serial = 0
+
+    def close_all(self) -> None:
+        """In a forked child that must not have them."""
+        for blob in self._blobs.values():
+            os.close(blob.fd)
+        for upload in self._uploads.values():
+            upload.close()
+        for download in self._downloads.values():
+            download.close()
+
+    # -- blobs ---------------------------------------------------------------------------------------------------
+
+    def begin_blob(self, head: Fields) -> None:
+        op, blob_id = head.integer("op"), head.text("blob", 64)
+        size = head.integer("size", 0)
+        staged = sum(blob.size for blob in self._blobs.values())
+        if blob_id in self._blobs or len(self._blobs) >= MAX_BLOBS or staged + size > MAX_BLOB_BYTES:
+            limit = f"at most {MAX_BLOBS} blobs and {MAX_BLOB_BYTES} bytes can be staged at a time"
+            self._channel.fail(op, "too_large", limit)
+            return
+        self._blobs[blob_id] = _Blob(size)
+        self._channel.done(op)
+
+    def add_to_blob(self, head: Fields, data: bytes) -> None:
+        blob = self._blobs.get(head.text("blob", 64))
+        if blob is None:
+            return
+        if blob.received + len(data) > blob.size:
+            raise FrameError("more blob data than announced")
+        os.write(blob.fd, data)
+        blob.received += len(data)
+
+    def drop_blob(self, head: Fields) -> None:
+        """Its upload broke off."""
+        blob = self._blobs.pop(head.text("blob", 64), None)
+        if blob is not None:
+            os.close(blob.fd)
+
+    def take_blob(self, blob_id: str) -> Optional[int]:
+        """The descriptor of a complete blob, sealed; it is the caller's. None when there is none."""
+        blob = self._blobs.pop(blob_id, None)
+        if blob is None:
+            return None
+        if blob.received != blob.size:
+            os.close(blob.fd)
+            return None
+        link.seal(blob.fd)
+        return blob.fd
+
+    # -- files ---------------------------------------------------------------------------------------------------
+
+    def begin_file(self, kind: int, head: Fields) -> None:
+        op, path = head.integer("op"), head.text("path", workspace.MAX_PATH_CHARS + 1)
+        try:
+            if kind == Kind.FILE_LIST:
+                self._list(op, path)
+            elif len(self._uploads) + len(self._downloads) >= MAX_TRANSFERS:
+                self._channel.fail(op, "too_large", f"at most {MAX_TRANSFERS} files can be transferred at a time")
+            elif kind == Kind.FILE_GET:
+                download = workspace.Download(self._root, path, head.integer("max_bytes"))
+                self._downloads[op] = download
+                self._channel.send(Kind.FILE_CHUNK, {"op": op, "file": download.info})
+            else:
+                self._serial += 1
+                self._uploads[op] = workspace.Upload(self._root, path, head.integer("size"), self._serial)
+                self.add_to_file(head, b"")
+        except workspace.PathRefused as refused:
+            self._refuse(op, refused)
+
+    def _list(self, op: int, path: str) -> None:
+        entries, truncated = workspace.list_files(self._root, path)
+        body = json.dumps(entries).encode()
+        while len(body) > _LISTING_BYTES:
+            entries, truncated = entries[: len(entries) // 2], True
+            body = json.dumps(entries).encode()
+        self._channel.done(op, body, truncated=truncated)
+
+    def add_to_file(self, head: Fields, data: bytes) -> None:
+        op = head.integer("op")
+        upload = self._uploads.get(op)
+        if upload is None:
+            return  # it failed, and the daemon has been told
+        try:
+            if head.boolean("abandon", default=False):
+                upload.abandon()
+            else:
+                upload.write(data)
+                if upload.remaining:
+                    return
+                self._channel.done(op, file=upload.finish())
+        except workspace.PathRefused as refused:
+            upload.abandon()
+            self._refuse(op, refused)
+        del self._uploads[op]
+
+    def pump(self) -> None:
+        """Sends more of the files that are on their way out, as far as the daemon takes it."""
+        for op, download in list(self._downloads.items()):
+            while not self._channel.full:
+                data = download.read(CHUNK_BYTES)
+                if not data:
+                    download.close()
+                    del self._downloads[op]
+                    self._channel.done(op)
+                    break
+                self._channel.send(Kind.FILE_CHUNK, {"op": op}, data)
+
+    def _refuse(self, op: int, refused: workspace.PathRefused) -> None:
+        self._channel.fail(op, "file_not_found" if refused.missing else "path_refused", str(refused))

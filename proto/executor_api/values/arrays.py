@@ -9,12 +9,10 @@ without it gets an `OpaqueValue` that tells shape and dtype.
 
 from __future__ import annotations
 
-import re
 import sys
-from math import prod
 
 from executor_api.values.generic import OpaqueValue
-from executor_api.values.kinds import BYTES_ENTRY, Kind, get_bytes, put_bytes
+from executor_api.values.kinds import BYTES_ENTRY, Kind, get_bytes, matches, put_bytes
 from executor_api.values.limits import DecodeError
 
 TYPE_CHECKING = False
@@ -28,10 +26,9 @@ MAX_DIMENSIONS = 32
 # Of one structured dtype, those of its nested dtypes included.
 MAX_FIELDS = 512
 MAX_FIELD_DEPTH = 6
-_DTYPE = re.compile(
+_DTYPE = (
     r"\|b1|\|[iu]1|[<>][iu][248]|[<>]f[248]|[<>]c(8|16)|\|S\d{1,9}|[<>]U\d{1,9}"
-    r"|[<>][mM]8(\[\d{0,9}(Y|M|W|D|h|m|s|ms|us|ns|ps|fs|as)\])?",
-    re.ASCII,
+    r"|[<>][mM]8(\[\d{0,9}(Y|M|W|D|h|m|s|ms|us|ns|ps|fs|as)\])?"
 )
 _MAX_CHARACTER = 0x10FFFF
 
@@ -100,7 +97,7 @@ def _describe(dtype: Any) -> Any:
         inner, shape = dtype.subdtype
         description = _describe(inner)
         return None if description is None else ["repeated", description, list(shape)]
-    return dtype.str if _DTYPE.fullmatch(dtype.str) else None
+    return dtype.str if matches(_DTYPE, dtype.str) else None
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -169,7 +166,10 @@ def _make_objects(reader: Reader, children: list[Any], shape: list[Any]) -> obje
 def _count_of(shape: Sequence[Any]) -> int:
     if len(shape) > MAX_DIMENSIONS or not all(type(length) is int and 0 <= length < 1 << 62 for length in shape):
         raise DecodeError("an array has no proper shape")
-    return prod(shape)
+    count = 1
+    for length in shape:
+        count *= length
+    return count
 
 
 def _dtype_of(np: Any, reader: Reader, description: object) -> Any:
@@ -183,7 +183,7 @@ def _dtype_of(np: Any, reader: Reader, description: object) -> Any:
 
 def _make_dtype(np: Any, reader: Reader, description: Any, depth: int, fields_left: list[int]) -> Any:
     if type(description) is str:
-        if not _DTYPE.fullmatch(description):
+        if not matches(_DTYPE, description):
             raise DecodeError("a dtype is not of the closed list")
         dtype = np.dtype(description)
     else:

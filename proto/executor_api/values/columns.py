@@ -6,11 +6,10 @@ intervals. A column of any other kind (sparse, Arrow) travels as the objects in 
 
 from __future__ import annotations
 
-import re
 import sys
 
 from executor_api.values.generic import OpaqueValue
-from executor_api.values.kinds import Kind
+from executor_api.values.kinds import Kind, matches
 from executor_api.values.limits import DecodeError
 
 TYPE_CHECKING = False
@@ -25,7 +24,7 @@ _MASKED = frozenset(
 )
 _CLOSED = ("left", "right", "both", "neither")
 _UNITS = ("s", "ms", "us", "ns")
-FREQUENCY = re.compile(r"-?\d{0,9}[A-Za-z]{1,8}(-[A-Z0-9]{1,4}){0,2}", re.ASCII)
+FREQUENCY = r"-?\d{0,9}[A-Za-z]{1,8}(-[A-Z0-9]{1,4}){0,2}"
 _MAX_INT64 = 1 << 63
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -172,7 +171,7 @@ def _make_timedelta(pd: Any, children: list[Any], number: int, unit: str) -> obj
 
 
 def _make_period(pd: Any, children: list[Any], frequency: str, ordinal: int) -> object:
-    _require(bool(FREQUENCY.fullmatch(frequency)) and abs(ordinal) < _MAX_INT64, "a period")
+    _require(matches(FREQUENCY, frequency) and abs(ordinal) < _MAX_INT64, "a period")
     return pd.Period(ordinal=ordinal, freq=frequency)
 
 
@@ -227,7 +226,7 @@ def _zone(value: object) -> object:
 
 
 def _make_periods(pd: Any, children: list[Any], frequency: str) -> object:
-    _require(bool(FREQUENCY.fullmatch(frequency)) and is_array(children[0], "i"), "a column of periods")
+    _require(matches(FREQUENCY, frequency) and is_array(children[0], "i"), "a column of periods")
     return pd.arrays.PeriodArray(children[0], dtype=pd.PeriodDtype(frequency))
 
 

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 # Shorter lists are smaller and no slower as nodes.
 _LONG = 32
 
+_SET_TAGS = frozenset(["set", "frozenset"])
+KEYED_TAGS = _SET_TAGS | {"dict", "ordereddict", "defaultdict", "counter"}
 # Types whose values, decoded, are hashable and as different from each other as they were.
 PLAIN_KEYS = frozenset([str, int, float, bool, NoneType, bytes, complex])
 
@@ -159,10 +161,8 @@ def check_hashes(keys: list[Any]) -> None:
 
 
 def keys_of(tag: str, children: Sequence[object]) -> Sequence[object]:
-    """The children of a node that have to be hashable and different."""
-    if tag in ("set", "frozenset"):
-        return children
-    return children[::2] if tag in _DICT_TAGS else ()
+    """The children, of a node with one of KEYED_TAGS, that have to be hashable and different."""
+    return children if tag in _SET_TAGS else children[::2]
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -236,7 +236,6 @@ def _fill_list(reader: Reader, value: list[Any], children: list[Any]) -> list[An
     return value
 
 
-_DICT_TAGS = frozenset(["dict", "ordereddict", "defaultdict", "counter"])
 LOWER = {
     list: _lower_list,
     tuple: _lower_tuple,

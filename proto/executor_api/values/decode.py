@@ -12,7 +12,7 @@ then the value is made of them. Mutable values are made empty before their child
 from __future__ import annotations
 
 from executor_api.values import arrays, containers, frames, images, objects, scalars, times
-from executor_api.values.kinds import Kind
+from executor_api.values.kinds import Kind, NoneType
 from executor_api.values.limits import MAX_UNFOLDING, DecodeError, ValueLimits
 from executor_api.values.packing import unpack
 from executor_api.values.tree import load_tree
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 DEFAULT_LIMITS = ValueLimits()
 _INCOMPLETE = object()
+_SCALARS = frozenset([str, int, float, bool, NoneType])
 KINDS: dict[str, Kind] = {
     **scalars.KINDS,
     **times.KINDS,
@@ -112,39 +113,37 @@ class _Decoder:
             else:
                 stack.pop()
                 if number >= 0:
-                    value = kind.make(self, out, *header) if shell is None else kind.make(self, shell, out, *header)
+                    value = kind.build(self, shell, out, header)
                     self._values[number] = value
                     self._weights[number] = self._unfolded - unfolded_before
                     stack[-1][1].append(value)
         return top[0]
 
     def _enter(self, node: list[Any], out: list[Any], depth: int) -> Any:
-        """Makes the value of a node whose children need no decoding, or gives what the stack needs for the others."""
+        """Begins a node: makes its value if no child needs decoding, else gives what goes on the stack."""
         tag = node[0] if node else None
         kind = KINDS.get(tag) if type(tag) is str else None
         if kind is None:
             raise DecodeError("the tree holds a node with an unknown tag")
         header, children = kind.split(node)
-        number = len(self._values)
-        unfolded_before = self._unfolded
-        if not children:
-            value = (
-                kind.make(self, [], *header) if kind.open is None else kind.make(self, kind.open(*header), [], *header)
-            )
-            self._values.append(value)
-            self._weights.append(self._unfolded - unfolded_before)
-            out.append(value)
-            return None
-        if depth > self.limits.depth:
-            raise DecodeError(f"the value is deeper than the limit of {self.limits.depth}")
-        self._nodes += len(children)
-        if self._nodes > self.limits.nodes:
-            raise DecodeError(f"the value has more than the limit of {self.limits.nodes} nodes")
-        self._unfolded += len(children)
+        number, unfolded_before = len(self._values), self._unfolded
         shell = None if kind.open is None else kind.open(*header)
-        self._values.append(_INCOMPLETE if shell is None else shell)
-        self._weights.append(0)
-        return iter(children), [], kind, header, shell, number, unfolded_before
+        if children:
+            if depth > self.limits.depth:
+                raise DecodeError(f"the value is deeper than the limit of {self.limits.depth}")
+            self._nodes += len(children)
+            if self._nodes > self.limits.nodes:
+                raise DecodeError(f"the value has more than the limit of {self.limits.nodes} nodes")
+            self._unfolded += len(children)
+            if not _SCALARS.issuperset(map(type, children)):
+                self._values.append(_INCOMPLETE if shell is None else shell)
+                self._weights.append(0)
+                return iter(children), [], kind, header, shell, number, unfolded_before
+        value = kind.build(self, shell, children, header)
+        self._values.append(value)
+        self._weights.append(self._unfolded - unfolded_before)
+        out.append(value)
+        return None
 
     def _referred(self, node: list[Any]) -> Any:
         number = node[1] if len(node) == 2 else None

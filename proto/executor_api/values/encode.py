@@ -22,7 +22,7 @@ from executor_api.values.tree import dump_tree
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from typing import Any
 
     from executor_api.values.kinds import Lowered
@@ -188,7 +188,7 @@ class _Encoder:
         if children:
             if depth > self.limits.depth or self._nodes + len(children) > self.limits.nodes:
                 return self._inexact(value)
-            if not self._has_plain_keys(node[0], children):
+            if node[0] in containers.KEYED_TAGS and not _has_plain_keys(node[0], children):
                 if not self._trust_keys:
                     return self._inexact(value)
                 self.has_doubtful_keys = True
@@ -210,17 +210,20 @@ class _Encoder:
         data = None if self._fallback is None else self._fallback(value)
         return None if data is None else (["foreign", self.add_buffer(data)], (), False)
 
-    def _has_plain_keys(self, tag: str, children: Any) -> bool:
-        keys = containers.keys_of(tag, children)
-        kinds = set(map(type, keys))
-        if kinds <= containers.PLAIN_KEYS:
-            return True
-        if not kinds <= _PLAIN_KEYS_AND_TUPLES:
-            return False
-        return all(type(key) is not tuple or containers.PLAIN_KEYS.issuperset(map(type, key)) for key in keys)
+
+def _has_plain_keys(tag: str, children: Sequence[object]) -> bool:
+    """Whether what has to be hashable and different certainly is so again when it is decoded."""
+    for key in containers.keys_of(tag, children):
+        for part in key if type(key) is tuple else (key,):
+            if id(type(part)) not in _PLAIN_KEY_IDS:
+                return False
+    return True
 
 
-_PLAIN_KEYS_AND_TUPLES = containers.PLAIN_KEYS | {tuple}
+# By id: a class can have a metaclass without a hash.
+_PLAIN_KEY_IDS = frozenset(map(id, containers.PLAIN_KEYS))
+
+
 _LIBRARIES = (arrays, frames, images)
 # Types with an exact form. Those of modules that may not be loaded are found by name, and kept when the name is true.
 _LOWER: dict[Any, Any] = {**scalars.LOWER, **containers.LOWER, **objects.LOWER}

@@ -10,7 +10,7 @@ import sys
 
 from executor_api.values import columns
 from executor_api.values.columns import FREQUENCY, values_of, with_pandas
-from executor_api.values.kinds import ANY_NUMBER, Kind, NoneType
+from executor_api.values.kinds import ANY_NUMBER, Kind, NoneType, matches
 from executor_api.values.limits import DecodeError
 
 TYPE_CHECKING = False
@@ -80,7 +80,7 @@ def _make_index(pd: Any, children: list[Any], frequency: str | None) -> object:
     index = pd.Index(values, dtype=values.dtype, name=name, copy=False, tupleize_cols=False)
     if frequency is None:
         return index
-    _require(bool(FREQUENCY.fullmatch(frequency)), "an index")
+    _require(matches(FREQUENCY, frequency), "an index")
     _require(isinstance(index, (pd.DatetimeIndex, pd.TimedeltaIndex)), "an index")
     try:
         return type(index)(index, freq=frequency)

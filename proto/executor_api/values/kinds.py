@@ -13,6 +13,7 @@ To decode a node, its `Kind` makes the value from the header and the decoded chi
 
 from __future__ import annotations
 
+import re
 from binascii import a2b_base64, b2a_base64
 
 from executor_api.values.limits import MAX_INLINE_BYTES, DecodeError
@@ -88,6 +89,12 @@ class Kind:
         self.children = children
         self.open = open
 
+    def build(self, reader: Reader, shell: Any, children: list[Any], header: list[Any]) -> object:
+        """The value; `shell` is what `open` gave."""
+        if self.open is None:
+            return self.make(reader, children, *header)
+        return self.make(reader, shell, children, *header)
+
     def split(self, node: list[Any]) -> tuple[list[Any], list[Any]]:
         """The header's entries and the children of a node, checked for number and type. Raises DecodeError."""
         end = 1 + len(self.header)
@@ -104,6 +111,11 @@ class Kind:
         elif self.children not in (ANY_NUMBER, count):
             raise DecodeError(f"a {node[0]} node has {count} children, not {self.children}")
         return header, children
+
+
+def matches(pattern: str, text: str) -> bool:
+    """Whether all of the text matches. Patterns are compiled at their first use: importing this package is quick."""
+    return re.fullmatch(pattern, text, re.ASCII) is not None
 
 
 def put_bytes(writer: Writer, data: bytes | memoryview) -> int | str:

@@ -6,9 +6,7 @@ them exactly. Here is the rest of them, and what is like a scalar: Decimal, Frac
 
 from __future__ import annotations
 
-import re
-
-from executor_api.values.kinds import BYTES_ENTRY, Kind, get_bytes, put_bytes
+from executor_api.values.kinds import BYTES_ENTRY, Kind, get_bytes, matches, put_bytes
 from executor_api.values.limits import MAX_DECIMAL_CHARS, MAX_FRACTION_BITS, MAX_INT_BITS, DecodeError
 
 TYPE_CHECKING = False
@@ -19,10 +17,10 @@ if TYPE_CHECKING:
 
 MAX_BARE_INT = (1 << 63) - 1
 _FLOAT_WORDS = {"nan": float("nan"), "inf": float("inf"), "-inf": float("-inf")}
-_FLOAT = re.compile(r"-?(nan|inf|\d{1,20}(\.\d{1,20})?(e[+-]\d{1,3})?)", re.ASCII)
-_HEX = re.compile(rf"-?[0-9a-f]{{1,{MAX_INT_BITS // 4}}}", re.ASCII)
-_DECIMAL = re.compile(r"-?(s?NaN\d*|Infinity|(\d+(\.\d*)?|\.\d+)(E[+-]?\d{1,20})?)", re.ASCII)
-_UUID = re.compile(r"[0-9a-f]{32}", re.ASCII)
+_FLOAT = r"-?(nan|inf|\d{1,20}(\.\d{1,20})?(e[+-]\d{1,3})?)"
+_HEX = rf"-?[0-9a-f]{{1,{MAX_INT_BITS // 4}}}"
+_DECIMAL = r"-?(s?NaN\d*|Infinity|(\d+(\.\d*)?|\.\d+)(E[+-]?\d{1,20})?)"
+_UUID = r"[0-9a-f]{32}"
 
 
 def is_utf8(text: str) -> bool:
@@ -55,7 +53,7 @@ def _lower_int(value: int, writer: Writer) -> Lowered | None:
 
 
 def _make_int(reader: Reader, children: list[Any], digits: str) -> int:
-    if not _HEX.fullmatch(digits):
+    if not matches(_HEX, digits):
         raise DecodeError("an int node does not hold a hexadecimal number")
     return int(digits, 16)
 
@@ -76,7 +74,7 @@ def _lower_complex(value: complex, writer: Writer) -> Lowered:
 
 
 def _make_complex(reader: Reader, children: list[Any], real: str, imag: str) -> complex:
-    if not (_FLOAT.fullmatch(real) and _FLOAT.fullmatch(imag)):
+    if not (matches(_FLOAT, real) and matches(_FLOAT, imag)):
         raise DecodeError("a complex node does not hold two numbers")
     return complex(float(real), float(imag))
 
@@ -119,7 +117,7 @@ def _lower_decimal(value: Any, writer: Writer) -> Lowered | None:
 def _make_decimal(reader: Reader, children: list[Any], text: str) -> object:
     from decimal import Decimal
 
-    if len(text) > MAX_DECIMAL_CHARS or not _DECIMAL.fullmatch(text):
+    if len(text) > MAX_DECIMAL_CHARS or not matches(_DECIMAL, text):
         raise DecodeError("a decimal node does not hold a decimal number")
     return Decimal(text)
 
@@ -134,7 +132,7 @@ def _lower_fraction(value: Any, writer: Writer) -> Lowered | None:
 def _make_fraction(reader: Reader, children: list[Any], top: str, bottom: str) -> object:
     from fractions import Fraction
 
-    if max(len(top), len(bottom)) > MAX_FRACTION_BITS // 4 + 1 or not (_HEX.fullmatch(top) and _HEX.fullmatch(bottom)):
+    if max(len(top), len(bottom)) > MAX_FRACTION_BITS // 4 + 1 or not (matches(_HEX, top) and matches(_HEX, bottom)):
         raise DecodeError("a fraction node does not hold two numbers")
     if int(bottom, 16) <= 0:
         raise DecodeError("the denominator of a fraction is not positive")
@@ -148,7 +146,7 @@ def _lower_uuid(value: Any, writer: Writer) -> Lowered:
 def _make_uuid(reader: Reader, children: list[Any], digits: str) -> object:
     from uuid import UUID
 
-    if not _UUID.fullmatch(digits):
+    if not matches(_UUID, digits):
         raise DecodeError("a uuid node does not hold 32 hexadecimal digits")
     return UUID(digits)
 

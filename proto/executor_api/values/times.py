@@ -6,10 +6,8 @@ receiver who lacks the zone, or a zone that has no key, still gives the right mo
 
 from __future__ import annotations
 
-import re
-
 from executor_api.values.generic import OpaqueValue
-from executor_api.values.kinds import Kind, NoneType
+from executor_api.values.kinds import Kind, NoneType, matches
 from executor_api.values.limits import DecodeError
 
 TYPE_CHECKING = False
@@ -20,10 +18,10 @@ if TYPE_CHECKING:
     from executor_api.values.kinds import Lowered, Reader, Writer
 
 # The characters of the database's own names. Without a dot, no key climbs out of the folder it is looked up in.
-_ZONE_KEY = re.compile(r"[A-Za-z0-9_+-]{1,32}(/[A-Za-z0-9_+-]{1,32}){0,3}", re.ASCII)
-_DATE = re.compile(r"\d{4}-\d\d-\d\d", re.ASCII)
-_TIME = re.compile(r"\d\d:\d\d:\d\d(\.\d{6})?", re.ASCII)
-_DATETIME = re.compile(rf"{_DATE.pattern}T{_TIME.pattern}", re.ASCII)
+_ZONE_KEY = r"[A-Za-z0-9_+-]{1,32}(/[A-Za-z0-9_+-]{1,32}){0,3}"
+_DATE = r"\d{4}-\d\d-\d\d"
+_TIME = r"\d\d:\d\d:\d\d(\.\d{6})?"
+_DATETIME = rf"{_DATE}T{_TIME}"
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Zones
@@ -44,7 +42,7 @@ def _make_timezone(reader: Reader, children: list[Any], seconds: int, microsecon
 def lower_keyed_zone(value: Any, writer: Writer) -> Lowered | None:
     """A zone by its key: `key` in zoneinfo, `zone` in pytz. None when it has none."""
     key = getattr(value, "key", None) or getattr(value, "zone", None)
-    if type(key) is str and _ZONE_KEY.fullmatch(key):
+    if type(key) is str and matches(_ZONE_KEY, key):
         return ["zone", key], (), False
     return None
 
@@ -52,7 +50,7 @@ def lower_keyed_zone(value: Any, writer: Writer) -> Lowered | None:
 def _make_zone(reader: Reader, children: list[Any], key: str) -> object:
     from zoneinfo import ZoneInfo
 
-    if not _ZONE_KEY.fullmatch(key):
+    if not matches(_ZONE_KEY, key):
         raise DecodeError("a zone node does not hold the key of a time zone")
     try:
         return ZoneInfo(key)
@@ -135,8 +133,8 @@ def _make_timedelta(reader: Reader, children: list[Any], days: int, seconds: int
     return timedelta(days, seconds, microseconds)
 
 
-def _matching(pattern: re.Pattern[str], text: str) -> str:
-    if not pattern.fullmatch(text):
+def _matching(pattern: str, text: str) -> str:
+    if not matches(pattern, text):
         raise DecodeError("a date or a time is malformed")
     return text
 

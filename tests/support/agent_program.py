@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import marshal
-from typing import Any, NamedTuple, Sequence
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 from executor_server.guest.checker import CO_COROUTINE, check
 from executor_server.guest.dynamic import agent_builtins

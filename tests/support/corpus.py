@@ -1,66 +1,23 @@
-"""Ordinary programs, each with the oldest CPython that knows its syntax. Instrumented or not, they must do the same."""
+"""Programs of an agent, as text: `=== name (since X.Y)`, then the source; an empty line before the next is not part of it.
+
+Standard library only, and no newer Python than the oldest that a sandbox may have.
+"""
 
 from __future__ import annotations
 
-PROGRAMS: dict[str, tuple[tuple[int, int], str]] = {}
+import re
+import sys
+from pathlib import Path
+
+_HEADER = re.compile(r"^=== (.+?)(?: \(since (\d+)\.(\d+)\))?\n", re.MULTILINE)
 
 
-def _add(name: str, source: str, since: tuple[int, int] = (3, 9)) -> None:
-    PROGRAMS[name] = (since, source)
-
-
-_add("arithmetic", "x = 2 ** 10\nx // 3 + x % 7")
-_add("module docstring", '"""What it is."""\nx = __doc__\nx')
-_add("only a docstring", '"""Alone."""')
-_add("docstrings", 'def f():\n    "doc f"\nclass C:\n    "doc C"\n    def m(self): "doc m"\n(f.__doc__, C.__doc__, C.m.__doc__)')
-_add("function with only a docstring returns None", 'def f():\n    """x"""\nprint(f())')
-_add("for with else and break", "for i in range(5):\n    if i == 3: break\nelse:\n    print('no')\nprint(i)")
-_add("while with else and continue", "n = 0\nwhile n < 5:\n    n += 1\n    if n % 2: continue\n    print(n)\nelse:\n    print('end')")
-_add("one-line bodies", "for i in range(3): print(i)\nwhile i: i -= 1\nif i == 0: print('zero')")
-_add("nested comprehensions", "[[a * b for b in range(a)] for a in range(5) if a % 2]")
-_add("set and dict comprehensions", "sorted({c for c in 'hello'}), {k: v for k, v in zip('ab', (1, 2))}")
-_add("walrus in a comprehension binds outside", "found = [y for x in range(6) if (y := x * x) > 3]\nfound, y")
-_add("generator is lazy", "def g():\n    print('start')\n    yield 1\nit = g()\nprint('made')\nnext(it)")
-_add("generator expression evaluates its first iterable at once", "def src():\n    print('src')\n    return [1, 2]\nit = (print('el', x) for x in src())\nprint('before')\nlist(it)")
-_add("send and throw", "def g():\n    try:\n        got = yield 1\n        print(got)\n        yield 2\n    except ValueError as e:\n        print('caught', e)\n        yield 3\nit = g()\nprint(next(it), it.send('hi'), it.throw(ValueError('no')))")
-_add("yield from returns", "def a():\n    yield 1\n    return 'r'\ndef b():\n    r = yield from a()\n    print(r)\nlist(b())")
-_add("closures and nonlocal", "def counter():\n    n = 0\n    def inc():\n        nonlocal n\n        n += 1\n        return n\n    return inc\nc = counter()\nc(), c()")
-_add("global statement", "n = 0\ndef f():\n    global n\n    n += 1\nf(); f()\nn")
-_add("lambdas", "add = lambda a, b=2, *c, **d: a + b + len(c) + len(d)\nadd(1), add(1, 1, 1, x=1), (lambda: (yield))().__class__.__name__, (lambda: [])()")
-_add("decorators with arguments", "import functools\ndef deco(tag):\n    def wrap(f):\n        @functools.wraps(f)\n        def inner(*a):\n            print(tag, a)\n            return f(*a)\n        return inner\n    return wrap\n@deco('t')\ndef f(x):\n    'doc'\n    return x\nf(1), f.__name__, f.__doc__")
-_add("classes, properties, super", "class A:\n    x: int = 1\n    def __init__(self): self.v = 1\n    @property\n    def p(self): return self.v\n    @p.setter\n    def p(self, v): self.v = v\n    @classmethod\n    def c(cls): return cls.__name__\n    @staticmethod\n    def s(): return 's'\nclass B(A):\n    def __init__(self):\n        super().__init__()\n        self.p = 5\nb = B()\nb.p, B.c(), B.s(), B.__annotations__ if '__annotations__' in B.__dict__ else A.__annotations__")
-_add("comprehension in a class body", "class C:\n    xs = [1, 2]\n    ys = [x * 2 for x in xs]\nC.ys")
-_add("metaclass and __init_subclass__", "class M(type):\n    def __new__(m, n, b, d, **k):\n        print(n, k)\n        return super().__new__(m, n, b, d)\nclass A(metaclass=M, flag=1): pass\nclass R:\n    seen = []\n    def __init_subclass__(cls, **k): R.seen.append(cls.__name__)\nclass S(R): pass\nR.seen")
-_add("name mangling", "class A:\n    def __init__(self): self.__x = [__y for __y in range(2)]\nsorted(A().__dict__.items())")
-_add("dataclass", "from dataclasses import dataclass, field\n@dataclass(order=True)\nclass P:\n    x: int\n    y: list = field(default_factory=lambda: [1])\nP(1), P(1) < P(2)")
-_add("exceptions", "def f(x):\n    try:\n        return 1 / x\n    except ZeroDivisionError as e:\n        return str(e)\n    else:\n        return 'else'\n    finally:\n        print('finally', x)\nf(0), f(2)")
-_add("return in finally", "def f():\n    for i in range(3):\n        try:\n            continue\n        finally:\n            print(i)\n    return i\nf()")
-_add("exception context and from", "try:\n    try:\n        {}['a']\n    except KeyError as e:\n        raise ValueError('v') from e\nexcept ValueError as e:\n    print(repr(e.__cause__), e.__suppress_context__)")
-_add("uncaught exception", "def f(a):\n    return [\n        1 / (i - a)\n        for i in range(3)\n    ]\nx = 1\nf(2)")
-_add("uncaught in a one-liner loop", "for i in (1, 0): print(1 // i)")
-_add("uncaught chained", "try:\n    int('x')\nexcept ValueError:\n    raise RuntimeError('worse')")
-_add("uncaught in a lambda", "f = lambda d: d['missing']\nf({})")
-_add("uncaught while unpacking", "for a, b in [(1, 2), (3,)]:\n    print(a, b)")
-_add("iterating what is not iterable", "for i in 5:\n    pass")
-_add("context managers", "from contextlib import contextmanager, suppress\n@contextmanager\ndef cm(n):\n    print('in', n)\n    try:\n        yield n\n    finally:\n        print('out', n)\nwith cm(1) as a, cm(2) as b:\n    print(a + b)\nwith suppress(KeyError):\n    {}[1]")
-_add("unpacking", "a, *b = range(4)\n(c, d), e = (1, 2), 3\n[*b, *(c, d)], {**{'k': e}}")
-_add("star in for", "for x in *[1], *[2]:\n    print(x)")
-_add("chained and augmented assignment", "a = b = [1]\na += [2]\nd = {'k': 1}\nd['k'] += 1\nb, d")
-_add("del, assert, pass", "x = [1, 2]\ndel x[0]\nassert x == [2], 'no'\npass\nx")
-_add("f-strings", "w, v = 10, 3.14159\nf'{v:{w}.2f}|{v!r}|{v=}|{[i for i in range(2)]}|{(lambda: 1)()}'")
-_add("string methods and sorting", "words = 'the quick brown the fox the quick'.split()\nfreq = {}\nfor w in words: freq[w] = freq.get(w, 0) + 1\nsorted(freq.items(), key=lambda kv: (-kv[1], kv[0]))")
-_add("recursion and caching", "from functools import lru_cache\n@lru_cache(None)\ndef fib(n): return n if n < 2 else fib(n - 1) + fib(n - 2)\nfib(60)")
-_add("recursion error is the program's", "def f(): return f()\ntry:\n    f()\nexcept RecursionError as e:\n    print('deep')")
-_add("itertools and infinite generators", "import itertools\ndef nat():\n    n = 0\n    while True:\n        yield n\n        n += 1\nlist(itertools.islice((n * n for n in nat() if n % 2), 4))")
-_add("threads", "import threading\nout = []\nts = [threading.Thread(target=lambda i=i: out.append(i)) for i in range(4)]\n[t.start() for t in ts]\n[t.join() for t in ts]\ndel ts\nsorted(out)")
-_add("async functions", "import asyncio\nasync def f(x):\n    await asyncio.sleep(0)\n    return x * 2\nasync def agen():\n    for i in range(3):\n        yield i\nasync def main():\n    got = [x async for x in agen()] + [await f(i) for i in range(2)]\n    async for y in agen(): got.append(y)\n    return got\nasyncio.run(main())")
-_add("future annotations stay text", "from __future__ import annotations\ndef f(x: [i for i in 'ab'], *y: (lambda: 1)) -> Undefined: pass\nf.__annotations__")
-_add("eval and exec with namespaces", "ns = {'a': 2}\nexec('b = a * 3\\nfor i in range(2): b += i', ns)\nprint(ns['b'], eval('a + b', ns), eval(' 1 + 1'))\ndel ns['__builtins__']\ndef f():\n    q = 5\n    return eval('q + 1'), 'q' in locals()\nf()")
-_add("compile then eval", "c = compile('[x for x in range(3)]', 'f', 'eval')\neval(c), c.co_filename")
-_add("constants that look special", "b'', b'x', (b'y', 1), frozenset({b'z'}), ..., None, True, 1.0, -0.0, 1j")
-_add("inspection", "import inspect\ndef f(a, b=1, *, c): pass\nstr(inspect.signature(f)), f.__code__.co_argcount, f.__code__.co_varnames")
-_add("match", "def m(v):\n    match v:\n        case {'k': [a, *_]}: return a\n        case int(n) if n > 1: return 'big'\n        case _:\n            return 'else'\nm({'k': [7, 8]}), m(5), m('')", (3, 10))
-_add("except star", "try:\n    raise ExceptionGroup('g', [ValueError(1), TypeError(2), OSError(3)])\nexcept* ValueError as e:\n    print('v', e.exceptions)\nexcept* TypeError:\n    print('t')\n", (3, 11))
-_add("except star that raises", "for i in range(2):\n    try:\n        try:\n            if i: break\n            raise ValueError(1)\n        except* ValueError:\n            raise KeyError('k')\n        finally:\n            print('f')\n    except ExceptionGroup as g:\n        print(g.exceptions)", (3, 11))
-_add("type parameters", "def first[T](xs: list[T]) -> T: return xs[0]\nclass Box[T]:\n    def __init__(self, v: T): self.v = v\ntype L = list[int]\nfirst([1]), Box(2).v, L.__value__", (3, 12))
-_add("nested quotes in f-strings", "d = {'a': 1}\nf'{d['a']} {'\\n'.join(str(x) for x in range(2))!r}'", (3, 12))
+def programs(name: str) -> dict[str, str]:
+    """The programs of one file that this Python has the syntax for."""
+    text = (Path(__file__).parent / "programs" / f"{name}.txt").read_text(encoding="utf-8")
+    _, *pieces = _HEADER.split(text)
+    found = {}
+    for title, major, minor, source in zip(*(pieces[field::4] for field in range(4))):  # noqa: B905 (3.9 has no strict)
+        if major is None or sys.version_info >= (int(major), int(minor)):
+            found[title] = source.strip("\n")
+    return found

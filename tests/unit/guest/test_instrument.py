@@ -16,59 +16,16 @@ from executor_server.guest.control import FinalAnswerGiven
 from executor_server.guest.instrument import LAST_STATEMENT
 from executor_server.guest.meter import OperationLimitExceeded
 from tests.support.agent_program import Agent, run
+from tests.support.corpus import programs
 
 REPOSITORY = Path(__file__).parents[3]
 
-# Each would run for ever, or nearly.
-ENDLESS = {
-    "bare except": "while True:\n    try:\n        while True: pass\n    except: pass",
-    "except BaseException as": "def f():\n    try: f()\n    except BaseException as e: f()\nf()",
-    "tuple of types": "while True:\n    try: x = 1\n    except (ValueError, BaseException): pass",
-    "return in finally": "def f():\n    try:\n        while True: pass\n    finally: return 1\nwhile True: f()",
-    "break in finally": "while True:\n    while True:\n        try:\n            while True: pass\n        finally: break",
-    "exit that swallows": "class S:\n    def __enter__(self): pass\n    def __exit__(self, *a): return True\nwhile True:\n    with S():\n        while True: pass",
-    "contextlib.suppress": "import contextlib\nwhile True:\n    with contextlib.suppress(BaseException):\n        while True: pass",
-    "recursion": "def f(n):\n    try: f(n + 1)\n    except RecursionError: pass\n    try: f(n + 1)\n    except RecursionError: pass\nf(0)",
-    "list comprehension": "[0 for _ in iter(int, 1)]",
-    "comprehension that keeps nothing": "[0 for _ in iter(int, 1) if False]",
-    "inner clause": "{0 for _ in 'a' for _ in iter(int, 1)}",
-    "dict comprehension": "{0: 0 for _ in iter(int, 1)}",
-    "generator expression in C": "sum(0 for _ in iter(int, 1))",
-    "generator": "def g():\n    while True: yield\nfor _ in g(): pass",
-    "generator that swallows": "def g():\n    while True:\n        try: yield\n        except: pass\nfor _ in g(): pass",
-    "recursive generator": "def g():\n    yield\n    yield from g()\nwhile True:\n    try: list(g())\n    except RecursionError: pass",
-    "lambda in C": "any(map(lambda x: 0, iter(int, 1)))",
-    "lambda chain": "f = lambda g: g(g)\nwhile True:\n    try: f(f)\n    except RecursionError: pass",
-    "while with the work in its test": "def f(): return True\nwhile f(): pass",
-    "for without a body": "for _ in iter(int, 1): ...",
-    "eval": "while True: eval('[0 for _ in iter(int, 1)]')",
-    "exec": "exec('while True: pass')",
-    "exec of itself": "s = 'try: exec(s)\\nexcept RecursionError: pass\\ntry: exec(s)\\nexcept RecursionError: pass'\nexec(s)",
-    "exec with its own builtins": "exec('while True: pass', {'__builtins__': {}})",
-    "compile": "exec(compile('while True: pass', 'f', 'exec'))",
-    "compile of a tree": "import ast\nexec(compile(ast.parse('while True: pass'), 'f', 'exec'))",
-    "function made by exec": "ns = {}\nexec('def f():\\n while True: pass', ns)\nns['f']()",
-    "decorator": "def d(f):\n    while True: f()\n@d\ndef f(): pass",
-    "class body": "class C:\n    while True: pass",
-    "metaclass": "class M(type):\n    def __call__(c): return c()\nclass C(metaclass=M): pass\nwhile True:\n    try: C()\n    except RecursionError: pass",
-    "property": "class C:\n    @property\n    def p(self): return self.p\nwhile True:\n    try: C().p\n    except RecursionError: pass",
-    "finalizer": "class D:\n    def __del__(self):\n        while True: pass\nwhile True: D()",
-    "default argument": "def f(x=[0 for _ in iter(int, 1)]): pass",
-    "f-string": "f'{[0 for _ in iter(int, 1)]}'",
-    "sort key": "sorted(range(10**6), key=lambda x: 0)",
-    "async loop": "async def g():\n    while True: yield 0\nasync for _ in g(): pass",
-    "task": "import asyncio\nasync def f():\n    while True: await asyncio.sleep(0)\nwhile True:\n    try: await asyncio.gather(f(), return_exceptions=True)\n    except: pass",
-    "names shadowed": "import builtins\nnext = repeat = lambda *a: True\nwhile True: pass",
-    "except star": "while True:\n    try:\n        while True: pass\n    except* BaseException: pass",
-    "type parameter": "def f[T: [0 for _ in iter(int, 1)]](): pass\nf.__type_params__[0].__bound__",
-}
-SINCE = {"except star": (3, 11), "type parameter": (3, 12)}
+ENDLESS = programs("endless")  # each would run for ever, or nearly
+UNWINDING = programs("unwinding")  # each tries to keep the control exception that final() raises
 
 
 @pytest.mark.parametrize("trick", ENDLESS)
 def test_no_way_around_the_budget(trick: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    if sys.version_info < SINCE.get(trick, (3, 9)):
-        pytest.skip("syntax of a later Python")
     monkeypatch.setattr(sys, "unraisablehook", lambda _: None)  # what a finalizer raises goes there
     ended = run(ENDLESS[trick], budget=3000)
     assert isinstance(ended.error, OperationLimitExceeded)
@@ -104,21 +61,6 @@ def test_function_of_an_earlier_execution_counts_against_the_current_one() -> No
     assert agent.run("f()").error is None
 
 
-UNWINDING = {
-    "bare except": "try:\n    final()\nexcept:\n    print('kept')",
-    "BaseException": "try:\n    final()\nexcept BaseException as e:\n    print('kept')",
-    "nested": "try:\n    try:\n        final()\n    except: print('kept')\nexcept: print('kept')",
-    "in a function": "def f():\n    try: final()\n    except: return 'kept'\nf()\nprint('kept')",
-    "from a generator": "def g():\n    try: yield final()\n    except: yield 'kept'\nlist(g())\nprint('kept')",
-    "by exec": "exec('try: final()\\nexcept: print(1)')",
-    "except star": "for _ in 'a':\n    try:\n        final()\n    except* BaseException:\n        print('kept')\nprint('kept')",
-    "in a group": "try:\n    raise BaseExceptionGroup('g', [ValueError(), BaseExceptionGroup('h', [control])])\nexcept BaseException:\n    print('kept')",
-    "group and except star": "try:\n    raise BaseExceptionGroup('g', [ValueError(), control])\nexcept* ValueError:\n    print('mine')",
-    "raise in except star": "try:\n    try:\n        raise ValueError\n    except* ValueError:\n        final()\nexcept BaseException:\n    print('kept')",
-}
-
-
-@pytest.mark.skipif(sys.version_info < (3, 11), reason="exception groups")
 @pytest.mark.parametrize("trick", UNWINDING)
 def test_control_exception_passes_every_handler(trick: str, capsys: pytest.CaptureFixture[str]) -> None:
     agent, control = Agent(), FinalAnswerGiven()
@@ -132,7 +74,8 @@ def test_control_exception_passes_every_handler(trick: str, capsys: pytest.Captu
 
 
 def test_cleanup_runs_while_a_control_exception_unwinds() -> None:
-    agent, done = Agent(), []
+    agent = Agent()
+    done: list[object] = []
 
     def final() -> None:
         raise FinalAnswerGiven
@@ -147,7 +90,9 @@ def test_cleanup_runs_while_a_control_exception_unwinds() -> None:
 
 def test_function_shipped_by_cloudpickle_works_without_a_meter() -> None:
     agent = Agent()
-    agent.run("def f(n):\n    try:\n        return [i for i in range(n)]\n    except ValueError:\n        pass", budget=0)
+    agent.run(
+        "def f(n):\n    try:\n        return [i for i in range(n)]\n    except ValueError:\n        pass", budget=0
+    )
     shipped: Callable[[int], Any] = cloudpickle.loads(cloudpickle.dumps(agent.namespace["f"]))
     assert shipped(3) == [0, 1, 2]
     assert shipped(20_000)[-1] == 19_999

@@ -35,17 +35,17 @@ console = Console(highlight=False)
 
 
 def sales_data() -> pd.DataFrame:
-    """A year of sales in three regions, in Swiss francs, with one month in which somebody slipped with the keyboard."""
-    months = pd.date_range("2025-01-01", periods=12, freq="MS")
-    seasonal = 1 + 0.25 * np.sin(np.arange(12) / 12 * 2 * np.pi)
-    base = {"north": 4200, "south": 3100, "west": 2600}
+    """A year of sales in three regions, in Swiss francs, with one quarter in which somebody slipped on the keyboard."""
+    quarters = pd.date_range("2025-01-01", periods=4, freq="QS")
+    seasonal = np.array([1.0, 1.25, 0.9, 1.1])
+    base = {"north": 12_600, "south": 9_300, "west": 7_800}
     frames = [
-        pd.DataFrame({"month": months, "region": region, "units": (units * seasonal).round().astype(int)})
+        pd.DataFrame({"quarter": quarters, "region": region, "units": (units * seasonal).round().astype(int)})
         for region, units in base.items()
     ]
     sales = pd.concat(frames, ignore_index=True)
     sales["price_chf"] = 14.5
-    typo = (sales["region"] == "west") & (sales["month"] == "2025-08-01")
+    typo = (sales["region"] == "west") & (sales["quarter"] == "2025-07-01")
     sales.loc[typo, "units"] *= 100
     return sales
 
@@ -79,7 +79,7 @@ class ExchangeRate(Tool):  # type: ignore[misc]  # smolagents is untyped
 
 def expected_answer(sales: pd.DataFrame, rate: float) -> dict[str, Any]:
     """What the agent has to find out, computed without it."""
-    units = sales["units"].where(sales["units"] < 50_000, sales["units"] // 100)
+    units = sales["units"].where(sales["units"] < 100_000, sales["units"] // 100)
     revenue = (units * sales["price_chf"] * rate).groupby(sales["region"]).sum().round(2)
     share = float(revenue.max() / revenue.sum())
     return {"best_region": str(revenue.idxmax()), "revenue_eur": revenue.to_dict(), "share": round(share, 4)}
@@ -90,7 +90,7 @@ def expected_answer(sales: pd.DataFrame, rate: float) -> dict[str, Any]:
 
 AUDITOR_SCRIPT = [
     Reply(
-        thought="I look for months that are far from the median of their region.",
+        thought="I look for quarters that are far from the median of their region.",
         code="""
 median = data.groupby("region")["units"].transform("median")
 odd = data[data["units"] > 10 * median]
@@ -118,7 +118,7 @@ print(revenue_chf.round(0).to_string())
     ),
     Reply(
         thought="West is far above the others, which is strange. I let my colleague check the data.",
-        expects=["shape (36, 4)", "logo (96, 96) RGB"],
+        expects=["shape (12, 4)", "logo (96, 96) RGB"],
         code="""
 report = auditor(task="Find the typing error in the units of `data`.", additional_args={"data": sales})
 print(report)

@@ -93,7 +93,7 @@ class WarmPool:
     async def full(self) -> None:
         """Waits until every spec has its sandboxes."""
         async with self._changed:
-            await self._changed.wait_for(lambda: self._next_missing() is None)
+            await self._changed.wait_for(lambda: all(len(kept) >= self._settings.size for kept in self._ready.values()))
 
     async def close(self) -> None:
         """Ends refilling and destroys what is kept."""

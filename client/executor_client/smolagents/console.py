@@ -60,5 +60,5 @@ class LogStream:
         shown = escape(line[:LINE_CHARS_MAX]) + (" ..." if len(line) > LINE_CHARS_MAX else "")
         if self._chars_left <= 0:
             shown += "\n... the rest is not shown as it comes"
-        # A Text, not a str: rich would take "[red]" in a str for markup.
-        self._logger.log(Text(shown, style="dim"), level=LogLevel.INFO)
+        # A Text, not a str: rich would take "[red]" in a str for markup. The bar tells it from the agent's own lines.
+        self._logger.log(Text(f"│ {shown}", style="dim"), level=LogLevel.INFO)

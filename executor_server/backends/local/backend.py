@@ -141,6 +141,7 @@ class LocalBackend:
     async def _build(self, sandbox: LocalSandbox, kit: Kit, image: Image, spec: SandboxSpec) -> None:
         deadline = asyncio.get_running_loop().time() + _CREATE_TIMEOUT_S
         with contextlib.ExitStack() as stack:
+            sandbox.cgroup = kit.make_cgroup(self._daemon_id, sandbox.sandbox_id, spec)
             # Bound out here, in a directory that only we can enter: inside, no file leads to the supervisor.
             listener = stack.enter_context(_listen(sandbox.endpoint.socket_path))
             ready_read, ready_write = os.pipe()
@@ -148,18 +149,14 @@ class LocalBackend:
             with contextlib.closing(os.fdopen(ready_write, "wb")):
                 config = _guest_config(kit, spec, sandbox, listener.fileno())
                 command = [str(image.python), "-I", "-S", GUEST_PATH, json.dumps(config), str(ready_write)]
-                sandbox.process = kit.start(image, spec, command, pass_fds=(listener.fileno(), ready_write))
-            # Made while bubblewrap starts, which takes longer.
-            sandbox.cgroup = kit.make_cgroup(self._daemon_id, sandbox.sandbox_id, spec)
+                pass_fds = (listener.fileno(), ready_write)
+                sandbox.process = kit.start(image, spec, command, cgroup=sandbox.cgroup, pass_fds=pass_fds)
 
-            def confine(pid: int) -> None:
-                if sandbox.cgroup is not None:
-                    sandbox.cgroup.attach(pid)
-                # Written before it runs: from here on a sandbox that exists can be found.
+            def write_down(pid: int) -> None:
                 write_record(sandbox.directory, sandbox.sandbox_id, pid, sandbox.cgroup, sandbox.endpoint.token)
 
             await sandbox.process.confine_and_release(
-                host_uid=sandbox.host_uid, rlimits=kit.rlimits(spec), confine=confine, deadline=deadline
+                host_uid=sandbox.host_uid, rlimits=kit.rlimits(spec), on_held=write_down, deadline=deadline
             )
             answer = await read_within(ready_read, 1, deadline)
         if not answer:

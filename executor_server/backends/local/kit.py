@@ -61,12 +61,15 @@ class Kit:
         spec: SandboxSpec,
         command: Sequence[str],
         *,
+        cgroup: Cgroup | None,
         pass_fds: Sequence[int] = (),
         stdout: int = subprocess.DEVNULL,
     ) -> BwrapProcess:
         """Starts a sandbox that waits to be confined and released."""
         arguments = self.layout.arguments(image, spec)
-        return start_bwrap(self.bwrap.path, arguments, command, seccomp=self.seccomp, pass_fds=pass_fds, stdout=stdout)
+        return start_bwrap(
+            self.bwrap.path, arguments, command, seccomp=self.seccomp, cgroup=cgroup, pass_fds=pass_fds, stdout=stdout
+        )
 
     def make_cgroup(self, daemon_id: str, sandbox_id: str, spec: SandboxSpec) -> Cgroup | None:
         if isinstance(self.cgroups, NoCgroups):

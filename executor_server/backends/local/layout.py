@@ -2,7 +2,7 @@
 
 Nothing is visible unless a line here makes it so. Of the host a sandbox sees its system directories, a few files of
 /etc that libraries expect (in a tree of our own, so that one mount brings them all), the Python environment of its
-image and the guest; all read-only. It can write to /workspace, /tmp and /dev/shm, each in memory of its own with a size.
+image and the guest; all read-only. It can write to /workspace, /tmp and /dev/shm, each in memory of its own, sized.
 """
 
 from __future__ import annotations

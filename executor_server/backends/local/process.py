@@ -1,15 +1,15 @@
 """One bubblewrap process: started, held back until it is confined from outside, let go, killed, reaped.
 
-Two things can only be done to a sandbox from outside: moving it into its control group and, for root, giving it a user
-of its own. Both must be done before it runs anything, and bubblewrap waits for us at the right moment:
+Some things can only be done to a sandbox from outside: setting its limits, writing down that it exists and, for root,
+giving it a user of its own. They must be done before it runs anything, and bubblewrap waits for us at the right moment:
 
 - As an ordinary user it maps our own user to the sandbox's by itself, builds the file system, and waits (--block-fd)
   before it executes the command.
 - As root it must not do so: the program would run as the host's user 0, who owns /proc/sys even without any capability.
   It waits (--userns-block-fd) right after making its user namespace, and we write the map: 0 stays the host's root,
   just to build the file system (the Python environment may lie in a directory that only root can enter), and the
-  sandbox's user is a host user that nobody else has. The command starts as 0 with the capabilities to change user and no others;
-  the supervisor's first act is to drop to the sandbox's user for good, before it listens to anybody.
+  sandbox's user is a host user that nobody else has. The command starts as 0 with the capabilities to change user and
+  no others; the supervisor's first act is to drop to the sandbox's user for good, before it listens to anybody.
 
 Bubblewrap itself stays as the parent of the sandbox's first process and ends with it. Killing that first process kills
 everything in its process namespace; that is how a sandbox ends, not by a list of processes.
@@ -27,6 +27,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from executor_server.backends.local.cgroups import Cgroup
 from executor_server.backends.local.descriptors import kill, read_waiting, read_within, wait_readable
 from executor_server.backends.local.layout import SANDBOX_ID
 from executor_server.errors import SandboxFailure
@@ -53,12 +54,12 @@ class BwrapProcess:
         *,
         host_uid: int | None,
         rlimits: Mapping[int, int],
-        confine: Callable[[int], None],
+        on_held: Callable[[int], None],
         deadline: float,
     ) -> None:
         """Learns the first process, confines it, lets it go.
 
-        `host_uid` is the user that it becomes on the host, None for our own; `confine` gets the first process's id.
+        `host_uid` is the user that it becomes on the host, None for our own; `on_held` gets the first process's id.
         Raises SandboxFailure; the caller then kills it.
         """
         pid = self.init_pid = await self._first_process(deadline)
@@ -66,7 +67,7 @@ class BwrapProcess:
             self.init_pidfd = os.pidfd_open(pid)  # cannot be another's by now: its parent has not reaped it
             for limit, value in rlimits.items():
                 resource.prlimit(pid, limit, (value, value))
-            confine(pid)
+            on_held(pid)
             if host_uid is not None:
                 _map_users(pid, host_uid)
             os.write(self._release, b"1")
@@ -129,6 +130,7 @@ def start_bwrap(
     command: Sequence[str],
     *,
     seccomp: bytes,
+    cgroup: Cgroup | None,
     pass_fds: Sequence[int] = (),
     stdout: int = subprocess.DEVNULL,
 ) -> BwrapProcess:
@@ -145,8 +147,9 @@ def start_bwrap(
         else:
             held = ["--block-fd", str(block_read), "--uid", str(SANDBOX_ID), "--gid", str(SANDBOX_ID)]
         held += ["--info-fd", str(info_write), "--seccomp", str(filter_fd)]
+        whole = [str(bwrap), *held, *arguments, "--", *command]
         popen = subprocess.Popen(
-            [str(bwrap), *held, *arguments, "--", *command],
+            cgroup.enter_and_run(whole) if cgroup else whole,
             stdin=subprocess.DEVNULL,
             stdout=stdout,
             stderr=complaints_write,

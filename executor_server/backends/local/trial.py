@@ -50,14 +50,14 @@ async def run_python(
     read, write = os.pipe()
     try:
         try:
-            process = kit.start(image, spec, [str(image.python), *options, "-c", source], stdout=write)
+            process = kit.start(image, spec, [str(image.python), *options, "-c", source], cgroup=cgroup, stdout=write)
         finally:
             os.close(write)
         try:
             await process.confine_and_release(
                 host_uid=host_uid,
                 rlimits=kit.rlimits(spec),
-                confine=cgroup.attach if cgroup else lambda pid: None,
+                on_held=lambda pid: None,
                 deadline=deadline,
             )
             stdout, timed_out = await _read_to_end(read, deadline)

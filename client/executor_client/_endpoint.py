@@ -116,21 +116,24 @@ def is_local(address: str) -> bool:
 
 def _read_token(path: Path) -> str:
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        # Not blocking: in the place of the file there could be a pipe that nobody writes to.
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except FileNotFoundError:
         raise ConfigurationError(
             f"no token: {TOKEN_VARIABLE} is not set and {path} does not exist. `executor-server serve` makes it"
         ) from None
     except OSError as error:
         raise ConfigurationError(f"the token file {path} cannot be read: {error.strerror}") from error
-    with os.fdopen(descriptor, "rb") as file:
+    try:
         # Asked of the open file, not of the path: nobody can exchange it in between.
-        status = os.fstat(file.fileno())
+        status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode) or status.st_uid not in (os.geteuid(), 0):
             raise ConfigurationError(f"the token file {path} is not a regular file of yours")
         if status.st_mode & 0o077:
             raise ConfigurationError(f"the token file {path} can be read by others: chmod 600 it and make a new token")
-        token = file.read(TOKEN_BYTES_MAX + 1).decode("ascii", "replace").strip()
+        token = os.read(descriptor, TOKEN_BYTES_MAX + 1).decode("ascii", "replace").strip()
+    finally:
+        os.close(descriptor)
     if not token or len(token) > TOKEN_BYTES_MAX:
         raise ConfigurationError(f"the token file {path} holds no token")
     return token

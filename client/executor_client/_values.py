@@ -40,7 +40,7 @@ def _pickled_for_sandbox(value: object) -> bytes:
     import cloudpickle
 
     try:
-        pickled = cloudpickle.dumps(value)
+        pickled: bytes = cloudpickle.dumps(value)
     except Exception as error:
         # A value's own __reduce__ may raise anything.
         raise EncodeError(f"a {type(value).__name__} cannot be sent: {type(error).__name__}: {error}") from error

@@ -1,0 +1,91 @@
+"""Text from a sandbox on a person's terminal.
+
+A terminal obeys control characters: it can be made to hide text, rewrite lines, set titles, even type. So they are
+shown instead of sent. What goes to a file or a pipe is passed as it is.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from typing import TextIO
+
+from executor_client.events import ExecutionEvent, ImageEvent, LogEvent, OutputCutEvent, QueuedEvent
+from executor_client.results import ExecutionResult, Image, VariablesState
+
+# Control characters but newline and tab; those that turn the direction of text; line separators; lone surrogates.
+_UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+
+_IMAGE_SUFFIXES = {"image/png": ".png", "image/jpeg": ".jpg"}
+
+
+def shown(text: str) -> str:
+    """The text with every character that a terminal would act on written as an escape."""
+    return _UNSAFE.sub(lambda found: found.group().encode("unicode_escape").decode(), text.replace("\r\n", "\n"))
+
+
+class Console:
+    """Writes what happens in an execution as it happens: output to stdout and stderr, remarks to stderr.
+
+    Images are saved into `image_dir`, or only mentioned where that is None.
+    """
+
+    def __init__(self, *, image_dir: Path | None) -> None:
+        self._image_dir = image_dir
+        self._images = 0
+
+    def show_event(self, event: ExecutionEvent) -> None:
+        """To be given to `execute` as `on_event`."""
+        match event:
+            case LogEvent(stream="stdout"):
+                self._write(sys.stdout, event.text)
+            case LogEvent():
+                self._write(sys.stderr, event.text)
+            case OutputCutEvent():
+                self.remark(f"{event.omitted_bytes} bytes of output left out")
+            case QueuedEvent() if event.ahead:
+                self.remark(f"waiting for {event.ahead} other executions")
+            case ImageEvent():
+                self._show_image(event.image)
+
+    def show_end(self, result: ExecutionResult) -> None:
+        """Says why a program failed and what became of its variables."""
+        if not result.succeeded:
+            self.fail(result.outcome.value.replace("_", " "))
+            if result.error is not None:
+                text = result.error.traceback or f"{result.error.type}: {result.error.message}"
+                self._write(sys.stderr, text.rstrip("\n") + "\n")
+        if result.state is VariablesState.RESET:
+            self.remark("the interpreter was replaced, its variables are gone")
+        elif result.state is VariablesState.LOST:
+            self.remark("the sandbox is gone")
+
+    def show_value(self, value: object) -> None:
+        """A value, as an interactive Python shows it."""
+        self._write(sys.stdout, f"{value!r}\n")
+
+    def remark(self, text: str) -> None:
+        self._write(sys.stderr, f"[{text}]\n")
+
+    def fail(self, text: str) -> None:
+        self._write(sys.stderr, f"executor: {text}\n")
+
+    def _show_image(self, image: Image) -> None:
+        if image.problem:
+            self.remark(f"an image was refused: {image.problem}")
+        elif self._image_dir is None:
+            self.remark(f"an image of {image.width}x{image.height} pixels; --save-images DIR keeps them")
+        else:
+            self._images += 1
+            self._image_dir.mkdir(parents=True, exist_ok=True)
+            path = self._image_dir / f"image-{self._images}{_IMAGE_SUFFIXES[image.mime_type]}"
+            path.write_bytes(image.data)
+            self.remark(f"saved {path}")
+
+    def _write(self, stream: TextIO, text: str) -> None:
+        if stream.isatty():
+            text = shown(text)
+        encoding = stream.encoding or "utf-8"
+        stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
+        stream.flush()

@@ -1,0 +1,126 @@
+"""`executor`: runs files and an interactive Python in sandboxes, from a shell.
+
+Exit codes of `run`: 0 when the program succeeded, 1 when it did not, 2 when it could not be run, 130 when interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import os
+import sys
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+from executor_client import _repl
+from executor_client._terminal import Console, shown
+from executor_client.client import ExecutorClient
+from executor_client.errors import ExecutorClientError, PolicyViolationError
+from executor_client.results import SessionInfo
+from executor_client.session import Session
+
+EXIT_SUCCEEDED = 0
+EXIT_FAILED = 1
+EXIT_REFUSED = 2
+EXIT_INTERRUPTED = 130
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command line and returns its exit code."""
+    options = _parser().parse_args(arguments)
+    console = Console(image_dir=getattr(options, "save_images", None))
+    try:
+        with ExecutorClient(options.address, token=options.token) as client:
+            code: int = options.command(client, options, console)
+            return code
+    except KeyboardInterrupt:
+        console.fail("interrupted")
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        # Whoever read our output has gone (`| head`). The interpreter's last flush must not meet the pipe again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_FAILED
+    except ExecutorClientError as error:
+        console.fail(error.message)
+        if isinstance(error, PolicyViolationError):
+            for violation in error.violations:
+                console.fail(f"  {violation.field}: {violation.description}")
+        return EXIT_REFUSED
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="executor", description="Run Python in sandboxes.")
+    parser.add_argument("--version", action="version", version=importlib.metadata.version("remote-executor"))
+    parser.add_argument("--address", help="the daemon: host:port or unix:PATH (default: this user's own)")
+    parser.add_argument("--token", help="the daemon's token (better: EXECUTOR_TOKEN, which others cannot see)")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    run = commands.add_parser("run", help="run a file; its output comes as it is printed")
+    run.add_argument("file", metavar="FILE", help="a Python file, - for standard input")
+    _add_session_options(run)
+    run.set_defaults(command=_run)
+
+    repl = commands.add_parser("repl", help="an interactive Python in a sandbox")
+    _add_session_options(repl)
+    repl.set_defaults(command=_run_repl)
+
+    ps = commands.add_parser("ps", help="list the sessions")
+    ps.set_defaults(command=_list_sessions)
+    return parser
+
+
+def _add_session_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--imports", type=_names, default=(), metavar="A,B", help="more modules to authorize: numpy.*,os.path"
+    )
+    parser.add_argument("--image", help="the sandbox's image (default: the policy's)")
+    parser.add_argument("--timeout", type=float, metavar="S", help="seconds that an execution may take")
+    parser.add_argument("--save-images", type=Path, metavar="DIR", help="keep displayed images and figures here")
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in text.split(",") if name.strip())
+
+
+def _create_session(client: ExecutorClient, options: argparse.Namespace) -> Session:
+    limits = {} if options.timeout is None else {"wall_time_s": options.timeout}
+    return client.create_session(options.image, options.imports, limits, labels={"client": "executor"})
+
+
+def _run(client: ExecutorClient, options: argparse.Namespace, console: Console) -> int:
+    try:
+        code = sys.stdin.read() if options.file == "-" else Path(options.file).read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        console.fail(f"{options.file} cannot be read: {error}")
+        return EXIT_REFUSED
+    with _create_session(client, options) as session:
+        result = session.execute(code, on_event=console.show_event)
+    console.show_end(result)
+    return EXIT_SUCCEEDED if result.succeeded else EXIT_FAILED
+
+
+def _run_repl(client: ExecutorClient, options: argparse.Namespace, console: Console) -> int:
+    with _create_session(client, options) as session:
+        return _repl.run(session, console)
+
+
+def _list_sessions(client: ExecutorClient, options: argparse.Namespace, console: Console) -> int:
+    rows: list[tuple[str, ...]] = [("SESSION", "STATE", "IMAGE", "PYTHON", "GENERATION", "EXPIRES", "LABELS")]
+    rows += [_row(info) for info in sorted(client.list_sessions(), key=lambda info: info.create_time)]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    for row in rows:
+        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+    return EXIT_SUCCEEDED
+
+
+def _row(info: SessionInfo) -> tuple[str, ...]:
+    left_s = max(0, int((info.expire_time - datetime.now(UTC)).total_seconds()))
+    labels = ",".join(f"{key}={value}" for key, value in sorted(info.labels.items()))
+    cells = (info.session_id, info.state.value, info.image, info.python_version, str(info.generation), f"in {left_s} s")
+    # Labels are free text of whoever made the session; a table has one line a row.
+    return tuple(shown(cell).replace("\n", "\\n") for cell in (*cells, labels))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

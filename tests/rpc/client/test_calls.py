@@ -1,0 +1,248 @@
+"""Everything but executions: sessions, variables, files, refusals, retries."""
+
+from __future__ import annotations
+
+import enum
+import pickle
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from google.protobuf import duration_pb2
+from google.rpc import error_details_pb2
+
+from executor_api import values
+from executor_api.v1 import executor_service_pb2 as pb
+from executor_api.v1 import types_pb2 as types
+from executor_client import (
+    AuthenticationError,
+    DaemonError,
+    ExecutorClient,
+    InvalidRequest,
+    NotFoundError,
+    OpaqueValue,
+    PolicyViolationError,
+    PreconditionError,
+    ProtocolError,
+    ResourceExhaustedError,
+    SessionState,
+    UnavailableError,
+    Violation,
+)
+from tests.support.fake_daemon import SESSION, FakeDaemon, Refusal, blob, chunks, value
+
+
+def test_session_is_asked_for_and_described(client: Any, daemon: FakeDaemon) -> None:
+    session = client.create_session("data", ["numpy.*"], {"memory_bytes": 1 << 30}, {"run": "7"}, "x = 1")
+    request = daemon.requests[0][1]
+    assert (request.image, list(request.authorized_imports), request.prelude) == ("data", ["numpy.*"], "x = 1")
+    assert (request.limits.memory_bytes, dict(request.labels)) == (1 << 30, {"run": "7"})
+    assert (session.session_id, session.info.state, session.limits.wall_time_s) == (SESSION, SessionState.IDLE, 30)
+    assert session.limits.operations is None
+    session.close()
+    session.close()
+    assert daemon.names() == ["CreateSession", "DeleteSession"]
+
+
+def test_other_calls_give_values_not_messages(client: Any, daemon: FakeDaemon) -> None:
+    assert [each.session_id for each in client.list_sessions()] == [SESSION]
+    assert client.get_policy().images == ("base",)
+    session = client.get_session(SESSION)
+    assert session.keep_alive() == session.info == session.refresh()
+    listed = session.list_files()
+    assert ([each.path for each in listed], len(listed), listed.truncated) == (["a/b.csv"], 1, True)
+    session.cancel("some-id")
+    assert daemon.requests[-1][1].execution_id == "some-id"
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Refusals and retries
+
+
+def bad_request() -> error_details_pb2.BadRequest:
+    violation = error_details_pb2.BadRequest.FieldViolation(field="limits.memory_bytes", description="at most 1")
+    return error_details_pb2.BadRequest(field_violations=[violation])
+
+
+@pytest.mark.parametrize(
+    ("refusal", "kind", "attributes"),
+    [
+        (Refusal(grpc.StatusCode.INVALID_ARGUMENT, "UNKNOWN_IMAGE"), InvalidRequest, {"reason": "UNKNOWN_IMAGE"}),
+        (Refusal(grpc.StatusCode.OUT_OF_RANGE, "EVENT_OUT_OF_RANGE"), InvalidRequest, {}),
+        (
+            Refusal(grpc.StatusCode.PERMISSION_DENIED, "POLICY_VIOLATION", more=(bad_request(),)),
+            PolicyViolationError,
+            {"violations": (Violation("limits.memory_bytes", "at most 1"),)},
+        ),
+        (Refusal(grpc.StatusCode.NOT_FOUND, "SESSION_NOT_FOUND"), NotFoundError, {}),
+        (Refusal(grpc.StatusCode.FAILED_PRECONDITION, "SESSION_LOST"), PreconditionError, {}),
+        (Refusal(grpc.StatusCode.RESOURCE_EXHAUSTED), ResourceExhaustedError, {"retry_after_s": None}),
+        (Refusal(grpc.StatusCode.UNAVAILABLE, "BACKEND_UNAVAILABLE"), UnavailableError, {}),
+        (Refusal(grpc.StatusCode.INTERNAL, "INTERNAL", incident_id="i-7"), DaemonError, {"incident_id": "i-7"}),
+        (Refusal(grpc.StatusCode.UNIMPLEMENTED), DaemonError, {}),
+        (Refusal(grpc.StatusCode.ABORTED), DaemonError, {}),
+    ],
+    ids=lambda each: each.code.name if isinstance(each, Refusal) else "",
+)
+def test_each_status_is_an_error_of_its_class(
+    client: Any, daemon: FakeDaemon, refusal: Refusal, kind: type[Exception], attributes: dict[str, Any]
+) -> None:
+    daemon.refusals["CreateSession"].append(refusal)
+    with pytest.raises(kind) as refused:
+        client.create_session()
+    assert {name: getattr(refused.value, name) for name in attributes} == attributes
+    assert isinstance(refused.value.__cause__, grpc.RpcError)
+    assert daemon.names() == ["CreateSession"]
+
+
+def test_wrong_token_is_an_authentication_error(daemon: FakeDaemon) -> None:
+    with ExecutorClient(daemon.address, token="wrong") as client, pytest.raises(AuthenticationError):
+        client.get_policy()
+
+
+def test_unreachable_daemon_is_waited_for_and_then_named(tmp_path: Path) -> None:
+    address = f"unix:{tmp_path / 'nobody.sock'}"
+    with (
+        ExecutorClient(address, token="t", connect_timeout_s=0.1) as client,
+        pytest.raises(UnavailableError, match="no daemon answers at unix:"),
+    ):
+        client.get_policy()
+
+
+@pytest.mark.parametrize("reason", ["", "DRAINING"])
+def test_call_is_repeated_unchanged_while_the_daemon_is_away(client: Any, daemon: FakeDaemon, reason: str) -> None:
+    daemon.refusals["CreateSession"].extend([Refusal(grpc.StatusCode.UNAVAILABLE, reason)] * 2)
+    client.create_session()
+    assert daemon.names() == ["CreateSession"] * 3
+    assert len({request.request_id for _, request in daemon.requests}) == 1
+
+
+def test_full_daemon_is_asked_again_when_it_says_so(client: Any, daemon: FakeDaemon) -> None:
+    retry = error_details_pb2.RetryInfo(retry_delay=duration_pb2.Duration(nanos=10_000_000))
+    full = Refusal(grpc.StatusCode.RESOURCE_EXHAUSTED, "TOO_MANY_SESSIONS", more=(retry,))
+    daemon.refusals["CreateSession"].append(full)
+    session = client.create_session()
+    daemon.refusals["KeepAlive"].append(full)
+    with pytest.raises(ResourceExhaustedError) as refused:
+        session.keep_alive()
+    assert refused.value.retry_after_s == 0.01
+
+
+def test_deletion_that_was_repeated_is_no_error(client: Any, daemon: FakeDaemon) -> None:
+    session = client.create_session()
+    daemon.refusals["DeleteSession"].extend(
+        [Refusal(grpc.StatusCode.UNAVAILABLE), Refusal(grpc.StatusCode.NOT_FOUND, "SESSION_NOT_FOUND")]
+    )
+    session.close()
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Variables
+
+
+class Colour(enum.Enum):
+    RED = 1
+
+
+def test_variables_go_inline_or_by_blob_and_never_as_one_large_message(session: Any, daemon: FakeDaemon) -> None:
+    given = {"small": {"a": [1, None]}, "large": b"x" * 600_000, **{f"v{n}": bytes([n]) * 250_000 for n in range(20)}}
+    session.set_variables(given)
+    request = daemon.requests[-1][1]
+    assert request.ByteSize() < 4 << 20
+    packed = {each.name: each.value.packed for each in request.variables}
+    assert packed["large"].WhichOneof("content") == "blob"
+    got = {name: values.decode(each.inline or daemon.blobs[each.blob.blob_id]) for name, each in packed.items()}
+    assert got == given
+
+
+def test_own_objects_are_pickled_for_the_same_python_only(session: Any, daemon: FakeDaemon) -> None:
+    session.set_variables({"colour": Colour.RED})
+    packed = daemon.requests[-1][1].variables[0].value.packed.inline
+    prefix = b"cp%d.%d\0" % sys.version_info[:2]
+
+    def load(foreign: memoryview) -> Any:
+        assert bytes(foreign).startswith(prefix)
+        return pickle.loads(bytes(foreign).removeprefix(prefix))
+
+    assert values.decode(packed, foreign=load) is Colour.RED
+
+
+def test_variable_that_cannot_be_sent_is_refused_by_name(session: Any, daemon: FakeDaemon) -> None:
+    with pytest.raises(InvalidRequest, match="'lock' cannot be sent"):
+        session.set_variables({"fine": 1, "lock": threading.Lock()})
+    with pytest.raises(InvalidRequest, match="'1x' is no name"):
+        session.set_variables({"1x": 1})
+    assert daemon.requests == []
+
+
+def test_blobs_are_uploaded_again_when_the_call_is_repeated(session: Any, daemon: FakeDaemon) -> None:
+    """A blob is used up by the message that names it, and nobody knows whether the lost one arrived."""
+    daemon.refusals["SetVariables"].append(Refusal(grpc.StatusCode.UNAVAILABLE))
+    session.set_variables({"large": b"x" * 600_000})
+    assert daemon.names() == ["UploadBlob", "SetVariables"] * 2
+
+
+def test_variables_are_read_and_a_broken_one_hides_no_other(session: Any, daemon: FakeDaemon) -> None:
+    large = value(b"y" * 600_000).packed.inline
+    broken = types.Value(packed=types.Payload(inline=b"garbage"))
+    variables = pb.Variables(missing=["gone"])
+    variables.variables.add(name="x", value=value((1, 2)))
+    variables.variables.add(name="large", value=types.Value(packed=blob("b", len(large))))
+    variables.variables.add(name="broken", value=broken)
+    pieces = [pb.GetVariablesResponse(blob_chunk=each.blob_chunk) for each in chunks("b", large)]
+    daemon.variables = [*pieces, pb.GetVariablesResponse(variables=variables)]
+    got = session.get_variables(["x", "large", "broken", "gone"])
+    assert (got["x"], got["large"], type(got["broken"])) == ((1, 2), b"y" * 600_000, OpaqueValue)
+    assert "gone" not in got
+    daemon.variables = pieces
+    with pytest.raises(ProtocolError, match="no variables"):
+        session.get_variables()
+
+
+def test_foreign_data_from_the_sandbox_is_never_unpickled(session: Any, daemon: FakeDaemon) -> None:
+    class Bomb:
+        def __reduce__(self) -> Any:
+            return (pytest.fail, ("it was unpickled",))
+
+    packed = values.encode(Bomb(), fallback=lambda obj: b"cp3.11\0" + pickle.dumps(obj))
+    variables = pb.Variables()
+    variables.variables.add(name="bomb", value=types.Value(packed=types.Payload(inline=packed)))
+    daemon.variables = [pb.GetVariablesResponse(variables=variables)]
+    assert type(session.get_variables(["bomb"])["bomb"]) is OpaqueValue
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Files
+
+
+@pytest.mark.parametrize("size_bytes", [0, 1, 600_000])
+def test_file_travels_whole(session: Any, daemon: FakeDaemon, size_bytes: int) -> None:
+    data = bytes(size_bytes)
+    assert session.put_file("a/b.bin", data).size_bytes == size_bytes
+    assert daemon.files == {"a/b.bin": data}
+    pieces = [data[start : start + 262_144] for start in range(0, size_bytes, 262_144)]
+    info = types.FileInfo(path="a/b.bin", size_bytes=size_bytes)
+    daemon.file = [pb.GetFileResponse(file=info), *[pb.GetFileResponse(data=piece) for piece in pieces]]
+    assert session.get_file("a/b.bin") == data
+
+
+@pytest.mark.parametrize(
+    ("size_bytes", "pieces"), [(3, [b"12"]), (3, [b"12", b"34"]), (1 << 40, []), (300_000, [b"x" * 300_000])]
+)
+def test_file_of_another_size_than_announced_is_an_error(
+    session: Any, daemon: FakeDaemon, size_bytes: int, pieces: list[bytes]
+) -> None:
+    daemon.file = [pb.GetFileResponse(file=types.FileInfo(size_bytes=size_bytes))]
+    daemon.file += [pb.GetFileResponse(data=piece) for piece in pieces]
+    with pytest.raises(ProtocolError):
+        session.get_file("a")
+
+
+def test_path_that_is_no_text_is_refused(session: Any, daemon: FakeDaemon) -> None:
+    for use in (session.get_file, session.list_files, lambda path: session.put_file(path, b"")):
+        with pytest.raises(InvalidRequest, match="path"):
+            use("\ud800")
+    assert daemon.requests == []

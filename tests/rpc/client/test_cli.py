@@ -1,0 +1,118 @@
+"""The command line: what comes out where, and with which exit code."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import PIL.Image
+import pytest
+
+from executor_api.v1 import types_pb2 as types
+from executor_client import _repl, cli
+from tests.support.fake_daemon import SESSION, TOKEN, FakeDaemon, Refusal, log, result
+
+Captured = pytest.CaptureFixture[str]
+
+
+@pytest.fixture(autouse=True)
+def address(daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EXECUTOR_ADDRESS", daemon.address)
+    monkeypatch.setenv("EXECUTOR_TOKEN", TOKEN)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> str:
+    (tmp_path / "f.py").write_text("print('é')", "utf-8")
+    return str(tmp_path / "f.py")
+
+
+def test_run_streams_output_and_ends_with_the_outcome(daemon: FakeDaemon, file: str, capsys: Captured) -> None:
+    daemon.journal = [log("out\n"), log("err\n", types.OUTPUT_STREAM_STDERR), result(5)]
+    assert cli.main(["run", file, "--imports", "numpy.*, os", "--image", "data", "--timeout", "2.5"]) == 0
+    assert capsys.readouterr() == ("out\n", "err\n")
+    create, execute, delete = (request for _, request in daemon.requests)
+    assert (create.image, list(create.authorized_imports)) == ("data", ["numpy.*", "os"])
+    assert (create.limits.wall_time_s, execute.code, delete.session_id) == (2.5, "print('é')", SESSION)
+
+
+def test_failed_program_is_exit_code_1_with_its_traceback(
+    daemon: FakeDaemon, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("1/0"))
+    error = types.ErrorDetail(type="ZeroDivisionError", message="no", traceback="Traceback ...\n")
+    daemon.journal = [result(outcome=types.OUTCOME_EXCEPTION, error=error, variables_state=types.VARIABLES_STATE_RESET)]
+    assert cli.main(["run", "-"]) == 1
+    assert daemon.requests[1][1].code == "1/0"
+    err = capsys.readouterr().err
+    assert "exception\nTraceback ...\n" in err and "variables are gone" in err
+
+
+def test_refusal_is_exit_code_2_in_one_line(daemon: FakeDaemon, file: str, capsys: Captured) -> None:
+    daemon.refusals["CreateSession"].append(Refusal(grpc.StatusCode.INVALID_ARGUMENT, "UNKNOWN_IMAGE", "no image x"))
+    assert cli.main(["run", file]) == 2
+    assert capsys.readouterr().err == "executor: no image x\n"
+    assert cli.main(["run", "/does/not/exist.py"]) == 2
+    assert "cannot be read" in capsys.readouterr().err
+
+
+def test_images_are_saved_where_asked(daemon: FakeDaemon, file: str, tmp_path: Path, capsys: Captured) -> None:
+    raw = io.BytesIO()
+    PIL.Image.new("RGB", (3, 2)).save(raw, "PNG")
+    good = types.Event(image=types.ImageEvent(data=types.Payload(inline=raw.getvalue()), mime_type="image/png"))
+    bad = types.Event(image=types.ImageEvent(data=types.Payload(inline=b"?"), mime_type="../../x"))
+    daemon.journal = [bad, good, result()]
+    assert cli.main(["run", file, "--save-images", str(tmp_path / "new" / "dir")]) == 0
+    assert [path.name for path in (tmp_path / "new" / "dir").iterdir()] == ["image-1.png"]
+    assert "an image was refused" in capsys.readouterr().err
+    assert cli.main(["run", file]) == 0
+    assert "3x2 pixels; --save-images" in capsys.readouterr().err
+
+
+def test_repl_executes_whole_statements_and_shows_values(
+    daemon: FakeDaemon, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("for i in x:\n  f(i)\n\n\n1 +* 2\nawait g()\n"))
+    daemon.journal = [result("a\x1b")]
+    assert cli.main(["repl"]) == 0
+    codes = [request.code for name, request in daemon.requests if name == "Execute"]
+    assert codes == ["for i in x:\n  f(i)\n", "1 +* 2", "await g()"]
+    assert capsys.readouterr().out.count("'a\\x1b'\n") == 3
+
+
+def test_repl_ends_with_its_sandbox(daemon: FakeDaemon, capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("1\n2\n"))
+    daemon.journal = [result(outcome=types.OUTCOME_LOST, variables_state=types.VARIABLES_STATE_LOST)]
+    assert cli.main(["repl"]) == 1
+    assert daemon.names().count("Execute") == 1
+
+
+def test_interrupt_at_the_prompt_drops_the_input_only(
+    daemon: FakeDaemon, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers: Iterator[str | BaseException] = iter(["def f():", KeyboardInterrupt(), "1", EOFError()])
+
+    def typed(prompt: str) -> str:
+        answer = next(answers)
+        if isinstance(answer, BaseException):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(_repl, "input", typed, raising=False)
+    assert cli.main(["repl"]) == 0
+    assert [request.code for name, request in daemon.requests if name == "Execute"] == ["1"]
+
+
+def test_ps_lists_sessions_one_a_line(daemon: FakeDaemon, capsys: Captured) -> None:
+    assert cli.main(["ps"]) == 0
+    header, row = capsys.readouterr().out.splitlines()
+    assert header.split()[:2] == ["SESSION", "STATE"]
+    assert row.split()[:2] == [SESSION, "idle"] and row.endswith("team=a\\x1b[31m")
+
+
+def test_version_is_the_distributions(capsys: Captured) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["--version"])
+    assert capsys.readouterr().out.strip()[0].isdigit()

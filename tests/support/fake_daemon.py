@@ -1,0 +1,305 @@
+"""A daemon that runs nothing: it speaks the protocol over real gRPC, from journals that a test wrote beforehand.
+
+For what a real daemon cannot be made to do: cut streams at a chosen event, number them wrongly, lie about sizes.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import defaultdict, deque
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+from google.protobuf import any_pb2
+from google.protobuf.message import Message
+from google.rpc import error_details_pb2, status_pb2
+
+from executor_api import values
+from executor_api.v1 import executor_service_pb2 as pb
+from executor_api.v1 import executor_service_pb2_grpc as services
+from executor_api.v1 import types_pb2 as types
+
+TOKEN = "the-token"
+SESSION = "the-session"
+WAIT_S = 20.0
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# What journals are made of
+
+
+def log(text: str, stream: Any = types.OUTPUT_STREAM_STDOUT) -> types.Event:
+    return types.Event(log=types.LogEvent(stream=stream, text=text))
+
+
+def value(obj: object) -> types.Value:
+    return types.Value(packed=types.Payload(inline=values.encode(obj)))
+
+
+def blob(blob_id: str, size_bytes: int) -> types.Payload:
+    return types.Payload(blob=types.BlobRef(blob_id=blob_id, size_bytes=size_bytes))
+
+
+def chunks(blob_id: str, data: bytes, piece_bytes: int = 262_144) -> list[types.Event]:
+    pieces = [data[start : start + piece_bytes] for start in range(0, len(data), piece_bytes)]
+    return [types.Event(blob_chunk=types.BlobChunk(blob_id=blob_id, data=piece)) for piece in pieces]
+
+
+def tool_call(name: str, *args: Any, call_id: str = "call-1", **kwargs: Any) -> types.Event:
+    return types.Event(tool_call=types.ToolCallEvent(call_id=call_id, name=name, arguments=value((args, kwargs))))
+
+
+def result(output: object = None, **fields: Any) -> types.Event:
+    fields = {
+        "outcome": types.OUTCOME_SUCCEEDED,
+        "variables_state": types.VARIABLES_STATE_KEPT,
+        "generation": 1,
+        **({} if output is None else {"output": output if isinstance(output, types.Value) else value(output)}),
+        **fields,
+    }
+    return types.Event(result=types.ExecutionResult(**fields))
+
+
+@dataclass(frozen=True)
+class Answered:
+    """A place in a journal: events after it are only sent once the call is answered."""
+
+    call_id: str = "call-1"
+
+
+class Cancelled:
+    """A place in a journal: events after it are only sent once the execution is cancelled."""
+
+
+@dataclass(frozen=True)
+class Numbered:
+    """An event with a number that need not be its place."""
+
+    number: int
+    event: types.Event
+
+
+Step = types.Event | Answered | Cancelled | Numbered
+
+
+@dataclass(frozen=True)
+class Cut:
+    """How one stream ends early: after so many events, with a status, or None for an end that looks like a good one."""
+
+    after_events: int
+    code: grpc.StatusCode | None = grpc.StatusCode.UNAVAILABLE
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """A status in place of an answer."""
+
+    code: grpc.StatusCode
+    reason: str = ""
+    message: str = "refused"
+    more: tuple[Message, ...] = ()
+    incident_id: str = ""
+
+
+class FakeDaemon(services.ExecutorServiceServicer):
+    """Set `journal`, `cuts` and `refusals`; look into `requests`, `answers` and `blobs` afterwards."""
+
+    def __init__(self) -> None:
+        self.address = ""
+        self.journal: list[Step] = [result()]
+        self.cuts: deque[Cut | None] = deque()
+        self.refusals: dict[str, deque[Refusal]] = defaultdict(deque)
+        self.requests: list[tuple[str, Any]] = []
+        self.answers: dict[str, list[pb.SubmitToolResultRequest]] = defaultdict(list)
+        self.blobs: dict[str, bytes] = {}
+        self.variables: list[pb.GetVariablesResponse] = []
+        self.file: list[pb.GetFileResponse] = []
+        self.files: dict[str, bytes] = {}
+        self.cancelled = threading.Event()
+        self._answered: dict[str, threading.Event] = defaultdict(threading.Event)
+
+    def names(self) -> list[str]:
+        """The calls that came, in order."""
+        return [name for name, _ in self.requests]
+
+    def release(self) -> None:
+        """Lets the streams end that wait for what will not come any more."""
+        self.cancelled.set()
+        for answered in list(self._answered.values()):
+            answered.set()
+
+    def _enter(self, name: str, request: Any, context: grpc.ServicerContext) -> None:
+        self.requests.append((name, request))
+        if dict(context.invocation_metadata()).get("authorization") != f"Bearer {TOKEN}":
+            _abort(context, Refusal(grpc.StatusCode.UNAUTHENTICATED, "UNAUTHENTICATED", "a wrong token"))
+        if self.refusals[name]:
+            _abort(context, self.refusals[name].popleft())
+
+    # Executions
+
+    def Execute(self, request: Any, context: Any) -> Iterator[pb.ExecuteResponse]:
+        self._enter("Execute", request, context)
+        for event in self._stream(0, context):
+            yield pb.ExecuteResponse(event=event)
+
+    def AttachExecution(self, request: Any, context: Any) -> Iterator[pb.AttachExecutionResponse]:
+        self._enter("AttachExecution", request, context)
+        for event in self._stream(request.after_event, context):
+            yield pb.AttachExecutionResponse(event=event)
+
+    def _stream(self, after_event: int, context: Any) -> Iterator[types.Event]:
+        cut = self.cuts.popleft() if self.cuts else None
+        sent = number = 0
+        for step in self.journal:
+            if isinstance(step, Answered):
+                if not self._answered[step.call_id].wait(WAIT_S):
+                    raise AssertionError(f"{step.call_id} was not answered")
+                continue
+            if isinstance(step, Cancelled):
+                if not self.cancelled.wait(WAIT_S):
+                    raise AssertionError("nobody cancelled the execution")
+                continue
+            number += 1
+            if number <= after_event:
+                continue
+            if cut is not None and sent == cut.after_events:
+                break
+            event = types.Event()
+            event.CopyFrom(step.event if isinstance(step, Numbered) else step)
+            event.number = step.number if isinstance(step, Numbered) else number
+            yield event
+            sent += 1
+        if cut is not None and cut.code is not None:
+            context.abort(cut.code, "cut")
+
+    def CancelExecution(self, request: Any, context: Any) -> pb.CancelExecutionResponse:
+        self._enter("CancelExecution", request, context)
+        self.cancelled.set()
+        return pb.CancelExecutionResponse()
+
+    def SubmitToolResult(self, request: Any, context: Any) -> pb.SubmitToolResultResponse:
+        self._enter("SubmitToolResult", request, context)
+        if self.answers[request.call_id]:
+            _abort(context, Refusal(grpc.StatusCode.FAILED_PRECONDITION, "TOOL_CALL_ANSWERED"))
+        self.answers[request.call_id].append(request)
+        self._answered[request.call_id].set()
+        return pb.SubmitToolResultResponse()
+
+    # Everything else
+
+    def CreateSession(self, request: Any, context: Any) -> pb.CreateSessionResponse:
+        self._enter("CreateSession", request, context)
+        return pb.CreateSessionResponse(session=_session())
+
+    def GetSession(self, request: Any, context: Any) -> pb.GetSessionResponse:
+        self._enter("GetSession", request, context)
+        return pb.GetSessionResponse(session=_session())
+
+    def ListSessions(self, request: Any, context: Any) -> pb.ListSessionsResponse:
+        self._enter("ListSessions", request, context)
+        return pb.ListSessionsResponse(sessions=[_session()])
+
+    def KeepAlive(self, request: Any, context: Any) -> pb.KeepAliveResponse:
+        self._enter("KeepAlive", request, context)
+        return pb.KeepAliveResponse(session=_session())
+
+    def DeleteSession(self, request: Any, context: Any) -> pb.DeleteSessionResponse:
+        self._enter("DeleteSession", request, context)
+        return pb.DeleteSessionResponse()
+
+    def RegisterTools(self, request: Any, context: Any) -> pb.RegisterToolsResponse:
+        self._enter("RegisterTools", request, context)
+        return pb.RegisterToolsResponse()
+
+    def UploadBlob(self, requests: Any, context: Any) -> pb.UploadBlobResponse:
+        header, data = _received(requests)
+        self._enter("UploadBlob", header, context)
+        assert len(data) == header.size_bytes
+        blob_id = f"blob-{len(self.blobs)}"
+        self.blobs[blob_id] = data
+        return pb.UploadBlobResponse(blob_id=blob_id)
+
+    def SetVariables(self, request: Any, context: Any) -> pb.SetVariablesResponse:
+        self._enter("SetVariables", request, context)
+        return pb.SetVariablesResponse()
+
+    def GetVariables(self, request: Any, context: Any) -> Iterable[pb.GetVariablesResponse]:
+        self._enter("GetVariables", request, context)
+        yield from self.variables
+
+    def PutFile(self, requests: Any, context: Any) -> pb.PutFileResponse:
+        header, data = _received(requests)
+        self._enter("PutFile", header, context)
+        self.files[header.path] = data
+        return pb.PutFileResponse(file=types.FileInfo(path=header.path, size_bytes=len(data)))
+
+    def GetFile(self, request: Any, context: Any) -> Iterable[pb.GetFileResponse]:
+        self._enter("GetFile", request, context)
+        yield from self.file
+
+    def ListFiles(self, request: Any, context: Any) -> pb.ListFilesResponse:
+        self._enter("ListFiles", request, context)
+        return pb.ListFilesResponse(files=[types.FileInfo(path="a/b.csv", size_bytes=3)], truncated=True)
+
+    def GetPolicy(self, request: Any, context: Any) -> pb.GetPolicyResponse:
+        self._enter("GetPolicy", request, context)
+        limits = types.Limits(wall_time_s=30)
+        return pb.GetPolicyResponse(policy=types.Policy(name="default", default_limits=limits, images=["base"]))
+
+
+@contextmanager
+def serve(directory: Path) -> Iterator[FakeDaemon]:
+    """A fake daemon on a Unix socket in the directory."""
+    daemon = FakeDaemon()
+    daemon.address = f"unix:{directory / 'd.sock'}"
+    with ThreadPoolExecutor(8) as threads:
+        server = start(daemon, threads)
+        try:
+            yield daemon
+        finally:
+            daemon.release()
+            server.stop(grace=0).wait()
+
+
+def start(daemon: FakeDaemon, threads: ThreadPoolExecutor) -> grpc.Server:
+    server = grpc.server(threads)
+    services.add_ExecutorServiceServicer_to_server(daemon, server)
+    server.add_insecure_port(daemon.address)
+    server.start()
+    return server
+
+
+def _received(requests: Any) -> tuple[Any, bytes]:
+    header = next(requests).header
+    return header, b"".join(message.data for message in requests)
+
+
+def _session() -> types.Session:
+    session = types.Session(
+        session_id=SESSION, state=types.SESSION_STATE_IDLE, generation=1, backend="fake", image="base"
+    )
+    session.limits.wall_time_s = 30
+    session.python_version = "3.11.7"
+    session.labels["team"] = "a\x1b[31m"
+    return session
+
+
+def _abort(context: grpc.ServicerContext, refusal: Refusal) -> None:
+    details: list[Message] = list(refusal.more)
+    if refusal.reason:
+        info = error_details_pb2.ErrorInfo(reason=refusal.reason, domain="remote-executor")
+        if refusal.incident_id:
+            info.metadata["incident_id"] = refusal.incident_id
+        details.append(info)
+    status = status_pb2.Status(code=refusal.code.value[0], message=refusal.message)
+    for detail in details:
+        packed = any_pb2.Any()
+        packed.Pack(detail)
+        status.details.append(packed)
+    context.set_trailing_metadata((("grpc-status-details-bin", status.SerializeToString()),))
+    context.abort(refusal.code, refusal.message)

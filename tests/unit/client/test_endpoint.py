@@ -1,0 +1,118 @@
+"""Where the client looks for its daemon, and where it does not take the token."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from executor_client import ConfigurationError, ExecutorClient, TlsConfig
+from executor_client._endpoint import is_local, resolve
+
+
+@pytest.fixture
+def state_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("EXECUTOR_STATE_DIR", str(tmp_path))
+    (tmp_path / "token").write_text("from-the-file\n")
+    (tmp_path / "token").chmod(0o600)
+    return tmp_path
+
+
+def test_users_own_daemon_is_the_default(state_dir: Path) -> None:
+    endpoint = resolve(None, None, None)
+    assert (endpoint.address, endpoint.token) == (f"unix:{state_dir}/executor.sock", "from-the-file")
+    assert "from-the-file" not in repr(endpoint)
+
+
+def test_state_directory_follows_the_desktop_rules(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", "/state")
+    assert resolve(None, "t", None).address == "unix:/state/remote-executor/executor.sock"
+    monkeypatch.delenv("XDG_STATE_HOME")
+    monkeypatch.setenv("HOME", "/home/me")
+    assert resolve(None, "t", None).address == "unix:/home/me/.local/state/remote-executor/executor.sock"
+
+
+def test_arguments_come_before_the_environment_and_it_before_files(
+    state_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EXECUTOR_ADDRESS", "localhost:1")
+    monkeypatch.setenv("EXECUTOR_TOKEN", "from-the-environment")
+    assert (resolve(None, None, None).address, resolve(None, None, None).token) == (
+        "localhost:1",
+        "from-the-environment",
+    )
+    given = resolve("127.0.0.1:2", "given", None)
+    assert (given.address, given.token) == ("127.0.0.1:2", "given")
+
+
+@pytest.mark.parametrize(
+    ("address", "local"),
+    [
+        ("unix:/run/x.sock", True),
+        ("unix-abstract:x", True),
+        ("localhost:1", True),
+        ("127.0.0.1:1", True),
+        ("127.8.9.1:1", True),
+        ("[::1]:1", True),
+        ("::1", True),
+        ("ipv4:127.0.0.1:1", True),
+        ("ipv6:[::1]:1", True),
+        ("dns:///localhost:1", True),
+        ("dns:///127.0.0.1.evil.example:1", False),
+        ("10.0.0.1:1", False),
+        ("example.com:1", False),
+        ("localhost.evil.example:1", False),
+        ("[2001:db8::1]:1", False),
+        ("dns://127.0.0.1/example.com:1", False),
+        ("ipv4:127.0.0.1:1,10.0.0.1:1", False),
+        ("", False),
+    ],
+)
+def test_only_addresses_of_this_machine_are_local(address: str, local: bool) -> None:
+    assert is_local(address) is local
+
+
+def test_token_does_not_travel_unprotected() -> None:
+    with pytest.raises(ConfigurationError, match="unprotected"):
+        resolve("example.com:1", "t", None)
+    assert resolve("example.com:1", "t", True).tls == TlsConfig()
+
+
+def test_local_daemons_token_is_not_sent_elsewhere(state_dir: Path) -> None:
+    with pytest.raises(ConfigurationError, match="no token for example"):
+        resolve("example.com:1", None, True)
+
+
+def test_proxy_of_the_environment_is_not_used_without_tls() -> None:
+    assert ("grpc.enable_http_proxy", 0) in resolve("127.0.0.1:1", "t", None).options
+
+
+@pytest.mark.parametrize("mode", [0o644, 0o640, 0o602])
+def test_token_file_that_others_can_use_is_refused(state_dir: Path, mode: int) -> None:
+    (state_dir / "token").chmod(mode)
+    with pytest.raises(ConfigurationError, match="chmod 600"):
+        resolve(None, None, None)
+
+
+@pytest.mark.parametrize("content", ["", "\n", "a b", "ü", "x" * 5_000])
+def test_token_that_is_none_is_refused(state_dir: Path, content: str) -> None:
+    (state_dir / "token").write_text(content)
+    with pytest.raises(ConfigurationError, match="token"):
+        resolve(None, None, None)
+
+
+def test_missing_token_file_says_what_makes_it(state_dir: Path) -> None:
+    (state_dir / "token").unlink()
+    with pytest.raises(ConfigurationError, match="executor-server serve"):
+        resolve(None, None, None)
+    (state_dir / "token").mkdir()
+    with pytest.raises(ConfigurationError, match="token file"):
+        resolve(None, None, None)
+
+
+@pytest.mark.parametrize("field", ["ca", "cert", "key"])
+def test_missing_tls_file_is_named(tmp_path: Path, field: str) -> None:
+    tls: Any = TlsConfig(**{field: tmp_path / "missing.pem"})
+    with pytest.raises(ConfigurationError, match=r"missing\.pem"):
+        ExecutorClient("example.com:1", token="t", tls=tls)

@@ -1,0 +1,83 @@
+"""The status of a hostile or broken daemon is still one error of ours."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import grpc
+import pytest
+from google.protobuf import any_pb2
+from google.rpc import error_details_pb2, status_pb2
+from hypothesis import given
+from hypothesis import strategies as st
+
+from executor_client._retry import Backoff
+from executor_client._status import VIOLATIONS_MAX, breaks_stream, translate
+from executor_client.errors import ExecutorClientError, PolicyViolationError
+
+
+class Error(grpc.RpcError):
+    def __init__(self, code: grpc.StatusCode, message: str | None, metadata: Any) -> None:
+        super().__init__()
+        self._code, self._message, self._metadata = code, message, metadata
+
+    def code(self) -> grpc.StatusCode:
+        return self._code
+
+    def details(self) -> str | None:
+        return self._message
+
+    def trailing_metadata(self) -> Any:
+        return self._metadata
+
+
+def details(*messages: Any) -> tuple[tuple[str, bytes], ...]:
+    status = status_pb2.Status()
+    for message in messages:
+        packed = any_pb2.Any()
+        packed.Pack(message)
+        status.details.append(packed)
+    return (("grpc-status-details-bin", status.SerializeToString()),)
+
+
+@given(st.sampled_from(grpc.StatusCode), st.text(), st.binary(max_size=50))
+def test_any_status_is_translated(code: grpc.StatusCode, message: str, raw: bytes) -> None:
+    broken = status_pb2.Status()
+    broken.details.add(type_url="type.googleapis.com/google.rpc.ErrorInfo", value=raw)
+    for data in (raw, broken.SerializeToString()):
+        error = translate(Error(code, message, (("grpc-status-details-bin", data),)))
+        assert isinstance(error, ExecutorClientError)
+    assert isinstance(translate(Error(code, None, None)), ExecutorClientError)
+
+
+def test_details_of_another_domain_are_not_ours() -> None:
+    info = error_details_pb2.ErrorInfo(reason="SESSION_LOST", domain="elsewhere")
+    error = Error(grpc.StatusCode.UNAVAILABLE, "", details(info))
+    assert translate(error).reason == ""
+    assert breaks_stream(error)
+
+
+def test_number_of_violations_is_bounded() -> None:
+    violation = error_details_pb2.BadRequest.FieldViolation(field="f", description="d")
+    many = error_details_pb2.BadRequest(field_violations=[violation] * (VIOLATIONS_MAX + 1))
+    error = translate(Error(grpc.StatusCode.PERMISSION_DENIED, "", details(many)))
+    assert isinstance(error, PolicyViolationError)
+    assert len(error.violations) == VIOLATIONS_MAX
+
+
+@pytest.mark.parametrize(("code", "broken"), [("UNAVAILABLE", True), ("INTERNAL", True), ("NOT_FOUND", False)])
+def test_daemons_own_word_ends_a_stream_for_good(code: str, broken: bool) -> None:
+    assert breaks_stream(Error(grpc.StatusCode[code], "", ())) is broken
+    info = error_details_pb2.ErrorInfo(reason="INTERNAL", domain="remote-executor")
+    assert not breaks_stream(Error(grpc.StatusCode[code], "", details(info)))
+
+
+def test_backoff_grows_and_ends_at_its_deadline() -> None:
+    backoff = Backoff(now_s=0.0, timeout_s=10.0)
+    now_s, delays = 0.0, []
+    while (delay_s := backoff.delay_s(now_s)) is not None:
+        delays.append(delay_s)
+        now_s += delay_s
+    assert now_s < 10.0 and 5 < len(delays) < 30
+    assert delays[0] <= 0.02 and max(delays) <= 2.0
+    assert Backoff(now_s=0.0, timeout_s=1.0).delay_s(0.0, at_least_s=2.0) is None

@@ -1,0 +1,47 @@
+"""Text from a sandbox cannot drive the user's terminal, and is not touched on its way into a pipe."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import pytest
+
+from executor_client import LogEvent
+from executor_client._terminal import Console, shown
+
+
+class Terminal(io.StringIO):
+    encoding = "utf-8"
+
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("plain\n\ttext é 漢 👩‍🚀\n", "plain\n\ttext é 漢 👩‍🚀\n"),
+        ("\x1b]0;title\x07", "\\x1b]0;title\\x07"),
+        ("\x1b[2Jgone\x9b31m", "\\x1b[2Jgone\\x9b31m"),
+        ("good\rbad\r\n\x08", "good\\rbad\n\\x08"),
+        ("a\u202eb\u2066c\u2028", "a\\u202eb\\u2066c\\u2028"),
+        ("\x00\x7f\x85\ud800", "\\x00\\x7f\\x85\\ud800"),
+    ],
+)
+def test_control_characters_are_shown_not_sent(text: str, expected: str) -> None:
+    assert shown(text) == expected
+
+
+@pytest.mark.parametrize(("stream", "expected"), [(Terminal(), "\\x1b[31m"), (io.StringIO(), "\x1b[31m")])
+def test_only_a_terminal_is_protected(monkeypatch: pytest.MonkeyPatch, stream: Any, expected: str) -> None:
+    monkeypatch.setattr("sys.stdout", stream)
+    Console(image_dir=None).show_event(LogEvent(1, "stdout", "\x1b[31m"))
+    assert stream.getvalue() == expected
+
+
+def test_text_that_the_output_cannot_encode_is_escaped(monkeypatch: pytest.MonkeyPatch) -> None:
+    raw = io.BytesIO()
+    monkeypatch.setattr("sys.stderr", io.TextIOWrapper(raw, encoding="ascii"))
+    Console(image_dir=None).show_event(LogEvent(1, "stderr", "é\ud800\n"))
+    assert raw.getvalue() == b"\\xe9\\ud800\n"

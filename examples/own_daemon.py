@@ -102,7 +102,7 @@ def _check_leftovers(process: subprocess.Popen[bytes], descendants: set[Process]
         raise DaemonFailure(f"processes of sandboxes are left: {left}")
     if sockets := sorted(path.name for path in state_dir.rglob("*") if path.is_socket()):
         raise DaemonFailure(f"sockets are left: {', '.join(sockets)}")
-    if sandboxes := sorted(path.name for path in (state_dir / "sandboxes").glob("*")):
+    if sandboxes := sorted(path.name for path in (state_dir / "sandboxes").iterdir() if path.is_dir()):
         raise DaemonFailure(f"directories of sandboxes are left: {', '.join(sandboxes)}")
 
 

@@ -165,10 +165,10 @@ def test_tools_hold_their_constructors_arguments_and_do_not_change(daemon: Daemo
 
 def test_a_tools_error_reaches_the_code_by_its_type(executor: RemoteExecutor) -> None:
     def fail(reason: str) -> None:
-        raise KeyError(reason)
+        raise LookupError(reason)
 
     executor.send_tools({"fail": fail})
-    assert executor("try:\n    fail('why')\nexcept KeyError as e:\n    caught = str(e)\ncaught").output == "'why'"
+    assert executor("try:\n    fail('why')\nexcept LookupError as e:\n    caught = str(e)\ncaught").output == "why"
 
 
 def test_managed_agents_work_and_get_dataframes(daemon: Daemon) -> None:

@@ -53,7 +53,8 @@ class Daemon:
 def running_daemon(directory: Path, *options: str) -> Iterator[Daemon]:
     """Starts a daemon and waits until it answers; at the end it is asked to stop, and must.
 
-    `directory` must have a short name: the path of a Unix socket has at most 107 bytes.
+    When it was killed meanwhile, its sandboxes are still there, as they should be: another daemon on the same directory
+    comes and goes, and sweeps them. `directory` must have a short name: the path of a Unix socket has at most 107 bytes.
     """
     state_dir, log = directory / "s", directory / "log"
     listen = f"unix:{state_dir / 'executor.sock'}"
@@ -66,7 +67,11 @@ def running_daemon(directory: Path, *options: str) -> Iterator[Daemon]:
         assert eventually(lambda: _answers(daemon), timeout_s=START_TIMEOUT_S), log.read_text()
         yield daemon
     finally:
-        _stop(daemon)
+        if daemon.process.returncode == -signal.SIGKILL:
+            with running_daemon(directory, *options):
+                pass
+        else:
+            _stop(daemon)
 
 
 def _answers(daemon: Daemon) -> bool:

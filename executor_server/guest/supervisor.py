@@ -128,6 +128,7 @@ class Supervisor:
     def _on_time(self) -> None:
         now = time.monotonic()
         self._channel.expire_strangers()
+        self._transfers.expire_blobs(now)
         if now >= self._orphaned_at:
             self._stop = True
         elif (self._operation is not None and now >= self._operation.deadline) or self._runner.on_time(now):
@@ -160,7 +161,7 @@ class Supervisor:
         elif kind == Kind.BLOB_DATA:
             self._transfers.add_to_blob(head, frame.body)
         elif kind == Kind.BLOB_DROP:
-            self._transfers.drop_blob(head)
+            self._transfers.drop_blob(head.text("blob", 64))
         elif kind == Kind.FILE_DATA:
             self._transfers.add_to_file(head, frame.body)
         elif kind in (Kind.FILE_PUT, Kind.FILE_GET, Kind.FILE_LIST):
@@ -170,6 +171,10 @@ class Supervisor:
         elif kind in (Kind.CONFIGURE, Kind.EXECUTE, Kind.REGISTER_TOOLS, Kind.SET_VARIABLES, Kind.GET_VARIABLES):
             if len(self._jobs) >= MAX_JOBS:
                 raise FrameError("too many jobs wait")
+            if kind == Kind.SET_VARIABLES:
+                for item in head.objects("variables", 1024):
+                    if "blob" in item:
+                        self._transfers.claim_blob(item.text("blob", 64))
             self._jobs.append(_Job(kind, head, frame.body))
             self._next_job()
         else:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from typing import Optional
 
 from . import link, workspace
@@ -18,6 +19,8 @@ MAX_BLOBS = 64
 MAX_TRANSFERS = 16
 # Everything staged at one time, and one value on its way out.
 MAX_BLOB_BYTES = 256 * 1024 * 1024
+# For a blob to be completed, and then to be named by a message.
+BLOB_TIME_S = 60.0
 _LISTING_BYTES = 1024 * 1024
 
 
@@ -26,6 +29,7 @@ class _Blob:
         self.fd = os.memfd_create("blob", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         self.size = size
         self.received = 0
+        self.deadline = time.monotonic() + BLOB_TIME_S
 
 
 class Transfers:
@@ -69,12 +73,24 @@ class Transfers:
             raise FrameError("more blob data than announced")
         os.write(blob.fd, data)
         blob.received += len(data)
+        blob.deadline = time.monotonic() + BLOB_TIME_S
 
-    def drop_blob(self, head: Fields) -> None:
-        """Its upload broke off."""
-        blob = self._blobs.pop(head.text("blob", 64), None)
+    def drop_blob(self, blob_id: str) -> None:
+        """Lets go of a blob that nobody will name."""
+        blob = self._blobs.pop(blob_id, None)
         if blob is not None:
             os.close(blob.fd)
+
+    def claim_blob(self, blob_id: str) -> None:
+        """A message that waits for its turn names it: it must not expire meanwhile."""
+        blob = self._blobs.get(blob_id)
+        if blob is not None:
+            blob.deadline = float("inf")
+
+    def expire_blobs(self, now: float) -> None:
+        for blob_id, blob in list(self._blobs.items()):
+            if blob.deadline <= now:
+                self.drop_blob(blob_id)
 
     def take_blob(self, blob_id: str) -> Optional[int]:
         """The descriptor of a complete blob, sealed; it is the caller's. None when there is none."""

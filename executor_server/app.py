@@ -1,7 +1,7 @@
 """The composition root: builds the daemon from its configuration, runs it, and takes it down in order.
 
-Everything that is acquired is on one exit stack, so that what started last stops first: calls, sessions, the pool, the
-backend, and at the very end the state directory's lock. The first signal drains; a second one hurries.
+Everything that is acquired is on one exit stack, so that it is taken down in the opposite order: sessions, calls, the
+pool, the backend, and at the very end the state directory's lock. The first signal drains; a second one hurries.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from executor_server.rpc.server import RpcServer, ServerSettings, TlsFiles
 from executor_server.rpc.service import ExecutorService
 from executor_server.sessions import SessionManager, SessionSettings
 
-# After the drain, calls only have to deliver what is already there.
+# When the sessions have ended, calls only have to deliver what is already there.
 STOP_GRACE_S = 2.0
 
 _log = structlog.get_logger(__name__)
@@ -60,19 +60,19 @@ async def _serve(config: Config) -> None:
         await pool.start(policy.warm_sandboxes())
 
         sessions = SessionManager(backend, pool, _session_settings(config))
+        server = RpcServer(ExecutorService(policy, sessions), token, server_settings)
+        # The sessions end before the server does: what still runs ends as cancelled, and its callers are told so.
+        stack.push_async_callback(server.stop, STOP_GRACE_S)
         stack.push_async_callback(sessions.close)
         await sessions.start()
-
-        server = RpcServer(ExecutorService(policy, sessions), token, server_settings)
-        stack.push_async_callback(server.stop, STOP_GRACE_S)
         listening = await server.start()
         _announce(listening, own_state)
 
         await stop.first()
-        _log.info("daemon.draining", drain_s=config.sessions.drain_s)
+        _log.info("daemon_draining", drain_s=config.sessions.drain_s)
         await server.announce_end()
         await _unless_hurried(stop, sessions, config.sessions.drain_s)
-        _log.info("daemon.stopping")
+        _log.info("daemon_stopping")
 
 
 async def _unless_hurried(stop: StopSignals, sessions: SessionManager, drain_s: float) -> None:
@@ -82,7 +82,7 @@ async def _unless_hurried(stop: StopSignals, sessions: SessionManager, drain_s: 
     try:
         await asyncio.wait((drain, hurry), return_when=asyncio.FIRST_COMPLETED)
         if not drain.done():
-            _log.warning("daemon.hurried")
+            _log.warning("daemon_hurried")
     finally:
         drain.cancel()
         hurry.cancel()
@@ -127,7 +127,7 @@ def _announce(listening: Sequence[str], own_state: state_dir.StateDir) -> None:
     # For people and for whoever started us and waits: the sockets accept calls from here on.
     sys.stdout.write(f"executor-server listens on {' and '.join(listening)}; the token is in {own_state.token_path}\n")
     sys.stdout.flush()
-    _log.info("daemon.listening", addresses=list(listening))
+    _log.info("daemon_listening", addresses=list(listening))
 
 
 # ---------------------------------------------------------------------------------------------------------------------

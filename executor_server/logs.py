@@ -6,9 +6,10 @@ sandbox are never logged above DEBUG, and tracebacks are printed without local v
 
 from __future__ import annotations
 
+import json
 import logging
 import sys
-from typing import Literal
+from typing import Any, Literal
 
 import structlog
 from structlog.typing import Processor
@@ -16,34 +17,47 @@ from structlog.typing import Processor
 LogFormat = Literal["auto", "console", "json"]
 
 
+class _StderrLogger:
+    """Writes lines. When nobody reads them any more, the daemon goes on: its sessions matter more than its log."""
+
+    def msg(self, line: str) -> None:
+        try:
+            sys.stderr.write(line + "\n")
+            sys.stderr.flush()
+        except OSError:
+            pass
+
+    debug = info = warning = error = critical = exception = msg
+
+
 def configure(level: str, log_format: LogFormat) -> None:
-    """Sends the events of structlog and of the standard library (grpc's and asyncio's) to stderr."""
+    """Sends the events of structlog and of the standard library (grpc's and asyncio's) to stderr.
+
+    Ours do not go through the standard library, which would cost more than the rest of a short execution's path.
+    """
+    threshold = logging.getLevelNamesMapping()[level.upper()]
     shared: list[Processor] = [
         structlog.contextvars.merge_contextvars,
-        structlog.stdlib.add_log_level,
-        structlog.stdlib.add_logger_name,
+        structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
     ]
+    rendering = _rendering(log_format)
     structlog.configure(
-        processors=[
-            structlog.stdlib.filter_by_level,
-            *shared,
-            structlog.stdlib.ProcessorFormatter.wrap_for_formatter,
-        ],
-        logger_factory=structlog.stdlib.LoggerFactory(),
-        wrapper_class=structlog.stdlib.BoundLogger,
+        processors=[*shared, *rendering],
+        wrapper_class=structlog.make_filtering_bound_logger(threshold),
+        logger_factory=lambda *_names: _StderrLogger(),
         cache_logger_on_first_use=True,
     )
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
-            foreign_pre_chain=[structlog.stdlib.ExtraAdder(), *shared],
-            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *_rendering(log_format)],
+            foreign_pre_chain=[*shared, structlog.stdlib.add_logger_name],
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *rendering],
         )
     )
     root = logging.getLogger()
     root.handlers[:] = [handler]
-    root.setLevel(level.upper())
+    root.setLevel(max(threshold, logging.INFO))
 
 
 def _rendering(log_format: LogFormat) -> list[Processor]:
@@ -52,4 +66,9 @@ def _rendering(log_format: LogFormat) -> list[Processor]:
             colors=sys.stderr.isatty(), exception_formatter=structlog.dev.plain_traceback
         )
         return [console]
-    return [structlog.processors.format_exc_info, structlog.processors.JSONRenderer(ensure_ascii=True)]
+    return [structlog.processors.format_exc_info, structlog.processors.JSONRenderer(serializer=_to_json)]
+
+
+def _to_json(event: Any, **options: Any) -> str:
+    # Escaped to ASCII, so that no character of a client's choice can break a line or steer a terminal.
+    return json.dumps(event, ensure_ascii=True, **options)

@@ -150,7 +150,7 @@ async def _end(method: str, context: Context, error: Exception) -> NoReturn:
     if isinstance(error, ExecutorError):
         await refuse(context, error)
     incident_id = secrets.token_hex(8)
-    _log.error("rpc.internal_error", method=method, incident_id=incident_id, exc_info=error)
+    _log.error("rpc_internal_error", method=method, incident_id=incident_id, exc_info=error)
     message = f"the daemon failed; its log tells more under incident {incident_id}"
     info = error_details_pb2.ErrorInfo(
         reason=Reason.INTERNAL.value, domain=DOMAIN, metadata={"incident_id": incident_id}

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import io
 import threading
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import PIL.Image
+import psutil
 import pytest
 from rich.console import Console
 from smolagents import ActionStep, AgentLogger, tool
@@ -157,6 +159,30 @@ def test_a_session_that_ended_between_two_runs_is_replaced_and_the_model_is_told
             client.get_session(info.session_id).close()
     executor.send_tools({})
     assert "session of the steps before is gone" in executor("print('x')").logs
+
+
+def test_a_managed_agent_that_lost_its_daemon_stops_the_run_that_called_it(executor: RemoteExecutor) -> None:
+    def lose() -> None:
+        raise DaemonLost("the other daemon is gone")
+
+    executor.send_tools({"lose": lose})
+    with pytest.raises(DaemonLost, match="the other daemon"):
+        executor("try:\n    lose()\nexcept BaseException:\n    pass")
+    assert executor("1").output == 1
+
+
+def test_a_sandbox_that_was_killed_is_replaced_and_the_model_is_told(daemon: Daemon, executor: RemoteExecutor) -> None:
+    def kill_sandboxes() -> None:
+        for process in psutil.Process(daemon.process.pid).children(recursive=True):
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+
+    executor.send_variables(variables={"given": 1})
+    executor.send_tools({"kill_sandboxes": kill_sandboxes, "double": lambda x: 2 * x})
+    with pytest.raises(CodeExecutionError, match="The sandbox had to be replaced") as raised:
+        executor("made = 1\nkill_sandboxes()")
+    assert raised.value.outcome is Outcome.LOST
+    assert executor("double(given), 'made' in globals()").output == (2, False)
 
 
 def test_a_daemon_that_dies_stops_the_run(tmp_path_factory: pytest.TempPathFactory) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,12 @@ def test_the_plain_class_with_our_executor_never_comes_back_local(daemon: Daemon
         unregister()
     assert isinstance(loaded.python_executor, RemoteExecutor)
     assert "pandas" in loaded.python_executor.additional_authorized_imports
+
+
+def test_smolagents_coming_entry_point_is_the_class_itself() -> None:
+    (entry,) = metadata.entry_points(group="smolagents.executors", name="remote")
+    executor = entry.load()(["pandas"], None, limits={"wall_time_s": 5})
+    assert isinstance(executor, RemoteExecutor) and executor.additional_authorized_imports == ["pandas"]
 
 
 def test_an_agent_with_the_local_executor_is_saved_as_before(tmp_path: Path) -> None:

@@ -44,21 +44,23 @@ class LogStream:
             lines, self._line = [], pending  # may be the first half of a line break
         else:
             *lines, self._line = _LINE_BREAK.split(pending)
-        for line in lines:
-            self._log(line)
+        self._log(lines)
 
     def close(self) -> None:
         """Logs what waits for the end of its line."""
-        if self._line:
-            self._log(self._line.rstrip("\r"))
-            self._line = ""
+        if self._line and self._chars_left > 0:
+            self._log([self._line.rstrip("\r")])
+        self._line = ""
 
-    def _log(self, line: str) -> None:
-        if self._chars_left <= 0:
-            return
-        self._chars_left -= len(line) + 1
-        shown = escape(line[:LINE_CHARS_MAX]) + (" ..." if len(line) > LINE_CHARS_MAX else "")
-        if self._chars_left <= 0:
-            shown += "\n... the rest is not shown as it comes"
-        # A Text, not a str: rich would take "[red]" in a str for markup. The bar tells it from the agent's own lines.
-        self._logger.log(Text(f"│ {shown}", style="dim"), level=LogLevel.INFO)
+    def _log(self, lines: list[str]) -> None:
+        """Logs lines in one piece: for rich, each call costs more than a hundred lines do."""
+        shown: list[str] = []
+        for line in lines:
+            self._chars_left -= len(line) + 1
+            shown.append("| " + escape(line[:LINE_CHARS_MAX]) + (" ..." if len(line) > LINE_CHARS_MAX else ""))
+            if self._chars_left <= 0:
+                shown.append("| ... the rest is not shown as it comes")
+                break
+        if shown:
+            # A Text, not a str: rich would take "[red]" in a str for markup. The bars tell it from the agent's lines.
+            self._logger.log(Text("\n".join(shown), style="dim"), level=LogLevel.INFO)

@@ -121,12 +121,12 @@ def shown(*pieces: str, chars_max: int = 10_000) -> str:
 
 
 def test_pieces_become_whole_lines() -> None:
-    assert shown("one\ntw", "o\r", "\nthree\rfour", "") == "│ one\n│ two\n│ three\n│ four\n"
+    assert shown("one\ntw", "o\r", "\nthree\rfour", "") == "| one\n| two\n| three\n| four\n"
 
 
 def test_nothing_printed_can_steer_the_terminal_or_rich() -> None:
     text = shown("\x1b[2J[bold red]markup[/bold red] \x9b31m \u202egnp.exe\x07\n")
-    assert text == "│ \\x1b[2J[bold red]markup[/bold red] \\x9b31m \\u202egnp.exe\\x07\n"
+    assert text == "| \\x1b[2J[bold red]markup[/bold red] \\x9b31m \\u202egnp.exe\\x07\n"
 
 
 def test_endless_output_without_a_line_break_is_bounded() -> None:

@@ -14,9 +14,11 @@ value; so the tree gets sentinels (random bytes), and `bind` puts the objects in
 from __future__ import annotations
 
 import ast
+import sys
 import threading
 import warnings
 from ast import AST, Call, Constant, Expr, Load, expr, stmt
+from itertools import compress
 from types import CodeType
 from typing import Any, Callable, Iterator, Mapping, NamedTuple
 
@@ -30,6 +32,7 @@ class Sentinels(NamedTuple):
     """Stand-ins for the objects that instrumented code calls; both sides of a compilation make them of one mark."""
 
     next: bytes
+    compress: bytes
     ticks: bytes
     guard: bytes
     keep: bytes
@@ -37,13 +40,32 @@ class Sentinels(NamedTuple):
     @classmethod
     def of(cls, mark: str) -> Sentinels:
         """`mark` is random, so that no constant of a program is taken for a sentinel."""
-        return cls(*(f"{mark}:{purpose}".encode() for purpose in ("next", "ticks", "guard", "keep")))
+        return cls(*(f"{mark}:{purpose}".encode() for purpose in cls._fields))
 
     def constants(
-        self, *, ticks: Iterator[bool], guard: Callable[[], object], keep: Callable[[Any], Any] | None = None
+        self, *, ticks: Iterator[bool], guard: Callable[[], object], keep: LastValue | None = None
     ) -> dict[bytes, object]:
         """What `bind` puts in the place of each sentinel; only code made with an output mode needs `keep`."""
-        return {self.next: next, self.ticks: ticks, self.guard: guard, self.keep: keep}
+        return {
+            self.next: next,
+            self.compress: compress,
+            self.ticks: ticks,
+            self.guard: guard,
+            # A bound method: twice as fast to call as an object with __call__, which counts in a loop.
+            self.keep: None if keep is None else keep.keep,
+        }
+
+
+class LastValue:
+    """Keeps the last value of one execution that is not None."""
+
+    def __init__(self) -> None:
+        self.value: Any = None
+
+    def keep(self, value: Any) -> Any:
+        if value is not None:
+            self.value = value
+        return value
 
 
 def bind(code: CodeType, constants: Mapping[bytes, object]) -> CodeType:
@@ -86,12 +108,15 @@ def instrument(
     nodes = list(_walk(tree, skip_annotations=string_annotations or _has_string_annotations(tree)))
     if output_mode is not None and isinstance(tree, ast.Module):
         editor.keep_value(tree.body, last_statement=output_mode == LAST_STATEMENT)
-    for node in nodes:
+    for node, in_loop in nodes:
+        if type(node) is ast.For and not in_loop:
+            editor.outer_for_loop(node)
+            continue
         edit = _EDITS.get(type(node))
         if edit is not None:
             edit(editor, node)
-    if any(type(node) is _TryStar for node in nodes):
-        for node in nodes:
+    if any(type(node) is _TryStar for node, _ in nodes):
+        for node, _ in nodes:
             editor.unwrap_groups(node)
 
 
@@ -107,6 +132,12 @@ _CONTEXTS = (ast.expr_context, ast.operator, ast.unaryop)
 class _Editor:
     def __init__(self, sentinels: Sentinels) -> None:
         self._sentinels = sentinels
+
+    def outer_for_loop(self, node: Any) -> None:
+        # The cheapest tick costs no bytecode: the iterator that the loop runs over takes it. Making that iterator costs
+        # as much as ten ticks, which is nothing for a loop that is not itself run again and again by another.
+        at = node.iter if sys.version_info >= (3, 13) else node  # where CPython itself says "not iterable"
+        node.iter = self._call(self._sentinels.compress, [node.iter, self._ticks(at)], at)
 
     def for_loop(self, node: Any) -> None:
         node.body.insert(0, self._tick_statement(node.iter))
@@ -176,8 +207,10 @@ class _Editor:
         return self._call(self._sentinels.keep, [value], value)
 
     def _tick(self, at: Any) -> Call:
-        ticks = Constant(value=self._sentinels.ticks, kind=None, **_position(at))
-        return self._call(self._sentinels.next, [ticks], at)
+        return self._call(self._sentinels.next, [self._ticks(at)], at)
+
+    def _ticks(self, at: Any) -> Constant:
+        return Constant(value=self._sentinels.ticks, kind=None, **_position(at))
 
     def _tick_statement(self, at: Any) -> stmt:
         return _statement(self._tick(at))
@@ -249,21 +282,26 @@ def _has_string_annotations(tree: AST) -> bool:
     )
 
 
-def _walk(tree: AST, *, skip_annotations: bool) -> Iterator[AST]:
-    """All nodes, without recursion: a tree may be deeper than our stack."""
+_LOOPS = (ast.For, ast.AsyncFor, ast.While)
+_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+
+
+def _walk(tree: AST, *, skip_annotations: bool) -> Iterator[tuple[AST, bool]]:
+    """All nodes, and whether each stands in a loop of its function; without recursion, as trees may be very deep."""
     skipped = ("annotation", "returns") if skip_annotations else ()
-    pending = [tree]
+    pending = [(tree, False)]
     while pending:
-        node = pending.pop()
-        yield node
+        node, in_loop = pending.pop()
+        yield node, in_loop
+        in_loop = (in_loop or isinstance(node, _LOOPS)) and not isinstance(node, _FUNCTIONS)
         for name in node._fields:
             if name in skipped:
                 continue
             value = getattr(node, name, None)
             if isinstance(value, AST):
-                pending.append(value)
+                pending.append((value, in_loop))
             elif isinstance(value, list):
-                pending.extend(item for item in value if isinstance(item, AST))
+                pending.extend((item, in_loop) for item in value if isinstance(item, AST))
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -277,15 +315,3 @@ def spans(tree: ast.Module) -> list[list[int]]:
 def _first_line(statement: stmt) -> int:
     decorators: list[expr] = getattr(statement, "decorator_list", [])
     return min([statement.lineno, *(decorator.lineno for decorator in decorators)])
-
-
-class LastValue:
-    """The `keep` of one execution."""
-
-    def __init__(self) -> None:
-        self.value: Any = None
-
-    def __call__(self, value: Any) -> Any:
-        if value is not None:
-            self.value = value
-        return value

@@ -69,7 +69,18 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> TlsFiles:
         pytest.skip("openssl, which makes the certificate of these tests, is not installed")
     directory = tmp_path_factory.mktemp("tls")
     cert, key = directory / "cert.pem", directory / "key.pem"
-    command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2"]
+    command = [
+        "openssl",
+        "req",
+        "-x509",
+        "-newkey",
+        "ec",
+        "-pkeyopt",
+        "ec_paramgen_curve:P-256",
+        "-nodes",
+        "-days",
+        "2",
+    ]
     names = ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
     subprocess.run([*command, *names, "-out", cert, "-keyout", key], check=True, capture_output=True)
     return TlsFiles(cert, key)

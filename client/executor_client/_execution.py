@@ -68,7 +68,7 @@ class Execution:
             return 0.0
         if cause is not None and not _status.breaks_stream(cause):
             error = _status.translate(cause)
-            self.refused = not isinstance(error, DaemonError)
+            self.refused = bool(error.reason) and not isinstance(error, DaemonError)
             raise error from cause
         self._backoff = self._backoff or Backoff(now_s=now_s, timeout_s=self._reconnect_timeout_s)
         delay_s = self._backoff.delay_s(now_s)

@@ -90,8 +90,9 @@ class Transport:
             except UnavailableError as error:
                 if not _status.is_transport_failure(error):
                     raise
-                patience_s = self.reconnect_timeout_s if self._answered else self._connect_timeout_s
-                backoff = backoff or Backoff(now_s=time.monotonic(), timeout_s=within_s or patience_s)
+                if within_s is None:
+                    within_s = self.reconnect_timeout_s if self._answered else self._connect_timeout_s
+                backoff = backoff or Backoff(now_s=time.monotonic(), timeout_s=within_s)
                 delay_s = backoff.delay_s(time.monotonic())
                 if delay_s is None:
                     raise unreachable(self.endpoint, error) from error

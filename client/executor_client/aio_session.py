@@ -286,13 +286,16 @@ class AsyncSession:
 
     async def close(self) -> None:
         """Deletes the session and its sandbox. Repeating it, or closing one that has ended, does nothing."""
+        await self._close(CLOSE_TIMEOUT_S)
+
+    async def _close(self, patience_s: float) -> None:
         async with self._close_lock:
             if self._closed:
                 return
             request = pb.DeleteSessionRequest(session_id=self.session_id)
             with contextlib.suppress(NotFoundError):
                 await self._transport.repeat(
-                    lambda: self._transport.once(self._transport.stub.DeleteSession, request), within_s=CLOSE_TIMEOUT_S
+                    lambda: self._transport.once(self._transport.stub.DeleteSession, request), within_s=patience_s
                 )
             self._closed = True
         self._tool_pool.close()
@@ -304,7 +307,8 @@ class AsyncSession:
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
         try:
-            await self.close()
+            # A daemon that was waited for in vain is not waited for again.
+            await self._close(0.0 if isinstance(exc, UnavailableError) else CLOSE_TIMEOUT_S)
         except UnavailableError:
             # An error that is on its way out already says more; the daemon ends idle sessions by itself.
             if exc is None:

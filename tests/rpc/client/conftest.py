@@ -30,6 +30,13 @@ class Driven:
         self._driven = driven
         self._runner = runner
 
+    def __enter__(self) -> Any:
+        self._runner.run(self._driven.__aenter__())
+        return self
+
+    def __exit__(self, *exc: Any) -> None:
+        self._runner.run(self._driven.__aexit__(*exc))
+
     def __getattr__(self, name: str) -> Any:
         attribute = getattr(self._driven, name)
         return self._call(attribute) if inspect.iscoroutinefunction(attribute) else attribute

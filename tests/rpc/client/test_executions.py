@@ -188,3 +188,14 @@ def test_limits_and_mode_of_one_execution_are_sent(session: Any, daemon: FakeDae
         False,
     )
     assert request.output_mode == types.OUTPUT_MODE_LAST_STATEMENT
+
+
+def test_lost_daemon_is_not_waited_for_a_second_time(client: Any, daemon: FakeDaemon) -> None:
+    """Leaving `with` after ConnectionLost tries to delete the session, once."""
+    session = client.create_session()
+    session._transport.reconnect_timeout_s = 0.1
+    daemon.cuts = deque([Cut(0)] * 100)
+    daemon.refusals["DeleteSession"].extend([Refusal(grpc.StatusCode.UNAVAILABLE)] * 100)
+    with pytest.raises(ConnectionLost), session:
+        session.execute("code")
+    assert daemon.names().count("DeleteSession") == 1

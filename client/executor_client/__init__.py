@@ -12,7 +12,7 @@ nor any image or pickling library.
 
 from __future__ import annotations
 
-from executor_api.values import DecodeError, EncodeError, EnumValue, OpaqueValue, Record, ValueLimits
+from executor_api.values import DecodeError, EncodeError, EnumValue, OpaqueValue, Record, TupleRecord, ValueLimits
 from executor_client._endpoint import TlsConfig
 from executor_client._tools import Tool
 from executor_client.aio import AsyncExecutorClient
@@ -102,6 +102,7 @@ __all__ = [
     "TlsConfig",
     "Tool",
     "ToolCallEvent",
+    "TupleRecord",
     "UnavailableError",
     "Usage",
     "ValueLimits",

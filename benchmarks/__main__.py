@@ -1,0 +1,32 @@
+"""`python -m benchmarks`: measures and prints the table."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+
+from benchmarks.bench import running_bench
+from benchmarks.figures import Figure
+from benchmarks.rows import MEASUREMENTS
+from benchmarks.table import print_table, write_json
+
+
+@click.command()
+@click.option("--only", type=click.Choice(list(MEASUREMENTS)), multiple=True, help="Measure this alone; repeatable.")
+@click.option("--json", "json_path", type=click.Path(path_type=Path, dir_okay=False), help="Write all samples there.")
+def main(only: tuple[str, ...], json_path: Path | None) -> None:
+    """Measures the executor beside its references. Takes about two minutes."""
+    figures: list[Figure] = []
+    with running_bench() as bench:
+        for name, measurement in MEASUREMENTS.items():
+            if not only or name in only:
+                print(f"measuring: {name}", file=sys.stderr, flush=True)
+                figures.extend(measurement(bench))
+    print_table(figures)
+    if json_path is not None:
+        write_json(figures, json_path)
+
+
+main()

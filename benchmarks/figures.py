@@ -1,0 +1,109 @@
+"""What a measurement gives: samples, the reference's samples taken between them, and what was aimed at."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+WARM_UP_ROUNDS = 3
+"""Calls before the first sample: connections, imports and caches are not what is measured."""
+
+Measured = Callable[[], float]
+"""Does something once and returns its sample: usually seconds that it took, as it took them itself."""
+
+
+@dataclass(frozen=True)
+class AtMost:
+    """An aim in the figure's own unit."""
+
+    value: float
+
+    def __str__(self) -> str:
+        return f"≤ {self.value:g}"
+
+
+@dataclass(frozen=True)
+class AtMostTimes:
+    """An aim relative to the reference."""
+
+    factor: float
+
+    def __str__(self) -> str:
+        return f"≤ {self.factor:g} ×"
+
+
+@dataclass(frozen=True)
+class Reference:
+    """What a figure is compared with, measured in turns with it, in the same unit."""
+
+    name: str
+    samples: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One row of the table."""
+
+    name: str
+    unit: str
+    samples: tuple[float, ...]
+    reference: Reference | None = None
+    aim: AtMost | AtMostTimes | None = None
+    # Long computations: whatever disturbs one only adds to it, so the least disturbed of each side are compared.
+    by_best: bool = False
+
+    @property
+    def typical(self) -> float:
+        return self._typical(self.samples)
+
+    @property
+    def reference_typical(self) -> float | None:
+        return None if self.reference is None else self._typical(self.reference.samples)
+
+    @property
+    def ratio(self) -> float | None:
+        return None if self.reference_typical is None else self.typical / self.reference_typical
+
+    @property
+    def met(self) -> bool | None:
+        """Whether the aim is met; None when there is none."""
+        if isinstance(self.aim, AtMost):
+            return self.typical <= self.aim.value
+        if isinstance(self.aim, AtMostTimes):
+            return self.ratio is not None and self.ratio <= self.aim.factor
+        return None
+
+    def _typical(self, samples: Sequence[float]) -> float:
+        return min(samples) if self.by_best else statistics.median(samples)
+
+
+def quantile(samples: Sequence[float], fraction: float) -> float:
+    """The sample below which that fraction of them lies."""
+    ordered = sorted(samples)
+    return ordered[min(len(ordered) - 1, int(fraction * len(ordered)))]
+
+
+def in_turns(rounds: int, *measured: Measured, warm_up: int = WARM_UP_ROUNDS) -> list[tuple[float, ...]]:
+    """Samples of each, taken A B A B …, so that a machine that slows down slows all of them alike."""
+    for _ in range(warm_up):
+        for each in measured:
+            each()
+    taken: list[list[float]] = [[] for _ in measured]
+    for _ in range(rounds):
+        for samples, each in zip(taken, measured, strict=True):
+            samples.append(each())
+    return [tuple(samples) for samples in taken]
+
+
+def timed(action: Callable[[], object]) -> float:
+    """Milliseconds that `action` takes."""
+    start = time.perf_counter()
+    action()
+    return (time.perf_counter() - start) * 1000
+
+
+def in_ms(samples: Sequence[float]) -> tuple[float, ...]:
+    """Seconds as milliseconds."""
+    return tuple(sample * 1000 for sample in samples)

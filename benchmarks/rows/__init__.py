@@ -1,0 +1,24 @@
+"""The measurements, by the names that `--only` takes, in the order of the table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from benchmarks.bench import Bench
+from benchmarks.figures import Figure
+from benchmarks.rows import executions, local_agent, memory, programs, sessions, tools, values
+
+Measurement = Callable[[Bench], Iterator[Figure]]
+
+MEASUREMENTS: dict[str, Measurement] = {
+    "session": sessions.ready,
+    "execute": executions.execute,
+    "lines": executions.printed_lines,
+    "array": values.array,
+    "tool": tools.tool_call,
+    "loop": programs.loops,
+    "mixed": programs.mixed,
+    "throughput": sessions.throughput,
+    "memory": memory.idle,
+    "local": local_agent.local_executor,
+}

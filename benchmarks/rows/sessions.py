@@ -1,0 +1,78 @@
+"""How long until a session is ready, and how many come and go in a second."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+from benchmarks.bench import Bench
+from benchmarks.figures import AtMost, AtMostTimes, Figure, Reference, in_turns, timed
+from benchmarks.references import bare_bwrap_command, run
+from executor_client import Session
+
+_ROUNDS = 25
+# For the pool to make another sandbox, so that its work is not counted as the next session's.
+_REFILL_S = 0.12
+_CLIENTS = 4
+_LIVES_PER_CLIENT = 12
+_BATCHES = 3
+
+
+def ready(bench: Bench) -> Iterator[Figure]:
+    """From the call to the session: from the pool, made on the spot, and with a first execution."""
+    bare = bare_bwrap_command()
+
+    def warm() -> float:
+        while True:
+            time.sleep(_REFILL_S)
+            took, session = _created(bench.client.create_session)
+            if session.info.warm:
+                return took
+
+    def cold() -> float:
+        return _created(bench.cold_session)[0]
+
+    def cold_and_used() -> float:
+        return _created(bench.cold_session, use=True)[0]
+
+    warm_ms, echo_ms = in_turns(_ROUNDS, warm, lambda: timed(lambda: bench.echo.unary(bytes(100))))
+    yield Figure("session ready, warm", "ms", warm_ms, Reference("echo, unary", echo_ms), AtMost(3))
+    cold_ms, used_ms, bare_ms = in_turns(_ROUNDS, cold, cold_and_used, lambda: timed(lambda: run(bare)))
+    reference = Reference("bwrap python", bare_ms)
+    yield Figure("session ready, cold", "ms", cold_ms, reference, AtMostTimes(2))
+    yield Figure("session cold + first execute", "ms", used_ms, reference)
+
+
+def _created(create: Callable[[], Session], *, use: bool = False) -> tuple[float, Session]:
+    """Milliseconds until the session is there, or used once; it is deleted then."""
+    start = time.perf_counter()
+    session = create()
+    try:
+        if use:
+            assert session.execute("1+1").output == 2
+        return (time.perf_counter() - start) * 1000, session
+    finally:
+        session.close()
+
+
+def throughput(bench: Bench) -> Iterator[Figure]:
+    """Whole lives of sessions a second: made, used once, deleted; beside whole lives of a bare sandbox."""
+    bare = bare_bwrap_command()
+
+    def live() -> None:
+        with bench.client.create_session() as session:
+            assert session.execute("1+1").output == 2
+
+    with ThreadPoolExecutor(_CLIENTS) as clients:
+
+        def rate(life: Callable[[], None]) -> float:
+            start = time.perf_counter()
+            for life_ended in [clients.submit(life) for _ in range(_CLIENTS * _LIVES_PER_CLIENT)]:
+                life_ended.result()
+            return _CLIENTS * _LIVES_PER_CLIENT / (time.perf_counter() - start)
+
+        ours, reference = in_turns(_BATCHES, lambda: rate(live), lambda: rate(lambda: run(bare)), warm_up=0)
+    assert statistics.median(ours) > 0
+    yield Figure(f"sessions, {_CLIENTS} clients", "1/s", ours, Reference("bwrap python", reference))

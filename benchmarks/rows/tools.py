@@ -1,0 +1,39 @@
+"""What a call of a host tool costs the program that calls it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from benchmarks.bench import Bench
+from benchmarks.figures import AtMost, Figure, Reference, in_ms, in_turns, timed
+
+_CALLS = 200
+_ECHO_MESSAGE_BYTES = 100
+
+_PROGRAM = f"""
+import time
+took = []
+for number in range({_CALLS}):
+    start = time.perf_counter()
+    answer = same(number)
+    took.append(time.perf_counter() - start)
+    assert answer == number
+took
+"""
+
+
+def tool_call(bench: Bench) -> Iterator[Figure]:
+    """Timed in the sandbox, one call after the other in one execution, each answered in this process."""
+    with bench.cold_session() as session:
+        session.register_tools({"same": lambda value: value})
+        before = _echoed(bench)
+        took = session.execute(_PROGRAM).output
+        after = _echoed(bench)
+    assert isinstance(took, list)
+    reference = Reference("echo, unary", (*before, *after))
+    yield Figure("host tool call", "ms", in_ms(took), reference, AtMost(1))
+
+
+def _echoed(bench: Bench) -> tuple[float, ...]:
+    """The calls of one execution cannot be interleaved with anything: half the reference before them, half after."""
+    return in_turns(_CALLS // 2, lambda: timed(lambda: bench.echo.unary(bytes(_ECHO_MESSAGE_BYTES))))[0]

@@ -1,0 +1,86 @@
+"""Figures as a table for people and as JSON for programs."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.figures import Figure, quantile
+
+TABLE_COLUMNS = 150
+
+
+def print_table(figures: Sequence[Figure]) -> None:
+    """One row for each figure; on a pipe as wide as it needs to be."""
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=TABLE_COLUMNS)
+    table = Table(title=machine(), title_justify="left", caption_justify="left")
+    table.add_column("figure", no_wrap=True)
+    for heading in ("p50", "p99", "min – max"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("reference", no_wrap=True)
+    for heading in ("p50", "ratio", "aim"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("", no_wrap=True)
+    for figure in figures:
+        table.add_row(*_cells(figure))
+    table.caption = "Where a figure says “best”, the smallest sample of each side is compared, else the median (p50)."
+    console.print(table)
+
+
+def _cells(figure: Figure) -> list[str]:
+    ratio, reference = figure.ratio, figure.reference_typical
+    return [
+        figure.name + (" (best)" if figure.by_best else ""),
+        _quantity(figure.typical, figure.unit),
+        _quantity(quantile(figure.samples, 0.99), figure.unit),
+        f"{_number(min(figure.samples))} – {_number(max(figure.samples))}",
+        figure.reference.name if figure.reference is not None else "",
+        _quantity(reference, figure.unit) if reference is not None else "",
+        f"{ratio:.2f}" if ratio is not None else "",
+        str(figure.aim) if figure.aim is not None else "",
+        {True: "[green]ok[/]", False: "[red]not[/]", None: ""}[figure.met],
+    ]
+
+
+def _quantity(value: float, unit: str) -> str:
+    return f"{_number(value)} {unit}"
+
+
+def _number(value: float) -> str:
+    return f"{value:.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
+
+
+def write_json(figures: Sequence[Figure], path: Path) -> None:
+    """Every sample, so that runs can be compared later."""
+    listed = [
+        {
+            "name": figure.name,
+            "unit": figure.unit,
+            "typical": figure.typical,
+            "samples": figure.samples,
+            "reference": figure.reference.name if figure.reference is not None else None,
+            "reference_typical": figure.reference_typical,
+            "reference_samples": figure.reference.samples if figure.reference is not None else None,
+            "ratio": figure.ratio,
+            "aim": str(figure.aim) if figure.aim is not None else None,
+            "met": figure.met,
+        }
+        for figure in figures
+    ]
+    path.write_text(json.dumps({"machine": machine(), "figures": listed}, indent=1) + "\n")
+
+
+def machine() -> str:
+    """What the figures were taken on."""
+    return (
+        f"{platform.system()} {platform.release()} {platform.machine()}, {os.cpu_count()} processors, "
+        f"{platform.python_implementation()} {platform.python_version()}, load {os.getloadavg()[0]:.1f}"
+    )

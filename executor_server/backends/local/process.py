@@ -142,19 +142,22 @@ def start_bwrap(
         filter_fd = _memory_file("seccomp", seccomp)
         theirs.callback(os.close, filter_fd)
         if os.geteuid() == 0:
-            held = ["--userns-block-fd", str(block_read)]
+            # As standard input: bubblewrap does not close this one in the sandbox, where it is at its end by then.
+            stdin, held = block_read, ["--userns-block-fd", "0"]
             held += ["--cap-drop", "ALL", "--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
         else:
-            held = ["--block-fd", str(block_read), "--uid", str(SANDBOX_ID), "--gid", str(SANDBOX_ID)]
+            stdin, held = subprocess.DEVNULL, ["--block-fd", str(block_read)]
+            held += ["--uid", str(SANDBOX_ID), "--gid", str(SANDBOX_ID)]
+            pass_fds = (*pass_fds, block_read)
         held += ["--info-fd", str(info_write), "--seccomp", str(filter_fd)]
         whole = [str(bwrap), *held, *arguments, "--", *command]
         popen = subprocess.Popen(
             cgroup.enter_and_run(whole) if cgroup else whole,
-            stdin=subprocess.DEVNULL,
+            stdin=stdin,
             stdout=stdout,
             stderr=complaints_write,
             env={},
-            pass_fds=(block_read, info_write, filter_fd, *pass_fds),
+            pass_fds=(info_write, filter_fd, *pass_fds),
             start_new_session=True,  # a Ctrl-C in the daemon's terminal is for the daemon
         )
         ours.callback(_abandon, popen)

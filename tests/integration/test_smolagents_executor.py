@@ -18,10 +18,18 @@ from smolagents.local_python_executor import InterpreterError
 from smolagents.utils import AgentError
 
 from examples.scripted import Reply
-from executor_client import Outcome
+from executor_client import InvalidRequest, Outcome
 from executor_client.smolagents import CodeExecutionError, DaemonLost, RemoteExecutor
 from tests.support.agents import agent_on
 from tests.support.daemon import Daemon, running_daemon
+
+
+class UnpicklableThere:
+    """Its pickle asks for a function that exists, and raises."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (int, ("no number",))
+
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Values, logs and images
@@ -105,6 +113,15 @@ def test_state_variables_of_rich_types_arrive_and_come_back(executor: RemoteExec
 def test_a_variable_that_code_could_not_name_is_refused(executor: RemoteExecutor) -> None:
     with pytest.raises(ValueError, match="'my file'"):
         executor.send_variables(variables={"my file": 1})
+
+
+def test_a_variable_that_the_sandbox_refuses_does_no_harm_later(executor: RemoteExecutor) -> None:
+    executor.send_variables(variables={"good": 1})
+    with pytest.raises(InvalidRequest, match="bad"):
+        executor.send_variables(variables={"bad": UnpicklableThere()})
+    with pytest.raises(CodeExecutionError, match=r"variables given with the task \(good\)"):
+        executor("import os\nos._exit(1)")
+    assert executor("good").output == 1
 
 
 def test_displayed_images_are_kept_until_the_next_step(executor: RemoteExecutor) -> None:

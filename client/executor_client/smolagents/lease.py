@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -87,34 +87,53 @@ class SessionLease:
             if self._session is None:
                 if self._client is None:
                     self._client = self._connect()
-                self._session = self._client.create_session(
+                self._session = self._new_session(self._client)
+            return self._session
+
+    def _new_session(self, client: ExecutorClient) -> Session:
+        with ExitStack() as on_failure:
+            session = on_failure.enter_context(
+                client.create_session(
                     image=self._request.image,
                     authorized_imports=self._request.authorized_imports,
                     limits=self._request.limits or None,
                     prelude=PRELUDE,
                 )
-                self._generation = self._session.generation
-                self._limits = self._session.limits
-                self._fill(self._session)
-            return self._session
+            )
+            if self._contents.tools is not None:
+                session.register_tools(self._contents.tools)
+            if self._contents.variables:
+                session.set_variables(dict(self._contents.variables))
+            on_failure.pop_all()
+        self._generation = session.generation
+        self._limits = session.limits
+        return session
 
     def set_variables(self, variables: Mapping[str, Any]) -> None:
-        """Sets variables, now and in every interpreter to come. Raises `SessionGone` after having replaced it."""
-        self._contents.variables.update(variables)
-        with self._replacing():
-            if self._session is None:
-                self.session()
-            else:
-                self._session.set_variables(dict(variables))
+        """Sets variables, now and in every interpreter to come. Raises `SessionGone` when that was in a new session."""
+
+        def put(session: Session) -> None:
+            session.set_variables(dict(variables))
+            self._contents.variables.update(variables)
+
+        self._put(put)
 
     def register_tools(self, tools: dict[str, Tool]) -> None:
-        """Replaces the host tools, now and in every session to come. Raises `SessionGone` after having replaced it."""
-        self._contents.tools = tools
-        with self._replacing():
-            if self._session is None:
-                self.session()
-            else:
-                self._session.register_tools(tools)
+        """Replaces the host tools, now and in every session to come. Raises `SessionGone` as `set_variables` does."""
+
+        def put(session: Session) -> None:
+            session.register_tools(tools)
+            self._contents.tools = tools
+
+        self._put(put)
+
+    def _put(self, put: Callable[[Session], None]) -> None:
+        try:
+            with self._replacing():
+                put(self.session())
+        except SessionGone:
+            put(self.session())
+            raise
 
     def execute(self, code: str, run: Callable[[Session], ExecutionResult]) -> ExecutionResult:
         """Runs code by `run`, and puts the variables back if the interpreter was replaced meanwhile.
@@ -175,9 +194,3 @@ class SessionLease:
         except SessionGone:
             # Gone as well, and replaced, variables included: for the agent that is the same as a restart.
             return
-
-    def _fill(self, session: Session) -> None:
-        if self._contents.tools is not None:
-            session.register_tools(self._contents.tools)
-        if self._contents.variables:
-            session.set_variables(dict(self._contents.variables))

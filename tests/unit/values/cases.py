@@ -15,18 +15,21 @@ import pathlib
 import sys
 import uuid
 import zoneinfo
+from typing import Any
 
 from executor_api.values import decode, encode
 
 PARIS = zoneinfo.ZoneInfo("Europe/Paris")
 
 
-def same(left: object, right: object) -> bool:
+def same(left: Any, right: Any) -> bool:
     """Whether two values have the same types, contents and order all the way down. NaN is the same as NaN."""
     if type(left) is not type(right):
         return False
     if isinstance(left, float):
-        return left == right and math.copysign(1, left) == math.copysign(1, right) or left != left and right != right
+        if left != left:
+            return bool(right != right)
+        return left == right and math.copysign(1, left) == math.copysign(1, right)
     if isinstance(left, complex):
         return same(left.real, right.real) and same(left.imag, right.imag)
     if isinstance(left, dict):
@@ -38,17 +41,17 @@ def same(left: object, right: object) -> bool:
             return False
         return len(left) == len(right) and all(map(same, left, right))
     if isinstance(left, decimal.Decimal):
-        return left.as_tuple() == right.as_tuple()
+        return same(tuple(left.as_tuple()), tuple(right.as_tuple()))
     if isinstance(left, slice):
         return same((left.start, left.stop, left.step), (right.start, right.stop, right.step))
     if isinstance(left, (datetime.datetime, datetime.time)):
         return left == right and left.fold == right.fold and same(left.tzinfo, right.tzinfo)
     if isinstance(left, datetime.timezone):
-        return left.__getinitargs__() == right.__getinitargs__()
+        return same(left.__getinitargs__(), right.__getinitargs__())  # type: ignore[attr-defined]
     return bool(left == right)
 
 
-CASES = [
+CASES: list[Any] = [
     *(None, True, False, ...),
     *(0, -1, 2**63 - 1, -(2**63), 2**63, -(2**200), 2**1_000_000, 10**300),
     *(0.0, -0.0, 0.1, 1e308, 5e-324, math.nan, math.inf, -math.inf),

@@ -1,0 +1,164 @@
+"""Whatever the value is, it arrives; whatever the bytes are, they give a value or a DecodeError."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import decimal
+import fractions
+import json
+
+import numpy as np
+import pandas as pd
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+
+from executor_api.values import DecodeError, EncodeError, ValueLimits, decode, encode
+from executor_api.values.decode import KINDS
+from executor_api.values.packing import pack
+from tests.unit.values import cases
+
+TEXT = st.text(st.characters(codec=None, categories=None), max_size=8)
+ZONES: st.SearchStrategy = st.one_of(st.none(), st.timezones())
+KEYS = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | TEXT | st.binary(max_size=5),
+    lambda inner: st.tuples(inner, inner) | st.frozensets(inner, max_size=3),
+    max_leaves=4,
+)
+SCALARS = st.one_of(
+    *(KEYS, st.integers(-(2**70), 2**70), st.floats(), st.complex_numbers(), st.binary(max_size=20).map(bytearray)),
+    *(st.dates(), st.times(timezones=ZONES), st.timedeltas(), st.uuids()),
+    st.datetimes(datetime.datetime(1900, 1, 1), timezones=ZONES),
+    *(st.decimals(), st.fractions().map(lambda value: fractions.Fraction(value))),
+    *(st.just(decimal.Decimal("sNaN")), st.slices(9), st.builds(range, st.integers(), st.integers(), st.integers(1))),
+    *(st.lists(st.integers(), min_size=32, max_size=40), st.lists(TEXT, min_size=32, max_size=40)),
+)
+VALUES = st.recursive(
+    SCALARS,
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=4),
+        st.lists(inner, max_size=4).map(tuple),
+        st.dictionaries(KEYS, inner, max_size=4),
+        st.sets(KEYS, max_size=4),
+    ),
+    max_leaves=12,
+)
+
+
+class Odd:
+    """An instance of a class that nobody else has; some are hashed alike, all look alike."""
+
+    def __repr__(self) -> str:
+        return "odd"
+
+
+@given(VALUES)
+def test_any_value_arrives_as_it_was(value: object) -> None:
+    assert cases.same(decode(encode(value)), value)
+
+
+@st.composite
+def graphs(draw: st.DrawFn) -> object:
+    """Containers that contain each other, and themselves, at random."""
+    made: list = [[] for _ in range(draw(st.integers(1, 3)))] + [{} for _ in range(draw(st.integers(0, 2)))]
+    for _ in range(draw(st.integers(0, 8))):
+        target = draw(st.sampled_from(made))
+        item = draw(st.sampled_from(made) | st.integers(0, 3))
+        item = draw(st.sampled_from([item, (item,), (item, (item, 1))]))
+        if isinstance(target, list):
+            target.append(item)
+        else:
+            target[len(target)] = item
+    return made
+
+
+def outline(root: object) -> list[object]:
+    """A value as what is met on a walk through it: two values have one outline when they have one shape."""
+    seen: dict[int, int] = {}
+    met: list[object] = []
+    stack = [root]
+    while stack:
+        value = stack.pop()
+        if isinstance(value, (list, dict)) and id(value) in seen:
+            met.append(("again", seen[id(value)]))
+            continue
+        if isinstance(value, (list, dict)):
+            seen[id(value)] = len(seen)
+        if isinstance(value, (list, tuple, dict)):
+            items = [*value.items()] if isinstance(value, dict) else [*value]
+            met.append((type(value), len(items)))
+            stack.extend(items)
+        else:
+            met.append(value)
+    return met
+
+
+@given(graphs())
+def test_sharing_and_cycles_arrive_as_they_were(value: object) -> None:
+    assert outline(decode(encode(value))) == outline(value)
+
+
+@given(
+    st.recursive(
+        SCALARS | st.builds(Odd) | st.builds(lambda: [Odd] * 40),
+        lambda inner: (
+            st.lists(inner, max_size=5)
+            | st.tuples(inner, inner).map(lambda pair: [pair, pair])
+            | st.dictionaries(KEYS | st.builds(Odd) | st.tuples(st.builds(Odd)), inner, max_size=4)
+            | st.sets(st.builds(Odd), max_size=3)
+        ),
+        max_leaves=10,
+    ),
+    st.builds(ValueLimits, depth=st.integers(1, 4), nodes=st.integers(1, 20), total_bytes=st.integers(100, 10_000)),
+)
+def test_what_was_encoded_within_limits_is_decoded_within_them(value: object, limits: ValueLimits) -> None:
+    with contextlib.suppress(EncodeError):
+        decode(encode(value, limits), limits)
+
+
+SEEDS = [
+    encode([1, 2.5, "é", None, {"a": (1, {2}), 3: [b"x" * 2_000, 2**70]}, [1, 2] * 20, ["a"] * 40]),
+    encode(np.zeros(3, [("a", "<f8"), ("b", "<U2")])),
+    encode([np.array([None, "x"], object), np.float32(1.5), np.zeros((2, 2), order="F")]),
+    encode(
+        pd.DataFrame(
+            {"a": [1, 2], "b": ["x", None], "c": pd.Categorical(["u", "v"])}, index=pd.date_range("2024", periods=2)
+        )
+    ),
+    encode(pd.Series(pd.array([1, None], "Int64"), name=("a", 1))),
+    encode([Image.new("P", (4, 4)), Image.new("F", (2, 2))]),
+]
+
+
+@given(st.data())
+def test_changed_bytes_give_a_value_or_a_decode_error(data: st.DataObject) -> None:
+    mutated = bytearray(data.draw(st.sampled_from(SEEDS)))
+    for _ in range(data.draw(st.integers(1, 4))):
+        at = data.draw(st.integers(0, len(mutated) - 1))
+        replacement = data.draw(
+            st.binary(max_size=3) | st.sampled_from([b"-1", b"[]", b'"', b"null", b"9" * 30, b'["ref",0]'])
+        )
+        mutated[at : at + data.draw(st.integers(0, 3))] = replacement
+    with contextlib.suppress(DecodeError):
+        decode(bytes(mutated))
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=5)
+        | st.builds(
+            lambda tag, rest: [tag, *rest],
+            st.sampled_from([*KINDS, "ref"]),
+            st.lists(inner, max_size=5),
+        )
+    ),
+    max_leaves=20,
+)
+
+
+@given(JSON, st.lists(st.binary(max_size=20), max_size=3))
+def test_any_tree_gives_a_value_or_a_decode_error(tree: object, buffers: list[bytes]) -> None:
+    with contextlib.suppress(DecodeError):
+        decode(pack(json.dumps(tree).encode(), buffers))

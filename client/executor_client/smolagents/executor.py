@@ -124,7 +124,8 @@ class RemoteExecutor(PythonExecutor):  # type: ignore[misc]  # smolagents is unt
         except InvalidRequest as error:
             raise CodeExecutionError(f"Code execution failed: {error.message}") from error
         except ExecutorClientError as error:
-            self._lease.abandon()
+            if isinstance(error, UnavailableError):
+                self._lease.abandon()
             raise DaemonLost(f"the execution service failed: {error}") from error
         logs = self._keep(result)
         if not result.succeeded and not result.is_final_answer:

@@ -32,9 +32,9 @@ class Echo:
             (ChannelOptions.SingleThreadedUnaryStream, 1),
         ]
         self._channel = grpc.insecure_channel(address, options)
-        self._unary: Callable[[bytes], bytes] = self._channel.unary_unary("/echo/Unary")
-        self._stream: Callable[[bytes], Iterable[bytes]] = self._channel.unary_stream("/echo/Stream")
-        self._upload: Callable[[Iterator[bytes]], bytes] = self._channel.stream_unary("/echo/Upload")
+        self._unary: Callable[[bytes], bytes] = self._channel.unary_unary("/echo/Unary", None, None)
+        self._stream: Callable[[bytes], Iterable[bytes]] = self._channel.unary_stream("/echo/Stream", None, None)
+        self._upload: Callable[[Iterator[bytes]], bytes] = self._channel.stream_unary("/echo/Upload", None, None)
 
     def unary(self, message: bytes) -> bytes:
         return self._unary(message)
@@ -56,7 +56,10 @@ def running_echo(directory: Path) -> Iterator[tuple[str, str]]:
     """A server in a process of its own: its Unix and its TCP address."""
     unix_address = f"unix:{directory / 'echo.sock'}"
     process = subprocess.Popen(
-        [sys.executable, "-m", "benchmarks.echo", unix_address], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-m", "benchmarks.echo", unix_address],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
     )
     assert process.stdin is not None
     assert process.stdout is not None

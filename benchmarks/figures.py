@@ -31,7 +31,7 @@ class AtMostTimes:
     factor: float
 
     def __str__(self) -> str:
-        return f"≤ {self.factor:g} ×"
+        return f"≤ {self.factor:g} x"
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ def print_table(figures: Sequence[Figure]) -> None:
         console = Console(width=TABLE_COLUMNS)
     table = Table(title=machine(), title_justify="left", caption_justify="left")
     table.add_column("figure", no_wrap=True)
-    for heading in ("p50", "p99", "min – max"):
+    for heading in ("p50", "p99", "min - max"):
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("reference", no_wrap=True)
     for heading in ("p50", "ratio", "aim"):
@@ -41,12 +41,12 @@ def _cells(figure: Figure) -> list[str]:
         figure.name + (" (best)" if figure.by_best else ""),
         _quantity(figure.typical, figure.unit),
         _quantity(quantile(figure.samples, 0.99), figure.unit),
-        f"{_number(min(figure.samples))} – {_number(max(figure.samples))}",
+        f"{_number(min(figure.samples))} - {_number(max(figure.samples))}",
         figure.reference.name if figure.reference is not None else "",
         _quantity(reference, figure.unit) if reference is not None else "",
         f"{ratio:.2f}" if ratio is not None else "",
         str(figure.aim) if figure.aim is not None else "",
-        {True: "[green]ok[/]", False: "[red]not[/]", None: ""}[figure.met],
+        {True: "[green]ok[/]", False: "[red]no[/]", None: ""}[figure.met],
     ]
 
 
@@ -55,7 +55,8 @@ def _quantity(value: float, unit: str) -> str:
 
 
 def _number(value: float) -> str:
-    return f"{value:.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
+    """Three digits, as no figure here is good for more."""
+    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def write_json(figures: Sequence[Figure], path: Path) -> None:

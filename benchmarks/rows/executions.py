@@ -46,7 +46,7 @@ def _add(session: Session) -> None:
 
 def _sizes(bench: Bench, session_id: str) -> tuple[int, int]:
     """Bytes of the request and of the one response of such an execution, metadata left out."""
-    request = pb.ExecuteRequest(session_id=session_id, execution_id="size", code="1+1", output_mode=1)
+    request = pb.ExecuteRequest(session_id=session_id, execution_id="size", code="1+1")
     with grpc.insecure_channel(bench.daemon.unix_address) as channel:
         stub = executor_service_pb2_grpc.ExecutorServiceStub(channel)
         responses = list(stub.Execute(request, metadata=[("authorization", f"Bearer {bench.daemon.token}")]))

@@ -9,10 +9,10 @@ from benchmarks.figures import AtMostTimes, Figure, Reference, in_turns, timed
 from benchmarks.references import plain_python_ms
 from benchmarks.rows.local_agent import run_locally
 
-_ROUNDS = 5
+_ROUNDS = 7
 _ITERATIONS = 10_000_000
 _LOCAL_ITERATIONS = 20_000
-_MIXED_SIZE = 60
+_MIXED_SIZE = 2_500
 _LOCAL_MIXED_SIZE = 1
 
 _FOR = """
@@ -92,6 +92,4 @@ def _local(name: str, program: str, small: int, size: int) -> Figure:
     local_ms, python_ms = in_turns(
         2, lambda: run_locally(small_source) * scale, lambda: plain_python_ms(program.format(size=size)), warm_up=0
     )
-    return Figure(
-        f"{name}, smolagents' local executor", "ms", local_ms, Reference("CPython", python_ms), by_best=True
-    )
+    return Figure(f"{name}, smolagents' local executor", "ms", local_ms, Reference("CPython", python_ms), by_best=True)

@@ -77,10 +77,13 @@ def _guest_sources() -> dict[str, bytes]:
 def _zipped(sources: Mapping[str, bytes]) -> bytes:
     """Stored, not deflated: the interpreter would import zlib to read it, and that costs more than it saves."""
     buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as archive:
+    with (
+        tempfile.TemporaryDirectory(prefix="executor-guest-") as scratch,
+        zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as archive,
+    ):
         for name in sorted(sources):
             archive.writestr(_entry(name), sources[name])
-            archive.writestr(_entry(f"{name}c"), _bytecode(name, sources[name]))
+            archive.writestr(_entry(f"{name}c"), _bytecode(name, sources[name], Path(scratch)))
     return buffer.getvalue()
 
 
@@ -91,20 +94,19 @@ def _entry(name: str) -> zipfile.ZipInfo:
     return info
 
 
-def _bytecode(name: str, source: bytes) -> bytes:
+def _bytecode(name: str, source: bytes, scratch: Path) -> bytes:
     """Unchecked-hash bytecode: zipimport then takes it without comparing times or reading the source."""
-    with tempfile.TemporaryDirectory(prefix="executor-guest-") as scratch:
-        source_path, bytecode_path = Path(scratch, "module.py"), Path(scratch, "module.pyc")
-        source_path.write_bytes(source)
-        py_compile.compile(
-            str(source_path),
-            str(bytecode_path),
-            dfile=f"{GUEST_PATH}/{name}",
-            doraise=True,
-            optimize=0,
-            invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH,
-        )
-        return bytecode_path.read_bytes()
+    source_path, bytecode_path = scratch / "module.py", scratch / "module.pyc"
+    source_path.write_bytes(source)
+    py_compile.compile(
+        str(source_path),
+        str(bytecode_path),
+        dfile=f"{GUEST_PATH}/{name}",
+        doraise=True,
+        optimize=0,
+        invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH,
+    )
+    return bytecode_path.read_bytes()
 
 
 def _write_atomically(path: Path, data: bytes) -> None:

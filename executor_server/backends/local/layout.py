@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import os
-import shutil
-import stat
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,8 +30,9 @@ _OWN_ETC = {
     "hosts": "127.0.0.1 localhost sandbox\n::1 localhost\n",
     "nsswitch.conf": "passwd: files\ngroup: files\nhosts: files\n",
 }
-# Files and directories that libraries look for: the linker, time zones, fonts, certificates, what /usr/bin links to.
-_COPIED_ETC = ("alternatives", "fonts", "ld.so.cache", "localtime", "mime.types", "ssl/certs")
+# What libraries look for: the linker, time zones, certificates; and by directory, what /usr/bin links to, and fonts.
+_COPIED_ETC = ("ld.so.cache", "localtime", "mime.types", "ssl/certs/ca-certificates.crt")
+_MOUNTED_ETC = ("alternatives", "fonts")
 
 # No terminals, no /dev/fuse, no devices of the host: what ordinary programs open, and nothing else.
 _DEVICES = ("null", "zero", "full", "random", "urandom")
@@ -42,51 +41,31 @@ _NUMERIC_THREADS = 8
 
 
 def build_etc(directory: Path) -> Path:
-    """Makes the /etc of all sandboxes: our own files and copies of some of the host's.
+    """Makes the /etc of all sandboxes: our own files, copies of some of the host's, and places to mount others.
 
     It is named by its content, and one that exists is never changed: it may be mounted somewhere.
     """
-    with tempfile.TemporaryDirectory(prefix=".etc-", dir=directory) as scratch:
-        etc = Path(scratch, "etc")
-        etc.mkdir()
-        for name in _COPIED_ETC:
-            _copy(Path("/etc", name), etc / name)
-        for name, text in _OWN_ETC.items():
-            (etc / name).write_text(text)
-        (etc / "mtab").symlink_to("/proc/mounts")
-        named = directory / f"etc-{_seal(etc)}"
-        if not named.exists():
-            etc.rename(named)
-    return named
+    files = {name: text.encode() for name, text in _OWN_ETC.items()}
+    files |= {name: Path("/etc", name).read_bytes() for name in _COPIED_ETC if Path("/etc", name).is_file()}
+    mounted = [name for name in _MOUNTED_ETC if Path("/etc", name).is_dir()]
+    digest = hashlib.sha256(repr((sorted(files.items()), mounted)).encode()).hexdigest()[:_HASH_CHARS]
+    etc = directory / f"etc-{digest}"
+    if not etc.exists():
+        with tempfile.TemporaryDirectory(prefix=".etc-", dir=directory) as scratch:
+            _write_etc(Path(scratch, "etc"), files, mounted)
+            Path(scratch, "etc").rename(etc)
+    return etc
 
 
-def _copy(source: Path, target: Path) -> None:
-    target.parent.mkdir(parents=True, exist_ok=True)
-    if source.is_dir():
-        # Links stay links (most lead into /usr). What only root may read, say a private key, is not for a sandbox.
-        shutil.copytree(source, target, symlinks=True, ignore=_unreadable)
-    elif source.is_file():
-        target.write_bytes(source.read_bytes())
-
-
-def _unreadable(directory: str, names: list[str]) -> list[str]:
-    return [name for name in names if not (Path(directory) / name).lstat().st_mode & stat.S_IROTH]
-
-
-def _seal(tree: Path) -> str:
-    """Makes all of it readable, whatever the daemon's umask is, and returns a hash of it."""
-    digest = hashlib.sha256()
-    for path in (tree, *sorted(tree.rglob("*"))):
-        content = b""
-        if path.is_symlink():
-            content = os.fsencode(path.readlink())
-        elif path.is_dir():
-            path.chmod(0o755)
-        else:
-            path.chmod(0o644)
-            content = path.read_bytes()
-        digest.update(b"%s %d " % (os.fsencode(path.relative_to(tree)), len(content)) + content)
-    return digest.hexdigest()[:_HASH_CHARS]
+def _write_etc(etc: Path, files: Mapping[str, bytes], mounted: Sequence[str]) -> None:
+    for name in mounted:
+        (etc / name).mkdir(parents=True)
+    for name, data in files.items():
+        (etc / name).parent.mkdir(parents=True, exist_ok=True)
+        (etc / name).write_bytes(data)
+    for path in (etc, *etc.rglob("*")):  # the daemon's umask must not hide them from the sandbox's user
+        path.chmod(0o755 if path.is_dir() else 0o644)
+    (etc / "mtab").symlink_to("/proc/mounts")
 
 
 @dataclass(frozen=True)
@@ -107,6 +86,9 @@ class Layout:
             elif directory.is_dir():
                 yield from ("--ro-bind", str(directory), str(directory))
         yield from ("--ro-bind", str(self.etc), "/etc")
+        for name in _MOUNTED_ETC:
+            if (self.etc / name).is_dir():
+                yield from ("--ro-bind", f"/etc/{name}", f"/etc/{name}")
         yield from ("--proc", "/proc", "--perms", "0755", "--tmpfs", "/dev")
         for name in _DEVICES:
             yield from ("--dev-bind", f"/dev/{name}", f"/dev/{name}")

@@ -1,0 +1,141 @@
+"""Where groups are made and what is written into them, on directories that look like the kernel's."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from executor_server.backends.local.cgroups import Cgroup, CgroupTrees, NoCgroups, discover_cgroups
+from executor_server.errors import SandboxFailure
+
+ELSEWHERE = "1"  # a process that is not ours
+
+
+class Host:
+    """A host's control groups: what the kernel would show of them, in plain files."""
+
+    def __init__(self, directory: Path) -> None:
+        self.top = directory / "cgroup"
+        self.mounts = directory / "mountinfo"
+        self.own = directory / "own"
+        self.mounts.write_text("")
+        self.own.write_text("")
+
+    def mount(self, kind: str, place: str, options: str, root: str = "/") -> Path:
+        mount_point = self.top / place if place else self.top
+        mount_point.mkdir(parents=True, exist_ok=True)
+        with self.mounts.open("a") as file:
+            file.write(f"30 23 0:26 {root} {mount_point} rw,nosuid - {kind} none rw,{options}\n")
+        return mount_point
+
+    def member_of(self, line: str) -> None:
+        with self.own.open("a") as file:
+            file.write(line + "\n")
+
+    def group(self, path: Path, *, enabled: str = "", processes: str = "", available: str = "cpu memory pids") -> Path:
+        path.mkdir(parents=True, exist_ok=True)
+        (path / "cgroup.subtree_control").write_text(enabled)
+        (path / "cgroup.controllers").write_text(available)
+        (path / "cgroup.procs").write_text(processes)
+        return path
+
+    def discover(self) -> CgroupTrees | NoCgroups:
+        return discover_cgroups(self.mounts, self.own)
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Host:
+    return Host(tmp_path)
+
+
+def test_version_1_has_a_place_for_each_kind_of_limit(host: Host) -> None:
+    memory, pids = host.mount("cgroup", "memory", "memory"), host.mount("cgroup", "pids", "pids")
+    (memory / "user").mkdir()
+    host.member_of("4:memory:/user")
+    host.member_of("3:pids:/")
+    assert host.discover() == CgroupTrees(1, {"memory": memory / "user", "pids": pids})
+
+
+def test_in_a_container_the_mount_shows_only_our_part_of_the_hierarchy(host: Host) -> None:
+    memory = host.mount("cgroup", "memory", "memory", root="/docker/abc")
+    host.member_of("4:memory:/docker/abc")
+    assert host.discover() == CgroupTrees(1, {"memory": memory})
+
+
+def test_version_2_uses_our_own_group_when_that_limits_children(host: Host) -> None:
+    top = host.mount("cgroup2", "", "nsdelegate")
+    own = host.group(top / "daemon.service", enabled="cpu memory pids")
+    host.member_of("0::/daemon.service")
+    assert host.discover() == CgroupTrees(2, {"memory": own, "pids": own, "cpu": own})
+
+
+def test_version_2_moves_the_daemon_down_when_it_is_alone(host: Host) -> None:
+    top = host.group(host.mount("cgroup2", "", "nsdelegate"))
+    own = host.group(top / "daemon.service", processes=f"{os.getpid()}\n")
+    host.member_of("0::/daemon.service")
+    host.discover()
+    assert (own / "executor-daemon" / "cgroup.procs").read_text() == str(os.getpid())
+    assert (own / "cgroup.subtree_control").read_text() == "+memory +pids +cpu"
+
+
+def test_version_2_leaves_other_processes_where_they_are_and_looks_further_up(host: Host) -> None:
+    top = host.group(host.mount("cgroup2", "", "nsdelegate"), enabled="memory pids")
+    own = host.group(top / "session.scope", processes=f"{os.getpid()}\n{ELSEWHERE}\n")
+    host.member_of("0::/session.scope")
+    assert host.discover() == CgroupTrees(2, {"memory": top, "pids": top})
+    assert (own / "cgroup.subtree_control").read_text() == ""
+
+
+def test_a_group_that_is_not_ours_to_use_is_reported_with_a_remedy(host: Host) -> None:
+    top = host.group(host.mount("cgroup2", "", "nsdelegate"))
+    host.group(top / "session.scope", processes=f"{os.getpid()}\n{ELSEWHERE}\n")
+    host.member_of("0::/session.scope")
+    found = host.discover()
+    assert isinstance(found, NoCgroups)
+    assert "session.scope" in found.reason and "Delegate=yes" in found.remedy
+
+
+def test_a_host_without_control_groups_is_reported(host: Host) -> None:
+    assert isinstance(host.discover(), NoCgroups)
+
+
+def test_a_group_gets_its_limits_and_no_swap(tmp_path: Path) -> None:
+    both = CgroupTrees(2, {"memory": tmp_path, "pids": tmp_path})
+    group = both.create(both.name("d", "s"), memory_bytes=1000, processes=7)
+    (directory,) = group.unique_directories
+    assert directory == tmp_path / "executor-d-s"
+    assert (directory / "memory.max").read_text() == "1000"
+    assert (directory / "pids.max").read_text() == "8"  # and bubblewrap
+
+
+def test_a_group_that_cannot_be_made_leaves_nothing(tmp_path: Path) -> None:
+    trees = CgroupTrees(1, {"memory": tmp_path, "pids": tmp_path / "missing"})
+    with pytest.raises(SandboxFailure, match="executor-d-s"):
+        trees.create(trees.name("d", "s"), memory_bytes=1000, processes=7)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_leftovers_are_found_by_the_daemons_name_only(tmp_path: Path) -> None:
+    (tmp_path / "executor-mine-1").mkdir()
+    (tmp_path / "executor-other-1").mkdir()
+    (group,) = CgroupTrees(2, {"memory": tmp_path, "pids": tmp_path}).leftovers("mine")
+    assert group.unique_directories == [tmp_path / "executor-mine-1"]
+
+
+@pytest.mark.parametrize(
+    ("version", "file", "text"),
+    [
+        (1, "memory.oom_control", "oom_kill_disable 0\nunder_oom 0\noom_kill 3\n"),
+        (2, "memory.events", "low 0\nhigh 0\nmax 9\noom 4\noom_kill 3\noom_group_kill 0\n"),
+    ],
+)
+def test_kills_for_memory_are_counted(tmp_path: Path, version: int, file: str, text: str) -> None:
+    (tmp_path / file).write_text(text)
+    assert Cgroup(version, {"memory": tmp_path}).oom_kills() == 3
+
+
+def test_nobody_counts_where_nothing_limits_memory_or_the_group_is_gone(tmp_path: Path) -> None:
+    assert Cgroup(1, {"pids": tmp_path}).oom_kills() is None
+    assert Cgroup(1, {"memory": tmp_path / "gone"}).oom_kills() is None

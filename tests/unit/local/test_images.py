@@ -1,0 +1,89 @@
+"""What an interpreter needs to see, and which interpreters cannot serve. The interpreters here only tell their tale."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from executor_server.backends.local.images import probe_image
+from executor_server.errors import SandboxFailure
+
+
+def interpreter(
+    path: Path, prefixes: Sequence[Path | str], version: Sequence[int] = (3, 12), name: str = "cpython"
+) -> Path:
+    tale = {"implementation": name, "version": version, "prefixes": list(map(str, prefixes))}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"#!/bin/sh\necho '{json.dumps(tale)}'\n")
+    path.chmod(0o755)
+    return path
+
+
+def test_a_virtual_environment_brings_the_python_that_it_was_made_from(tmp_path: Path) -> None:
+    base, venv = tmp_path / "base", tmp_path / "venv"
+    python = interpreter(base / "bin/python3", [venv, venv, base, base])
+    (venv / "bin").mkdir(parents=True)
+    (venv / "bin/python").symlink_to(python)
+    image = probe_image("x", venv / "bin/python")
+    assert image.python == venv / "bin/python"
+    assert (image.directories, image.links) == ((base, venv), ())
+
+
+def test_a_prefix_inside_another_is_mounted_once(tmp_path: Path) -> None:
+    python = interpreter(tmp_path / "base/bin/python3", [tmp_path / "base/env", tmp_path / "base"])
+    assert probe_image("x", python).directories == (tmp_path / "base",)
+
+
+def test_the_systems_python_needs_nothing_more(tmp_path: Path) -> None:
+    assert all(not str(place).startswith("/usr") for place in probe_image("x", Path(sys.executable)).directories)
+
+
+def test_a_prefix_that_is_a_link_is_mounted_where_it_is_and_where_it_leads(tmp_path: Path) -> None:
+    """So are the Pythons of uv: cpython-3.12 is a link to cpython-3.12.1, and environments name either."""
+    exact, minor = tmp_path / "cpython-3.12.1", tmp_path / "cpython-3.12"
+    interpreter(exact / "bin/python3", [minor])
+    minor.symlink_to(exact)
+    assert probe_image("x", minor / "bin/python3").directories == (minor, exact)
+
+
+def test_links_outside_of_the_prefixes_are_made_again(tmp_path: Path) -> None:
+    python = interpreter(tmp_path / "base/bin/python3", [tmp_path / "base"])
+    outer, inner = tmp_path / "shims/outer", tmp_path / "shims/inner"
+    inner.parent.mkdir()
+    inner.symlink_to(python)
+    outer.symlink_to("inner")
+    assert probe_image("x", outer).links == ((outer, "inner"), (inner, str(python)))
+
+
+@pytest.mark.parametrize("prefix", ["/", "/home", "/root", "/var", "/etc", "relative"])
+def test_a_prefix_that_would_show_the_host_is_refused(tmp_path: Path, prefix: str) -> None:
+    with pytest.raises(SandboxFailure, match="cannot be shown"):
+        probe_image("x", interpreter(tmp_path / "python", [prefix]))
+
+
+def test_an_interpreter_outside_of_its_prefix_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SandboxFailure, match="outside of its own prefix"):
+        probe_image("x", interpreter(tmp_path / "python", [tmp_path / "elsewhere"]))
+
+
+@pytest.mark.parametrize(("version", "name"), [((3, 8), "cpython"), ((3, 10), "pypy")])
+def test_other_pythons_are_refused(tmp_path: Path, version: tuple[int, int], name: str) -> None:
+    with pytest.raises(SandboxFailure, match=r"CPython >= 3\.9 is needed"):
+        probe_image("x", interpreter(tmp_path / "python", [tmp_path], version, name))
+
+
+@pytest.mark.parametrize("python", ["/bin/true", "/nonexistent"])
+def test_what_is_no_python_is_refused(python: str) -> None:
+    with pytest.raises(SandboxFailure, match=python):
+        probe_image("x", Path(python))
+
+
+def test_links_in_a_circle_end(tmp_path: Path) -> None:
+    (tmp_path / "a").symlink_to("b")
+    (tmp_path / "b").symlink_to("a")
+    with pytest.raises(SandboxFailure, match="cannot be run"):
+        probe_image("x", tmp_path / "a")

@@ -95,6 +95,7 @@ def _read_error(data: bytes) -> ErrorDetail:
         traceback=_clean(fields.text("traceback", _MAX_TRACEBACK_CHARS, default="")),
         line=fields.integer("line", 0, 2**31 - 1, default=0),
         statement=_clean(fields.text("statement", _MAX_MESSAGE_CHARS, default="")),
+        exit_code=fields.integer("exit_code", 0, 255) if "exit_code" in fields else None,
     )
 
 

@@ -184,6 +184,7 @@ class ErrorDetail:
     traceback: str = ""
     line: int = 0
     statement: str = ""
+    exit_code: int | None = None
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,7 @@ from executor_server.errors import (
     Reason,
     ResourceExhausted,
     SandboxFailure,
+    Unavailable,
 )
 from executor_server.executions import Execution, ExecutionControl, ToolFailure
 from executor_server.guest.frames import Frame, FrameError, Kind
@@ -131,6 +132,7 @@ class Session:
         self._settings = settings
         self._last_used_s = self.create_time_s
         self._lost: str | None = None
+        self._refuses_new = False
         self._executions: dict[str, Execution] = {}
         self._running: dict[str, Execution] = {}  # not done, in order of arrival
         self._operations: dict[int, _Operation] = {}
@@ -193,6 +195,8 @@ class Session:
                 )
             return known
         self._require_alive()
+        if self._refuses_new:
+            raise Unavailable(Reason.DRAINING, "the daemon is about to stop and takes no new executions")
         if len(self._running) > self._settings.max_queued_executions:
             raise ResourceExhausted(
                 Reason.QUEUE_FULL, f"{len(self._running)} executions of this session run or wait", retry_after_s=1.0
@@ -229,6 +233,10 @@ class Session:
             raise NotFound(Reason.EXECUTION_NOT_FOUND, f"there is no execution {execution_id!r} in this session")
         self.touch()
         return found
+
+    def refuse_new(self) -> None:
+        """Takes no new executions from here on; those that run or wait go on."""
+        self._refuses_new = True
 
     def _forget_old(self) -> None:
         """Lets go of the oldest journals: by number, and by what they hold together."""

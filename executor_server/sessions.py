@@ -165,9 +165,12 @@ class SessionManager:
     async def drain(self, grace_s: float) -> None:
         """Takes nothing new, lets what runs end within `grace_s`, then ends every session."""
         self._draining = True
+        for session in self._sessions.values():
+            session.refuse_new()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(grace_s):
-                await asyncio.gather(*(session.wait_idle() for session in self._sessions.values()))
+                while any(session.state == "busy" for session in self._sessions.values()):
+                    await asyncio.gather(*(session.wait_idle() for session in self._sessions.values()))
 
     async def close(self) -> None:
         """Ends the sweeper and every session, now."""

@@ -114,7 +114,8 @@ def variables_state_from_wire(wire: int) -> VariablesState:
 
 
 def error_from_wire(wire: pb.ErrorDetail) -> ErrorDetail:
-    return ErrorDetail(wire.type, wire.message, wire.traceback, wire.line, wire.statement)
+    exit_code = wire.exit_code if wire.HasField("exit_code") else None
+    return ErrorDetail(wire.type, wire.message, wire.traceback, wire.line, wire.statement, exit_code)
 
 
 def usage_from_wire(wire: pb.Usage) -> Usage:

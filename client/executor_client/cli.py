@@ -17,7 +17,7 @@ from executor_client import _repl
 from executor_client._terminal import Console, shown
 from executor_client.client import ExecutorClient
 from executor_client.errors import ExecutorClientError, PolicyViolationError
-from executor_client.results import SessionInfo
+from executor_client.results import ExecutionResult, SessionInfo
 from executor_client.session import Session
 
 EXIT_SUCCEEDED = 0
@@ -97,7 +97,14 @@ def _run(client: ExecutorClient, options: argparse.Namespace, console: Console) 
     with _create_session(client, options) as session:
         result = session.execute(code, on_event=console.show_event)
     console.show_end(result)
-    return EXIT_SUCCEEDED if result.succeeded else EXIT_FAILED
+    return EXIT_SUCCEEDED if result.succeeded else _exit_code(result)
+
+
+def _exit_code(result: ExecutionResult) -> int:
+    """The program's own, when it chose one."""
+    if result.error is not None and result.error.exit_code is not None:
+        return result.error.exit_code
+    return EXIT_FAILED
 
 
 def _run_repl(client: ExecutorClient, options: argparse.Namespace, console: Console) -> int:

@@ -65,13 +65,18 @@ class Limits:
 
 @dataclass(frozen=True)
 class ErrorDetail:
-    """Why a program failed. `line` is 0 when there is none; `statement` is the top-level statement that failed."""
+    """Why a program failed.
+
+    `line` is 0 when there is none; `statement` is the top-level statement that failed; `exit_code` is the program's own
+    when the outcome is EXITED.
+    """
 
     type: str
     message: str
     traceback: str = ""
     line: int = 0
     statement: str = ""
+    exit_code: int | None = None
 
 
 @dataclass(frozen=True)

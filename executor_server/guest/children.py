@@ -83,7 +83,7 @@ def _close(message: _Waiting) -> None:
 def spawn(target: Callable[[socket.socket], None], abandon: Callable[[], None]) -> Child:
     """Forks a child that runs `target` with its end of a link.
 
-    `abandon` closes, in the child, what is the supervisor's. Raises OSError when the sandbox has no process left for it.
+    `abandon` closes, in the child, what is the supervisor's. Raises OSError when no process is left for it.
     """
     ours, theirs = link.make_pair()
     try:

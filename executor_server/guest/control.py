@@ -1,4 +1,4 @@
-"""The exceptions by which the guest ends agent code. Agent code cannot keep them: the guard in each handler re-raises."""
+"""The exceptions by which the guest ends agent code. No program can keep one: the guard in each handler re-raises."""
 
 from __future__ import annotations
 

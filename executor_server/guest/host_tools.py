@@ -1,4 +1,4 @@
-"""Host tools inside the interpreter: callables whose calls are answered by the client.
+"""Host tools inside the interpreter: callables whose calls are answered by the client. And images, on the same way.
 
 Calls may come from any thread. There is no reader thread: whichever thread waits, reads (the leader), and hands what is
 for others to them. So a process that agent code forks inherits no helper thread and no lock that one held.
@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import os
 import select
+import signal
 import socket
 import threading
 from collections import deque
-from typing import Any, Callable
+from typing import Any, Callable, Optional
 
 from . import link
 from .control import FinalAnswerGiven
@@ -33,6 +34,7 @@ class Inbox:
         self._changed = threading.Condition(threading.Lock())
         self._leading = False
         self._commands: deque[link.Message] = deque()
+        self._expected: set[str] = set()
         self._replies: dict[str, link.Message] = {}
         self._taking = False
         self._interrupted = False
@@ -47,8 +49,15 @@ class Inbox:
         """The next message that is not the reply to a tool call."""
         return self._wait(lambda: self._commands.popleft() if self._commands else None)
 
-    def reply(self, call_id: str) -> link.Message:
-        return self._wait(lambda: self._replies.pop(call_id, None))
+    def ask(self, call_id: str, send: Callable[[], None]) -> link.Message:
+        """Sends a request and waits for its reply. A reply that an interrupted request left behind is dropped."""
+        self._expected.add(call_id)
+        try:
+            send()
+            return self._wait(lambda: self._replies.pop(call_id, None))
+        finally:
+            self._expected.discard(call_id)
+            self._drop(self._replies.pop(call_id, None))
 
     def _wait(self, take: Callable[[], Any]) -> link.Message:
         with self._changed:
@@ -73,15 +82,24 @@ class Inbox:
         self._taking = True
         try:
             message = link.receive(self._sock, MAX_VALUE_BYTES)
-            if message.head.text("t", 32) == "tool_result":
-                self._replies[message.head.text("call", 64)] = message
+            if message.head.text("t", 32) == "reply":
+                call_id = message.head.text("call", 64)
+                if call_id in self._expected:
+                    self._replies[call_id] = message
+                else:
+                    self._drop(message)
             else:
                 self._commands.append(message)
         finally:
             self._taking = False
         if self._interrupted:
             self._interrupted = False
-            os.kill(os.getpid(), 2)  # again, now that nothing can be lost
+            os.kill(os.getpid(), signal.SIGINT)  # again, now that nothing can be lost
+
+    @staticmethod
+    def _drop(message: Optional[link.Message]) -> None:
+        if message is not None and message.memfd is not None:
+            os.close(message.memfd)
 
 
 class ToolBox:
@@ -107,18 +125,22 @@ class ToolBox:
         return tool
 
     def _call(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if os.getpid() != self._pid:
-            raise RuntimeError(
-                f"{name}() is answered by the client and can only be called in the session's own process"
-            )
-        from executor_api.values import ValueLimits, encode
+        from executor_api.values import encode
 
-        packed = encode((args, kwargs), limits=ValueLimits())
+        packed = encode((args, kwargs))
+        return self._answer(name, self._ask({"t": "tool_call", "name": name}, packed, f"{name}()"))
+
+    def show(self, mime: str, source: str, data: bytes) -> None:
+        """Sends an image, and waits until it is taken: what is printed after it then comes after it."""
+        self._ask({"t": "image", "mime": mime, "source": source}, data, "display()")
+
+    def _ask(self, head: dict[str, Any], body: bytes, what: str) -> link.Message:
+        if os.getpid() != self._pid:
+            raise RuntimeError(f"{what} speaks to the client and can only be called in the session's own process")
         with self._lock:
             self._calls += 1
             call_id = f"c{self._calls}"
-            link.send(self._sock, {"t": "tool_call", "call": call_id, "name": name}, packed)
-        return self._answer(name, self._inbox.reply(call_id))
+        return self._inbox.ask(call_id, lambda: link.send(self._sock, {**head, "call": call_id}, body))
 
     def _answer(self, name: str, message: link.Message) -> Any:
         head = message.head
@@ -148,6 +170,8 @@ def _tool_exception(name: str, type_name: str, message: str) -> Exception:
     import builtins
 
     known = getattr(builtins, type_name, None)
+    if known is KeyError and len(message) > 1 and message[0] == message[-1] in "'\"":
+        message = message[1:-1]  # the text of a KeyError is the repr of its key
     if isinstance(known, type) and issubclass(known, Exception):
         try:
             return known(message)

@@ -36,6 +36,8 @@ _MAX_MESSAGE_CHARS = 8_000
 _MAX_TRACEBACK_CHARS = 12_000
 _MAX_STATEMENT_CHARS = 2_000
 _MAX_FRAMES = 30
+_MAX_CHAIN = 64
+_ARCHIVE = __file__.partition("executor_guest")[0]
 _CO_COROUTINE = 0x80
 
 
@@ -47,8 +49,9 @@ def settle(config: Any) -> None:
 
     ctypes.CDLL(None).prctl(4, 1, 0, 0, 0)  # PR_SET_DUMPABLE
     for number in signal.valid_signals():
-        # Python itself ignores SIGPIPE.
-        if number not in (signal.SIGPIPE, signal.SIGINT) and signal.getsignal(number) is signal.SIG_IGN:
+        # Python itself ignores SIGPIPE and SIGXFSZ: they become exceptions.
+        kept = (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT)
+        if number not in kept and signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, signal.SIG_DFL)
     with open("/proc/self/oom_score_adj", "w") as file:
         file.write("1000")  # the kernel should take this process, not the supervisor
@@ -97,7 +100,7 @@ class Interpreter:
         self._main.__dict__["__builtins__"] = self._builtins
         sys.modules["__main__"] = self._main
         guard_importlib(self._builtins, lambda: self._authorized)
-        display.connect(lambda mime, source, data: self._send({"t": "image", "mime": mime, "source": source}, data))
+        display.connect(self._tools.show)
         self._staged: dict[str, Any] = {}
         self._staging_error = ""
         self._last_value = LastValue()
@@ -271,12 +274,13 @@ class Interpreter:
         for fd, number in zip(fds, (1, 2)):
             self._dup2(fd, number)
             os.close(fd)
-        self._stdout = sys.stdout = sys.__stdout__ = _stream(1)
-        self._stderr = sys.stderr = sys.__stderr__ = _stream(2)
+        self._stdout = sys.stdout = _stream(1)
+        self._stderr = sys.stderr = _stream(2)
 
     def _flush(self) -> None:
-        for stream in (sys.stdout, sys.stderr, self._stdout, self._stderr):
-            stream.flush()
+        for stream in (sys.stdout, sys.stderr, self._stdout, self._stderr, sys.__stdout__, sys.__stderr__):
+            if stream is not None:
+                stream.flush()
         self._libc_flush(None)
 
     def _settle_output(self) -> None:
@@ -389,6 +393,7 @@ def _lines(trace: Optional[types.TracebackType], filename: str) -> tuple[int, in
 def _format(error: BaseException, trace: Optional[types.TracebackType]) -> str:
     try:
         captured = traceback.TracebackException(type(error), error, trace, limit=-_MAX_FRAMES, compact=True)
+        _drop_own_frames(captured)
         text = "".join(captured.format())
     except BaseException as inner:  # noqa: BLE001 (the program's own __str__, or out of memory)
         return f"{type(error).__name__}: <the traceback cannot be shown: {type(inner).__name__}>"
@@ -396,6 +401,16 @@ def _format(error: BaseException, trace: Optional[types.TracebackType]) -> str:
         return text
     half = _MAX_TRACEBACK_CHARS // 2
     return f"{text[:half]}\n… {len(text) - 2 * half} characters left out …\n{text[-half:]}"
+
+
+def _drop_own_frames(captured: traceback.TracebackException) -> None:
+    """Leaves out what the guest itself called or was called by: the interrupt, the tools, the wrapped builtins."""
+    pending: list[Optional[traceback.TracebackException]] = [captured]
+    for _ in range(_MAX_CHAIN):
+        one = pending.pop() if pending else None
+        if one is not None:
+            one.stack[:] = [frame for frame in one.stack if not frame.filename.startswith(_ARCHIVE)]
+            pending += [one.__cause__, one.__context__]
 
 
 def _statement(source: str, spans: list[list[int]], line: int) -> str:

@@ -18,7 +18,7 @@ from .frames import Fields, FrameError, decode_head, encode_head
 
 INLINE_BYTES = 64 * 1024
 _PACKET_BYTES = 4 + 64 * 1024 + INLINE_BYTES
-_MAX_FDS = 2
+_MAX_FDS = 3  # a payload, stdout and stderr
 
 _F_ADD_SEALS = 1033
 _F_GET_SEALS = 1034

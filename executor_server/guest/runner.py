@@ -244,12 +244,14 @@ class Runner:
         run = self.run
         if run is None or not run.visible or run.images >= MAX_IMAGES:
             _drop(message)
-            return
-        run.images += 1
-        self._drain_pipes(run)
-        mime, source = message.head.text("mime", 64), message.head.text("source", 32)
-        head = {"id": run.execution_id, "mime": mime, "source": source}
-        self._channel.send_payload(Kind.IMAGE, head, _data(message), message.size)
+        else:
+            run.images += 1
+            self._drain_pipes(run)
+            mime, source = message.head.text("mime", 64), message.head.text("source", 32)
+            head = {"id": run.execution_id, "mime": mime, "source": source}
+            self._channel.send_payload(Kind.IMAGE, head, _data(message), message.size)
+        # Only now may the program go on: what it prints next belongs after the image.
+        self._crew.post({"t": "reply", "call": message.head.text("call", 64)})
 
     def on_tool_call(self, message: link.Message) -> None:
         run = self.run
@@ -267,7 +269,7 @@ class Runner:
             self._channel.send_payload(Kind.TOOL_CALL, head, _data(message), message.size)
 
     def _refuse_call(self, call_id: str, message: str) -> None:
-        answer = {"t": "tool_result", "call": call_id, "ok": False, "type": "RuntimeError", "message": message}
+        answer = {"t": "reply", "call": call_id, "ok": False, "type": "RuntimeError", "message": message}
         self._crew.post(answer)
 
     def on_tool_result(self, head: Fields, body: bytes) -> None:
@@ -280,7 +282,7 @@ class Runner:
                 os.close(fd)
             return  # it came too late; the daemon answers the client from its own books
         name = run.close_call(call_id)
-        answer: dict[str, Any] = {"t": "tool_result", "call": call_id, "ok": head.boolean("ok")}
+        answer: dict[str, Any] = {"t": "reply", "call": call_id, "ok": head.boolean("ok")}
         if not answer["ok"]:
             answer["type"] = head.text("type", 256)
             answer["message"] = head.text("message", 8192)

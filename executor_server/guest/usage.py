@@ -15,7 +15,7 @@ _CPUCLOCK_SCHED = 2
 def process_cpu_s(pid: int) -> float:
     """CPU time of one process, all its threads, to the nanosecond; 0 when it is gone.
 
-    The clock id is the kernel's MAKE_PROCESS_CPUCLOCK (include/linux/posix-timers.h), what clock_getcpuclockid(3) gives.
+    The clock id is what clock_getcpuclockid(3) gives: MAKE_PROCESS_CPUCLOCK of the kernel's linux/posix-timers.h.
     """
     try:
         return time.clock_gettime((~pid << 3) | _CPUCLOCK_SCHED)

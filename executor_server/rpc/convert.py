@@ -275,6 +275,7 @@ def _error_to(error: ErrorDetail) -> pb.ErrorDetail:
         traceback=_text(error.traceback),
         line=error.line,
         statement=_text(error.statement),
+        exit_code=error.exit_code,
     )
 
 

@@ -230,6 +230,7 @@ class ExecutorServiceServicer(object):
 
     def GetVariables(self, request, context):
         """Reads variables. Blob chunks first, then the one message with the variables. NOT_FOUND, FAILED_PRECONDITION.
+        Repeating is harmless.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -238,6 +239,7 @@ class ExecutorServiceServicer(object):
     def UploadBlob(self, request_iterator, context):
         """Stages bytes for a later message that names the blob: once, in this session, within 60 s.
         The first message names the session. RESOURCE_EXHAUSTED (over the session's staging space), NOT_FOUND.
+        Repeated: another blob.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -253,7 +255,7 @@ class ExecutorServiceServicer(object):
 
     def GetFile(self, request, context):
         """Reads a regular file of the workspace. NOT_FOUND, INVALID_ARGUMENT (not a regular file, a link, a bad path),
-        RESOURCE_EXHAUSTED (larger than the limit).
+        RESOURCE_EXHAUSTED (larger than the limit). Repeating is harmless.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -261,6 +263,7 @@ class ExecutorServiceServicer(object):
 
     def ListFiles(self, request, context):
         """Lists a directory of the workspace, recursively, at most 10,000 entries. NOT_FOUND, INVALID_ARGUMENT.
+        Repeating is harmless.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -229,18 +229,20 @@ class ToolCallEvent(_message.Message):
     def __init__(self, call_id: _Optional[str] = ..., name: _Optional[str] = ..., arguments: _Optional[_Union[Value, _Mapping]] = ...) -> None: ...
 
 class ErrorDetail(_message.Message):
-    __slots__ = ("type", "message", "traceback", "line", "statement")
+    __slots__ = ("type", "message", "traceback", "line", "statement", "exit_code")
     TYPE_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
     TRACEBACK_FIELD_NUMBER: _ClassVar[int]
     LINE_FIELD_NUMBER: _ClassVar[int]
     STATEMENT_FIELD_NUMBER: _ClassVar[int]
+    EXIT_CODE_FIELD_NUMBER: _ClassVar[int]
     type: str
     message: str
     traceback: str
     line: int
     statement: str
-    def __init__(self, type: _Optional[str] = ..., message: _Optional[str] = ..., traceback: _Optional[str] = ..., line: _Optional[int] = ..., statement: _Optional[str] = ...) -> None: ...
+    exit_code: int
+    def __init__(self, type: _Optional[str] = ..., message: _Optional[str] = ..., traceback: _Optional[str] = ..., line: _Optional[int] = ..., statement: _Optional[str] = ..., exit_code: _Optional[int] = ...) -> None: ...
 
 class Usage(_message.Message):
     __slots__ = ("operations", "wall_time_s", "cpu_time_s", "peak_memory_bytes", "output_bytes")

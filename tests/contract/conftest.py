@@ -1,0 +1,29 @@
+"""The contract: what every backend promises, stated once and run over each of them."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import tempfile
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from executor_server.backends.local import LocalBackend
+from tests.contract.harness import Harness
+from tests.support.backends import require
+
+BACKENDS = ("local",)
+
+
+@pytest.fixture(params=BACKENDS)
+async def harness(request: pytest.FixtureRequest) -> AsyncIterator[Harness]:
+    """Sessions on a backend, without the wire: in this process, with the real guest in a real sandbox."""
+    require(request.param)
+    directory = Path(tempfile.mkdtemp(prefix="c-"))
+    directory.chmod(0o755)
+    backend = LocalBackend(directory, {"base": Path(sys.executable)})
+    async with Harness(backend) as ready:
+        yield ready
+    shutil.rmtree(directory)

@@ -1,0 +1,210 @@
+"""Sessions on one backend, and what an execution told, gathered."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from executor_api.values import decode, encode
+from executor_server.backends.base import Backend
+from executor_server.executions import Execution, ToolFailure
+from executor_server.model import (
+    BlobChunk,
+    Event,
+    ExecutionLimits,
+    Image,
+    Limits,
+    Log,
+    OutputCut,
+    OutputMode,
+    Payload,
+    Principal,
+    Result,
+    SandboxSpec,
+    SessionSpec,
+    ToolCall,
+    ToolSpec,
+)
+from executor_server.pool import PoolSettings, WarmPool
+from executor_server.sessions import Session, SessionManager, SessionRequest, SessionSettings, VariablesReply
+
+MIB = 1024 * 1024
+PRINCIPAL = Principal("tenant", "test")
+LIMITS = Limits(
+    wall_time_s=20.0,
+    cpu_time_s=20.0,
+    operations=10**8,
+    memory_bytes=512 * MIB,
+    processes=64,
+    output_bytes=256 * 1024,
+    disk_bytes=32 * MIB,
+    idle_time_s=600.0,
+    session_time_s=3600.0,
+)
+
+
+@dataclass
+class Transcript:
+    """All that an execution told."""
+
+    result: Result | None = None
+    events: list[Event] = field(default_factory=list)
+    blobs: dict[str, bytearray] = field(default_factory=dict)
+
+    @property
+    def ended(self) -> Result:
+        assert self.result is not None
+        return self.result
+
+    @property
+    def outcome(self) -> str:
+        return self.ended.outcome.value
+
+    @property
+    def state(self) -> str:
+        return self.ended.variables_state.value
+
+    @property
+    def stdout(self) -> str:
+        return self._text("stdout")
+
+    @property
+    def stderr(self) -> str:
+        return self._text("stderr")
+
+    @property
+    def output(self) -> Any:
+        return None if self.ended.output is None else decode(self.bytes_of(self.ended.output))
+
+    @property
+    def message(self) -> str:
+        return self.ended.error.message if self.ended.error is not None else ""
+
+    @property
+    def images(self) -> list[bytes]:
+        return [self.bytes_of(event.kind.data) for event in self.events if isinstance(event.kind, Image)]
+
+    @property
+    def omitted_bytes(self) -> int:
+        return sum(event.kind.omitted_bytes for event in self.events if isinstance(event.kind, OutputCut))
+
+    def bytes_of(self, payload: Payload) -> bytes:
+        if isinstance(payload, bytes):
+            return payload
+        data = bytes(self.blobs[payload.blob_id])
+        assert len(data) == payload.size_bytes
+        return data
+
+    def _text(self, stream: str) -> str:
+        logs = (event.kind for event in self.events if isinstance(event.kind, Log))
+        return "".join(log.text for log in logs if log.stream == stream)
+
+
+class Harness:
+    """Owns a backend, an empty pool and a manager of sessions."""
+
+    def __init__(self, backend: Backend) -> None:
+        self.backend = backend
+        self.pool = WarmPool(backend, PoolSettings(size=0))
+        self.manager = SessionManager(backend, self.pool, SessionSettings(sweep_interval_s=0.05, ping_interval_s=0.2))
+        self._names = itertools.count(1)
+        self._stack = AsyncExitStack()
+
+    async def __aenter__(self) -> Harness:
+        self._stack.push_async_callback(self.backend.close)
+        await self.backend.start()
+        self._stack.push_async_callback(self.pool.close)
+        self._stack.push_async_callback(self.manager.close)
+        await self.manager.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._stack.aclose()
+
+    def spec(
+        self, *, imports: tuple[str, ...] = ("*",), prelude: str = "", orphan_time_s: float = 60.0, **limits: Any
+    ) -> SessionSpec:
+        """An approved session; the policy's part is played by the test."""
+        bounds = replace(LIMITS, **limits)
+        sandbox = SandboxSpec("base", bounds.memory_bytes, bounds.processes, bounds.disk_bytes, orphan_time_s)
+        return SessionSpec(sandbox, bounds, imports, prelude)
+
+    async def session(self, **options: Any) -> Session:
+        request = SessionRequest(f"request-{next(self._names)}", self.spec(**options))
+        return await self.manager.create(PRINCIPAL, request)
+
+    def begin(self, session: Session, code: str, *, last_statement: bool = False, **limits: Any) -> Execution:
+        bounds = session.spec.limits
+        of_execution = {"wall_time_s": bounds.wall_time_s, "cpu_time_s": bounds.cpu_time_s}
+        of_execution |= {"operations": bounds.operations, "output_bytes": bounds.output_bytes} | limits
+        mode = OutputMode.LAST_STATEMENT if last_statement else OutputMode.TRAILING_EXPRESSION
+        return session.execute(f"execution-{next(self._names)}", code, mode, ExecutionLimits(**of_execution))
+
+    async def run(self, session: Session, code: str, **options: Any) -> Transcript:
+        return await follow(self.begin(session, code, **options))
+
+    async def run_with_tools(
+        self, session: Session, code: str, tools: dict[str, Callable[..., Any]], final: str = ""
+    ) -> Transcript:
+        """Runs code and answers its tool calls, as a client would."""
+        specs = [ToolSpec(name, "", (), name == final) for name in tools]
+        await session.register_tools(specs)
+        execution = self.begin(session, code)
+
+        async def answer(call: ToolCall, transcript: Transcript) -> None:
+            args, kwargs = decode(transcript.bytes_of(call.arguments))
+            try:
+                reply: bytes | ToolFailure = encode(tools[call.name](*args, **kwargs))
+            except Exception as error:  # noqa: BLE001 - as the client carries it over
+                reply = ToolFailure(type(error).__name__, str(error))
+            await execution.submit_tool_result(call.call_id, reply)
+
+        return await follow(execution, answer)
+
+
+async def follow(execution: Execution, answer: Any = None, after: int = 0) -> Transcript:
+    """Reads an execution's events to the end."""
+    transcript = Transcript()
+    async for event in execution.events(after):
+        transcript.events.append(event)
+        if isinstance(event.kind, BlobChunk):
+            transcript.blobs.setdefault(event.kind.blob_id, bytearray()).extend(event.kind.data)
+        elif isinstance(event.kind, Result):
+            transcript.result = event.kind
+        elif isinstance(event.kind, ToolCall) and answer is not None:
+            await answer(event.kind, transcript)
+    return transcript
+
+
+async def set_variables(session: Session, **values: Any) -> None:
+    """Sets variables, the large ones by blob."""
+    payloads: list[tuple[str, Payload]] = []
+    for name, value in values.items():
+        packed = encode(value)
+        if len(packed) > 1000:
+            from executor_server.model import BlobRef
+
+            payloads.append((name, BlobRef(await session.upload_blob(len(packed), pieces(packed)), len(packed))))
+        else:
+            payloads.append((name, packed))
+    await session.set_variables(payloads)
+
+
+async def get_variables(session: Session, *names: str) -> tuple[dict[str, Any], tuple[str, ...]]:
+    blobs: dict[str, bytearray] = {}
+    async for part in session.get_variables(names):
+        if isinstance(part, BlobChunk):
+            blobs.setdefault(part.blob_id, bytearray()).extend(part.data)
+            continue
+        assert isinstance(part, VariablesReply)
+        read = {n: decode(p if isinstance(p, bytes) else bytes(blobs[p.blob_id])) for n, p in part.variables}
+        return read, part.missing
+    raise AssertionError("no reply")
+
+
+async def pieces(data: bytes, size: int = 262_144) -> AsyncIterator[bytes]:
+    for start in range(0, len(data), size):
+        yield data[start : start + size]

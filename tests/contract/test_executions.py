@@ -1,0 +1,182 @@
+"""A session runs code, keeps its variables, and streams what happens in order."""
+
+from __future__ import annotations
+
+import pytest
+
+from executor_server.errors import InvalidRequest, ResourceExhausted
+from executor_server.model import Image, Log, Queued
+from tests.contract.harness import Harness, follow
+
+
+async def test_the_value_of_a_trailing_expression_is_the_output(harness: Harness) -> None:
+    session = await harness.session()
+    assert (await harness.run(session, "x = 40\nx + 2")).output == 42
+    assert (await harness.run(session, "x = 3")).output is None
+    assert (await harness.run(session, "x = 3", last_statement=True)).output == 3
+
+
+async def test_variables_outlive_an_execution_that_raised(harness: Harness) -> None:
+    session = await harness.session()
+    failed = await harness.run(session, "x = 7\n1/0")
+    assert (failed.outcome, failed.state) == ("exception", "kept")
+    assert (await harness.run(session, "x")).output == 7
+
+
+async def test_an_error_shows_the_agents_own_lines(harness: Harness) -> None:
+    session = await harness.session()
+    await harness.run(session, "def f(n):\n    return 1 / n")
+    failed = await harness.run(session, "y = 1\nz = f(0)\n")
+    error = failed.ended.error
+    assert error is not None
+    assert (error.type, error.message, error.line, error.statement) == (
+        "ZeroDivisionError",
+        "division by zero",
+        2,
+        "z = f(0)",
+    )
+    assert '"<execution-1>", line 2, in f' in error.traceback and "return 1 / n" in error.traceback
+    assert "guest" not in error.traceback
+
+
+async def test_code_awaits_at_the_top_level(harness: Harness) -> None:
+    session = await harness.session()
+    assert (await harness.run(session, "import asyncio\nawait asyncio.sleep(0, 5)")).output == 5
+
+
+async def test_classes_of_main_pickle(harness: Harness) -> None:
+    session = await harness.session()
+    code = "import pickle\nclass C:\n    pass\ntype(pickle.loads(pickle.dumps(C()))) is C"
+    assert (await harness.run(session, code)).output is True
+
+
+async def test_output_of_children_and_of_c_code_is_captured(harness: Harness) -> None:
+    session = await harness.session()
+    code = """
+import ctypes, os, subprocess
+print("python")
+subprocess.run(["/bin/sh", "-c", "echo child; echo problem >&2"])
+os.write(1, b"descriptor\\n")
+ctypes.CDLL(None).puts(b"libc")
+"""
+    run = await harness.run(session, code)
+    assert run.stdout == "python\nchild\ndescriptor\nlibc\n"
+    assert run.stderr == "problem\n"
+
+
+async def test_images_come_in_order_with_the_logs(harness: Harness) -> None:
+    session = await harness.session()
+    code = """
+from PIL import Image
+print("before")
+display(Image.new("RGB", (3, 2), "red"))
+print("after")
+"""
+    run = await harness.run(session, code)
+    kinds = [type(event.kind) for event in run.events]
+    assert kinds[:3] == [Log, Image, Log]
+    assert run.images[0].startswith(b"\x89PNG")
+
+
+async def test_figures_left_open_become_images(harness: Harness) -> None:
+    session = await harness.session()
+    code = "import matplotlib.pyplot as plt\nplt.plot([1, 2])\nplt.figure()\nplt.plot([2, 1])\nNone"
+    run = await harness.run(session, code)
+    assert len(run.images) == 2
+    assert (await harness.run(session, "plt.get_fignums()")).output == []
+
+
+async def test_numbers_of_events_rise_by_one_and_the_result_is_last(harness: Harness) -> None:
+    session = await harness.session()
+    run = await harness.run(
+        session, "import sys\nfor i in range(50):\n    print(i, file=(sys.stdout, sys.stderr)[i % 2], flush=True)"
+    )
+    assert [event.number for event in run.events] == list(range(1, len(run.events) + 1))
+    assert run.events[-1].kind is run.result
+    assert run.stdout.split() == [str(i) for i in range(0, 50, 2)]
+
+
+async def test_output_past_its_limit_keeps_head_and_tail(harness: Harness) -> None:
+    session = await harness.session()
+    run = await harness.run(session, "for i in range(20_000):\n    print(i)", output_bytes=10_000)
+    assert run.outcome == "succeeded"
+    assert run.stdout.startswith("0\n1\n2\n") and run.stdout.endswith("19998\n19999\n")
+    assert run.omitted_bytes == run.ended.usage.output_bytes - len(run.stdout)
+    assert len(run.stdout) <= 10_000
+
+
+async def test_a_character_may_be_cut_between_writes(harness: Harness) -> None:
+    session = await harness.session()
+    code = "import os, time\nfor b in 'grüße'.encode():\n    os.write(1, bytes([b]))\n    time.sleep(0.01)"
+    assert (await harness.run(session, code)).stdout == "grüße"
+
+
+async def test_operations_are_counted_and_deterministic(harness: Harness) -> None:
+    session = await harness.session()
+    code = "def f(n):\n    return [i for i in range(n)]\nfor _ in range(10):\n    f(10)"
+    counts = {(await harness.run(session, code)).ended.usage.operations for _ in range(3)}
+    assert counts == {10 + 10 + 100}
+
+
+async def test_an_id_names_one_execution(harness: Harness) -> None:
+    session = await harness.session()
+    first = harness.begin(session, "count = globals().get('count', 0) + 1\ncount")
+    again = session.execute(
+        first.execution_id, "count = globals().get('count', 0) + 1\ncount", *_mode_and_limits(session)
+    )
+    assert again is first
+    assert (await follow(again)).output == 1
+    with pytest.raises(InvalidRequest, match="another execution"):
+        session.execute(first.execution_id, "other", *_mode_and_limits(session))
+
+
+async def test_a_reader_that_comes_back_gets_the_rest(harness: Harness) -> None:
+    session = await harness.session()
+    execution = harness.begin(session, "print('a')\nimport time\ntime.sleep(0.1)\nprint('b')")
+    first = [event async for event in execution.events()]
+    rest = [event async for event in execution.events(after=1)]
+    assert rest == first[1:]
+
+
+async def test_executions_of_one_session_wait_for_each_other(harness: Harness) -> None:
+    session = await harness.session()
+    slow = harness.begin(session, "import time\ntime.sleep(0.2)\nx = 1")
+    second = harness.begin(session, "x")
+    run = await follow(second)
+    assert run.events[0].kind == Queued(1)
+    assert run.output == 1 and slow.done
+
+
+async def test_too_many_waiting_executions_are_refused(harness: Harness) -> None:
+    session = await harness.session()
+    with pytest.raises(ResourceExhausted, match="run or wait"):
+        for _ in range(100):
+            harness.begin(session, "import time\ntime.sleep(0.01)")
+
+
+async def test_the_prelude_runs_first_and_in_every_interpreter(harness: Harness) -> None:
+    session = await harness.session(prelude="from math import sqrt\nprint('not shown')")
+    assert (await harness.run(session, "sqrt(9)")).output == 3.0
+    assert (await harness.run(session, "import os\nos._exit(0)")).state == "reset"
+    run = await harness.run(session, "sqrt(16)")
+    assert (run.output, run.stdout) == (4.0, "")
+
+
+async def test_a_prelude_that_fails_fails_the_session(harness: Harness) -> None:
+    with pytest.raises(InvalidRequest, match="division by zero"):
+        await harness.session(prelude="1/0")
+    assert harness.manager.list(harness_principal()) == []
+
+
+def harness_principal():  # type: ignore[no-untyped-def]
+    from tests.contract.harness import PRINCIPAL
+
+    return PRINCIPAL
+
+
+def _mode_and_limits(session):  # type: ignore[no-untyped-def]
+    from executor_server.model import ExecutionLimits, OutputMode
+
+    bounds = session.spec.limits
+    limits = ExecutionLimits(bounds.wall_time_s, bounds.cpu_time_s, bounds.operations, bounds.output_bytes)
+    return OutputMode.TRAILING_EXPRESSION, limits

@@ -1,0 +1,234 @@
+"""Every way for an execution to end is told as what it is, on time, and the session goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+
+import psutil
+import pytest
+
+from executor_server.errors import PreconditionFailed
+from executor_server.session import Session
+from tests.contract.harness import MIB, Harness, follow
+from tests.support.polling import eventually_async
+
+# name: (code, limits of the execution, outcome, state)
+ENDS: dict[str, tuple[str, dict[str, float], str, str]] = {
+    "busy loop": ("while True:\n    pass", {"wall_time_s": 0.2, "operations": 10**12}, "timeout", "kept"),
+    "sleep": ("import time\ntime.sleep(1e6)", {"wall_time_s": 0.2}, "timeout", "kept"),
+    "interrupt swallowed": (
+        "import time\nwhile True:\n    try:\n        time.sleep(1)\n    except:\n        pass",
+        {"wall_time_s": 0.2},
+        "timeout",
+        "kept",
+    ),
+    "loop in C": ("sum(iter(int, 1))", {"wall_time_s": 0.2}, "timeout", "reset"),
+    "signals blocked": (
+        "import signal, time\nsignal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())\ntime.sleep(1e6)",
+        {"wall_time_s": 0.2},
+        "timeout",
+        "reset",
+    ),
+    "stopped itself": (
+        "import os, signal\nos.kill(os.getpid(), signal.SIGSTOP)",
+        {"wall_time_s": 0.2},
+        "timeout",
+        "reset",
+    ),
+    "cpu": (
+        "import os\nfor _ in range(2):\n    if os.fork() == 0:\n        while True:\n            pass\nwhile True:\n    pass",
+        {"cpu_time_s": 0.3, "operations": 10**12},
+        "cpu_limit",
+        "kept",
+    ),
+    "operations": (
+        "while True:\n    try:\n        while True:\n            pass\n    except BaseException:\n        pass",
+        {"operations": 10**5},
+        "operation_limit",
+        "kept",
+    ),
+    "flood": ("print('x' * 10**8)", {}, "output_limit", "kept"),
+    "memory": ("x = []\nwhile True:\n    x.append(bytearray(10**6))", {}, "out_of_memory", "kept"),
+    "memory of children": (
+        "import os\nfor _ in range(4):\n    os.fork()\nx = bytearray(200 * 2**20)\nx[::4096] = b'x' * len(x[::4096])\nimport time\ntime.sleep(5)",
+        {"wall_time_s": 10.0},
+        "out_of_memory",
+        "reset",
+    ),
+    "exit": ("raise SystemExit(3)", {}, "exited", "kept"),
+    "hard exit": ("import os\nos._exit(3)", {}, "exited", "reset"),
+    "segfault": ("import ctypes\nctypes.string_at(0)", {}, "crashed", "reset"),
+    "killed itself": ("import os\nos.kill(os.getpid(), 9)", {}, "crashed", "reset"),
+    "recursion": ("def f():\n    f()\nf()", {}, "exception", "kept"),
+    "syntax": ("def", {}, "exception", "kept"),
+    "import": ("import socket", {}, "import_denied", "kept"),
+}
+
+
+@pytest.mark.parametrize("name", ENDS)
+async def test_an_end_is_told_as_what_it_is_and_the_session_goes_on(harness: Harness, name: str) -> None:
+    code, limits, outcome, state = ENDS[name]
+    imports = ("os", "time", "signal", "ctypes") if name == "import" else ("*",)
+    session = await harness.session(memory_bytes=256 * MIB, imports=imports)
+    assert (await harness.run(session, "kept = 'kept'")).outcome == "succeeded"
+    run = await harness.run(session, f"print('said')\n{code}" if name not in ("syntax", "import") else code, **limits)
+    assert (run.outcome, run.state) == (outcome, state), run.ended
+    assert run.ended.error is not None and run.ended.error.message
+    if name not in ("syntax", "import"):
+        assert run.stdout.startswith("said\n")
+    assert run.ended.generation == (1 if state == "kept" else 2)
+    after = await harness.run(session, "globals().get('kept')")
+    assert after.output == ("kept" if state == "kept" else None)
+    assert after.state == "kept"
+
+
+async def test_a_fork_bomb_is_bounded_and_the_session_goes_on(harness: Harness) -> None:
+    session = await harness.session(processes=32)
+    bomb = "import os\nwhile True:\n    try:\n        os.fork()\n    except OSError:\n        pass"
+    run = await harness.run(session, bomb, wall_time_s=0.5, operations=10**12)
+    assert run.outcome in ("timeout", "cpu_limit")
+    assert (await harness.run(session, "1 + 1")).output == 2
+
+
+@pytest.mark.parametrize(
+    ("what", "source"),
+    {
+        "deep parentheses": "(" * 100_000,
+        "deep operators": "-" * 200_000 + "1",
+        "deep attributes": "x" + ".x" * 100_000,
+        "deep calls": "f" + "()" * 100_000,
+        "deep blocks": "".join(" " * i + "if 1:\n" for i in range(200)),
+        "nul": "x = 1\0",
+        "huge number": "1" * 100_000,
+        "lone surrogate in a literal's escape": "print('\\ud800')",
+        "many statements": "x = 1\n" * 50_000,
+    }.items(),
+    ids=lambda value: value if len(value) < 40 else "",
+)
+async def test_a_hostile_source_costs_one_execution(harness: Harness, what: str, source: str) -> None:
+    session = await harness.session()
+    await harness.run(session, "kept = 1")
+    run = await harness.run(session, source)
+    assert run.outcome in ("exception", "succeeded"), (what, run.ended)
+    assert (await harness.run(session, "kept")).output == 1
+
+
+async def test_cancelling_interrupts_and_says_so(harness: Harness) -> None:
+    session = await harness.session()
+    execution = harness.begin(session, "print('runs')\nimport time\ntime.sleep(1e6)")
+    events = execution.events()
+    assert "runs" in str(await anext(events))
+    execution.cancel()
+    run = await follow(execution)
+    assert (run.outcome, run.state) == ("cancelled", "kept")
+
+
+async def test_a_waiting_execution_can_be_cancelled(harness: Harness) -> None:
+    session = await harness.session()
+    first = harness.begin(session, "import time\ntime.sleep(0.3)")
+    second = harness.begin(session, "x = 1")
+    second.cancel()
+    assert (await follow(second)).outcome == "cancelled"
+    assert (await follow(first)).outcome == "succeeded"
+    assert (await harness.run(session, "'x' in globals()")).output is False
+
+
+async def test_the_disk_is_bounded(harness: Harness) -> None:
+    session = await harness.session(disk_bytes=4 * MIB)
+    for path in ("/workspace/big", "/tmp/big"):
+        run = await harness.run(session, f"open({path!r}, 'wb').write(bytes(8 * 2**20))")
+        assert run.outcome == "exception" and "OSError" in str(run.ended.error)
+
+
+async def test_code_that_kills_everything_else_hurts_itself_only(harness: Harness) -> None:
+    session = await harness.session()
+    assert (await harness.run(session, "import os\nos.kill(-1, 9)\nkept = 1")).outcome == "succeeded"
+    assert (await harness.run(session, "kept")).output == 1
+
+
+async def test_a_killed_interpreter_is_a_crash(harness: Harness) -> None:
+    session = await harness.session()
+    execution = harness.begin(session, "import time\nprint('runs')\ntime.sleep(1e6)")
+    await anext(execution.events())
+    os.kill(_processes_of(session)[1].pid, signal.SIGKILL)
+    run = await follow(execution)
+    assert (run.outcome, run.state, run.ended.generation) == ("crashed", "reset", 2)
+    assert "SIGKILL" in run.message
+    assert (await harness.run(session, "1 + 1")).output == 2
+
+
+async def test_a_killed_supervisor_loses_the_session_and_says_so(harness: Harness) -> None:
+    session = await harness.session()
+    execution = harness.begin(session, "import time\nprint('runs')\ntime.sleep(1e6)")
+    await anext(execution.events())
+    _processes_of(session)[0].kill()
+    run = await follow(execution)
+    assert (run.outcome, run.state) == ("lost", "lost")
+    assert session.state == "lost"
+    with pytest.raises(PreconditionFailed, match="sandbox is gone"):
+        harness.begin(session, "1")
+
+
+async def test_a_broken_connection_loses_nothing(harness: Harness) -> None:
+    session = await harness.session()
+    execution = harness.begin(
+        session, "import time\nfor i in range(20):\n    print(i, flush=True)\n    time.sleep(0.02)\n'end'"
+    )
+    await anext(execution.events())
+    transport = session._channel._transport
+    assert transport is not None
+    transport.abort()
+    run = await follow(execution)
+    assert run.stdout.split() == [str(i) for i in range(20)]
+    assert run.output == "end"
+    assert session.state == "idle"
+
+
+async def test_an_orphaned_sandbox_ends_itself(harness: Harness) -> None:
+    session = await harness.session(orphan_time_s=0.3)
+    supervisor = _processes_of(session)[0]
+    session._channel.close()
+    assert await eventually_async(lambda: not supervisor.is_running())
+
+
+async def test_unused_sessions_end(harness: Harness) -> None:
+    session = await harness.session(idle_time_s=0.2)
+    supervisor = _processes_of(session)[0]
+    busy = harness.begin(session, "import time\ntime.sleep(0.5)\n1")
+    assert (await follow(busy)).output == 1  # a session in use is not idle
+    assert await eventually_async(lambda: not harness.manager.list(session.owner))
+    assert await eventually_async(lambda: not supervisor.is_running())
+
+
+async def test_old_sessions_end_even_in_use(harness: Harness) -> None:
+    session = await harness.session(session_time_s=0.3)
+    execution = harness.begin(session, "import time\ntime.sleep(1e6)")
+    run = await follow(execution)
+    assert run.outcome == "cancelled" and "expired" in run.message
+
+
+async def test_the_daemons_memory_stays_flat_under_output(harness: Harness) -> None:
+    session = await harness.session()
+    process = psutil.Process()
+    await harness.run(session, "print('x' * 10**6)")
+    before = process.memory_info().rss
+    for _ in range(3):
+        await harness.run(session, "print('x' * 10**8)")
+    assert process.memory_info().rss - before < 64 * MIB
+
+
+async def test_sessions_are_apart(harness: Harness) -> None:
+    one, other = await asyncio.gather(harness.session(), harness.session())
+    await harness.run(one, "secret = 1\nopen('/tmp/f', 'w').write('secret')\nopen('/dev/shm/f', 'w').write('secret')")
+    seen = await harness.run(
+        other, "import os\n('secret' in globals(), os.path.exists('/tmp/f'), os.path.exists('/dev/shm/f'))"
+    )
+    assert seen.output == (False, False, False)
+
+
+def _processes_of(session: Session) -> list[psutil.Process]:
+    """The sandbox's processes as the host sees them: the supervisor, then its children, the oldest first."""
+    supervisor = psutil.Process(session._sandbox.process.init_pid)  # type: ignore[attr-defined]
+    return [supervisor, *supervisor.children()]

@@ -1,0 +1,200 @@
+"""Host tools: called from the sandbox, answered by the client."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from executor_api.values import decode, encode
+from executor_server.errors import NotFound, PreconditionFailed
+from executor_server.executions import ToolFailure
+from executor_server.model import ToolCall, ToolSpec
+from tests.contract.harness import Harness, follow
+
+
+async def test_a_tool_call_carries_arguments_and_answer(harness: Harness) -> None:
+    session = await harness.session()
+    code = "print('before')\nr = tool(1, [2], key={'a': (3,)})\nprint('after')\nr"
+    run = await harness.run_with_tools(session, code, {"tool": lambda *args, **kwargs: (args, kwargs)})
+    assert run.output == ((1, [2]), {"key": {"a": (3,)}})
+    assert [type(event.kind).__name__ for event in run.events] == ["Log", "ToolCall", "Log", "Result"]
+
+
+async def test_a_large_answer_and_large_arguments_travel_whole(harness: Harness) -> None:
+    session = await harness.session()
+    await session.register_tools([ToolSpec("double", "", (), False)])
+    execution = harness.begin(session, "len(double(bytes(700_000)))")
+
+    async def answer(call: ToolCall, transcript: Any) -> None:
+        (data,), _ = decode(transcript.bytes_of(call.arguments))
+        packed = encode(data * 2)
+        from executor_server.model import BlobRef
+        from tests.contract.harness import pieces
+
+        blob = BlobRef(await session.upload_blob(len(packed), pieces(packed)), len(packed))
+        await execution.submit_tool_result(call.call_id, blob)
+
+    assert (await follow(execution, answer)).output == 1_400_000
+
+
+async def test_a_tools_exception_arrives_by_type_and_message(harness: Harness) -> None:
+    session = await harness.session()
+
+    def fail() -> None:
+        raise KeyError("no such thing")
+
+    code = "try:\n    fail()\nexcept KeyError as e:\n    caught = str(e)\ncaught"
+    assert (await harness.run_with_tools(session, code, {"fail": fail})).output == "'no such thing'"
+    uncaught = await harness.run_with_tools(session, "fail()", {"fail": fail})
+    assert uncaught.ended.error is not None and uncaught.ended.error.type == "KeyError"
+
+
+async def test_threads_call_tools_at_the_same_time(harness: Harness) -> None:
+    session = await harness.session()
+    await session.register_tools([ToolSpec("tool", "", (), False)])
+    execution = harness.begin(
+        session,
+        "from concurrent.futures import ThreadPoolExecutor\nwith ThreadPoolExecutor(8) as pool:\n    r = list(pool.map(tool, range(8)))\nr",
+    )
+    calls: list[tuple[str, int]] = []
+
+    async def answer(call: ToolCall, transcript: Any) -> None:
+        (number,), _ = decode(transcript.bytes_of(call.arguments))
+        calls.append((call.call_id, number))
+        if len(calls) == 8:  # all of them wait at once; answered in another order than asked
+            for call_id, asked in sorted(calls, key=lambda c: -c[1]):
+                await execution.submit_tool_result(call_id, encode(asked * asked))
+
+    assert (await follow(execution, answer)).output == [n * n for n in range(8)]
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "final_answer(42)",
+        "try:\n    final_answer(42)\nexcept:\n    pass\nprint('not reached')",
+        "try:\n    final_answer(42)\nexcept BaseException:\n    print('not reached')",
+        "def f():\n    try:\n        final_answer(42)\n    finally:\n        pass\nf()\nprint('not reached')",
+    ],
+)
+async def test_a_final_answer_ends_the_execution(harness: Harness, code: str) -> None:
+    session = await harness.session()
+    run = await harness.run_with_tools(session, code, {"final_answer": lambda x: x}, final="final_answer")
+    assert run.outcome == "succeeded"
+    assert run.ended.final_answer_call_id == "c1"
+    assert run.stdout == ""
+
+
+async def test_a_final_answer_that_is_swallowed_by_other_means_still_counts(harness: Harness) -> None:
+    session = await harness.session()
+    code = "import contextlib\nwith contextlib.suppress(BaseException):\n    final_answer(42)\n1/0"
+    run = await harness.run_with_tools(session, code, {"final_answer": lambda x: x}, final="final_answer")
+    assert run.ended.final_answer_call_id == "c1"
+
+
+async def test_the_wall_clock_stands_still_while_a_tool_is_called(harness: Harness) -> None:
+    session = await harness.session()
+    await session.register_tools([ToolSpec("slow", "", (), False)])
+    execution = harness.begin(session, "slow()", wall_time_s=0.3)
+
+    async def answer(call: ToolCall, _: Any) -> None:
+        await asyncio.sleep(0.6)
+        await execution.submit_tool_result(call.call_id, encode("done"))
+
+    run = await follow(execution, answer)
+    assert run.output == "done"
+    assert run.ended.usage.wall_time_s < 0.3
+
+
+async def test_an_answer_counts_once_and_only_when_asked_for(harness: Harness) -> None:
+    session = await harness.session()
+    await session.register_tools([ToolSpec("tool", "", (), False)])
+    execution = harness.begin(session, "tool()")
+
+    async def answer(call: ToolCall, _: Any) -> None:
+        with pytest.raises(NotFound):
+            await execution.submit_tool_result("nobody-asked", encode(1))
+        await execution.submit_tool_result(call.call_id, encode(1))
+        with pytest.raises(PreconditionFailed):
+            await execution.submit_tool_result(call.call_id, encode(2))
+
+    assert (await follow(execution, answer)).output == 1
+
+
+async def test_a_tool_belongs_to_the_sessions_own_process(harness: Harness) -> None:
+    session = await harness.session()
+    code = """
+import os, sys
+pid = os.fork()
+if pid == 0:
+    try:
+        tool()
+    except RuntimeError as error:
+        os.write(1, str(error).encode())
+    os._exit(0)
+os.waitpid(pid, 0)[1]
+"""
+    run = await harness.run_with_tools(session, code, {"tool": lambda: 1})
+    assert run.output == 0 and "own process" in run.stdout
+
+
+async def test_a_call_after_the_end_of_its_execution_is_refused(harness: Harness) -> None:
+    session = await harness.session()
+    code = """
+import threading, time
+said = []
+def later():
+    go.wait()
+    try:
+        tool()
+    except RuntimeError as error:
+        said.append(str(error))
+go = threading.Event()
+thread = threading.Thread(target=later)
+thread.start()
+threading.Timer(0.1, go.set).start()
+"""
+    await harness.run_with_tools(session, code, {"tool": lambda: 1})
+    await asyncio.sleep(0.3)
+    run = await harness.run(session, "thread.join(); said")
+    assert run.output == ["no execution is running that could call a tool"]
+
+
+async def test_a_cancelled_tool_call_does_not_confuse_the_next(harness: Harness) -> None:
+    session = await harness.session()
+    await session.register_tools([ToolSpec("tool", "", (), False)])
+    execution = harness.begin(session, "tool('first')")
+    events = execution.events()
+    call = (await anext(events)).kind
+    assert isinstance(call, ToolCall)
+    execution.cancel()
+    assert (await follow(execution)).outcome == "cancelled"
+    with pytest.raises(PreconditionFailed):
+        await execution.submit_tool_result(call.call_id, encode("late"))
+    run = await harness.run_with_tools(session, "tool('second')", {"tool": lambda text: text})
+    assert run.output == "second"
+
+
+async def test_tools_are_in_place_again_after_a_reset(harness: Harness) -> None:
+    session = await harness.session()
+    await harness.run_with_tools(session, "tool()", {"tool": lambda: 1})
+    assert (await harness.run(session, "import os\nos._exit(0)")).state == "reset"
+    execution = harness.begin(session, "tool()")
+
+    async def answer(call: ToolCall, _: Any) -> None:
+        await execution.submit_tool_result(call.call_id, ToolFailure("ValueError", "asked again"))
+
+    run = await follow(execution, answer)
+    assert run.message == "asked again"
+
+
+async def test_registering_replaces_tools_and_frees_their_names(harness: Harness) -> None:
+    session = await harness.session()
+    await harness.run_with_tools(session, "old = 1", {"one": lambda: 1})
+    await harness.run(session, "two = 'hides the tool to come'")
+    run = await harness.run_with_tools(session, "two()", {"two": lambda: 2})
+    assert run.output == 2
+    gone = await harness.run(session, "one()")
+    assert gone.ended.error is not None and gone.ended.error.type == "NameError"

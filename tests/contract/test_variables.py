@@ -1,0 +1,103 @@
+"""Variables are set and read between executions, all or none."""
+
+from __future__ import annotations
+
+import pickle
+import sys
+
+import numpy as np
+import pytest
+
+from executor_api.values import OpaqueValue, encode
+from executor_server.errors import InvalidRequest, NotFound
+from executor_server.model import BlobRef
+from tests.contract.harness import Harness, get_variables, pieces, set_variables
+
+
+async def test_values_arrive_and_return(harness: Harness) -> None:
+    session = await harness.session()
+    array = np.arange(400_000, dtype=np.float64)
+    await set_variables(session, number=1, text="ü", array=array, nested={"a": [1, (2, {3})]})
+    run = await harness.run(session, "array *= 2\n(number, text, nested, array.sum())")
+    assert run.output == (1, "ü", {"a": [1, (2, {3})]}, float(array.sum() * 2))
+    read, missing = await get_variables(session, "array", "number", "absent")
+    assert (read["array"] == array * 2).all() and read["number"] == 1
+    assert missing == ("absent",)
+
+
+async def test_a_large_output_travels_whole(harness: Harness) -> None:
+    session = await harness.session()
+    run = await harness.run(session, "import numpy as np\nnp.arange(500_000)")
+    assert (run.output == np.arange(500_000)).all()
+
+
+async def test_without_names_all_plain_variables_are_read(harness: Harness) -> None:
+    session = await harness.session()
+    await harness.run(session, "import math\nx = 1\n_y = 2\ndef f(): pass\nclass C: pass\nc = C()")
+    read, _ = await get_variables(session)
+    assert set(read) == {"x", "c"}
+    assert isinstance(read["c"], OpaqueValue)
+
+
+async def test_what_the_client_pickled_is_unpickled_in_the_sandbox_only(harness: Harness) -> None:
+    session = await harness.session()
+    version = b"cp%d.%d\0" % sys.version_info[:2]
+    packed = encode(complex, fallback=lambda value: version + pickle.dumps(value))
+    await session.set_variables([("kind", packed)])
+    assert (await harness.run(session, "kind is complex")).output is True
+
+
+@pytest.mark.parametrize(
+    ("packed", "why"),
+    [
+        (b"", "variable bad"),
+        (b"RXV1 and then nothing", "variable bad"),
+        (encode(complex, fallback=lambda _: b"cp2.7\0" + pickle.dumps(1)), "pickled by cp2.7"),
+        (encode(complex, fallback=lambda _: b"cp%d.%d\0no pickle" % sys.version_info[:2]), "variable bad"),
+    ],
+)
+async def test_a_value_that_cannot_be_decoded_is_refused_and_nothing_is_set(
+    harness: Harness, packed: bytes, why: str
+) -> None:
+    session = await harness.session()
+    with pytest.raises(InvalidRequest, match=why):
+        await session.set_variables([("good", encode(1)), ("bad", packed)])
+    assert (await harness.run(session, "('good' in globals(), 'bad' in globals())")).output == (False, False)
+
+
+async def test_a_value_whose_decoding_kills_the_interpreter_is_refused(harness: Harness) -> None:
+    class Deadly:
+        def __reduce__(self) -> object:
+            import os
+
+            return os._exit, (3,)
+
+    session = await harness.session()
+    version = b"cp%d.%d\0" % sys.version_info[:2]
+    packed = encode(Deadly(), fallback=lambda value: version + pickle.dumps(value))
+    with pytest.raises(InvalidRequest, match="died"):
+        await session.set_variables([("bad", packed)])
+    assert (await harness.run(session, "1")).ended.generation == 2
+
+
+async def test_a_repr_that_raises_or_lies_is_only_text(harness: Harness) -> None:
+    session = await harness.session()
+    run = await harness.run(session, "class C:\n    def __repr__(self):\n        raise ValueError\nC()")
+    assert run.outcome == "succeeded" and isinstance(run.output, OpaqueValue)
+
+
+async def test_a_blob_is_named_once(harness: Harness) -> None:
+    session = await harness.session()
+    packed = encode("text")
+    blob = BlobRef(await session.upload_blob(len(packed), pieces(packed)), len(packed))
+    await session.set_variables([("x", blob)])
+    with pytest.raises(NotFound, match="not there"):
+        await session.set_variables([("x", blob)])
+
+
+async def test_a_blob_of_another_size_than_announced_is_refused(harness: Harness) -> None:
+    session = await harness.session()
+    for sent in (b"short", b"much too long" * 10):
+        with pytest.raises(InvalidRequest, match="announced 20"):
+            await session.upload_blob(20, pieces(sent))
+    assert (await harness.run(session, "1")).output == 1

@@ -58,7 +58,7 @@ def _lower_array(np: Any, array: Any, writer: Writer) -> Lowered | None:
     shape = list(array.shape)
     if array.dtype == object:
         return ["np.objects", shape], (array.ravel().tolist(),), False
-    description = _describe(array.dtype)
+    description = _describe(np, array.dtype, writer)
     if description is None:
         return None
     order = "F" if array.flags.f_contiguous and not array.flags.c_contiguous else "C"
@@ -69,7 +69,7 @@ def _lower_array(np: Any, array: Any, writer: Writer) -> Lowered | None:
 
 def _lower_scalar(np: Any, value: Any, writer: Writer) -> Lowered | None:
     array = np.asarray(value)
-    description = None if array.dtype == object else _describe(array.dtype)
+    description = _describe(np, array.dtype, writer)
     if description is None:
         return None
     return ["np.scalar", description, put_bytes(writer, array.tobytes())], (), False
@@ -81,22 +81,25 @@ def _tensor_as_array(torch: Any, tensor: Any) -> Any:
     return tensor.float().numpy() if tensor.dtype == torch.bfloat16 else tensor.numpy()
 
 
-def _describe(dtype: Any) -> Any:
-    """The description of a dtype, as `_make_dtype` reads it; None when there is none."""
+def _describe(np: Any, dtype: Any, writer: Writer) -> Any:
+    """The description of a dtype; None when there is none that gives the dtype back."""
+    description = _description_of(dtype)
+    if type(description) is list and _make_dtype(np, writer, description, MAX_FIELD_DEPTH, [MAX_FIELDS]) != dtype:
+        return None
+    return None if dtype.itemsize > writer.limits.total_bytes else description
+
+
+def _description_of(dtype: Any) -> Any:
     if dtype.names is not None:
-        fields = []
-        for name in dtype.names:
-            name.encode("utf-8")  # raises for a surrogate, and so the array becomes opaque
-            inner, offset, *title = dtype.fields[name]
-            description = _describe(inner)
-            if title or description is None:
-                return None
-            fields.append([name, offset, description])
-        return ["fields", dtype.itemsize, fields]
+        fields = [(name, *dtype.fields[name]) for name in dtype.names]
+        return [
+            "fields",
+            dtype.itemsize,
+            [[name, offset, _description_of(inner)] for name, inner, offset, *_ in fields],
+        ]
     if dtype.subdtype is not None:
         inner, shape = dtype.subdtype
-        description = _describe(inner)
-        return None if description is None else ["repeated", description, list(shape)]
+        return ["repeated", _description_of(inner), list(shape)]
     return dtype.str if matches(_DTYPE, dtype.str) else None
 
 
@@ -181,7 +184,7 @@ def _dtype_of(np: Any, reader: Reader, description: object) -> Any:
     return dtype
 
 
-def _make_dtype(np: Any, reader: Reader, description: Any, depth: int, fields_left: list[int]) -> Any:
+def _make_dtype(np: Any, reader: Reader | Writer, description: Any, depth: int, fields_left: list[int]) -> Any:
     if type(description) is str:
         if not matches(_DTYPE, description):
             raise DecodeError("a dtype is not of the closed list")
@@ -207,15 +210,19 @@ def _make_dtype(np: Any, reader: Reader, description: Any, depth: int, fields_le
     return dtype
 
 
-def _make_fields(np: Any, reader: Reader, itemsize: int, fields: list[Any], depth: int, fields_left: list[int]) -> Any:
+def _make_fields(
+    np: Any, reader: Reader | Writer, itemsize: int, fields: list[Any], depth: int, fields_left: list[int]
+) -> Any:
     names, formats, offsets = [], [], []
+    bytes_left = itemsize  # fields that overlap would make the content of one byte be checked many times
     for field in fields:
         if type(field) is not list or len(field) != 3 or type(field[0]) is not str or type(field[1]) is not int:
             raise DecodeError("a field of a dtype is malformed")
         name, offset, description = field
         inner = _make_dtype(np, reader, description, depth - 1, fields_left)
-        if not 0 <= offset <= itemsize - inner.itemsize:
-            raise DecodeError("a field of a dtype lies outside of it")
+        bytes_left -= inner.itemsize
+        if not 0 <= offset <= itemsize - inner.itemsize or bytes_left < 0:
+            raise DecodeError("the fields of a dtype do not fit into it")
         names.append(name)
         formats.append(inner)
         offsets.append(offset)

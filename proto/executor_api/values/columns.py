@@ -81,7 +81,7 @@ def _lower_array(pd: Any, value: Any) -> Lowered | None:
     if type(dtype) is pd.PeriodDtype:
         return ["pd.periods", _period_frequency(dtype)], (value.asi8,), False
     if type(dtype) is pd.IntervalDtype:
-        return ["pd.intervals", value.closed], (value.left, value.right), False
+        return ["pd.intervals", value.closed], (values_of(pd, value.left), values_of(pd, value.right)), False
     if dtype.name in _MASKED:
         numbers = value.to_numpy(dtype=dtype.numpy_dtype, na_value=dtype.numpy_dtype.type(0))
         return ["pd.masked", dtype.name], (numbers, value.isna()), False
@@ -110,8 +110,10 @@ def _numpy() -> Any:
     return sys.modules["numpy"]  # pandas has imported it
 
 
-def with_pandas(type_name: str, build: Callable[..., object]) -> Callable[..., object]:
-    """Builds a value with pandas; gives an OpaqueValue where pandas is absent or refuses.
+def with_pandas(type_name: str, build: Callable[..., object], name_at: int | None = None) -> Callable[..., object]:
+    """Builds a value with pandas; gives an OpaqueValue where pandas is absent or refuses, or a part is one.
+
+    The child at `name_at` is a name, which may be an OpaqueValue like any other object.
 
     What `build` finds wrong with a node is a DecodeError. What pandas refuses after that is what this version of it
     lacks, and one part of a value that cannot be had is no reason to lose the rest.
@@ -121,7 +123,7 @@ def with_pandas(type_name: str, build: Callable[..., object]) -> Callable[..., o
         pd = import_pandas()
         if pd is None:
             return OpaqueValue(type_name, "pandas is not installed here")
-        if any(type(child) is OpaqueValue and child.type_name in _PARTS for child in children):
+        if any(type(child) is OpaqueValue for position, child in enumerate(children) if position != name_at):
             return OpaqueValue(type_name, "a part of it cannot be had here")
         try:
             return build(pd, children, *header)
@@ -133,25 +135,15 @@ def with_pandas(type_name: str, build: Callable[..., object]) -> Callable[..., o
     return make
 
 
-# Types of which a table is made. One of them that arrived as an OpaqueValue makes the whole opaque; an object in a
-# column of objects does not.
-_PARTS = frozenset(
-    [
-        "list",
-        "numpy.ndarray",
-        "pandas.Index",
-        "pandas.array",
-        "zoneinfo.ZoneInfo",
-        "pandas.Timestamp",
-        "pandas.Timedelta",
-    ]
-)
-
-
 def is_array(value: Any, kinds: str) -> bool:
     """Whether it is a numpy array of one dimension and a dtype of one of the kinds."""
     np = _numpy()
     return type(value) is np.ndarray and value.ndim == 1 and value.dtype.kind in kinds
+
+
+def is_values(pd: Any, value: Any) -> bool:
+    """Whether it is what `values_of` gives."""
+    return type(value) is _numpy().ndarray or isinstance(value, pd.api.extensions.ExtensionArray)
 
 
 def _require(condition: bool, what: str) -> None:
@@ -232,8 +224,8 @@ def _make_periods(pd: Any, children: list[Any], frequency: str) -> object:
 
 def _make_intervals(pd: Any, children: list[Any], closed: str) -> object:
     left, right = children
-    _require(isinstance(left, pd.Index) and isinstance(right, pd.Index) and closed in _CLOSED, "a column of intervals")
-    _require(len(left) == len(right), "a column of intervals")
+    _require(is_values(pd, left) and is_values(pd, right) and closed in _CLOSED, "a column of intervals")
+    _require(left.ndim == 1 and left.shape == right.shape, "a column of intervals")
     return pd.arrays.IntervalArray.from_arrays(left, right, closed=closed)
 
 

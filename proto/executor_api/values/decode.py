@@ -67,6 +67,7 @@ class _Decoder:
         self.dtypes: dict[str, Any] = {}
         self._buffers: list[memoryview | None] = list(buffers)
         self._pixels_left = limits.image_pixels
+        self._labels_left = limits.total_bytes
         self._nodes = 1
         self._unfolded = 0
         self._values: list[Any] = []
@@ -89,6 +90,11 @@ class _Decoder:
         self._pixels_left -= count
         if self._pixels_left < 0:
             raise DecodeError(f"the images have more than the limit of {self.limits.image_pixels} pixels")
+
+    def take_labels(self, count: int) -> None:
+        self._labels_left -= count
+        if self._labels_left < 0:
+            raise DecodeError("the indexes of the value have too many labels")
 
     # The loop
 

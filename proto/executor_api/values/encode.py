@@ -16,7 +16,7 @@ import sys
 
 from executor_api.values import arrays, containers, frames, images, objects, scalars, times
 from executor_api.values.decode import decode
-from executor_api.values.limits import MAX_UNFOLDING, DecodeError, EncodeError, ValueLimits
+from executor_api.values.limits import MAX_UNFOLDING, VALUES_PER_NODE, DecodeError, EncodeError, ValueLimits
 from executor_api.values.packing import BYTES_PER_BUFFER, HEAD_BYTES, pack
 from executor_api.values.tree import dump_tree
 
@@ -68,7 +68,10 @@ class _Encoder:
         self._trust_keys = trust_keys
         self._buffers: list[bytes | memoryview] = []
         self._total_bytes = HEAD_BYTES
+        self._pixels_left = limits.image_pixels
+        self._labels_left = limits.total_bytes
         self._nodes = 1
+        self._surplus = 0
         self._unfolded = 0
         self._max_unfolded = MAX_UNFOLDING * limits.nodes
         # By id, the number of the node of a value, and the value itself: while it is here, no other has its id.
@@ -92,6 +95,18 @@ class _Encoder:
 
     def add_unfolded(self, count: int) -> None:
         self._unfolded += count
+
+    def take_pixels(self, count: int) -> bool:
+        if count > self._pixels_left:
+            return False
+        self._pixels_left -= count
+        return True
+
+    def take_labels(self, count: int) -> bool:
+        if count > self._labels_left:
+            return False
+        self._labels_left -= count
+        return True
 
     def _count_bytes(self, count: int) -> None:
         self._total_bytes += count
@@ -185,6 +200,11 @@ class _Encoder:
         if lowered is None:
             return objects.make_opaque_node(value, self.limits.repr_chars), (), False
         node, children, _ = lowered
+        surplus = _count_values(node) - VALUES_PER_NODE
+        if surplus > 0:
+            if self._surplus + surplus > self.limits.nodes:
+                return self._inexact(value)
+            self._surplus += surplus
         if children:
             if depth > self.limits.depth or self._nodes + len(children) > self.limits.nodes:
                 return self._inexact(value)
@@ -209,6 +229,11 @@ class _Encoder:
     def _foreign(self, value: object) -> Lowered | None:
         data = None if self._fallback is None else self._fallback(value)
         return None if data is None else (["foreign", self.add_buffer(data)], (), False)
+
+
+def _count_values(node: object) -> int:
+    """How many JSON values a header is."""
+    return 1 + sum(map(_count_values, node)) if type(node) is list else 1
 
 
 def _has_plain_keys(tag: str, children: Sequence[object]) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 
 from executor_api.values import columns
-from executor_api.values.columns import FREQUENCY, values_of, with_pandas
+from executor_api.values.columns import FREQUENCY, is_values, values_of, with_pandas
 from executor_api.values.kinds import ANY_NUMBER, Kind, NoneType, matches
 from executor_api.values.limits import DecodeError
 
@@ -17,7 +17,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from executor_api.values.kinds import Lowered, Writer
+    from executor_api.values.kinds import Lowered, Reader, Writer
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Lowering
@@ -34,7 +34,7 @@ def lower(value: Any, writer: Writer, *, bases: bool = False) -> Lowered | None:
     if kind is pd.Series or (bases and issubclass(kind, pd.Series)):
         return ["pd.series"], (value.index, values_of(pd, value), value.name, dict(value.attrs)), False
     if issubclass(kind, pd.Index):
-        return _lower_index(pd, value)
+        return _lower_index(pd, value, writer)
     return columns.lower(pd, value)
 
 
@@ -50,8 +50,10 @@ def _lower_frame(pd: Any, frame: Any) -> Lowered:
     return ["pd.frame", rows, count], (*labels, *arrays), False
 
 
-def _lower_index(pd: Any, index: Any) -> Lowered:
+def _lower_index(pd: Any, index: Any, writer: Writer) -> Lowered | None:
     if type(index) is pd.RangeIndex:
+        if not writer.take_labels(len(index)):
+            return None
         return ["pd.rangeindex"], (index.start, index.stop, index.step, index.name), False
     if type(index) is pd.MultiIndex:
         names = list(index.names)
@@ -69,14 +71,9 @@ def _require(condition: bool, what: str) -> None:
         raise DecodeError(f"{what} is malformed")
 
 
-def _is_values(pd: Any, value: object) -> bool:
-    np: Any = sys.modules["numpy"]
-    return type(value) is np.ndarray or isinstance(value, pd.api.extensions.ExtensionArray)
-
-
 def _make_index(pd: Any, children: list[Any], frequency: str | None) -> object:
     values, name = children
-    _require(_is_values(pd, values) and values.ndim == 1, "an index")
+    _require(is_values(pd, values) and values.ndim == 1, "an index")
     index = pd.Index(values, dtype=values.dtype, name=name, copy=False, tupleize_cols=False)
     if frequency is None:
         return index
@@ -88,10 +85,20 @@ def _make_index(pd: Any, children: list[Any], frequency: str | None) -> object:
         return index
 
 
-def _make_range_index(pd: Any, children: list[Any]) -> object:
-    start, stop, step, name = children
+def _make_range_index(reader: Reader, children: list[Any]) -> object:
+    start, stop, step, _ = children
     _require(all(type(number) is int for number in (start, stop, step)) and step != 0, "an index")
+    # Four numbers, but pandas writes the labels out as soon as it needs them.
+    reader.take_labels(len(range(start, stop, step)))
+    return _build_range_index(reader, children)
+
+
+def _range_index(pd: Any, children: list[Any]) -> object:
+    start, stop, step, name = children
     return pd.RangeIndex(start, stop, step, name=name)
+
+
+_build_range_index = with_pandas("pandas.Index", _range_index, name_at=3)
 
 
 def _make_multi_index(pd: Any, children: list[Any], count: int) -> object:
@@ -105,7 +112,7 @@ def _make_multi_index(pd: Any, children: list[Any], count: int) -> object:
 
 def _make_series(pd: Any, children: list[Any]) -> object:
     index, values, name, attrs = children
-    _require(isinstance(index, pd.Index) and _is_values(pd, values) and type(attrs) is dict, "a series")
+    _require(isinstance(index, pd.Index) and is_values(pd, values) and type(attrs) is dict, "a series")
     _require(values.ndim == 1 and len(values) == len(index), "a series")
     series = pd.Series(values, index=index, dtype=values.dtype, name=name, copy=False)
     series.attrs = attrs
@@ -117,7 +124,7 @@ def _make_frame(pd: Any, children: list[Any], rows: int, count: int) -> object:
     _check_labels(pd, index, labels, attrs, rows, count)
     _require(len(arrays) == count, "a table")
     for values in arrays:
-        _require(_is_values(pd, values) and values.ndim == 1 and len(values) == rows, "a table")
+        _require(is_values(pd, values) and values.ndim == 1 and len(values) == rows, "a table")
     # By position first, as labels need not be different. As series, whose dtype is not guessed.
     series = {
         position: pd.Series(values, index=index, dtype=values.dtype, copy=False)
@@ -145,10 +152,10 @@ def _check_labels(pd: Any, index: Any, labels: Any, attrs: object, rows: int, co
 
 
 KINDS = {
-    "pd.index": Kind(with_pandas("pandas.Index", _make_index), header=((str, NoneType),), children=2),
-    "pd.rangeindex": Kind(with_pandas("pandas.Index", _make_range_index), children=4),
+    "pd.index": Kind(with_pandas("pandas.Index", _make_index, name_at=1), header=((str, NoneType),), children=2),
+    "pd.rangeindex": Kind(_make_range_index, children=4),
     "pd.multiindex": Kind(with_pandas("pandas.Index", _make_multi_index), header=(int,), children=ANY_NUMBER),
-    "pd.series": Kind(with_pandas("pandas.Series", _make_series), children=4),
+    "pd.series": Kind(with_pandas("pandas.Series", _make_series, name_at=2), children=4),
     "pd.frame": Kind(with_pandas("pandas.DataFrame", _make_frame), header=(int, int), children=ANY_NUMBER),
     "pd.block": Kind(with_pandas("pandas.DataFrame", _make_block), header=(int, int), children=4),
     **columns.KINDS,

@@ -88,11 +88,16 @@ class Record:
     def __eq__(self, other: object) -> bool:
         if type(other) is not Record:
             return NotImplemented
-        return self._type_name == other._type_name and self._fields == other._fields
+        if self._type_name != other._type_name:
+            return False
+        return list(self._fields.items()) == list(other._fields.items())
 
     def __hash__(self) -> int:
-        # Of the names only: a record stays hashable when one of its fields is not, as a dataclass with eq=False is.
-        return hash((self._type_name, tuple(self._fields)))
+        try:
+            return hash((self._type_name, *self._fields.items()))
+        except TypeError:
+            # A dataclass compared by identity is hashable whatever its fields are, and can be a key.
+            return hash((self._type_name, *self._fields))
 
     @recursive_repr("Record(...)")
     def __repr__(self) -> str:

@@ -41,17 +41,21 @@ def lower(value: Any, writer: Writer, *, bases: bool = False) -> Lowered | None:
     value.load()
     width, height = value.size
     pixels = width * height
-    if not 0 < pixels <= writer.limits.image_pixels or max(width, height) > _MAX_SIDE:
+    if not pixels or max(width, height) > _MAX_SIDE or not _is_carried(value) or not writer.take_pixels(pixels):
         return None
-    if value.mode in _PNG_MODES and (value.mode != "P" or value.palette.mode == "RGB"):
+    if value.mode in _PNG_MODES:
         plain = value.copy()
         plain.info = {name: value.info[name] for name in ("transparency",) if name in value.info}
         file = io.BytesIO()
         plain.save(file, "PNG", compress_level=1)
         return ["pil.png", value.mode, width, height, put_bytes(writer, file.getbuffer())], (), False
-    if value.mode in _RAW_MODES:
-        return ["pil.raw", value.mode, width, height, put_bytes(writer, value.tobytes())], (), False
-    return None
+    return ["pil.raw", value.mode, width, height, put_bytes(writer, value.tobytes())], (), False
+
+
+def _is_carried(image: Any) -> bool:
+    if image.mode == "P":
+        return bool(image.palette.mode == "RGB")
+    return image.mode in _PNG_MODES or image.mode in _RAW_MODES
 
 
 def _make_png(reader: Reader, children: list[Any], mode: str, width: int, height: int, data: int | str) -> object:

@@ -41,6 +41,14 @@ if TYPE_CHECKING:
             """Counts values that are part of a leaf."""
             ...
 
+        def take_pixels(self, count: int) -> bool:
+            """Claims room for an image; False when `image_pixels` are used up."""
+            ...
+
+        def take_labels(self, count: int) -> bool:
+            """Claims room for labels that are not written out; False when there would be too many."""
+            ...
+
     class Reader(Protocol):
         """What making a value may use of the decoder."""
 
@@ -58,6 +66,10 @@ if TYPE_CHECKING:
 
         def take_pixels(self, count: int) -> None:
             """Claims room for an image. Raises DecodeError when `image_pixels` are used up."""
+            ...
+
+        def take_labels(self, count: int) -> None:
+            """Claims room for labels that are not written out. Raises DecodeError when there are too many."""
             ...
 
 

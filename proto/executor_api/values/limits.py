@@ -22,6 +22,9 @@ MAX_TYPE_NAME_CHARS = 200
 # References make a small tree stand for a huge value: each of 60 lists can hold the one before it twice. Counted with
 # every reference followed, a value has at most this many nodes for each one that the limits allow.
 MAX_UNFOLDING = 16
+# JSON values of the header of a node, its list and its tag included. What nodes with larger headers have beyond that is
+# counted: together at most one for each node that the limits allow.
+VALUES_PER_NODE = 5
 # Keys of one dict or members of one set that share one hash. Python's integers collide on demand, and a dict of a
 # million of them takes hours to build.
 MAX_EQUAL_HASHES = 100

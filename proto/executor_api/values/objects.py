@@ -15,7 +15,7 @@ from executor_api.values import containers, scalars
 from executor_api.values.generic import EnumValue, OpaqueValue, Record, TupleRecord, is_field_name
 from executor_api.values.kinds import ANY_NUMBER, Kind
 from executor_api.values.limits import MAX_TYPE_NAME_CHARS, DecodeError
-from executor_api.values.times import lower_keyed_zone
+from executor_api.values.times import lower_zone
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ def lower_generic(value: Any, writer: Writer) -> Lowered | None:
             based: Lowered | None = lower(exact(value), writer)
             return based
     if "datetime" in sys.modules and issubclass(kind, sys.modules["datetime"].tzinfo):
-        return lower_keyed_zone(value, writer)
+        return lower_zone(value, writer)
     return None
 
 

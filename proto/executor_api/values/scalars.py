@@ -87,8 +87,11 @@ def _lower_bytearray(value: bytearray, writer: Writer) -> Lowered:
     return ["bytearray", put_bytes(writer, bytes(value))], (), False
 
 
-def _lower_range(value: range, writer: Writer) -> Lowered:
-    return ["range"], (value.start, value.stop, value.step), False
+def _lower_range(value: range, writer: Writer) -> Lowered | None:
+    numbers = [int.__int__(number) for number in (value.start, value.stop, value.step)]  # True is a stop, too
+    if max(number.bit_length() for number in numbers) > MAX_INT_BITS:
+        return None
+    return ["range"], numbers, False
 
 
 def _make_range(reader: Reader, children: list[Any]) -> range:

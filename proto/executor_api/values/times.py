@@ -6,7 +6,7 @@ receiver who lacks the zone, or a zone that has no key, still gives the right mo
 
 from __future__ import annotations
 
-from executor_api.values.generic import OpaqueValue
+from executor_api.values.generic import EnumValue, OpaqueValue, Record
 from executor_api.values.kinds import Kind, NoneType, matches
 from executor_api.values.limits import DecodeError
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 _ZONE_KEY = r"[A-Za-z0-9_+-]{1,32}(/[A-Za-z0-9_+-]{1,32}){0,3}"
 _DATE = r"\d{4}-\d\d-\d\d"
 _TIME = r"\d\d:\d\d:\d\d(\.\d{6})?"
+MAX_TEXT_CHARS = 200
 _DATETIME = rf"{_DATE}T{_TIME}"
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -39,12 +40,15 @@ def _make_timezone(reader: Reader, children: list[Any], seconds: int, microsecon
     return timezone(offset) if children[0] is None else timezone(offset, children[0])
 
 
-def lower_keyed_zone(value: Any, writer: Writer) -> Lowered | None:
-    """A zone by its key: `key` in zoneinfo, `zone` in pytz. None when it has none."""
+def lower_zone(value: Any, writer: Writer) -> Lowered | None:
+    """Any zone by its key (`key` in zoneinfo, `zone` in pytz) or its offset, if that is always the same; else None."""
     key = getattr(value, "key", None) or getattr(value, "zone", None)
     if type(key) is str and matches(_ZONE_KEY, key):
         return ["zone", key], (), False
-    return None
+    offset = value.utcoffset(None)
+    if offset is None:
+        return None
+    return ["timezone", offset.days * 86_400 + offset.seconds, offset.microseconds], (None,), False
 
 
 def _make_zone(reader: Reader, children: list[Any], key: str) -> object:
@@ -114,13 +118,13 @@ def _with_zone(value: datetime | time, zone: object, offset_s: float | None) -> 
 
     if isinstance(zone, tzinfo):
         return value.replace(tzinfo=zone)
-    if not isinstance(zone, OpaqueValue):
+    if not isinstance(zone, (OpaqueValue, Record, EnumValue)):
         raise DecodeError("what should be a time zone is something else")
     if offset_s is None:
-        return OpaqueValue(f"datetime.{type(value).__name__}", f"{value.isoformat()} ({zone.repr})")
+        return OpaqueValue(f"datetime.{type(value).__name__}", f"{value.isoformat()} ({zone})"[:MAX_TEXT_CHARS])
     offset = timedelta(seconds=offset_s)
-    known = zone.type_name == "zoneinfo.ZoneInfo"
-    return value.replace(tzinfo=timezone(offset, zone.repr) if known else timezone(offset))
+    has_key = isinstance(zone, OpaqueValue) and zone.type_name == "zoneinfo.ZoneInfo"
+    return value.replace(tzinfo=timezone(offset, str(zone)) if has_key else timezone(offset))
 
 
 def _lower_timedelta(value: timedelta, writer: Writer) -> Lowered:
@@ -145,7 +149,7 @@ LOWER_BY_NAME = {
     ("datetime", "time"): _lower_time,
     ("datetime", "timedelta"): _lower_timedelta,
     ("datetime", "timezone"): _lower_timezone,
-    ("zoneinfo", "ZoneInfo"): lower_keyed_zone,
+    ("zoneinfo", "ZoneInfo"): lower_zone,
 }
 _OFFSET_S = (int, float, NoneType)
 KINDS = {

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 
-from executor_api.values.limits import DecodeError
+from executor_api.values.limits import VALUES_PER_NODE, DecodeError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -21,9 +21,6 @@ if TYPE_CHECKING:
 _HARMLESS_CHARS = 64
 # Lists inside the deepest node: the description of a structured dtype, and what its fields hold.
 _HEADER_DEPTH = 24
-# JSON values for one node of the value, in the longest node there is; and what a single large header can add.
-_VALUES_PER_NODE = 6
-_VALUES_IN_HEADERS = 16_384
 # Bare numbers are integers of 64 bits and floats of 17 digits with an exponent of 3.
 _TOO_MANY_DIGITS = b"0" * 40
 
@@ -65,7 +62,7 @@ def _check_shape(text: bytes, limits: ValueLimits) -> None:
         marks = b"".join(marks.split(b'"')[::2])
     opened = marks.count(b"[")
     values = opened + marks.count(b",") + 1
-    if values > _VALUES_PER_NODE * limits.nodes + _VALUES_IN_HEADERS:
+    if values > (VALUES_PER_NODE + 1) * limits.nodes:
         raise DecodeError(f"the tree holds more than the limit of {limits.nodes} nodes")
     brackets = marks.translate(None, b",")
     # Each pass takes away the innermost lists, so the number of passes is the depth.

@@ -30,6 +30,12 @@ class Point:
     tags: list[object]
 
 
+@dataclasses.dataclass(frozen=True)
+class Cell:
+    x: int
+    y: int
+
+
 Pair = collections.namedtuple("Pair", ["count", "other"])
 
 
@@ -175,6 +181,12 @@ def test_keys_of_unknown_classes_stay_keys() -> None:
     received = decode(encode({Color.RED: 1, Pair(1, 2): 2, Alike(): 3}))
     assert received[EnumValue(f"{__name__}.Color", "RED", (1, 2))] == 1
     assert (received[(1, 2)], received[OpaqueValue(f"{__name__}.Alike", "alike")]) == (2, 3)
+
+
+def test_many_records_can_be_members_of_a_set() -> None:
+    received = decode(encode({Cell(x, y) for x in range(20) for y in range(20)}))
+    assert (type(received), len(received)) == (set, 400)
+    assert Record(f"{__name__}.Cell", {"x": 3, "y": 4}) in received
 
 
 def test_the_fallback_is_asked_for_what_has_no_exact_form_and_for_nothing_else() -> None:

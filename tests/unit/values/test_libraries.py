@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import datetime
 import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
 
+import dateutil.tz  # type: ignore[import-untyped]  # comes with pandas, without types
 import numpy as np
 import pandas as pd
 import pytest
@@ -222,7 +224,9 @@ def test_an_image_without_pixels_or_with_too_many_becomes_opaque() -> None:
 
 
 def test_images_share_the_limit_of_pixels() -> None:
-    packed = encode([Image.new("L", (4, 5)), Image.new("L", (4, 5))])
+    value, limits = [Image.new("L", (4, 5)), Image.new("L", (4, 5))], ValueLimits(image_pixels=30)
+    assert [type(item) for item in decode(encode(value, limits), limits)] == [Image.Image, OpaqueValue]
+    packed = encode(value)
     with pytest.raises(DecodeError, match="more than the limit of 30 pixels"):
         decode(packed, ValueLimits(image_pixels=30))
 
@@ -246,6 +250,21 @@ def test_without_the_libraries_their_values_arrive_opaque_and_the_rest_as_it_was
     done = subprocess.run([sys.executable, "-c", program], input=packed, capture_output=True, timeout=60, check=True)
     names = ["numpy.ndarray", "numpy.generic", "pandas.DataFrame", "PIL.Image.Image", "numpy.ndarray"]
     assert done.stdout.decode().strip() == repr(names)
+
+
+def test_a_zone_of_another_library_arrives_by_its_key_or_its_offset() -> None:
+    received = decode(
+        encode(
+            [
+                datetime.datetime(2024, 7, 1, tzinfo=dateutil.tz.gettz("Europe/Paris")),
+                datetime.datetime(2024, 7, 1, tzinfo=dateutil.tz.tzoffset("x", 3_600)),
+                dateutil.tz.UTC,
+            ]
+        )
+    )
+    assert received[0].isoformat() == "2024-07-01T00:00:00+02:00"
+    assert received[1].isoformat() == "2024-07-01T00:00:00+01:00"
+    assert received[2] is datetime.UTC
 
 
 def test_a_tensor_arrives_as_an_array(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ import decimal
 import fractions
 import json
 
+import dateutil.tz  # type: ignore[import-untyped]  # comes with pandas, without types
 import numpy as np
 import pandas as pd
 from hypothesis import given
@@ -115,6 +116,39 @@ def test_sharing_and_cycles_arrive_as_they_were(value: object) -> None:
 def test_what_was_encoded_within_limits_is_decoded_within_them(value: object, limits: ValueLimits) -> None:
     with contextlib.suppress(EncodeError):
         decode(encode(value, limits), limits)
+
+
+LIBRARY_VALUES = [
+    np.zeros(0, "U99999999"),
+    np.zeros(2, {"names": ["a", "b"], "formats": ["<i4", "<i4"], "offsets": [0, 2]}),
+    np.zeros(2, [(("title", "a"), "<i4")]),
+    np.zeros(1, [("a", [("a", [("a", [("a", [("a", [("a", [("a", [("a", "i1")])])])])])])])]),
+    np.zeros((1,) * 20),
+    [np.zeros((1, 1, 1, 1, 1)) for _ in range(30)],
+    np.array([[1, "a"], [None, Odd()]], object),
+    pd.DataFrame({"a": [1, 2], "b": ["x", None], "c": pd.Categorical(["u", "v"]), "d": pd.cut([1, 2], 2)}),
+    pd.DataFrame(np.ones((2, 2)), columns=pd.MultiIndex.from_product([["a"], [1, 2]])),
+    pd.DataFrame({"a": np.ones(2, np.longdouble)}),
+    pd.DataFrame(index=pd.RangeIndex(10**15)),
+    pd.Series(["a", "b"], name=Odd()),
+    pd.Series(pd.date_range("2024", periods=2, tz="dateutil/Europe/Paris")),
+    pd.Timestamp("2024", tz="dateutil/Europe/Paris"),
+    pd.Interval(pd.Timestamp("2024"), pd.Timestamp("2025")),
+    datetime.datetime(2024, 1, 1, tzinfo=dateutil.tz.gettz("Europe/Paris")),
+    datetime.time(1, tzinfo=dateutil.tz.gettz("Europe/Paris")),
+    datetime.datetime(2024, 1, 1, tzinfo=dateutil.tz.tzoffset("x", 3_600)),
+    [Image.new("L", (10, 10)), Image.new("RGB", (10, 10)), Image.new("F", (10, 10))],
+    range(True),
+]
+
+
+@given(
+    st.sampled_from(LIBRARY_VALUES),
+    st.builds(ValueLimits, depth=st.integers(1, 5), nodes=st.integers(1, 60), image_pixels=st.integers(100, 300))
+    | st.just(ValueLimits()),
+)
+def test_values_of_libraries_within_limits_are_decoded_within_them(value: object, limits: ValueLimits) -> None:
+    decode(encode(["here", value], limits), limits)
 
 
 SEEDS = [

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import threading
-from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -22,6 +21,7 @@ from executor_client import InvalidRequest, Outcome
 from executor_client.smolagents import CodeExecutionError, DaemonLost, RemoteExecutor
 from tests.support.agents import agent_on
 from tests.support.daemon import Daemon, running_daemon
+from tests.support.polling import eventually
 
 
 class UnpicklableThere:
@@ -189,15 +189,24 @@ def test_a_managed_agent_that_lost_its_daemon_stops_the_run_that_called_it(execu
 
 
 def test_a_sandbox_that_was_killed_is_replaced_and_the_model_is_told(daemon: Daemon, executor: RemoteExecutor) -> None:
-    def kill_sandboxes() -> None:
-        for process in psutil.Process(daemon.process.pid).children(recursive=True):
-            with suppress(psutil.NoSuchProcess):
-                process.kill()
+    def above_marker() -> list[psutil.Process]:
+        """The processes between the daemon and the one that the code started, the daemon's own child first."""
+        for process in psutil.process_iter(["cmdline"]):
+            if process.info["cmdline"] == ["sleep", "98765"]:
+                above = process.parents()
+                pids = [each.pid for each in above]
+                if daemon.process.pid in pids:
+                    return above[: pids.index(daemon.process.pid)][::-1]
+        return []
+
+    def kill_sandbox() -> None:
+        for process in eventually(above_marker):
+            process.kill()
 
     executor.send_variables(variables={"given": 1})
-    executor.send_tools({"kill_sandboxes": kill_sandboxes, "double": lambda x: 2 * x})
+    executor.send_tools({"kill_sandbox": kill_sandbox, "double": lambda x: 2 * x})
     with pytest.raises(CodeExecutionError, match="The sandbox had to be replaced") as raised:
-        executor("made = 1\nkill_sandboxes()")
+        executor("import os\nmade = os.spawnlp(os.P_NOWAIT, 'sleep', 'sleep', '98765')\nkill_sandbox()")
     assert raised.value.outcome is Outcome.LOST
     assert executor("double(given), 'made' in globals()").output == (2, False)
 

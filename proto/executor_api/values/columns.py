@@ -54,7 +54,7 @@ def lower(pd: Any, value: Any) -> Lowered | None:
     if value is pd.NaT:
         return ["pd.nat"], (), False
     if kind is pd.Timestamp:
-        return ["pd.timestamp", int(value.asm8.view("i8")), value.unit], (value.tzinfo,), False
+        return ["pd.timestamp", int(value.asm8.view("i8")), value.unit, _is_pytz(value.tzinfo)], (value.tzinfo,), False
     if kind is pd.Timedelta:
         return ["pd.timedelta", int(value.asm8.view("i8")), value.unit], (), False
     if kind is pd.Period:
@@ -77,7 +77,7 @@ def _lower_array(pd: Any, value: Any) -> Lowered | None:
         missing = "NA" if getattr(dtype, "na_value", pd.NA) is pd.NA else "nan"
         return ["pd.strings", dtype.storage, missing], (texts, np.asarray(mask)), False
     if type(dtype) is pd.DatetimeTZDtype:
-        return ["pd.moments"], (value.tz_convert(None).to_numpy(), value.tz), False
+        return ["pd.moments", _is_pytz(value.tz)], (value.tz_convert(None).to_numpy(), value.tz), False
     if type(dtype) is pd.PeriodDtype:
         return ["pd.periods", _period_frequency(dtype)], (value.asi8,), False
     if type(dtype) is pd.IntervalDtype:
@@ -86,6 +86,11 @@ def _lower_array(pd: Any, value: Any) -> Lowered | None:
         numbers = value.to_numpy(dtype=dtype.numpy_dtype, na_value=dtype.numpy_dtype.type(0))
         return ["pd.masked", dtype.name], (numbers, value.isna()), False
     return None
+
+
+def _is_pytz(zone: object) -> bool:
+    # Before version 3, pandas asked pytz for its zones, and for pandas the two make different dtypes.
+    return type(zone).__module__.partition(".")[0] == "pytz"
 
 
 def _period_frequency(dtype: Any) -> str:
@@ -151,10 +156,10 @@ def _require(condition: bool, what: str) -> None:
         raise DecodeError(f"{what} is malformed")
 
 
-def _make_timestamp(pd: Any, children: list[Any], number: int, unit: str) -> object:
+def _make_timestamp(pd: Any, children: list[Any], number: int, unit: str, is_pytz: bool) -> object:
     _require(unit in _UNITS and abs(number) < _MAX_INT64, "a timestamp")
     moment = pd.Timestamp(_numpy().datetime64(number, unit))
-    return moment if children[0] is None else moment.tz_localize("UTC").tz_convert(_zone(children[0]))
+    return moment if children[0] is None else moment.tz_localize("UTC").tz_convert(_zone(children[0], is_pytz))
 
 
 def _make_timedelta(pd: Any, children: list[Any], number: int, unit: str) -> object:
@@ -190,9 +195,12 @@ def _make_strings(pd: Any, children: list[Any], storage: str, missing: str) -> o
     values[mask] = None
     storage = "pyarrow" if storage.startswith("pyarrow") and _has_arrow() else "python"
     if missing == "NA":
-        dtype = pd.StringDtype(storage)
-    else:
+        return pd.array(values, dtype=pd.StringDtype(storage))
+    try:
         dtype = pd.StringDtype(storage, na_value=np.nan)
+    except TypeError:  # before version 2.3, pandas kept such text as objects
+        values[mask] = np.nan
+        return values
     return pd.array(values, dtype=dtype)
 
 
@@ -204,16 +212,22 @@ def _has_arrow() -> bool:
     return True
 
 
-def _make_moments(pd: Any, children: list[Any]) -> object:
+def _make_moments(pd: Any, children: list[Any], is_pytz: bool) -> object:
     moments, zone = children
     _require(is_array(moments, "M"), "a column of moments")
-    return pd.DatetimeIndex(moments).tz_localize("UTC").tz_convert(_zone(zone)).array
+    return pd.DatetimeIndex(moments).tz_localize("UTC").tz_convert(_zone(zone, is_pytz)).array
 
 
-def _zone(value: object) -> object:
+def _zone(value: Any, is_pytz: bool) -> object:
     from datetime import tzinfo
 
     _require(isinstance(value, tzinfo), "a time zone")
+    if is_pytz and hasattr(value, "key"):
+        try:
+            from pytz import timezone  # type: ignore[import-untyped,unused-ignore]
+        except ImportError:
+            return value
+        return timezone(value.key)
     return value
 
 
@@ -242,13 +256,13 @@ def _make_masked(pd: Any, children: list[Any], name: str) -> object:
 KINDS = {
     "pd.na": Kind(with_pandas("pandas.NA", lambda pd, children: pd.NA)),
     "pd.nat": Kind(with_pandas("pandas.NaT", lambda pd, children: pd.NaT)),
-    "pd.timestamp": Kind(with_pandas("pandas.Timestamp", _make_timestamp), header=(int, str), children=1),
+    "pd.timestamp": Kind(with_pandas("pandas.Timestamp", _make_timestamp), header=(int, str, bool), children=1),
     "pd.timedelta": Kind(with_pandas("pandas.Timedelta", _make_timedelta), header=(int, str)),
     "pd.period": Kind(with_pandas("pandas.Period", _make_period), header=(str, int)),
     "pd.interval": Kind(with_pandas("pandas.Interval", _make_interval), header=(str,), children=2),
     "pd.categories": Kind(with_pandas("pandas.array", _make_categories), header=(bool,), children=2),
     "pd.strings": Kind(with_pandas("pandas.array", _make_strings), header=(str, str), children=2),
-    "pd.moments": Kind(with_pandas("pandas.array", _make_moments), children=2),
+    "pd.moments": Kind(with_pandas("pandas.array", _make_moments), header=(bool,), children=2),
     "pd.periods": Kind(with_pandas("pandas.array", _make_periods), header=(str,), children=1),
     "pd.intervals": Kind(with_pandas("pandas.array", _make_intervals), header=(str,), children=2),
     "pd.masked": Kind(with_pandas("pandas.array", _make_masked), header=(str,), children=2),

@@ -30,15 +30,12 @@ from executor_server.backends.local.kit import Kit
 from executor_server.backends.local.layout import SANDBOX_ID
 from executor_server.backends.local.records import SOCKET_NAME, sweep, write_record
 from executor_server.backends.local.sandbox import LocalSandbox
+from executor_server.backends.local.users import DEFAULT_UID_BASE, HostUsers
 from executor_server.errors import SandboxFailure
 from executor_server.guest_archive import GUEST_PATH
 from executor_server.model import SandboxSpec
 
 DEFAULT_IMAGE = "base"
-DEFAULT_UID_BASE = 2_000_000_000
-"""Above what distributions, container engines and systemd hand out, below what is a negative number in 32 bits."""
-
-_UID_COUNT = 100_000_000  # so many that two daemons on one host, which know nothing of each other, hardly meet
 _CREATE_TIMEOUT_S = 20.0
 _SWEEP_TIMEOUT_S = 30.0
 _TOKEN_BYTES = 32
@@ -72,7 +69,7 @@ class LocalBackend:
         self._lock: int | None = None
         self._daemon_id = ""
         self._live: set[LocalSandbox] = set()
-        self._uids: set[int] = set()
+        self._users: HostUsers | None = None
 
     @property
     def name(self) -> str:
@@ -91,6 +88,7 @@ class LocalBackend:
                 told = " ".join(f"{finding.subject}: {finding.detail} {finding.remedy}" for finding in missing)
                 raise SandboxFailure(f"this host cannot run local sandboxes. {told}")
             self._kit = found.kit
+            self._users = HostUsers(found.uids) if found.uids else None
             await self._sweep(found.kit)
         except BaseException:
             self._release_state_dir()
@@ -123,23 +121,24 @@ class LocalBackend:
             raise ExceptionGroup("sandboxes are left over", failures)
 
     async def _examine(self) -> Examination:
-        uid = self._uid_base if os.geteuid() == 0 else None
-        return await examine_host(self._runtime_dir, self._pythons, self._bwrap, uid)
+        base = self._uid_base if os.geteuid() == 0 else None
+        return await examine_host(self._runtime_dir, self._pythons, self._bwrap, base)
 
     # -----------------------------------------------------------------------------------------------------------------
     # Creation
 
     def _new_sandbox(self) -> LocalSandbox:
+        host_uid = self._users.take() if self._users else None
         sandbox_id = secrets.token_hex(_SANDBOX_ID_BYTES)
         directory = self._sandboxes_dir / sandbox_id
-        directory.mkdir(mode=0o700)
         endpoint = GuestEndpoint(directory / SOCKET_NAME, secrets.token_bytes(_TOKEN_BYTES))
-        sandbox = LocalSandbox(sandbox_id, directory, endpoint, self._forget, host_uid=self._take_uid())
+        sandbox = LocalSandbox(sandbox_id, directory, endpoint, self._forget, host_uid=host_uid)
         self._live.add(sandbox)
         return sandbox
 
     async def _build(self, sandbox: LocalSandbox, kit: Kit, image: Image, spec: SandboxSpec) -> None:
         deadline = asyncio.get_running_loop().time() + _CREATE_TIMEOUT_S
+        sandbox.directory.mkdir(mode=0o700)
         with contextlib.ExitStack() as stack:
             sandbox.cgroup = kit.make_cgroup(self._daemon_id, sandbox.sandbox_id, spec)
             # Bound out here, in a directory that only we can enter: inside, no file leads to the supervisor.
@@ -163,18 +162,10 @@ class LocalBackend:
             state = "does not start in time" if answer is None else "ended at once"
             raise SandboxFailure(f"the guest {state}: {sandbox.process.last_words()}")
 
-    def _take_uid(self) -> int | None:
-        """A host user that no other live sandbox has; None when we are not root and cannot give it one."""
-        if os.geteuid() != 0:
-            return None
-        while (uid := self._uid_base + secrets.randbelow(_UID_COUNT)) in self._uids:
-            pass
-        self._uids.add(uid)
-        return uid
-
     def _forget(self, sandbox: LocalSandbox) -> None:
         self._live.discard(sandbox)
-        self._uids.discard(sandbox.host_uid or 0)
+        if self._users and sandbox.host_uid is not None:
+            self._users.release(sandbox.host_uid)
 
     # -----------------------------------------------------------------------------------------------------------------
     # The state directory
@@ -189,7 +180,8 @@ class LocalBackend:
 
     def _take_state_dir(self) -> None:
         """Two daemons with one state directory would sweep each other's sandboxes away."""
-        self._sandboxes_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._sandboxes_dir.mkdir(exist_ok=True, mode=0o700)
         longest = self._sandboxes_dir / ("0" * 2 * _SANDBOX_ID_BYTES) / SOCKET_NAME
         if len(os.fsencode(longest)) > _SOCKET_PATH_BYTES:
             raise SandboxFailure(f"the state directory {self._state_dir} has a path too long for a socket in it")

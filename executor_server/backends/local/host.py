@@ -19,6 +19,7 @@ from executor_server.backends.local.images import Image, probe_image
 from executor_server.backends.local.kit import Kit
 from executor_server.backends.local.seccomp import UnsupportedArchitecture, filter_program
 from executor_server.backends.local.trial import run_python
+from executor_server.backends.local.users import usable_uids
 from executor_server.errors import SandboxFailure
 from executor_server.model import SandboxSpec
 
@@ -63,6 +64,7 @@ class Examination:
 
     findings: list[HostFinding] = field(default_factory=list)
     kit: Kit | None = None
+    uids: range | None = None  # users of the host for sandboxes; None when they run as the daemon's own
 
     def add(self, subject: str, ok: bool, detail: str, remedy: str = "", *, required: bool = True) -> None:
         self.findings.append(HostFinding(subject, ok, detail, "" if ok else remedy, required))
@@ -77,8 +79,16 @@ async def examine_host(
     if parts is None:
         return found
     kit = await asyncio.to_thread(Kit.build, runtime_dir, *parts, _try_cgroups())
+    if uid_base is not None:
+        try:
+            found.uids = usable_uids(uid_base)
+        except SandboxFailure as problem:
+            found.add(
+                "user", False, f"No host user for sandboxes: {problem}.", "Give the container at least 65536 ids."
+            )
+            return found
     for image in kit.images.values():
-        await _try_sandbox(found, kit, image, uid_base)
+        await _try_sandbox(found, kit, image, found.uids[0] if found.uids else None)
     _report_limits(found, kit)
     if all(finding.ok for finding in found.findings if finding.required):
         found.kit = kit
@@ -109,11 +119,11 @@ def _find_parts(
     return bwrap, seccomp, images
 
 
-async def _try_sandbox(found: Examination, kit: Kit, image: Image, uid_base: int | None) -> None:
+async def _try_sandbox(found: Examination, kit: Kit, image: Image, uid: int | None) -> None:
     subject = f"sandbox of image {image.name}"
     try:
         result = await run_python(
-            kit, image, _TRIAL_SPEC, _TRIAL, host_uid=uid_base, cgroup=None, timeout_s=_TRIAL_TIMEOUT_S
+            kit, image, _TRIAL_SPEC, _TRIAL, host_uid=uid, cgroup=None, timeout_s=_TRIAL_TIMEOUT_S
         )
         seen = json.loads(result.stdout)
     except SandboxFailure as problem:
@@ -125,15 +135,15 @@ async def _try_sandbox(found: Examination, kit: Kit, image: Image, uid_base: int
         return
     version = ".".join(map(str, image.version))
     found.add(subject, True, f"CPython {version} ({image.python}) runs in it.")
-    for confinement, ok, detail in _judge(seen, uid_base):
+    for confinement, ok, detail in _judge(seen, uid):
         if not any(finding.subject == confinement for finding in found.findings):  # the same for each image
             found.add(confinement, ok, detail, _remedy())
 
 
-def _judge(seen: dict[str, Any], uid_base: int | None) -> Iterator[tuple[str, bool, str]]:
+def _judge(seen: dict[str, Any], uid: int | None) -> Iterator[tuple[str, bool, str]]:
     """(subject, ok, sentence) for each thing that a sandbox says about itself."""
-    expected = os.geteuid() if uid_base is None else uid_base
-    whose = "a host user of its own" if uid_base is not None else "the daemon's own user"
+    expected = os.geteuid() if uid is None else uid
+    whose = "a user of its own" if uid is not None else "the daemon's own user"
     host_uid = seen["host_uid"]
     yield "user", host_uid == expected != 0, f"Code runs in a user namespace, on the host as user {host_uid}, {whose}."
     alone = seen["processes"] == ["1"]
@@ -177,9 +187,9 @@ def _report_limits(found: Examination, kit: Kit) -> None:
         found.add("memory limit", True, f"The kernel enforces it {where}; swap is off, files in memory count.")
     else:
         detail = (
-            f"No control group: {kit.cgroups.reason}. Limited by RLIMIT_AS and RLIMIT_DATA of each process and by the "
-            "supervisor's watch over them all instead; the watch looks a few times a second, and what a sandbox keeps "
-            "in files comes on top of the limit, up to twice its disk size."
+            f"No control group: {kit.cgroups.reason}. Instead, each process has resource limits and the sandbox's "
+            "supervisor watches over all of them; it looks now and then, and what a sandbox keeps in files comes on "
+            "top of the limit, up to twice its disk size and half its memory."
         )
         found.add("memory limit", False, detail, kit.cgroups.remedy, required=False)
     if kit.limits_processes:

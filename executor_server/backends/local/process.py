@@ -9,7 +9,8 @@ giving it a user of its own. They must be done before it runs anything, and bubb
   It waits (--userns-block-fd) right after making its user namespace, and we write the map: 0 stays the host's root,
   just to build the file system (the Python environment may lie in a directory that only root can enter), and the
   sandbox's user is a host user that nobody else has. The command starts as 0 with the capabilities to change user and
-  no others; the supervisor's first act is to drop to the sandbox's user for good, before it listens to anybody.
+  no others; the supervisor's first act is to drop to the sandbox's user for good, before it listens to anybody. The
+  two capabilities stay in its bounding set, where nothing can take them from: no program gains any by being executed.
 
 Bubblewrap itself stays as the parent of the sandbox's first process and ends with it. Killing that first process kills
 everything in its process namespace; that is how a sandbox ends, not by a list of processes.
@@ -100,6 +101,8 @@ class BwrapProcess:
 
     def last_words(self) -> str:
         """What bubblewrap or the first process wrote to standard error. Names host paths: never for a client."""
+        if self._reaped:
+            return ""
         return read_waiting(self.complaints, _COMPLAINT_BYTES).decode("utf-8", "backslashreplace").strip()
 
     async def _first_process(self, deadline: float) -> int:

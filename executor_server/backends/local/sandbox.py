@@ -9,6 +9,7 @@ them, and last the host user, which must not be given to anybody while a process
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -50,10 +51,13 @@ class LocalSandbox:
     async def _destroy(self) -> None:
         deadline = asyncio.get_running_loop().time() + DESTROY_TIMEOUT_S
         if self.process is not None:
+            if words := self.process.last_words():
+                _log.debug("sandbox_last_words", sandbox_id=self.sandbox_id, text=words)
             await self.process.kill_and_reap(deadline)
         if self.cgroup is not None:
             await self.cgroup.remove(deadline)
-        shutil.rmtree(self.directory, ignore_errors=False)
+        with contextlib.suppress(FileNotFoundError):  # its creation failed before there was one
+            shutil.rmtree(self.directory)
         self.forget(self)
         _log.debug("sandbox_destroyed", sandbox_id=self.sandbox_id)
 

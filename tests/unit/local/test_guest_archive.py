@@ -12,11 +12,8 @@ import pytest
 
 from executor_server.guest_archive import GUEST_PATH, pack_archive, pack_guest
 
-OTHER_PYTHONS = [
-    path
-    for version in ("3.9", "3.10", "3.12", "3.13")
-    for path in Path("/root/.pyenv/versions").glob(f"{version}.*/bin/python3")
-]
+PYTHONS = Path("~/.pyenv/versions").expanduser()
+OTHER_PYTHONS = [path for version in (9, 10, 12, 13) for path in PYTHONS.glob(f"3.{version}.*/bin/python3")]
 
 MAIN = b"""\
 import sys

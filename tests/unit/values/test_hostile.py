@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import ast
 import io
 import json
 import struct
 import tracemalloc
 import zlib
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
 from PIL import Image
 
+from executor_api import values
 from executor_api.values import DecodeError, ValueLimits, decode, encode
 from executor_api.values.packing import pack
 
@@ -317,3 +320,15 @@ def test_a_value_over_total_bytes_is_refused_before_it_is_looked_at() -> None:
 def test_a_smaller_limit_of_the_receiver_holds(limits: ValueLimits) -> None:
     with pytest.raises(DecodeError, match="limit of"):
         decode(encode([[[[1], [2]]], 3]), limits)
+
+
+def test_the_codec_has_no_means_to_run_what_it_reads() -> None:
+    forbidden = {"pickle", "marshal", "shelve", "dill", "cloudpickle", "importlib", "runpy", "code", "ast"}
+    for path in Path(values.__file__).parent.glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                assert not forbidden & {alias.name.partition(".")[0] for alias in node.names}, path
+            elif isinstance(node, ast.ImportFrom):
+                assert (node.module or "").partition(".")[0] not in forbidden, path
+            elif isinstance(node, ast.Name):
+                assert node.id not in {"eval", "exec", "compile", "__import__"}, path

@@ -81,13 +81,10 @@ class WarmPool:
 
     async def take(self, spec: SandboxSpec) -> ReadySandbox:
         """A ready sandbox of this spec: a kept one, else a new one. Raises SandboxFailure."""
-        kept = self._ready.get(spec.shape, deque())
-        while kept:
-            ready = kept.popleft()
+        kept = self._ready.get(spec.shape)
+        if kept:
             self._wanted.set()
-            if ready.channel.connected:
-                return ready
-            self._discard(ready)
+            return kept.popleft()
         return await make_ready(self._backend, spec, warm=False)
 
     async def full(self) -> None:
@@ -104,6 +101,17 @@ class WarmPool:
             while kept:
                 self._discard(kept.popleft())
         await asyncio.gather(*self._discards, return_exceptions=True)
+
+    def _keep(self, shape: tuple[str, int, int, int], ready: ReadySandbox) -> None:
+        def on_lost(reason: str) -> None:
+            """It died while nobody used it."""
+            _log.warning("pooled_sandbox_lost", sandbox_id=ready.sandbox.sandbox_id, reason=reason)
+            self._ready[shape].remove(ready)
+            self._discard(ready)
+            self._wanted.set()
+
+        ready.channel.on_lost = on_lost
+        self._ready[shape].append(ready)
 
     def _discard(self, ready: ReadySandbox) -> None:
         ready.channel.close()
@@ -132,7 +140,7 @@ class WarmPool:
                 continue
             self._making[shape] += 1
             try:
-                self._ready[shape].append(await make_ready(self._backend, self._specs[shape], warm=True))
+                self._keep(shape, await make_ready(self._backend, self._specs[shape], warm=True))
                 self._backoff_s = 0.0
             except SandboxFailure as failure:
                 self._backoff_s = min(max(self._backoff_s * 2, self._settings.backoff_s), self._settings.max_backoff_s)

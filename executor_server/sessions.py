@@ -17,6 +17,7 @@ import structlog
 from executor_server.backends.base import Backend
 from executor_server.errors import (
     NotFound,
+    PreconditionFailed,
     Reason,
     ResourceExhausted,
     SandboxFailure,
@@ -90,19 +91,7 @@ class SessionManager:
         started = time.monotonic()
         self._reserved += 1
         try:
-            try:
-                ready = await self._pool.take(request.spec.sandbox)
-            except SandboxFailure as failure:
-                _log.error("sandbox_not_made", image=request.spec.sandbox.image, error=str(failure))
-                raise Unavailable(
-                    Reason.BACKEND_UNAVAILABLE, "no sandbox can be made now; the daemon's log says why"
-                ) from failure
-            session = Session(secrets.token_hex(16), principal, request.spec, ready, self._backend_name, self._settings)
-            try:
-                await session.configure()
-            except BaseException:
-                await asyncio.shield(self._close(session, "the session could not be set up"))
-                raise
+            session = await self._set_up(principal, request.spec)
             self._sessions[principal.tenant, session.session_id] = session
         finally:
             self._reserved -= 1
@@ -115,6 +104,28 @@ class SessionManager:
             took_ms=round((time.monotonic() - started) * 1000, 1),
         )
         return session
+
+    async def _set_up(self, principal: Principal, spec: SessionSpec) -> Session:
+        """A session whose guest knows what it may do. A kept sandbox that dies of it is replaced by a new one."""
+        while True:
+            try:
+                ready = await self._pool.take(spec.sandbox)
+            except SandboxFailure as failure:
+                _log.error("sandbox_not_made", image=spec.sandbox.image, error=str(failure))
+                message = "no sandbox can be made now; the daemon's log says why"
+                raise Unavailable(Reason.BACKEND_UNAVAILABLE, message) from failure
+            session = Session(secrets.token_hex(16), principal, spec, ready, self._backend_name, self._settings)
+            try:
+                await session.configure()
+                return session
+            except PreconditionFailed as died:
+                await asyncio.shield(self._close(session, "its sandbox died"))
+                if not ready.warm:
+                    message = "a new sandbox died at once; the daemon's log says why"
+                    raise Unavailable(Reason.BACKEND_UNAVAILABLE, message) from died
+            except BaseException:
+                await asyncio.shield(self._close(session, "it could not be set up"))
+                raise
 
     def get(self, principal: Principal, session_id: str) -> Session:
         """The caller's session. Raises NotFound."""

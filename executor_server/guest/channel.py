@@ -83,6 +83,7 @@ class Channel:
         self._unacked: deque[_Kept] = deque()
         self._kept_bytes = 0
         self._writing: list[memoryview] = []
+        self._buffer = memoryview(bytearray(_READ_BYTES))
         self.last_heard = time.monotonic()
         listener.setblocking(False)
         loop.watch(listener.fileno(), READ, self._accept)
@@ -259,11 +260,11 @@ class Channel:
         if self._conn is None or not events & ~WRITE:
             return
         try:
-            data = self._conn.recv(_READ_BYTES)
-            if not data:
+            size = self._conn.recv_into(self._buffer)
+            if not size:
                 self._disconnect()
                 return
-            frames = self._decoder.feed(data)
+            frames = self._decoder.feed(self._buffer[:size])
         except BlockingIOError:
             return
         except (OSError, FrameError):

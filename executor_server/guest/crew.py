@@ -16,6 +16,7 @@ from .children import Child, ChildStuck, kill_everything, reap, spawn
 from .frames import FrameError
 from .loop import READ, WRITE, Loop
 from .transfers import MAX_BLOB_BYTES
+from .usage import Process
 
 # After so many sources the checker is replaced: what hostile sources left in its memory goes with it.
 _CHECKER_USES = 200
@@ -60,15 +61,20 @@ class Crew:
         self._interpreter: Optional[Child] = None
         self._checker: Optional[Child] = None
         self._checker_uses = 0
+        self._measured: Optional[Process] = None
         self._paused = False
 
     @property
-    def interpreter_pid(self) -> int:
-        """0 while there is none."""
-        return self._interpreter.pid if self._interpreter is not None else 0
+    def interpreter(self) -> Process:
+        """To be measured. The last one while there is no other."""
+        assert self._measured is not None
+        return self._measured
 
     def start(self) -> None:
         self._interpreter = self._fork(self._interpreter_main)
+        if self._measured is not None:
+            self._measured.close()
+        self._measured = Process(self._interpreter.pid)
         self._watch_interpreter()
         self._start_checker()
 
@@ -192,6 +198,8 @@ class Crew:
         for child in (self._interpreter, self._checker):
             if child is not None:
                 child.close()
+        if self._measured is not None:
+            self._measured.close()
         self._abandon_others()
 
     def _start_checker(self) -> None:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import json
 import struct
-from typing import Any, NamedTuple, Optional
+from typing import Any, NamedTuple, Optional, Union
 
 PROTOCOL_VERSION = 1
 MAX_FRAME_BYTES = 2 * 1024 * 1024
@@ -173,7 +173,7 @@ class FrameDecoder:
         self._buffer = bytearray()
         self._failed = False
 
-    def feed(self, data: bytes) -> list[Frame]:
+    def feed(self, data: Union[bytes, memoryview]) -> list[Frame]:
         """Every frame that is complete now. Raises FrameError; the decoder is of no use afterwards."""
         assert not self._failed, "a failed decoder was fed"
         self._buffer += data

@@ -21,6 +21,8 @@ import traceback
 import types
 from typing import Any, Callable, Optional
 
+from executor_api.values import encode
+
 from . import display, link
 from .control import ExecutionInterrupted, FinalAnswerGiven
 from .dynamic import agent_builtins
@@ -104,6 +106,7 @@ class Interpreter:
         self._staged: dict[str, Any] = {}
         self._staging_error = ""
         self._last_value = LastValue()
+        self._output = b""
         self._in_agent_code = False
         self._loop: Any = None
         self._pid = os.getpid()
@@ -112,7 +115,7 @@ class Interpreter:
         self._stdout = self._stderr = _stream(self._null)
         # Captured: agent code may replace these names in their modules.
         self._dup2, self._getpid, self._exit = os.dup2, os.getpid, os._exit
-        self._loads, self._bind, self._send_message = marshal.loads, bind, link.send
+        self._loads, self._bind, self._send_message, self._encode = marshal.loads, bind, link.send, encode
 
     def serve(self) -> None:
         for fd in (0, 1, 2):
@@ -181,8 +184,6 @@ class Interpreter:
         self._staged, self._staging_error = {}, ""
 
     def _on_get(self, message: link.Message) -> None:
-        from executor_api.values import encode
-
         namespace = self._main.__dict__
         names = json.loads(_body(message)) or [
             name for name, value in list(namespace.items()) if _is_variable(name, value)
@@ -190,7 +191,7 @@ class Interpreter:
         try:
             for name in names:
                 if name in namespace:
-                    self._send({"t": "variable", "name": name}, self._guarded(encode, namespace[name]))
+                    self._send({"t": "variable", "name": name}, self._guarded(self._encode, namespace[name]))
         except BaseException as error:  # noqa: BLE001 (the border of agent code: its __repr__ runs here)
             self._send({"t": "op_done", "ok": False, "message": f"variable {name}: {_text_of(error)}"[:4000]})
             return
@@ -220,10 +221,11 @@ class Interpreter:
         self._meter.start(head.integer("operations"))
         outcome, detail = self._run_agent_code(code, filename, source, spans)
         operations = self._meter.finish()
+        error = json.dumps(detail).encode() if detail else b""
+        output, self._output = self._output, b""
+        end = {"t": "done", "outcome": outcome, "operations": operations, "error": len(error)}
+        self._send(end, error + output)
         self._restore()
-        self._send(
-            {"t": "done", "outcome": outcome, "operations": operations}, json.dumps(detail).encode() if detail else b""
-        )
 
     def _run_agent_code(
         self, code: types.CodeType, filename: str, source: str, spans: list[list[int]]
@@ -262,12 +264,15 @@ class Interpreter:
             self._loop.run_until_complete(result)
 
     def _send_output(self) -> None:
+        """Encodes the value of the program; a small one goes with the end, a large one now."""
         value = self._last_value.value
         if value is None:
             return
-        from executor_api.values import encode
-
-        self._send({"t": "output"}, encode(value))
+        packed = self._encode(value)
+        if len(packed) <= link.INLINE_BYTES // 2:
+            self._output = packed
+        else:
+            self._send({"t": "output"}, packed)
 
     def _redirect(self, fds: list[int]) -> None:
         """Makes the run's pipes stdout and stderr. New objects each time: the last program may have broken its own."""

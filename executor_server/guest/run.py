@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, Optional, Union
 from .channel import Channel
 from .frames import Fields
 from .log_relay import LogRelay
+from .usage import CpuMeter
 
 # From the interrupt to the kill.
 GRACE_S = 1.5
@@ -100,8 +101,7 @@ class Run:
         self.output: Union[bytes, int, None] = None  # packed, or a sealed memory file
         self.output_size = 0
         self.operations = 0
-        self.cpu_before_s = 0.0
-        self.own_cpu_before_s = 0.0
+        self.cpu: Optional[CpuMeter] = None  # from when its code starts
         self.cpu_time_s = 0.0
         self.peak_memory_bytes = 0
         self.oom_suspect = False

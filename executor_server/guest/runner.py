@@ -112,8 +112,7 @@ class Runner:
         """Hands the checked code to the interpreter, with fresh pipes as its stdout and stderr."""
         run.phase = Phase.RUNNING
         run.pipes = [Pipe("stdout"), Pipe("stderr")]
-        run.own_cpu_before_s = usage.process_cpu_s(self._crew.interpreter_pid)
-        run.cpu_before_s = usage.sandbox_cpu_s()
+        run.cpu = usage.CpuMeter(self._crew.interpreter)
         self._next_watch = time.monotonic() + _WATCH_INTERVAL_S
         self._watch_pipes(run)
         source = run.source.encode("utf-8", "surrogatepass")
@@ -158,21 +157,12 @@ class Runner:
         return False
 
     def _watch_usage(self, run: Run) -> bool:
-        if self._cpu_time_s(run) > run.settings.cpu_time_s:
+        if run.cpu is not None and run.cpu.look() > run.settings.cpu_time_s:
             self.interrupt(run, "cpu_limit")
         elif self._config.watch_memory and usage.sandbox_memory_bytes() > self._config.memory_bytes:
             run.ended_by = "out_of_memory"
             return True
         return False
-
-    def _cpu_time_s(self, run: Run) -> float:
-        """CPU time of the run: exact for the interpreter, in clock ticks for its children."""
-        own = (
-            usage.process_cpu_s(self._crew.interpreter_pid) - run.own_cpu_before_s
-            if self._crew.interpreter_pid
-            else 0.0
-        )
-        return max(own, usage.sandbox_cpu_s() - run.cpu_before_s, 0.0)
 
     def interrupt(self, run: Run, outcome: str) -> None:
         """Asks the program to stop; the kill follows if it has not within the grace."""
@@ -234,7 +224,7 @@ class Runner:
     # -- messages of the interpreter -----------------------------------------------------------------------------
 
     def on_output(self, message: link.Message) -> None:
-        """The value of the program."""
+        """The value of the program, when it is too large to come with the end."""
         run = self.run
         if run is None or run.output is not None:
             raise FrameError("a value that nobody asked for")
@@ -300,7 +290,11 @@ class Runner:
             raise FrameError("the end of a run that does not run")
         self._drain_pipes(run)
         run.operations = head.integer("operations", default=0)
-        self.finish(run, head.text("outcome", 32), json.loads(body) if body else None)
+        detail_bytes = head.integer("error", 0, len(body))
+        detail = json.loads(body[:detail_bytes]) if detail_bytes else None
+        if detail_bytes < len(body) and run.output is None:
+            run.output, run.output_size = body[detail_bytes:], len(body) - detail_bytes
+        self.finish(run, head.text("outcome", 32), detail)
 
     # -- ending --------------------------------------------------------------------------------------------------
 
@@ -323,8 +317,8 @@ class Runner:
         self.finish(run, outcome, detail, oom_suspect=suspect, cpu_time_s=cpu_time_s)
 
     def cpu_time_s(self) -> float:
-        run = self.run
-        return self._cpu_time_s(run) if run is not None and run.phase == Phase.RUNNING else 0.0
+        """What the current run has spent."""
+        return self.run.cpu.spent_s() if self.run is not None and self.run.cpu is not None else 0.0
 
     def finish(
         self,
@@ -341,7 +335,7 @@ class Runner:
         run.logs.finish()
         run.oom_suspect = oom_suspect
         run.cpu_time_s = self.cpu_time_s() if cpu_time_s is None else cpu_time_s
-        run.peak_memory_bytes = usage.peak_memory_bytes(self._crew.interpreter_pid)
+        run.peak_memory_bytes = self._crew.interpreter.peak_memory_bytes()
         for pipe in run.pipes:
             self._loop.watch(pipe.read_fd, 0, None)
         self.run = None

@@ -158,6 +158,16 @@ async def test_closing_the_backend_destroys_every_sandbox(state_dir: Path) -> No
         await backend.create(SPEC)
 
 
+async def test_closing_waits_for_a_creation_and_destroys_what_it_made(state_dir: Path) -> None:
+    backend = LocalBackend(state_dir)
+    await backend.start()
+    creation = asyncio.create_task(backend.create(SPEC))
+    await asyncio.sleep(0)
+    await backend.close()
+    await creation
+    assert _sandboxes_on_disk(state_dir) == []
+
+
 async def test_a_restarted_daemon_sweeps_what_a_killed_one_left(state_dir: Path) -> None:
     """The sandbox outlives its daemon, by design; the next daemon of the same state directory finds it."""
     pid, cgroups = _daemon_killed_with_a_sandbox(state_dir)

@@ -69,6 +69,7 @@ class LocalBackend:
         self._lock: int | None = None
         self._daemon_id = ""
         self._live: set[LocalSandbox] = set()
+        self._creations: set[asyncio.Future[None]] = set()
         self._users: HostUsers | None = None
 
     @property
@@ -101,20 +102,28 @@ class LocalBackend:
         image = kit.images.get(spec.image)
         if image is None:
             raise SandboxFailure(f"no image {spec.image!r}")
-        sandbox = self._new_sandbox()
+        finished: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._creations.add(finished)
         try:
-            await self._build(sandbox, kit, image, spec)
-        except BaseException:
-            await sandbox.destroy()
-            raise
-        return sandbox
+            sandbox = self._new_sandbox()
+            try:
+                await self._build(sandbox, kit, image, spec)
+            except BaseException:
+                await sandbox.destroy()
+                raise
+            return sandbox
+        finally:
+            self._creations.discard(finished)
+            finished.set_result(None)
 
     async def check_host(self) -> Sequence[HostFinding]:
         return (await self._examine()).findings
 
     async def close(self) -> None:
-        results = await asyncio.gather(*(sandbox.destroy() for sandbox in self._live), return_exceptions=True)
         self._kit = None
+        # Not under their hands: a creation ends by itself, soon, and then its sandbox is known to be whole or gone.
+        await asyncio.gather(*self._creations)
+        results = await asyncio.gather(*(sandbox.destroy() for sandbox in self._live), return_exceptions=True)
         self._release_state_dir()
         failures = [result for result in results if isinstance(result, Exception)]
         if failures:

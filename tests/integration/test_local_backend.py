@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -124,6 +125,12 @@ async def test_a_guest_that_does_not_start_is_an_error_that_says_why(
         await backend.create(SPEC)
     assert _sandboxes_on_disk(state_dir) == []
     await backend.close()
+
+
+async def test_what_the_host_refuses_is_a_sandbox_failure(backend: LocalBackend, state_dir: Path) -> None:
+    shutil.rmtree(state_dir / "sandboxes")
+    with pytest.raises(SandboxFailure, match="cannot make a sandbox"):
+        await backend.create(SPEC)
 
 
 @as_root

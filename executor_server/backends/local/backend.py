@@ -108,8 +108,10 @@ class LocalBackend:
             sandbox = self._new_sandbox()
             try:
                 await self._build(sandbox, kit, image, spec)
-            except BaseException:
+            except BaseException as error:
                 await sandbox.destroy()
+                if isinstance(error, OSError):  # out of descriptors, of memory, of space
+                    raise SandboxFailure(f"cannot make a sandbox: {error}") from error
                 raise
             return sandbox
         finally:

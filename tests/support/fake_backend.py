@@ -1,0 +1,82 @@
+"""A backend that hands out fake guests. It can be slow, fail, and lose what it made."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from executor_server.backends.base import GuestEndpoint, HostFinding
+from executor_server.errors import SandboxFailure
+from executor_server.model import SandboxSpec
+from tests.support.fake_guest import FakeGuest
+
+SPEC = SandboxSpec(image="base", memory_bytes=2**28, processes=16, disk_bytes=2**24, orphan_time_s=60.0)
+
+
+class FakeSandbox:
+    """One fake guest; counts how often it was destroyed."""
+
+    def __init__(self, sandbox_id: str, guest: FakeGuest) -> None:
+        self.sandbox_id = sandbox_id
+        self.guest = guest
+        self.kills: int | None = 0
+        self.destroyed = 0
+        self.failure: SandboxFailure | None = None  # what destroying it raises
+
+    @property
+    def endpoint(self) -> GuestEndpoint:
+        return self.guest.endpoint
+
+    async def oom_kills(self) -> int | None:
+        return self.kills
+
+    async def destroy(self) -> None:
+        self.destroyed += 1
+        await self.guest.die()
+        if self.failure is not None:
+            raise self.failure
+
+
+class FakeBackend:
+    """Owns its fakes. `prepare` shapes each guest before it listens; `gate`, when not set, holds creations up."""
+
+    name = "fake"
+    images: Sequence[str] = ("base",)
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self.made: list[FakeSandbox] = []
+        self.asked = 0
+        self.failures = 0  # so many creations fail next
+        self.prepare: Callable[[FakeGuest], object] = lambda guest: None
+        self.gate = asyncio.Event()
+        self.gate.set()
+
+    @property
+    def living(self) -> list[FakeSandbox]:
+        return [sandbox for sandbox in self.made if not sandbox.destroyed]
+
+    async def start(self) -> None:
+        return
+
+    async def create(self, spec: SandboxSpec) -> FakeSandbox:
+        self.asked += 1
+        number = self.asked
+        await self.gate.wait()
+        if self.failures:
+            self.failures -= 1
+            raise SandboxFailure("no sandbox today")
+        guest = FakeGuest(self._directory / f"guest-{number}")
+        self.prepare(guest)
+        await guest.start()
+        sandbox = FakeSandbox(f"fake-{number}", guest)
+        self.made.append(sandbox)
+        return sandbox
+
+    async def check_host(self) -> Sequence[HostFinding]:
+        return ()
+
+    async def close(self) -> None:
+        for sandbox in self.living:
+            await sandbox.destroy()

@@ -1,0 +1,122 @@
+"""A guest without a sandbox: it speaks frames over a Unix socket, and says what the test has it say.
+
+Left alone it behaves: it greets, answers every operation with DONE, numbers its frames, and after a new connection
+sends again what the daemon has not taken. A test makes it misbehave by `on` (what it does with a frame of a kind) and
+by `say` and `write_raw` (what it says unasked).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from executor_server.backends.base import GuestEndpoint
+from executor_server.guest.frames import PROTOCOL_VERSION, Frame, FrameDecoder, Kind, encode_frame
+from tests.support.polling import eventually_async
+
+TOKEN = bytes(range(32))
+USAGE = {"operations": 1, "wall_time_s": 0.5, "cpu_time_s": 0.25, "peak_memory_bytes": 1, "output_bytes": 0}
+
+
+class _Connection(asyncio.Protocol):
+    def __init__(self, guest: FakeGuest) -> None:
+        self._guest = guest
+        self._decoder = FrameDecoder()
+        self.transport: asyncio.WriteTransport | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self.transport = transport
+        self._guest.connections.append(self)
+
+    def data_received(self, data: bytes) -> None:
+        for frame in self._decoder.feed(data):
+            self._guest.take(self, frame)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.transport = None
+
+
+class FakeGuest:
+    """One guest; at most its newest connection is spoken to."""
+
+    def __init__(self, socket_path: Path) -> None:
+        self.endpoint = GuestEndpoint(socket_path, TOKEN)
+        self.ready: dict[str, Any] | None = {"protocol": PROTOCOL_VERSION, "python": "3.11.0", "generation": 1}
+        self.on: dict[int, Callable[[Frame], object]] = {}
+        self.received: list[Frame] = []
+        self.connections: list[_Connection] = []
+        self._said: list[bytes] = []
+        self._server: asyncio.Server | None = None
+
+    async def start(self) -> None:
+        path = self.endpoint.socket_path
+        self._server = await asyncio.get_running_loop().create_unix_server(lambda: _Connection(self), path)
+
+    async def die(self) -> None:
+        """Nobody listens any more, and the connection breaks. Idempotent."""
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+            self.endpoint.socket_path.unlink()
+        self.hang_up()
+        await eventually_async(lambda: all(connection.transport is None for connection in self.connections))
+
+    def hang_up(self) -> None:
+        for connection in self.connections:
+            if connection.transport is not None:
+                connection.transport.abort()
+
+    # -- speaking
+
+    def say(self, kind: int, head: dict[str, Any], body: bytes = b"") -> None:
+        """Sends a numbered frame, or keeps it for the next connection."""
+        data = encode_frame(kind, head, body, seq=len(self._said) + 1)
+        self._said.append(data)
+        self.write_raw(data)
+
+    def write_raw(self, data: bytes) -> None:
+        if self.connections and self.connections[-1].transport is not None:
+            self.connections[-1].transport.write(data)
+
+    def log(self, execution_id: str, text: str) -> None:
+        self.say(Kind.LOG, {"id": execution_id, "stream": "stdout"}, text.encode())
+
+    def end(self, execution_id: str, **more: Any) -> None:
+        head = {"id": execution_id, "outcome": "succeeded", "variables": "kept", "generation": 1, "final": "", "error": 0}
+        self.say(Kind.RESULT, {**head, **USAGE, **more})
+
+    def done(self, frame: Frame, body: bytes = b"", **more: Any) -> None:
+        self.say(Kind.DONE, {"op": frame.head.integer("op"), "ok": True, **more}, body)
+
+    def refuse(self, frame: Frame, reason: str, message: str = "no") -> None:
+        self.say(Kind.DONE, {"op": frame.head.integer("op"), "ok": False, "reason": reason, "message": message})
+
+    # -- listening
+
+    def take(self, connection: _Connection, frame: Frame) -> None:
+        self.received.append(frame)
+        if frame.kind in self.on:
+            self.on[frame.kind](frame)
+        elif frame.kind == Kind.HELLO:
+            self._greet(frame)
+        elif frame.kind == Kind.PING:
+            self.write_raw(encode_frame(Kind.PONG, {}))
+        elif frame.kind in (Kind.CONFIGURE, Kind.REGISTER_TOOLS, Kind.SET_VARIABLES, Kind.BLOB_BEGIN):
+            self.done(frame)
+
+    def _greet(self, hello: Frame) -> None:
+        if self.ready is not None:
+            self.write_raw(encode_frame(Kind.READY, self.ready))
+            for data in self._said[hello.head.integer("last_seq") :]:
+                self.write_raw(data)
+
+    def of_kind(self, kind: int) -> list[Frame]:
+        return [frame for frame in self.received if frame.kind == kind]
+
+    async def got(self, kind: int, count: int = 1) -> Frame:
+        """Waits for the `count`th frame of a kind."""
+        assert await eventually_async(lambda: len(self.of_kind(kind)) >= count), f"no frame of kind {kind} came"
+        return self.of_kind(kind)[count - 1]

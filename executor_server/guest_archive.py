@@ -1,6 +1,6 @@
-"""Packs the guest into one file that any CPython from 3.9 on can run: `python -I -S guest.pyz CONFIG READY_FD`.
+"""Packs the guest into one file that any CPython from 3.9 on can run: `python -I -S -c BOOT CONFIG READY_FD`.
 
-The archive holds the package `executor_guest` (our `guest/`), the value codec under its own name, and a `__main__`.
+The archive holds the package `executor_guest` (our `guest/`) and the value codec under its own name.
 Beside each source lies its bytecode for the interpreter that the daemon runs on, because a sandbox starts in a few
 milliseconds and compiling the guest would cost more than the rest together; another interpreter ignores it and compiles
 the source. The same sources always give the same bytes, and the file is named by them, so that an archive is written
@@ -30,15 +30,11 @@ _VERSION_CHARS = 16
 # The oldest date a zip can hold. Bytecode is not checked against it (see _bytecode), so it can be the same for all.
 _TIMESTAMP = (1980, 1, 1, 0, 0, 0)
 
-# The last argument is ours alone: the byte tells the daemon that the interpreter runs and the guest's modules load.
-_MAIN = b"""\
-import os, sys
-from executor_guest.main import main
-ready_fd = int(sys.argv.pop())
-os.write(ready_fd, b"1")
-os.close(ready_fd)
-main()
+GUEST_BOOT = f"""\
+import sys; sys.path.insert(0, {GUEST_PATH!r})
+from executor_guest.main import boot; boot()
 """
+"""The program for `python -c`. Running the archive itself would do the same, and import runpy, which costs 4 ms."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +63,7 @@ def pack_archive(sources: Mapping[str, bytes], directory: Path) -> GuestArchive:
 def _guest_sources() -> dict[str, bytes]:
     guest = Path(executor_server.__file__).parent / "guest"
     api = Path(executor_api.__file__).parent
-    sources = {"__main__.py": _MAIN, "executor_api/__init__.py": (api / "__init__.py").read_bytes()}
+    sources = {"executor_api/__init__.py": (api / "__init__.py").read_bytes()}
     for root, package in ((guest, "executor_guest"), (api / "values", "executor_api/values")):
         for module in root.rglob("*.py"):
             sources[f"{package}/{module.relative_to(root).as_posix()}"] = module.read_bytes()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 from executor_server.guest.frames import CHUNK_BYTES, Fields, Frame, FrameError, Kind
 from executor_server.model import (
@@ -26,6 +27,8 @@ MAX_PAYLOAD_BYTES = 256 * 1024 * 1024
 _MIME_TYPES = frozenset(("image/png", "image/jpeg"))
 _SOURCES = frozenset(("figure", "display"))
 _STREAMS = frozenset(("stdout", "stderr"))
+# An id goes to the client and comes back from it: of the form that requests are held to, so that it can.
+_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _MAX_MESSAGE_CHARS = 16_384
 _MAX_TRACEBACK_CHARS = 32_768
 _MAX_FILES = 10_000
@@ -43,9 +46,9 @@ def read_event(frame: Frame) -> EventKind:
             read_payload(head, frame.body), _one_of(head, "mime", _MIME_TYPES), _one_of(head, "source", _SOURCES)
         )
     if frame.kind == Kind.TOOL_CALL:
-        return ToolCall(head.text("call", 64), head.text("name", 256), read_payload(head, frame.body))
+        return ToolCall(_id(head, "call"), head.text("name", 256), read_payload(head, frame.body))
     if frame.kind == Kind.BLOB_CHUNK:
-        return BlobChunk(head.text("blob", 64), _bounded(frame.body))
+        return BlobChunk(_id(head, "blob"), _bounded(frame.body))
     raise FrameError(f"frame kind {frame.kind} is not an event")
 
 
@@ -70,7 +73,7 @@ def read_result(frame: Frame) -> Result:
         ),
         output=output,
         error=_read_error(frame.body[:error_bytes]) if error_bytes else None,
-        final_answer_call_id=head.text("final", 64),
+        final_answer_call_id=_id(head, "final") if head.text("final") else "",
     )
 
 
@@ -107,7 +110,7 @@ def _clean(text: str) -> str:
 def read_payload(head: Fields, body: bytes) -> Payload:
     """Inline bytes, or the reference to a blob that was sent before."""
     if "blob" in head:
-        return BlobRef(head.text("blob", 64), head.integer("size", 0, MAX_PAYLOAD_BYTES))
+        return BlobRef(_id(head, "blob"), head.integer("size", 0, MAX_PAYLOAD_BYTES))
     return _bounded(body)
 
 
@@ -164,4 +167,11 @@ def _one_of(head: Fields, name: str, allowed: frozenset[str]) -> str:
     value = head.text(name, 64)
     if value not in allowed:
         raise FrameError(f"field {name} is none of {sorted(allowed)}")
+    return value
+
+
+def _id(head: Fields, name: str) -> str:
+    value = head.text(name, 64)
+    if not _ID.fullmatch(value):
+        raise FrameError(f"field {name} is not an id")
     return value

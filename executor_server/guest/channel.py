@@ -11,14 +11,16 @@ Agent code may connect too where it can see the socket: it has no token, so all 
 from __future__ import annotations
 
 import os
-import socket
 import time
-from collections import deque
-from typing import Any, Callable, NamedTuple, Optional, Union
 
 from . import link
 from .frames import CHUNK_BYTES, PROTOCOL_VERSION, Frame, FrameDecoder, FrameError, Kind, encode_frame, encode_prefix
+from .lean import accept, deque, socket
 from .loop import READ, WRITE, Loop
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Callable, Optional, Union
 
 _MAX_STRANGERS = 4
 _HELLO_TIME_S = 5.0
@@ -27,19 +29,25 @@ _READ_BYTES = 256 * 1024
 OUTBOX_BYTES = 8 * 1024 * 1024
 
 
-class FileSlice(NamedTuple):
+class FileSlice:
     """A part of a sealed memory file, read only when it is sent. `last` closes the file once it was acknowledged."""
 
-    fd: int
-    offset: int
-    length: int
-    last: bool
+    __slots__ = ("fd", "last", "length", "offset")
+
+    def __init__(self, fd: int, offset: int, length: int, last: bool) -> None:
+        self.fd = fd
+        self.offset = offset
+        self.length = length
+        self.last = last
 
 
-class _Kept(NamedTuple):
-    seq: int
-    prefix: bytes
-    body: Union[bytes, FileSlice]
+class _Kept:
+    __slots__ = ("body", "prefix", "seq")
+
+    def __init__(self, seq: int, prefix: bytes, body: Union[bytes, FileSlice]) -> None:
+        self.seq = seq
+        self.prefix = prefix
+        self.body = body
 
     @property
     def cost(self) -> int:
@@ -191,7 +199,7 @@ class Channel:
 
     def _accept(self, _events: int) -> None:
         try:
-            sock, _ = self._listener.accept()
+            sock = accept(self._listener)
         except OSError:
             return  # gone again, or no descriptor left: the next one may fare better
         sock.setblocking(False)

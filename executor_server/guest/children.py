@@ -7,13 +7,14 @@ process in it but itself, and a fork in flight fails because its parent has the 
 from __future__ import annotations
 
 import os
-import signal
-import socket
 import time
-from collections import deque
-from typing import Any, Callable, NamedTuple, Optional
 
 from . import link
+from .lean import deque, signal, socket
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Callable, Optional
 
 # What may wait for a child that does not read; one that lets more pile up is broken or hostile.
 MAX_WAITING = 4096
@@ -25,11 +26,14 @@ class ChildStuck(Exception):
     """The child does not read what it is sent."""
 
 
-class _Waiting(NamedTuple):
-    head: dict[str, Any]
-    body: bytes
-    memfd: Optional[int]
-    fds: tuple[int, ...]
+class _Waiting:
+    __slots__ = ("body", "fds", "head", "memfd")
+
+    def __init__(self, head: dict[str, Any], body: bytes, memfd: Optional[int], fds: tuple[int, ...]) -> None:
+        self.head = head
+        self.body = body
+        self.memfd = memfd
+        self.fds = fds
 
 
 class Child:

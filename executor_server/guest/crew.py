@@ -7,55 +7,90 @@ child its life, and its exit is reported like any other, where children are reap
 from __future__ import annotations
 
 import os
-import signal
-import socket
-from typing import Any, Callable, NamedTuple, Optional
 
 from . import link
 from .children import Child, ChildStuck, kill_everything, reap, spawn
 from .frames import FrameError
+from .lean import signal, socket
 from .loop import READ, WRITE, Loop
 from .transfers import MAX_BLOB_BYTES
 from .usage import Process
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Callable, Optional
 
 # After so many sources the checker is replaced: what hostile sources left in its memory goes with it.
 _CHECKER_USES = 200
 
 
-class Config(NamedTuple):
+class Config:
     """What the guest is told at its start."""
 
-    token_sha256: str
-    workspace: str
-    orphan_time_s: float
-    memory_bytes: int
-    processes: int
-    watch_memory: bool
-    mark: str  # random: what the checker leaves in code objects for the interpreter to replace
+    __slots__ = ("mark", "memory_bytes", "orphan_time_s", "processes", "token_sha256", "watch_memory", "workspace")
+
+    def __init__(
+        self,
+        token_sha256: str,
+        workspace: str,
+        orphan_time_s: float,
+        memory_bytes: int,
+        processes: int,
+        watch_memory: bool,
+        mark: str,
+    ) -> None:
+        self.token_sha256 = token_sha256
+        self.workspace = workspace
+        self.orphan_time_s = orphan_time_s
+        self.memory_bytes = memory_bytes
+        self.processes = processes
+        self.watch_memory = watch_memory
+        self.mark = mark  # random: what the checker leaves in code objects for the interpreter to replace
 
 
-Main = Callable[[socket.socket, Config], None]
-"""What a child runs, given its end of the link."""
+class Programs:
+    """What the children run, given their end of the link. `load` imports it."""
+
+    __slots__ = ("checker", "interpreter", "load")
+
+    def __init__(
+        self,
+        load: Callable[[], None],
+        interpreter: Callable[[socket.socket, Config], None],
+        checker: Callable[[socket.socket, Config], None],
+    ) -> None:
+        self.load = load
+        self.interpreter = interpreter
+        self.checker = checker
 
 
-class Listener(NamedTuple):
+class Listener:
     """Where the crew's news go."""
 
-    on_message: Callable[[link.Message], None]
-    on_verdict: Callable[[link.Message], None]
-    on_interpreter_exit: Callable[[int], None]
-    on_checker_exit: Callable[[int], None]
+    __slots__ = ("on_checker_exit", "on_interpreter_exit", "on_message", "on_verdict")
+
+    def __init__(
+        self,
+        on_message: Callable[[link.Message], None],
+        on_verdict: Callable[[link.Message], None],
+        on_interpreter_exit: Callable[[int], None],
+        on_checker_exit: Callable[[int], None],
+    ) -> None:
+        self.on_message = on_message
+        self.on_verdict = on_verdict
+        self.on_interpreter_exit = on_interpreter_exit
+        self.on_checker_exit = on_checker_exit
 
 
 class Crew:
     """Owns both children. `abandon` closes, in a fresh child, what else belongs to the supervisor."""
 
     def __init__(
-        self, config: Config, loop: Loop, mains: tuple[Main, Main], listener: Listener, abandon: Callable[[], None]
+        self, config: Config, loop: Loop, programs: Programs, listener: Listener, abandon: Callable[[], None]
     ) -> None:
         self._config = config
         self._loop = loop
-        self._interpreter_main, self._checker_main = mains
+        self._programs = programs
         self._listener = listener
         self._abandon_others = abandon
         self._interpreter: Optional[Child] = None
@@ -70,8 +105,14 @@ class Crew:
         assert self._measured is not None
         return self._measured
 
+    @property
+    def started(self) -> bool:
+        return self._interpreter is not None
+
     def start(self) -> None:
-        self._interpreter = self._fork(self._interpreter_main)
+        # Imported once, here, and not by each of them: a fork shares what is loaded.
+        self._programs.load()
+        self._interpreter = self._fork(self._programs.interpreter)
         if self._measured is not None:
             self._measured.close()
         self._measured = Process(self._interpreter.pid)
@@ -180,7 +221,7 @@ class Crew:
 
     # -- the children --------------------------------------------------------------------------------------------
 
-    def _fork(self, main: Main) -> Child:
+    def _fork(self, main: Callable[[socket.socket, Config], None]) -> Child:
         """Forks a child. When no process is left for it, whatever fills the sandbox has to go."""
 
         def target(sock: socket.socket) -> None:
@@ -203,7 +244,7 @@ class Crew:
         self._abandon_others()
 
     def _start_checker(self) -> None:
-        self._checker = self._fork(self._checker_main)
+        self._checker = self._fork(self._programs.checker)
         self._checker_uses = 0
         self._watch_checker()
 

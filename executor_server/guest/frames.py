@@ -14,9 +14,13 @@ and range. A decoder that has raised once is finished: the position in the strea
 
 from __future__ import annotations
 
-import json
 import struct
-from typing import Any, NamedTuple, Optional, Union
+
+from .lean import dumps, loads
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Optional, Union
 
 PROTOCOL_VERSION = 1
 MAX_FRAME_BYTES = 2 * 1024 * 1024
@@ -69,12 +73,15 @@ class FrameError(ValueError):
     """The other side sent what is not a frame of this protocol."""
 
 
-class Frame(NamedTuple):
-    kind: int
-    seq: int
-    ack: int
-    head: "Fields"
-    body: bytes
+class Frame:
+    __slots__ = ("ack", "body", "head", "kind", "seq")
+
+    def __init__(self, kind: int, seq: int, ack: int, head: "Fields", body: bytes) -> None:
+        self.kind = kind
+        self.seq = seq
+        self.ack = ack
+        self.head = head
+        self.body = body
 
 
 class Fields:
@@ -139,14 +146,14 @@ class Fields:
 
 def encode_head(head: dict[str, Any]) -> bytes:
     """A head as bytes. ASCII only, so that lone surrogates survive. Asserts that it is within MAX_HEAD_BYTES."""
-    data = json.dumps(head, separators=(",", ":")).encode("ascii")
+    data = dumps(head)
     assert len(data) <= MAX_HEAD_BYTES, f"a head of {len(data)} bytes"
     return data
 
 
 def decode_head(data: bytes) -> Fields:
     try:
-        head = json.loads(data)
+        head = loads(data)
     except (ValueError, RecursionError) as error:
         raise FrameError("the head is not JSON") from error
     if not isinstance(head, dict):

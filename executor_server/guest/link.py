@@ -8,13 +8,16 @@ because only memory files can be sealed, reading it never blocks on a FIFO or a 
 
 from __future__ import annotations
 
-import array
 import fcntl
 import os
-import socket
-from typing import Any, NamedTuple, Optional
+import struct
 
 from .frames import Fields, FrameError, decode_head, encode_head
+from .lean import socket
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Optional
 
 INLINE_BYTES = 64 * 1024
 _PACKET_BYTES = 4 + 64 * 1024 + INLINE_BYTES
@@ -29,12 +32,15 @@ class LinkClosed(Exception):
     """The other end is gone."""
 
 
-class Message(NamedTuple):
-    head: Fields
-    body: bytes  # empty when `memfd` holds it
-    memfd: Optional[int]  # owned by the receiver
-    size: int  # of the body, wherever it is
-    fds: list[int]  # others that came along; owned by the receiver
+class Message:
+    __slots__ = ("body", "fds", "head", "memfd", "size")
+
+    def __init__(self, head: Fields, body: bytes, memfd: Optional[int], size: int, fds: list[int]) -> None:
+        self.head = head
+        self.body = body  # empty when `memfd` holds it
+        self.memfd = memfd  # owned by the receiver
+        self.size = size  # of the body, wherever it is
+        self.fds = fds  # others that came along; owned by the receiver
 
 
 def make_pair() -> tuple[socket.socket, socket.socket]:
@@ -117,7 +123,7 @@ def forward(sock: socket.socket, head: dict[str, Any], memfd: int) -> None:
 
 def _send_packet(sock: socket.socket, head: bytes, body: bytes, fds: tuple[int, ...]) -> None:
     assert len(head) <= INLINE_BYTES, f"a head of {len(head)} bytes"
-    ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
+    ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, struct.pack(f"{len(fds)}i", *fds))] if fds else []
     try:
         sock.sendmsg([len(head).to_bytes(4, "big"), head, body], ancillary)
     except (BrokenPipeError, ConnectionResetError) as error:
@@ -132,11 +138,10 @@ def receive(sock: socket.socket, max_bytes: int) -> Message:
         )
     except ConnectionResetError as error:
         raise LinkClosed("the other end is gone") from error
-    fds = array.array("i")
+    owned: list[int] = []
     for level, kind, payload in ancillary:
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-            fds.frombytes(payload[: len(payload) - len(payload) % fds.itemsize])
-    owned = list(fds)
+            owned += struct.unpack(f"{len(payload) // 4}i", payload[: len(payload) // 4 * 4])
     try:
         if not data:
             raise LinkClosed("the other end is gone")

@@ -6,11 +6,14 @@ The first piece goes out at once; what follows within a few milliseconds goes to
 from __future__ import annotations
 
 import time
-from typing import Optional
 
 from .channel import Channel
 from .frames import CHUNK_BYTES, Kind
 from .output import OutputCutter, StreamDecoder
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Optional
 
 _COALESCE_S = 0.005
 # At most 4 bytes each in UTF-8, so a piece is never larger than a chunk.

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import select
-from typing import Callable, Optional
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Callable, Optional
+
+    Handler = Callable[[int], None]
+    """Takes the events that came."""
 
 READ = select.EPOLLIN
 WRITE = select.EPOLLOUT
-
-Handler = Callable[[int], None]
-"""Takes the events that came."""
 
 
 class Loop:
@@ -33,13 +36,15 @@ class Loop:
         elif known[0] != events:
             self._poll.modify(fd, events)
 
-    def turn(self, timeout_s: float) -> None:
-        """Waits for events, at most so long, and handles them."""
-        for fd, events in self._poll.poll(timeout_s):
+    def turn(self, timeout_s: float) -> bool:
+        """Waits for events, at most so long, and handles them; whether there were any."""
+        ready = self._poll.poll(timeout_s)
+        for fd, events in ready:
             # An earlier handler of this turn may have forgotten it.
             entry = self._handlers.get(fd)
             if entry is not None:
                 entry[1](events)
+        return bool(ready)
 
     def close(self) -> None:
         self._poll.close()

@@ -1,4 +1,4 @@
-"""Where a guest starts: `python -I -S guest.pyz CONFIG`, CONFIG a JSON object (see `read_config`).
+"""Where a guest starts: `boot` with the arguments CONFIG READY_FD, CONFIG a JSON object (see `read_config`).
 
 In order: become the unprivileged user (the first thing, while nothing else has happened), become closed to everybody
 else in the sandbox, become deaf to signals, serve.
@@ -6,17 +6,26 @@ else in the sandbox, become deaf to signals, serve.
 
 from __future__ import annotations
 
-import json
 import os
-import signal
-import socket
 import sys
-from typing import Any
 
-from .crew import Config
+from .crew import Config, Programs
+from .lean import loads, signal, socket
 from .supervisor import Supervisor
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
 _PR_SET_DUMPABLE = 4
+
+
+def boot() -> None:
+    """Says on READY_FD that the interpreter runs and the guest's modules are loaded, then runs the supervisor."""
+    ready_fd = int(sys.argv.pop())
+    os.write(ready_fd, b"1")
+    os.close(ready_fd)
+    main()
 
 
 def main() -> None:
@@ -24,7 +33,7 @@ def main() -> None:
     if os.getpid() != 1:
         # Elsewhere, killing everything but itself would be killing everything.
         raise SystemExit("the guest only runs as the first process of a pid namespace")
-    values = json.loads(sys.argv[1])
+    values = loads(sys.argv[1])
     _drop_to(values.get("drop_to"))
     _make_undumpable()
     _ignore_signals()
@@ -33,7 +42,7 @@ def main() -> None:
     os.chdir(config.workspace)
     listener = socket.socket(fileno=values["listen_fd"])
     os.set_inheritable(values["listen_fd"], False)
-    Supervisor(config, listener, (_interpreter, _checker)).serve()
+    Supervisor(config, listener, Programs(_load, _interpreter, _checker)).serve()
 
 
 def read_config(values: dict[str, Any]) -> Config:
@@ -71,6 +80,14 @@ def _ignore_signals() -> None:
     for number in signal.valid_signals():
         if number not in (signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD):
             signal.signal(number, signal.SIG_IGN)
+
+
+def _load() -> None:
+    import gc
+
+    from . import checker_process, interpreter  # noqa: F401
+
+    gc.freeze()  # what is shared with the children stays so: the collector does not write to it
 
 
 def _interpreter(sock: socket.socket, config: Config) -> None:

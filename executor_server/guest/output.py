@@ -7,7 +7,8 @@ end after a note of how much was left out between.
 from __future__ import annotations
 
 import codecs
-from collections import deque
+
+from .lean import deque
 
 # Past so many times its limit a program is not talkative but broken, and is stopped.
 STOP_FACTOR = 16

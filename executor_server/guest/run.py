@@ -10,12 +10,15 @@ from __future__ import annotations
 import fcntl
 import os
 import time
-from typing import Any, NamedTuple, Optional, Union
 
 from .channel import Channel
 from .frames import Fields
 from .log_relay import LogRelay
 from .usage import CpuMeter
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Optional, Union
 
 # From the interrupt to the kill.
 GRACE_S = 1.5
@@ -34,17 +37,24 @@ class Phase:
     RUNNING = "running"
 
 
-class Settings(NamedTuple):
+class Settings:
     """What the daemon asks of a run."""
 
-    mode: str
-    wall_time_s: float
-    cpu_time_s: float
-    operations: int
-    output_bytes: int
+    __slots__ = ("cpu_time_s", "mode", "operations", "output_bytes", "wall_time_s")
+
+    def __init__(self, mode: str, wall_time_s: float, cpu_time_s: float, operations: int, output_bytes: int) -> None:
+        self.mode = mode
+        self.wall_time_s = wall_time_s
+        self.cpu_time_s = cpu_time_s
+        self.operations = operations
+        self.output_bytes = output_bytes
+
+    def fields(self) -> dict[str, Any]:
+        """As the daemon sends them."""
+        return {name: getattr(self, name) for name in self.__slots__}
 
     @classmethod
-    def read(cls, fields: Fields) -> "Settings":
+    def read(cls, fields: Fields) -> Settings:
         return cls(
             mode=fields.text("mode", 32),
             wall_time_s=fields.number("wall_time_s", 0.001),

@@ -6,28 +6,30 @@ resources are measured here, outside the interpreter; the first thing that ends 
 
 from __future__ import annotations
 
-import json
 import os
-import signal
 import time
-from typing import Any, Callable, Optional, Union
 
 from . import link, usage
 from .channel import Channel
 from .children import describe_exit
 from .crew import Config, Crew
 from .frames import Fields, FrameError, Kind
+from .lean import dumps, loads, signal
 from .loop import READ, Loop
 from .run import GRACE_S, MAX_IMAGES, MAX_TOOL_CALLS, Phase, Pipe, Run, Settings, error
 from .transfers import Transfers
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Callable, Optional, Union
+
+    Detail = dict[str, Any]
+    """An error as it travels: type, message, traceback, line, statement."""
 
 _WATCH_INTERVAL_S = 0.1
 _READS_PER_EVENT = 8
 # A background process that prints without end must not hold up a result.
 _READS_PER_DRAIN = 64
-
-Detail = dict[str, Any]
-"""An error as it travels: type, message, traceback, line, statement."""
 
 
 class Runner:
@@ -77,7 +79,7 @@ class Runner:
     def check(self, run: Run) -> None:
         """Has the source checked, for the first time or again."""
         request = {"filename": run.filename, "mode": run.settings.mode, "authorized": self.authorized}
-        body = json.dumps(request).encode()
+        body = dumps(request)
         self._crew.check({"t": "check", "head": len(body)}, body + run.source.encode("utf-8", "surrogatepass"))
 
     def on_verdict(self, message: link.Message) -> None:
@@ -91,7 +93,7 @@ class Runner:
         if message.head.boolean("ok"):
             self._start_code(run, body)
         else:
-            verdict = json.loads(body)
+            verdict = loads(body)
             self.finish(run, verdict["outcome"], verdict["error"])
         self._crew.renew_checker(only_if_worn=True)
 
@@ -291,7 +293,7 @@ class Runner:
         self._drain_pipes(run)
         run.operations = head.integer("operations", default=0)
         detail_bytes = head.integer("error", 0, len(body))
-        detail = json.loads(body[:detail_bytes]) if detail_bytes else None
+        detail = loads(body[:detail_bytes]) if detail_bytes else None
         if detail_bytes < len(body) and run.output is None:
             run.output, run.output_size = body[detail_bytes:], len(body) - detail_bytes
         self.finish(run, head.text("outcome", 32), detail)
@@ -357,4 +359,6 @@ def _drop(message: link.Message) -> None:
 
 
 def _signal_name(signum: Optional[int]) -> str:
-    return signal.Signals(signum).name if signum in signal.valid_signals() else f"signal {signum}"
+    from signal import Signals
+
+    return Signals(signum).name if signum in signal.valid_signals() else f"signal {signum}"

@@ -14,24 +14,26 @@ rises, tools and prelude are put in place again, and the next result says that v
 
 from __future__ import annotations
 
-import json
 import os
-import platform
-import signal
-import socket
+import sys
 import time
-from collections import deque
-from typing import Any, NamedTuple, Optional, Union
 
 from . import link
 from .channel import Channel
 from .children import kill_everything
-from .crew import Config, Crew, Listener, Main
+from .crew import Config, Crew, Listener, Programs
 from .frames import CHUNK_BYTES, PROTOCOL_VERSION, Fields, Frame, FrameError, Kind
+from .lean import deque, dumps, loads, signal, socket
 from .loop import READ, Loop
 from .run import Phase, Run, Settings
-from .runner import Detail, Runner
+from .runner import Runner
 from .transfers import Transfers
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Optional, Union
+
+    from .runner import Detail
 
 MAX_JOBS = 64
 MAX_TOOLS = 256
@@ -41,13 +43,20 @@ OPERATION_TIME_S = 60.0
 _MAX_BOOT_FAILURES = 3
 _INLINE_TOTAL_BYTES = 1024 * 1024
 _POLL_TIME_S = 60.0
+# The children are started when the daemon has been quiet for so long, at first or after it connected: a new session
+# does not have to wait for them.
+_CONNECT_TIME_S = 0.05
+_START_TIME_S = 0.002
 _PRELUDE = Settings("trailing_expression", 60.0, 60.0, 10**9, 64 * 1024)
 
 
-class _Job(NamedTuple):
-    kind: int
-    head: Fields
-    body: bytes
+class _Job:
+    __slots__ = ("body", "head", "kind")
+
+    def __init__(self, kind: int, head: Fields, body: bytes) -> None:
+        self.kind = kind
+        self.head = head
+        self.body = body
 
 
 class _Operation:
@@ -72,13 +81,13 @@ class _Operation:
 class Supervisor:
     """Owns the parts, and decides what is next."""
 
-    def __init__(self, config: Config, listener: socket.socket, mains: tuple[Main, Main]) -> None:
+    def __init__(self, config: Config, listener: socket.socket, programs: Programs) -> None:
         self._config = config
         self._loop = Loop()
         self._channel = Channel(listener, config.token_sha256, self._loop, self._on_frame, self._describe)
         self._transfers = Transfers(self._channel, config.workspace)
         news = Listener(self._on_message, self._on_verdict, self._on_interpreter_exit, self._on_checker_exit)
-        self._crew = Crew(config, self._loop, mains, news, self._abandon)
+        self._crew = Crew(config, self._loop, programs, news, self._abandon)
         self._runner = Runner(config, self._loop, self._channel, self._crew, self._transfers, self._on_run_end)
         self._wakeup_read, self._wakeup_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._jobs: deque[_Job] = deque()
@@ -100,9 +109,10 @@ class Supervisor:
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(self._wakeup_write, warn_on_full_buffer=False)
         self._loop.watch(self._wakeup_read, READ, self._on_wakeup)
-        self._crew.start()
         while not self._stop:
-            self._loop.turn(self._turn_time_s())
+            busy = self._loop.turn(self._turn_time_s())
+            if not busy and not self._crew.started:
+                self._start_crew()  # nobody waits for an answer just now: the time to get ready for the first job
             self._on_time()
             self._transfers.pump()
             # While the daemon does not take what the program says, the program waits.
@@ -111,6 +121,8 @@ class Supervisor:
         kill_everything()
 
     def _turn_time_s(self) -> float:
+        if not self._crew.started:
+            return _START_TIME_S if self._channel.connected else _CONNECT_TIME_S
         due = min(self._orphaned_at, self._runner.due())
         if self._operation is not None:
             due = min(due, self._operation.deadline)
@@ -147,7 +159,7 @@ class Supervisor:
     # -- frames of the daemon ------------------------------------------------------------------------------------
 
     def _describe(self) -> dict[str, Any]:
-        python = platform.python_version()
+        python = "{}.{}.{}".format(*sys.version_info)
         return {"protocol": PROTOCOL_VERSION, "python": python, "generation": self._generation}
 
     def _on_frame(self, frame: Frame) -> None:
@@ -192,9 +204,16 @@ class Supervisor:
 
     # -- jobs ----------------------------------------------------------------------------------------------------
 
+    def _start_crew(self) -> None:
+        self._crew.start()
+        self._post_settings()
+        self._post_tools()
+
     def _next_job(self) -> None:
         while self._jobs and not self._runner.busy and self._operation is None and not self._stop:
             job = self._jobs.popleft()
+            if not self._crew.started and (job.kind != Kind.CONFIGURE or job.body):
+                self._start_crew()
             if job.kind == Kind.EXECUTE:
                 source = job.body.decode("utf-8", "replace")
                 self._runner.begin(job.head.text("id", 64), source, Settings.read(job.head))
@@ -206,13 +225,14 @@ class Supervisor:
                 self._set_variables(job)
             else:
                 self._operation = _Operation(job)
-                self._crew.post({"t": "get"}, json.dumps(job.head.texts("names", 1024, 256)).encode())
+                self._crew.post({"t": "get"}, dumps(job.head.texts("names", 1024, 256)))
 
     def _configure(self, job: _Job) -> None:
         op = job.head.integer("op")
         self._runner.authorized = job.head.texts("authorized_imports", 2048, 256)
         self._prelude = job.body.decode("utf-8", "replace")
-        self._post_settings()
+        if self._crew.started:
+            self._post_settings()
         if self._prelude:
             self._configuring = op
             self._runner.begin("", self._prelude, _PRELUDE)
@@ -220,7 +240,7 @@ class Supervisor:
             self._channel.done(op)
 
     def _register_tools(self, job: _Job) -> None:
-        tools = json.loads(job.body)
+        tools = loads(job.body)
         if not isinstance(tools, list) or len(tools) > MAX_TOOLS:
             raise FrameError("tools are not a list")
         self._tools = tools
@@ -258,7 +278,7 @@ class Supervisor:
             operation.close()
             self._channel.done(operation.op)
         else:
-            self._send_variables(operation, json.loads(missing or b"[]"))
+            self._send_variables(operation, loads(missing or b"[]"))
         self._next_job()
 
     def _send_variables(self, operation: _Operation, missing: list[str]) -> None:
@@ -273,7 +293,7 @@ class Supervisor:
             else:
                 blob_id = self._channel.send_blob({"op": operation.op}, data, size)
                 listed.append({"name": name, "blob": blob_id, "size": size})
-        names = json.dumps({"variables": listed, "missing": missing}).encode()
+        names = dumps({"variables": listed, "missing": missing})
         self._channel.done(operation.op, names + b"".join(inline), names=len(names))
 
     # -- news of the children ------------------------------------------------------------------------------------
@@ -311,11 +331,11 @@ class Supervisor:
         self._replace_interpreter(status)
 
     def _post_settings(self) -> None:
-        self._crew.post({"t": "settings"}, json.dumps({"authorized": self._runner.authorized}).encode())
+        self._crew.post({"t": "settings"}, dumps({"authorized": self._runner.authorized}))
 
     def _post_tools(self) -> None:
         self._runner.final_tools = frozenset(tool["name"] for tool in self._tools if tool["final"])
-        self._crew.post({"t": "tools"}, json.dumps(self._tools).encode())
+        self._crew.post({"t": "tools"}, dumps(self._tools))
 
     # -- replacing the interpreter -------------------------------------------------------------------------------
 
@@ -331,9 +351,7 @@ class Supervisor:
                 self._stop = True
                 return
         self._booted = False
-        self._crew.start()
-        self._post_settings()
-        self._post_tools()
+        self._start_crew()
         waiting, self._jobs = self._jobs, deque()  # nothing starts before the prelude has run again
         self._end_what_ran(status, cpu_time_s, waiting)
         self._jobs = waiting
@@ -348,7 +366,7 @@ class Supervisor:
         elif run is not None:
             # A process of an earlier execution ended the interpreter while this source was being checked.
             self._runner.run = None
-            head = Fields({"id": run.execution_id, **run.settings._asdict()})
+            head = Fields({"id": run.execution_id, **run.settings.fields()})
             if run.visible:
                 waiting.appendleft(_Job(Kind.EXECUTE, head, run.source.encode("utf-8", "replace")))
         if operation is not None:
@@ -383,7 +401,7 @@ class Supervisor:
         for notice in self._notices:
             run.logs.say("stderr", notice)
         self._notices = []
-        error_body = json.dumps(detail).encode() if detail else b""
+        error_body = dumps(detail) if detail else b""
         head: dict[str, Any] = {
             "id": run.execution_id,
             "outcome": outcome,

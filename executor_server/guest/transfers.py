@@ -6,14 +6,17 @@ both live in memory (memory files, tmpfs), in pieces of one chunk.
 
 from __future__ import annotations
 
-import json
 import os
 import time
-from typing import Optional
 
 from . import link, workspace
 from .channel import Channel
 from .frames import CHUNK_BYTES, Fields, FrameError, Kind
+from .lean import dumps
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Optional
 
 MAX_BLOBS = 64
 MAX_TRANSFERS = 16
@@ -125,10 +128,10 @@ class Transfers:
 
     def _list(self, op: int, path: str) -> None:
         entries, truncated = workspace.list_files(self._root, path)
-        body = json.dumps(entries).encode()
+        body = dumps(entries)
         while len(body) > _LISTING_BYTES:
             entries, truncated = entries[: len(entries) // 2], True
-            body = json.dumps(entries).encode()
+            body = dumps(entries)
         self._channel.done(op, body, truncated=truncated)
 
     def add_to_file(self, head: Fields, data: bytes) -> None:

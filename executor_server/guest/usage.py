@@ -5,7 +5,10 @@ from __future__ import annotations
 import os
 import resource
 import time
-from typing import Iterator, Optional
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Iterator, Optional
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")

@@ -9,7 +9,10 @@ from __future__ import annotations
 
 import os
 import stat
-from typing import Any, Iterator, Optional
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Iterator, Optional
 
 MAX_PATH_CHARS = 1024
 MAX_DEPTH = 32

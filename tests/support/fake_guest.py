@@ -85,7 +85,14 @@ class FakeGuest:
         self.say(Kind.LOG, {"id": execution_id, "stream": "stdout"}, text.encode())
 
     def end(self, execution_id: str, **more: Any) -> None:
-        head = {"id": execution_id, "outcome": "succeeded", "variables": "kept", "generation": 1, "final": "", "error": 0}
+        head = {
+            "id": execution_id,
+            "outcome": "succeeded",
+            "variables": "kept",
+            "generation": 1,
+            "final": "",
+            "error": 0,
+        }
         self.say(Kind.RESULT, {**head, **USAGE, **more})
 
     def done(self, frame: Frame, body: bytes = b"", **more: Any) -> None:

@@ -25,7 +25,9 @@ class Asked:
         self.held: list[bool] = []
 
     def execution(self, journal_bytes: int = 10**6) -> Execution:
-        control = ExecutionControl(self.cancelled.append, lambda *answer: self.answered.append(answer), self.held.append)
+        control = ExecutionControl(
+            self.cancelled.append, lambda *answer: self.answered.append(answer), self.held.append
+        )
         return Execution("e", b"", journal_bytes, control)
 
 
@@ -149,7 +151,12 @@ async def test_a_cancelled_reader_leaves_the_execution_alone() -> None:
 
 @pytest.mark.parametrize(
     "kind",
-    [log("x" * 9000), BlobChunk("b", bytes(9000)), Image(bytes(9000), "image/png", "figure"), ToolCall("c", "f", bytes(9000))],
+    [
+        log("x" * 9000),
+        BlobChunk("b", bytes(9000)),
+        Image(bytes(9000), "image/png", "figure"),
+        ToolCall("c", "f", bytes(9000)),
+    ],
 )
 def test_every_kind_of_payload_counts_in_the_journal(kind: EventKind) -> None:
     execution = Asked().execution()

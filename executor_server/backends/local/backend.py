@@ -32,7 +32,7 @@ from executor_server.backends.local.records import SOCKET_NAME, sweep, write_rec
 from executor_server.backends.local.sandbox import LocalSandbox
 from executor_server.backends.local.users import DEFAULT_UID_BASE, HostUsers
 from executor_server.errors import SandboxFailure
-from executor_server.guest_archive import GUEST_PATH
+from executor_server.guest_archive import GUEST_BOOT
 from executor_server.model import SandboxSpec
 
 DEFAULT_IMAGE = "base"
@@ -158,7 +158,7 @@ class LocalBackend:
             stack.callback(os.close, ready_read)
             with contextlib.closing(os.fdopen(ready_write, "wb")):
                 config = _guest_config(kit, spec, sandbox, listener.fileno())
-                command = [str(image.python), "-I", "-S", GUEST_PATH, json.dumps(config), str(ready_write)]
+                command = [str(image.python), "-I", "-S", "-c", GUEST_BOOT, json.dumps(config), str(ready_write)]
                 pass_fds = (listener.fileno(), ready_write)
                 sandbox.process = kit.start(image, spec, command, cgroup=sandbox.cgroup, pass_fds=pass_fds)
 

@@ -19,6 +19,9 @@ from executor_server.errors import SandboxFailure
 from executor_server.guest_channel import GuestChannel
 from executor_server.model import SandboxSpec
 
+# Starting a process holds up the event loop: whoever has just taken a sandbox gets the answer first.
+_REFILL_PAUSE_S = 0.01
+
 _log = structlog.get_logger(__name__)
 
 
@@ -134,6 +137,7 @@ class WarmPool:
     async def _refill(self) -> None:
         while True:
             await self._wanted.wait()
+            await asyncio.sleep(_REFILL_PAUSE_S)
             shape = self._next_missing()
             if shape is None:
                 self._wanted.clear()

@@ -116,7 +116,7 @@ async def test_a_guest_that_does_not_start_is_an_error_that_says_why(
     state_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(directory: Path) -> GuestArchive:
-        return pack_archive({"__main__.py": b"raise RuntimeError('a broken guest')"}, directory)
+        return pack_archive({"executor_guest/__init__.py": b"raise RuntimeError('a broken guest')"}, directory)
 
     monkeypatch.setattr(kit, "pack_guest", broken)
     backend = LocalBackend(state_dir)

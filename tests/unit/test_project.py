@@ -25,7 +25,7 @@ WIRE = ROOT / "proto/executor_api"
 # Each of them makes objects, or code, out of bytes.
 UNPICKLERS = {"cloudpickle", "dill", "joblib", "marshal", "pickle", "runpy", "shelve", "yaml"}
 # What a sandbox's image may bring; the guest and the codec use it where it is, and only inside functions.
-OF_THE_IMAGE = {"IPython", "PIL", "cloudpickle", "matplotlib", "numpy", "pandas", "pyarrow", "torch"}
+OF_THE_IMAGE = {"IPython", "PIL", "cloudpickle", "matplotlib", "numpy", "pandas", "pytz", "pyarrow", "torch"}
 LOADED_BY_MATPLOTLIB = GUEST / "mpl_backend.py"
 
 

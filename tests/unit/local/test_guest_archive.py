@@ -77,7 +77,6 @@ def test_the_guest_packs_whole(tmp_path: Path) -> None:
     with zipfile.ZipFile(pack_guest(tmp_path).path) as archive:
         names = set(archive.namelist())
     assert {
-        "__main__.py",
         "executor_guest/main.py",
         "executor_guest/main.pyc",
         "executor_api/values/__init__.py",

@@ -135,6 +135,8 @@ class Session:
         self._refuses_new = False
         self._executions: dict[str, Execution] = {}
         self._running: dict[str, Execution] = {}  # not done, in order of arrival
+        self._finished: dict[str, Execution] = {}  # the oldest first
+        self._finished_bytes = 0
         self._operations: dict[int, _Operation] = {}
         self._next_op = 0
         self._oom_kills: int | None = None
@@ -210,7 +212,6 @@ class Session:
         if self._running:
             execution.publish(Queued(len(self._running)))
         self._executions[execution_id] = self._running[execution_id] = execution
-        self._forget_old()
         self._channel.send(
             Kind.EXECUTE,
             {
@@ -223,7 +224,7 @@ class Session:
             },
             source,
         )
-        self._log.info("execution_started", execution_id=execution_id, source_bytes=len(source))
+        self._log.debug("execution_started", execution_id=execution_id, source_bytes=len(source))
         return execution
 
     def execution(self, execution_id: str) -> Execution:
@@ -239,17 +240,14 @@ class Session:
         self._refuses_new = True
 
     def _forget_old(self) -> None:
-        """Lets go of the oldest journals: by number, and by what they hold together."""
-        total = sum(execution.journal_size for execution in self._executions.values())
-        for execution_id, execution in list(self._executions.items()):
-            over = (
-                len(self._executions) > self._settings.max_finished_executions or total > self._settings.journal_bytes
-            )
-            if not over:
+        """Lets go of the oldest finished journals, but for the last: so many there may be, so much they may hold."""
+        for execution_id, execution in list(self._finished.items())[:-1]:
+            limit = self._settings.max_finished_executions
+            if len(self._finished) <= limit and self._finished_bytes <= self._settings.journal_bytes:
                 return
-            if execution.done:
-                total -= execution.journal_size
-                del self._executions[execution_id]
+            del self._finished[execution_id]
+            del self._executions[execution_id]
+            self._finished_bytes -= execution.journal_size
 
     def _cancel(self, execution_id: str) -> None:
         self._channel.send(Kind.CANCEL, {"id": execution_id})
@@ -434,6 +432,9 @@ class Session:
         execution.publish(result)
         self._held.discard(execution.execution_id)
         self._running.pop(execution.execution_id, None)
+        self._finished[execution.execution_id] = execution
+        self._finished_bytes += execution.journal_size
+        self._forget_old()
         self._log.info(
             "execution_ended",
             execution_id=execution.execution_id,

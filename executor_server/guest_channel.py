@@ -67,7 +67,12 @@ class GuestChannel(asyncio.Protocol):
     # -- connecting ----------------------------------------------------------------------------------------------
 
     async def connect(self, deadline_s: float = READY_TIME_S) -> GuestInfo:
-        """Connects, or connects again, and waits for the guest to be ready. Raises SandboxFailure."""
+        """Connects, or connects again, and waits for the guest to be ready. Raises SandboxFailure.
+
+        Once closed, by its owner or because the guest broke the protocol, a channel stays closed.
+        """
+        if self._closing:
+            raise SandboxFailure("the channel is closed")
         loop = asyncio.get_running_loop()
         path = str(self._endpoint.socket_path)
         try:
@@ -148,11 +153,13 @@ class GuestChannel(asyncio.Protocol):
             self.on_frame(frame)
 
     def _violated(self, error: FrameError) -> None:
-        lost, self.on_lost = self.on_lost, _nobody_minds
-        if self._ready is not None and not self._ready.done():
-            self._ready.set_exception(SandboxFailure(f"the guest broke the protocol: {error}"))
+        reason = f"the guest broke the protocol: {error}"
         self.close()
-        lost(f"the guest broke the protocol: {error}")
+        if self._ready is not None and not self._ready.done():
+            self._ready.set_exception(SandboxFailure(reason))
+        else:
+            lost, self.on_lost = self.on_lost, _nobody_minds
+            lost(reason)
 
     def pause_reading(self) -> None:
         """Takes nothing more for now: the guest will hold its program back."""

@@ -12,9 +12,10 @@ import hashlib
 import json
 import secrets
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import structlog
 
@@ -33,10 +34,7 @@ from executor_server.guest_channel import GuestChannel
 from executor_server.guest_events import (
     MAX_PAYLOAD_BYTES,
     read_event,
-    read_file_info,
-    read_listing,
     read_result,
-    read_variables,
 )
 from executor_server.model import (
     BlobChunk,
@@ -54,22 +52,27 @@ from executor_server.model import (
     ToolSpec,
     VariablesState,
 )
+from executor_server.operations import (
+    Operation,
+    VariablesReply,
+    file_part,
+    listing,
+    nothing,
+    variables_part,
+    written_file,
+)
 from executor_server.pool import ReadySandbox
 
 _log = structlog.get_logger(__name__)
 
+T = TypeVar("T")
+
 # For the guest to connect again after its channel broke; it is on the same host, and there or dead.
 _RECONNECT_TIME_S = 2.0
-# For an operation (not an execution): the guest's own bound is 60 s, and executions may be ahead of it.
-_OPERATION_MARGIN_S = 30.0
-
-_REFUSALS: dict[str, tuple[type[InvalidRequest] | type[NotFound], Reason]] = {
-    "value_refused": (InvalidRequest, Reason.VALUE_REFUSED),
-    "prelude_failed": (InvalidRequest, Reason.INVALID_FIELD),
-    "path_refused": (InvalidRequest, Reason.PATH_REFUSED),
-    "file_not_found": (NotFound, Reason.FILE_NOT_FOUND),
-    "blob_not_found": (NotFound, Reason.BLOB_NOT_FOUND),
-}
+# Of one session. A channel does not break by itself, so a guest that goes on hanging up plays with us.
+_MAX_RECONNECTS = 8
+# At one time, in one session: with the executions that may wait, less than the jobs that the guest takes.
+_MAX_OPERATIONS = 32
 
 
 @dataclass(frozen=True)
@@ -86,24 +89,6 @@ class SessionSettings:
     ping_interval_s: float = 10.0
     # A guest that has not said anything for so long, though it was asked, is taken for dead.
     silence_s: float = 60.0
-
-
-@dataclass(frozen=True)
-class VariablesReply:
-    """The last part of the answer to get_variables."""
-
-    variables: tuple[tuple[str, Payload], ...]
-    missing: tuple[str, ...]
-
-
-class _Operation:
-    """A request to the guest that DONE answers, with what comes before it."""
-
-    def __init__(self) -> None:
-        self.parts: asyncio.Queue[Frame | Exception] = asyncio.Queue()
-
-    def put(self, item: Frame | Exception) -> None:
-        self.parts.put_nowait(item)
 
 
 class Session:
@@ -137,11 +122,12 @@ class Session:
         self._running: dict[str, Execution] = {}  # not done, in order of arrival
         self._finished: dict[str, Execution] = {}  # the oldest first
         self._finished_bytes = 0
-        self._operations: dict[int, _Operation] = {}
+        self._operations: dict[int, Operation[Any]] = {}
         self._next_op = 0
         self._oom_kills: int | None = None
         self._tasks: set[asyncio.Task[None]] = set()
-        self._held: set[str] = set()
+        self._held: set[object] = set()  # executions and operations whose readers are behind
+        self._reconnects = 0
         self._pinged_s = 0.0
         self._log = _log.bind(session_id=session_id, tenant=owner.tenant)
         self._channel.on_frame = self._on_frame
@@ -264,13 +250,13 @@ class Session:
             case bytes():
                 self._channel.send(Kind.TOOL_RESULT, {**head, "ok": True}, answer)
 
-    def _hold(self, execution_id: str, held: bool) -> None:
-        """Stops or resumes taking frames while a journal is full."""
+    def _hold(self, holder: object, held: bool) -> None:
+        """Stops or resumes taking frames while a journal, or what an operation brought, is full."""
         if held:
-            self._held.add(execution_id)
+            self._held.add(holder)
             self._channel.pause_reading()
         else:
-            self._held.discard(execution_id)
+            self._held.discard(holder)
             if not self._held:
                 self._channel.resume_reading()
 
@@ -279,7 +265,7 @@ class Session:
     async def configure(self) -> None:
         """Gives the guest the session's imports and prelude; the first thing after creation."""
         head = {"authorized_imports": list(self.spec.authorized_imports)}
-        await self._request(Kind.CONFIGURE, head, self.spec.prelude.encode())
+        await self._request(nothing, Kind.CONFIGURE, head, self.spec.prelude.encode())
 
     async def register_tools(self, tools: Sequence[ToolSpec]) -> None:
         """Replaces the host tools."""
@@ -287,7 +273,7 @@ class Session:
             {"name": t.name, "description": t.description, "parameters": list(t.parameters), "final": t.is_final_answer}
             for t in tools
         ]
-        await self._request(Kind.REGISTER_TOOLS, {}, json.dumps(listed).encode())
+        await self._request(nothing, Kind.REGISTER_TOOLS, {}, json.dumps(listed).encode())
 
     async def set_variables(self, variables: Sequence[tuple[str, Payload]]) -> None:
         """Sets variables, all or none."""
@@ -299,15 +285,14 @@ class Session:
             else:
                 listed.append({"name": name, "inline": len(payload)})
                 inline.append(payload)
-        await self._request(Kind.SET_VARIABLES, {"variables": listed}, b"".join(inline))
+        await self._request(nothing, Kind.SET_VARIABLES, {"variables": listed}, b"".join(inline))
 
     async def get_variables(self, names: Sequence[str]) -> AsyncIterator[BlobChunk | VariablesReply]:
         """Blob chunks, then the variables that refer to them."""
-        async for frame in self._converse(Kind.GET_VARIABLES, {"names": list(names)}):
-            if frame.kind == Kind.BLOB_CHUNK:
-                yield BlobChunk(frame.head.text("blob", 64), frame.body)
-            else:
-                yield VariablesReply(*read_variables(frame))
+        operation = Operation[BlobChunk | VariablesReply](variables_part, self._hold)
+        with self._asking(operation, Kind.GET_VARIABLES, {"names": list(names)}):
+            while (part := await operation.next()) is not None:
+                yield part
 
     async def upload_blob(self, size_bytes: int, chunks: AsyncIterator[bytes]) -> str:
         """Stages bytes in the guest for one later message that names them."""
@@ -315,7 +300,7 @@ class Session:
         if size_bytes > limit:
             raise ResourceExhausted(Reason.TOO_LARGE, f"at most {limit} bytes can be staged")
         blob_id = secrets.token_hex(16)
-        await self._request(Kind.BLOB_BEGIN, {"blob": blob_id, "size": size_bytes})
+        await self._request(nothing, Kind.BLOB_BEGIN, {"blob": blob_id, "size": size_bytes})
         received = 0
         try:
             async for chunk in chunks:
@@ -335,64 +320,61 @@ class Session:
         """Writes a file of the workspace, whole or not at all."""
         if size_bytes > self._settings.max_file_bytes:
             raise ResourceExhausted(Reason.TOO_LARGE, f"a file has at most {self._settings.max_file_bytes} bytes")
-        op, operation = self._begin(Kind.FILE_PUT, {"path": path, "size": size_bytes})
-        received = 0
-        try:
-            async for chunk in chunks:
-                received += len(chunk)
-                if received > size_bytes or not operation.parts.empty():
-                    break
-                self._channel.send(Kind.FILE_DATA, {"op": op}, chunk)
-                await self._channel.drain()
-            if received != size_bytes and operation.parts.empty():
-                raise InvalidRequest(Reason.INVALID_FIELD, f"size_bytes: announced {size_bytes}, sent {received}")
-            return read_file_info(_done(await operation.parts.get()).head.object("file"))
-        finally:
-            if received != size_bytes:
-                self._channel.send(Kind.FILE_DATA, {"op": op, "abandon": True})
-            self._operations.pop(op, None)
+        operation = Operation(written_file, self._hold)
+        with self._asking(operation, Kind.FILE_PUT, {"path": path, "size": size_bytes}) as op:
+            received = 0
+            try:
+                async for chunk in chunks:
+                    received += len(chunk)
+                    if received > size_bytes or operation.ended:
+                        break
+                    self._channel.send(Kind.FILE_DATA, {"op": op}, chunk)
+                    await self._channel.drain()
+                if received != size_bytes and not operation.ended:
+                    raise InvalidRequest(Reason.INVALID_FIELD, f"size_bytes: announced {size_bytes}, sent {received}")
+                return _there(await operation.next())
+            finally:
+                if received != size_bytes:
+                    self._channel.send(Kind.FILE_DATA, {"op": op, "abandon": True})
 
     async def get_file(self, path: str) -> AsyncIterator[FileInfo | bytes]:
         """The description of a file, then its bytes."""
         head = {"path": path, "max_bytes": self._settings.max_file_bytes}
-        async for frame in self._converse(Kind.FILE_GET, head):
-            if "file" in frame.head:
-                yield read_file_info(frame.head.object("file"))
-            elif frame.body:
-                yield frame.body
+        operation = Operation[FileInfo | bytes](file_part, self._hold)
+        with self._asking(operation, Kind.FILE_GET, head):
+            while (part := await operation.next()) is not None:
+                if part:
+                    yield part
 
     async def list_files(self, path: str) -> tuple[list[FileInfo], bool]:
         """Files and directories below a directory, and whether there are more than are listed."""
-        return read_listing(await self._request(Kind.FILE_LIST, {"path": path}))
+        return _there(await self._request(listing, Kind.FILE_LIST, {"path": path}))
 
-    def _begin(self, kind: int, head: dict[str, Any], body: bytes = b"") -> tuple[int, _Operation]:
+    async def _request(
+        self, read: Callable[[Frame], T | None], kind: int, head: dict[str, Any], body: bytes = b""
+    ) -> T | None:
+        """What the one frame that answers says. Raises what the guest refuses with."""
+        operation = Operation(read, self._hold)
+        with self._asking(operation, kind, head, body):
+            return await operation.next()
+
+    @contextmanager
+    def _asking(self, operation: Operation[Any], kind: int, head: dict[str, Any], body: bytes = b"") -> Iterator[int]:
+        """Asks the guest, and has what still comes dropped once the caller leaves."""
         self._require_alive()
+        if len(self._operations) >= _MAX_OPERATIONS:
+            raise ResourceExhausted(
+                Reason.QUEUE_FULL, f"{_MAX_OPERATIONS} operations of this session run or wait", retry_after_s=1.0
+            )
         self._next_op += 1
-        operation = self._operations[self._next_op] = _Operation()
-        self._channel.send(kind, {"op": self._next_op, **head}, body)
-        return self._next_op, operation
-
-    async def _request(self, kind: int, head: dict[str, Any], body: bytes = b"") -> Frame:
-        """The DONE frame that answers. Raises what it says is wrong."""
-        op, operation = self._begin(kind, head, body)
+        op = self._next_op
+        self._operations[op] = operation
         try:
-            return _done(await operation.parts.get())
+            self._channel.send(kind, {"op": op, **head}, body)
+            yield op
         finally:
-            self._operations.pop(op, None)
-
-    async def _converse(self, kind: int, head: dict[str, Any]) -> AsyncIterator[Frame]:
-        """All frames of an operation, the last being its DONE."""
-        op, operation = self._begin(kind, head)
-        try:
-            while True:
-                frame = await operation.parts.get()
-                if isinstance(frame, Frame) and frame.kind != Kind.DONE:
-                    yield frame
-                else:
-                    yield _done(frame)
-                    return
-        finally:
-            self._operations.pop(op, None)
+            del self._operations[op]
+            self._hold(operation, False)
 
     # -- frames of the guest -------------------------------------------------------------------------------------
 
@@ -400,7 +382,7 @@ class Session:
         if frame.kind in (Kind.DONE, Kind.FILE_CHUNK) or (frame.kind == Kind.BLOB_CHUNK and "op" in frame.head):
             operation = self._operations.get(frame.head.integer("op"))
             if operation is not None:
-                operation.put(frame)
+                operation.take(frame)
             return
         execution = self._running.get(frame.head.text("id", 64))
         if execution is None:
@@ -450,11 +432,17 @@ class Session:
         self._spawn(self._reconnect(reason))
 
     async def _reconnect(self, reason: str) -> None:
-        """Once: a channel that broke may be made again, a supervisor that died may not."""
+        """A channel that broke may be made again, a few times; a supervisor that died, or lied, may not."""
+        self._reconnects += 1
         try:
+            if self._reconnects > _MAX_RECONNECTS:
+                raise SandboxFailure(f"the channel broke {self._reconnects} times")
             await self._channel.connect(_RECONNECT_TIME_S)
         except SandboxFailure:
             self._lose(await self._cause_of_death(reason))
+            return
+        if self._held:
+            self._channel.pause_reading()  # the new connection knows nothing of it
 
     async def _cause_of_death(self, reason: str) -> str:
         kills = await self._sandbox.oom_kills()
@@ -477,7 +465,7 @@ class Session:
             detail = ErrorDetail("SandboxLost" if outcome is Outcome.LOST else "SessionEnded", reason)
             self._end(execution, Result(outcome, VariablesState.LOST, self.generation, error=detail))
         for operation in self._operations.values():
-            operation.put(PreconditionFailed(Reason.SESSION_LOST, f"the session's sandbox is gone: {reason}"))
+            operation.fail(PreconditionFailed(Reason.SESSION_LOST, f"the session's sandbox is gone: {reason}"))
 
     async def close(self, reason: str) -> None:
         """Ends the session: what runs is cancelled, the sandbox destroyed. Idempotent. Raises SandboxFailure."""
@@ -507,16 +495,6 @@ class Session:
         task.add_done_callback(self._tasks.discard)
 
 
-def _done(frame: Frame | Exception) -> Frame:
-    """The frame, when it says that the operation was done. Raises what it says instead."""
-    if isinstance(frame, Exception):
-        raise frame
-    if frame.kind != Kind.DONE:
-        raise FrameError(f"frame kind {frame.kind} where DONE was expected")
-    if frame.head.boolean("ok"):
-        return frame
-    reason, message = frame.head.text("reason", 64), frame.head.text("message", 8192)
-    if reason in _REFUSALS:
-        error, named = _REFUSALS[reason]
-        raise error(named, message)
-    raise ResourceExhausted(Reason.TOO_LARGE, message)
+def _there(answer: T | None) -> T:
+    assert answer is not None, "an operation that has an answer ended without one"
+    return answer

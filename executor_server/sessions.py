@@ -24,8 +24,9 @@ from executor_server.errors import (
     Unavailable,
 )
 from executor_server.model import Principal, SessionSpec
+from executor_server.operations import VariablesReply
 from executor_server.pool import WarmPool
-from executor_server.session import Session, SessionSettings, VariablesReply
+from executor_server.session import Session, SessionSettings
 
 __all__ = ["Session", "SessionManager", "SessionRequest", "SessionSettings", "VariablesReply"]
 

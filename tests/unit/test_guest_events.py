@@ -25,8 +25,8 @@ from executor_server.model import (
     ToolCall,
     VariablesState,
 )
+from executor_server.operations import VariablesReply
 from executor_server.rpc import convert
-from executor_server.session import VariablesReply
 
 RESULT = {
     "outcome": "succeeded",

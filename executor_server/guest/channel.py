@@ -90,7 +90,7 @@ class Channel:
         self._unsent: deque[_Kept] = deque()
         self._unacked: deque[_Kept] = deque()
         self._kept_bytes = 0
-        self._writing: list[memoryview] = []
+        self._writing: list[Union[memoryview, FileSlice]] = []
         self._buffer = memoryview(bytearray(_READ_BYTES))
         self.last_heard = time.monotonic()
         listener.setblocking(False)
@@ -158,19 +158,37 @@ class Channel:
                     return
                 kept = self._unsent.popleft()
                 self._unacked.append(kept)
-                self._writing = [memoryview(kept.prefix), memoryview(_bytes_of(kept.body))]
+                body = kept.body if isinstance(kept.body, FileSlice) else memoryview(kept.body)
+                self._writing = [memoryview(kept.prefix), body]
             try:
-                sent = self._conn.sendmsg(self._writing)
+                self._write(self._conn)
             except BlockingIOError:
                 self._watch(self._conn.fileno(), READ | WRITE, self._readable)
                 return
             except OSError:
                 self._disconnect()
                 return
-            while self._writing and sent >= len(self._writing[0]):
-                sent -= len(self._writing.pop(0))
-            if self._writing:
-                self._writing[0] = self._writing[0][sent:]
+
+    def _write(self, conn: socket.socket) -> None:
+        """Writes once, and takes note of how far it came."""
+        first = self._writing[0]
+        if isinstance(first, FileSlice):
+            # From file to socket within the kernel: what a program gives may be large.
+            sent = os.sendfile(conn.fileno(), first.fd, first.offset, first.length)
+            assert sent, "a sealed file shrank"
+            rest = FileSlice(first.fd, first.offset + sent, first.length - sent, first.last)
+            self._writing[:1] = [rest] if rest.length else []
+            return
+        views = [part for part in self._writing if isinstance(part, memoryview)]
+        if len(views) < len(self._writing):
+            views = [first]
+        sent = conn.sendmsg(views)
+        for view in views:
+            if sent < len(view):
+                self._writing[0] = view[sent:]
+                return
+            sent -= len(view)
+            self._writing.pop(0)
 
     def _acknowledge(self, seq: int) -> None:
         while self._unacked and self._unacked[0].seq <= seq:
@@ -315,11 +333,3 @@ class Channel:
 def as_memfd(data: Union[bytes, int]) -> int:
     """A payload as a sealed memory file, which it may be already."""
     return link.sealed_memfd([data]) if isinstance(data, bytes) else data
-
-
-def _bytes_of(body: Union[bytes, FileSlice]) -> bytes:
-    if isinstance(body, bytes):
-        return body
-    data = os.pread(body.fd, body.length, body.offset)
-    assert len(data) == body.length, "a sealed file shrank"
-    return data

@@ -23,8 +23,10 @@ if TYPE_CHECKING:
     from typing import Any, Optional, Union
 
 PROTOCOL_VERSION = 1
-MAX_FRAME_BYTES = 2 * 1024 * 1024
+# Room for what one message of a client can bring, 4 MiB, written as JSON where that takes more.
+MAX_FRAME_BYTES = 8 * 1024 * 1024
 MAX_HEAD_BYTES = 64 * 1024
+MAX_BODY_BYTES = MAX_FRAME_BYTES - MAX_HEAD_BYTES - 1024
 # Larger bodies travel as blobs, in pieces of this size (also the largest inline payload).
 CHUNK_BYTES = 256 * 1024
 
@@ -74,14 +76,23 @@ class FrameError(ValueError):
 
 
 class Frame:
-    __slots__ = ("ack", "body", "head", "kind", "seq")
+    """A decoded frame. `view` is its body where it lies, until the decoder is fed again; `body` is a copy to keep."""
 
-    def __init__(self, kind: int, seq: int, ack: int, head: "Fields", body: bytes) -> None:
+    __slots__ = ("_body", "ack", "head", "kind", "seq", "view")
+
+    def __init__(self, kind: int, seq: int, ack: int, head: Fields, view: memoryview) -> None:
         self.kind = kind
         self.seq = seq
         self.ack = ack
         self.head = head
-        self.body = body
+        self.view = view
+        self._body: Optional[bytes] = None
+
+    @property
+    def body(self) -> bytes:
+        if self._body is None:
+            self._body = bytes(self.view)
+        return self._body
 
 
 class Fields:
@@ -174,48 +185,71 @@ def encode_frame(kind: int, head: dict[str, Any], body: bytes = b"", seq: int = 
 
 
 class FrameDecoder:
-    """Takes bytes as they come, gives frames. Holds at most one incomplete frame plus what one `feed` brought."""
+    """Takes bytes as they come, gives frames. Holds at most one incomplete frame.
+
+    A frame that comes whole is not copied; one that comes in pieces is copied twice.
+    """
 
     def __init__(self) -> None:
-        self._buffer = bytearray()
+        self._pieces: list[bytes] = []
+        self._held = 0
+        self._needed = 0  # of the incomplete frame, as far as is known: its length, or the 4 bytes that tell it
         self._failed = False
 
     def feed(self, data: Union[bytes, memoryview]) -> list[Frame]:
         """Every frame that is complete now. Raises FrameError; the decoder is of no use afterwards."""
         assert not self._failed, "a failed decoder was fed"
-        self._buffer += data
         frames: list[Frame] = []
-        position = 0
+        view = memoryview(data)
         try:
-            with memoryview(self._buffer) as view:
-                while True:
-                    frame, position_after = self._one(view, position)
-                    if frame is None:
-                        break
+            while view:
+                frame, view = self._next(view)
+                if frame is not None:
                     frames.append(frame)
-                    position = position_after
         except FrameError:
             self._failed = True
             raise
-        if position:
-            del self._buffer[:position]
         return frames
 
-    def _one(self, view: memoryview, position: int) -> tuple[Optional[Frame], int]:
-        available = len(view) - position
-        if available < 4:
-            return None, position
-        length = int.from_bytes(view[position : position + 4], "big")
-        if not _AFTER_LENGTH <= length <= MAX_FRAME_BYTES:
-            raise FrameError(f"a frame of {length} bytes")
-        if available < 4 + length:
-            return None, position
-        _, kind, seq, ack, head_length = _HEADER.unpack_from(view, position)
-        if kind not in _KINDS:
-            raise FrameError(f"unknown frame kind {kind}")
-        start = position + _HEADER.size
-        end = position + 4 + length
-        if head_length > MAX_HEAD_BYTES or start + head_length > end:
-            raise FrameError(f"a head of {head_length} bytes")
-        head = decode_head(bytes(view[start : start + head_length]))
-        return Frame(kind, seq, ack, head, bytes(view[start + head_length : end])), end
+    def _next(self, view: memoryview) -> tuple[Optional[Frame], memoryview]:
+        """At most one frame of the bytes, and what comes after it."""
+        if not self._held:
+            needed = _needed(view)
+            if len(view) >= needed > 4:
+                return _parse(view[:needed]), view[needed:]
+            self._needed = needed
+        missing = self._needed - self._held
+        piece, rest = view[:missing], view[missing:]
+        self._pieces.append(bytes(piece))
+        self._held += len(piece)
+        if self._held < self._needed:
+            return None, rest
+        whole = b"".join(self._pieces)
+        needed = _needed(memoryview(whole))
+        if needed > len(whole):  # only its length was missing
+            self._pieces, self._needed = [whole], needed
+            return None, rest
+        self._pieces, self._held = [], 0
+        return _parse(memoryview(whole)), rest
+
+
+def _needed(view: memoryview) -> int:
+    """How long the frame at the start is; 4 while that cannot be told."""
+    if len(view) < 4:
+        return 4
+    length = int.from_bytes(view[:4], "big")
+    if not _AFTER_LENGTH <= length <= MAX_FRAME_BYTES:
+        raise FrameError(f"a frame of {length} bytes")
+    return 4 + length
+
+
+def _parse(view: memoryview) -> Frame:
+    """A frame that is there in whole."""
+    _, kind, seq, ack, head_length = _HEADER.unpack_from(view)
+    if kind not in _KINDS:
+        raise FrameError(f"unknown frame kind {kind}")
+    start = _HEADER.size
+    if head_length > MAX_HEAD_BYTES or start + head_length > len(view):
+        raise FrameError(f"a head of {head_length} bytes")
+    head = decode_head(bytes(view[start : start + head_length]))
+    return Frame(kind, seq, ack, head, view[start + head_length :])

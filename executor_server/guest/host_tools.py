@@ -12,7 +12,7 @@ import signal
 import socket
 import threading
 from collections import deque
-from typing import Any, Callable, Optional
+from typing import Any, Callable, Optional, Union
 
 from . import link
 from .control import FinalAnswerGiven
@@ -149,7 +149,7 @@ class ToolBox:
             raise FinalAnswerGiven
         if head.boolean("ok"):
             return decode_value(body)
-        raise _tool_exception(name, head.text("type", 256), head.text("message", 8192))
+        raise _tool_exception(name, head.text("type", 256), body.decode("utf-8", "replace"))
 
 
 class _LazySignature:
@@ -180,7 +180,7 @@ def _tool_exception(name: str, type_name: str, message: str) -> Exception:
     return ToolError(f"{type_name}: {message}" if type_name else message)
 
 
-def decode_value(packed: bytes) -> Any:
+def decode_value(packed: Union[bytes, memoryview]) -> Any:
     """A value of the client, which may hold what only cloudpickle can carry this way."""
     from executor_api.values import decode
 

@@ -12,6 +12,7 @@ import io
 import json
 import linecache
 import marshal
+import mmap
 import os
 import resource
 import signal
@@ -19,7 +20,7 @@ import socket
 import sys
 import traceback
 import types
-from typing import Any, Callable, Optional
+from typing import Any, Callable, Optional, Union
 
 from executor_api.values import encode
 
@@ -169,7 +170,7 @@ class Interpreter:
     def _on_variable(self, message: link.Message) -> None:
         name = message.head.text("name", 256)
         try:
-            self._staged[name] = self._guarded(decode_value, _body(message))
+            self._staged[name] = self._guarded(decode_value, _view(message))
         except BaseException as error:  # noqa: BLE001 (the border of agent code: unpickling runs what it wants)
             self._staging_error = self._staging_error or f"variable {name}: {_text_of(error)}"
 
@@ -183,11 +184,15 @@ class Interpreter:
     def _on_forget(self, _message: link.Message) -> None:
         self._staged, self._staging_error = {}, ""
 
-    def _on_get(self, message: link.Message) -> None:
+    def _on_get(self, command: link.Message) -> None:
         namespace = self._main.__dict__
-        names = json.loads(_body(message)) or [
+        names = json.loads(_body(command)) or [
             name for name, value in list(namespace.items()) if _is_variable(name, value)
         ]
+        if len(names) > link.MAX_VARIABLES:
+            message = f"there are {len(names)} variables; at most {link.MAX_VARIABLES} can be got at once"
+            self._send({"t": "op_done", "ok": False, "message": message})
+            return
         try:
             for name in names:
                 if name in namespace:
@@ -223,7 +228,7 @@ class Interpreter:
         operations = self._meter.finish()
         error = json.dumps(detail).encode() if detail else b""
         output, self._output = self._output, b""
-        end = {"t": "done", "outcome": outcome, "operations": operations, "error": len(error)}
+        end = {"t": "done", "filename": filename, "outcome": outcome, "operations": operations, "error": len(error)}
         self._send(end, error + output)
         self._restore()
 
@@ -320,6 +325,16 @@ def _body(message: link.Message) -> bytes:
     return message.body if message.memfd is None else link.read_memfd(message.memfd, message.size)
 
 
+def _view(message: link.Message) -> Union[bytes, memoryview]:
+    """The body where it lies: decoding a large value copies it once as it is."""
+    if message.memfd is None:
+        return message.body
+    try:
+        return memoryview(mmap.mmap(message.memfd, message.size, prot=mmap.PROT_READ))
+    finally:
+        os.close(message.memfd)
+
+
 def _stream(fd: int) -> io.TextIOWrapper:
     raw = io.FileIO(fd, "wb", closefd=False)
     return _SlicedText(io.BufferedWriter(raw, 8192), encoding="utf-8", errors="backslashreplace", line_buffering=True)
@@ -346,7 +361,8 @@ def _libc_flush() -> Callable[[None], Any]:
 
 def _is_variable(name: str, value: Any) -> bool:
     skipped = (types.ModuleType, types.FunctionType, types.BuiltinFunctionType, type)
-    return not name.startswith("_") and not isinstance(value, skipped)
+    # Agent code can put anything among its globals, also what is no name at all.
+    return isinstance(name, str) and len(name) <= 256 and name[:1] != "_" and not isinstance(value, skipped)
 
 
 def _exit_code(error: SystemExit) -> int:

@@ -41,7 +41,9 @@ MAX_TOOLS = 256
 OPERATION_TIME_S = 60.0
 # An interpreter that dies so often before it has started will not start at all.
 _MAX_BOOT_FAILURES = 3
-_INLINE_TOTAL_BYTES = 1024 * 1024
+_INLINE_TOTAL_BYTES = 512 * 1024
+# Of variables got at one time: a name takes up to 12 bytes for a character in the frame that lists them.
+_MAX_NAMES_CHARS = 128 * 1024
 _POLL_TIME_S = 60.0
 # The children are started when the daemon has been quiet for so long, at first or after it connected: a new session
 # does not have to wait for them.
@@ -70,6 +72,13 @@ class _Operation:
     @property
     def op(self) -> int:
         return self.job.head.integer("op")
+
+    def gather(self, message: link.Message) -> None:
+        """Takes a variable over. Raises FrameError."""
+        data: Union[bytes, int] = message.body if message.memfd is None else message.memfd
+        self.gathered.append((message.head.text("name", 256), data, message.size))
+        if len(self.gathered) > link.MAX_VARIABLES:
+            raise FrameError("more variables than can be got at once")
 
     def close(self) -> None:
         for _, data, _ in self.gathered:
@@ -171,20 +180,22 @@ class Supervisor:
         elif kind == Kind.BLOB_BEGIN:
             self._transfers.begin_blob(head)
         elif kind == Kind.BLOB_DATA:
-            self._transfers.add_to_blob(head, frame.body)
+            self._transfers.add_to_blob(head, frame.view)
         elif kind == Kind.BLOB_DROP:
             self._transfers.drop_blob(head.text("blob", 64))
         elif kind == Kind.FILE_DATA:
-            self._transfers.add_to_file(head, frame.body)
+            self._transfers.add_to_file(head, frame.view)
         elif kind in (Kind.FILE_PUT, Kind.FILE_GET, Kind.FILE_LIST):
             self._transfers.begin_file(kind, head)
         elif kind == Kind.SHUTDOWN:
             self._stop = True
         elif kind in (Kind.CONFIGURE, Kind.EXECUTE, Kind.REGISTER_TOOLS, Kind.SET_VARIABLES, Kind.GET_VARIABLES):
-            if len(self._jobs) >= MAX_JOBS:
-                raise FrameError("too many jobs wait")
+            if kind != Kind.EXECUTE and len(self._jobs) >= MAX_JOBS:
+                # The daemon counts those that somebody still waits for; here are also those that were given up.
+                self._channel.fail(head.integer("op"), "queue_full", f"{MAX_JOBS} requests of this session wait")
+                return
             if kind == Kind.SET_VARIABLES:
-                for item in head.objects("variables", 1024):
+                for item in _listed_variables(head, frame.body):
                     if "blob" in item:
                         self._transfers.claim_blob(item.text("blob", 64))
             self._jobs.append(_Job(kind, head, frame.body))
@@ -225,12 +236,13 @@ class Supervisor:
                 self._set_variables(job)
             else:
                 self._operation = _Operation(job)
-                self._crew.post({"t": "get"}, dumps(job.head.texts("names", 1024, 256)))
+                self._crew.post({"t": "get"}, job.body)
 
     def _configure(self, job: _Job) -> None:
         op = job.head.integer("op")
-        self._runner.authorized = job.head.texts("authorized_imports", 2048, 256)
-        self._prelude = job.body.decode("utf-8", "replace")
+        size = job.head.integer("imports", 0, len(job.body))
+        self._runner.authorized = Fields({"imports": loads(job.body[:size])}).texts("imports", 2048, 256)
+        self._prelude = job.body[size:].decode("utf-8", "replace")
         if self._crew.started:
             self._post_settings()
         if self._prelude:
@@ -248,8 +260,8 @@ class Supervisor:
         self._channel.done(job.head.integer("op"))
 
     def _set_variables(self, job: _Job) -> None:
-        position = 0
-        for item in job.head.objects("variables", 1024):
+        position = job.head.integer("listed", 0, len(job.body))
+        for item in _listed_variables(job.head, job.body):
             name = item.text("name", 256)
             if "blob" in item:
                 fd = self._transfers.take_blob(item.text("blob", 64))
@@ -278,10 +290,14 @@ class Supervisor:
             operation.close()
             self._channel.done(operation.op)
         else:
-            self._send_variables(operation, loads(missing or b"[]"))
+            self._send_variables(operation, Fields({"missing": loads(missing or b"[]")}).texts("missing", 1024, 256))
         self._next_job()
 
     def _send_variables(self, operation: _Operation, missing: list[str]) -> None:
+        if sum(len(name) for name, _, _ in operation.gathered) > _MAX_NAMES_CHARS:
+            operation.close()
+            self._channel.fail(operation.op, "value_refused", "too many variables to be got at once; name fewer")
+            return
         listed: list[dict[str, Any]] = []
         inline: list[bytes] = []
         total = 0
@@ -314,8 +330,7 @@ class Supervisor:
         elif kind == "tool_call":
             self._runner.on_tool_call(message)
         elif kind == "variable" and self._operation is not None:
-            data: Union[bytes, int] = message.body if message.memfd is None else message.memfd
-            self._operation.gathered.append((message.head.text("name", 256), data, message.size))
+            self._operation.gather(message)
         else:
             body = message.body if message.memfd is None else link.read_memfd(message.memfd, message.size)
             if kind == "booted":
@@ -334,6 +349,7 @@ class Supervisor:
         self._crew.post({"t": "settings"}, dumps({"authorized": self._runner.authorized}))
 
     def _post_tools(self) -> None:
+        self._runner.tools = frozenset(tool["name"] for tool in self._tools)
         self._runner.final_tools = frozenset(tool["name"] for tool in self._tools if tool["final"])
         self._crew.post({"t": "tools"}, dumps(self._tools))
 
@@ -430,3 +446,9 @@ class Supervisor:
         else:
             run.output = output  # closed with the run
             self._channel.send(Kind.RESULT, head, error_body)
+
+
+def _listed_variables(head: Fields, body: bytes) -> list[Fields]:
+    """What SET_VARIABLES sets: names, and where each value is."""
+    listed = loads(body[: head.integer("listed", 0, len(body))])
+    return Fields({"variables": listed}).objects("variables", 1024)

@@ -68,14 +68,18 @@ class Transfers:
         self._blobs[blob_id] = _Blob(size)
         self._channel.done(op)
 
-    def add_to_blob(self, head: Fields, data: bytes) -> None:
+    def add_to_blob(self, head: Fields, data: memoryview) -> None:
         blob = self._blobs.get(head.text("blob", 64))
         if blob is None:
             return
         if blob.received + len(data) > blob.size:
             raise FrameError("more blob data than announced")
-        os.write(blob.fd, data)
-        blob.received += len(data)
+        try:
+            blob.received += os.write(blob.fd, data)
+        except OSError:
+            # No memory, or larger than a file may be here. Who names it is told that it is not there.
+            self.drop_blob(head.text("blob", 64))
+            return
         blob.deadline = time.monotonic() + BLOB_TIME_S
 
     def drop_blob(self, blob_id: str) -> None:
@@ -122,7 +126,7 @@ class Transfers:
             else:
                 self._serial += 1
                 self._uploads[op] = workspace.Upload(self._root, path, head.integer("size"), self._serial)
-                self.add_to_file(head, b"")
+                self.add_to_file(head, memoryview(b""))
         except workspace.PathRefused as refused:
             self._refuse(op, refused)
 
@@ -134,7 +138,7 @@ class Transfers:
             body = dumps(entries)
         self._channel.done(op, body, truncated=truncated)
 
-    def add_to_file(self, head: Fields, data: bytes) -> None:
+    def add_to_file(self, head: Fields, data: memoryview) -> None:
         op = head.integer("op")
         upload = self._uploads.get(op)
         if upload is None:

@@ -17,6 +17,10 @@ if TYPE_CHECKING:
 MAX_PATH_CHARS = 1024
 MAX_DEPTH = 32
 MAX_LISTED = 10_000
+# Of whatever kind, listed or not: looking at them all would keep the supervisor from everything else.
+_MAX_LOOKED_AT = 20_000
+# The years 1 and 9999: agent code can set any time, and no timestamp on the wire goes further.
+_MIN_TIME_S, _MAX_TIME_S = -62_135_596_800.0, 253_402_300_799.0
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _PART_PREFIX = ".executor-part-"
@@ -88,11 +92,11 @@ class Upload:
             os.close(self._directory)
             raise _refused(error, self.path) from error
 
-    def write(self, data: bytes) -> None:
+    def write(self, data: memoryview) -> None:
         """Raises PathRefused when more comes than was announced, or the disk is full."""
         if len(data) > self.remaining:
             raise PathRefused("more data than announced")
-        view = memoryview(data)
+        view = data
         try:
             while view:
                 view = view[os.write(self._fd, view) :]
@@ -176,7 +180,7 @@ def _describe(path: str, status: os.stat_result) -> dict[str, Any]:
         "path": path,
         "size": status.st_size,
         "directory": stat.S_ISDIR(status.st_mode),
-        "modified": status.st_mtime,
+        "modified": min(max(status.st_mtime, _MIN_TIME_S), _MAX_TIME_S),
     }
 
 
@@ -184,10 +188,13 @@ def list_files(root: str, path: str) -> tuple[list[dict[str, Any]], bool]:
     """Regular files and directories below a directory, sorted by path, and whether there are more than are listed."""
     parts = split_path(path)
     found: list[dict[str, Any]] = []
+    looked_at = 0
     for entry in _entries(_walk(root, parts, create=False), "/".join(parts), len(parts)):
-        if len(found) == MAX_LISTED:
+        looked_at += 1
+        if len(found) == MAX_LISTED or looked_at > _MAX_LOOKED_AT:
             return sorted(found, key=_path), True
-        found.append(entry)
+        if entry is not None:
+            found.append(entry)
     return sorted(found, key=_path), False
 
 
@@ -195,14 +202,15 @@ def _path(entry: dict[str, Any]) -> str:
     return str(entry["path"])
 
 
-def _entries(directory: int, prefix: str, depth: int) -> Iterator[dict[str, Any]]:
+def _entries(directory: int, prefix: str, depth: int) -> Iterator[Optional[dict[str, Any]]]:
+    """Descriptions, None for what is not listed."""
     try:
         for name in os.listdir(directory):
             status = _status(name, directory)
-            if status is None or name.startswith(_PART_PREFIX) or not _printable(name):
-                continue
             path = f"{prefix}/{name}" if prefix else name
-            if stat.S_ISREG(status.st_mode):
+            if status is None or name.startswith(_PART_PREFIX) or len(path) > MAX_PATH_CHARS or not _printable(name):
+                yield None
+            elif stat.S_ISREG(status.st_mode):
                 yield _describe(path, status)
             elif stat.S_ISDIR(status.st_mode):
                 yield _describe(path, status)
@@ -210,6 +218,8 @@ def _entries(directory: int, prefix: str, depth: int) -> Iterator[dict[str, Any]
                     inner = _open_directory(name, directory)
                     if inner is not None:
                         yield from _entries(inner, path, depth + 1)
+            else:
+                yield None
     finally:
         os.close(directory)
 

@@ -79,23 +79,22 @@ class SessionManager:
                     f"the daemon has its {self._settings.max_sessions} sessions; end one, or try again later",
                     retry_after_s=_RETRY_AFTER_S,
                 )
+            # Here and not in the task: before that runs, others may ask.
+            self._reserved += 1
             creation = self._requests[key] = asyncio.create_task(self._create(principal, request))
             creation.add_done_callback(lambda task: self._settle_request(key, task))
         # A caller that goes away leaves the creation to go on: repeating the request finds the session.
         return await asyncio.shield(creation)
 
     def _settle_request(self, key: tuple[str, str], creation: asyncio.Task[Session]) -> None:
+        self._reserved -= 1
         if creation.cancelled() or creation.exception() is not None:
             del self._requests[key]
 
     async def _create(self, principal: Principal, request: SessionRequest) -> Session:
         started = time.monotonic()
-        self._reserved += 1
-        try:
-            session = await self._set_up(principal, request.spec)
-            self._sessions[principal.tenant, session.session_id] = session
-        finally:
-            self._reserved -= 1
+        session = await self._set_up(principal, request.spec)
+        self._sessions[principal.tenant, session.session_id] = session
         _log.info(
             "session_created",
             session_id=session.session_id,
@@ -142,9 +141,11 @@ class SessionManager:
     async def delete(self, principal: Principal, session_id: str) -> None:
         """Ends a session; returns when its sandbox is gone. Raises NotFound."""
         session = self.get(principal, session_id)
+        self._remove(session)
         await asyncio.shield(self._end(session, "the session was deleted"))
 
-    async def _end(self, session: Session, reason: str) -> None:
+    def _remove(self, session: Session) -> None:
+        """Nobody finds it from here on, so only one caller ends it."""
         del self._sessions[session.owner.tenant, session.session_id]
         for key, creation in list(self._requests.items()):
             if (
@@ -154,6 +155,8 @@ class SessionManager:
                 and creation.result() is session
             ):
                 del self._requests[key]
+
+    async def _end(self, session: Session, reason: str) -> None:
         await self._close(session, reason)
         _log.info("session_ended", session_id=session.session_id, tenant=session.owner.tenant, reason=reason)
 
@@ -172,6 +175,7 @@ class SessionManager:
             for session in list(self._sessions.values()):
                 session.check_guest()
                 if session.expire_time_s <= now and (session.owner.tenant, session.session_id) in self._sessions:
+                    self._remove(session)
                     await self._end(session, "the session expired")
 
     async def drain(self, grace_s: float) -> None:
@@ -193,4 +197,7 @@ class SessionManager:
         for creation in self._requests.values():
             creation.cancel()
         await asyncio.gather(*self._requests.values(), return_exceptions=True)
-        await asyncio.gather(*(self._end(session, "the daemon stopped") for session in list(self._sessions.values())))
+        sessions = list(self._sessions.values())
+        for session in sessions:
+            self._remove(session)
+        await asyncio.gather(*(self._end(session, "the daemon stopped") for session in sessions))

@@ -60,7 +60,6 @@ class FakeGuest:
         if self._server is not None:
             self._server.close()
             self._server = None
-            self.endpoint.socket_path.unlink()
         self.hang_up()
         await eventually_async(lambda: all(connection.transport is None for connection in self.connections))
 

@@ -11,7 +11,6 @@ if TYPE_CHECKING:
     from typing import Iterator, Optional
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
-_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _CPUCLOCK_SCHED = 2
 
 
@@ -48,10 +47,9 @@ class Process:
     def peak_memory_bytes(self) -> int:
         """The largest resident size that it has had; 0 when it is gone."""
         try:
-            _, found, rest = os.pread(self._status, 8192, 0).partition(b"VmHWM:")
+            return _kilobytes(os.pread(self._status, 8192, 0), b"VmHWM:") * 1024
         except ProcessLookupError:
             return 0
-        return int(rest.split(None, 1)[0]) * 1024 if found else 0
 
 
 class CpuMeter:
@@ -107,16 +105,26 @@ def _reaped_cpu_s() -> float:
 
 
 def sandbox_memory_bytes() -> int:
-    """Private resident memory of everything in the pid namespace but the supervisor."""
-    total = 0
+    """Memory of everything in the pid namespace but the supervisor: each one's own, and the most that one shares.
+
+    What several processes share is counted once, as far as can be told cheaply.
+    """
+    own = shared = 0
     for pid in _pids():
         try:
-            with open(f"/proc/{pid}/statm", "rb", buffering=0) as file:
-                _, resident, shared = file.read().split()[:3]
-        except (OSError, ValueError):
+            with open(f"/proc/{pid}/status", "rb", buffering=0) as file:
+                status = file.read()
+        except OSError:
             continue  # it ended meanwhile
-        total += max(0, int(resident) - int(shared)) * _PAGE_BYTES
-    return total
+        own += _kilobytes(status, b"RssAnon:")
+        shared = max(shared, _kilobytes(status, b"RssShmem:"))
+    return (own + shared) * 1024
+
+
+def _kilobytes(status: bytes, field: bytes) -> int:
+    """A field of proc(5)'s status; 0 when it is not there, as for a zombie."""
+    _, found, rest = status.partition(field)
+    return int(rest.split(None, 1)[0]) if found else 0
 
 
 def _pids() -> Iterator[int]:

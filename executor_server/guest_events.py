@@ -32,6 +32,8 @@ _ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _MAX_MESSAGE_CHARS = 16_384
 _MAX_TRACEBACK_CHARS = 32_768
 _MAX_FILES = 10_000
+# The years 1 and 9999, which a timestamp on the wire can carry.
+_MIN_TIME_S, _MAX_TIME_S = -62_135_596_800.0, 253_402_300_799.0
 
 
 def read_event(frame: Frame) -> EventKind:
@@ -149,7 +151,7 @@ def read_file_info(fields: Fields | None) -> FileInfo:
         path=fields.text("path", 2048),
         size_bytes=fields.integer("size"),
         is_directory=fields.boolean("directory"),
-        modify_time_s=fields.number("modified", -1e11, 1e11),
+        modify_time_s=fields.number("modified", _MIN_TIME_S, _MAX_TIME_S),
     )
 
 

@@ -98,6 +98,8 @@ def _refusal(done: Frame) -> ExecutorError | None:
     if done.head.boolean("ok"):
         return None
     reason, message = done.head.text("reason", 64), done.head.text("message", 8192)
+    if reason == "queue_full":
+        return ResourceExhausted(Reason.QUEUE_FULL, message, retry_after_s=1.0)
     if reason in _REFUSALS:
         error, named = _REFUSALS[reason]
         return error(named, message)

@@ -29,6 +29,9 @@ MAX_PRELUDE_BYTES = 256 * 1024
 MIN_MEMORY_BYTES = 32 * 1024 * 1024
 MIN_PROCESSES = 4
 MIN_DISK_BYTES = 64 * 1024
+# Below these nothing could run, and no output could be kept.
+MIN_TIME_S = 0.001
+MIN_OUTPUT_BYTES = 2
 
 
 @dataclass(frozen=True)
@@ -74,7 +77,10 @@ class PolicySummary:
 
 _LIMIT_NAMES = tuple(f.name for f in fields(Limits))
 _EXECUTION_LIMIT_NAMES = tuple(f.name for f in fields(ExecutionLimits))
-_MINIMA: Mapping[str, int] = {
+_MINIMA: Mapping[str, float] = {
+    "wall_time_s": MIN_TIME_S,
+    "cpu_time_s": MIN_TIME_S,
+    "output_bytes": MIN_OUTPUT_BYTES,
     "memory_bytes": MIN_MEMORY_BYTES,
     "processes": MIN_PROCESSES,
     "disk_bytes": MIN_DISK_BYTES,
@@ -206,7 +212,7 @@ def _check_limits(requested: RequestedLimits) -> None:
         if not math.isfinite(value) or value <= 0:
             raise _invalid(f"limits.{name}", f"is {value}; it must be a finite number above 0")
         if value < _MINIMA.get(name, 0):
-            raise _invalid(f"limits.{name}", f"is {value}; a sandbox needs at least {_MINIMA[name]}")
+            raise _invalid(f"limits.{name}", f"is {value}; it must be at least {_MINIMA[name]}")
 
 
 def _check_imports(patterns: Sequence[str]) -> None:

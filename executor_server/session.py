@@ -29,7 +29,7 @@ from executor_server.errors import (
     Unavailable,
 )
 from executor_server.executions import Execution, ExecutionControl, ToolFailure
-from executor_server.guest.frames import Frame, FrameError, Kind
+from executor_server.guest.frames import MAX_BODY_BYTES, Frame, FrameError, Kind
 from executor_server.guest_channel import GuestChannel
 from executor_server.guest_events import (
     MAX_PAYLOAD_BYTES,
@@ -243,7 +243,7 @@ class Session:
         match answer:
             case ToolFailure():
                 self._channel.send(
-                    Kind.TOOL_RESULT, {**head, "ok": False, "type": answer.type, "message": answer.message}
+                    Kind.TOOL_RESULT, {**head, "ok": False, "type": answer.type}, answer.message.encode()
                 )
             case BlobRef():
                 self._channel.send(Kind.TOOL_RESULT, {**head, "ok": True, "blob": answer.blob_id})
@@ -264,8 +264,8 @@ class Session:
 
     async def configure(self) -> None:
         """Gives the guest the session's imports and prelude; the first thing after creation."""
-        head = {"authorized_imports": list(self.spec.authorized_imports)}
-        await self._request(nothing, Kind.CONFIGURE, head, self.spec.prelude.encode())
+        imports = json.dumps(self.spec.authorized_imports).encode()
+        await self._request(nothing, Kind.CONFIGURE, {"imports": len(imports)}, imports + self.spec.prelude.encode())
 
     async def register_tools(self, tools: Sequence[ToolSpec]) -> None:
         """Replaces the host tools."""
@@ -285,12 +285,13 @@ class Session:
             else:
                 listed.append({"name": name, "inline": len(payload)})
                 inline.append(payload)
-        await self._request(nothing, Kind.SET_VARIABLES, {"variables": listed}, b"".join(inline))
+        names = json.dumps(listed).encode()
+        await self._request(nothing, Kind.SET_VARIABLES, {"listed": len(names)}, names + b"".join(inline))
 
     async def get_variables(self, names: Sequence[str]) -> AsyncIterator[BlobChunk | VariablesReply]:
         """Blob chunks, then the variables that refer to them."""
         operation = Operation[BlobChunk | VariablesReply](variables_part, self._hold)
-        with self._asking(operation, Kind.GET_VARIABLES, {"names": list(names)}):
+        with self._asking(operation, Kind.GET_VARIABLES, {}, json.dumps(list(names)).encode()):
             while (part := await operation.next()) is not None:
                 yield part
 
@@ -365,6 +366,10 @@ class Session:
         if len(self._operations) >= _MAX_OPERATIONS:
             raise ResourceExhausted(
                 Reason.QUEUE_FULL, f"{_MAX_OPERATIONS} operations of this session run or wait", retry_after_s=1.0
+            )
+        if len(body) > MAX_BODY_BYTES:
+            raise ResourceExhausted(
+                Reason.TOO_LARGE, f"this is {len(body):,} bytes to the sandbox, over {MAX_BODY_BYTES:,}"
             )
         self._next_op += 1
         op = self._next_op

@@ -23,7 +23,7 @@ _REAP_STEP_S = 0.002
 
 
 class ChildStuck(Exception):
-    """The child does not read what it is sent."""
+    """The child does not read what it is sent, or cannot be sent it."""
 
 
 class _Waiting:
@@ -69,6 +69,9 @@ class Child:
                 return
             except link.LinkClosed:
                 pass  # it died; its exit is reported where children are reaped
+            except OSError as error:
+                # Agent code of the same uid can use up what passing a descriptor takes (ETOOMANYREFS).
+                raise ChildStuck(f"the child cannot be sent to: {error.strerror}") from error
             self._waiting.popleft()
             _close(message)
 

@@ -162,7 +162,10 @@ class Crew:
             self._start_checker()
         assert self._checker is not None
         self._checker_uses += 1
-        self._checker.post(head, body)
+        try:
+            self._checker.post(head, body)
+        except ChildStuck:
+            self._kill(self._checker)
 
     def renew_checker(self, *, only_if_worn: bool = False) -> None:
         """Ends the checker, whatever it does, and starts another."""
@@ -192,7 +195,7 @@ class Crew:
         child = self._interpreter
         assert child is not None
         if events & WRITE:
-            child.flush()
+            self._flush(child)
             self._watch_interpreter()
         self._receive(child, self._listener.on_message)
 
@@ -200,7 +203,7 @@ class Crew:
         child = self._checker
         assert child is not None
         if events & WRITE:
-            child.flush()
+            self._flush(child)
         self._watch_checker()
         self._receive(child, self._listener.on_verdict)
 
@@ -216,7 +219,13 @@ class Crew:
             return
         try:
             take(message)
-        except (ValueError, KeyError, TypeError):  # FrameError, and what odd JSON leads to
+        except (ValueError, KeyError, TypeError, RecursionError):  # FrameError, and what odd JSON leads to
+            self._kill(child)
+
+    def _flush(self, child: Child) -> None:
+        try:
+            child.flush()
+        except ChildStuck:
             self._kill(child)
 
     # -- the children --------------------------------------------------------------------------------------------

@@ -359,7 +359,7 @@ def _libc_flush() -> Callable[[None], Any]:
     return ctypes.CDLL(None).fflush
 
 
-def _is_variable(name: str, value: Any) -> bool:
+def _is_variable(name: object, value: Any) -> bool:
     skipped = (types.ModuleType, types.FunctionType, types.BuiltinFunctionType, type)
     # Agent code can put anything among its globals, also what is no name at all.
     return isinstance(name, str) and len(name) <= 256 and name[:1] != "_" and not isinstance(value, skipped)

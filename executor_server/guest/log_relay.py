@@ -79,5 +79,5 @@ class LogRelay:
     def say(self, stream: str, text: str) -> None:
         """Sends a text as it is."""
         for start in range(0, len(text), _LOG_CHARS):
-            data = text[start : start + _LOG_CHARS].encode()
+            data = text[start : start + _LOG_CHARS].encode("utf-8", "replace")  # a notice may hold lone surrogates
             self._channel.send(Kind.LOG, {"id": self._execution_id, "stream": stream}, data)

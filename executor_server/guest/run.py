@@ -12,7 +12,8 @@ import os
 import time
 
 from .channel import Channel
-from .frames import Fields
+from .frames import Fields, FrameError
+from .lean import loads
 from .log_relay import LogRelay
 from .usage import CpuMeter
 
@@ -30,6 +31,12 @@ _PIPE_BYTES = 1024 * 1024
 MAX_TOOL_CALLS = 64
 # Of one run; what it shows past that is dropped.
 MAX_IMAGES = 64
+IMAGE_TYPES = frozenset(("image/png", "image/jpeg"))
+IMAGE_SOURCES = frozenset(("figure", "display"))
+# How a program may say that it ended; everything else is for the supervisor and the daemon to find.
+OWN_OUTCOMES = frozenset(("succeeded", "exception", "import_denied", "operation_limit", "out_of_memory", "exited"))
+# As JSON.
+_MAX_ERROR_BYTES = 1024 * 1024
 
 
 class Phase:
@@ -87,6 +94,16 @@ class Pipe:
         return data
 
 
+class Call:
+    """An open tool call: of which tool, and by which id the interpreter waits for its answer."""
+
+    __slots__ = ("name", "waiting_id")
+
+    def __init__(self, name: str, waiting_id: str) -> None:
+        self.name = name
+        self.waiting_id = waiting_id
+
+
 class Run:
     """State of one run. The supervisor owns it and acts on it."""
 
@@ -105,7 +122,8 @@ class Run:
         self.ended_by: Optional[str] = None  # the outcome, when the supervisor decided on it
         self.logs = LogRelay(channel, execution_id, settings.output_bytes)
         self.pipes: list[Pipe] = []
-        self.calls: dict[str, str] = {}  # open tool calls: id → tool name
+        self.calls: dict[str, Call] = {}  # open tool calls, by the id that the client answers
+        self.calls_made = 0
         self.final_call_id = ""
         self.images = 0
         self.output: Union[bytes, int, None] = None  # packed, or a sealed memory file
@@ -122,19 +140,23 @@ class Run:
     def visible(self) -> bool:
         return bool(self.execution_id)
 
-    def open_call(self, call_id: str, name: str) -> None:
+    def open_call(self, call: Call) -> str:
+        """Takes note of a call; its id is ours, since what the program calls it may be nothing that travels."""
         if not self.calls:
             self._paused_at = time.monotonic()
-        self.calls[call_id] = name
+        self.calls_made += 1
+        call_id = f"c{self.calls_made}"
+        self.calls[call_id] = call
+        return call_id
 
-    def close_call(self, call_id: str) -> str:
-        name = self.calls.pop(call_id)
+    def close_call(self, call_id: str) -> Call:
+        call = self.calls.pop(call_id)
         if not self.calls and self._paused_at is not None:
             pause = time.monotonic() - self._paused_at
             self.deadline += pause
             self._paused_s += pause
             self._paused_at = None
-        return name
+        return call
 
     @property
     def wall_deadline(self) -> float:
@@ -177,3 +199,26 @@ class Run:
 def error(type_name: str, message: str, **more: Any) -> dict[str, Any]:
     """An error detail as it travels."""
     return {"type": type_name, "message": message, **more}
+
+
+def read_error(data: bytes) -> dict[str, Any]:
+    """The error with which a program says it ended, every field checked. Raises FrameError."""
+    if len(data) > _MAX_ERROR_BYTES:
+        raise FrameError(f"an error of {len(data)} bytes")
+    try:
+        values = loads(data)
+    except (ValueError, RecursionError) as problem:
+        raise FrameError("an error that is not JSON") from problem
+    if not isinstance(values, dict):
+        raise FrameError("an error that is not an object")
+    fields = Fields(values)
+    read = error(
+        fields.text("type", 256),
+        fields.text("message", 16_384),
+        traceback=fields.text("traceback", 32_768, default=""),
+        line=fields.integer("line", 0, 2**31 - 1, default=0),
+        statement=fields.text("statement", 16_384, default=""),
+    )
+    if "exit_code" in fields:
+        read["exit_code"] = fields.integer("exit_code", 0, 255)
+    return read

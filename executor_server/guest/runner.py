@@ -16,7 +16,21 @@ from .crew import Config, Crew
 from .frames import Fields, FrameError, Kind
 from .lean import dumps, loads, signal
 from .loop import READ, Loop
-from .run import GRACE_S, MAX_IMAGES, MAX_TOOL_CALLS, Phase, Pipe, Run, Settings, error
+from .run import (
+    GRACE_S,
+    IMAGE_SOURCES,
+    IMAGE_TYPES,
+    MAX_IMAGES,
+    MAX_TOOL_CALLS,
+    OWN_OUTCOMES,
+    Call,
+    Phase,
+    Pipe,
+    Run,
+    Settings,
+    error,
+    read_error,
+)
 from .transfers import Transfers
 
 TYPE_CHECKING = False
@@ -55,6 +69,7 @@ class Runner:
         self._paused = False
         self.run: Optional[Run] = None
         self.authorized: list[str] = []
+        self.tools: frozenset[str] = frozenset()
         self.final_tools: frozenset[str] = frozenset()
 
     @property
@@ -237,9 +252,11 @@ class Runner:
         if run is None or not run.visible or run.images >= MAX_IMAGES:
             _drop(message)
         else:
+            mime, source = message.head.text("mime", 64), message.head.text("source", 32)
+            if mime not in IMAGE_TYPES or source not in IMAGE_SOURCES:
+                raise FrameError("an image of an unknown kind")
             run.images += 1
             self._drain_pipes(run)
-            mime, source = message.head.text("mime", 64), message.head.text("source", 32)
             head = {"id": run.execution_id, "mime": mime, "source": source}
             self._channel.send_payload(Kind.IMAGE, head, _data(message), message.size)
         # Only now may the program go on: what it prints next belongs after the image.
@@ -247,22 +264,24 @@ class Runner:
 
     def on_tool_call(self, message: link.Message) -> None:
         run = self.run
-        call_id, name = message.head.text("call", 64), message.head.text("name", 256)
+        call = Call(message.head.text("name", 256), message.head.text("call", 64))
         if run is None or not run.visible or run.ended_by is not None:
             _drop(message)
-            self._refuse_call(call_id, "no execution is running that could call a tool")
-        elif len(run.calls) >= MAX_TOOL_CALLS or call_id in run.calls:
+            self._refuse_call(call, "no execution is running that could call a tool")
+        elif call.name not in self.tools:
             _drop(message)
-            self._refuse_call(call_id, f"at most {MAX_TOOL_CALLS} tool calls can be open at a time")
+            self._refuse_call(call, "the session has no such tool any more")
+        elif len(run.calls) >= MAX_TOOL_CALLS:
+            _drop(message)
+            self._refuse_call(call, f"at most {MAX_TOOL_CALLS} tool calls can be open at a time")
         else:
             self._drain_pipes(run)
-            run.open_call(call_id, name)
-            head = {"id": run.execution_id, "call": call_id, "name": name}
+            head = {"id": run.execution_id, "call": run.open_call(call), "name": call.name}
             self._channel.send_payload(Kind.TOOL_CALL, head, _data(message), message.size)
 
-    def _refuse_call(self, call_id: str, message: str) -> None:
-        answer = {"t": "reply", "call": call_id, "ok": False, "type": "RuntimeError", "message": message}
-        self._crew.post(answer)
+    def _refuse_call(self, call: Call, message: str) -> None:
+        answer = {"t": "reply", "call": call.waiting_id, "ok": False, "type": "RuntimeError"}
+        self._crew.post(answer, message.encode())
 
     def on_tool_result(self, head: Fields, body: bytes) -> None:
         """The daemon's answer to a call."""
@@ -273,14 +292,14 @@ class Runner:
             if fd is not None:
                 os.close(fd)
             return  # it came too late; the daemon answers the client from its own books
-        name = run.close_call(call_id)
-        answer: dict[str, Any] = {"t": "reply", "call": call_id, "ok": head.boolean("ok")}
+        call = run.close_call(call_id)
+        answer: dict[str, Any] = {"t": "reply", "call": call.waiting_id, "ok": head.boolean("ok")}
         if not answer["ok"]:
             answer["type"] = head.text("type", 256)
-            answer["message"] = head.text("message", 8192)
         elif "blob" in head and fd is None:
-            answer.update(ok=False, type="RuntimeError", message="the tool's answer did not arrive whole")
-        elif name in self.final_tools:
+            answer.update(ok=False, type="RuntimeError")
+            body = b"the tool's answer did not arrive whole"
+        elif call.name in self.final_tools:
             answer["final"] = True
             run.final_call_id = run.final_call_id or call_id
         self._crew.post(answer, body, memfd=fd)
@@ -288,15 +307,19 @@ class Runner:
     def on_done(self, head: Fields, body: bytes) -> None:
         """The program ended, and the interpreter lives."""
         run = self.run
-        if run is None or run.phase != Phase.RUNNING:
+        # The name tells this run's end from one that comes late, of a run that agent code declared ended before.
+        if run is None or run.phase != Phase.RUNNING or head.text("filename", 64) != run.filename:
             raise FrameError("the end of a run that does not run")
-        self._drain_pipes(run)
-        run.operations = head.integer("operations", default=0)
+        outcome = head.text("outcome", 32)
+        if outcome not in OWN_OUTCOMES:
+            raise FrameError(f"outcome {outcome!r} is not a program's own")
+        run.operations = head.integer("operations")
         detail_bytes = head.integer("error", 0, len(body))
-        detail = loads(body[:detail_bytes]) if detail_bytes else None
+        detail = read_error(body[:detail_bytes]) if detail_bytes else None
+        self._drain_pipes(run)
         if detail_bytes < len(body) and run.output is None:
             run.output, run.output_size = body[detail_bytes:], len(body) - detail_bytes
-        self.finish(run, head.text("outcome", 32), detail)
+        self.finish(run, outcome, detail)
 
     # -- ending --------------------------------------------------------------------------------------------------
 

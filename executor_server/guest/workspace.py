@@ -188,9 +188,8 @@ def list_files(root: str, path: str) -> tuple[list[dict[str, Any]], bool]:
     """Regular files and directories below a directory, sorted by path, and whether there are more than are listed."""
     parts = split_path(path)
     found: list[dict[str, Any]] = []
-    looked_at = 0
-    for entry in _entries(_walk(root, parts, create=False), "/".join(parts), len(parts)):
-        looked_at += 1
+    entries = _entries(_walk(root, parts, create=False), "/".join(parts), len(parts))
+    for looked_at, entry in enumerate(entries, start=1):
         if len(found) == MAX_LISTED or looked_at > _MAX_LOOKED_AT:
             return sorted(found, key=_path), True
         if entry is not None:

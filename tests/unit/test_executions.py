@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -37,6 +37,10 @@ def log(text: str = "x") -> Log:
 
 async def read(execution: Execution, after: int = 0) -> list[Event]:
     return [event async for event in execution.events(after)]
+
+
+def following(execution: Execution) -> aclosing[AsyncGenerator[Event]]:
+    return aclosing(cast("AsyncGenerator[Event]", execution.events()))
 
 
 async def numbers(events: AsyncIterator[Event], count: int) -> list[int]:
@@ -93,7 +97,7 @@ async def test_a_full_journal_holds_the_guest_until_a_reader_has_taken_something
     for _ in range(3):
         execution.publish(log("x" * 1000))
     assert asked.held == [True]
-    async with aclosing(execution.events()) as events:
+    async with following(execution) as events:
         assert await numbers(events, 1) == [1]
         assert asked.held == [True], "what was only handed out has not arrived anywhere yet"
         assert await numbers(events, 1) == [2]
@@ -110,7 +114,7 @@ async def test_a_full_journal_holds_the_guest_until_a_reader_has_taken_something
 async def test_only_what_every_reader_has_is_let_go() -> None:
     asked = Asked()
     execution = asked.execution(journal_bytes=1500)
-    async with aclosing(execution.events()) as fast, aclosing(execution.events()) as slow:
+    async with following(execution) as fast, following(execution) as slow:
         execution.publish(log("x" * 1000))
         assert await numbers(fast, 1) == await numbers(slow, 1) == [1]
         execution.publish(log("x" * 1000))
@@ -126,8 +130,8 @@ async def test_only_what_every_reader_has_is_let_go() -> None:
 async def test_a_reader_that_goes_away_no_longer_counts() -> None:
     asked = Asked()
     execution = asked.execution(journal_bytes=1500)
-    async with aclosing(execution.events()) as stays:
-        async with aclosing(execution.events()) as leaves:
+    async with following(execution) as stays:
+        async with following(execution) as leaves:
             execution.publish(log("x" * 1000))
             await numbers(leaves, 1)
             await numbers(stays, 1)

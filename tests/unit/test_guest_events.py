@@ -46,7 +46,7 @@ FILE = {"path": "a", "size": 1, "directory": False, "modified": 0.5}
 
 
 def frame(kind: int, head: dict[str, Any], body: bytes = b"") -> Frame:
-    return Frame(kind, 1, 0, Fields(head), body)
+    return Frame(kind, 1, 0, Fields(head), memoryview(body))
 
 
 def result(body: bytes = b"", **more: Any) -> Frame:

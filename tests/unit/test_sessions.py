@@ -298,7 +298,7 @@ async def test_closing_during_a_creation_leaves_nothing(bench: Bench, where: str
         "greeting": lambda: bench.backend.made and bench.backend.made[0].guest.of_kind(Kind.HELLO),
         "prelude": lambda: bench.backend.made and bench.backend.made[0].guest.of_kind(Kind.CONFIGURE),
     }
-    assert await eventually_async(stuck_at[where])  # type: ignore[arg-type]
+    assert await eventually_async(stuck_at[where])
     await bench.manager.close()
     assert isinstance((await asyncio.gather(creation, return_exceptions=True))[0], asyncio.CancelledError)
     bench.backend.gate.set()

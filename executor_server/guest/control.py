@@ -6,9 +6,13 @@ from __future__ import annotations
 class ControlException(BaseException):
     """Ends the execution; not an Exception, so that `except Exception` lets it pass."""
 
+    __module__ = "builtins"  # so that a traceback shows its plain name
+
 
 class ExecutionInterrupted(ControlException, KeyboardInterrupt):
     """The supervisor asked the program to stop: its time is up, it printed too much, or the client cancelled it."""
+
+    __module__ = "builtins"
 
 
 class FinalAnswerGiven(ControlException):

@@ -23,6 +23,8 @@ MAX_VALUE_BYTES = 256 * 1024 * 1024
 class ToolError(Exception):
     """The tool raised on the host; the message says what."""
 
+    __module__ = "builtins"  # so that a traceback shows its plain name
+
 
 class Inbox:
     """Takes messages of the supervisor and gives each to the thread that waits for it."""

@@ -28,6 +28,8 @@ MAX_PATTERN_CHARS = 256
 class ImportDenied(ImportError):
     """Agent code imported what is not authorized."""
 
+    __module__ = "builtins"  # so that a traceback shows its plain name
+
     def __init__(self, module: str, patterns: Sequence[str]) -> None:
         super().__init__(refusal(module, patterns), name=module)
         self.module = module

@@ -36,6 +36,8 @@ CHUNK_GROWTH_DIVISOR = 4
 class OperationLimitExceeded(ControlException):
     """The operation budget is spent."""
 
+    __module__ = "builtins"  # so that a traceback shows its plain name
+
     def __init__(self, limit: int) -> None:
         super().__init__(
             f"Reached the max number of operations of {limit}. Maybe there is an infinite loop somewhere in the code, "

@@ -184,6 +184,9 @@ class Run:
         }
         type_name, message = said[self.ended_by or ""]
         where = {key: value for key, value in (detail or {}).items() if key in ("traceback", "line", "statement")}
+        if where.get("traceback"):
+            # The lines are where the program was; the last one, what interrupted it, is ours to say.
+            where["traceback"] = "\n".join([*where["traceback"].rstrip().split("\n")[:-1], f"{type_name}: {message}\n"])
         return error(type_name, message, **where)
 
     def close(self) -> None:

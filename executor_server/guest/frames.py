@@ -187,12 +187,11 @@ def encode_frame(kind: int, head: dict[str, Any], body: bytes = b"", seq: int = 
 class FrameDecoder:
     """Takes bytes as they come, gives frames. Holds at most one incomplete frame.
 
-    A frame that comes whole is not copied; one that comes in pieces is copied twice.
+    A frame that comes whole is not copied; one that comes in pieces is gathered.
     """
 
     def __init__(self) -> None:
-        self._pieces: list[bytes] = []
-        self._held = 0
+        self._gathered = bytearray()  # and no list of pieces: of those, a sender could make as many as it has bytes
         self._needed = 0  # of the incomplete frame, as far as is known: its length, or the 4 bytes that tell it
         self._failed = False
 
@@ -213,23 +212,20 @@ class FrameDecoder:
 
     def _next(self, view: memoryview) -> tuple[Optional[Frame], memoryview]:
         """At most one frame of the bytes, and what comes after it."""
-        if not self._held:
+        if not self._gathered:
             needed = _needed(view)
             if len(view) >= needed > 4:
                 return _parse(view[:needed]), view[needed:]
             self._needed = needed
-        missing = self._needed - self._held
+        missing = self._needed - len(self._gathered)
         piece, rest = view[:missing], view[missing:]
-        self._pieces.append(bytes(piece))
-        self._held += len(piece)
-        if self._held < self._needed:
+        self._gathered += piece
+        if len(self._gathered) < self._needed:
             return None, rest
-        whole = b"".join(self._pieces)
-        needed = _needed(memoryview(whole))
-        if needed > len(whole):  # only its length was missing
-            self._pieces, self._needed = [whole], needed
+        self._needed = _needed(memoryview(self._gathered))
+        if self._needed > len(self._gathered):  # only its length was missing
             return None, rest
-        self._pieces, self._held = [], 0
+        whole, self._gathered = self._gathered, bytearray()
         return _parse(memoryview(whole)), rest
 
 

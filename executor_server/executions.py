@@ -16,6 +16,8 @@ from executor_server.errors import NotFound, OutOfRange, PreconditionFailed, Rea
 from executor_server.model import BlobChunk, Event, EventKind, Image, Log, Payload, Result, ToolCall
 
 _EVENT_OVERHEAD_BYTES = 256
+# Of an execution, so that a second answer is told from one to no call; a program may make calls for hours.
+_MAX_ANSWERED_CALLS = 4096
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,7 @@ class Execution:
         self._last_number = 0
         self._readers: set[_Reader] = set()
         self._open_calls: dict[str, bool] = {}  # call id → answered
+        self._answered: deque[str] = deque()
         self._held = False
         self._finished = asyncio.Event()
 
@@ -126,6 +129,16 @@ class Execution:
         """Until the result is there."""
         await self._finished.wait()
 
+    @property
+    def followed(self) -> bool:
+        """Whether somebody reads its events now."""
+        return bool(self._readers)
+
+    @property
+    def waits_for_client(self) -> bool:
+        """Whether it can't go on until a client does something: answers a tool call, or reads what the journal holds."""
+        return not self.done and (self._held or not all(self._open_calls.values()))
+
     # -- steering ------------------------------------------------------------------------------------------------
 
     def cancel(self) -> None:
@@ -144,6 +157,9 @@ class Execution:
             raise PreconditionFailed(Reason.EXECUTION_ENDED, "the execution has ended; nobody waits for this answer")
         self._control.answer(self.execution_id, call_id, answer)
         self._open_calls[call_id] = True
+        self._answered.append(call_id)
+        if len(self._answered) > _MAX_ANSWERED_CALLS:
+            del self._open_calls[self._answered.popleft()]
 
 
 def _cost(kind: EventKind) -> int:

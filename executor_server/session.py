@@ -145,17 +145,40 @@ class Session:
     def expire_time_s(self) -> float:
         """When it ends if nobody uses it any more; Unix time."""
         limits = self.spec.limits
-        used = time.time() if self._running else self._last_used_s
+        used = time.time() if self._in_use else self._last_used_s
         return min(self.create_time_s + limits.session_time_s, used + limits.idle_time_s)
+
+    @property
+    def _in_use(self) -> bool:
+        """Whether something runs that ends by itself, or that somebody follows.
+
+        The clocks of an execution stand still while it waits for its client. One whose client is gone would wait as
+        long as the session may live, so it alone does not keep the session.
+        """
+        if any(execution.followed for execution in self._running.values()):
+            return True
+        first = next(iter(self._running.values()), None)
+        return first is not None and not first.waits_for_client
 
     def touch(self) -> None:
         """Puts off its idle end."""
         self._last_used_s = time.time()
 
+    def note_use(self) -> None:
+        """To be called now and then: what runs puts off the idle end."""
+        if self._in_use:
+            self.touch()
+
     def check_guest(self) -> None:
         """Asks a quiet guest for a sign of life, and gives up one that has not answered for too long."""
         now = time.monotonic()
-        if self._lost is not None or self._held:
+        if self._lost is not None:
+            return
+        if self._held:
+            # Nothing is read now, so nothing can be heard; but the guest must not think that it is an orphan.
+            if now - self._pinged_s > self._settings.ping_interval_s:
+                self._pinged_s = now
+                self._channel.send(Kind.PING, {})
             return
         if self._pinged_s > self._channel.last_heard_s and now - self._pinged_s > self._settings.silence_s:
             self._lose(f"the guest has not answered for {self._settings.silence_s:g} s")
@@ -258,6 +281,7 @@ class Session:
         else:
             self._held.discard(holder)
             if not self._held:
+                self._pinged_s = 0.0  # what it answered meanwhile has not been read
                 self._channel.resume_reading()
 
     # -- operations ----------------------------------------------------------------------------------------------

@@ -173,6 +173,7 @@ class SessionManager:
             await asyncio.sleep(self._settings.sweep_interval_s)
             now = time.time()
             for session in list(self._sessions.values()):
+                session.note_use()
                 session.check_guest()
                 if session.expire_time_s <= now and (session.owner.tenant, session.session_id) in self._sessions:
                     self._remove(session)

@@ -1,0 +1,86 @@
+"""What a test can see of a daemon and its sandboxes from outside, and what it can do to them."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+
+import psutil
+
+from executor_client import ExecutionResult, LogEvent, Session
+from tests.support.daemon import Daemon
+
+WAIT_S = 60.0
+
+
+@dataclass(frozen=True)
+class Sandbox:
+    """The processes of one sandbox: bubblewrap's monitor, the supervisor, and what the supervisor started."""
+
+    monitor: psutil.Process
+    supervisor: psutil.Process
+
+    @property
+    def crew(self) -> list[psutil.Process]:
+        """The checker, then the interpreter."""
+        return sorted(self.supervisor.children(), key=lambda child: child.pid)
+
+    def is_gone(self) -> bool:
+        return not any(_is_alive(process) for process in (self.monitor, self.supervisor))
+
+
+def sandboxes(daemon: Daemon) -> list[Sandbox]:
+    """All sandboxes that have their record, oldest first; those of the pool too."""
+    found = []
+    for record in (daemon.state_dir / "sandboxes").glob("*/record.json"):
+        with contextlib.suppress(FileNotFoundError, psutil.NoSuchProcess, ValueError):  # it ended, or is being made
+            supervisor = psutil.Process(json.loads(record.read_text())["pid"])
+            found.append((supervisor.create_time(), Sandbox(psutil.Process(supervisor.ppid()), supervisor)))
+    return [sandbox for _, sandbox in sorted(found, key=lambda each: each[0])]
+
+
+def only_sandbox(daemon: Daemon) -> Sandbox:
+    (sandbox,) = sandboxes(daemon)
+    return sandbox
+
+
+def sandbox_directories(daemon: Daemon) -> set[str]:
+    return {entry.name for entry in (daemon.state_dir / "sandboxes").iterdir() if entry.is_dir()}
+
+
+def open_files(daemon: Daemon) -> int:
+    return len(os.listdir(f"/proc/{daemon.process.pid}/fd"))  # noqa: PTH208 - as a number only
+
+
+def memory_bytes(daemon: Daemon) -> int:
+    resident: int = psutil.Process(daemon.process.pid).memory_info().rss
+    return resident
+
+
+def _is_alive(process: psutil.Process) -> bool:
+    try:
+        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
+
+
+@contextlib.contextmanager
+def executing(session: Session, code: str, **options: object) -> Iterator[Future[ExecutionResult]]:
+    """Runs code in a thread and goes on when it has printed; at the end the execution must have ended."""
+    printed = threading.Event()
+
+    def on_event(event: object) -> None:
+        if isinstance(event, LogEvent):
+            printed.set()
+
+    with ThreadPoolExecutor(1) as threads:
+        result = threads.submit(lambda: session.execute(code, on_event=on_event, **options))  # type: ignore[arg-type]
+        result.add_done_callback(lambda _: printed.set())
+        assert printed.wait(WAIT_S)
+        yield result
+

@@ -54,6 +54,11 @@ _TIOCSTI, _TIOCLINUX = 0x5412, 0x541C
 # linux/personality.h: as Docker: plain, 32-bit, with UNAME26, and the query. Among the rest is ADDR_NO_RANDOMIZE.
 _PERSONALITIES = (0x0, 0x8, 0x20000, 0x20008, 0xFFFFFFFF)
 
+# The supervisor, as code in the sandbox sees it.
+_SUPERVISOR = 1
+# linux/resource.h and linux/ioprio.h: everything of one user, which the supervisor belongs to.
+_PRIO_USER, _IOPRIO_WHO_USER = 2, 3
+
 _Instruction = tuple[int, int, int, int]
 _Program = list[_Instruction]
 
@@ -138,7 +143,24 @@ def _argument_rules() -> dict[str, _Program]:
             _return(_EPERM),
             _return(_ALLOW),
         ],
+        # The kernel lets a process slow another one of its user down and take its limits away, even one that it may
+        # not trace. A supervisor that gets no processor keeps no deadline, and takes a minute to be killed.
+        **{name: _unless_equal((0, _SUPERVISOR)) for name in _STEERING},
+        "setpriority": _unless_equal((0, _PRIO_USER), (1, _SUPERVISOR)),
+        "ioprio_set": _unless_equal((0, _IOPRIO_WHO_USER), (1, _SUPERVISOR)),
     }
+
+
+# Their first argument is a process, 0 being the caller.
+_STEERING = ("prlimit64", "sched_setaffinity", "sched_setattr", "sched_setparam", "sched_setscheduler")
+
+
+def _unless_equal(*refused: tuple[int, int]) -> _Program:
+    """Allows the call unless one of the arguments (index, value) is that."""
+    tests = [
+        step for index, value in refused for step in (_argument(index), (_JUMP_IF_EQUAL, 0, 1, value), _return(_EPERM))
+    ]
+    return [*tests, _return(_ALLOW)]
 
 
 def _only_if_equal(index: int, values: tuple[int, ...]) -> _Program:

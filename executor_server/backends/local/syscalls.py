@@ -37,12 +37,12 @@ ALLOWED = _names(
     msync munlock munlockall munmap pkey_alloc pkey_free pkey_mprotect remap_file_pages
     arch_prctl execve execveat exit exit_group fork futex futex_requeue futex_wait futex_waitv futex_wake
     get_robust_list getcpu getpgid getpgrp getpid getppid getpriority getrlimit getrusage getsid gettid ioprio_get
-    ioprio_set kill landlock_add_rule landlock_create_ruleset landlock_restrict_self pause pidfd_open
-    pidfd_send_signal prctl prlimit64 process_mrelease restart_syscall rseq rt_sigaction rt_sigpending rt_sigprocmask
+    kill landlock_add_rule landlock_create_ruleset landlock_restrict_self pause pidfd_open
+    pidfd_send_signal prctl process_mrelease restart_syscall rseq rt_sigaction rt_sigpending rt_sigprocmask
     rt_sigqueueinfo rt_sigreturn rt_sigsuspend rt_sigtimedwait rt_tgsigqueueinfo sched_get_priority_max
     sched_get_priority_min sched_getaffinity sched_getattr sched_getparam sched_getscheduler sched_rr_get_interval
-    sched_setaffinity sched_setattr sched_setparam sched_setscheduler sched_yield seccomp set_robust_list
-    set_tid_address setpgid setpriority setrlimit setsid sigaltstack sysinfo tgkill times tkill uname vfork wait4
+    sched_yield seccomp set_robust_list
+    set_tid_address setpgid setrlimit setsid sigaltstack sysinfo tgkill times tkill uname vfork wait4
     waitid
     capget capset getegid geteuid getgid getgroups getresgid getresuid getuid setfsgid setfsuid setgid setgroups
     setregid setresgid setresuid setreuid setuid

@@ -18,6 +18,17 @@ I386 = 0x40000003
 NUMBERS = {"x86_64": syscalls.X86_64, "aarch64": syscalls.AARCH64}
 HEADERS = {"x86_64": Path("/usr/include/x86_64-linux-gnu/asm/unistd_64.h")}
 
+# (arguments that aim at the caller or at a thread, arguments that aim at the supervisor)
+STEERING = {
+    "prlimit64": ((0, 7), (1, 7)),
+    "sched_setaffinity": ((77, 8), (1, 8)),
+    "sched_setattr": ((0,), (1,)),
+    "sched_setparam": ((0,), (1 << 32 | 1,)),
+    "sched_setscheduler": ((77,), (1,)),
+    "setpriority": ((0, 0, 5), (0, 1, 5)),
+    "ioprio_set": ((1, 0), (1, 1)),
+}
+
 machines = pytest.mark.parametrize("machine", sorted(NUMBERS))
 
 
@@ -45,7 +56,7 @@ def verdict(machine: str, number: int, *arguments: int, arch: int | None = None)
 @machines
 def test_every_call_gets_the_verdict_of_its_list_and_all_others_are_unknown(machine: str) -> None:
     numbers = NUMBERS[machine]
-    by_arguments = {numbers[name] for name in ("clone", "socket", "socketpair", "personality", "ioctl")}
+    by_arguments = {numbers[name] for name in ("clone", "socket", "socketpair", "personality", "ioctl", *STEERING)}
     allowed = {numbers[name] for name in syscalls.ALLOWED & numbers.keys()}
     refused = {numbers[name] for name in syscalls.REFUSED & numbers.keys()}
     for number in set(range(600)) - by_arguments:
@@ -121,3 +132,17 @@ def test_the_numbers_are_those_of_the_kernels_headers(machine: str) -> None:
     header = dict(re.findall(r"#define __NR_(\w+) (\d+)", HEADERS[machine].read_text()))
     ours = {name: str(number) for name, number in NUMBERS[machine].items()}
     assert {name: number for name, number in ours.items() if header.get(name, number) != number} == {}
+
+
+@machines
+@pytest.mark.parametrize("name", STEERING)
+def test_nobody_slows_the_supervisor_down_or_takes_its_limits(machine: str, name: str) -> None:
+    own, supervisor = STEERING[name]
+    assert verdict(machine, NUMBERS[machine][name], *own) == ALLOW
+    assert verdict(machine, NUMBERS[machine][name], *supervisor) == "EPERM"
+
+
+@machines
+def test_no_priority_is_set_for_a_whole_user(machine: str) -> None:
+    assert verdict(machine, NUMBERS[machine]["setpriority"], 2, 0, 19) == "EPERM"
+    assert verdict(machine, NUMBERS[machine]["ioprio_set"], 3, 0) == "EPERM"

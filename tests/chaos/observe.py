@@ -83,4 +83,3 @@ def executing(session: Session, code: str, **options: object) -> Iterator[Future
         result.add_done_callback(lambda _: printed.set())
         assert printed.wait(WAIT_S)
         yield result
-

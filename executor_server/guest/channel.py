@@ -135,6 +135,9 @@ class Channel:
 
     def send_payload(self, kind: int, head: dict[str, Any], data: Union[bytes, int], size: int) -> None:
         """Sends a frame of an execution whose payload is its body or, when large, a blob ahead of it."""
+        if not size and isinstance(data, int):  # there is nothing to send from an empty file
+            os.close(data)
+            data = b""
         if size <= CHUNK_BYTES:
             self.send(kind, head, data if isinstance(data, bytes) else FileSlice(data, 0, size, last=True))
         else:

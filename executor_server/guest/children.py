@@ -42,6 +42,7 @@ class Child:
     def __init__(self, pid: int, sock: socket.socket) -> None:
         self.pid = pid
         self.sock = sock
+        self.given_up = False
         self._waiting: deque[_Waiting] = deque()
 
     @property

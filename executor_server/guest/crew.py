@@ -208,14 +208,14 @@ class Crew:
         self._receive(child, self._listener.on_verdict)
 
     def _receive(self, child: Child, take: Callable[[link.Message], None]) -> None:
+        if child.given_up:
+            return
         try:
             message = link.receive(child.sock, MAX_BLOB_BYTES)
         except BlockingIOError:
             return
         except (link.LinkClosed, FrameError):
-            # Closed or abused by agent code: nothing more can be learned from this child.
-            self._loop.watch(child.sock.fileno(), 0, None)
-            self._kill(child)
+            self._kill(child)  # closed or abused by agent code
             return
         try:
             take(message)
@@ -258,13 +258,13 @@ class Crew:
         self._watch_checker()
 
     def _watch_checker(self) -> None:
-        if self._checker is not None:
+        if self._checker is not None and not self._checker.given_up:
             events = READ | WRITE if self._checker.blocked else READ
             self._loop.watch(self._checker.sock.fileno(), events, self._on_checker)
 
     def _watch_interpreter(self) -> None:
         child = self._interpreter
-        if child is not None:
+        if child is not None and not child.given_up:
             events = 0 if self._paused else READ
             if child.blocked:
                 events |= WRITE
@@ -275,6 +275,9 @@ class Crew:
         child.close()
 
     def _kill(self, child: Child) -> None:
+        """Ends a child, and listens to it no more: what it has said meanwhile is worth nothing."""
+        child.given_up = True
+        self._loop.watch(child.sock.fileno(), 0, None)
         try:
             os.kill(child.pid, signal.SIGKILL)
         except ProcessLookupError:

@@ -1,0 +1,206 @@
+"""Process 1 of the sandbox, attacked by code of its own user. Each attack is tried on an own process too, where it works."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import pytest
+
+from tests.contract.harness import Harness
+from tests.support.attacks import LEADER_ONLY
+
+_ATTACKS = """
+import ctypes, json, os, resource, signal, subprocess, sys, time
+libc = ctypes.CDLL(None, use_errno=True)
+
+def call(name, *arguments):
+    ctypes.set_errno(0)
+    if getattr(libc, name)(*arguments) < 0:
+        raise OSError(ctypes.get_errno(), name)
+
+def read(name):
+    def attack(pid):
+        with open(f"/proc/{pid}/{name}", "rb") as file:
+            file.read(1)
+    return attack
+
+def write(name, text):
+    def attack(pid):
+        fd = os.open(f"/proc/{pid}/{name}", os.O_WRONLY)
+        try:
+            os.write(fd, text)
+        finally:
+            os.close(fd)
+    return attack
+
+def take_descriptor(pid):
+    if libc.syscall(438, os.pidfd_open(pid), 0, 0) < 0:
+        raise OSError(ctypes.get_errno(), "pidfd_getfd")
+
+attacks = {
+    "memory": lambda pid: open(f"/proc/{pid}/mem", "rb").close(),
+    "maps": read("maps"),
+    "environment": read("environ"),
+    "descriptors": lambda pid: os.listdir(f"/proc/{pid}/fd"),
+    "root": lambda pid: os.listdir(f"/proc/{pid}/root/"),
+    "working directory": lambda pid: os.readlink(f"/proc/{pid}/cwd"),
+    "limits": lambda pid: resource.prlimit(pid, resource.RLIMIT_NOFILE, (4000, 4000)),
+    "priority": lambda pid: os.setpriority(os.PRIO_PROCESS, pid, 19),
+    "scheduler": lambda pid: os.sched_setscheduler(pid, os.SCHED_IDLE, os.sched_param(0)),
+    "affinity": lambda pid: os.sched_setaffinity(pid, {min(os.sched_getaffinity(0))}),
+    "oom score": write("oom_score_adj", b"1000"),
+}
+impossible = {
+    "timer slack": write("timerslack_ns", b"4000000000"),
+    "name": write("comm", b"x"),
+    "trace": lambda pid: call("ptrace", 16, pid, 0, 0),
+    "peek": lambda pid: call("process_vm_readv", pid, 0, 0, 0, 0, 0),
+    "a descriptor of it": take_descriptor,
+    "priority of all": lambda pid: os.setpriority(os.PRIO_USER, 0, 19),
+}
+
+def result(attack, pid):
+    try:
+        attack(pid)
+    except OSError as error:
+        return type(error).__name__
+    return "done"
+
+own = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+report = {name: [result(attack, 1), result(attack, own.pid)] for name, attack in attacks.items()}
+report.update({name: [result(attack, 1), None] for name, attack in impossible.items()})
+own.kill()
+own.wait()
+print(json.dumps(report))
+"""
+
+
+async def test_the_supervisor_is_closed_to_those_it_supervises(harness: Harness) -> None:
+    session = await harness.session()
+    told = await harness.run(session, _ATTACKS)
+    report = json.loads(told.stdout)
+    assert {name: supervisor for name, (supervisor, _) in report.items() if supervisor != "PermissionError"} == {}
+    assert {name: own for name, (_, own) in report.items() if own not in ("done", None)} == {}, "the controls"
+    assert (await harness.run(session, "40 + 2")).output == 42
+
+
+async def test_no_signal_reaches_the_supervisor(harness: Harness) -> None:
+    session = await harness.session()
+    told = await harness.run(
+        session,
+        """
+import os, signal
+for number in signal.valid_signals():
+    os.kill(1, number)
+    signal.pidfd_send_signal(os.pidfd_open(1), number)
+'still here'
+""",
+    )
+    assert told.output == "still here"
+    assert (await harness.run(session, "40 + 2")).output == 42
+
+
+async def test_programs_that_take_all_processor_time_keep_no_deadline_waiting(harness: Harness) -> None:
+    """Once they could make the supervisor yield to them, a deadline of 2 s came after 12 and a kill after half a minute."""
+    session = await harness.session(wall_time_s=0.5, operations=10**12)
+    started = time.monotonic()
+    told = await harness.run(
+        session,
+        """
+import os
+for give_way in (lambda: os.sched_setscheduler(1, os.SCHED_IDLE, os.sched_param(0)), lambda: os.setpriority(0, 1, 19)):
+    try:
+        give_way()
+    except PermissionError:
+        pass
+for _ in range(20):
+    if os.fork() == 0:
+        break
+while True:
+    pass
+""",
+    )
+    assert told.outcome == "timeout"
+    await harness.manager.delete(session.owner, session.session_id)
+    assert time.monotonic() - started < 20
+
+
+@pytest.mark.parametrize("signal_number", [9, 19], ids=["killed", "stopped"])
+async def test_attacks_on_the_checker_cost_at_most_one_execution(harness: Harness, signal_number: int) -> None:
+    session = await harness.session(wall_time_s=1.0)
+    attack = f"{LEADER_ONLY}\nfor pid in others:\n    os.kill(pid, {signal_number})\nlen(others)"
+    assert (await harness.run(session, attack)).output == 1
+    await harness.run(session, "1")
+    assert (await harness.run(session, "40 + 2")).output == 42
+
+
+async def test_what_a_program_leaves_running_is_not_heard_and_goes_with_the_session(harness: Harness) -> None:
+    session = await harness.session()
+    told = await harness.run(
+        session,
+        """
+import os, signal, time
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+        while True:
+            try:
+                os.write(1, b"ghost")
+            except OSError:
+                open("heard", "w").write("no")
+                time.sleep(1e6)
+    os._exit(0)
+os.wait()
+print("mine")
+""",
+    )
+    assert told.stdout.replace("ghost", "") == "mine\n"
+    later = await harness.run(
+        session, "import os, time\nwhile not os.path.exists('heard'):\n    time.sleep(0.01)\nprint('mine')"
+    )
+    assert later.stdout == "mine\n"  # that nothing outlives the session, every test checks
+
+
+async def test_a_prelude_that_fails_with_text_that_nothing_can_carry_ends_no_result(harness: Harness) -> None:
+    """It failed between the end of a run and its result, and the result was never sent."""
+    prelude = "import os\nif os.path.exists('bad'): raise ValueError('\\ud800')"
+    session = await harness.session(prelude=prelude)
+    assert (await harness.run(session, "open('bad', 'w').close()\nimport os\nos._exit(1)")).outcome == "exited"
+    told = await harness.run(session, "40 + 2")
+    assert (told.output, told.outcome) == (42, "succeeded")
+    assert "the prelude ended as exception" in told.stderr + (await harness.run(session, "1")).stderr
+
+
+async def test_odd_files_do_not_break_a_listing(harness: Harness) -> None:
+    session = await harness.session(wall_time_s=20.0)
+    await harness.run(
+        session,
+        """
+import os
+open("far", "w").close()
+os.utime("far", (2**45, 2**45))
+open("long ago", "w").close()
+os.utime("long ago", (-2**45, -2**45))
+open(b"\\xff\\xfe", "w").close()
+os.mkfifo("fifo")
+os.symlink("/", "link")
+os.mkdir("deep")
+os.chdir("deep")
+for _ in range(40):
+    os.mkdir("d" * 200)
+    os.chdir("d" * 200)
+""",
+    )
+    files, truncated = await session.list_files("")
+    assert {"far", "long ago", "deep"} <= {file.path for file in files}
+    assert not truncated
+    assert all(len(file.path) <= 1024 for file in files)
+    assert (await harness.run(session, "40 + 2")).output == 42
+
+
+async def test_a_directory_of_very_many_things_is_listed_in_part(harness: Harness) -> None:
+    session = await harness.session(wall_time_s=20.0)
+    await harness.run(session, "import os\nfor number in range(30_000):\n    os.symlink('x', str(number))")
+    assert await session.list_files("") == ([], True)

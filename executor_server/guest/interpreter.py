@@ -413,7 +413,7 @@ def _lines(trace: Optional[types.TracebackType], filename: str) -> tuple[int, in
 
 def _format(error: BaseException, trace: Optional[types.TracebackType]) -> str:
     try:
-        captured = traceback.TracebackException(type(error), error, trace, limit=-_MAX_FRAMES, compact=True)
+        captured = traceback.TracebackException(type(error), error, trace, limit=-_MAX_FRAMES)
         _drop_own_frames(captured)
         text = "".join(captured.format())
     except BaseException as inner:  # noqa: BLE001 (the program's own __str__, or out of memory)

@@ -17,6 +17,7 @@ from executor_server.guest.instrument import LAST_STATEMENT
 from executor_server.guest.meter import OperationLimitExceeded
 from tests.support.agent_program import Agent, run
 from tests.support.corpus import programs
+from tests.support.interpreters import find_python
 
 REPOSITORY = Path(__file__).parents[3]
 
@@ -184,7 +185,4 @@ def test_instrumented_programs_do_what_plain_ones_do(version: str) -> None:
 def _interpreter(version: str) -> Path | None:
     if version == f"{sys.version_info[0]}.{sys.version_info[1]}":
         return Path(sys.executable)
-    # pyenv's shims are no proof that a version is there; its versions are.
-    installed = sorted((Path.home() / ".pyenv" / "versions").glob(f"{version}.*/bin/python"))
-    usual = [Path(folder) / f"python{version}" for folder in ("/usr/bin", "/usr/local/bin")]
-    return next((path for path in [*installed, *usual] if path.exists()), None)
+    return find_python(version)

@@ -1,0 +1,53 @@
+"""The guest runs on every CPython from 3.9 on, whatever the daemon runs on: any environment can be an image."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from executor_server.backends.local import LocalBackend
+from executor_server.sessions import Session, SessionRequest
+from tests.contract.harness import PRINCIPAL, Harness, get_variables, set_variables
+from tests.support.backends import require
+from tests.support.interpreters import find_python
+
+
+@pytest.fixture(params=["3.9", "3.10", "3.11", "3.12", "3.13"])
+async def session(request: pytest.FixtureRequest) -> AsyncIterator[Session]:
+    require("local")
+    python = find_python(request.param)
+    if python is None:
+        pytest.skip(f"there is no CPython {request.param} on this machine")
+    directory = Path(tempfile.mkdtemp(prefix="c-"))
+    directory.chmod(0o755)
+    async with Harness(LocalBackend(directory, {"other": python})) as harness:
+        spec = harness.spec(prelude="from math import sqrt")
+        spec = replace(spec, sandbox=replace(spec.sandbox, image="other"))
+        made = await harness.manager.create(PRINCIPAL, SessionRequest("request", spec))
+        made.harness = harness  # type: ignore[attr-defined]
+        assert made.python_version.startswith(f"{request.param}.")
+        yield made
+    shutil.rmtree(directory)
+
+
+async def test_a_session_lives_on_this_python(session: Session) -> None:
+    harness: Harness = session.harness  # type: ignore[attr-defined]
+
+    await set_variables(session, x={"a": [1, (2.5, {"b"})], "big": bytes(100_000)})
+    assert (await harness.run(session, "len(x['big']) + x['a'][0]")).output == 100_001
+    failed = await harness.run(session, "def f():\n    return 1 / 0\nf()")
+    assert failed.outcome == "exception" and "line 2, in f" in failed.ended.error.traceback  # type: ignore[union-attr]
+    assert (await harness.run(session, "while True:\n    pass", operations=1000)).outcome == "operation_limit"
+    assert (await harness.run(session, "import time\ntime.sleep(1e6)", wall_time_s=0.2)).state == "kept"
+    assert (await harness.run(session, "import os\nos._exit(3)")).state == "reset"
+    greeted = await harness.run(session, "import asyncio\nprint('ü')\nawait asyncio.sleep(0, sqrt(16))")
+    assert (greeted.output, greeted.stdout) == (4.0, "ü\n")
+    tools = await harness.run_with_tools(session, "tool(1) + 1", {"tool": lambda n: n * 2})
+    assert tools.output == 3
+    read, _ = await get_variables(session, "f")
+    assert read == {}

@@ -1,0 +1,15 @@
+"""Other CPythons on this machine: those of pyenv, else those on the PATH."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+
+def find_python(version: str) -> Path | None:
+    """An interpreter of this version ("3.9"); None when there is none. Shims of pyenv are no proof of one."""
+    installed = sorted((Path.home() / ".pyenv" / "versions").glob(f"{version}.*/bin/python"))
+    if installed:
+        return installed[-1]
+    found = shutil.which(f"python{version}")
+    return Path(found) if found and "shims" not in Path(found).parts else None

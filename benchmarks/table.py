@@ -13,7 +13,8 @@ from rich.table import Table
 
 from benchmarks.figures import Figure, quantile
 
-TABLE_COLUMNS = 150
+TABLE_COLUMNS = 160
+_LONG_MS = 10_000
 
 
 def print_table(figures: Sequence[Figure]) -> None:
@@ -51,11 +52,13 @@ def _cells(figure: Figure) -> list[str]:
 
 
 def _quantity(value: float, unit: str) -> str:
+    if unit == "ms" and value >= _LONG_MS:
+        return f"{_number(value / 1000)} s"
     return f"{_number(value)} {unit}"
 
 
 def _number(value: float) -> str:
-    """Three digits, as no figure here is good for more."""
+    """Three digits, since no figure here is good for more."""
     return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
 
 

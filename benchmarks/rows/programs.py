@@ -92,4 +92,4 @@ def _local(name: str, program: str, small: int, size: int) -> Figure:
     local_ms, python_ms = in_turns(
         2, lambda: run_locally(small_source) * scale, lambda: plain_python_ms(program.format(size=size)), warm_up=0
     )
-    return Figure(f"{name}, smolagents' local executor", "ms", local_ms, Reference("CPython", python_ms), by_best=True)
+    return Figure(f"{name}, smolagents' local (scaled)", "ms", local_ms, Reference("CPython", python_ms), by_best=True)

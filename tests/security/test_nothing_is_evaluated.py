@@ -1,0 +1,208 @@
+"""The daemon and the client never unpickle, compile or run what they receive: audit hooks watch both at work.
+
+An import compiles and runs too, so what the import system itself does is left out. Each watch is first shown something
+that it must see.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import shutil
+import subprocess
+import sys
+import tempfile
+import textwrap
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from executor_api import values
+from executor_api.values.packing import pack
+from executor_client import ExecutorClient, OpaqueValue, Outcome
+from tests.support import fake_daemon
+from tests.support.attacks import LINK
+from tests.support.backends import require
+from tests.support.daemon import running_daemon
+
+_FORBIDDEN = ("pickle.find_class", "marshal.loads", "compile", "exec")
+
+_DAEMON_HOOK = f"""
+import os, sys
+
+def _by_import():
+    frame = sys._getframe()
+    while frame is not None:
+        if frame.f_code.co_filename.startswith("<frozen importlib"):
+            return True
+        frame = frame.f_back
+    return False
+
+_log = os.open(os.environ["EVALUATIONS"], os.O_WRONLY | os.O_APPEND)
+_main = os.getpid()
+
+def _hook(event, arguments):
+    if event in {_FORBIDDEN!r} and os.getpid() == _main and not _by_import():
+        os.write(_log, f"{{event}} {{arguments!r:.200}}\\n".encode())
+
+sys.addaudithook(_hook)
+"""
+
+PROGRAMS = [
+    "1 + 1",
+    "def f(:",
+    "import os\nos.getpid()",
+    "import socket",
+    "raise ValueError('\\x1b[31m')",
+    "import pickle\npickle.dumps(print)",
+    "class Odd:\n    def __reduce__(self):\n        return print, ('unpickled',)\nOdd()",
+    "exec('x = 1'); eval('x')",
+    "tool({'a': (1, 2)}, b=[1.5])",
+    "print('#!/usr/bin/python'); bytes(10**6)",
+    "import os\nos._exit(1)",
+    LINK + "say({'t': 'output'}, __import__('pickle').dumps(print)); done()",
+]
+
+
+def test_the_daemon_evaluates_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    require("local")
+    directory = Path(tempfile.mkdtemp(prefix="a-"))
+    seen = directory / "seen"
+    seen.touch()
+    (directory / "sitecustomize.py").write_text(_DAEMON_HOOK)
+    monkeypatch.setenv("EVALUATIONS", str(seen))
+    monkeypatch.setenv("PYTHONPATH", str(directory), prepend=os.pathsep)
+
+    control = "import pickle, marshal; pickle.loads(pickle.dumps(print)); marshal.loads(marshal.dumps(1)); exec('1')"
+    subprocess.run([sys.executable, "-c", control], check=True)
+    assert {line.split()[0] for line in seen.read_text().splitlines()} == set(_FORBIDDEN)
+
+    with running_daemon(directory) as daemon, daemon.client() as client:
+        seen.write_text("")  # what starting up evaluates is our own
+        outcomes = _varied_work(client)
+        assert seen.read_text() == ""
+    assert {Outcome.SUCCEEDED, Outcome.EXCEPTION, Outcome.IMPORT_DENIED, Outcome.EXITED} <= outcomes
+    shutil.rmtree(directory)
+
+
+def _varied_work(client: ExecutorClient) -> set[Outcome]:
+    outcomes = set()
+    for imports in (["*"], []):
+        with client.create_session(authorized_imports=imports, prelude="y = 1") as session:
+            session.register_tools({"tool": lambda *args, **kwargs: [args, kwargs]})
+            session.set_variables({"x": {1, 2}, "function": lambda: 1, "large": b"x" * 10**6})
+            outcomes |= {session.execute(program).outcome for program in PROGRAMS}
+            session.put_file("a.pkl", pickle.dumps(print))
+            session.get_file("a.pkl")
+            session.list_files()
+            session.get_variables()
+    client.list_sessions()
+    return outcomes
+
+
+_watched: list[str] | None = None
+
+
+def _client_hook(event: str, arguments: Any) -> None:
+    if _watched is None or event not in _FORBIDDEN:
+        return
+    frame = sys._getframe(1)
+    while frame is not None and not frame.f_code.co_filename.startswith("<frozen importlib"):
+        frame = frame.f_back  # type: ignore[assignment]
+    if frame is None:
+        _watched.append(f"{event} {arguments!r:.200}")
+
+
+@contextmanager
+def watching() -> Iterator[list[str]]:
+    """What this process evaluates meanwhile. A hook can't be taken away again, so it is put to sleep."""
+    global _watched
+    if not _hooked:
+        sys.addaudithook(_client_hook)
+        _hooked.append(True)
+    _watched = seen = []
+    try:
+        yield seen
+    finally:
+        _watched = None
+
+
+_hooked: list[bool] = []
+
+_PICKLED = b"cp%d.%d\0" % sys.version_info[:2] + pickle.dumps(print)
+# As a hostile sandbox or daemon might send them.
+POISON = {
+    "a bare pickle": pickle.dumps(print),
+    "a pickle as the client itself would send it": values.encode(print, fallback=lambda _: _PICKLED),
+    "a pickled array": pack(b'["np.array","|O",[1],"C","gASVHAAAAAAAAACMCGJ1aWx0aW5zlIwFcHJpbnSUk5Qu"]', []),
+    "code": pack(b'["code","__import__(\'os\')"]', []),
+    "a type that is imported by name": pack(b'["dataclass","os.system",["id"]]', []),
+}
+
+
+def test_the_watch_sees_an_unpickling() -> None:
+    with watching() as seen:
+        pickle.loads(pickle.dumps(print))
+        compile("1", "x", "eval")
+    assert [line.split()[0] for line in seen] == ["pickle.find_class", "compile"]
+
+
+@pytest.mark.parametrize("poison", POISON)
+def test_the_client_evaluates_nothing_that_a_daemon_sends(poison: str) -> None:
+    data = POISON[poison]
+    value = fake_daemon.types.Value(packed=fake_daemon.types.Payload(inline=data))
+    directory = Path(tempfile.mkdtemp(prefix="p-"))
+    with fake_daemon.serve(directory) as daemon:
+        call = fake_daemon.tool_call("tool")
+        call.tool_call.arguments.CopyFrom(value)
+        image = fake_daemon.types.ImageEvent(
+            data=fake_daemon.types.Payload(inline=data), mime_type="image/png", source="display"
+        )
+        events = [call, fake_daemon.types.Event(image=image), fake_daemon.result(value)]
+        daemon.journal = [_numbered(number, event) for number, event in enumerate(events, start=1)]
+        called: list[Any] = []
+        with ExecutorClient(daemon.address, token=fake_daemon.TOKEN) as client:
+            session = client.create_session()
+            session.register_tools({"tool": lambda *args: called.append(args)})
+            with watching() as seen:
+                result = session.execute("code")
+                assert seen == []
+        assert isinstance(result.output, OpaqueValue)
+        assert result.images == []
+        assert called == []
+    shutil.rmtree(directory)
+
+
+def _numbered(number: int, event: Any) -> fake_daemon.Numbered:
+    return fake_daemon.Numbered(number, event)
+
+
+def test_neither_the_daemon_nor_the_client_names_an_unpickler() -> None:
+    """The one place that unpickles is the guest's decoder, which only runs in a sandbox."""
+    root = Path(__file__).parents[2]
+    script = textwrap.dedent(
+        """
+        import ast, pathlib, sys
+        for folder in sys.argv[1:]:
+            for path in pathlib.Path(folder).rglob("*.py"):
+                for node in ast.walk(ast.parse(path.read_text())):
+                    names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+                    names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+                    if {name.split(".")[0] for name in names} & {"pickle", "marshal", "dill", "shelve", "joblib", "yaml", "cloudpickle"}:
+                        print(path.relative_to(folder).as_posix())
+        """
+    )
+    folders = [root / "executor_server", root / "client" / "executor_client", root / "proto" / "executor_api"]
+    found = subprocess.run(
+        [sys.executable, "-c", script, *map(str, folders)], capture_output=True, text=True, check=True
+    )
+    # The client pickles, for sandboxes to load. The archive of the guest brings bytecode that the daemon itself made.
+    assert sorted(found.stdout.split()) == [
+        "_values.py",
+        "guest/checker.py",
+        "guest/host_tools.py",
+        "guest/interpreter.py",
+    ]

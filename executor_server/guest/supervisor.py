@@ -322,6 +322,8 @@ class Supervisor:
 
     def _on_message(self, message: link.Message) -> None:
         """A message of the interpreter, which is agent code's as much as ours."""
+        while message.fds:  # none belongs to any message; kept, they would use up what may be open
+            os.close(message.fds.pop())
         kind = message.head.text("t", 32)
         if kind == "output":
             self._runner.on_output(message)

@@ -9,11 +9,12 @@ Promises
 - `ticks` is one object for the life of the interpreter: a function defined by an earlier execution counts against the
   current one. Between executions (background threads) ticks are free.
 
-How it works. `ticks` is an `itertools.chain` over a queue of segments. A budget becomes a few `repeat` iterators
-(chunks), then a last segment that raises for ever. All of it runs in C until the budget is spent, for a reason: an
-exception that a signal handler raises in the middle of Python code called by `chain` would make `chain` drop its source
-for good, and counting would silently end. For the same reason the queue never runs empty: its last segment ends only by
-itself, when its phase is over and another one stands behind it.
+How it works. `ticks` is an `itertools.chain` over a list of segments. A budget becomes a few `repeat` iterators
+(chunks), then a last segment that raises for ever. All of it runs in C until the budget is spent, and getting the next
+segment calls nothing, for a reason: an exception on that way, by a signal handler or because the program is at its recursion
+limit, would make `chain` drop its source for good, and counting would end. For the same reason the list never runs out:
+its last segment ends only by itself, when its phase is over and another one stands behind it. What is over is replaced
+by nothing, not removed, since the position in the list is all that its iterator knows; a place costs 8 bytes.
 """
 
 from __future__ import annotations
@@ -62,8 +63,10 @@ class Meter:
         self._spent: int | None = 0
         self._phase = 0
         self._last: Iterator[bool] = self._last_segment(self._phase, lambda: True)
-        self._segments: deque[Iterator[bool]] = deque([self._last])
-        self.ticks: Iterator[bool] = _Ticks.from_iterable(iter(self._segments.popleft, None))
+        self._segments: list[Iterator[bool]] = [self._last]
+        self._first = 0  # where the segments of the phase begin
+        self._source = iter(self._segments)
+        self.ticks: Iterator[bool] = _Ticks.from_iterable(self._source)
         self.tick: Callable[[], bool] = self.ticks.__next__
 
     def start(self, budget: int) -> None:
@@ -111,22 +114,20 @@ class Meter:
         return map(tick, repeat(None))
 
     def _enter(self, chunks: list[repeat[bool]], answer: Callable[[], bool]) -> None:
-        old_chunks, old_last = self._chunks, self._last
+        first, end = self._first, len(self._segments)
         # Other threads may tick between any two lines. So: first the new segments, then the end of the old ones.
         self._chunks, self._last = chunks, self._last_segment(self._phase + 1, answer)
+        self._first = end
         self._segments.extend([*chunks, self._last])
         self._phase += 1
-        for chunk in old_chunks:
-            if length_hint(chunk) and not self._withdraw(chunk):
-                deque(chunk, maxlen=0)  # `chain` holds it: drain it
-        self._withdraw(old_last)
+        for position in range(first, end):
+            segment, self._segments[position] = self._segments[position], _NOTHING
+            taken = position < len(self._segments) - length_hint(self._source)
+            if taken and isinstance(segment, repeat):
+                deque(segment, maxlen=0)  # `chain` may hold it: drain it
 
-    def _withdraw(self, segment: Iterator[bool]) -> bool:
-        try:
-            self._segments.remove(segment)
-        except ValueError:
-            return False
-        return True
+
+_NOTHING: Iterator[bool] = iter(())
 
 
 @lru_cache(maxsize=8)

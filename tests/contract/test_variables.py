@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import sys
+from typing import Any
 
 import numpy as np
 import pytest
@@ -67,7 +68,7 @@ async def test_a_value_that_cannot_be_decoded_is_refused_and_nothing_is_set(
 
 async def test_a_value_whose_decoding_kills_the_interpreter_is_refused(harness: Harness) -> None:
     class Deadly:
-        def __reduce__(self) -> object:
+        def __reduce__(self) -> Any:
             import os
 
             return os._exit, (3,)

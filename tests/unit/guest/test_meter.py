@@ -132,3 +132,23 @@ def test_pickled_ticks_are_free_ticks() -> None:
     elsewhere = pickle.loads(pickle.dumps(meter.ticks))
     assert all(islice(elsewhere, 10))
     assert meter.finish() == 0
+
+
+def test_a_recursion_limit_in_the_middle_of_a_tick_does_not_end_the_counting() -> None:
+    """Getting the next chunk once called a function, which fails there; `chain` then gave StopIteration for ever."""
+    meter = Meter()
+    meter.start(100_000)
+
+    def deep() -> None:
+        try:
+            deep()
+        except RecursionError:
+            for _ in range(3000):
+                meter.tick()
+
+    deep()
+    assert meter.used() == 3000
+    meter.start(5)
+    assert [meter.tick() for _ in range(5)] == [True] * 5
+    with pytest.raises(OperationLimitExceeded):
+        meter.tick()

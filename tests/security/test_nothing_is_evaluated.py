@@ -16,11 +16,13 @@ import textwrap
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
 
 from executor_api import values
+from executor_api.v1 import types_pb2 as types
 from executor_api.values.packing import pack
 from executor_client import ExecutorClient, OpaqueValue, Outcome
 from tests.support import fake_daemon
@@ -109,9 +111,9 @@ _watched: list[str] | None = None
 def _client_hook(event: str, arguments: Any) -> None:
     if _watched is None or event not in _FORBIDDEN:
         return
-    frame = sys._getframe(1)
+    frame: FrameType | None = sys._getframe()
     while frame is not None and not frame.f_code.co_filename.startswith("<frozen importlib"):
-        frame = frame.f_back  # type: ignore[assignment]
+        frame = frame.f_back
     if frame is None:
         _watched.append(f"{event} {arguments!r:.200}")
 
@@ -123,7 +125,8 @@ def watching() -> Iterator[list[str]]:
     if not _hooked:
         sys.addaudithook(_client_hook)
         _hooked.append(True)
-    _watched = seen = []
+    seen: list[str] = []
+    _watched = seen
     try:
         yield seen
     finally:
@@ -153,15 +156,13 @@ def test_the_watch_sees_an_unpickling() -> None:
 @pytest.mark.parametrize("poison", POISON)
 def test_the_client_evaluates_nothing_that_a_daemon_sends(poison: str) -> None:
     data = POISON[poison]
-    value = fake_daemon.types.Value(packed=fake_daemon.types.Payload(inline=data))
+    value = types.Value(packed=types.Payload(inline=data))
     directory = Path(tempfile.mkdtemp(prefix="p-"))
     with fake_daemon.serve(directory) as daemon:
         call = fake_daemon.tool_call("tool")
         call.tool_call.arguments.CopyFrom(value)
-        image = fake_daemon.types.ImageEvent(
-            data=fake_daemon.types.Payload(inline=data), mime_type="image/png", source="display"
-        )
-        events = [call, fake_daemon.types.Event(image=image), fake_daemon.result(value)]
+        image = types.ImageEvent(data=types.Payload(inline=data), mime_type="image/png", source="display")
+        events = [call, types.Event(image=image), fake_daemon.result(value)]
         daemon.journal = [_numbered(number, event) for number, event in enumerate(events, start=1)]
         called: list[Any] = []
         with ExecutorClient(daemon.address, token=fake_daemon.TOKEN) as client:

@@ -277,7 +277,7 @@ def test_only_one_of_many_answers_to_one_call_counts(wire: Wire) -> None:
         try:
             wire("SubmitToolResult", request)
         except grpc.RpcError as error:
-            return str(error.code().name)  # type: ignore[attr-defined]
+            return str(error.code().name)
         return "taken"
 
     with ThreadPoolExecutor(8) as threads:

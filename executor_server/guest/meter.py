@@ -11,10 +11,10 @@ Promises
 
 How it works. `ticks` is an `itertools.chain` over a list of segments. A budget becomes a few `repeat` iterators
 (chunks), then a last segment that raises for ever. All of it runs in C until the budget is spent, and getting the next
-segment calls nothing, for a reason: an exception on that way, by a signal handler or because the program is at its recursion
-limit, would make `chain` drop its source for good, and counting would end. For the same reason the list never runs out:
-its last segment ends only by itself, when its phase is over and another one stands behind it. What is over is replaced
-by nothing, not removed, since the position in the list is all that its iterator knows; a place costs 8 bytes.
+segment calls nothing, for a reason: an exception on that way, by a signal handler or because the program is at its
+recursion limit, would make `chain` drop its source for good, and counting would end. For the same reason the list never
+runs out: its last segment ends only by itself, when its phase is over and another one stands behind it. What is over is
+replaced by nothing, not removed, since the position in the list is all that its iterator knows; a place costs 8 bytes.
 """
 
 from __future__ import annotations

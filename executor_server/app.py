@@ -155,6 +155,7 @@ def _pool_settings(config: Config) -> PoolSettings:
         concurrency=pool.concurrency,
         backoff_s=pool.backoff_s,
         max_backoff_s=pool.max_backoff_s,
+        ping_interval_s=config.sessions.ping_interval_s,
     )
 
 

@@ -158,6 +158,14 @@ class SessionsSection(_Section):
     # A sandbox that no daemon has spoken to for so long ends itself.
     orphan_time_s: Seconds = 600.0
 
+    @model_validator(mode="after")
+    def _check_orphan_time(self) -> SessionsSection:
+        if self.orphan_time_s < 3 * self.ping_interval_s:
+            raise ValueError(
+                "orphan_time_s must be at least 3 times ping_interval_s, or quiet sandboxes end themselves"
+            )
+        return self
+
 
 class _LimitValues(_Section):
     wall_time_s: Seconds

@@ -136,7 +136,7 @@ class Execution:
 
     @property
     def waits_for_client(self) -> bool:
-        """Whether it can't go on until a client does something: answers a tool call, or reads what the journal holds."""
+        """Whether it can't go on until a client answers a tool call, or reads what the journal holds."""
         return not self.done and (self._held or not all(self._open_calls.values()))
 
     # -- steering ------------------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ import structlog
 
 from executor_server.backends.base import Backend, Sandbox
 from executor_server.errors import SandboxFailure
+from executor_server.guest.frames import Kind
 from executor_server.guest_channel import GuestChannel
 from executor_server.model import SandboxSpec
 
@@ -27,12 +28,16 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True)
 class PoolSettings:
-    """How many sandboxes to keep ready for each spec, how many to make at a time, how long to wait after a failure."""
+    """How many sandboxes to keep ready for each spec, how many to make at a time, how long to wait after a failure.
+
+    A guest that hears nothing for its orphan_time_s ends; those that are kept hear something every `ping_interval_s`.
+    """
 
     size: int = 2
     concurrency: int = 1
     backoff_s: float = 1.0
     max_backoff_s: float = 60.0
+    ping_interval_s: float = 10.0
 
 
 @dataclass(frozen=True)
@@ -67,7 +72,7 @@ class WarmPool:
         self._specs: dict[tuple[str, int, int, int], SandboxSpec] = {}
         self._wanted = asyncio.Event()
         self._changed = asyncio.Condition()
-        self._refillers: list[asyncio.Task[None]] = []
+        self._workers: list[asyncio.Task[None]] = []
         self._making: dict[tuple[str, int, int, int], int] = {}
         self._backoff_s = 0.0
         self._discards: set[asyncio.Task[None]] = set()
@@ -79,7 +84,8 @@ class WarmPool:
             self._ready[spec.shape] = deque()
             self._making[spec.shape] = 0
         if self._settings.size > 0:
-            self._refillers = [asyncio.create_task(self._refill()) for _ in range(self._settings.concurrency)]
+            self._workers = [asyncio.create_task(self._refill()) for _ in range(self._settings.concurrency)]
+            self._workers.append(asyncio.create_task(self._ping_forever()))
             self._wanted.set()
 
     async def take(self, spec: SandboxSpec) -> ReadySandbox:
@@ -97,9 +103,9 @@ class WarmPool:
 
     async def close(self) -> None:
         """Ends refilling and destroys what is kept."""
-        for task in self._refillers:
+        for task in self._workers:
             task.cancel()
-        await asyncio.gather(*self._refillers, return_exceptions=True)
+        await asyncio.gather(*self._workers, return_exceptions=True)
         for kept in self._ready.values():
             while kept:
                 self._discard(kept.popleft())
@@ -127,6 +133,13 @@ class WarmPool:
             await sandbox.destroy()
         except SandboxFailure as failure:
             _log.error("sandbox_not_destroyed", sandbox_id=sandbox.sandbox_id, error=str(failure))
+
+    async def _ping_forever(self) -> None:
+        while True:
+            await asyncio.sleep(self._settings.ping_interval_s)
+            for kept in self._ready.values():
+                for ready in kept:
+                    ready.channel.send(Kind.PING, {})
 
     def _next_missing(self) -> tuple[str, int, int, int] | None:
         for shape, kept in self._ready.items():

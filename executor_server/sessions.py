@@ -53,6 +53,7 @@ class SessionManager:
         self._sessions: dict[tuple[str, str], Session] = {}
         self._requests: dict[tuple[str, str], asyncio.Task[Session]] = {}
         self._reserved = 0
+        self._in_set_up: set[Session] = set()
         self._draining = False
         self._sweeper: asyncio.Task[None] | None = None
 
@@ -115,6 +116,7 @@ class SessionManager:
                 message = "no sandbox can be made now; the daemon's log says why"
                 raise Unavailable(Reason.BACKEND_UNAVAILABLE, message) from failure
             session = Session(secrets.token_hex(16), principal, spec, ready, self._backend_name, self._settings)
+            self._in_set_up.add(session)
             try:
                 await session.configure()
                 return session
@@ -126,6 +128,8 @@ class SessionManager:
             except BaseException:
                 await asyncio.shield(self._close(session, "it could not be set up"))
                 raise
+            finally:
+                self._in_set_up.discard(session)
 
     def get(self, principal: Principal, session_id: str) -> Session:
         """The caller's session. Raises NotFound."""
@@ -172,6 +176,8 @@ class SessionManager:
         while True:
             await asyncio.sleep(self._settings.sweep_interval_s)
             now = time.time()
+            for session in self._in_set_up:
+                session.check_guest()  # a kept sandbox may hang when it is needed
             for session in list(self._sessions.values()):
                 session.note_use()
                 session.check_guest()

@@ -73,9 +73,11 @@ class Execution:
         self._backoff = self._backoff or Backoff(now_s=now_s, timeout_s=self._reconnect_timeout_s)
         delay_s = self._backoff.delay_s(now_s)
         if delay_s is None:
-            why = _status.translate(cause).message if cause is not None else "streams end without a result"
+            last = _status.translate(cause) if cause is not None else None
+            why = last.message if last is not None else "streams end without a result"
             raise ConnectionLost(
                 f"the daemon was lost in execution {self.execution_id} for {self._reconnect_timeout_s:g} s: {why}",
                 execution_id=self.execution_id,
+                reason=last.reason if last is not None else "",
             ) from cause
         return delay_s

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 
 import psutil
 
@@ -27,8 +28,13 @@ class Sandbox:
 
     @property
     def crew(self) -> list[psutil.Process]:
-        """The checker, then the interpreter."""
-        return sorted(self.supervisor.children(), key=lambda child: child.pid)
+        """The interpreter and the checker."""
+        return list(self.supervisor.children())
+
+    def process(self, pid_inside: int) -> psutil.Process:
+        """The one that is known inside by this number."""
+        (found,) = (child for child in self.crew if _pid_inside(child) == pid_inside)
+        return found
 
     def is_gone(self) -> bool:
         return not any(_is_alive(process) for process in (self.monitor, self.supervisor))
@@ -60,6 +66,11 @@ def open_files(daemon: Daemon) -> int:
 def memory_bytes(daemon: Daemon) -> int:
     resident: int = psutil.Process(daemon.process.pid).memory_info().rss
     return resident
+
+
+def _pid_inside(process: psutil.Process) -> int:
+    (line,) = (each for each in Path(f"/proc/{process.pid}/status").read_text().splitlines() if "NSpid" in each)
+    return int(line.split()[-1])
 
 
 def _is_alive(process: psutil.Process) -> bool:

@@ -1,0 +1,136 @@
+"""Parts of a sandbox are killed or stopped from outside: it is told as what it is, and the daemon goes on."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from executor_client import Outcome, PreconditionError, VariablesState
+from tests.chaos.conftest import StartDaemon
+from tests.chaos.observe import executing, only_sandbox, sandbox_directories, sandboxes
+from tests.support.daemon import Daemon
+from tests.support.polling import eventually
+
+FOREVER = "import time\nprint('here', flush=True)\ntime.sleep(1e6)"
+
+
+@pytest.fixture
+def daemon(start: StartDaemon) -> Daemon:
+    return start("pool.size = 0\nsessions.sweep_interval_s = 0.05")
+
+
+def works(daemon: Daemon) -> bool:
+    with daemon.client() as client, client.create_session() as session:
+        return bool(session.execute("6 * 7").output == 42)
+
+
+def test_killed_interpreter_is_a_crash_and_the_next_one_works(daemon: Daemon) -> None:
+    with daemon.client() as client, client.create_session(authorized_imports=["os"]) as session:
+        for generation in (2, 3):
+            pid_inside = session.execute("import os\nx = 1\nos.getpid()").output
+            with executing(session, FOREVER) as result:
+                only_sandbox(daemon).process(pid_inside).kill()
+            ended = result.result()
+            assert (ended.outcome, ended.state) == (Outcome.CRASHED, VariablesState.RESET)
+            assert (ended.generation, ended.stdout) == (generation, "here\n")
+            assert session.execute("'x' in globals()").output is False
+
+
+def test_children_killed_between_two_executions_are_replaced(daemon: Daemon) -> None:
+    """The checker and the interpreter: variables are gone, and the next execution's generation says so."""
+    with daemon.client() as client, client.create_session() as session:
+        session.execute("x = 1")
+        killed = only_sandbox(daemon).crew
+        for process in killed:
+            process.kill()
+        assert eventually(lambda: len(set(only_sandbox(daemon).crew) - set(killed)) == 2)
+        after = session.execute("1 + 1")
+        assert (after.outcome, after.output, after.generation) == (Outcome.SUCCEEDED, 2, 2)
+        assert session.execute("'x' in globals()").output is False
+
+
+def test_killed_monitor_costs_nothing(daemon: Daemon) -> None:
+    """Bubblewrap's own process only waits: the sandbox goes on without it, and is destroyed all the same."""
+    with daemon.client() as client, client.create_session() as session:
+        sandbox = only_sandbox(daemon)
+        session.register_tools({"kill": sandbox.monitor.kill})
+        assert session.execute("kill()").outcome is Outcome.SUCCEEDED
+        assert session.execute("1 + 1").output == 2
+    assert sandbox.is_gone()
+
+
+def test_killed_supervisor_is_a_lost_sandbox_and_stays_one(daemon: Daemon) -> None:
+    with daemon.client() as client, client.create_session() as session:
+        sandbox = only_sandbox(daemon)
+        with executing(session, FOREVER) as result:
+            sandbox.supervisor.kill()
+        ended = result.result()
+        assert (ended.outcome, ended.state, ended.stdout) == (Outcome.LOST, VariablesState.LOST, "here\n")
+        with pytest.raises(PreconditionError, match="sandbox is gone") as refusal:
+            session.execute("1")
+        assert refusal.value.reason == "SESSION_LOST"
+        assert session.refresh().state.value == "lost"
+        assert eventually(sandbox.is_gone)
+        assert eventually(lambda: sandbox_directories(daemon) == set())
+    assert works(daemon)
+
+
+def test_sandbox_killed_while_its_session_is_idle_is_lost(daemon: Daemon) -> None:
+    with daemon.client() as client, client.create_session() as session:
+        only_sandbox(daemon).supervisor.kill()
+        with pytest.raises(PreconditionError, match="sandbox is gone"):
+            session.set_variables({"x": 1})
+
+
+@pytest.mark.parametrize("use", ["set_variables", "get_variables", "put_file", "register_tools"])
+def test_what_waits_for_a_sandbox_that_is_killed_learns_so(daemon: Daemon, use: str) -> None:
+    """Stopped first, so that it is in the middle of it."""
+    calls = {
+        "set_variables": lambda session: session.set_variables({"x": 1}),
+        "get_variables": lambda session: session.get_variables(["x"]),
+        "put_file": lambda session: session.put_file("f", bytes(10**6)),
+        "register_tools": lambda session: session.register_tools({"f": print}),
+    }
+    with daemon.client() as client, client.create_session() as session:
+        sandbox = only_sandbox(daemon)
+        sandbox.supervisor.suspend()
+        killer = threading.Timer(0.2, sandbox.supervisor.kill)
+        killer.start()
+        with pytest.raises(PreconditionError, match="sandbox is gone"):
+            calls[use](session)
+        killer.join()
+
+
+def test_sandbox_that_does_not_answer_any_more_is_given_up(start: StartDaemon) -> None:
+    """Its processes are stopped, its channel is open: only silence tells."""
+    daemon = start(
+        "pool.size = 0\n[sessions]\nsweep_interval_s = 0.05\nping_interval_s = 0.1\nsilence_s = 0.5\norphan_time_s = 60.0"
+    )
+    with daemon.client() as client, client.create_session() as session:
+        sandbox = only_sandbox(daemon)
+        with executing(session, FOREVER) as result:
+            sandbox.supervisor.suspend()
+        ended = result.result()
+        assert ended.outcome is Outcome.LOST
+        assert ended.error is not None and "has not answered" in ended.error.message
+        assert eventually(sandbox.is_gone)
+
+
+def test_pool_whose_sandboxes_were_killed_gives_working_ones(start: StartDaemon) -> None:
+    daemon = start("pool.size = 2")
+    assert eventually(lambda: len(sandboxes(daemon)) == 2)
+    for _ in range(3):
+        for sandbox in sandboxes(daemon):
+            sandbox.supervisor.kill()
+        assert works(daemon)
+    assert eventually(lambda: len(sandboxes(daemon)) == 2)
+
+
+def test_pool_whose_sandboxes_were_stopped_gives_working_ones(start: StartDaemon) -> None:
+    daemon = start(
+        "pool.size = 1\n[sessions]\nsilence_s = 0.5\nping_interval_s = 0.2\nsweep_interval_s = 0.05\norphan_time_s = 60.0"
+    )
+    assert eventually(lambda: [len(sandbox.crew) for sandbox in sandboxes(daemon)] == [2])
+    only_sandbox(daemon).supervisor.suspend()
+    assert works(daemon)

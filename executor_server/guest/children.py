@@ -53,9 +53,11 @@ class Child:
         self, head: dict[str, Any], body: bytes = b"", memfd: Optional[int] = None, fds: tuple[int, ...] = ()
     ) -> None:
         """Sends a message now or, when the link is full, as soon as it can. Takes over `memfd` and `fds`."""
+        message = _Waiting(head, body, memfd, fds)
         if len(self._waiting) >= MAX_WAITING:
+            _close(message)
             raise ChildStuck(f"{MAX_WAITING} messages wait for the child")
-        self._waiting.append(_Waiting(head, body, memfd, fds))
+        self._waiting.append(message)
         self.flush()
 
     def flush(self) -> None:

@@ -14,7 +14,7 @@ from smolagents.monitoring import Timing
 
 from examples.scripted import Reply
 from executor_client.smolagents import RemoteExecutor, register, unregister
-from tests.support.agents import agent_on, scripted
+from tests.support.agents import agent_on, scripted, takes_executor
 from tests.support.daemon import Daemon
 
 
@@ -57,6 +57,7 @@ def test_the_plain_class_runs_twice_once_registered(daemon: Daemon) -> None:
     assert run_twice(agent) == (21, 22)
 
 
+@takes_executor
 def test_the_plain_class_runs_twice_with_an_executor_of_ours(daemon: Daemon) -> None:
     executor = RemoteExecutor(**daemon.access)
     agent = smolagents.CodeAgent(tools=[], model=scripted(*TWO_RUNS), executor=executor, verbosity_level=LogLevel.OFF)
@@ -81,6 +82,7 @@ def test_a_placement_that_does_not_exist_is_refused() -> None:
         RemoteExecutor(tool_placement="sandbox")
 
 
+@takes_executor
 def test_one_executor_serves_one_agent_after_another(daemon: Daemon, executor: RemoteExecutor) -> None:
     for script in (["y = 5", "final_answer(y)"], ["final_answer(y + 1)"]):
         agent = smolagents.CodeAgent(tools=[], model=scripted(*script), executor=executor, verbosity_level=LogLevel.OFF)

@@ -11,6 +11,7 @@ import pytest
 import smolagents
 
 from executor_client.smolagents import CodeAgent, RemoteExecutor, register, unregister
+from tests.support.agents import takes_executor
 from tests.support.daemon import Daemon
 
 SETTINGS: dict[str, Any] = {"limits": {"wall_time_s": 5}}
@@ -42,6 +43,7 @@ def test_our_class_comes_back_remote(daemon: Daemon, tmp_path: Path) -> None:
     assert "from executor_client.smolagents import RemoteCodeAgent" in (tmp_path / "agent" / "app.py").read_text()
 
 
+@takes_executor
 def test_the_plain_class_with_our_executor_never_comes_back_local(daemon: Daemon, tmp_path: Path) -> None:
     def make(some_model: Any) -> smolagents.CodeAgent:
         return smolagents.CodeAgent([], some_model, executor=RemoteExecutor(["pandas"], **daemon.access, **SETTINGS))

@@ -10,13 +10,14 @@ import click
 from benchmarks.bench import running_bench
 from benchmarks.figures import Figure
 from benchmarks.rows import MEASUREMENTS
-from benchmarks.table import print_table, write_json
+from benchmarks.table import print_markdown, print_table, write_json
 
 
 @click.command()
 @click.option("--only", type=click.Choice(list(MEASUREMENTS)), multiple=True, help="Measure this alone; repeatable.")
 @click.option("--json", "json_path", type=click.Path(path_type=Path, dir_okay=False), help="Write all samples there.")
-def main(only: tuple[str, ...], json_path: Path | None) -> None:
+@click.option("--markdown", is_flag=True, help="Print the table as docs/performance.md has it.")
+def main(only: tuple[str, ...], json_path: Path | None, markdown: bool) -> None:
     """Measures the executor beside its references. Takes about two minutes."""
     figures: list[Figure] = []
     with running_bench() as bench:
@@ -24,7 +25,7 @@ def main(only: tuple[str, ...], json_path: Path | None) -> None:
             if not only or name in only:
                 print(f"measuring: {name}", file=sys.stderr, flush=True)
                 figures.extend(measurement(bench))
-    print_table(figures)
+    (print_markdown if markdown else print_table)(figures)
     if json_path is not None:
         write_json(figures, json_path)
 

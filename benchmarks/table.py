@@ -17,23 +17,32 @@ TABLE_COLUMNS = 160
 _LONG_MS = 10_000
 
 
+HEADINGS = ("figure", "p50", "p99", "min - max", "reference", "p50", "ratio", "aim", "")
+_TEXT_COLUMNS = (0, 4, 8)
+_CAPTION = "Where a figure says “best”, the smallest sample of each side is compared, else the median (p50)."
+
+
 def print_table(figures: Sequence[Figure]) -> None:
     """One row for each figure; on a pipe as wide as it needs to be."""
     console = Console()
     if not console.is_terminal:
         console = Console(width=TABLE_COLUMNS)
-    table = Table(title=machine(), title_justify="left", caption_justify="left")
-    table.add_column("figure", no_wrap=True)
-    for heading in ("p50", "p99", "min - max"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column("reference", no_wrap=True)
-    for heading in ("p50", "ratio", "aim"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column("", no_wrap=True)
+    table = Table(title=machine(), title_justify="left", caption=_CAPTION, caption_justify="left")
+    for column, heading in enumerate(HEADINGS):
+        table.add_column(heading, justify="left" if column in _TEXT_COLUMNS else "right", no_wrap=True)
     for figure in figures:
-        table.add_row(*_cells(figure))
-    table.caption = "Where a figure says “best”, the smallest sample of each side is compared, else the median (p50)."
+        *cells, verdict = _cells(figure)
+        colour = "red" if figure.met is False else "green"
+        table.add_row(*cells, f"[{colour}]{verdict}[/]")
     console.print(table)
+
+
+def print_markdown(figures: Sequence[Figure]) -> None:
+    """The same table, as docs/performance.md records one."""
+    print(f"{machine()}\n")
+    rows = [HEADINGS, ["---"] * len(HEADINGS), *(_cells(figure) for figure in figures)]
+    for row in rows:
+        print("| " + " | ".join(row) + " |")
 
 
 def _cells(figure: Figure) -> list[str]:
@@ -47,7 +56,7 @@ def _cells(figure: Figure) -> list[str]:
         _quantity(reference, figure.unit) if reference is not None else "",
         f"{ratio:.2f}" if ratio is not None else "",
         str(figure.aim) if figure.aim is not None else "",
-        {True: "[green]ok[/]", False: "[red]no[/]", None: ""}[figure.met],
+        {True: "ok", False: "no", None: ""}[figure.met],
     ]
 
 

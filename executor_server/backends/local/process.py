@@ -85,6 +85,8 @@ class BwrapProcess:
             # Readable only when the kernel has killed and reaped every process of the namespace.
             if not await wait_readable(self.init_pidfd, deadline):
                 raise SandboxFailure(f"process {self.init_pid} of a sandbox does not end")
+            if self._release >= 0:  # not let go yet: bubblewrap waits for us, and would not see its child's end
+                kill(self.monitor_pidfd)
         else:
             # It is still one process group, before --new-session; the child would wait for its parent for ever.
             with contextlib.suppress(ProcessLookupError):

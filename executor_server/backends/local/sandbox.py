@@ -9,7 +9,6 @@ them, and last the host user, which must not be given to anybody while a process
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -20,6 +19,7 @@ import structlog
 from executor_server.backends.base import GuestEndpoint
 from executor_server.backends.local.cgroups import Cgroup
 from executor_server.backends.local.process import BwrapProcess
+from executor_server.errors import SandboxFailure
 
 DESTROY_TIMEOUT_S = 10.0
 
@@ -56,8 +56,12 @@ class LocalSandbox:
             await self.process.kill_and_reap(deadline)
         if self.cgroup is not None:
             await self.cgroup.remove(deadline)
-        with contextlib.suppress(FileNotFoundError):  # its creation failed before there was one
+        try:
             shutil.rmtree(self.directory)
+        except FileNotFoundError:  # its creation failed before there was one
+            pass
+        except OSError as error:
+            raise SandboxFailure(f"the directory of a sandbox can't be removed: {error}") from error
         self.forget(self)
         _log.debug("sandbox_destroyed", sandbox_id=self.sandbox_id)
 

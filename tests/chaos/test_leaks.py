@@ -1,0 +1,100 @@
+"""Over many sessions, and over many that are killed, the daemon keeps nothing."""
+
+from __future__ import annotations
+
+import random
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import psutil
+
+from executor_client import ExecutorClient, Outcome, PreconditionError, Session
+from tests.chaos.conftest import StartDaemon
+from tests.chaos.observe import Sandbox, memory_bytes, open_files, sandbox_directories, sandboxes
+from tests.support.daemon import Daemon
+from tests.support.polling import eventually
+
+CYCLES = 50
+ROUNDS = 3
+SESSIONS = 8
+# Of the daemon's memory: allocators keep a little; a session that stayed would be far more over all cycles.
+GROWTH_BYTES = 12 * 2**20
+
+
+@dataclass(frozen=True)
+class Holdings:
+    """What a daemon without sessions holds."""
+
+    files: int
+    threads: int
+    processes: int
+    directories: int
+
+
+def holdings(daemon: Daemon) -> Holdings:
+    process = psutil.Process(daemon.process.pid)
+    children = len(process.children(recursive=True))
+    return Holdings(open_files(daemon), process.num_threads(), children, len(sandbox_directories(daemon)))
+
+
+def use(client: ExecutorClient) -> None:
+    with client.create_session() as session:
+        session.set_variables({"x": b"x" * 1_000_000})
+        session.put_file("f", b"y" * 100_000)
+        result = session.execute("print('z' * 100_000)\nlen(x)")
+        assert (result.outcome, result.output) == (Outcome.SUCCEEDED, 1_000_000)
+
+
+def test_files_processes_and_memory_stay_constant_over_many_sessions(start: StartDaemon) -> None:
+    daemon = start("pool.size = 0")
+    with daemon.client() as client:
+        for _ in range(CYCLES // 5):
+            use(client)
+        before, memory_before = holdings(daemon), memory_bytes(daemon)
+        for _ in range(CYCLES):
+            use(client)
+        assert eventually(lambda: holdings(daemon) == before), (holdings(daemon), before)
+        assert memory_bytes(daemon) - memory_before < GROWTH_BYTES
+
+
+def test_nothing_is_left_of_many_sessions_that_are_killed_at_random(start: StartDaemon) -> None:
+    """In each round some sandboxes lose a process in the middle of an execution, and some sessions are deleted."""
+    daemon = start("pool.size = 2\nsessions.sweep_interval_s = 0.05")
+    assert eventually(lambda: [len(sandbox.crew) for sandbox in sandboxes(daemon)] == [2, 2])
+    chance = random.Random(11)
+    with daemon.client() as client:
+        before = memory_before = None
+        for _ in range(ROUNDS):
+            survive_a_round(daemon, client, chance)
+            assert eventually(lambda: [len(sandbox.crew) for sandbox in sandboxes(daemon)] == [2, 2], timeout_s=60)
+            assert eventually(lambda: len(sandbox_directories(daemon)) == 2)
+            before, memory_before = before or holdings(daemon), memory_before or memory_bytes(daemon)
+            assert eventually(lambda: holdings(daemon) == before), (holdings(daemon), before)  # noqa: B023
+        assert memory_before is not None and memory_bytes(daemon) - memory_before < GROWTH_BYTES
+
+
+def survive_a_round(daemon: Daemon, client: ExecutorClient, chance: random.Random) -> None:
+    with ThreadPoolExecutor(SESSIONS) as threads:
+        sessions = list(threads.map(lambda _: client.create_session(), range(SESSIONS)))
+        running = [threads.submit(session.execute, "import time\ntime.sleep(1e6)") for session in sessions]
+        assert eventually(lambda: {info.state.value for info in client.list_sessions()} == {"busy"})
+        for sandbox in chance.sample(sandboxes(daemon), SESSIONS // 2):
+            kill_something(sandbox, chance)
+        for session in chance.sample(sessions, SESSIONS // 4):
+            session.close()
+        for session in sessions:
+            end(session)
+        ends = {future.result().outcome for future in running}
+    assert ends <= {Outcome.CANCELLED, Outcome.CRASHED, Outcome.LOST}
+
+
+def kill_something(sandbox: Sandbox, chance: random.Random) -> None:
+    chance.choice([sandbox.supervisor, *sandbox.crew]).kill()
+
+
+def end(session: Session) -> None:
+    try:
+        session.cancel()
+    except PreconditionError as error:  # its sandbox was killed
+        assert error.reason == "SESSION_LOST"
+    session.close()

@@ -1,0 +1,140 @@
+"""`executor` as a user runs it, against a real daemon."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from executor_client import ExecutorClient
+from tests.support.daemon import Daemon
+from tests.support.polling import eventually
+
+TIMEOUT_S = 60.0
+EXECUTOR = [sys.executable, "-m", "executor_client.cli"]
+
+
+@pytest.fixture
+def environment(daemon: Daemon) -> dict[str, str]:
+    """That of a user whose daemon this is: the command finds socket and token by itself."""
+    return {**os.environ, "EXECUTOR_STATE_DIR": str(daemon.state_dir)}
+
+
+@contextmanager
+def started(environment: dict[str, str], *arguments: str) -> Iterator[subprocess.Popen[str]]:
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen([*EXECUTOR, *arguments], env=environment, text=True, **pipes) as process:  # type: ignore[call-overload]
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def executor(environment: dict[str, str], *arguments: str, stdin: str = "") -> tuple[int, str, str]:
+    with started(environment, *arguments) as process:
+        out, err = process.communicate(stdin, TIMEOUT_S)
+        return process.returncode, out, err
+
+
+@pytest.mark.parametrize(
+    ("code", "exit_code", "out", "said"),
+    [
+        ("print('é')", 0, "é\n", ""),
+        ("print(1)\n1 / 0", 1, "1\n", "ZeroDivisionError"),
+        ("x = (", 1, "", "SyntaxError"),
+        ("import socket", 1, "", "Import of socket is not allowed"),
+        ("raise SystemExit(7)", 7, "", ""),
+        ("raise SystemExit(0)", 0, "", ""),
+        ("while True: pass", 1, "", "executor: timeout"),
+    ],
+)
+def test_run_says_how_the_program_ended(
+    environment: dict[str, str], code: str, exit_code: int, out: str, said: str
+) -> None:
+    code_, out_, err = executor(environment, "run", "-", "--timeout", "1", stdin=code)
+    assert (code_, out_) == (exit_code, out)
+    assert said in err and 'Traceback (most recent call last):\n  File "/work' not in err
+
+
+def test_run_reads_files_and_saves_images(environment: dict[str, str], tmp_path: Path) -> None:
+    program = tmp_path / "p.py"
+    program.write_text("import matplotlib.pyplot as plt\nplt.plot([1, 2])\nplt.show()\nprint('drawn')")
+    images = tmp_path / "images"
+    arguments = ("run", str(program), "--imports", "matplotlib.*", "--save-images", str(images))
+    code, out, err = executor(environment, *arguments)
+    assert (code, out) == (0, "drawn\n"), err
+    assert (images / "image-1.png").read_bytes().startswith(b"\x89PNG")
+    assert f"[saved {images / 'image-1.png'}]" in err
+
+
+def test_run_shows_output_before_the_program_ends(environment: dict[str, str], client: ExecutorClient) -> None:
+    code = "import time\nprint('first', flush=True)\ntime.sleep(1e6)"
+    with started(environment, "run", "-") as process:
+        assert process.stdin is not None and process.stdout is not None
+        process.stdin.write(code)
+        process.stdin.close()
+        assert process.stdout.readline() == "first\n"
+        assert process.poll() is None
+        process.send_signal(signal.SIGINT)
+        assert process.wait(TIMEOUT_S) == 130
+        assert process.stderr is not None and process.stderr.read() == "executor: interrupted\n"
+    assert client.list_sessions() == [], "an interrupted run leaves no session"
+
+
+def test_run_refuses_in_one_line(environment: dict[str, str], tmp_path: Path) -> None:
+    missing = str(tmp_path / "missing.py")
+    refusals = {
+        ("run", missing): "cannot be read",
+        ("run", "-", "--image", "nonsense"): "no such image; there are base",
+        ("run", "-", "--timeout", "1e9"): "the policy refuses this",
+        ("--token", "x" * 43, "ps"): "token",
+        ("--address", f"unix:{tmp_path}/none", "ps"): "no daemon answers at unix:",
+    }
+    for arguments, said in refusals.items():
+        code, out, err = executor(environment, *arguments)
+        assert (code, out) == (2, ""), arguments
+        assert said in err.splitlines()[0] and "Traceback" not in err
+
+
+def test_repl_keeps_variables_and_survives_an_interrupt(environment: dict[str, str], client: ExecutorClient) -> None:
+    with started(environment, "repl") as process:
+        assert process.stdin is not None and process.stdout is not None
+        process.stdin.write("x = 20\nimport time; print('here', flush=True); time.sleep(1e6)\n")
+        process.stdin.flush()
+        while "here" not in process.stdout.readline():
+            assert process.poll() is None
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate("x * 2 + 2\n1 / 0\n", TIMEOUT_S)
+    assert process.returncode == 0
+    assert "42\n" in out
+    assert "executor: cancelled\n" in err and "ZeroDivisionError" in err
+    assert client.list_sessions() == []
+
+
+def test_ps_lists_the_sessions_there_are(environment: dict[str, str], client: ExecutorClient) -> None:
+    with client.create_session(labels={"job": "a\nb"}) as session:
+        code, out, _ = executor(environment, "ps")
+        assert code == 0
+        header, row = out.splitlines()
+        assert header.split()[:3] == ["SESSION", "STATE", "IMAGE"]
+        assert row.split()[:3] == [session.session_id, "idle", "base"] and row.endswith("job=a\\nb")
+    assert len(executor(environment, "ps")[1].splitlines()) == 1
+
+
+def test_run_ends_quietly_when_its_reader_goes(environment: dict[str, str], client: ExecutorClient) -> None:
+    """As in `executor run … | head -1`."""
+    with started(environment, "run", "-") as process:
+        assert process.stdin is not None and process.stdout is not None and process.stderr is not None
+        process.stdin.write("import time\nwhile True:\n    print('y' * 1000, flush=True)\n    time.sleep(0.01)")
+        process.stdin.close()
+        process.stdout.readline()
+        process.stdout.close()
+        assert process.wait(TIMEOUT_S) == 1
+        assert process.stderr.read() == ""
+    assert eventually(lambda: client.list_sessions() == [])

@@ -1,0 +1,242 @@
+"""All that a client can ask, asked of a daemon with its default configuration; both clients say the same."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+
+from executor_client import (
+    AsyncExecutorClient,
+    AuthenticationError,
+    ExecutorClient,
+    ExecutorClientError,
+    InvalidRequest,
+    LogEvent,
+    NotFoundError,
+    Outcome,
+    PolicyViolationError,
+    ResourceExhaustedError,
+    ToolCallEvent,
+    VariablesState,
+)
+from tests.support.daemon import Daemon
+
+WAIT_S = 60.0
+
+
+class Blocking:
+    """An asyncio client, or what it made, used as its blocking counterpart: each coroutine is waited for."""
+
+    def __init__(self, run: Callable[[Any], Any], wrapped: Any) -> None:
+        self._run, self._wrapped = run, wrapped
+
+    def __getattr__(self, name: str) -> Any:
+        attribute = getattr(self._wrapped, name)
+        if not callable(attribute):
+            return attribute
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            result = attribute(*args, **kwargs)
+            result = self._run(result) if inspect.isawaitable(result) else result
+            return Blocking(self._run, result) if hasattr(result, "execute") else result
+
+        return call
+
+    def __enter__(self) -> Blocking:
+        self._run(self._wrapped.__aenter__())
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._run(self._wrapped.__aexit__(*error))
+
+
+@contextmanager
+def event_loop() -> Iterator[Callable[[Any], Any]]:
+    """Runs coroutines, from any thread, on a loop in a thread of its own."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+
+    def run(coroutine: Any) -> Any:
+        future: Future[Any] = asyncio.run_coroutine_threadsafe(coroutine, loop)
+        return future.result(WAIT_S)
+
+    try:
+        yield run
+    finally:
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()
+
+
+@pytest.fixture(params=["sync", "async"])
+def client(request: pytest.FixtureRequest, daemon: Daemon) -> Iterator[Any]:
+    if request.param == "sync":
+        with daemon.client() as client:
+            yield client
+        return
+
+    async def make() -> AsyncExecutorClient:
+        return AsyncExecutorClient(**daemon.access)
+
+    with event_loop() as run, Blocking(run, run(make())) as blocking:
+        yield blocking
+
+
+def test_the_designs_example_works_as_it_stands(client: Any) -> None:
+    data = b"a,b\n1,2\n"
+    with client.create_session(image="base", authorized_imports=["numpy"], limits={"wall_time_s": 30}) as session:
+        session.set_variables({"x": 1})
+        session.register_tools({"search": lambda query: f"found {query}"})
+        result = session.execute("x + 1", on_event=None)
+        assert (result.outcome, result.output, result.logs, result.images) == (Outcome.SUCCEEDED, 2, "", [])
+        assert (result.error, result.is_final_answer) == (None, False)
+        assert result.usage.operations >= 0 and result.usage.wall_time_s > 0
+        assert (result.state, result.generation) == (VariablesState.KEPT, 1)
+        assert session.execute("search('it')").output == "found it"
+        assert session.get_variables(["x"]) == {"x": 1}
+        session.put_file("a.csv", data)
+        assert session.get_file("a.csv") == data
+        assert [(file.path, file.size_bytes) for file in session.list_files()] == [("a.csv", len(data))]
+    with pytest.raises(NotFoundError) as gone:
+        session.execute("1")
+    assert gone.value.reason == "SESSION_NOT_FOUND"
+
+
+def test_events_come_in_order_and_while_the_program_runs(client: Any) -> None:
+    events: list[Any] = []
+    seen: list[int] = []
+    code = "print('before', flush=True)\nlook()\nprint('after', file=sys.stderr)"
+    with client.create_session(authorized_imports=["sys"]) as session:
+        session.register_tools({"look": lambda: seen.append(len(events))})
+        result = session.execute(f"import sys\n{code}", on_event=events.append)
+    assert (result.logs, result.stdout, result.stderr) == ("before\nafter\n", "before\n", "after\n")
+    assert [event.number for event in events] == list(range(1, len(events) + 1))
+    kinds = [event.text if isinstance(event, LogEvent) else type(event) for event in events]
+    assert kinds == ["before\n", ToolCallEvent, "after\n"]
+    assert seen[0] >= 1, "the first line was there when the tool was called"
+
+
+def test_large_values_travel_both_ways_and_through_tools(client: Any) -> None:
+    array = np.arange(1_500_000, dtype=np.float64)
+    with client.create_session(authorized_imports=["numpy.*"]) as session:
+        session.set_variables({"array": array, "text": "é" * 1_000_000})
+        session.register_tools({"twice": lambda values: values * 2})
+        result = session.execute("doubled = twice(array)\n(doubled, text[-1])")
+        np.testing.assert_array_equal(result.output[0], array * 2)
+        assert result.output[1] == "é"
+        np.testing.assert_array_equal(session.get_variables(["doubled"])["doubled"], array * 2)
+
+
+def test_limits_of_one_execution_hold_for_it_alone(client: Any) -> None:
+    with client.create_session() as session:
+        spent = session.execute("for i in range(10**6): pass", limits={"operations": 1000})
+        assert (spent.outcome, spent.state) == (Outcome.OPERATION_LIMIT, VariablesState.KEPT)
+        assert session.execute("while True: pass", limits={"wall_time_s": 0.3}).outcome is Outcome.TIMEOUT
+        assert session.execute("for i in range(10**4): pass\ni").output == 9999
+        with pytest.raises(InvalidRequest, match="above the session's"):
+            session.execute("1", limits={"wall_time_s": session.limits.wall_time_s + 1})
+
+
+def test_a_session_is_described_found_again_and_kept_alive(client: Any) -> None:
+    labels = {"job": "nightly"}
+    with client.create_session(limits={"idle_time_s": 100, "memory_bytes": 2**28}, labels=labels) as session:
+        session.execute("x = 7")
+        (info,) = [each for each in client.list_sessions() if each.session_id == session.session_id]
+        assert (info.labels, info.limits.memory_bytes, info.state.value) == (labels, 2**28, "idle")
+        assert client.get_session(session.session_id).execute("x").output == 7
+        before = session.refresh().expire_time
+        assert session.keep_alive().expire_time >= before
+
+
+def test_the_policy_says_what_can_be_asked_for(client: Any) -> None:
+    policy = client.get_policy()
+    assert policy.images == ("base",) and policy.backend == "local" and policy.tool_placements == ("host",)
+    with pytest.raises(PolicyViolationError) as refusal:
+        client.create_session(
+            limits={
+                "wall_time_s": policy.max_limits.wall_time_s * 2,
+                "memory_bytes": policy.max_limits.memory_bytes * 2,
+            }
+        )
+    assert len(refusal.value.violations) == 2, "every violation is listed"
+    assert refusal.value.reason == "POLICY_VIOLATION"
+
+
+@pytest.mark.parametrize(
+    ("ask", "error", "reason"),
+    [
+        (lambda c, s: c.create_session(image="nonsense"), InvalidRequest, "UNKNOWN_IMAGE"),
+        (lambda c, s: c.create_session(limits={"wall_time_s": -1}), InvalidRequest, "INVALID_FIELD"),
+        (lambda c, s: c.create_session(limits={"wall_time_s": float("nan")}), InvalidRequest, "INVALID_FIELD"),
+        (lambda c, s: c.create_session(authorized_imports=["os path"]), InvalidRequest, "INVALID_FIELD"),
+        (lambda c, s: c.create_session(prelude="1 / 0"), InvalidRequest, "INVALID_FIELD"),
+        (lambda c, s: c.get_session("nonsense"), NotFoundError, "SESSION_NOT_FOUND"),
+        (lambda c, s: s.execute("x\0"), InvalidRequest, "INVALID_FIELD"),
+        (lambda c, s: s.execute("1", execution_id="a b"), InvalidRequest, "INVALID_FIELD"),
+        (lambda c, s: s.execute("2", execution_id="used"), InvalidRequest, "EXECUTION_ID_REUSED"),
+        (lambda c, s: s.cancel("nonsense"), NotFoundError, "EXECUTION_NOT_FOUND"),
+        (lambda c, s: s.set_variables({"class": 1}), InvalidRequest, "INVALID_FIELD"),
+        (lambda c, s: s.register_tools({"a-b": print}), InvalidRequest, "INVALID_FIELD"),
+        (lambda c, s: s.put_file("../up", b""), InvalidRequest, "PATH_REFUSED"),
+        (lambda c, s: s.get_file("/etc/passwd"), InvalidRequest, "PATH_REFUSED"),
+        (lambda c, s: s.get_file("missing"), NotFoundError, "FILE_NOT_FOUND"),
+        (lambda c, s: s.put_file("f", bytes(3_000_000)), ResourceExhaustedError, "TOO_LARGE"),
+    ],
+)
+def test_each_refusal_is_its_error_and_the_session_goes_on(
+    client: Any, ask: Any, error: type[ExecutorClientError], reason: str
+) -> None:
+    with client.create_session(limits={"disk_bytes": 2_000_000}) as session:
+        session.execute("1", execution_id="used")
+        with pytest.raises(error) as refusal:
+            ask(client, session)
+        # Empty where the client itself refuses, before anything is sent.
+        assert refusal.value.reason in (reason, "")
+        assert session.execute("6 * 7").output == 42
+
+
+def test_a_wrong_token_is_refused(daemon: Daemon) -> None:
+    with ExecutorClient(daemon.address, token="x" * 43) as client, pytest.raises(AuthenticationError):
+        client.list_sessions()
+
+
+def test_sessions_in_threads_do_not_mix(daemon: Daemon) -> None:
+    def work(number: int) -> list[int]:
+        with daemon.client() as client, client.create_session() as session:
+            session.register_tools({"me": lambda: number})
+            session.set_variables({"total": 0})
+            return [session.execute("total += me()\ntotal").output for _ in range(10)]
+
+    with ThreadPoolExecutor(4) as threads:
+        results = list(threads.map(work, range(1, 5)))
+    assert results == [[number * step for step in range(1, 11)] for number in range(1, 5)]
+
+
+def test_threads_that_share_a_session_take_turns(client: Any) -> None:
+    with client.create_session() as session, ThreadPoolExecutor(4) as threads:
+        session.execute("order = []")
+        code = "order.append(1)\norder.append(2)\nlen(order)"
+        lengths = list(threads.map(lambda _: session.execute(code).output, range(8)))
+        assert sorted(lengths) == list(range(2, 17, 2))
+        assert session.execute("order").output == [1, 2] * 8
+
+
+def test_a_running_execution_is_cancelled_from_elsewhere(client: Any) -> None:
+    printed = threading.Event()
+    with client.create_session() as session, ThreadPoolExecutor(1) as threads:
+        session.execute("x = 1")
+        on_event = lambda event: printed.set() if isinstance(event, LogEvent) else None  # noqa: E731
+        running = threads.submit(session.execute, "print(1, flush=True)\nwhile True: pass", on_event=on_event)
+        assert printed.wait(WAIT_S)
+        session.cancel()
+        assert running.result().outcome is Outcome.CANCELLED
+        assert session.execute("x").output == 1

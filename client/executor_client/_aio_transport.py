@@ -17,7 +17,7 @@ from executor_client._endpoint import Endpoint
 from executor_client._limits import CAPACITY_WAIT_S
 from executor_client._retry import Backoff
 from executor_client._transport import unreachable
-from executor_client.errors import ResourceExhaustedError, UnavailableError
+from executor_client.errors import DaemonError, ResourceExhaustedError, UnavailableError
 
 T = TypeVar("T")
 
@@ -59,6 +59,19 @@ class AioTransport:
             raise _status.translate(error) from error
         self._answered = True
         return response
+
+    async def upload(self, method: Callable[..., Any], requests: Any) -> Any:
+        """One attempt of a call with a stream of requests.
+
+        When the daemon refuses while we still send, grpc.aio may lose its answer and put an INTERNAL of its own there.
+        What was said is not known then, as after a broken connection: the call is to be repeated.
+        """
+        try:
+            return await self.once(method, requests)
+        except DaemonError as error:
+            if error.reason:
+                raise
+            raise UnavailableError(f"the upload broke off: {error.message}") from error
 
     async def read(self, method: Callable[..., Any], request: Any) -> AsyncGenerator[Any, None]:
         """One attempt of a call with a stream of answers; ended early, it is cancelled."""

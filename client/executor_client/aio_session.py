@@ -245,7 +245,7 @@ class AsyncSession:
         if budget.takes(packed):
             return _requests.inline(packed)
         upload = _requests.blob_upload(self.session_id, packed)
-        response = await self._transport.once(self._transport.stub.UploadBlob, upload)
+        response = await self._transport.upload(self._transport.stub.UploadBlob, upload)
         return _requests.by_blob(response.blob_id, packed)
 
     # -----------------------------------------------------------------------------------------------------------------
@@ -257,7 +257,7 @@ class AsyncSession:
 
         async def attempt() -> FileInfo:
             messages = _requests.put_file(self.session_id, path, content)
-            return _convert.file_from_wire((await self._transport.once(self._transport.stub.PutFile, messages)).file)
+            return _convert.file_from_wire((await self._transport.upload(self._transport.stub.PutFile, messages)).file)
 
         return await self._transport.repeat(attempt)
 

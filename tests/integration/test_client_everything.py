@@ -204,6 +204,14 @@ def test_each_refusal_is_its_error_and_the_session_goes_on(
         assert session.execute("6 * 7").output == 42
 
 
+def test_an_upload_that_is_refused_while_it_is_sent_always_says_why(client: Any) -> None:
+    """grpc.aio loses the daemon's answer now and then, and says INTERNAL of its own."""
+    with client.create_session(limits={"disk_bytes": 2_000_000}) as session:
+        for _ in range(30):
+            with pytest.raises(ResourceExhaustedError, match="over the limit"):
+                session.put_file("f", bytes(3_000_000))
+
+
 def test_a_wrong_token_is_refused(daemon: Daemon) -> None:
     with ExecutorClient(daemon.address, token="x" * 43) as client, pytest.raises(AuthenticationError):
         client.list_sessions()

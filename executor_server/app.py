@@ -7,6 +7,7 @@ pool, the backend, and at the very end the state directory's lock. The first sig
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import signal
 import sys
 from collections.abc import Iterator, Sequence
@@ -28,6 +29,9 @@ from executor_server.sessions import SessionManager, SessionSettings
 
 # When the sessions have ended, calls only have to deliver what is already there.
 STOP_GRACE_S = 2.0
+# mallopt(3)
+_M_TRIM_THRESHOLD = -1
+_M_MMAP_THRESHOLD = -3
 
 _log = structlog.get_logger(__name__)
 
@@ -35,12 +39,25 @@ _log = structlog.get_logger(__name__)
 def serve(config: Config) -> None:
     """Runs the daemon until it is told to stop. Raises StateDirError, AddressError, SandboxFailure."""
     logs.configure(config.log.level, config.log.format)
+    _keep_freed_memory()
     uvloop.run(_serve(config))
 
 
 def check_host(config: Config) -> Sequence[HostFinding]:
     """What this host can isolate and limit."""
     return uvloop.run(_make_backend(config).check_host())
+
+
+def _keep_freed_memory() -> None:
+    """Has the allocator keep what is freed, up to a bound, instead of giving it back after every large message.
+
+    Values pass through in messages of 256 KiB. glibc maps and unmaps each by itself, and clearing the pages anew costs
+    more than all the copying (505 µs against 20 µs for one message, measured). Other C libraries have no mallopt.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(_M_MMAP_THRESHOLD, 32 * 1024 * 1024)
+        mallopt(_M_TRIM_THRESHOLD, 64 * 1024 * 1024)
 
 
 async def _serve(config: Config) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, cast
@@ -25,13 +26,25 @@ from executor_server.guest.frames import (
     encode_frame,
     encode_prefix,
 )
+from executor_server.guest.tokens import CHAIN_LENGTH, chained
 
 # For a guest to answer the first frame: an interpreter starts within a tenth of that, even on a loaded host.
 READY_TIME_S = 30.0
 _CONNECT_STEP_S = 0.005
 # Unacknowledged bytes after which an acknowledgement goes out by itself; the guest stops at 8 MiB.
 _ACK_BYTES = 1024 * 1024
+# What may wait for the guest's acknowledgement before `drain` holds the sender back.
+_KEPT_BYTES = 8 * 1024 * 1024
 _WRITE_HIGH_BYTES = 4 * CHUNK_BYTES
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """A frame that the guest has not acknowledged."""
+
+    seq: int
+    prefix: bytes
+    body: bytes
 
 
 @dataclass(frozen=True)
@@ -49,15 +62,23 @@ class GuestChannel(asyncio.Protocol):
     though nobody closed it. Both run in the event loop and must not block.
     """
 
-    def __init__(self, endpoint: GuestEndpoint) -> None:
+    def __init__(self, endpoint: GuestEndpoint, *, shown: int = 0) -> None:
+        """`shown`: how many connections an earlier daemon may have begun."""
         self._endpoint = endpoint
         self._transport: asyncio.Transport | None = None
         self._decoder = FrameDecoder()
         self._ready: asyncio.Future[GuestInfo] | None = None
-        self._last_seq = 0
-        self._unacked_bytes = 0
-        self._writable = asyncio.Event()
-        self._writable.set()
+        self._connections = shown
+        self._first = True
+        self._greeted = False
+        self._last_seq = 0  # of the guest's frames, taken
+        self._unacknowledged_bytes = 0
+        self._seq = 0  # of our own
+        self._kept: deque[_Kept] = deque()
+        self._kept_bytes = 0
+        self._writable = True
+        self._room = asyncio.Event()
+        self._room.set()
         self._closing = False
         self.info: GuestInfo | None = None
         self.last_heard_s = time.monotonic()
@@ -79,9 +100,8 @@ class GuestChannel(asyncio.Protocol):
             async with asyncio.timeout(deadline_s):
                 await self._open(loop, path)
                 self._ready = loop.create_future()
-                hello = {"token": self._endpoint.token.hex(), "protocol": PROTOCOL_VERSION, "last_seq": self._last_seq}
                 assert self._transport is not None
-                self._transport.write(encode_frame(Kind.HELLO, hello))
+                self._transport.write(encode_frame(Kind.HELLO, self._hello()))
                 self.info = await self._ready
         except TimeoutError as error:
             self.close()
@@ -90,6 +110,14 @@ class GuestChannel(asyncio.Protocol):
             self.close()
             raise SandboxFailure(f"the guest cannot be reached: {error.strerror}") from error
         return self.info
+
+    def _hello(self) -> dict[str, Any]:
+        """Raises SandboxFailure when there is no token left to show."""
+        self._connections += 1
+        if self._connections >= CHAIN_LENGTH:
+            raise SandboxFailure("the guest has been connected to too often")
+        token = chained(self._endpoint.token, CHAIN_LENGTH - self._connections)
+        return {"token": token.hex(), "protocol": PROTOCOL_VERSION, "last_seq": self._last_seq}
 
     async def _open(self, loop: asyncio.AbstractEventLoop, path: str) -> None:
         """Where the guest itself makes the socket, it may not be there at once."""
@@ -105,10 +133,11 @@ class GuestChannel(asyncio.Protocol):
         self._transport = cast("asyncio.Transport", transport)
         self._transport.set_write_buffer_limits(high=_WRITE_HIGH_BYTES)
         self._decoder = FrameDecoder()
+        self._writable = True
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
-        self._writable.set()
+        self._greeted = False
         reason = "the guest closed the channel" if exc is None else f"the channel broke: {type(exc).__name__}"
         if self._ready is not None and not self._ready.done():
             self._ready.set_exception(SandboxFailure(reason))
@@ -122,6 +151,9 @@ class GuestChannel(asyncio.Protocol):
     def close(self) -> None:
         """Ends the channel; `on_lost` is not called for it. Idempotent."""
         self._closing = True
+        self._kept.clear()
+        self._kept_bytes = 0
+        self._room.set()
         if self._transport is not None:
             self._transport.abort()
 
@@ -134,14 +166,17 @@ class GuestChannel(asyncio.Protocol):
                 self._take(frame)
         except FrameError as error:
             self._violated(error)
-        self._unacked_bytes += len(data)
-        if self._unacked_bytes > _ACK_BYTES:
-            self.send(Kind.ACK, {})
+        self._unacknowledged_bytes += len(data)
+        if self._unacknowledged_bytes > _ACK_BYTES:
+            self._say(Kind.ACK)
 
     def _take(self, frame: Frame) -> None:
+        self._acknowledge(frame.ack)
         if frame.kind == Kind.READY:
             if self._ready is not None and not self._ready.done():
-                self._ready.set_result(_read_ready(frame))
+                info = _read_ready(frame)
+                self._greet(frame.head.integer("last_seq"))
+                self._ready.set_result(info)
         elif frame.kind == Kind.PONG:
             return
         elif frame.seq <= self._last_seq:
@@ -173,26 +208,74 @@ class GuestChannel(asyncio.Protocol):
     # -- sending -------------------------------------------------------------------------------------------------
 
     def send(self, kind: int, head: dict[str, Any], body: bytes = b"") -> None:
-        """Sends a frame; when there is no connection it is dropped, and `on_lost` has been or will be called."""
+        """Sends a frame, now or with the next connection, and keeps it until the guest has acknowledged it."""
+        if self._closing:
+            return
+        self._seq += 1
+        kept = _Kept(self._seq, encode_prefix(kind, head, len(body), seq=self._seq, ack=self._last_seq), body)
+        self._kept.append(kept)
+        self._kept_bytes += len(kept.body)
+        self._update_room()
+        if self._greeted:
+            self._unacknowledged_bytes = 0
+            self._write(kept)
+
+    def ping(self) -> None:
+        """Asks for a sign of life."""
+        self._say(Kind.PING)
+
+    def _say(self, kind: int) -> None:
+        """A frame without a number, which is not sent again."""
+        if self._transport is not None and self._greeted:
+            self._unacknowledged_bytes = 0
+            self._transport.write(encode_frame(kind, {}, ack=self._last_seq))
+
+    def _greet(self, taken: int) -> None:
+        """The guest is ready: what it has not taken of an earlier connection goes first.
+
+        An earlier daemon may have spoken to it; then its numbers go on here. Raises FrameError.
+        """
+        if self._first:
+            assert not self._kept, "a frame was sent before the first connection"
+            self._first, self._seq = False, taken
+        elif taken > self._seq:
+            raise FrameError(f"the guest has taken frame {taken} of {self._seq}")
+        self._acknowledge(taken)
+        self._greeted = True
+        for kept in self._kept:
+            self._write(kept)
+
+    def _write(self, kept: _Kept) -> None:
         if self._transport is None:
             return
-        self._unacked_bytes = 0
-        prefix = encode_prefix(kind, head, len(body), ack=self._last_seq)
-        if len(body) < CHUNK_BYTES // 4:
-            self._transport.write(prefix + body)
+        if len(kept.body) < CHUNK_BYTES // 4:
+            self._transport.write(kept.prefix + kept.body)
         else:
-            self._transport.write(prefix)
-            self._transport.write(body)
+            self._transport.write(kept.prefix)
+            self._transport.write(kept.body)
+
+    def _acknowledge(self, seq: int) -> None:
+        while self._kept and self._kept[0].seq <= seq:
+            self._kept_bytes -= len(self._kept.popleft().body)
+        self._update_room()
 
     async def drain(self) -> None:
-        """Waits until there is room for another chunk."""
-        await self._writable.wait()
+        """Waits until there is room for another chunk, or the channel is closed."""
+        await self._room.wait()
 
     def pause_writing(self) -> None:
-        self._writable.clear()
+        self._writable = False
+        self._update_room()
 
     def resume_writing(self) -> None:
-        self._writable.set()
+        self._writable = True
+        self._update_room()
+
+    def _update_room(self) -> None:
+        if self._closing or (self._writable and self._kept_bytes < _KEPT_BYTES):
+            self._room.set()
+        else:
+            self._room.clear()
 
 
 def _read_ready(frame: Frame) -> GuestInfo:

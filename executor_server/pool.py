@@ -16,7 +16,6 @@ import structlog
 
 from executor_server.backends.base import Backend, Sandbox
 from executor_server.errors import SandboxFailure
-from executor_server.guest.frames import Kind
 from executor_server.guest_channel import GuestChannel
 from executor_server.model import SandboxSpec
 
@@ -139,7 +138,7 @@ class WarmPool:
             await asyncio.sleep(self._settings.ping_interval_s)
             for kept in self._ready.values():
                 for ready in kept:
-                    ready.channel.send(Kind.PING, {})
+                    ready.channel.ping()
 
     def _next_missing(self) -> tuple[str, int, int, int] | None:
         for shape, kept in self._ready.items():

@@ -178,14 +178,14 @@ class Session:
             # Nothing is read now, so nothing can be heard; but the guest must not think that it is an orphan.
             if now - self._pinged_s > self._settings.ping_interval_s:
                 self._pinged_s = now
-                self._channel.send(Kind.PING, {})
+                self._channel.ping()
             return
         if self._pinged_s > self._channel.last_heard_s and now - self._pinged_s > self._settings.silence_s:
             self._lose(f"the guest has not answered for {self._settings.silence_s:g} s")
         elif now - max(self._channel.last_heard_s, self._pinged_s) > self._settings.ping_interval_s:
             if self._pinged_s <= self._channel.last_heard_s:
                 self._pinged_s = now
-            self._channel.send(Kind.PING, {})
+            self._channel.ping()
 
     def _require_alive(self) -> None:
         if self._lost is not None:

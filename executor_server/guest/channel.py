@@ -17,6 +17,7 @@ from . import link
 from .frames import CHUNK_BYTES, PROTOCOL_VERSION, Frame, FrameDecoder, FrameError, Kind, encode_frame, encode_prefix
 from .lean import accept, deque, socket
 from .loop import READ, WRITE, Loop
+from .tokens import is_next
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 _MAX_STRANGERS = 4
 _HELLO_TIME_S = 5.0
 _READ_BYTES = 256 * 1024
+# Bytes taken after which an acknowledgement goes out by itself.
+_ACK_BYTES = 1024 * 1024
 # Past so many bytes not yet acknowledged, the supervisor stops reading what the program writes.
 OUTBOX_BYTES = 8 * 1024 * 1024
 
@@ -72,13 +75,13 @@ class Channel:
     def __init__(
         self,
         listener: socket.socket,
-        token_sha256: str,
+        token_hash: str,
         loop: Loop,
         on_frame: Callable[[Frame], None],
         describe: Callable[[], dict[str, Any]],
     ) -> None:
         self._listener = listener
-        self._token_sha256 = token_sha256
+        self._token = bytes.fromhex(token_hash)
         self._watch = loop.watch
         self._on_frame = on_frame
         self._describe = describe
@@ -86,6 +89,8 @@ class Channel:
         self._conn: Optional[socket.socket] = None
         self._decoder = FrameDecoder()
         self._seq = 0
+        self._taken = 0  # the last number of the daemon's
+        self._unacknowledged_bytes = 0
         self._blobs_sent = 0
         self._unsent: deque[_Kept] = deque()
         self._unacked: deque[_Kept] = deque()
@@ -93,6 +98,7 @@ class Channel:
         self._writing: list[Union[memoryview, FileSlice]] = []
         self._buffer = memoryview(bytearray(_READ_BYTES))
         self.last_heard = time.monotonic()
+        self.broken = ""  # what the daemon said that no daemon of this version says
         listener.setblocking(False)
         loop.watch(listener.fileno(), READ, self._accept)
 
@@ -111,7 +117,7 @@ class Channel:
         """Queues a frame, keeps it until it is acknowledged, and sends what can be sent now."""
         self._seq += 1
         length = len(body) if isinstance(body, bytes) else body.length
-        kept = _Kept(self._seq, encode_prefix(kind, head, length, seq=self._seq), body)
+        kept = _Kept(self._seq, encode_prefix(kind, head, length, seq=self._seq, ack=self._taken), body)
         self._unsent.append(kept)
         self._kept_bytes += kept.cost
         self.flush()
@@ -248,16 +254,14 @@ class Channel:
                 self._drop(stranger)
 
     def _is_daemon(self, frame: Frame) -> bool:
-        # Imported here: OpenSSL costs milliseconds, and a warm sandbox has time for it before anyone waits.
-        import hashlib
-        import hmac
-
         try:
             token = bytes.fromhex(frame.head.text("token", 256))
         except ValueError:  # FrameError is one too
             return False
-        right = hmac.compare_digest(hashlib.sha256(token).hexdigest(), self._token_sha256)
-        return right and frame.kind == Kind.HELLO
+        if frame.kind != Kind.HELLO or not is_next(token, self._token):
+            return False
+        self._token = token
+        return True
 
     def _adopt(self, stranger: _Stranger, frames: list[Frame]) -> None:
         hello = frames[0]
@@ -277,7 +281,8 @@ class Channel:
         # What the last connection took but this daemon has not: again, before anything new.
         self._unsent = deque((*self._unacked, *self._unsent))
         self._unacked = deque()
-        self._writing = [memoryview(encode_frame(Kind.READY, self._describe()))]
+        ready = {**self._describe(), "last_seq": self._taken}
+        self._writing = [memoryview(encode_frame(Kind.READY, ready))]
         self._watch(self._conn.fileno(), READ, self._readable)
         self.last_heard = time.monotonic()
         self.flush()
@@ -296,8 +301,11 @@ class Channel:
             frames = self._decoder.feed(self._buffer[:size])
         except BlockingIOError:
             return
-        except (OSError, FrameError):
+        except OSError:
             self._disconnect()
+            return
+        except FrameError as error:
+            self.broken = str(error)
             return
         self._take(frames)
 
@@ -307,17 +315,24 @@ class Channel:
             self._acknowledge(frame.ack)
             if frame.kind == Kind.PING:
                 self._reply(Kind.PONG)
-            elif frame.kind != Kind.ACK:
+            elif frame.kind != Kind.ACK and frame.seq > self._taken:  # else it was sent again, and taken before
                 try:
+                    if frame.seq != self._taken + 1:
+                        raise FrameError(f"frame {frame.seq} came after frame {self._taken}")
+                    self._taken = frame.seq
                     self._on_frame(frame)
-                except FrameError:
-                    self._disconnect()  # not the daemon that this guest was packed with
+                except FrameError as error:
+                    self.broken = str(error)
                     return
+            self._unacknowledged_bytes += len(frame.view)
+        if self._unacknowledged_bytes > _ACK_BYTES:
+            self._reply(Kind.ACK)
 
     def _reply(self, kind: int) -> None:
         """A frame without a number, behind what is being written now."""
         if self._conn is not None:
-            self._writing.append(memoryview(encode_frame(kind, {})))
+            self._unacknowledged_bytes = 0
+            self._writing.append(memoryview(encode_frame(kind, {}, ack=self._taken)))
             self.flush()
 
     def _disconnect(self) -> None:

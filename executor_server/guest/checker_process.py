@@ -27,6 +27,8 @@ def checker_main(sock: socket.socket, config: Any) -> None:
     resource.setrlimit(resource.RLIMIT_DATA, (memory, memory))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     sentinels = Sentinels.of(config.mark)
+    # Once for nobody: what Python sets up lazily is there when somebody waits.
+    check("0", "<warm-up>", authorized_imports=(), output_mode="trailing_expression", sentinels=sentinels)
     while True:
         try:
             message = link.receive(sock, _MAX_REQUEST_BYTES)

@@ -27,11 +27,11 @@ _CHECKER_USES = 200
 class Config:
     """What the guest is told at its start."""
 
-    __slots__ = ("mark", "memory_bytes", "orphan_time_s", "processes", "token_sha256", "watch_memory", "workspace")
+    __slots__ = ("mark", "memory_bytes", "orphan_time_s", "processes", "token_hash", "watch_memory", "workspace")
 
     def __init__(
         self,
-        token_sha256: str,
+        token_hash: str,
         workspace: str,
         orphan_time_s: float,
         memory_bytes: int,
@@ -39,7 +39,7 @@ class Config:
         watch_memory: bool,
         mark: str,
     ) -> None:
-        self.token_sha256 = token_sha256
+        self.token_hash = token_hash
         self.workspace = workspace
         self.orphan_time_s = orphan_time_s
         self.memory_bytes = memory_bytes

@@ -18,7 +18,7 @@ from copy import deepcopy
 from types import CodeType, FrameType
 from typing import Any, Callable, Iterator, Protocol
 
-from .imports import Authorized, ImportDenied, find_denied, make_import
+from .imports import CALLED_IMPORT, Authorized, ImportDenied, find_denied, make_import, make_statement_import
 from .instrument import Sentinels, bind, compile_tree, instrument
 
 _exec, _eval, _compile = builtins.exec, builtins.eval, builtins.compile
@@ -42,7 +42,8 @@ def agent_builtins(
     """A new dict for `__builtins__` in the namespace of agent code."""
     instrumenter = _Instrumenter(authorized, sentinels, sentinels.constants(ticks=meter.ticks, guard=guard))
     namespace = dict(vars(builtins))
-    namespace["__import__"] = make_import(authorized)
+    namespace[CALLED_IMPORT] = called = make_import(authorized)
+    namespace["__import__"] = make_statement_import(called, builtins.__import__)
     namespace["compile"] = _make_compile(instrumenter)
     namespace["exec"] = _make_exec(instrumenter, meter.tick, namespace)
     namespace["eval"] = _make_eval(instrumenter, meter.tick, namespace)

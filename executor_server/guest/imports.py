@@ -21,6 +21,9 @@ from typing import Any, Callable, Sequence
 Authorized = Callable[[], Sequence[str]]
 """Gives the patterns that hold now."""
 
+CALLED_IMPORT = "import()"
+"""Where the builtins of agent code keep what its own name `__import__` means; not a name that a program can write."""
+
 _PATTERN = re.compile(r"\*|[^\W\d]\w*(\.[^\W\d]\w*)*(\.\*)?")
 MAX_PATTERN_CHARS = 256
 
@@ -93,11 +96,27 @@ def find_denied(tree: ast.AST, patterns: Sequence[str]) -> list[tuple[int, str]]
 
 
 def make_import(authorized: Authorized, real_import: Callable[..., Any] = builtins.__import__) -> Callable[..., Any]:
-    """The `__import__` of agent code."""
+    """The `__import__` that agent code calls by name."""
 
     def __import__(name: str, globals: Any = None, locals: Any = None, fromlist: Any = (), level: int = 0) -> Any:
         _check(name, authorized, level)
         return real_import(name, globals, locals, fromlist, level)
+
+    return __import__
+
+
+def make_statement_import(checked: Callable[..., Any], real_import: Callable[..., Any]) -> Callable[..., Any]:
+    """The `__import__` behind the import statements of agent code, and behind libraries written in C.
+
+    C code imports (PyImport_Import) through the builtins of whatever Python frame called it, so what numpy or time need
+    for themselves comes here as if the agent had asked. It always comes with a new list and the same namespace twice,
+    which no statement does; code that calls `__import__` by name gets the other one.
+    """
+
+    def __import__(name: str, globals: Any = None, locals: Any = None, fromlist: Any = (), level: int = 0) -> Any:
+        if type(fromlist) is list and not fromlist and level == 0 and globals is not None and globals is locals:
+            return real_import(name, globals, locals, fromlist, level)
+        return checked(name, globals, locals, fromlist, level)
 
     return __import__
 

@@ -22,6 +22,8 @@ from itertools import compress
 from types import CodeType
 from typing import Any, Callable, Iterator, Mapping, NamedTuple
 
+from .imports import CALLED_IMPORT
+
 TRAILING_EXPRESSION = "trailing_expression"
 LAST_STATEMENT = "last_statement"
 
@@ -158,6 +160,10 @@ class _Editor:
     def handler(self, node: Any) -> None:
         node.body.insert(0, _statement(self._call(self._sentinels.guard, [], node)))
 
+    def name(self, node: Any) -> None:
+        if node.id == "__import__" and isinstance(node.ctx, Load):
+            node.id = CALLED_IMPORT
+
     def unwrap_groups(self, node: Any) -> None:
         """`except*` hands out what it caught, and what its body raises, in a group: a guard around it unwraps that."""
         for name in _STATEMENT_LISTS:
@@ -238,6 +244,7 @@ _EDITS: dict[type, Callable[[_Editor, Any], None]] = {
     ast.FunctionDef: _Editor.function,
     ast.AsyncFunctionDef: _Editor.function,
     ast.ExceptHandler: _Editor.handler,
+    ast.Name: _Editor.name,
 }
 
 

@@ -124,6 +124,7 @@ class Interpreter:
         sys.stdin = open(os.devnull)  # noqa: SIM115 (lives as long as the process)
         signal.signal(signal.SIGINT, self._on_interrupt)
         os.register_at_fork(after_in_child=self._after_fork)
+        encode(0)  # once for nobody: what Python sets up lazily is there when somebody waits
         self._send({"t": "booted"})
         handlers: dict[str, Callable[[link.Message], None]] = {
             "settings": self._on_settings,

@@ -48,7 +48,7 @@ def main() -> None:
 def read_config(values: dict[str, Any]) -> Config:
     """The configuration from the command line, which the backend of the same version wrote."""
     return Config(
-        token_sha256=values["token_sha256"],
+        token_hash=values["token_hash"],
         workspace=values["workspace"],
         orphan_time_s=float(values["orphan_time_s"]),
         memory_bytes=int(values["memory_bytes"]),

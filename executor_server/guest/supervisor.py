@@ -93,7 +93,7 @@ class Supervisor:
     def __init__(self, config: Config, listener: socket.socket, programs: Programs) -> None:
         self._config = config
         self._loop = Loop()
-        self._channel = Channel(listener, config.token_sha256, self._loop, self._on_frame, self._describe)
+        self._channel = Channel(listener, config.token_hash, self._loop, self._on_frame, self._describe)
         self._transfers = Transfers(self._channel, config.workspace)
         news = Listener(self._on_message, self._on_verdict, self._on_interpreter_exit, self._on_checker_exit)
         self._crew = Crew(config, self._loop, programs, news, self._abandon)
@@ -118,7 +118,7 @@ class Supervisor:
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(self._wakeup_write, warn_on_full_buffer=False)
         self._loop.watch(self._wakeup_read, READ, self._on_wakeup)
-        while not self._stop:
+        while not (self._stop or self._channel.broken):
             busy = self._loop.turn(self._turn_time_s())
             if not busy and not self._crew.started:
                 self._start_crew()  # nobody waits for an answer just now: the time to get ready for the first job
@@ -127,6 +127,8 @@ class Supervisor:
             # While the daemon does not take what the program says, the program waits.
             self._crew.pause(self._channel.full)
             self._runner.pause(self._channel.full)
+        if self._channel.broken:
+            sys.stderr.write(f"the daemon broke the protocol: {self._channel.broken}\n")
         kill_everything()
 
     def _turn_time_s(self) -> float:
@@ -223,7 +225,7 @@ class Supervisor:
     def _next_job(self) -> None:
         while self._jobs and not self._runner.busy and self._operation is None and not self._stop:
             job = self._jobs.popleft()
-            if not self._crew.started and (job.kind != Kind.CONFIGURE or job.body):
+            if not self._crew.started and not self._is_settings(job):
                 self._start_crew()
             if job.kind == Kind.EXECUTE:
                 source = job.body.decode("utf-8", "replace")
@@ -237,6 +239,11 @@ class Supervisor:
             else:
                 self._operation = _Operation(job)
                 self._crew.post({"t": "get"}, job.body)
+
+    @staticmethod
+    def _is_settings(job: _Job) -> bool:
+        """Whether it can be done without an interpreter: CONFIGURE without a prelude."""
+        return job.kind == Kind.CONFIGURE and len(job.body) == job.head.integer("imports", 0, len(job.body))
 
     def _configure(self, job: _Job) -> None:
         op = job.head.integer("op")

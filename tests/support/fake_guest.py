@@ -49,6 +49,7 @@ class FakeGuest:
         self.received: list[Frame] = []
         self.connections: list[_Connection] = []
         self._said: list[bytes] = []
+        self.taken = 0
         self._server: asyncio.Server | None = None
 
     async def start(self) -> None:
@@ -72,7 +73,7 @@ class FakeGuest:
 
     def say(self, kind: int, head: dict[str, Any], body: bytes = b"") -> None:
         """Sends a numbered frame, or keeps it for the next connection."""
-        data = encode_frame(kind, head, body, seq=len(self._said) + 1)
+        data = encode_frame(kind, head, body, seq=len(self._said) + 1, ack=self.taken)
         self._said.append(data)
         self.write_raw(data)
 
@@ -103,6 +104,10 @@ class FakeGuest:
     # -- listening
 
     def take(self, connection: _Connection, frame: Frame) -> None:
+        if frame.seq:
+            if frame.seq <= self.taken:
+                return  # sent again after a new connection
+            self.taken = frame.seq
         self.received.append(frame)
         if frame.kind in self.on:
             self.on[frame.kind](frame)
@@ -115,7 +120,7 @@ class FakeGuest:
 
     def _greet(self, hello: Frame) -> None:
         if self.ready is not None:
-            self.write_raw(encode_frame(Kind.READY, self.ready))
+            self.write_raw(encode_frame(Kind.READY, {"last_seq": self.taken, **self.ready}))
             for data in self._said[hello.head.integer("last_seq") :]:
                 self.write_raw(data)
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import fcntl
-import hashlib
 import json
 import os
 import secrets
@@ -32,6 +31,7 @@ from executor_server.backends.local.records import SOCKET_NAME, sweep, write_rec
 from executor_server.backends.local.sandbox import LocalSandbox
 from executor_server.backends.local.users import DEFAULT_UID_BASE, HostUsers
 from executor_server.errors import SandboxFailure
+from executor_server.guest.tokens import CHAIN_LENGTH, chained
 from executor_server.guest_archive import GUEST_BOOT
 from executor_server.model import SandboxSpec
 
@@ -236,7 +236,7 @@ def _listen(path: Path) -> socket.socket:
 def _guest_config(kit: Kit, spec: SandboxSpec, sandbox: LocalSandbox, listen_fd: int) -> dict[str, object]:
     return {
         "listen_fd": listen_fd,
-        "token_sha256": hashlib.sha256(sandbox.endpoint.token).hexdigest(),
+        "token_hash": chained(sandbox.endpoint.token, CHAIN_LENGTH).hex(),
         "workspace": "/workspace",
         "orphan_time_s": spec.orphan_time_s,
         "memory_bytes": spec.memory_bytes,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import os
 import random
 import socket
@@ -20,11 +19,13 @@ from executor_server.guest.channel import OUTBOX_BYTES, Channel, FileSlice
 from executor_server.guest.frames import CHUNK_BYTES, PROTOCOL_VERSION, Frame, FrameError, Kind, encode_frame
 from executor_server.guest.link import sealed_memfd
 from executor_server.guest.loop import Loop
+from executor_server.guest.tokens import CHAIN_LENGTH, chained
 from executor_server.guest_channel import GuestChannel
 from tests.support.descriptors import none_left_open
 from tests.support.polling import eventually_async
 
 TOKEN = bytes(range(32))
+SHOWN = chained(TOKEN, CHAIN_LENGTH - 1)
 READY = {"protocol": PROTOCOL_VERSION, "python": "3.11.0", "generation": 1}
 
 
@@ -40,8 +41,9 @@ class Both:
         self._listener.bind(str(self.path))
         self._listener.listen(16)
         self._turning = Loop()
-        digest = hashlib.sha256(TOKEN).hexdigest()
-        self.guest = Channel(self._listener, digest, self._turning, self._on_frame, lambda: self.ready)
+        self.guest = Channel(
+            self._listener, chained(TOKEN, CHAIN_LENGTH).hex(), self._turning, self._on_frame, lambda: self.ready
+        )
         self._ends: list[GuestChannel] = []
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(self._turning._poll.fileno(), self._turning.turn, 0)
@@ -52,8 +54,8 @@ class Both:
             raise FrameError("not for a guest")
         self.heard.append((frame.kind, frame.head.values, frame.body))
 
-    def daemon(self, token: bytes = TOKEN) -> End:
-        end = End(GuestEndpoint(self.path, token))
+    def daemon(self, token: bytes = TOKEN, *, shown: int = 0) -> End:
+        end = End(GuestEndpoint(self.path, token), shown)
         self._ends.append(end.channel)
         return end
 
@@ -79,8 +81,8 @@ class Both:
 class End:
     """A daemon's end, and what it got."""
 
-    def __init__(self, endpoint: GuestEndpoint) -> None:
-        self.channel = GuestChannel(endpoint)
+    def __init__(self, endpoint: GuestEndpoint, shown: int) -> None:
+        self.channel = GuestChannel(endpoint, shown=shown)
         self.channel.on_frame = self._on_frame
         self.channel.on_lost = self._on_lost
         self.frames: list[tuple[int, Any, bytes]] = []
@@ -198,14 +200,14 @@ async def test_a_later_daemon_gets_what_an_earlier_one_did_not_acknowledge(both:
     await first.channel.connect()
     assert await first.got(3)
     first.channel.close()
-    second = both.daemon()
+    second = both.daemon(shown=1)
     await second.channel.connect()
     assert await second.got(3)
     assert second.frames == first.frames
 
 
 async def test_the_newest_connection_with_the_token_wins(both: Both) -> None:
-    first, second = both.daemon(), both.daemon()
+    first, second = both.daemon(), both.daemon(shown=1)
     await first.channel.connect()
     await second.channel.connect()
     assert await eventually_async(lambda: first.lost)
@@ -214,15 +216,36 @@ async def test_the_newest_connection_with_the_token_wins(both: Both) -> None:
     assert second.channel.connected
 
 
-async def test_a_daemon_that_says_what_is_not_a_guest_s_is_hung_up_on(both: Both) -> None:
+async def test_a_daemon_that_says_what_is_not_a_guest_s_ends_the_sandbox(both: Both) -> None:
+    """Going on would leave somebody waiting for what was refused."""
     end = both.daemon()
     await end.channel.connect()
     both.refused = 1
     end.channel.send(Kind.EXECUTE, {})
-    assert await eventually_async(lambda: end.lost == ["the guest closed the channel"])
+    assert await eventually_async(lambda: both.guest.broken)
+
+
+async def test_a_token_opens_once(both: Both) -> None:
+    first = both.daemon()
+    await first.channel.connect()
+    with pytest.raises(SandboxFailure):
+        await both.daemon().channel.connect()
+    assert first.channel.connected
+    await both.daemon(shown=CHAIN_LENGTH // 32).channel.connect()
+
+
+async def test_what_the_daemon_sent_around_a_break_arrives_once(both: Both) -> None:
+    end = both.daemon()
     await end.channel.connect()
-    end.channel.send(Kind.EXECUTE, {"id": "e"})
-    assert await eventually_async(lambda: both.heard)
+    for number in range(200):
+        end.channel.send(Kind.EXECUTE, {"id": str(number)}, bytes(10_000))
+        if number in (20, 21, 100):
+            end.break_off()
+            assert await eventually_async(lambda: not end.channel.connected)
+            end.channel.send(Kind.CANCEL, {"id": str(number)})
+            await end.channel.connect()
+    assert await eventually_async(lambda: len(both.heard) == 203)
+    assert [head["id"] for kind, head, _ in both.heard if kind == Kind.EXECUTE] == [str(n) for n in range(200)]
 
 
 async def test_pings_are_answered_between_frames_that_wait(both: Both) -> None:
@@ -269,12 +292,12 @@ async def test_a_daemon_that_sends_much_waits_for_the_guest(both: Both) -> None:
     assert await eventually_async(lambda: len(both.heard) == 64)
 
 
-async def test_nobody_waits_for_room_in_a_channel_that_broke(both: Both) -> None:
+async def test_nobody_waits_for_room_in_a_channel_that_is_closed(both: Both) -> None:
     end = both.daemon()
     await end.channel.connect()
     for _ in range(64):
         end.channel.send(Kind.BLOB_DATA, {"blob": "b"}, bytes(CHUNK_BYTES))
-    end.break_off()
+    end.channel.close()
     await asyncio.wait_for(end.channel.drain(), 10.0)
 
 
@@ -292,16 +315,16 @@ async def gone(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bo
 
 
 def hello(**fields: Any) -> bytes:
-    return encode_frame(Kind.HELLO, {"token": TOKEN.hex(), "protocol": PROTOCOL_VERSION, "last_seq": 0, **fields})
+    return encode_frame(Kind.HELLO, {"token": SHOWN.hex(), "protocol": PROTOCOL_VERSION, "last_seq": 0, **fields})
 
 
 STRANGERS = {
     "the wrong token": hello(token=bytes(32).hex()),
-    "the token in part": hello(token=TOKEN.hex()[:-2]),
+    "the token in part": hello(token=SHOWN.hex()[:-2]),
     "no token": encode_frame(Kind.HELLO, {}),
     "a token that is no text": hello(token=7),
     "a token that is not hexadecimal": hello(token="zz"),
-    "another frame with the token": encode_frame(Kind.EXECUTE, {"token": TOKEN.hex()}),
+    "another frame with the token": encode_frame(Kind.EXECUTE, {"token": SHOWN.hex()}),
     "garbage": b"GET / HTTP/1.1\r\n\r\n",
     "another version": hello(protocol=PROTOCOL_VERSION + 1),
     "no version": hello(protocol=None),

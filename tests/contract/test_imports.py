@@ -1,0 +1,50 @@
+"""What agent code may import is checked; what an authorized library imports for itself is not."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.contract.harness import Harness
+
+
+@pytest.mark.parametrize(
+    ("imports", "code", "output"),
+    [
+        (("numpy",), "import numpy\nint(numpy.arange(9).sum())", 36),
+        (("datetime",), "import datetime\ndatetime.datetime.strptime('2020', '%Y').year", 2020),
+        (("time",), "import time\ntime.strptime('2020', '%Y').tm_year", 2020),
+        (("PIL",), "from PIL import Image\nImage.new('RGB', (2, 3)).size", (2, 3)),
+        (("os.path",), "import os\nimport os.path\nos.path.basename('a/b')", "b"),
+        (("collections",), "from collections import namedtuple\ntuple(namedtuple('P', 'x y')(1, 2))", (1, 2)),
+        (("dataclasses",), "import dataclasses\n@dataclasses.dataclass\nclass P:\n    x: int\nP(1).x", 1),
+    ],
+)
+async def test_libraries_import_what_they_like(
+    harness: Harness, imports: tuple[str, ...], code: str, output: object
+) -> None:
+    session = await harness.session(imports=imports)
+    run = await harness.run(session, code)
+    assert run.outcome == "succeeded", run.ended.error
+    assert run.output == output
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import socket",
+        "def f():\n    from socket import create_connection",
+        "__import__('socket')",
+        "__import__('socket', globals(), globals(), [], 0)",
+        "imported = __import__\nimported('socket', globals(), globals(), [])",
+        "exec('import socket')",
+        "eval('__import__(\"socket\", globals(), globals(), [])')",
+        "import importlib\nimportlib.import_module('socket')",
+        "import numpy.random",
+    ],
+)
+async def test_agent_code_imports_what_is_authorized_only(harness: Harness, code: str) -> None:
+    session = await harness.session(imports=("numpy", "importlib"))
+    run = await harness.run(session, code)
+    assert run.outcome == "import_denied", run.ended
+    assert "Authorized imports are: ['numpy', 'importlib']" in run.message
+    assert run.state == "kept"

@@ -161,6 +161,9 @@ class WarmPool:
             except SandboxFailure as failure:
                 self._backoff_s = min(max(self._backoff_s * 2, self._settings.backoff_s), self._settings.max_backoff_s)
                 _log.warning("pool_refill_failed", image=shape[0], error=str(failure), retry_after_s=self._backoff_s)
+            except Exception:  # noqa: BLE001 - a background owner: a bug of ours must not end refilling for good
+                self._backoff_s = self._settings.max_backoff_s
+                _log.exception("pool_refill_broke", image=shape[0], retry_after_s=self._backoff_s)
             finally:
                 self._making[shape] -= 1
             async with self._changed:

@@ -423,6 +423,8 @@ class Session:
 
     def _on_result(self, execution: Execution, frame: Frame) -> None:
         result = read_result(frame)
+        if result.generation < self.generation:
+            raise FrameError(f"generation {result.generation} after {self.generation}")
         self.generation = result.generation
         self.touch()
         if frame.head.boolean("oom_suspect", default=False):

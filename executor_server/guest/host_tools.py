@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import os
 import select
-import signal
 import socket
 import threading
 from collections import deque
 from typing import Any, Callable, Optional, Union
 
 from . import link
-from .control import FinalAnswerGiven
+from .control import ExecutionInterrupted, FinalAnswerGiven
 
 MAX_VALUE_BYTES = 256 * 1024 * 1024
+_LOOK_UP_S = 0.05
 
 
 class ToolError(Exception):
@@ -27,7 +27,12 @@ class ToolError(Exception):
 
 
 class Inbox:
-    """Takes messages of the supervisor and gives each to the thread that waits for it."""
+    """Takes messages of the supervisor and gives each to the thread that waits for it.
+
+    An interrupt of the program comes as an exception in the main thread, at any point. So that it neither loses a
+    message nor leaves a lock behind, the signal handler asks `defer_interrupt`, and the exception is raised where that
+    does no harm: while the main thread waits for the next message, or when it leaves.
+    """
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
@@ -38,65 +43,107 @@ class Inbox:
         self._commands: deque[link.Message] = deque()
         self._expected: set[str] = set()
         self._replies: dict[str, link.Message] = {}
-        self._taking = False
+        self._main = threading.get_ident()
+        self._careful = False  # the main thread is where an exception would do harm
         self._interrupted = False
 
     def defer_interrupt(self) -> bool:
-        """For the signal handler: whether a message is just being taken, so that raising now would lose it."""
-        if self._taking:
+        """For the signal handler: whether the interrupt has been noted, and must not be raised now."""
+        if self._careful:
             self._interrupted = True
-        return self._taking
+        return self._careful
 
     def command(self) -> link.Message:
         """The next message that is not the reply to a tool call."""
-        return self._wait(lambda: self._commands.popleft() if self._commands else None)
+        mine = self._enter()
+        try:
+            return self._wait(lambda: self._commands.popleft() if self._commands else None, mine)
+        finally:
+            self._leave(mine)
 
     def ask(self, call_id: str, send: Callable[[], None]) -> link.Message:
         """Sends a request and waits for its reply. A reply that an interrupted request left behind is dropped."""
-        self._expected.add(call_id)
+        mine = self._enter()
+        message = None
         try:
+            self._expected.add(call_id)
             send()
-            return self._wait(lambda: self._replies.pop(call_id, None))
+            message = self._wait(lambda: self._replies.pop(call_id, None), mine)
         finally:
-            self._expected.discard(call_id)
-            self._drop(self._replies.pop(call_id, None))
+            with self._changed:
+                self._expected.discard(call_id)
+                self._drop(self._replies.pop(call_id, None))
+            try:
+                self._leave(mine)
+            except ExecutionInterrupted:
+                self._drop(message)
+                raise
+        return message
 
-    def _wait(self, take: Callable[[], Any]) -> link.Message:
+    def _enter(self) -> bool:
+        """Whether this is the main thread, which is careful from here on."""
+        mine = threading.get_ident() == self._main
+        if mine:
+            self._careful = True
+        return mine
+
+    def _leave(self, mine: bool) -> None:
+        if mine:
+            self._careful = False
+            self._raise_interrupt()
+
+    def _raise_interrupt(self) -> None:
+        if self._interrupted:
+            self._interrupted = False
+            raise ExecutionInterrupted
+
+    def _wait(self, take: Callable[[], Optional[link.Message]], mine: bool) -> link.Message:
         with self._changed:
             while True:
                 message = take()
                 if message is not None:
-                    return message  # type: ignore[no-any-return]
+                    return message
                 if self._leading:
-                    self._changed.wait()
-                    continue
-                self._leading = True
-                self._changed.release()
-                try:
-                    self._receive()
-                finally:
-                    self._changed.acquire()
-                    self._leading = False
-                    self._changed.notify_all()
-
-    def _receive(self) -> None:
-        self._poll.poll()  # an interrupt here loses nothing
-        self._taking = True
-        try:
-            message = link.receive(self._sock, MAX_VALUE_BYTES)
-            if message.head.text("t", 32) == "reply":
-                call_id = message.head.text("call", 64)
-                if call_id in self._expected:
-                    self._replies[call_id] = message
+                    # The main thread looks up now and then, since nobody notifies it of an interrupt.
+                    self._changed.wait(_LOOK_UP_S if mine else None)
+                    if mine:
+                        self._raise_interrupt()
                 else:
-                    self._drop(message)
-            else:
-                self._commands.append(message)
+                    self._lead(mine)
+
+    def _lead(self, mine: bool) -> None:
+        """Takes one message, without the lock, and puts it where its reader finds it."""
+        self._leading = True
+        self._changed.release()
+        message = None
+        try:
+            message = self._receive(mine)
         finally:
-            self._taking = False
-        if self._interrupted:
-            self._interrupted = False
-            os.kill(os.getpid(), signal.SIGINT)  # again, now that nothing can be lost
+            self._changed.acquire()
+            self._leading = False
+            if message is not None:
+                self._store(message)
+            self._changed.notify_all()
+
+    def _receive(self, mine: bool) -> link.Message:
+        if mine:
+            self._careful = False  # an interrupt here loses nothing
+        try:
+            self._poll.poll()
+        finally:
+            if mine:
+                self._careful = True
+        return link.receive(self._sock, MAX_VALUE_BYTES)
+
+    def _store(self, message: link.Message) -> None:
+        if message.head.text("t", 32) != "reply":
+            self._commands.append(message)
+            return
+        call_id = message.head.text("call", 64)
+        if call_id in self._expected:
+            self._replies[call_id] = message
+        else:
+            self._drop(message)
 
     @staticmethod
     def _drop(message: Optional[link.Message]) -> None:

@@ -138,7 +138,7 @@ class Harness:
 
     def begin(self, session: Session, code: str, *, last_statement: bool = False, **limits: Any) -> Execution:
         bounds = session.spec.limits
-        of_execution = {"wall_time_s": bounds.wall_time_s, "cpu_time_s": bounds.cpu_time_s}
+        of_execution: dict[str, Any] = {"wall_time_s": bounds.wall_time_s, "cpu_time_s": bounds.cpu_time_s}
         of_execution |= {"operations": bounds.operations, "output_bytes": bounds.output_bytes} | limits
         mode = OutputMode.LAST_STATEMENT if last_statement else OutputMode.TRAILING_EXPRESSION
         return session.execute(f"execution-{next(self._names)}", code, mode, ExecutionLimits(**of_execution))

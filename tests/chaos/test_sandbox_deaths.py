@@ -37,6 +37,16 @@ def test_killed_interpreter_is_a_crash_and_the_next_one_works(daemon: Daemon) ->
             assert session.execute("'x' in globals()").output is False
 
 
+def test_killed_checker_costs_nothing(daemon: Daemon) -> None:
+    with daemon.client() as client, client.create_session(authorized_imports=["os"]) as session:
+        for _ in range(3):
+            interpreter = only_sandbox(daemon).process(session.execute("import os\nx = 1\nos.getpid()").output)
+            for process in set(only_sandbox(daemon).crew) - {interpreter}:
+                process.kill()
+            result = session.execute("x + 1")
+            assert (result.outcome, result.output, result.generation) == (Outcome.SUCCEEDED, 2, 1), result.error
+
+
 def test_children_killed_between_two_executions_are_replaced(daemon: Daemon) -> None:
     """The checker and the interpreter: variables are gone, and the next execution's generation says so."""
     with daemon.client() as client, client.create_session() as session:

@@ -81,6 +81,16 @@ def cancel(wire: Wire, session_id: str, execution_id: str) -> bool:
     return True
 
 
+def attach(wire: Wire, session_id: str, execution_id: str) -> list[int]:
+    """The outcome in each event of an execution; nothing when it is not there yet."""
+    try:
+        reader = wire("AttachExecution", pb.AttachExecutionRequest(session_id=session_id, execution_id=execution_id))
+        return [response.event.result.outcome for response in reader]
+    except grpc.RpcError as refused:
+        assert refused.code() == grpc.StatusCode.NOT_FOUND
+        return []
+
+
 def answer(wire: Wire, session_id: str) -> Any:
     """What 40 + 2 is there: the session works."""
     return values.decode(wire.execute(session_id, "40 + 2")[-1].result.output.packed.inline)
@@ -230,9 +240,7 @@ def test_streams_that_nobody_reads_hold_the_program_and_not_the_daemons_memory(d
         talker = wire.session(output_bytes=16 * MIB, wall_time_s=60.0)
         stack.callback(wire.begin(talker, "while True:\n    print('x' * 1000)", execution_id="talk").cancel)
         # The program is at its end when what is kept of its output is full, read or not.
-        reader = wire("AttachExecution", pb.AttachExecutionRequest(session_id=talker, execution_id="talk"))
-        outcomes = [response.event.result.outcome for response in reader]
-        assert outcomes[-1] == types.OUTCOME_OUTPUT_LIMIT
+        assert eventually(lambda: attach(wire, talker, "talk"), timeout_s=60.0)[-1] == types.OUTCOME_OUTPUT_LIMIT
         assert process.memory_info().rss < before + 160 * MIB
     assert eventually(lambda: answer(wire, session_id) == 42)
 

@@ -448,9 +448,13 @@ class Session:
         self._finished[execution.execution_id] = execution
         self._finished_bytes += execution.journal_size
         self._forget_old()
+        # Readers have been woken; they go first.
+        asyncio.get_running_loop().call_soon(self._log_end, execution.execution_id, result)
+
+    def _log_end(self, execution_id: str, result: Result) -> None:
         self._log.info(
             "execution_ended",
-            execution_id=execution.execution_id,
+            execution_id=execution_id,
             outcome=result.outcome.value,
             generation=result.generation,
             operations=result.usage.operations,

@@ -26,7 +26,8 @@ from executor_server.errors import (
 from executor_server.model import Principal, SessionSpec
 from executor_server.operations import VariablesReply
 from executor_server.pool import WarmPool
-from executor_server.session import Session, SessionSettings
+from executor_server.session import Session
+from executor_server.session_requests import SessionSettings
 
 __all__ = ["Session", "SessionManager", "SessionRequest", "SessionSettings", "VariablesReply"]
 

@@ -100,7 +100,7 @@ async def test_the_wall_clock_stands_still_while_a_tool_is_called(harness: Harne
     execution = harness.begin(session, "slow()", wall_time_s=0.3)
 
     async def answer(call: ToolCall, _: Any) -> None:
-        await asyncio.sleep(0.6)
+        await asyncio.sleep(0.6)  # longer than the execution may take: time is what this test is about
         await execution.submit_tool_result(call.call_id, encode("done"))
 
     run = await follow(execution, answer)
@@ -151,13 +151,15 @@ def later():
         tool()
     except RuntimeError as error:
         said.append(str(error))
+    open("said", "w").close()
 go = threading.Event()
 thread = threading.Thread(target=later)
 thread.start()
 threading.Timer(0.1, go.set).start()
 """
     await harness.run_with_tools(session, code, {"tool": lambda: 1})
-    await asyncio.sleep(0.3)
+    while not (await session.list_files(""))[0]:  # bounded by the test's own time limit
+        pass
     run = await harness.run(session, "thread.join(); said")
     assert run.output == ["no execution is running that could call a tool"]
 

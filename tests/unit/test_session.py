@@ -36,7 +36,8 @@ from executor_server.model import (
     VariablesState,
 )
 from executor_server.pool import make_ready
-from executor_server.session import Session, SessionSettings
+from executor_server.session import Session
+from executor_server.session_requests import SessionSettings
 from tests.support.fake_backend import SPEC, FakeBackend, FakeSandbox
 from tests.support.fake_guest import FakeGuest
 from tests.support.polling import eventually_async

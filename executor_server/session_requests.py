@@ -1,0 +1,194 @@
+"""What can be asked of a session's guest beside executions: tools, variables, blobs, files.
+
+Each request is an operation: a frame that DONE answers, maybe after others. The session that this is a part of decides
+whether the guest may be asked, and holds it back when a caller is behind.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from executor_server.errors import InvalidRequest, Reason, ResourceExhausted
+from executor_server.guest.frames import MAX_BODY_BYTES, Frame, Kind
+from executor_server.guest_channel import GuestChannel
+from executor_server.guest_events import MAX_PAYLOAD_BYTES
+from executor_server.model import BlobChunk, BlobRef, FileInfo, Payload, SessionSpec, ToolSpec
+from executor_server.operations import (
+    Operation,
+    VariablesReply,
+    file_part,
+    listing,
+    nothing,
+    variables_part,
+    written_file,
+)
+
+T = TypeVar("T")
+
+# At one time, in one session: with the executions that may wait, less than the jobs that the guest takes.
+_MAX_OPERATIONS = 32
+
+
+@dataclass(frozen=True)
+class SessionSettings:
+    """The daemon's own bounds on sessions."""
+
+    max_sessions: int = 64
+    max_queued_executions: int = 16
+    max_finished_executions: int = 64
+    journal_bytes: int = 64 * 1024 * 1024
+    staging_bytes: int = MAX_PAYLOAD_BYTES
+    max_file_bytes: int = 1024 * 1024 * 1024
+    sweep_interval_s: float = 0.5
+    ping_interval_s: float = 10.0
+    # A guest that has not said anything for so long, though it was asked, is taken for dead.
+    silence_s: float = 60.0
+
+
+class GuestRequests(ABC):
+    """The part of a session that asks its guest for something."""
+
+    def __init__(self, spec: SessionSpec, channel: GuestChannel, settings: SessionSettings) -> None:
+        self.spec = spec
+        self._channel = channel
+        self._settings = settings
+        self._operations: dict[int, Operation[Any]] = {}
+        self._next_op = 0
+
+    @abstractmethod
+    def _require_alive(self) -> None:
+        """Raises PreconditionFailed when the guest is gone."""
+
+    @abstractmethod
+    def _hold(self, holder: object, held: bool) -> None:
+        """Stops or resumes taking frames while what an operation brought is full."""
+
+    async def configure(self) -> None:
+        """Gives the guest the session's imports and prelude; the first thing after creation."""
+        imports = json.dumps(self.spec.authorized_imports).encode()
+        await self._request(nothing, Kind.CONFIGURE, {"imports": len(imports)}, imports + self.spec.prelude.encode())
+
+    async def register_tools(self, tools: Sequence[ToolSpec]) -> None:
+        """Replaces the host tools."""
+        listed = [
+            {"name": t.name, "description": t.description, "parameters": list(t.parameters), "final": t.is_final_answer}
+            for t in tools
+        ]
+        await self._request(nothing, Kind.REGISTER_TOOLS, {}, json.dumps(listed).encode())
+
+    async def set_variables(self, variables: Sequence[tuple[str, Payload]]) -> None:
+        """Sets variables, all or none."""
+        listed: list[dict[str, Any]] = []
+        inline: list[bytes] = []
+        for name, payload in variables:
+            if isinstance(payload, BlobRef):
+                listed.append({"name": name, "blob": payload.blob_id})
+            else:
+                listed.append({"name": name, "inline": len(payload)})
+                inline.append(payload)
+        names = json.dumps(listed).encode()
+        await self._request(nothing, Kind.SET_VARIABLES, {"listed": len(names)}, names + b"".join(inline))
+
+    async def get_variables(self, names: Sequence[str]) -> AsyncIterator[BlobChunk | VariablesReply]:
+        """Blob chunks, then the variables that refer to them."""
+        operation = Operation[BlobChunk | VariablesReply](variables_part, self._hold)
+        with self._asking(operation, Kind.GET_VARIABLES, {}, json.dumps(list(names)).encode()):
+            while (part := await operation.next()) is not None:
+                yield part
+
+    async def upload_blob(self, size_bytes: int, chunks: AsyncIterator[bytes]) -> str:
+        """Stages bytes in the guest for one later message that names them."""
+        limit = min(self._settings.staging_bytes, MAX_PAYLOAD_BYTES)
+        if size_bytes > limit:
+            raise ResourceExhausted(Reason.TOO_LARGE, f"at most {limit} bytes can be staged")
+        blob_id = secrets.token_hex(16)
+        await self._request(nothing, Kind.BLOB_BEGIN, {"blob": blob_id, "size": size_bytes})
+        received = 0
+        try:
+            async for chunk in chunks:
+                received += len(chunk)
+                if received > size_bytes:
+                    break
+                self._channel.send(Kind.BLOB_DATA, {"blob": blob_id}, chunk)
+                await self._channel.drain()
+        finally:
+            if received != size_bytes:
+                self._channel.send(Kind.BLOB_DROP, {"blob": blob_id})
+        if received != size_bytes:
+            raise InvalidRequest(Reason.INVALID_FIELD, f"size_bytes: announced {size_bytes}, sent {received}")
+        return blob_id
+
+    async def put_file(self, path: str, size_bytes: int, chunks: AsyncIterator[bytes]) -> FileInfo:
+        """Writes a file of the workspace, whole or not at all."""
+        if size_bytes > self._settings.max_file_bytes:
+            raise ResourceExhausted(Reason.TOO_LARGE, f"a file has at most {self._settings.max_file_bytes} bytes")
+        operation = Operation(written_file, self._hold)
+        with self._asking(operation, Kind.FILE_PUT, {"path": path, "size": size_bytes}) as op:
+            received = 0
+            try:
+                async for chunk in chunks:
+                    received += len(chunk)
+                    if received > size_bytes or operation.ended:
+                        break
+                    self._channel.send(Kind.FILE_DATA, {"op": op}, chunk)
+                    await self._channel.drain()
+                if received != size_bytes and not operation.ended:
+                    raise InvalidRequest(Reason.INVALID_FIELD, f"size_bytes: announced {size_bytes}, sent {received}")
+                return _there(await operation.next())
+            finally:
+                if received != size_bytes:
+                    self._channel.send(Kind.FILE_DATA, {"op": op, "abandon": True})
+
+    async def get_file(self, path: str) -> AsyncIterator[FileInfo | bytes]:
+        """The description of a file, then its bytes."""
+        head = {"path": path, "max_bytes": self._settings.max_file_bytes}
+        operation = Operation[FileInfo | bytes](file_part, self._hold)
+        with self._asking(operation, Kind.FILE_GET, head):
+            while (part := await operation.next()) is not None:
+                if part:
+                    yield part
+
+    async def list_files(self, path: str) -> tuple[list[FileInfo], bool]:
+        """Files and directories below a directory, and whether there are more than are listed."""
+        return _there(await self._request(listing, Kind.FILE_LIST, {"path": path}))
+
+    async def _request(
+        self, read: Callable[[Frame], T | None], kind: int, head: dict[str, Any], body: bytes = b""
+    ) -> T | None:
+        """What the one frame that answers says. Raises what the guest refuses with."""
+        operation = Operation(read, self._hold)
+        with self._asking(operation, kind, head, body):
+            return await operation.next()
+
+    @contextmanager
+    def _asking(self, operation: Operation[Any], kind: int, head: dict[str, Any], body: bytes = b"") -> Iterator[int]:
+        """Asks the guest, and has what still comes dropped once the caller leaves."""
+        self._require_alive()
+        if len(self._operations) >= _MAX_OPERATIONS:
+            raise ResourceExhausted(
+                Reason.QUEUE_FULL, f"{_MAX_OPERATIONS} operations of this session run or wait", retry_after_s=1.0
+            )
+        if len(body) > MAX_BODY_BYTES:
+            raise ResourceExhausted(
+                Reason.TOO_LARGE, f"this is {len(body):,} bytes to the sandbox, over {MAX_BODY_BYTES:,}"
+            )
+        self._next_op += 1
+        op = self._next_op
+        self._operations[op] = operation
+        try:
+            self._channel.send(kind, {"op": op, **head}, body)
+            yield op
+        finally:
+            del self._operations[op]
+            self._hold(operation, False)
+
+
+def _there(answer: T | None) -> T:
+    assert answer is not None, "an operation that has an answer ended without one"
+    return answer

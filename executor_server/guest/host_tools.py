@@ -106,10 +106,10 @@ class Inbox:
                 if self._leading:
                     # The main thread looks up now and then, since nobody notifies it of an interrupt.
                     self._changed.wait(_LOOK_UP_S if mine else None)
-                    if mine:
-                        self._raise_interrupt()
                 else:
                     self._lead(mine)
+                if mine:
+                    self._raise_interrupt()
 
     def _lead(self, mine: bool) -> None:
         """Takes one message, without the lock, and puts it where its reader finds it."""
@@ -126,9 +126,10 @@ class Inbox:
             self._changed.notify_all()
 
     def _receive(self, mine: bool) -> link.Message:
-        if mine:
-            self._careful = False  # an interrupt here loses nothing
         try:
+            if mine:
+                self._careful = False  # from here on an interrupt loses nothing, nor does one that came before
+                self._raise_interrupt()
             self._poll.poll()
         finally:
             if mine:

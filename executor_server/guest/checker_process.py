@@ -34,7 +34,7 @@ def checker_main(sock: socket.socket, config: Any) -> None:
             message = link.receive(sock, _MAX_REQUEST_BYTES)
         except link.LinkClosed:
             return
-        body = message.body if message.memfd is None else link.read_memfd(message.memfd, message.size)
+        body = link.read_body(message)
         size = message.head.integer("head")
         request = json.loads(body[:size])
         verdict = check(

@@ -195,7 +195,7 @@ class ToolBox:
 
     def _answer(self, name: str, message: link.Message) -> Any:
         head = message.head
-        body = message.body if message.memfd is None else link.read_memfd(message.memfd, message.size)
+        body = link.read_body(message)
         if head.boolean("final", default=False):
             raise FinalAnswerGiven
         if head.boolean("ok"):

@@ -156,13 +156,13 @@ class Interpreter:
     # -- settings, tools, variables --------------------------------------------------------------------------------
 
     def _on_settings(self, message: link.Message) -> None:
-        self._authorized = json.loads(_body(message))["authorized"]
+        self._authorized = json.loads(link.read_body(message))["authorized"]
 
     def _on_tools(self, message: link.Message) -> None:
         for name in self._tool_names:
             self._builtins.pop(name, None)
         self._tool_names = []
-        for spec in json.loads(_body(message)):
+        for spec in json.loads(link.read_body(message)):
             # Among the builtins: a program that reuses the name hides the tool, until the tools are sent again.
             self._builtins[spec["name"]] = self._tools.stub(spec["name"], spec["description"], spec["parameters"])
             self._main.__dict__.pop(spec["name"], None)
@@ -187,7 +187,7 @@ class Interpreter:
 
     def _on_get(self, command: link.Message) -> None:
         namespace = self._main.__dict__
-        names = json.loads(_body(command)) or [
+        names = json.loads(link.read_body(command)) or [
             name for name, value in list(namespace.items()) if _is_variable(name, value)
         ]
         if len(names) > link.MAX_VARIABLES:
@@ -216,7 +216,7 @@ class Interpreter:
 
     def _on_run(self, message: link.Message) -> None:
         head = message.head
-        body = _body(message)
+        body = link.read_body(message)
         size = head.integer("source")
         source, filename = body[:size].decode("utf-8", "surrogatepass"), head.text("filename", 64)
         self._redirect(message.fds)
@@ -320,10 +320,6 @@ class Interpreter:
         if isinstance(error, ImportDenied):
             return "import_denied", detail
         return "exception", detail
-
-
-def _body(message: link.Message) -> bytes:
-    return message.body if message.memfd is None else link.read_memfd(message.memfd, message.size)
 
 
 def _view(message: link.Message) -> Union[bytes, memoryview]:

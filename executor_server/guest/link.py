@@ -103,6 +103,11 @@ def read_memfd(fd: int, size: int) -> bytes:
         os.close(fd)
 
 
+def read_body(message: Message) -> bytes:
+    """The body of a message, wherever it is; closes its memory file."""
+    return message.body if message.memfd is None else read_memfd(message.memfd, message.size)
+
+
 def send(sock: socket.socket, head: dict[str, Any], body: bytes = b"", fds: tuple[int, ...] = ()) -> None:
     """Sends one message. `fds` stay the caller's.
 

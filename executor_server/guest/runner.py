@@ -101,7 +101,7 @@ class Runner:
         """What the checker says of the source."""
         for fd in message.fds:
             os.close(fd)
-        body = message.body if message.memfd is None else link.read_memfd(message.memfd, message.size)
+        body = link.read_body(message)
         run = self.run
         if run is None or run.phase != Phase.CHECKING:
             return

@@ -341,7 +341,7 @@ class Supervisor:
         elif kind == "variable" and self._operation is not None:
             self._operation.gather(message)
         else:
-            body = message.body if message.memfd is None else link.read_memfd(message.memfd, message.size)
+            body = link.read_body(message)
             if kind == "booted":
                 self._booted, self._boot_failures = True, 0
             elif kind == "op_done":

@@ -70,11 +70,12 @@ async def _serve(config: Config) -> None:
         backend = _make_backend(config)
         stack.push_async_callback(backend.close)
         await backend.start()
+        await backend.adopt(())
         policy = _make_policy(config, backend)
 
         pool = WarmPool(backend, _pool_settings(config))
         stack.push_async_callback(pool.close)
-        await pool.start(policy.warm_sandboxes())
+        await pool.start(policy.warm_sandboxes(config.pool))
 
         sessions = SessionManager(backend, pool, _session_settings(config))
         server = RpcServer(ExecutorService(policy, sessions), token, server_settings)
@@ -168,7 +169,6 @@ def _make_policy(config: Config, backend: Backend) -> Policy:
 def _pool_settings(config: Config) -> PoolSettings:
     pool = config.pool
     return PoolSettings(
-        size=pool.size,
         concurrency=pool.concurrency,
         backoff_s=pool.backoff_s,
         max_backoff_s=pool.max_backoff_s,

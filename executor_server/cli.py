@@ -40,7 +40,7 @@ def _configured(command: Callable[..., None]) -> Callable[..., None]:
         click.option(
             "--listen", multiple=True, metavar="ADDRESS", help="HOST:PORT or unix:/PATH; replaces server.listen."
         ),
-        click.option("--backend", type=click.Choice(["local"]), help="What makes the sandboxes."),
+        click.option("--backend", type=click.Choice(["local", "docker"]), help="What makes the sandboxes."),
         click.option(
             "--state-dir",
             type=click.Path(path_type=Path, file_okay=False),

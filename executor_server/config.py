@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
 from executor_server.import_patterns import PATTERN_FORM, is_pattern
@@ -46,6 +46,15 @@ SMOLAGENTS_BASE_IMPORTS = (
 )
 
 _IMAGE_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
+# github.com/distribution/reference: [HOST[:PORT]/]PATH[:TAG][@DIGEST]. It admits no space, no quote, no leading dash.
+_IMAGE_REFERENCE = re.compile(
+    r"(?:[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?(?::[0-9]{1,5})?/)?"
+    r"[a-z0-9]+(?:(?:[._]|__|-+)[a-z0-9]+)*(?:/[a-z0-9]+(?:(?:[._]|__|-+)[a-z0-9]+)*)*"
+    r"(?::[A-Za-z0-9_][A-Za-z0-9_.-]{0,127})?(?:@sha256:[0-9a-f]{64})?"
+)
+_MAX_REFERENCE_CHARS = 255
+_MODULE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(?:\.[A-Za-z_][A-Za-z0-9_]*)*")
+_ENGINE_HOST = re.compile(r"(?:unix:///|tcp://|ssh://|https?://)\S{1,255}")
 
 
 class ConfigError(Exception):
@@ -68,6 +77,24 @@ def _check_image_name(text: str) -> str:
     return text
 
 
+def _check_image_reference(text: str) -> str:
+    if len(text) > _MAX_REFERENCE_CHARS or not _IMAGE_REFERENCE.fullmatch(text):
+        raise ValueError("must be an image reference like name, host/path/name:tag or name@sha256:DIGEST")
+    return text
+
+
+def _check_module_name(text: str) -> str:
+    if not _MODULE_NAME.fullmatch(text):
+        raise ValueError("must be the dotted name of a module")
+    return text
+
+
+def _check_engine_host(text: str) -> str:
+    if not _ENGINE_HOST.fullmatch(text):
+        raise ValueError("must be unix:///PATH, tcp://HOST:PORT or ssh://HOST")
+    return text
+
+
 def _check_absolute(path: Path) -> Path:
     if not path.is_absolute():
         raise ValueError("must be an absolute path")
@@ -80,7 +107,11 @@ Bytes = Annotated[int, Field(strict=True, gt=0, lt=2**63)]
 Seconds = Annotated[float, Field(strict=True, gt=0, le=365 * DAY_S, allow_inf_nan=False)]
 ImportPattern = Annotated[str, AfterValidator(_check_pattern)]
 ImageName = Annotated[str, AfterValidator(_check_image_name)]
+ImageReference = Annotated[str, AfterValidator(_check_image_reference)]
+ModuleName = Annotated[str, AfterValidator(_check_module_name)]
+EngineHost = Annotated[str, AfterValidator(_check_engine_host)]
 AbsolutePath = Annotated[Path, AfterValidator(_check_absolute)]
+Preload = Annotated[tuple[ModuleName, ...], Field(max_length=64)]
 
 
 class _Section(BaseModel):
@@ -93,7 +124,7 @@ class ServerSection(_Section):
     # Empty: the Unix socket of the state directory and DEFAULT_TCP_ADDRESS.
     listen: tuple[str, ...] = ()
     state_dir: AbsolutePath = Field(default_factory=default_state_dir)
-    backend: Literal["local"] = "local"
+    backend: Literal["local", "docker"] = "local"
     tls_cert: AbsolutePath | None = None
     tls_key: AbsolutePath | None = None
     # Set: TCP clients must show a certificate of this authority, besides the token.
@@ -115,21 +146,86 @@ class ServerSection(_Section):
         return self
 
 
+def _from_path(value: object) -> object:
+    """An image may be given as the path alone."""
+    return {"python": value} if isinstance(value, (str, Path)) else value
+
+
+def _from_reference(value: object) -> object:
+    """An image may be given as the reference alone."""
+    return {"reference": value} if isinstance(value, str) else value
+
+
+class LocalImage(_Section):
+    """A Python environment of this host."""
+
+    # The environment's folder, or an interpreter.
+    python: AbsolutePath
+    # Imported ahead in every sandbox, so that its first import of them costs nothing.
+    preload: Preload = ()
+
+
+class DockerImage(_Section):
+    """An image of the Engine."""
+
+    reference: ImageReference
+    preload: Preload = ()
+
+
 class LocalSection(_Section):
     """The local backend."""
 
-    # Name to Python interpreter. The first is the default image.
-    images: Annotated[dict[ImageName, AbsolutePath], Field(min_length=1)] = Field(
-        default_factory=lambda: {"base": Path(sys.executable)}
+    # Name to environment. The first is the default image.
+    images: Annotated[dict[ImageName, Annotated[LocalImage, BeforeValidator(_from_path)]], Field(min_length=1)] = Field(
+        default_factory=lambda: {"base": LocalImage(python=Path(sys.executable))}
     )
     # None: the system's, else the one that comes with the package.
     bwrap: AbsolutePath | None = None
 
 
-class PoolSection(_Section):
-    """Ready sandboxes of the default shape. 0 turns the pool off."""
+class DockerSection(_Section):
+    """The Docker backend."""
 
-    size: Annotated[int, Field(strict=True, ge=0, le=1024)] = 2
+    # Name to image. The first is the default image.
+    images: Annotated[
+        dict[ImageName, Annotated[DockerImage, BeforeValidator(_from_reference)]], Field(min_length=1)
+    ] = Field(
+        default_factory=lambda: {
+            name: DockerImage(reference=f"remote-executor/{name}") for name in ("base", "data", "browser")
+        }
+    )
+    # None: $DOCKER_HOST, else the Engine of this host.
+    host: EngineHost | None = None
+    # One of the Engine's runtimes: runsc, kata, crun. None: its default.
+    runtime: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")] | None = None
+    # For one request to the Engine, and for fetching one image.
+    request_timeout_s: Seconds = 30.0
+    pull_timeout_s: Seconds = 1800.0
+    # Requests to the Engine at one time.
+    concurrency: Annotated[int, Field(strict=True, gt=0, le=64)] = 8
+    # How long it may go unnoticed that a name has come to mean another image.
+    image_refresh_s: Seconds = 10.0
+
+
+PoolSize = Annotated[int, Field(strict=True, ge=0, le=1024)]
+
+
+class WarmSection(_Section):
+    """One kind of sandbox to keep ready: of an image, with the default limits unless others are given."""
+
+    image: ImageName
+    size: PoolSize
+    memory_bytes: Bytes | None = None
+    processes: Count | None = None
+    disk_bytes: Bytes | None = None
+
+
+class PoolSection(_Section):
+    """Sandboxes that are kept ready."""
+
+    # Of the default image with the default limits, when `warm` names none. 0 turns the pool off.
+    size: PoolSize = 2
+    warm: Annotated[tuple[WarmSection, ...], Field(max_length=64)] = ()
     # How many are made at a time, and the waits after one could not be made.
     concurrency: Annotated[int, Field(strict=True, gt=0, le=64)] = 1
     backoff_s: Seconds = 1.0
@@ -155,6 +251,10 @@ class SessionsSection(_Section):
     silence_s: Seconds = 60.0
     # How long a stopping daemon lets running executions go on.
     drain_s: Seconds = 30.0
+    # How long a starting daemon waits for the sandboxes that an earlier one left.
+    recovery_s: Seconds = 15.0
+    # How often the host is searched for what belongs to nobody.
+    host_sweep_interval_s: Seconds = 60.0
     # A sandbox that no daemon has spoken to for so long ends itself.
     orphan_time_s: Seconds = 600.0
 
@@ -212,6 +312,8 @@ class LimitsSection(_Section):
 
     default: DefaultLimits = DefaultLimits()
     max: MaxLimits = MaxLimits()
+    # Processors that a sandbox may use at a time. None: all, shared evenly.
+    cpus: Annotated[float, Field(strict=True, ge=0.01, le=1024, allow_inf_nan=False)] | None = None
 
     @model_validator(mode="after")
     def _check_order(self) -> LimitsSection:
@@ -228,6 +330,8 @@ class PolicySection(_Section):
     default_imports: tuple[ImportPattern, ...] = SMOLAGENTS_BASE_IMPORTS
     # What a client may add. Isolation is the wall; imports are a guard-rail, which the single user sets per session.
     allowed_imports: tuple[ImportPattern, ...] = ("*",)
+    # Whether an image that the Engine lacks may be fetched from its registry.
+    pull_images: bool = False
 
 
 class LogSection(_Section):
@@ -241,6 +345,7 @@ class Config(_Section):
 
     server: ServerSection = Field(default_factory=ServerSection)
     local: LocalSection = Field(default_factory=LocalSection)
+    docker: DockerSection = Field(default_factory=DockerSection)
     pool: PoolSection = PoolSection()
     sessions: SessionsSection = SessionsSection()
     limits: LimitsSection = LimitsSection()

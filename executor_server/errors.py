@@ -33,6 +33,7 @@ class Reason(enum.Enum):
     QUEUE_FULL = "QUEUE_FULL"
     TOO_LARGE = "TOO_LARGE"
     BACKEND_UNAVAILABLE = "BACKEND_UNAVAILABLE"
+    IMAGE_NOT_READY = "IMAGE_NOT_READY"
     DRAINING = "DRAINING"
     INTERNAL = "INTERNAL"
 
@@ -102,3 +103,14 @@ class PolicyViolation(ExecutorError):
 
 class SandboxFailure(Exception):
     """A backend could not make a sandbox, or a sandbox broke. Internal: its text may name host paths."""
+
+
+class ImageNotReady(SandboxFailure):
+    """The image is not there, is being fetched, or can't serve. Its text goes to the client: it names no host path.
+
+    `retry_after_s` says when it may be ready; None when somebody has to do something first.
+    """
+
+    def __init__(self, message: str, retry_after_s: float | None = None) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s

@@ -6,8 +6,11 @@ Standard library only. Nothing here does anything; the owners of behaviour are p
 from __future__ import annotations
 
 import enum
+import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
+
+_FINGERPRINT_CHARS = 16
 
 
 class Outcome(enum.Enum):
@@ -80,7 +83,7 @@ class Principal:
 class SandboxSpec:
     """The approved description of a sandbox. Only policy.py makes one; a backend builds exactly this.
 
-    `shape` is what a sandbox cannot change after it was made: two specs of one shape can share a warm pool.
+    All of it is fixed when the sandbox is made, so sessions of equal specs can share a warm pool.
     """
 
     image: str
@@ -88,10 +91,13 @@ class SandboxSpec:
     processes: int
     disk_bytes: int
     orphan_time_s: float
+    cpus: float | None = None  # processors it may use at a time; None: all, shared evenly
+    may_pull: bool = False  # whether an image that the host lacks may be fetched
 
     @property
-    def shape(self) -> tuple[str, int, int, int]:
-        return (self.image, self.memory_bytes, self.processes, self.disk_bytes)
+    def fingerprint(self) -> str:
+        """Short, and different for different specs; the same in every daemon of this version."""
+        return hashlib.sha256(repr(astuple(self)).encode()).hexdigest()[:_FINGERPRINT_CHARS]
 
 
 @dataclass(frozen=True)
@@ -207,6 +213,8 @@ class Result:
     output: Payload | None = None
     error: ErrorDetail | None = None
     final_answer_call_id: str = ""
+    artifacts: tuple[FileInfo, ...] = ()
+    artifacts_truncated: bool = False  # it made or changed more files than are listed
 
 
 EventKind = Queued | Log | OutputCut | Image | ToolCall | BlobChunk | Result

@@ -14,7 +14,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 
-from executor_server.config import LimitsSection, PolicySection
+from executor_server.config import LimitsSection, PolicySection, PoolSection
 from executor_server.errors import InvalidRequest, PolicyViolation, Reason, Violation
 from executor_server.import_patterns import PATTERN_FORM, is_covered, is_pattern
 from executor_server.model import ExecutionLimits, Limits, Principal, SandboxSpec, SessionSpec
@@ -61,6 +61,14 @@ class RequestedSession:
 
 
 @dataclass(frozen=True)
+class WarmSandboxes:
+    """So many sandboxes of one spec, to be kept ready."""
+
+    spec: SandboxSpec
+    size: int
+
+
+@dataclass(frozen=True)
 class PolicySummary:
     """What a client may ask for, as GetPolicy tells it."""
 
@@ -75,6 +83,8 @@ class PolicySummary:
     network: str
 
 
+# On whose behalf the pool asks.
+_POOL = Principal("", "pool")
 _LIMIT_NAMES = tuple(f.name for f in fields(Limits))
 _EXECUTION_LIMIT_NAMES = tuple(f.name for f in fields(ExecutionLimits))
 _MINIMA: Mapping[str, float] = {
@@ -92,16 +102,17 @@ class Policy:
 
     def __init__(
         self,
-        imports: PolicySection,
+        section: PolicySection,
         limits: LimitsSection,
         *,
         images: Sequence[str],
         backend: str,
         orphan_time_s: float,
     ) -> None:
-        self._imports = imports
+        self._section = section
         self._defaults = Limits(**limits.default.model_dump())
         self._maxima = Limits(**limits.max.model_dump())
+        self._cpus = limits.cpus
         self._images = tuple(images)
         self._backend = backend
         self._orphan_time_s = orphan_time_s
@@ -120,22 +131,34 @@ class Policy:
         return SessionSpec(
             sandbox=self._sandbox(image, limits),
             limits=limits,
-            authorized_imports=tuple(sorted({*self._imports.default_imports, *request.authorized_imports})),
+            authorized_imports=tuple(sorted({*self._section.default_imports, *request.authorized_imports})),
             prelude=request.prelude,
             labels=dict(request.labels),
         )
 
-    def warm_sandboxes(self) -> tuple[SandboxSpec, ...]:
-        """The sandboxes that are worth having ready: those of sessions that ask for nothing special."""
-        return (self._sandbox(self._images[0], self._defaults),)
+    def warm_sandboxes(self, pool: PoolSection) -> tuple[WarmSandboxes, ...]:
+        """The sandboxes to have ready: those named, else those of sessions that ask for nothing special.
+
+        Raises PolicyViolation or InvalidRequest for one that no session could get.
+        """
+        if not pool.warm:
+            return (WarmSandboxes(self._sandbox(self._images[0], self._defaults), pool.size),)
+        warm = []
+        for entry in pool.warm:
+            limits = RequestedLimits(
+                memory_bytes=entry.memory_bytes, processes=entry.processes, disk_bytes=entry.disk_bytes
+            )
+            request = RequestedSession(image=entry.image, limits=limits)
+            warm.append(WarmSandboxes(self.decide(_POOL, request).sandbox, entry.size))
+        return tuple(warm)
 
     def describe(self) -> PolicySummary:
         return PolicySummary(
             name="default",
             default_limits=self._defaults,
             max_limits=self._maxima,
-            default_imports=tuple(sorted(self._imports.default_imports)),
-            allowed_imports=self._imports.allowed_imports,
+            default_imports=tuple(sorted(self._section.default_imports)),
+            allowed_imports=self._section.allowed_imports,
             images=self._images,
             backend=self._backend,
             tool_placements=("host",),
@@ -149,6 +172,8 @@ class Policy:
             processes=limits.processes,
             disk_bytes=limits.disk_bytes,
             orphan_time_s=self._orphan_time_s,
+            cpus=self._cpus,
+            may_pull=self._section.pull_images,
         )
 
     def _known_image(self, name: str) -> str:
@@ -171,9 +196,9 @@ class Policy:
                 yield Violation(f"limits.{name}", _number(value), f"at most {_number(ceiling)}")
 
     def _import_violations(self, asked: Sequence[str]) -> Iterator[Violation]:
-        allowed = self._imports.allowed_imports
+        allowed = self._section.allowed_imports
         for pattern in asked:
-            if not is_covered(pattern, allowed) and not is_covered(pattern, self._imports.default_imports):
+            if not is_covered(pattern, allowed) and not is_covered(pattern, self._section.default_imports):
                 yield Violation("authorized_imports", pattern, ", ".join(allowed) or "nothing more than the defaults")
 
 

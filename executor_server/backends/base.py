@@ -6,7 +6,7 @@ of sessions, clients or policies. `tests/contract` states what every implementat
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -19,6 +19,15 @@ class GuestEndpoint:
     """Where the guest's supervisor listens and the secret that it knows the hash of."""
 
     socket_path: Path
+    token: bytes
+
+
+@dataclass(frozen=True)
+class KnownSandbox:
+    """A sandbox that an earlier daemon of the same state directory made, as the registry knows it."""
+
+    sandbox_id: str
+    spec: SandboxSpec
     token: bytes
 
 
@@ -42,8 +51,24 @@ class Sandbox(Protocol):
     @property
     def endpoint(self) -> GuestEndpoint: ...
 
+    @property
+    def fingerprint(self) -> str:
+        """What it was made of; see `Backend.fingerprint`."""
+        ...
+
     async def oom_kills(self) -> int | None:
         """How many processes of this sandbox the kernel has killed for memory so far; None where nobody counts."""
+        ...
+
+    async def cause_of_death(self) -> str | None:
+        """Why it ended, in a clause for its owner ("its container was removed"); None when that is not known.
+
+        Bounded in time. Holds no path of the host and no text from inside.
+        """
+        ...
+
+    async def label(self, session_id: str) -> None:
+        """Shows on the host whose it is now. Best effort: it raises nothing, and nothing depends on it."""
         ...
 
     async def destroy(self) -> None:
@@ -66,14 +91,39 @@ class Backend(Protocol):
         ...
 
     async def start(self) -> None:
-        """Checks the host, and sweeps what an earlier daemon of this state directory left behind.
+        """Checks the host and takes possession of the state directory.
 
         Raises SandboxFailure, with what is missing and how to mend it, when a required feature is absent.
         """
         ...
 
+    async def adopt(self, known: Sequence[KnownSandbox]) -> Mapping[str, Sandbox]:
+        """Takes over what an earlier daemon of this state directory left: once, after `start`, before `create`.
+
+        Those of `known` that still live come back, by their ids, as if they had been made here; every other sandbox
+        of the state directory is destroyed. Raises SandboxFailure when something can be neither.
+        """
+        ...
+
+    async def sweep(self) -> int:
+        """Destroys what bears this state directory's mark and belongs to no sandbox that is known here.
+
+        To be called now and then. Says how many there were; raises SandboxFailure when the host can't be asked.
+        """
+        ...
+
+    async def fingerprint(self, spec: SandboxSpec) -> str:
+        """Names all that a sandbox made now would be made of: the spec, the image's content, the guest.
+
+        A kept sandbox with another one is out of date. May be a few seconds old. Raises SandboxFailure.
+        """
+        ...
+
     async def create(self, spec: SandboxSpec) -> Sandbox:
-        """Makes a sandbox whose guest will accept a connection. Raises SandboxFailure; leaves nothing behind then."""
+        """Makes a sandbox whose guest will accept a connection. Raises SandboxFailure; leaves nothing behind then.
+
+        ImageNotReady, a SandboxFailure whose text may go to the client, when the image has to be provided first.
+        """
         ...
 
     async def check_host(self) -> Sequence[HostFinding]: ...

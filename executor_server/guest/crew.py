@@ -27,7 +27,16 @@ _CHECKER_USES = 200
 class Config:
     """What the guest is told at its start."""
 
-    __slots__ = ("mark", "memory_bytes", "orphan_time_s", "processes", "token_hash", "watch_memory", "workspace")
+    __slots__ = (
+        "mark",
+        "memory_bytes",
+        "orphan_time_s",
+        "preload",
+        "processes",
+        "token_hash",
+        "watch_memory",
+        "workspace",
+    )
 
     def __init__(
         self,
@@ -37,6 +46,7 @@ class Config:
         memory_bytes: int,
         processes: int,
         watch_memory: bool,
+        preload: list[str],
         mark: str,
     ) -> None:
         self.token_hash = token_hash
@@ -45,6 +55,7 @@ class Config:
         self.memory_bytes = memory_bytes
         self.processes = processes
         self.watch_memory = watch_memory
+        self.preload = preload  # modules that the interpreter imports before anybody asks
         self.mark = mark  # random: what the checker leaves in code objects for the interpreter to replace
 
 

@@ -21,10 +21,11 @@ _PR_SET_DUMPABLE = 4
 
 
 def boot() -> None:
-    """Says on READY_FD that the interpreter runs and the guest's modules are loaded, then runs the supervisor."""
+    """Says on READY_FD, unless that is -1, that the guest's modules are loaded, then runs the supervisor."""
     ready_fd = int(sys.argv.pop())
-    os.write(ready_fd, b"1")
-    os.close(ready_fd)
+    if ready_fd >= 0:
+        os.write(ready_fd, b"1")
+        os.close(ready_fd)
     main()
 
 
@@ -40,9 +41,7 @@ def main() -> None:
     os.umask(0o022)
     config = read_config(values)
     os.chdir(config.workspace)
-    listener = socket.socket(fileno=values["listen_fd"])
-    os.set_inheritable(values["listen_fd"], False)
-    Supervisor(config, listener, Programs(_load, _interpreter, _checker)).serve()
+    Supervisor(config, _listener(values), Programs(_load, _interpreter, _checker)).serve()
 
 
 def read_config(values: dict[str, Any]) -> Config:
@@ -54,8 +53,24 @@ def read_config(values: dict[str, Any]) -> Config:
         memory_bytes=int(values["memory_bytes"]),
         processes=int(values["processes"]),
         watch_memory=bool(values["watch_memory"]),
+        preload=[str(name) for name in values["preload"]],
         mark=os.urandom(16).hex(),
     )
+
+
+def _listener(values: dict[str, Any]) -> socket.socket:
+    """The socket that the daemon connects to: inherited or, where none can be, made at a path that the daemon sees."""
+    if "listen_fd" in values:
+        os.set_inheritable(values["listen_fd"], False)
+        return socket.socket(fileno=values["listen_fd"])
+    # Under another name first: the daemon connects as soon as it sees this one, and must find it listening.
+    path = values["listen_path"]
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listener.bind(path + ".new")
+    os.chmod(path + ".new", 0o777)  # the daemon may be another user; who may get here is the directory's business
+    listener.listen(values["backlog"])
+    os.rename(path + ".new", path)
+    return listener
 
 
 def _drop_to(ids: Any) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import sys
 import tempfile
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -23,7 +22,7 @@ async def harness(request: pytest.FixtureRequest) -> AsyncIterator[Harness]:
     require(request.param)
     directory = Path(tempfile.mkdtemp(prefix="c-"))
     directory.chmod(0o755)
-    backend = LocalBackend(directory, {"base": Path(sys.executable)})
+    backend = LocalBackend(directory)
     async with Harness(backend) as ready:
         yield ready
     shutil.rmtree(directory)

@@ -108,7 +108,7 @@ class Harness:
 
     def __init__(self, backend: Backend) -> None:
         self.backend = backend
-        self.pool = WarmPool(backend, PoolSettings(size=0))
+        self.pool = WarmPool(backend, PoolSettings())
         self.manager = SessionManager(backend, self.pool, SessionSettings(sweep_interval_s=0.05, ping_interval_s=0.2))
         self._names = itertools.count(1)
         self._stack = AsyncExitStack()

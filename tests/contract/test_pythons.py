@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from executor_server.backends.local import LocalBackend
+from executor_server.config import LocalImage
 from executor_server.sessions import Session, SessionRequest
 from tests.contract.harness import PRINCIPAL, Harness, get_variables, set_variables
 from tests.support.backends import require
@@ -25,7 +26,7 @@ async def session(request: pytest.FixtureRequest) -> AsyncIterator[Session]:
         pytest.skip(f"there is no CPython {request.param} on this machine")
     directory = Path(tempfile.mkdtemp(prefix="c-"))
     directory.chmod(0o755)
-    async with Harness(LocalBackend(directory, {"other": python})) as harness:
+    async with Harness(LocalBackend(directory, {"other": LocalImage(python=python)})) as harness:
         spec = harness.spec(prelude="from math import sqrt")
         spec = replace(spec, sandbox=replace(spec.sandbox, image="other"))
         made = await harness.manager.create(PRINCIPAL, SessionRequest("request", spec))

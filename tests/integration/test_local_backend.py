@@ -21,6 +21,7 @@ from executor_server.backends.local import LocalBackend, kit
 from executor_server.backends.local.bubblewrap import find_bwrap
 from executor_server.backends.local.cgroups import NoCgroups, discover_cgroups
 from executor_server.backends.local.sandbox import LocalSandbox
+from executor_server.config import LocalImage
 from executor_server.errors import SandboxFailure
 from executor_server.guest_archive import GuestArchive, pack_archive
 from executor_server.model import SandboxSpec
@@ -44,6 +45,7 @@ def state_dir() -> Iterator[Path]:
 async def backend(state_dir: Path) -> AsyncIterator[LocalBackend]:
     backend = LocalBackend(state_dir)
     await backend.start()
+    await backend.adopt(())
     yield backend
     await backend.close()
 
@@ -121,6 +123,7 @@ async def test_a_guest_that_does_not_start_is_an_error_that_says_why(
     monkeypatch.setattr(kit, "pack_guest", broken)
     backend = LocalBackend(state_dir)
     await backend.start()
+    await backend.adopt(())
     with pytest.raises(SandboxFailure, match="a broken guest"):
         await backend.create(SPEC)
     assert _sandboxes_on_disk(state_dir) == []
@@ -158,6 +161,7 @@ async def test_nothing_is_killed_for_memory_in_a_quiet_sandbox(backend: LocalBac
 async def test_closing_the_backend_destroys_every_sandbox(state_dir: Path) -> None:
     backend = LocalBackend(state_dir)
     await backend.start()
+    await backend.adopt(())
     processes = [_first_process(await backend.create(SPEC)) for _ in range(2)]
     await backend.close()
     assert not any(process.is_running() for process in processes)
@@ -168,6 +172,7 @@ async def test_closing_the_backend_destroys_every_sandbox(state_dir: Path) -> No
 async def test_closing_waits_for_a_creation_and_destroys_what_it_made(state_dir: Path) -> None:
     backend = LocalBackend(state_dir)
     await backend.start()
+    await backend.adopt(())
     creation = asyncio.create_task(backend.create(SPEC))
     await asyncio.sleep(0)
     await backend.close()
@@ -182,6 +187,7 @@ async def test_a_restarted_daemon_sweeps_what_a_killed_one_left(state_dir: Path)
 
     backend = LocalBackend(state_dir)
     await backend.start()
+    await backend.adopt(())
     assert eventually(lambda: not psutil.pid_exists(pid))
     assert _sandboxes_on_disk(state_dir) == []
     assert not any(directory.exists() for directory in cgroups)
@@ -233,7 +239,9 @@ async def test_check_host_says_that_this_host_will_do(state_dir: Path) -> None:
 
 
 async def test_what_is_missing_is_named_with_a_remedy(state_dir: Path) -> None:
-    backend = LocalBackend(state_dir, {"base": Path("/nonexistent/python")}, bwrap=Path("/nonexistent/bwrap"))
+    backend = LocalBackend(
+        state_dir, {"base": LocalImage(python=Path("/nonexistent/python"))}, bwrap=Path("/nonexistent/bwrap")
+    )
     findings = {finding.subject: finding for finding in await backend.check_host()}
     assert not findings["bubblewrap"].ok and "apt-get install bubblewrap" in findings["bubblewrap"].remedy
     assert not findings["image base"].ok and "/nonexistent/python" in findings["image base"].detail

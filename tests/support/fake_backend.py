@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from executor_server.backends.base import GuestEndpoint, HostFinding
+from executor_server.backends.base import GuestEndpoint, HostFinding, KnownSandbox
 from executor_server.errors import SandboxFailure
 from executor_server.model import SandboxSpec
 from tests.support.fake_guest import FakeGuest
@@ -28,8 +28,16 @@ class FakeSandbox:
     def endpoint(self) -> GuestEndpoint:
         return self.guest.endpoint
 
+    fingerprint = "fake"
+
     async def oom_kills(self) -> int | None:
         return self.kills
+
+    async def cause_of_death(self) -> str | None:
+        return None
+
+    async def label(self, session_id: str) -> None:
+        self.owner = session_id
 
     async def destroy(self) -> None:
         self.destroyed += 1
@@ -59,6 +67,15 @@ class FakeBackend:
 
     async def start(self) -> None:
         return
+
+    async def adopt(self, known: Sequence[KnownSandbox]) -> Mapping[str, FakeSandbox]:
+        return {}
+
+    async def sweep(self) -> int:
+        return 0
+
+    async def fingerprint(self, spec: SandboxSpec) -> str:
+        return "fake"
 
     async def create(self, spec: SandboxSpec) -> FakeSandbox:
         self.asked += 1

@@ -18,6 +18,7 @@ from typing import Any
 
 from executor_server.backends.local.host import examine_host
 from executor_server.backends.local.trial import run_python
+from executor_server.config import LocalImage
 from executor_server.model import SandboxSpec
 
 MEMORY_BYTES = 2**28
@@ -32,7 +33,7 @@ async def run_programs(asked: dict[str, Any]) -> dict[str, Any]:
     host_uid = HOST_UID if os.geteuid() == 0 else None
     bwrap = Path(asked["bwrap"]) if asked["bwrap"] else None
     with tempfile.TemporaryDirectory(prefix="executor-trials-") as runtime:
-        found = await examine_host(Path(runtime), {"base": Path(asked["image"])}, bwrap, host_uid)
+        found = await examine_host(Path(runtime), {"base": LocalImage(python=Path(asked["image"]))}, bwrap, host_uid)
         assert found.kit is not None, found.findings
         image = found.kit.images["base"]
         spec = SandboxSpec("base", MEMORY_BYTES, PROCESSES, DISK_BYTES, 1.0)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from executor_server.config import SMOLAGENTS_BASE_IMPORTS, ConfigError, load, to_toml
+from executor_server.config import SMOLAGENTS_BASE_IMPORTS, ConfigError, LocalImage, load, to_toml
 
 
 @pytest.fixture(autouse=True)
@@ -32,7 +32,7 @@ def problems(tmp_path: Path, text: str) -> tuple[str, ...]:
 def test_nothing_needs_to_be_configured(state_dir: Path) -> None:
     config = load()
     assert config.listen_addresses == (f"unix:{state_dir}/executor.sock", "127.0.0.1:50051")
-    assert config.local.images == {"base": Path(sys.executable)}
+    assert config.local.images == {"base": LocalImage(python=Path(sys.executable))}
     assert config.limits.default.wall_time_s == 60
     assert config.policy.default_imports == SMOLAGENTS_BASE_IMPORTS
 

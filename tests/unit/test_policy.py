@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from smolagents.local_python_executor import check_import_authorized
 
-from executor_server.config import LimitsSection, PolicySection
+from executor_server.config import LimitsSection, PolicySection, PoolSection
 from executor_server.errors import InvalidRequest, PolicyViolation, Reason
 from executor_server.import_patterns import is_covered
 from executor_server.model import Limits, Principal
@@ -43,7 +43,7 @@ def test_asking_for_nothing_gets_the_defaults() -> None:
     assert spec.limits == make_policy().describe().default_limits
     assert spec.sandbox.image == "base"
     assert spec.authorized_imports == make_policy().describe().default_imports
-    assert spec.sandbox == make_policy().warm_sandboxes()[0]
+    assert spec.sandbox == make_policy().warm_sandboxes(PoolSection())[0].spec
 
 
 def test_what_is_asked_for_within_the_policy_is_granted() -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from executor_server.errors import SandboxFailure
 from executor_server.guest.frames import Kind
+from executor_server.policy import WarmSandboxes
 from executor_server.pool import PoolSettings, WarmPool, make_ready
 from tests.support.fake_backend import SPEC, FakeBackend
 from tests.support.polling import eventually_async
@@ -31,10 +32,10 @@ async def backend(tmp_path: Path) -> AsyncIterator[FakeBackend]:
 async def make_pool(backend: FakeBackend) -> AsyncIterator[Any]:
     pools: list[WarmPool] = []
 
-    async def make(*specs: Any, **settings: Any) -> WarmPool:
-        pool = WarmPool(backend, PoolSettings(**{"size": 2, **SOON, **settings}))
+    async def make(*specs: Any, size: int = 2, **settings: Any) -> WarmPool:
+        pool = WarmPool(backend, PoolSettings(**{**SOON, **settings}))
         pools.append(pool)
-        await pool.start(specs or (SPEC,))
+        await pool.start([WarmSandboxes(spec, size) for spec in specs or (SPEC,)])
         return pool
 
     yield make

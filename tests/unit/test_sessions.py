@@ -14,6 +14,7 @@ from executor_server.errors import InvalidRequest, NotFound, Reason, ResourceExh
 from executor_server.executions import Execution
 from executor_server.guest.frames import Kind
 from executor_server.model import ExecutionLimits, Limits, Outcome, OutputMode, Principal, Result, SessionSpec
+from executor_server.policy import WarmSandboxes
 from executor_server.pool import PoolSettings, WarmPool
 from executor_server.sessions import Session, SessionManager, SessionRequest, SessionSettings
 from tests.support.fake_backend import SPEC, FakeBackend
@@ -49,10 +50,10 @@ async def make(tmp_path: Path) -> AsyncIterator[Callable[..., Any]]:
 
     async def make(pool_size: int = 0, **settings: Any) -> Bench:
         backend = FakeBackend(tmp_path)
-        pool = WarmPool(backend, PoolSettings(size=pool_size))
+        pool = WarmPool(backend, PoolSettings())
         manager = SessionManager(backend, pool, SessionSettings(**{"sweep_interval_s": 0.005, **settings}))
         benches.append(Bench(backend, pool, manager))
-        await pool.start([SPEC])
+        await pool.start([WarmSandboxes(SPEC, pool_size)])
         await manager.start()
         return benches[-1]
 

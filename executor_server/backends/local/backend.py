@@ -21,7 +21,7 @@ from pathlib import Path
 
 import structlog
 
-from executor_server.backends.base import GuestEndpoint, HostFinding
+from executor_server.backends.base import GuestEndpoint, HostFinding, KnownSandbox
 from executor_server.backends.local.descriptors import read_within
 from executor_server.backends.local.host import Examination, examine_host
 from executor_server.backends.local.images import Image
@@ -30,6 +30,7 @@ from executor_server.backends.local.layout import SANDBOX_ID
 from executor_server.backends.local.records import SOCKET_NAME, sweep, write_record
 from executor_server.backends.local.sandbox import LocalSandbox
 from executor_server.backends.local.users import DEFAULT_UID_BASE, HostUsers
+from executor_server.config import LocalImage
 from executor_server.errors import SandboxFailure
 from executor_server.guest.tokens import CHAIN_LENGTH, chained
 from executor_server.guest_archive import GUEST_BOOT
@@ -50,19 +51,19 @@ _log = structlog.get_logger(__name__)
 class LocalBackend:
     """Implements `executor_server.backends.base.Backend`.
 
-    `images` maps names to Python interpreters of this host; without any, "base" is the interpreter of the daemon.
+    `images` maps names to Python environments of this host; without any, "base" is the interpreter of the daemon.
     """
 
     def __init__(
         self,
         state_dir: Path,
-        images: Mapping[str, Path] | None = None,
+        images: Mapping[str, LocalImage] | None = None,
         *,
         bwrap: Path | None = None,
         uid_base: int = DEFAULT_UID_BASE,
     ) -> None:
         self._state_dir = state_dir.absolute()
-        self._pythons = dict(images or {DEFAULT_IMAGE: Path(sys.executable)})
+        self._images = dict(images or {DEFAULT_IMAGE: LocalImage(python=Path(sys.executable))})
         self._bwrap = bwrap
         self._uid_base = uid_base
         self._kit: Kit | None = None
@@ -78,7 +79,7 @@ class LocalBackend:
 
     @property
     def images(self) -> Sequence[str]:
-        return tuple(self._pythons)
+        return tuple(self._images)
 
     async def start(self) -> None:
         await asyncio.to_thread(self._take_state_dir)
@@ -90,22 +91,36 @@ class LocalBackend:
                 raise SandboxFailure(f"this host cannot run local sandboxes. {told}")
             self._kit = found.kit
             self._users = HostUsers(found.uids) if found.uids else None
-            await self._sweep(found.kit)
         except BaseException:
             self._release_state_dir()
             raise
 
-    async def create(self, spec: SandboxSpec) -> LocalSandbox:
-        kit = self._kit
-        if kit is None:
+    async def adopt(self, known: Sequence[KnownSandbox]) -> Mapping[str, LocalSandbox]:
+        kit, _ = self._parts(known[0].spec.image if known else self.images[0])
+        await self._sweep(kit)
+        return {}
+
+    async def sweep(self) -> int:
+        return 0
+
+    async def fingerprint(self, spec: SandboxSpec) -> str:
+        kit, image = self._parts(spec.image)
+        return f"{spec.fingerprint}-{kit.layout.guest.version}-{image.python}"
+
+    def _parts(self, image_name: str) -> tuple[Kit, Image]:
+        if self._kit is None:
             raise SandboxFailure("the local backend is not started")
-        image = kit.images.get(spec.image)
+        image = self._kit.images.get(image_name)
         if image is None:
-            raise SandboxFailure(f"no image {spec.image!r}")
+            raise SandboxFailure(f"no image {image_name!r}")
+        return self._kit, image
+
+    async def create(self, spec: SandboxSpec) -> LocalSandbox:
+        kit, image = self._parts(spec.image)
         finished: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._creations.add(finished)
         try:
-            sandbox = self._new_sandbox()
+            sandbox = self._new_sandbox(await self.fingerprint(spec))
             try:
                 await self._build(sandbox, kit, image, spec)
             except BaseException as error:
@@ -133,17 +148,17 @@ class LocalBackend:
 
     async def _examine(self) -> Examination:
         base = self._uid_base if os.geteuid() == 0 else None
-        return await examine_host(self._runtime_dir, self._pythons, self._bwrap, base)
+        return await examine_host(self._runtime_dir, self._images, self._bwrap, base)
 
     # -----------------------------------------------------------------------------------------------------------------
     # Creation
 
-    def _new_sandbox(self) -> LocalSandbox:
+    def _new_sandbox(self, fingerprint: str) -> LocalSandbox:
         host_uid = self._users.take() if self._users else None
         sandbox_id = secrets.token_hex(_SANDBOX_ID_BYTES)
         directory = self._sandboxes_dir / sandbox_id
         endpoint = GuestEndpoint(directory / SOCKET_NAME, secrets.token_bytes(_TOKEN_BYTES))
-        sandbox = LocalSandbox(sandbox_id, directory, endpoint, self._forget, host_uid=host_uid)
+        sandbox = LocalSandbox(sandbox_id, directory, endpoint, fingerprint, self._forget, host_uid=host_uid)
         self._live.add(sandbox)
         return sandbox
 
@@ -157,7 +172,7 @@ class LocalBackend:
             ready_read, ready_write = os.pipe()
             stack.callback(os.close, ready_read)
             with contextlib.closing(os.fdopen(ready_write, "wb")):
-                config = _guest_config(kit, spec, sandbox, listener.fileno())
+                config = _guest_config(kit, image, spec, sandbox, listener.fileno())
                 command = [str(image.python), "-I", "-S", "-c", GUEST_BOOT, json.dumps(config), str(ready_write)]
                 pass_fds = (listener.fileno(), ready_write)
                 sandbox.process = kit.start(image, spec, command, cgroup=sandbox.cgroup, pass_fds=pass_fds)
@@ -233,7 +248,9 @@ def _listen(path: Path) -> socket.socket:
     return listener
 
 
-def _guest_config(kit: Kit, spec: SandboxSpec, sandbox: LocalSandbox, listen_fd: int) -> dict[str, object]:
+def _guest_config(
+    kit: Kit, image: Image, spec: SandboxSpec, sandbox: LocalSandbox, listen_fd: int
+) -> dict[str, object]:
     return {
         "listen_fd": listen_fd,
         "token_hash": chained(sandbox.endpoint.token, CHAIN_LENGTH).hex(),
@@ -243,4 +260,5 @@ def _guest_config(kit: Kit, spec: SandboxSpec, sandbox: LocalSandbox, listen_fd:
         "processes": spec.processes,
         "drop_to": None if sandbox.host_uid is None else [SANDBOX_ID, SANDBOX_ID],
         "watch_memory": not kit.limits_memory,
+        "preload": list(image.preload),
     }

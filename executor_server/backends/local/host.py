@@ -20,6 +20,7 @@ from executor_server.backends.local.kit import Kit
 from executor_server.backends.local.seccomp import UnsupportedArchitecture, filter_program
 from executor_server.backends.local.trial import run_python
 from executor_server.backends.local.users import usable_uids
+from executor_server.config import LocalImage
 from executor_server.errors import SandboxFailure
 from executor_server.model import SandboxSpec
 
@@ -71,11 +72,11 @@ class Examination:
 
 
 async def examine_host(
-    runtime_dir: Path, pythons: Mapping[str, Path], bwrap: Path | None, uid_base: int | None
+    runtime_dir: Path, images: Mapping[str, LocalImage], bwrap: Path | None, uid_base: int | None
 ) -> Examination:
     """Tries everything that a sandbox needs, a small sandbox included."""
     found = Examination()
-    parts = await asyncio.to_thread(_find_parts, found, pythons, bwrap)
+    parts = await asyncio.to_thread(_find_parts, found, images, bwrap)
     if parts is None:
         return found
     kit = await asyncio.to_thread(Kit.build, runtime_dir, *parts, _try_cgroups())
@@ -96,7 +97,7 @@ async def examine_host(
 
 
 def _find_parts(
-    found: Examination, pythons: Mapping[str, Path], configured: Path | None
+    found: Examination, configured_images: Mapping[str, LocalImage], configured: Path | None
 ) -> tuple[Bwrap, bytes, dict[str, Image]] | None:
     bwrap, seccomp, images = None, None, {}
     try:
@@ -109,12 +110,12 @@ def _find_parts(
         seccomp = filter_program()
     except UnsupportedArchitecture as problem:
         found.add("system call filter", False, f"There is {problem}.", "Use another backend on this machine.")
-    for name, python in pythons.items():
+    for name, configured_image in configured_images.items():
         try:
-            images[name] = probe_image(name, python)
+            images[name] = probe_image(name, configured_image.python, configured_image.preload)
         except SandboxFailure as problem:
             found.add(f"image {name}", False, f"{problem}.", "Name a CPython interpreter that this user can run.")
-    if bwrap is None or seccomp is None or len(images) < len(pythons):
+    if bwrap is None or seccomp is None or len(images) < len(configured_images):
         return None
     return bwrap, seccomp, images
 

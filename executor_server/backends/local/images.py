@@ -41,9 +41,10 @@ class Image:
     version: tuple[int, int]
     directories: tuple[Path, ...]  # besides SYSTEM_DIRECTORIES; each is mounted where it is on the host
     links: tuple[tuple[Path, str], ...]  # symbolic links outside of them, on the way to the interpreter
+    preload: tuple[str, ...] = ()  # modules that a sandbox imports ahead
 
 
-def probe_image(name: str, python: Path) -> Image:
+def probe_image(name: str, python: Path, preload: tuple[str, ...] = ()) -> Image:
     """Asks the interpreter what it is. Raises SandboxFailure when it cannot serve as an image."""
     described = _describe(name, python)
     try:
@@ -56,7 +57,8 @@ def probe_image(name: str, python: Path) -> Image:
         wanted = ".".join(map(str, OLDEST_PYTHON))
         raise SandboxFailure(f"image {name}: {python} is {implementation} {version}; CPython >= {wanted} is needed")
     directories = _directories(name, prefixes)
-    return Image(name, python, version, directories, _links(name, python, (*SYSTEM_DIRECTORIES, *directories)))
+    links = _links(name, python, (*SYSTEM_DIRECTORIES, *directories))
+    return Image(name, python, version, directories, links, preload)
 
 
 def _describe(name: str, python: Path) -> dict[str, Any]:

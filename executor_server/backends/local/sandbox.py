@@ -33,6 +33,7 @@ class LocalSandbox:
     sandbox_id: str
     directory: Path
     endpoint: GuestEndpoint
+    fingerprint: str
     forget: Callable[[LocalSandbox], None]  # tells the backend that nothing of it is left
     host_uid: int | None = None
     cgroup: Cgroup | None = None
@@ -41,6 +42,12 @@ class LocalSandbox:
 
     async def oom_kills(self) -> int | None:
         return self.cgroup.oom_kills() if self.cgroup else None
+
+    async def cause_of_death(self) -> str | None:
+        return None
+
+    async def label(self, session_id: str) -> None:
+        return
 
     async def destroy(self) -> None:
         """Runs to its end even if the caller is cancelled; a failed attempt can be repeated."""

@@ -225,14 +225,16 @@ class UploadBlobResponse(_message.Message):
     def __init__(self, blob_id: _Optional[str] = ...) -> None: ...
 
 class PutFileHeader(_message.Message):
-    __slots__ = ("session_id", "path", "size_bytes")
+    __slots__ = ("session_id", "path", "size_bytes", "format")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     PATH_FIELD_NUMBER: _ClassVar[int]
     SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    FORMAT_FIELD_NUMBER: _ClassVar[int]
     session_id: str
     path: str
     size_bytes: int
-    def __init__(self, session_id: _Optional[str] = ..., path: _Optional[str] = ..., size_bytes: _Optional[int] = ...) -> None: ...
+    format: _types_pb2.FileFormat
+    def __init__(self, session_id: _Optional[str] = ..., path: _Optional[str] = ..., size_bytes: _Optional[int] = ..., format: _Optional[_Union[_types_pb2.FileFormat, str]] = ...) -> None: ...
 
 class PutFileRequest(_message.Message):
     __slots__ = ("header", "data")
@@ -249,12 +251,14 @@ class PutFileResponse(_message.Message):
     def __init__(self, file: _Optional[_Union[_types_pb2.FileInfo, _Mapping]] = ...) -> None: ...
 
 class GetFileRequest(_message.Message):
-    __slots__ = ("session_id", "path")
+    __slots__ = ("session_id", "path", "format")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     PATH_FIELD_NUMBER: _ClassVar[int]
+    FORMAT_FIELD_NUMBER: _ClassVar[int]
     session_id: str
     path: str
-    def __init__(self, session_id: _Optional[str] = ..., path: _Optional[str] = ...) -> None: ...
+    format: _types_pb2.FileFormat
+    def __init__(self, session_id: _Optional[str] = ..., path: _Optional[str] = ..., format: _Optional[_Union[_types_pb2.FileFormat, str]] = ...) -> None: ...
 
 class GetFileResponse(_message.Message):
     __slots__ = ("file", "data")

@@ -141,7 +141,8 @@ class ExecutorServiceServicer(object):
     def CreateSession(self, request, context):
         """Makes a session: a sandbox with one interpreter. Repeated with the same request_id: the same session, unchanged.
         INVALID_ARGUMENT (a field's form), PERMISSION_DENIED (more than the policy grants; every violation is listed),
-        RESOURCE_EXHAUSTED (too many sessions), UNAVAILABLE (no sandbox can be made now).
+        RESOURCE_EXHAUSTED (too many sessions), UNAVAILABLE (no sandbox can be made now, or, with reason IMAGE_NOT_READY,
+        not of this image: it is missing or being fetched).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -246,16 +247,18 @@ class ExecutorServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def PutFile(self, request_iterator, context):
-        """Writes a file of the workspace, whole or not at all. First a header, then data. INVALID_ARGUMENT (a path that
-        climbs out, is absolute or goes through a link), RESOURCE_EXHAUSTED (size), NOT_FOUND. Repeating overwrites.
+        """Writes a file of the workspace, whole or not at all; as TAR, a directory, member by member. First a header, then
+        data. INVALID_ARGUMENT (a path that climbs out, is absolute or goes through a link; an archive with a member that
+        is neither a regular file nor a directory), RESOURCE_EXHAUSTED (size), NOT_FOUND. Repeating overwrites.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetFile(self, request, context):
-        """Reads a regular file of the workspace. NOT_FOUND, INVALID_ARGUMENT (not a regular file, a link, a bad path),
-        RESOURCE_EXHAUSTED (larger than the limit). Repeating is harmless.
+        """Reads a regular file of the workspace or, as TAR, a directory: what in it is neither a regular file nor a
+        directory is left out. NOT_FOUND, INVALID_ARGUMENT (not a regular file, a link, a bad path), RESOURCE_EXHAUSTED
+        (larger than the limit). The stream is whole when the status is OK. Repeating is harmless.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

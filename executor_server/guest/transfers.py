@@ -22,17 +22,17 @@ MAX_BLOBS = 64
 MAX_TRANSFERS = 16
 # Everything staged at one time, and one value on its way out.
 MAX_BLOB_BYTES = 256 * 1024 * 1024
-# For a blob to be completed, and then to be named by a message.
+# For a blob to be completed, and then to be named by a message; only time with a daemon counts.
 BLOB_TIME_S = 60.0
 _LISTING_BYTES = 1024 * 1024
 
 
 class _Blob:
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, deadline: float) -> None:
         self.fd = os.memfd_create("blob", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         self.size = size
         self.received = 0
-        self.deadline = time.monotonic() + BLOB_TIME_S
+        self.deadline = deadline  # by the clock of `Transfers`
 
 
 class Transfers:
@@ -45,6 +45,10 @@ class Transfers:
         self._uploads: dict[int, workspace.Upload] = {}
         self._downloads: dict[int, workspace.Download] = {}
         self._serial = 0
+        # Stands still while there is no daemon, which could neither complete a blob nor name it.
+        self._connected_s = 0.0
+        self._looked_at = time.monotonic()
+        self._was_connected = False
 
     def close_all(self) -> None:
         """In a forked child that must not have them."""
@@ -54,6 +58,18 @@ class Transfers:
             upload.close()
         for download in self._downloads.values():
             download.close()
+
+    def on_new_daemon(self) -> None:
+        """Drops the files that were on their way when the last daemon died; nobody will go on with them.
+
+        Staged blobs stay: a message of the last daemon's, sent again by the new one, may name them.
+        """
+        for upload in self._uploads.values():
+            upload.abandon()
+        self._uploads.clear()
+        for download in self._downloads.values():
+            download.close()
+        self._downloads.clear()
 
     # -- blobs ---------------------------------------------------------------------------------------------------
 
@@ -65,7 +81,7 @@ class Transfers:
             limit = f"at most {MAX_BLOBS} blobs and {MAX_BLOB_BYTES} bytes can be staged at a time"
             self._channel.fail(op, "too_large", limit)
             return
-        self._blobs[blob_id] = _Blob(size)
+        self._blobs[blob_id] = _Blob(size, self._connected_s + BLOB_TIME_S)
         self._channel.done(op)
 
     def add_to_blob(self, head: Fields, data: memoryview) -> None:
@@ -80,7 +96,7 @@ class Transfers:
             # No memory, or larger than a file may be here. Who names it is told that it is not there.
             self.drop_blob(head.text("blob", 64))
             return
-        blob.deadline = time.monotonic() + BLOB_TIME_S
+        blob.deadline = self._connected_s + BLOB_TIME_S
 
     def drop_blob(self, blob_id: str) -> None:
         """Lets go of a blob that nobody will name."""
@@ -95,8 +111,12 @@ class Transfers:
             blob.deadline = float("inf")
 
     def expire_blobs(self, now: float) -> None:
+        """To be called in each turn of the loop, of which one ends whenever a daemon comes or goes."""
+        if self._was_connected:
+            self._connected_s += now - self._looked_at
+        self._looked_at, self._was_connected = now, self._channel.connected
         for blob_id, blob in list(self._blobs.items()):
-            if blob.deadline <= now:
+            if blob.deadline <= self._connected_s:
                 self.drop_blob(blob_id)
 
     def take_blob(self, blob_id: str) -> Optional[int]:

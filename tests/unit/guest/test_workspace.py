@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -14,7 +15,7 @@ import pytest
 from executor_server.guest import workspace
 from executor_server.guest.frames import CHUNK_BYTES, Fields, FrameError, Kind
 from executor_server.guest.link import read_memfd
-from executor_server.guest.transfers import MAX_BLOB_BYTES, MAX_BLOBS, MAX_TRANSFERS, Transfers
+from executor_server.guest.transfers import BLOB_TIME_S, MAX_BLOB_BYTES, MAX_BLOBS, MAX_TRANSFERS, Transfers
 from executor_server.guest.workspace import Download, PathRefused, Upload, list_files, split_path
 from tests.support.descriptors import none_left_open
 
@@ -260,6 +261,7 @@ class Answers:
 
     def __init__(self) -> None:
         self.full = False
+        self.connected = True
         self.sent: list[tuple[int, dict[str, Any], bytes]] = []
 
     def send(self, kind: int, head: dict[str, Any], body: bytes = b"") -> None:
@@ -331,9 +333,40 @@ def test_a_blob_that_nobody_names_expires_unless_a_message_waits_that_does(trans
     for blob_id in ("forgotten", "claimed"):
         stage(transfers, blob_id, b"x")
     transfers.claim_blob("claimed")
+    transfers.expire_blobs(time.monotonic())
     transfers.expire_blobs(float("1e18"))
     assert transfers.take_blob("forgotten") is None
     fd = transfers.take_blob("claimed")
+    assert fd is not None
+    os.close(fd)
+
+
+def test_a_blob_outlives_any_time_without_a_daemon(transfers: Transfers, answers: Answers) -> None:
+    stage(transfers, "b", b"x")
+    now = time.monotonic()
+    answers.connected = False
+    transfers.expire_blobs(now)
+    answers.connected = True
+    transfers.expire_blobs(now + 10_000)
+    transfers.expire_blobs(now + 10_000 + BLOB_TIME_S / 2)
+    assert "b" in transfers._blobs
+    transfers.expire_blobs(now + 10_000 + BLOB_TIME_S)
+    assert transfers.take_blob("b") is None
+
+
+def test_a_new_daemon_finds_no_files_on_their_way_and_every_blob(
+    transfers: Transfers, answers: Answers, root: Path
+) -> None:
+    (root / "f").write_bytes(b"old")
+    stage(transfers, "b", b"x", op=9)
+    transfers.begin_file(Kind.FILE_PUT, Fields({"op": 1, "path": "g", "size": 9}))
+    transfers.begin_file(Kind.FILE_GET, Fields({"op": 2, "path": "f", "max_bytes": 9}))
+    transfers.on_new_daemon()
+    transfers.pump()
+    transfers.add_to_file(Fields({"op": 1}), memoryview(b"x"))
+    assert (answers.answer(1), answers.answer(2)) == ("", "")
+    assert [path.name for path in root.iterdir()] == ["f"]
+    fd = transfers.take_blob("b")
     assert fd is not None
     os.close(fd)
 

@@ -2,20 +2,25 @@
 
 For each spec it is told of, the pool keeps a number of sandboxes whose guest has answered. Taking one starts a refill
 in the background; when none is there, or a kept one has died meanwhile, the caller gets a new one, made on the spot.
-A sandbox is handed out once and never comes back: a used sandbox is never reused.
+A sandbox is handed out once and never comes back: a used sandbox is never reused. One that is out of date, because
+the image or the guest is another by now, is not handed out at all.
+
+Nothing is counted twice or forgotten: what was made is kept, was a hit, or was discarded for one of three reasons.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass
+import contextlib
+import enum
+from collections import Counter, deque
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import asdict, dataclass, field
 
 import structlog
 
 from executor_server.backends.base import Backend, Sandbox
-from executor_server.errors import SandboxFailure
+from executor_server.errors import ImageNotReady, SandboxFailure
 from executor_server.guest_channel import GuestChannel
 from executor_server.model import SandboxSpec
 from executor_server.policy import WarmSandboxes
@@ -28,7 +33,7 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True)
 class PoolSettings:
-    """How many sandboxes to make at a time, how long to wait after a failure.
+    """How many sandboxes to make at a time over all kinds, how long to wait after a failure, what to do how often.
 
     A guest that hears nothing for its orphan_time_s ends; those that are kept hear something every `ping_interval_s`.
     """
@@ -37,6 +42,8 @@ class PoolSettings:
     backoff_s: float = 1.0
     max_backoff_s: float = 60.0
     ping_interval_s: float = 10.0
+    check_interval_s: float = 5.0  # whether what is kept is still up to date
+    stats_interval_s: float = 300.0
 
 
 @dataclass(frozen=True)
@@ -46,6 +53,85 @@ class ReadySandbox:
     sandbox: Sandbox
     channel: GuestChannel
     warm: bool
+
+
+@dataclass(frozen=True)
+class PoolStats:
+    """One kind's counts since the pool started: made = depth + hits + lost + outdated + closed."""
+
+    size: int  # how many are to be kept
+    depth: int  # how many are
+    making: int
+    hits: int  # takers that got a kept one
+    misses: int  # takers for whom one had to be made
+    made: int  # to be kept
+    failed: int  # attempts to
+    lost: int  # discarded: died while kept
+    outdated: int  # discarded: made of what is out of date
+    closed: int  # discarded: kept when the pool closed
+    ready_count: int  # how many got ready, to be kept or on the spot, and how long it took
+    ready_time_sum_s: float
+    ready_time_last_s: float
+
+
+class _Discard(enum.Enum):
+    LOST = "lost"
+    OUTDATED = "outdated"
+    CLOSED = "closed"
+
+
+@dataclass
+class _Kind:
+    """The sandboxes of one spec, and how making them goes."""
+
+    spec: SandboxSpec
+    size: int
+    fingerprint: str | None = None  # of what is up to date, as far as is known
+    unanswered: bool = False  # the backend could not say it when it was last asked
+    kept: deque[ReadySandbox] = field(default_factory=deque)
+    making: int = 0
+    tried_s: float = 0.0  # when one was last begun
+    backoff_s: float = 0.0
+    retry_s: float = 0.0  # not before
+    failing: bool = False
+    hits: int = 0
+    misses: int = 0
+    made: int = 0
+    failed: int = 0
+    discarded: Counter[_Discard] = field(default_factory=Counter)
+    ready_count: int = 0
+    ready_time_sum_s: float = 0.0
+    ready_time_last_s: float = 0.0
+
+    @property
+    def wants(self) -> bool:
+        """Whether one more is to be made. While they fail, one at a time is enough to find out when that is over."""
+        return len(self.kept) + self.making < self.size and not (self.failing and self.making)
+
+    def is_current(self, ready: ReadySandbox) -> bool:
+        return self.fingerprint is None or ready.sandbox.fingerprint == self.fingerprint
+
+    def note_ready(self, took_s: float) -> None:
+        self.ready_count += 1
+        self.ready_time_sum_s += took_s
+        self.ready_time_last_s = took_s
+
+    def stats(self) -> PoolStats:
+        return PoolStats(
+            size=self.size,
+            depth=len(self.kept),
+            making=self.making,
+            hits=self.hits,
+            misses=self.misses,
+            made=self.made,
+            failed=self.failed,
+            lost=self.discarded[_Discard.LOST],
+            outdated=self.discarded[_Discard.OUTDATED],
+            closed=self.discarded[_Discard.CLOSED],
+            ready_count=self.ready_count,
+            ready_time_sum_s=self.ready_time_sum_s,
+            ready_time_last_s=self.ready_time_last_s,
+        )
 
 
 async def make_ready(backend: Backend, spec: SandboxSpec, *, warm: bool) -> ReadySandbox:
@@ -67,108 +153,239 @@ class WarmPool:
     def __init__(self, backend: Backend, settings: PoolSettings) -> None:
         self._backend = backend
         self._settings = settings
-        self._ready: dict[SandboxSpec, deque[ReadySandbox]] = {}
-        self._sizes: dict[SandboxSpec, int] = {}
+        self._kinds: dict[SandboxSpec, _Kind] = {}
         self._wanted = asyncio.Event()
-        self._changed = asyncio.Condition()
-        self._workers: list[asyncio.Task[None]] = []
-        self._making: dict[SandboxSpec, int] = {}
-        self._backoff_s = 0.0
+        self._filled = asyncio.Event()
+        self._tasks: list[asyncio.Task[None]] = []
         self._discards: set[asyncio.Task[None]] = set()
+        self._logged: dict[SandboxSpec, PoolStats] = {}
 
     async def start(self, kinds: Sequence[WarmSandboxes]) -> None:
         """Begins to keep these ready, in the background."""
-        for kind in kinds:
-            self._sizes[kind.spec] = kind.size
-            self._ready[kind.spec] = deque()
-            self._making[kind.spec] = 0
-        if any(self._sizes.values()):
-            self._workers = [asyncio.create_task(self._refill()) for _ in range(self._settings.concurrency)]
-            self._workers.append(asyncio.create_task(self._ping_forever()))
-            self._wanted.set()
+        self._kinds = {kind.spec: _Kind(kind.spec, kind.size) for kind in kinds}
+        self._note_depth()
+        if not any(kind.size for kind in self._kinds.values()):
+            return
+        settings = self._settings
+        self._tasks = [asyncio.create_task(self._refill_forever()) for _ in range(settings.concurrency)]
+        for step, interval_s in (
+            (self._ping, settings.ping_interval_s),
+            (self._check, settings.check_interval_s),
+            (self._log_stats, settings.stats_interval_s),
+        ):
+            self._tasks.append(asyncio.create_task(_repeat(step, interval_s)))
 
     async def take(self, spec: SandboxSpec) -> ReadySandbox:
         """A ready sandbox of this spec: a kept one, else a new one. Raises SandboxFailure."""
-        kept = self._ready.get(spec)
-        if kept:
-            self._wanted.set()
-            return kept.popleft()
-        return await make_ready(self._backend, spec, warm=False)
+        kind = self._kinds.get(spec)
+        if kind is None:
+            return await make_ready(self._backend, spec, warm=False)
+        self._wanted.set()
+        kept = self._take_kept(kind)
+        if kept is not None:
+            kind.hits += 1
+            return kept
+        kind.misses += 1
+        started_s = _now_s()
+        ready = await make_ready(self._backend, spec, warm=False)
+        kind.note_ready(_now_s() - started_s)
+        return ready
 
     async def full(self) -> None:
         """Waits until every spec has its sandboxes."""
-        async with self._changed:
-            await self._changed.wait_for(
-                lambda: all(len(kept) >= self._sizes[spec] for spec, kept in self._ready.items())
-            )
+        await self._filled.wait()
+
+    def stats(self) -> dict[SandboxSpec, PoolStats]:
+        """What has happened so far, for each spec that is kept ready."""
+        return {spec: kind.stats() for spec, kind in self._kinds.items()}
 
     async def close(self) -> None:
         """Ends refilling and destroys what is kept."""
-        for task in self._workers:
+        tasks, self._tasks = self._tasks, []
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._workers, return_exceptions=True)
-        for kept in self._ready.values():
-            while kept:
-                self._discard(kept.popleft())
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for kind in self._kinds.values():
+            while kind.kept:
+                self._discard(kind, kind.kept.popleft(), _Discard.CLOSED)
         await asyncio.gather(*self._discards, return_exceptions=True)
+        await self._log_stats()
 
-    def _keep(self, spec: SandboxSpec, ready: ReadySandbox) -> None:
+    # -- what is kept ----------------------------------------------------------------------------------------------
+
+    def _take_kept(self, kind: _Kind) -> ReadySandbox | None:
+        """The oldest that is alive and up to date. Nothing is waited for."""
+        try:
+            while kind.kept:
+                ready = kind.kept.popleft()
+                if not ready.channel.connected:
+                    self._discard(kind, ready, _Discard.LOST)
+                elif not kind.is_current(ready):
+                    self._discard(kind, ready, _Discard.OUTDATED)
+                else:
+                    ready.channel.on_lost = _not_ours
+                    return ready
+            return None
+        finally:
+            self._note_depth()
+
+    def _keep(self, kind: _Kind, ready: ReadySandbox) -> None:
         def on_lost(reason: str) -> None:
             """It died while nobody used it."""
             _log.warning("pooled_sandbox_lost", sandbox_id=ready.sandbox.sandbox_id, reason=reason)
-            self._ready[spec].remove(ready)
-            self._discard(ready)
-            self._wanted.set()
+            kind.kept.remove(ready)
+            self._discard(kind, ready, _Discard.LOST)
+            self._note_depth()
 
+        kind.made += 1
+        kind.kept.append(ready)
         ready.channel.on_lost = on_lost
-        self._ready[spec].append(ready)
+        if not ready.channel.connected:
+            on_lost("the channel closed before the sandbox was kept")
+        self._note_depth()
 
-    def _discard(self, ready: ReadySandbox) -> None:
+    def _drop_outdated(self, kind: _Kind) -> None:
+        for ready in [ready for ready in kind.kept if not kind.is_current(ready)]:
+            kind.kept.remove(ready)
+            self._discard(kind, ready, _Discard.OUTDATED)
+        self._note_depth()
+
+    def _discard(self, kind: _Kind, ready: ReadySandbox, why: _Discard) -> None:
+        """Destroys one that is not kept any more."""
+        kind.discarded[why] += 1
+        self._wanted.set()
+        ready.channel.on_lost = _not_ours
         ready.channel.close()
-        task = asyncio.create_task(self._destroy(ready.sandbox))
+        task = asyncio.create_task(_destroy(ready.sandbox))
         self._discards.add(task)
         task.add_done_callback(self._discards.discard)
 
-    async def _destroy(self, sandbox: Sandbox) -> None:
-        try:
-            await sandbox.destroy()
-        except SandboxFailure as failure:
-            _log.error("sandbox_not_destroyed", sandbox_id=sandbox.sandbox_id, error=str(failure))
+    def _note_depth(self) -> None:
+        if all(len(kind.kept) >= kind.size for kind in self._kinds.values()):
+            self._filled.set()
+        else:
+            self._filled.clear()
 
-    async def _ping_forever(self) -> None:
+    # -- refilling -------------------------------------------------------------------------------------------------
+
+    async def _refill_forever(self) -> None:
         while True:
-            await asyncio.sleep(self._settings.ping_interval_s)
-            for kept in self._ready.values():
-                for ready in kept:
-                    ready.channel.ping()
-
-    def _next_missing(self) -> SandboxSpec | None:
-        for spec, kept in self._ready.items():
-            if len(kept) + self._making[spec] < self._sizes[spec]:
-                return spec
-        return None
-
-    async def _refill(self) -> None:
-        while True:
-            await self._wanted.wait()
             await asyncio.sleep(_REFILL_PAUSE_S)
-            spec = self._next_missing()
-            if spec is None:
-                self._wanted.clear()
-                continue
-            self._making[spec] += 1
-            try:
-                self._keep(spec, await make_ready(self._backend, spec, warm=True))
-                self._backoff_s = 0.0
-            except SandboxFailure as failure:
-                self._backoff_s = min(max(self._backoff_s * 2, self._settings.backoff_s), self._settings.max_backoff_s)
-                _log.warning("pool_refill_failed", image=spec.image, error=str(failure), retry_after_s=self._backoff_s)
-            except Exception:  # noqa: BLE001 - a background owner: a bug of ours must not end refilling for good
-                self._backoff_s = self._settings.max_backoff_s
-                _log.exception("pool_refill_broke", image=spec.image, retry_after_s=self._backoff_s)
-            finally:
-                self._making[spec] -= 1
-            async with self._changed:
-                self._changed.notify_all()
-            if self._backoff_s:
-                await asyncio.sleep(self._backoff_s)
+            self._wanted.clear()  # before looking: what is wanted from here on is not overlooked
+            kind = self._due_kind()
+            if kind is not None:
+                await self._make(kind)
+            else:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout_at(self._next_retry_s()):
+                        await self._wanted.wait()
+
+    def _due_kind(self) -> _Kind | None:
+        """The one whose last attempt is the longest ago, so that one that fails does not hold up the others."""
+        now_s = _now_s()
+        due = [kind for kind in self._kinds.values() if kind.wants and kind.retry_s <= now_s]
+        return min(due, key=lambda kind: kind.tried_s, default=None)
+
+    def _next_retry_s(self) -> float | None:
+        return min((kind.retry_s for kind in self._kinds.values() if kind.wants), default=None)
+
+    async def _make(self, kind: _Kind) -> None:
+        kind.making += 1
+        kind.tried_s = _now_s()
+        try:
+            ready = await make_ready(self._backend, kind.spec, warm=True)
+        except SandboxFailure as failure:
+            kind.failed += 1
+            wait_s = self._back_off(kind, failure)
+            _log.warning("pool_refill_failed", image=kind.spec.image, error=str(failure), retry_after_s=wait_s)
+            return
+        except Exception:  # noqa: BLE001 - a background owner: a bug of ours must not end refilling for good
+            kind.failed += 1
+            self._wait_longest(kind)
+            _log.exception("pool_refill_broke", image=kind.spec.image, retry_after_s=self._settings.max_backoff_s)
+            return
+        finally:
+            kind.making -= 1
+            self._wanted.set()
+        kind.note_ready(_now_s() - kind.tried_s)
+        self._keep(kind, ready)
+        await self._confirm(kind, ready)
+
+    async def _confirm(self, kind: _Kind, made: ReadySandbox) -> None:
+        """Sees to it that what was just made is what would be made now; else making it again has to wait."""
+        if kind.fingerprint is None or not kind.is_current(made):
+            await self._check_kind(kind)
+        if kind.is_current(made):
+            kind.failing, kind.backoff_s = False, 0.0
+        else:
+            wait_s = self._back_off(kind, None)
+            _log.warning("pool_made_outdated", image=kind.spec.image, retry_after_s=wait_s)
+
+    def _back_off(self, kind: _Kind, failure: SandboxFailure | None) -> float:
+        """Puts off the next attempt: until the image may be ready where somebody knows, else longer each time."""
+        settings = self._settings
+        if isinstance(failure, ImageNotReady) and failure.retry_after_s is not None:
+            wait_s = min(max(failure.retry_after_s, settings.backoff_s), settings.max_backoff_s)
+        else:
+            wait_s = kind.backoff_s = min(max(kind.backoff_s * 2, settings.backoff_s), settings.max_backoff_s)
+        kind.failing = True
+        kind.retry_s = _now_s() + wait_s
+        return wait_s
+
+    def _wait_longest(self, kind: _Kind) -> None:
+        kind.failing, kind.backoff_s = True, self._settings.max_backoff_s
+        kind.retry_s = _now_s() + kind.backoff_s
+
+    # -- now and then ----------------------------------------------------------------------------------------------
+
+    async def _ping(self) -> None:
+        for kind in self._kinds.values():
+            for ready in kind.kept:
+                ready.channel.ping()
+
+    async def _check(self) -> None:
+        for kind in self._kinds.values():
+            if kind.size:
+                await self._check_kind(kind)
+
+    async def _check_kind(self, kind: _Kind) -> None:
+        """Asks what is up to date, and discards what is not. Without an answer everything stays as it is."""
+        try:
+            kind.fingerprint = await self._backend.fingerprint(kind.spec)
+        except SandboxFailure as failure:
+            if not kind.unanswered:
+                _log.warning("pool_check_failed", image=kind.spec.image, error=str(failure))
+            kind.unanswered = True
+            return
+        kind.unanswered = False
+        self._drop_outdated(kind)
+
+    async def _log_stats(self) -> None:
+        for spec, stats in self.stats().items():
+            if self._logged.get(spec) != stats:
+                self._logged[spec] = stats
+                _log.info("pool_stats", image=spec.image, spec=spec.fingerprint, **asdict(stats))
+
+
+async def _repeat(step: Callable[[], Awaitable[None]], interval_s: float) -> None:
+    while True:
+        await asyncio.sleep(interval_s)
+        try:
+            await step()
+        except Exception:  # noqa: BLE001 - a background owner: a bug of ours must not end it for good
+            _log.exception("pool_step_broke")
+
+
+async def _destroy(sandbox: Sandbox) -> None:
+    try:
+        await sandbox.destroy()
+    except SandboxFailure as failure:
+        _log.error("sandbox_not_destroyed", sandbox_id=sandbox.sandbox_id, error=str(failure))
+
+
+def _not_ours(_reason: str) -> None:
+    """Whoever has it now sets what happens when it is lost."""
+
+
+def _now_s() -> float:
+    return asyncio.get_running_loop().time()

@@ -3,33 +3,61 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
+import random
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
-from executor_server.errors import SandboxFailure
+from executor_server.errors import ImageNotReady, SandboxFailure
 from executor_server.guest.frames import Kind
+from executor_server.model import SandboxSpec
 from executor_server.policy import WarmSandboxes
-from executor_server.pool import PoolSettings, WarmPool, make_ready
-from tests.support.fake_backend import SPEC, FakeBackend
+from executor_server.pool import PoolSettings, PoolStats, WarmPool, make_ready
+from tests.support.fake_backend import SPEC, FakeBackend, FakeSandbox
 from tests.support.polling import eventually_async
 
 SOON = {"backoff_s": 0.001, "max_backoff_s": 0.002}
 OTHER_SPEC = replace(SPEC, memory_bytes=SPEC.memory_bytes * 2)
 
 
+class Backend(FakeBackend):
+    """Its image can be replaced, be missing, and be unknown."""
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory)
+        self.image = "first"
+        self.unknown = False
+        self.missing: dict[SandboxSpec, SandboxFailure] = {}
+
+    async def fingerprint(self, spec: SandboxSpec) -> str:
+        if self.unknown:
+            raise SandboxFailure("the Engine does not answer")
+        return self.image
+
+    async def create(self, spec: SandboxSpec) -> FakeSandbox:
+        if spec in self.missing:
+            self.asked += 1
+            raise self.missing[spec]
+        image = self.image
+        sandbox = await super().create(spec)
+        sandbox.fingerprint = image
+        return sandbox
+
+
 @pytest.fixture
-async def backend(tmp_path: Path) -> AsyncIterator[FakeBackend]:
-    backend = FakeBackend(tmp_path)
+async def backend(tmp_path: Path) -> AsyncIterator[Backend]:
+    backend = Backend(tmp_path)
     yield backend
     await backend.close()
 
 
 @pytest.fixture
-async def make_pool(backend: FakeBackend) -> AsyncIterator[Any]:
+async def make_pool(backend: Backend) -> AsyncIterator[Any]:
     pools: list[WarmPool] = []
 
     async def make(*specs: Any, size: int = 2, **settings: Any) -> WarmPool:
@@ -48,9 +76,7 @@ async def full(pool: WarmPool) -> None:
     await asyncio.wait_for(pool.full(), 10.0)
 
 
-async def test_it_fills_itself_for_each_spec_and_hands_out_each_sandbox_once(
-    backend: FakeBackend, make_pool: Any
-) -> None:
+async def test_it_fills_itself_for_each_spec_and_hands_out_each_sandbox_once(backend: Backend, make_pool: Any) -> None:
     pool = await make_pool(SPEC, OTHER_SPEC, concurrency=2)
     await full(pool)
     assert len(backend.made) == 4
@@ -63,7 +89,7 @@ async def test_it_fills_itself_for_each_spec_and_hands_out_each_sandbox_once(
         ready.channel.close()
 
 
-async def test_an_empty_pool_and_an_unknown_spec_give_a_new_sandbox(backend: FakeBackend, make_pool: Any) -> None:
+async def test_an_empty_pool_and_an_unknown_spec_give_a_new_sandbox(backend: Backend, make_pool: Any) -> None:
     pool = await make_pool(size=0)
     ready = await pool.take(OTHER_SPEC)
     assert not ready.warm
@@ -71,7 +97,7 @@ async def test_an_empty_pool_and_an_unknown_spec_give_a_new_sandbox(backend: Fak
     ready.channel.close()
 
 
-async def test_a_pool_whose_refills_fail_gives_new_sandboxes_and_recovers(backend: FakeBackend, make_pool: Any) -> None:
+async def test_a_pool_whose_refills_fail_gives_new_sandboxes_and_recovers(backend: Backend, make_pool: Any) -> None:
     backend.failures = 5
     pool = await make_pool()
     await full(pool)
@@ -80,33 +106,189 @@ async def test_a_pool_whose_refills_fail_gives_new_sandboxes_and_recovers(backen
 
 
 async def test_the_wait_after_a_failure_grows_to_its_limit_and_is_forgotten_after_a_success(
-    backend: FakeBackend, make_pool: Any, monkeypatch: pytest.MonkeyPatch
+    backend: Backend, make_pool: Any
 ) -> None:
-    slept: list[float] = []
-    sleep = asyncio.sleep
-
-    async def note(delay: float) -> None:
-        slept.append(delay)
-        await sleep(0)
-
-    monkeypatch.setattr("executor_server.pool.asyncio.sleep", note)
     backend.failures = 5
-    pool = await make_pool(size=1, backoff_s=1.0, max_backoff_s=4.0)
+    with capture_logs() as logs:
+        pool = await make_pool(size=1, backoff_s=0.001, max_backoff_s=0.004)
+        await full(pool)
+        backend.failures = 1
+        (await pool.take(SPEC)).channel.close()
+        await full(pool)
+    waits = [entry["retry_after_s"] for entry in logs if entry["event"] == "pool_refill_failed"]
+    assert waits == [0.001, 0.002, 0.004, 0.004, 0.004, 0.001]
+
+
+async def test_an_image_that_says_when_it_may_be_ready_is_asked_for_then(backend: Backend, make_pool: Any) -> None:
+    backend.missing[SPEC] = ImageNotReady("being fetched", retry_after_s=0.02)
+    with capture_logs() as logs:
+        pool = await make_pool(size=1, backoff_s=0.001, max_backoff_s=9.0)
+        assert await eventually_async(lambda: backend.asked == 3)
+        del backend.missing[SPEC]
+        await full(pool)
+    waits = [entry["retry_after_s"] for entry in logs if entry["event"] == "pool_refill_failed"]
+    assert waits == [0.02] * 3
+
+
+async def test_one_kind_that_fails_does_not_hold_up_another(backend: Backend, make_pool: Any) -> None:
+    backend.missing[SPEC] = ImageNotReady("nobody built it")
+    pool = await make_pool(SPEC, OTHER_SPEC, backoff_s=600.0, max_backoff_s=600.0)
+    assert await eventually_async(lambda: pool.stats()[OTHER_SPEC].depth == 2)
+    (await pool.take(OTHER_SPEC)).channel.close()
+    assert await eventually_async(lambda: pool.stats()[OTHER_SPEC].depth == 2)
+    assert (pool.stats()[SPEC].failed, pool.stats()[SPEC].made) == (1, 0)
+
+
+async def test_while_a_kind_fails_one_attempt_at_a_time_is_made(backend: Backend, make_pool: Any) -> None:
+    backend.gate.clear()
+    pool = await make_pool(size=4, concurrency=4)
+    assert await eventually_async(lambda: pool.stats()[SPEC].making == 4)
+    backend.failures = 4
+    backend.gate.set()
+    backend.gate.clear()  # the four are let go, and the next is not
+    assert await eventually_async(lambda: pool.stats()[SPEC].failed == 4 and pool.stats()[SPEC].making > 0)
+    assert (pool.stats()[SPEC].making, backend.asked) == (1, 5)
+    backend.gate.set()
     await full(pool)
-    backend.failures = 1
+
+
+async def test_no_more_are_made_at_a_time_than_allowed_over_all_kinds(backend: Backend, make_pool: Any) -> None:
+    backend.gate.clear()
+    pool = await make_pool(SPEC, OTHER_SPEC, size=3, concurrency=2)
+    assert await eventually_async(lambda: sum(stats.making for stats in pool.stats().values()) == 2)
+    assert backend.asked == 2
+    backend.gate.set()
+    await full(pool)
+
+
+async def test_a_kept_sandbox_of_a_replaced_image_is_replaced(backend: Backend, make_pool: Any) -> None:
+    pool = await make_pool(check_interval_s=0.001)
+    await full(pool)
+    backend.image = "second"
+    assert await eventually_async(lambda: [s.fingerprint for s in backend.living] == ["second"] * 2)
+    assert await eventually_async(lambda: pool.stats()[SPEC].depth == 2)
+    assert pool.stats()[SPEC].outdated == 2
+
+
+async def test_an_outdated_sandbox_is_not_handed_out_before_its_replacement(backend: Backend, make_pool: Any) -> None:
+    """The refill of the first take learns of the new image; the second take must not get what is left of the old."""
+    pool = await make_pool(check_interval_s=600.0)
+    await full(pool)
     (await pool.take(SPEC)).channel.close()
+    backend.image = "second"
+    assert await eventually_async(lambda: pool.stats()[SPEC].outdated == 1)
+    ready = await pool.take(SPEC)
+    assert ready.sandbox.fingerprint == "second"
+    ready.channel.close()
+
+
+async def test_an_image_replaced_during_a_creation_leaves_the_sandbox_unserved(
+    backend: Backend, make_pool: Any
+) -> None:
+    pool = await make_pool(size=1, check_interval_s=0.001)
     await full(pool)
-    assert [delay for delay in slept if 1.0 <= delay <= 4.0] == [1.0, 2.0, 4.0, 4.0, 4.0, 1.0]
+    backend.gate.clear()
+    (await pool.take(SPEC)).channel.close()
+    assert await eventually_async(lambda: pool.stats()[SPEC].making == 1)
+    backend.image = "second"
+    backend.gate.set()
+    assert await eventually_async(lambda: pool.stats()[SPEC].outdated == 1 and pool.stats()[SPEC].depth == 1)
+    assert [sandbox.fingerprint for sandbox in backend.living][-1] == "second"
 
 
-async def test_a_failure_on_the_spot_is_the_caller_s(backend: FakeBackend, make_pool: Any) -> None:
+async def test_a_backend_that_can_t_say_what_is_up_to_date_does_not_empty_the_pool(
+    backend: Backend, make_pool: Any
+) -> None:
+    with capture_logs() as logs:
+        pool = await make_pool(check_interval_s=0.001)
+        await full(pool)
+        backend.unknown = True
+        assert await eventually_async(lambda: any(entry["event"] == "pool_check_failed" for entry in logs))
+        assert pool.stats()[SPEC].depth == 2
+        backend.unknown, backend.image = False, "second"
+        assert await eventually_async(lambda: pool.stats()[SPEC].outdated == 2)
+    assert len([entry for entry in logs if entry["event"] == "pool_check_failed"]) == 1
+
+
+async def test_the_counts_hold_whatever_happens_at_the_same_time(backend: Backend, make_pool: Any) -> None:
+    """Takers, deaths, failures and replaced images in random order, over refills that never catch up."""
+    chance = random.Random(7)
+    pool = await make_pool(SPEC, OTHER_SPEC, size=3, concurrency=3, check_interval_s=0.001)
+    taken: list[tuple[SandboxSpec, bool]] = []
+
+    async def take(spec: SandboxSpec) -> None:
+        try:
+            ready = await pool.take(spec)
+        except SandboxFailure:
+            taken.append((spec, False))
+            return
+        taken.append((spec, ready.warm))
+        ready.channel.close()
+        await ready.sandbox.destroy()
+
+    takers = []
+    for step in range(150):
+        act = chance.randrange(6)
+        if act < 3:
+            takers.append(asyncio.create_task(take(chance.choice((SPEC, OTHER_SPEC)))))
+        elif act == 3 and backend.living:
+            await chance.choice(backend.living).guest.die()
+        elif act == 4:
+            backend.failures += 1
+        else:
+            backend.image = f"image {step}"
+        await asyncio.sleep(chance.choice((0.0, 0.0, 0.002)))
+    await asyncio.gather(*takers)
+    await pool.close()
+    for spec, stats in pool.stats().items():
+        assert stats.made == stats.hits + stats.lost + stats.outdated + stats.closed
+        assert (stats.depth, stats.making) == (0, 0)
+        assert stats.hits == taken.count((spec, True))
+        assert stats.misses == taken.count((spec, False))
+    assert not backend.living
+
+
+async def test_what_happened_is_counted_and_logged(backend: Backend, make_pool: Any) -> None:
+    with capture_logs() as logs:
+        pool = await make_pool(size=1, stats_interval_s=0.001)
+        await full(pool)
+        first = await pool.take(SPEC)
+        second = await pool.take(SPEC)
+        await full(pool)
+        await pool.close()
+    stats = pool.stats()[SPEC]
+    assert (first.warm, second.warm) == (True, False)
+    assert stats == PoolStats(
+        size=1,
+        depth=0,
+        making=0,
+        hits=1,
+        misses=1,
+        made=2,
+        failed=0,
+        lost=0,
+        outdated=0,
+        closed=1,
+        ready_count=3,
+        ready_time_sum_s=stats.ready_time_sum_s,
+        ready_time_last_s=stats.ready_time_last_s,
+    )
+    assert 0 < stats.ready_time_last_s < stats.ready_time_sum_s
+    logged = [entry for entry in logs if entry["event"] == "pool_stats"]
+    assert (logged[-1]["image"], logged[-1]["hits"], logged[-1]["closed"]) == ("base", 1, 1)
+    assert all(one != other for one, other in itertools.pairwise(logged)), "nothing had changed"
+    first.channel.close()
+    second.channel.close()
+
+
+async def test_a_failure_on_the_spot_is_the_caller_s(backend: Backend, make_pool: Any) -> None:
     pool = await make_pool(size=0)
     backend.failures = 1
     with pytest.raises(SandboxFailure):
         await pool.take(SPEC)
 
 
-async def test_a_kept_sandbox_that_dies_is_destroyed_and_replaced(backend: FakeBackend, make_pool: Any) -> None:
+async def test_a_kept_sandbox_that_dies_is_destroyed_and_replaced(backend: Backend, make_pool: Any) -> None:
     pool = await make_pool()
     await full(pool)
     dead = backend.made[0]
@@ -118,7 +300,7 @@ async def test_a_kept_sandbox_that_dies_is_destroyed_and_replaced(backend: FakeB
     taken.channel.close()
 
 
-async def test_a_kept_sandbox_that_says_something_unasked_is_destroyed(backend: FakeBackend, make_pool: Any) -> None:
+async def test_a_kept_sandbox_that_says_something_unasked_is_destroyed(backend: Backend, make_pool: Any) -> None:
     pool = await make_pool(size=1)
     await full(pool)
     liar = backend.made[0]
@@ -144,9 +326,7 @@ BAD_GUESTS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("what", BAD_GUESTS)
-async def test_a_sandbox_whose_guest_does_not_greet_properly_is_not_left_behind(
-    backend: FakeBackend, what: str
-) -> None:
+async def test_a_sandbox_whose_guest_does_not_greet_properly_is_not_left_behind(backend: Backend, what: str) -> None:
     backend.prepare = BAD_GUESTS[what]
     with pytest.raises(SandboxFailure):
         await make_ready(backend, SPEC, warm=False)
@@ -154,7 +334,7 @@ async def test_a_sandbox_whose_guest_does_not_greet_properly_is_not_left_behind(
 
 
 async def test_a_guest_that_never_greets_is_given_up_after_its_time(
-    backend: FakeBackend, monkeypatch: pytest.MonkeyPatch
+    backend: Backend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     backend.prepare = ready_of(None)  # type: ignore[arg-type]
     monkeypatch.setattr("executor_server.guest_channel.GuestChannel.connect.__defaults__", (0.05,))
@@ -163,7 +343,7 @@ async def test_a_guest_that_never_greets_is_given_up_after_its_time(
     assert not backend.living
 
 
-async def test_closing_during_a_creation_leaves_nothing(backend: FakeBackend, make_pool: Any) -> None:
+async def test_closing_during_a_creation_leaves_nothing(backend: Backend, make_pool: Any) -> None:
     backend.gate.clear()
     pool = await make_pool(concurrency=2)
     assert await eventually_async(lambda: backend.asked == 2)
@@ -172,7 +352,7 @@ async def test_closing_during_a_creation_leaves_nothing(backend: FakeBackend, ma
     assert not backend.living
 
 
-async def test_closing_while_a_guest_has_not_greeted_leaves_nothing(backend: FakeBackend, make_pool: Any) -> None:
+async def test_closing_while_a_guest_has_not_greeted_leaves_nothing(backend: Backend, make_pool: Any) -> None:
     backend.prepare = ready_of(None)  # type: ignore[arg-type]
     pool = await make_pool(size=1)
     assert await eventually_async(lambda: backend.made and backend.made[0].guest.received)
@@ -180,7 +360,7 @@ async def test_closing_while_a_guest_has_not_greeted_leaves_nothing(backend: Fak
     assert not backend.living
 
 
-async def test_closing_destroys_what_is_kept_once_even_if_that_fails(backend: FakeBackend, make_pool: Any) -> None:
+async def test_closing_destroys_what_is_kept_once_even_if_that_fails(backend: Backend, make_pool: Any) -> None:
     pool = await make_pool()
     await full(pool)
     backend.made[0].failure = SandboxFailure("still there")
@@ -188,7 +368,7 @@ async def test_closing_destroys_what_is_kept_once_even_if_that_fails(backend: Fa
     assert [sandbox.destroyed for sandbox in backend.made] == [1, 1]
 
 
-async def test_a_taken_sandbox_is_not_the_pool_s_any_more(backend: FakeBackend, make_pool: Any) -> None:
+async def test_a_taken_sandbox_is_not_the_pool_s_any_more(backend: Backend, make_pool: Any) -> None:
     pool = await make_pool(size=1)
     await full(pool)
     taken = await pool.take(SPEC)
@@ -197,7 +377,7 @@ async def test_a_taken_sandbox_is_not_the_pool_s_any_more(backend: FakeBackend, 
     taken.channel.close()
 
 
-async def test_kept_guests_hear_that_there_is_a_daemon(backend: FakeBackend, make_pool: Any) -> None:
+async def test_kept_guests_hear_that_there_is_a_daemon(backend: Backend, make_pool: Any) -> None:
     """A guest that hears nothing for its orphan_time_s ends; the pool was renewed each time for that reason."""
     pool = await make_pool(size=2, ping_interval_s=0.001)
     await full(pool)

@@ -134,6 +134,8 @@ class Supervisor:
     def _turn_time_s(self) -> float:
         if not self._crew.started:
             return _START_TIME_S if self._channel.connected else _CONNECT_TIME_S
+        if self._transfers.busy:
+            return 0.0
         due = min(self._orphaned_at, self._runner.due())
         if self._operation is not None:
             due = min(due, self._operation.deadline)

@@ -9,14 +9,14 @@ from __future__ import annotations
 import os
 import time
 
-from . import link, workspace
+from . import archives, link, workspace
 from .channel import Channel
 from .frames import CHUNK_BYTES, Fields, FrameError, Kind
 from .lean import dumps
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Optional
+    from typing import Callable, Optional, Union
 
 MAX_BLOBS = 64
 MAX_TRANSFERS = 16
@@ -36,15 +36,16 @@ class _Blob:
 
 
 class Transfers:
-    """Owns the staged blobs and the files on their way."""
+    """Owns the staged blobs and the files on their way. `on_file` is told of each file that was put."""
 
     def __init__(self, channel: Channel, root: str) -> None:
         self._channel = channel
         self._root = root
         self._blobs: dict[str, _Blob] = {}
-        self._uploads: dict[int, workspace.Upload] = {}
-        self._downloads: dict[int, workspace.Download] = {}
+        self._uploads: dict[int, Union[workspace.Upload, archives.ArchiveUpload]] = {}
+        self._downloads: dict[int, Union[workspace.Download, archives.ArchiveDownload]] = {}
         self._serial = 0
+        self.on_file: Callable[[str, os.stat_result], None] = lambda _path, _status: None
         # Stands still while there is no daemon, which could neither complete a blob nor name it.
         self._connected_s = 0.0
         self._looked_at = time.monotonic()
@@ -140,15 +141,30 @@ class Transfers:
             elif len(self._uploads) + len(self._downloads) >= MAX_TRANSFERS:
                 self._channel.fail(op, "too_large", f"at most {MAX_TRANSFERS} files can be transferred at a time")
             elif kind == Kind.FILE_GET:
-                download = workspace.Download(self._root, path, head.integer("max_bytes"))
+                download = self._download(path, head)
                 self._downloads[op] = download
                 self._channel.send(Kind.FILE_CHUNK, {"op": op, "file": download.info})
             else:
-                self._serial += 1
-                self._uploads[op] = workspace.Upload(self._root, path, head.integer("size"), self._serial)
+                self._uploads[op] = self._upload(path, head)
                 self.add_to_file(head, memoryview(b""))
         except workspace.PathRefused as refused:
             self._refuse(op, refused)
+
+    def _download(self, path: str, head: Fields) -> Union[workspace.Download, archives.ArchiveDownload]:
+        make = archives.ArchiveDownload if head.boolean("tar", default=False) else workspace.Download
+        return make(self._root, path, head.integer("max_bytes"))
+
+    def _upload(self, path: str, head: Fields) -> Union[workspace.Upload, archives.ArchiveUpload]:
+        size = head.integer("size")
+        if not head.boolean("tar", default=False):
+            return workspace.Upload(self._root, path, size, self._next_serial())
+        upload = archives.ArchiveUpload(self._root, path, size, self._next_serial)
+        upload.on_file = self.on_file
+        return upload
+
+    def _next_serial(self) -> int:
+        self._serial += 1
+        return self._serial
 
     def _list(self, op: int, path: str) -> None:
         entries, truncated = workspace.list_files(self._root, path)
@@ -171,22 +187,37 @@ class Transfers:
                 if upload.remaining:
                     return
                 self._channel.done(op, file=upload.finish())
+                if isinstance(upload, workspace.Upload):
+                    self.on_file(upload.path, upload.status)
         except workspace.PathRefused as refused:
             upload.abandon()
             self._refuse(op, refused)
         del self._uploads[op]
 
+    @property
+    def busy(self) -> bool:
+        """Whether `pump` has something to send that the daemon would take."""
+        return bool(self._downloads) and not self._channel.full
+
     def pump(self) -> None:
-        """Sends more of the files that are on their way out, as far as the daemon takes it."""
+        """Sends a piece of each file that is on its way out, if the daemon takes it; then it is others' turn."""
         for op, download in list(self._downloads.items()):
-            while not self._channel.full:
+            if self._channel.full:
+                return
+            try:
                 data = download.read(CHUNK_BYTES)
-                if not data:
-                    download.close()
-                    del self._downloads[op]
-                    self._channel.done(op)
-                    break
+            except workspace.PathRefused as refused:
+                self._end_download(op)
+                self._refuse(op, refused)
+                continue
+            if data:
                 self._channel.send(Kind.FILE_CHUNK, {"op": op}, data)
+            else:
+                self._end_download(op)
+                self._channel.done(op)
+
+    def _end_download(self, op: int) -> None:
+        self._downloads.pop(op).close()
 
     def _refuse(self, op: int, refused: workspace.PathRefused) -> None:
-        self._channel.fail(op, "file_not_found" if refused.missing else "path_refused", str(refused))
+        self._channel.fail(op, refused.reason, str(refused))

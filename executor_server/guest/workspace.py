@@ -7,6 +7,7 @@ is looked at through its descriptor. Opening never blocks (a FIFO), and only reg
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 
@@ -23,15 +24,19 @@ _MAX_LOOKED_AT = 20_000
 _MIN_TIME_S, _MAX_TIME_S = -62_135_596_800.0, 253_402_300_799.0
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_FULL = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EFBIG))
 _PART_PREFIX = ".executor-part-"
 
 
 class PathRefused(Exception):
-    """The path is not one of a file in the workspace; the message says why. `missing` when there is no such file."""
+    """The path is not one of a file in the workspace that can be used; the message says why.
 
-    def __init__(self, message: str, missing: bool = False) -> None:
+    The reason is "path_refused", "file_not_found" or "too_large".
+    """
+
+    def __init__(self, message: str, reason: str = "path_refused") -> None:
         super().__init__(message)
-        self.missing = missing
+        self.reason = reason
 
 
 def split_path(path: str) -> list[str]:
@@ -46,6 +51,15 @@ def split_path(path: str) -> list[str]:
     if len(parts) > MAX_DEPTH or any(len(os.fsencode(part)) > 255 for part in parts):
         raise PathRefused(f"a path has at most {MAX_DEPTH} parts of at most 255 bytes")
     return parts
+
+
+def open_directory(root: str, path: str, *, create: bool = False) -> tuple[int, str]:
+    """A descriptor of a directory, made with `create` when it is missing, and its path in normal form.
+
+    The caller closes the descriptor. Raises PathRefused.
+    """
+    parts = split_path(path)
+    return _walk(root, parts, create), "/".join(parts)
 
 
 def _walk(root: str, parts: list[str], create: bool) -> int:
@@ -69,14 +83,16 @@ def _walk(root: str, parts: list[str], create: bool) -> int:
 
 def _refused(error: OSError, path: str) -> PathRefused:
     if isinstance(error, FileNotFoundError):
-        return PathRefused(f"there is no {path!r} in the workspace", missing=True)
+        return PathRefused(f"there is no {path!r} in the workspace", "file_not_found")
+    if error.errno in _FULL:
+        return PathRefused(f"{path!r} could not be written: {error.strerror}", "too_large")
     return PathRefused(f"{path!r} is not a file of the workspace that can be used: {error.strerror}")
 
 
 class Upload:
-    """A file on its way in. It appears under its name whole, or not at all."""
+    """A file on its way in. It appears under its name whole, or not at all; then `status` is what it is."""
 
-    def __init__(self, root: str, path: str, size: int, serial: int) -> None:
+    def __init__(self, root: str, path: str, size: int, serial: int, *, executable: bool = False) -> None:
         parts = split_path(path)
         if not parts:
             raise PathRefused("the path of a file is not empty")
@@ -87,7 +103,7 @@ class Upload:
         self._directory = _walk(root, parts[:-1], create=True)
         try:
             flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-            self._fd = os.open(self._part, flags, 0o644, dir_fd=self._directory)
+            self._fd = os.open(self._part, flags, 0o755 if executable else 0o644, dir_fd=self._directory)
         except OSError as error:
             os.close(self._directory)
             raise _refused(error, self.path) from error
@@ -101,18 +117,19 @@ class Upload:
             while view:
                 view = view[os.write(self._fd, view) :]
         except OSError as error:
-            raise PathRefused(f"the file could not be written: {error.strerror}") from error
+            reason = "too_large" if error.errno in _FULL else "path_refused"
+            raise PathRefused(f"the file could not be written: {error.strerror}", reason) from error
         self.remaining -= len(data)
 
     def finish(self) -> dict[str, Any]:
         """Puts the file in its place and describes it."""
         try:
             os.rename(self._part, self._name, src_dir_fd=self._directory, dst_dir_fd=self._directory)
-            status = os.fstat(self._fd)
+            self.status = os.fstat(self._fd)
         except OSError as error:
             raise _refused(error, self.path) from error
         self.close()
-        return _describe(self.path, status)
+        return describe(self.path, self.status)
 
     def abandon(self) -> None:
         try:
@@ -155,13 +172,24 @@ class Download:
         except PathRefused:
             os.close(self._fd)
             raise
-        self.info = _describe(name, status)
+        self.info = describe(name, status)
+        self.executable = bool(status.st_mode & stat.S_IXUSR)
         self._remaining: int = status.st_size
 
     def read(self, max_bytes: int) -> bytes:
-        """The next piece, empty at the end. Never more than the size that was announced, though the file may grow."""
-        data = os.read(self._fd, min(max_bytes, self._remaining)) if self._remaining else b""
-        self._remaining = self._remaining - len(data) if data else 0
+        """The next piece, empty at the end: as much as was announced, though the file may grow.
+
+        Raises PathRefused when it shrinks.
+        """
+        if not self._remaining:
+            return b""
+        try:
+            data = os.read(self._fd, min(max_bytes, self._remaining))
+        except OSError as error:
+            raise _refused(error, self.info["path"]) from error
+        if not data:
+            raise PathRefused(f"{self.info['path']!r} shrank while it was read")
+        self._remaining -= len(data)
         return data
 
     def close(self) -> None:
@@ -172,10 +200,10 @@ def _require_regular(name: str, status: os.stat_result, max_bytes: int) -> None:
     if not stat.S_ISREG(status.st_mode):
         raise PathRefused(f"{name!r} is not a regular file")
     if status.st_size > max_bytes:
-        raise PathRefused(f"{name!r} has {status.st_size} bytes; at most {max_bytes} can be read")
+        raise PathRefused(f"{name!r} has {status.st_size} bytes; at most {max_bytes} can be read", "too_large")
 
 
-def _describe(path: str, status: os.stat_result) -> dict[str, Any]:
+def describe(path: str, status: os.stat_result) -> dict[str, Any]:
     return {
         "path": path,
         "size": status.st_size,
@@ -210,9 +238,9 @@ def _entries(directory: int, prefix: str, depth: int) -> Iterator[Optional[dict[
             if status is None or name.startswith(_PART_PREFIX) or len(path) > MAX_PATH_CHARS or not _printable(name):
                 yield None
             elif stat.S_ISREG(status.st_mode):
-                yield _describe(path, status)
+                yield describe(path, status)
             elif stat.S_ISDIR(status.st_mode):
-                yield _describe(path, status)
+                yield describe(path, status)
                 if depth + 1 < MAX_DEPTH:
                     inner = _open_directory(name, directory)
                     if inner is not None:

@@ -1,0 +1,405 @@
+"""Directories of the workspace as tar archives: written while they are read, unpacked while they arrive.
+
+The supervisor does both itself, a piece at a time: nothing here waits, forks or holds more than a piece and a header.
+Both sides of a transfer are hostile. Agent code may change the directory meanwhile: every file is opened anew by
+`workspace`, which follows no link, and one that shrinks while it is read ends the transfer. The archive that comes in
+may be anything: a member is a regular file or a directory with a safe relative name, or it is refused by name. A file
+is there whole or not at all; a directory is not: what came before the refused member stays.
+
+The format is POSIX ustar, with pax headers for what it has no room for. GNU's long names are read too.
+"""
+
+from __future__ import annotations
+
+import os
+
+from .frames import CHUNK_BYTES
+from .workspace import MAX_DEPTH, MAX_LISTED, Download, PathRefused, Upload, describe, list_files, open_directory
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Callable, Generator, Iterator, Optional
+
+MAX_MEMBERS = MAX_LISTED
+# Of what stands before a member to say more of it.
+_MAX_EXTENSION_BYTES = 64 * 1024
+_MAX_EXTENSIONS = 4
+_MAX_SHOWN_CHARS = 200
+# Handled in one go: opening a file costs more time than reading a small one.
+_PARTS_AT_A_TIME = 128
+
+_BLOCK = 512
+_END = bytes(2 * _BLOCK)
+_MAX_OCTAL_SIZE = 8**11 - 1
+_NAME_BYTES = 100
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Out
+
+
+class ArchiveDownload:
+    """A directory on its way out: its regular files and directories, links and all else left out.
+
+    Raises PathRefused, before anything is sent, for one that is too large or too deep.
+    """
+
+    def __init__(self, root: str, path: str, max_bytes: int) -> None:
+        directory, name = open_directory(root, path)
+        try:
+            self.info = describe(name, os.fstat(directory))
+        finally:
+            os.close(directory)
+        entries, truncated = list_files(root, path)
+        if truncated:
+            raise PathRefused(f"{name!r} has more than {MAX_MEMBERS} entries", "too_large")
+        self._root = root
+        self._prefix = len(name) + 1 if name else 0
+        self._left = max_bytes
+        self._rest = b""
+        self._room = 0
+        self._check(entries, max_bytes)
+        self._parts = self._make_parts(entries)
+
+    def read(self, max_bytes: int) -> bytes:
+        """The next piece, empty at the end. Raises PathRefused when the directory no longer allows for one."""
+        piece = bytearray(self._rest)
+        for _ in range(_PARTS_AT_A_TIME):
+            self._room = max_bytes - len(piece)
+            if self._room <= 0:
+                break
+            part = next(self._parts, None)
+            if part is None:
+                break
+            piece += part
+        self._rest = bytes(piece[max_bytes:])
+        return bytes(piece[:max_bytes])
+
+    def close(self) -> None:
+        self._parts.close()
+
+    def _check(self, entries: list[dict[str, Any]], max_bytes: int) -> None:
+        total = len(_END)
+        for entry in entries:
+            if entry["directory"]:
+                total += _BLOCK
+                if entry["path"].count("/") + 1 >= MAX_DEPTH:
+                    raise PathRefused(f"{_shown(entry['path'])} is too deep: a path has at most {MAX_DEPTH} parts")
+            else:
+                total += _BLOCK + entry["size"] + _padding(entry["size"])
+            if total > max_bytes:
+                message = f"the directory has more than {max_bytes} bytes, with {_shown(entry['path'])}"
+                raise PathRefused(message, "too_large")
+
+    def _make_parts(self, entries: list[dict[str, Any]]) -> Generator[bytes, None, None]:
+        for entry in entries:
+            name = entry["path"][self._prefix :]
+            if entry["directory"]:
+                yield self._counted(_header(name + "/", b"5", 0o755, 0, entry["modified"]))
+            else:
+                yield from self._file(entry["path"], name)
+        yield _END
+
+    def _file(self, path: str, name: str) -> Iterator[bytes]:
+        try:
+            download = Download(self._root, path, self._left)
+        except PathRefused as refused:
+            if refused.reason == "too_large":
+                raise
+            return  # gone, or something else by now, as it could have been a moment before
+        try:
+            size = download.info["size"]
+            mode = 0o755 if download.executable else 0o644
+            yield self._counted(_header(name, b"0", mode, size, download.info["modified"]))
+            self._left -= size
+            while True:
+                data = download.read(max(1, min(self._room, CHUNK_BYTES)))
+                if not data:
+                    break
+                yield data
+            yield self._counted(bytes(_padding(size)))
+        finally:
+            download.close()
+
+    def _counted(self, data: bytes) -> bytes:
+        self._left -= len(data)
+        return data
+
+
+def _header(name: str, kind: bytes, mode: int, size: int, modified: float) -> bytes:
+    """A member's header, after one with what does not fit into it."""
+    data = name.encode()
+    records = b""
+    if len(data) > _NAME_BYTES or not name.isascii():
+        records += _record(b"path", data)
+    if size > _MAX_OCTAL_SIZE:
+        records += _record(b"size", b"%d" % size)
+    short = name.encode("ascii", "replace")[-_NAME_BYTES:]
+    if not records:
+        return _block(short, kind, mode, size, modified)
+    extension = _block(b"PaxHeader", b"x", 0o644, len(records), modified) + records + bytes(_padding(len(records)))
+    return extension + _block(short, kind, mode, min(size, _MAX_OCTAL_SIZE), modified)
+
+
+def _record(key: bytes, value: bytes) -> bytes:
+    """A pax record: its own length in decimal, which counts itself, then what it says."""
+    rest = b" " + key + b"=" + value + b"\n"
+    length = len(rest) + 1
+    while len(b"%d" % length) + len(rest) != length:
+        length = len(b"%d" % length) + len(rest)
+    return b"%d" % length + rest
+
+
+def _block(name: bytes, kind: bytes, mode: int, size: int, modified: float) -> bytes:
+    mtime = min(max(int(modified), 0), _MAX_OCTAL_SIZE)
+    numbers = b"%07o\0%07o\0%07o\0%011o\0%011o\0" % (mode, 0, 0, size, mtime)
+    fields = name.ljust(_NAME_BYTES, b"\0") + numbers + b" " * 8 + kind + bytes(100) + b"ustar\x0000"
+    block = fields.ljust(_BLOCK, b"\0")
+    return block[:148] + b"%06o\0 " % sum(block) + block[156:]
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# In
+
+
+class _Member:
+    """What a header says, the extensions before it taken in."""
+
+    __slots__ = ("executable", "is_directory", "name", "size")
+
+    def __init__(self, name: str, size: int, is_directory: bool, executable: bool) -> None:
+        self.name = name
+        self.size = size
+        self.is_directory = is_directory
+        self.executable = executable
+
+
+class ArchiveUpload:
+    """A directory on its way in. `next_serial` numbers the files while they are not whole."""
+
+    def __init__(self, root: str, path: str, size: int, next_serial: Callable[[], int]) -> None:
+        directory, self.path = open_directory(root, path, create=True)
+        os.close(directory)
+        self.remaining = size
+        self._root = root
+        self._next_serial = next_serial
+        self._members = 0
+        self._extensions: dict[str, bytes] = {}
+        self._extension_count = 0
+        self._file: Optional[Upload] = None
+        self._content_left = 0  # of the file that is being written
+        self._padding_left = 0
+        # A header or an extension, gathered until it is whole, and what is to be done with it then.
+        self._gathered = bytearray()
+        self._needed = _BLOCK
+        self._take: Callable[[bytes], None] = self._take_header
+        self._ended = False
+        self.on_file: Callable[[str, os.stat_result], None] = lambda _path, _status: None
+
+    def write(self, data: memoryview) -> None:
+        """Raises PathRefused, with the member's name, for what can't be unpacked here."""
+        if len(data) > self.remaining:
+            raise PathRefused("more data than announced")
+        while data:
+            if self._content_left:
+                data = self._write_content(data)
+            elif self._padding_left:
+                skipped = min(len(data), self._padding_left)
+                self._padding_left -= skipped
+                data = self._passed(data, skipped)
+            else:
+                data = self._gather(data)
+
+    def finish(self) -> dict[str, Any]:
+        """Describes the directory. Raises PathRefused when the archive has no end."""
+        if not self._ended or self._gathered:
+            raise PathRefused("the archive breaks off before its end, or is none")
+        directory, name = open_directory(self._root, self.path)
+        try:
+            return describe(name, os.fstat(directory))
+        finally:
+            os.close(directory)
+
+    def abandon(self) -> None:
+        if self._file is not None:
+            self._file.abandon()
+            self._file = None
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def _passed(self, data: memoryview, count: int) -> memoryview:
+        self.remaining -= count
+        return data[count:]
+
+    def _write_content(self, data: memoryview) -> memoryview:
+        assert self._file is not None
+        count = min(len(data), self._content_left)
+        try:
+            self._file.write(data[:count])
+            self._content_left -= count
+            if not self._content_left:
+                self._finish_file()
+        except PathRefused as refused:
+            raise _of_member(self._file.path, refused) from refused
+        return self._passed(data, count)
+
+    def _finish_file(self) -> None:
+        assert self._file is not None
+        self._file.finish()
+        file, self._file = self._file, None
+        self.on_file(file.path, file.status)
+
+    def _gather(self, data: memoryview) -> memoryview:
+        count = min(len(data), self._needed - len(self._gathered))
+        self._gathered += data[:count]
+        data = self._passed(data, count)
+        if len(self._gathered) == self._needed:
+            whole, self._gathered = bytes(self._gathered), bytearray()
+            take, self._take, self._needed = self._take, self._take_header, _BLOCK
+            take(whole)
+        return data
+
+    def _take_header(self, block: bytes) -> None:
+        if not any(block):
+            self._ended = True
+        elif self._ended:
+            raise PathRefused("the archive goes on after its end")
+        else:
+            kind, name, size, mode = _read_block(block)
+            if kind in (b"x", b"g", b"L"):
+                self._expect_extension(kind, size)
+            else:
+                self._begin(_member(kind, name, size, mode, self._extensions))
+                self._extensions, self._extension_count = {}, 0
+
+    def _expect_extension(self, kind: bytes, size: int) -> None:
+        self._extension_count += 1
+        if size > _MAX_EXTENSION_BYTES or self._extension_count > _MAX_EXTENSIONS:
+            raise PathRefused(f"the headers before a member have more than {_MAX_EXTENSION_BYTES} bytes", "too_large")
+        self._needed = size + _padding(size)
+
+        def take(data: bytes) -> None:
+            if kind == b"L":
+                self._extensions["path"] = data[:size].split(b"\0", 1)[0]
+            elif kind == b"x":
+                self._extensions.update(_read_records(data[:size]))
+            elif _MATTERS & _read_records(data[:size]).keys():
+                raise PathRefused("the archive has a global header that changes its members")
+
+        if self._needed:
+            self._take = take
+        else:
+            self._needed = _BLOCK  # it says nothing
+
+    def _begin(self, member: _Member) -> None:
+        self._members += 1
+        if self._members > MAX_MEMBERS:
+            raise PathRefused(f"the archive has more than {MAX_MEMBERS} members", "too_large")
+        if member.size > self.remaining:
+            raise PathRefused(f"member {_shown(member.name)} is larger than the archive")
+        try:
+            path = _joined(self.path, member.name)
+            if member.is_directory:
+                os.close(open_directory(self._root, path, create=True)[0])
+                return
+            self._file = Upload(self._root, path, member.size, self._next_serial(), executable=member.executable)
+            self._content_left, self._padding_left = member.size, _padding(member.size)
+            if not member.size:
+                self._finish_file()
+        except PathRefused as refused:
+            raise _of_member(member.name, refused) from refused
+
+
+def _of_member(name: str, refused: PathRefused) -> PathRefused:
+    return PathRefused(f"member {_shown(name)}: {refused}", refused.reason)
+
+
+def _joined(directory: str, name: str) -> str:
+    # An absolute name must stay one, to be refused as such.
+    return f"{directory}/{name}" if directory and not name.startswith("/") else name
+
+
+_KINDS = {
+    b"1": "a hard link",
+    b"2": "a symbolic link",
+    b"3": "a device",
+    b"4": "a device",
+    b"6": "a FIFO",
+    b"K": "a link",
+    b"S": "a sparse file",
+}
+# Keys of a pax header without which a member would be taken for another one.
+_SPARSE = "GNU.sparse."
+_MATTERS = frozenset(("path", "size", "linkpath"))
+
+
+def _member(kind: bytes, name: bytes, size: int, mode: int, extensions: dict[str, bytes]) -> _Member:
+    """Raises PathRefused for one that is neither a regular file nor a directory."""
+    raw = extensions.get("path", name)
+    try:
+        path = raw.decode()
+    except UnicodeDecodeError:
+        raise PathRefused(f"member {_shown(raw.decode('utf-8', 'replace'))} has a name that is not UTF-8") from None
+    if any(key.startswith(_SPARSE) for key in extensions):
+        kind = b"S"
+    # Before POSIX, a directory was a file with a slash at the end of its name.
+    is_directory = kind == b"5" or (kind == b"\0" and path.endswith("/"))
+    if not is_directory and kind not in (b"0", b"\0", b"7"):
+        what = _KINDS.get(kind, "of a kind that is not known")
+        raise PathRefused(f"member {_shown(path)} is {what}; only regular files and directories are unpacked")
+    if "size" in extensions:
+        size = _decimal(extensions["size"])
+    return _Member(path, 0 if is_directory else size, is_directory, bool(mode & 0o100))
+
+
+def _read_block(block: bytes) -> tuple[bytes, bytes, int, int]:
+    """(kind, name, size, mode) of a header. Raises PathRefused for what is none."""
+    blanked = block[:148] + b" " * 8 + block[156:]
+    if _number(block[148:156]) != sum(blanked):
+        raise PathRefused("this is not a tar archive, or one that was damaged")
+    name = block[:_NAME_BYTES].split(b"\0", 1)[0]
+    if block[257:263] == b"ustar\0":  # where GNU has its own format, other things stand in this place
+        prefix = block[345:500].split(b"\0", 1)[0]
+        name = prefix + b"/" + name if prefix else name
+    return block[156:157], name, _number(block[124:136]), _number(block[100:108])
+
+
+def _number(field: bytes) -> int:
+    """A number of a header: octal digits or, as GNU has it for large ones, binary."""
+    if field[0] == 0x80:
+        return int.from_bytes(field[1:], "big")
+    digits = field.split(b"\0", 1)[0].strip(b" ")
+    if digits.strip(b"01234567"):
+        raise PathRefused("this is not a tar archive, or one that was damaged")
+    return int(digits or b"0", 8)
+
+
+def _read_records(data: bytes) -> dict[str, bytes]:
+    """The records of a pax header."""
+    records: dict[str, bytes] = {}
+    while data:
+        length = _decimal(data.split(b" ", 1)[0])
+        record, data = data[:length], data[length:]
+        key, equals, value = record.partition(b" ")[2].partition(b"=")
+        if len(record) != length or not equals or not value.endswith(b"\n"):
+            raise PathRefused("the archive has a damaged pax header")
+        records[key.decode("utf-8", "replace")] = value[:-1]
+    return records
+
+
+def _decimal(digits: bytes) -> int:
+    if not digits.isdigit() or len(digits) > 18:
+        raise PathRefused("the archive has a damaged pax header")
+    return int(digits)
+
+
+def _padding(size: int) -> int:
+    """How many bytes are missing to a whole block."""
+    return -size % _BLOCK
+
+
+def _shown(name: str) -> str:
+    return repr(name if len(name) <= _MAX_SHOWN_CHARS else name[:_MAX_SHOWN_CHARS] + "...")

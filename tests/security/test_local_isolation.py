@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from executor_server.backends.local import syscalls
+from executor_server.backends import syscalls
 from tests.support.backends import require
 from tests.support.local_trials import DISK_BYTES, HOST_UID, PROCESSES
 

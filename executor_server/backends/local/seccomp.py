@@ -4,7 +4,7 @@ Theory of operation. The kernel runs the program on each system call with a `str
 instruction pointer, six 64-bit arguments) and does what it returns. The program first makes sure that the number means
 what we think: another architecture (32-bit code on a 64-bit kernel) kills the process, since there is no honest reason
 for it here, and x32, which is x86-64 with a bit set in the number, does not exist. A binary search over ranges of
-numbers then finds the verdict. Everything unknown answers ENOSYS; see `syscalls.py` for why.
+numbers then finds the verdict. Everything unknown answers ENOSYS; see `backends/syscalls.py` for why.
 
 The filter is one layer of several: it stands even if a namespace, a capability or a mount were wrong, and takes away
 the parts of the kernel where most escapes were found.
@@ -18,7 +18,8 @@ import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from executor_server.backends.local import syscalls
+from executor_server.backends import syscalls
+from executor_server.backends.syscall_arguments import ARGUMENT_RULES, Alternatives, Argument
 
 # linux/audit.h
 _AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
@@ -32,12 +33,12 @@ _ERRNO = 0x00050000
 _EPERM = _ERRNO | errno.EPERM
 _ENOSYS = _ERRNO | errno.ENOSYS
 
-# linux/bpf_common.h: the five instructions that are needed.
+# linux/bpf_common.h: the instructions that are needed.
 _LOAD_WORD = 0x20
+_AND = 0x54
 _JUMP = 0x05
 _JUMP_IF_EQUAL = 0x15
 _JUMP_IF_GREATER_OR_EQUAL = 0x35
-_JUMP_IF_ANY_BIT = 0x45
 _RETURN = 0x06
 
 # Where struct seccomp_data keeps its fields; both architectures are little-endian, so the low half comes first.
@@ -45,19 +46,7 @@ _NUMBER_OFFSET = 0
 _ARCH_OFFSET = 4
 _ARGUMENTS_OFFSET = 16
 
-# linux/sched.h: NEWTIME is not here because clone() takes those bits for the exit signal.
-_CLONE_NEW_NAMESPACES = 0x00020000 | 0x02000000 | 0x04000000 | 0x08000000 | 0x10000000 | 0x20000000 | 0x40000000
-_AF_UNIX, _AF_INET, _AF_INET6, _AF_NETLINK = 1, 2, 10, 16
-_NETLINK_ROUTE = 0
-# asm-generic/ioctls.h: both type into a terminal on somebody else's behalf (CVE-2017-5226, CVE-2023-28339).
-_TIOCSTI, _TIOCLINUX = 0x5412, 0x541C
-# linux/personality.h: as Docker: plain, 32-bit, with UNAME26, and the query. Among the rest is ADDR_NO_RANDOMIZE.
-_PERSONALITIES = (0x0, 0x8, 0x20000, 0x20008, 0xFFFFFFFF)
-
-# The supervisor, as code in the sandbox sees it.
-_SUPERVISOR = 1
-# linux/resource.h and linux/ioprio.h: everything of one user, which the supervisor belongs to.
-_PRIO_USER, _IOPRIO_WHO_USER = 2, 3
+_ALL_BITS = 0xFFFFFFFF
 
 _Instruction = tuple[int, int, int, int]
 _Program = list[_Instruction]
@@ -96,7 +85,7 @@ def _ranges(numbers: Mapping[str, int]) -> list[_Range]:
     blocks: dict[int, tuple[_Instruction, ...]] = {}
     for names, action in ((syscalls.ALLOWED, _ALLOW), (syscalls.REFUSED, _EPERM)):
         blocks |= {numbers[name]: (_return(action),) for name in names if name in numbers}
-    blocks |= {numbers[name]: tuple(rule) for name, rule in _argument_rules().items()}
+    blocks |= {numbers[name]: tuple(rule) for name, rule in _argument_rules(numbers).items()}
     unknown = (_return(_ENOSYS),)
     ranges = [_Range(0, blocks.get(0, unknown))]
     for number in range(1, max(blocks) + 2):  # one past the end: the last range is the unknown
@@ -115,66 +104,33 @@ def _search(ranges: list[_Range]) -> _Program:
     return [(_JUMP_IF_GREATER_OR_EQUAL, 0, 1, ranges[middle].first), (_JUMP, 0, 0, len(below)), *below, *above]
 
 
-def _argument_rules() -> dict[str, _Program]:
-    return {
-        # Threads and processes are made with clone; a new namespace would give its maker all capabilities inside.
-        "clone": [_argument(0), (_JUMP_IF_ANY_BIT, 0, 1, _CLONE_NEW_NAMESPACES), _return(_EPERM), _return(_ALLOW)],
-        # Its flags are behind a pointer, where no filter can see them. ENOSYS makes libc take clone instead.
-        "clone3": [_return(_ENOSYS)],
-        "socket": [
-            _argument(0),
-            (_JUMP_IF_EQUAL, 6, 0, _AF_UNIX),
-            (_JUMP_IF_EQUAL, 5, 0, _AF_INET),
-            (_JUMP_IF_EQUAL, 4, 0, _AF_INET6),
-            # libc reads interface addresses by netlink before it resolves a name; no other protocol of it is needed.
-            (_JUMP_IF_EQUAL, 0, 2, _AF_NETLINK),
-            _argument(2),
-            (_JUMP_IF_EQUAL, 1, 0, _NETLINK_ROUTE),
-            _return(_EPERM),
-            _return(_ALLOW),
-        ],
-        "socketpair": _only_if_equal(0, (_AF_UNIX,)),
-        "personality": _only_if_equal(0, _PERSONALITIES),
-        # The kernel looks at the low half of the request only, and so must the filter.
-        "ioctl": [
-            _argument(1),
-            (_JUMP_IF_EQUAL, 1, 0, _TIOCSTI),
-            (_JUMP_IF_EQUAL, 0, 1, _TIOCLINUX),
-            _return(_EPERM),
-            _return(_ALLOW),
-        ],
-        # The kernel lets a process slow another one of its user down and take its limits away, even one that it may
-        # not trace. A supervisor that gets no processor keeps no deadline, and takes a minute to be killed.
-        **{name: _unless_equal((0, _SUPERVISOR)) for name in _STEERING},
-        "setpriority": _unless_equal((0, _PRIO_USER), (1, _SUPERVISOR)),
-        "ioprio_set": _unless_equal((0, _IOPRIO_WHO_USER), (1, _SUPERVISOR)),
-    }
+def _argument_rules(numbers: Mapping[str, int]) -> dict[str, _Program]:
+    return {name: _alternatives(rule) for name, rule in ARGUMENT_RULES.items() if name in numbers}
 
 
-# Their first argument is a process, 0 being the caller.
-_STEERING = ("prlimit64", "sched_setaffinity", "sched_setattr", "sched_setparam", "sched_setscheduler")
+def _alternatives(alternatives: Alternatives) -> _Program:
+    """Tries one after the other; the first whose tests all hold allows the call."""
+    program: _Program = []
+    for tests in alternatives:
+        rest = [_return(_ALLOW)]
+        for test in reversed(tests):
+            rest = [*_test(test, past=len(rest)), *rest]
+        program += rest
+    return [*program, _return(_EPERM)]
 
 
-def _unless_equal(*refused: tuple[int, int]) -> _Program:
-    """Allows the call unless one of the arguments (index, value) is that."""
-    tests = [
-        step for index, value in refused for step in (_argument(index), (_JUMP_IF_EQUAL, 0, 1, value), _return(_EPERM))
-    ]
-    return [*tests, _return(_ALLOW)]
-
-
-def _only_if_equal(index: int, values: tuple[int, ...]) -> _Program:
-    tests = [(_JUMP_IF_EQUAL, len(values) - position, 0, value) for position, value in enumerate(values)]
-    return [_argument(index), *tests, _return(_EPERM), _return(_ALLOW)]
+def _test(test: Argument, past: int) -> _Program:
+    """Goes on behind itself when the test holds, and otherwise skips the next `past` instructions."""
+    masked = [] if test.mask == _ALL_BITS else [(_AND, 0, 0, test.mask)]
+    last = len(test.values)
+    # A match leads past the instruction after the comparisons: past the failure, or negated, past the way around it.
+    comparisons = [(_JUMP_IF_EQUAL, last - at, 0, value) for at, value in enumerate(test.values)]
+    around = [(_JUMP, 0, 0, 1)] if test.negated else []
+    return [_load(_ARGUMENTS_OFFSET + 8 * test.index), *masked, *comparisons, *around, (_JUMP, 0, 0, past)]
 
 
 def _load(offset: int) -> _Instruction:
     return (_LOAD_WORD, 0, 0, offset)
-
-
-def _argument(index: int) -> _Instruction:
-    """Loads the low half of an argument; what is tested here are all `int` or `unsigned int` in the kernel."""
-    return _load(_ARGUMENTS_OFFSET + 8 * index)
 
 
 def _return(action: int) -> _Instruction:

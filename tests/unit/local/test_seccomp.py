@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from executor_server.backends.local import syscalls
+from executor_server.backends import syscalls
 from executor_server.backends.local.seccomp import UnsupportedArchitecture, filter_program
 
 ALLOW, KILL = "allow", "kill"
@@ -42,13 +42,15 @@ def verdict(machine: str, number: int, *arguments: int, arch: int | None = None)
         at += 1
         if code == 0x20:
             accumulator = struct.unpack_from("=I", data, operand)[0]
+        elif code == 0x54:
+            accumulator &= operand
         elif code == 0x05:
             at += operand
         elif code == 0x06:
             names = {0x7FFF0000: ALLOW, 0x80000000: KILL}
             return names.get(operand) or errno.errorcode[operand & 0xFFFF]
         else:
-            test = {0x15: accumulator == operand, 0x35: accumulator >= operand, 0x45: bool(accumulator & operand)}
+            test = {0x15: accumulator == operand, 0x35: accumulator >= operand}
             at += if_true if test[code] else if_false
     raise AssertionError("the program does not end")
 

@@ -6,7 +6,7 @@ those of Linux, from `arch/x86/entry/syscalls/syscall_64.tbl` and `include/uapi/
 
 A name that an architecture lacks (`open` on aarch64) simply has no number there. A call in neither set is one that this
 file does not know: it answers ENOSYS, as an older kernel would, and libraries fall back to what they did before.
-The calls whose arguments decide are in neither set either; `seccomp.py` holds their rules.
+The calls whose arguments decide are in neither set either; `syscall_arguments.py` holds their rules.
 """
 
 from __future__ import annotations

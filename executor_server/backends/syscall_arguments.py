@@ -1,0 +1,75 @@
+"""System calls whose arguments decide whether code in a sandbox may make them.
+
+The rules are data, so that each backend writes them in the form that its filter takes, and both mean the same. A test
+looks at the low half of an argument only: what is tested here are all `int` or `unsigned int` in the kernel, which
+does not look at the high half either, so a filter that did could be told something that the kernel does not hear.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Argument:
+    """Holds when the argument, under the mask, is one of the values; `negated`, when it is none of them."""
+
+    index: int
+    values: tuple[int, ...]
+    mask: int = 0xFFFFFFFF
+    negated: bool = False
+
+
+Alternatives = tuple[tuple[Argument, ...], ...]
+"""The call is allowed when every test of one alternative holds; else it answers EPERM."""
+
+
+# linux/sched.h: NEWTIME is not here because clone() takes those bits for the exit signal.
+_CLONE_NEW_NAMESPACES = 0x00020000 | 0x02000000 | 0x04000000 | 0x08000000 | 0x10000000 | 0x20000000 | 0x40000000
+_AF_UNIX, _AF_INET, _AF_INET6, _AF_NETLINK = 1, 2, 10, 16
+_NETLINK_ROUTE = 0
+# asm-generic/ioctls.h: both type into a terminal on somebody else's behalf (CVE-2017-5226, CVE-2023-28339).
+_TIOCSTI, _TIOCLINUX = 0x5412, 0x541C
+# linux/personality.h: as Docker: plain, 32-bit, with UNAME26, and the query. Among the rest is ADDR_NO_RANDOMIZE.
+_PERSONALITIES = (0x0, 0x8, 0x20000, 0x20008, 0xFFFFFFFF)
+
+# The supervisor, as code in the sandbox sees it. No process has a number of more bits (PID_MAX_LIMIT); a filter that
+# has to spell "anything else" out bit by bit gets by with as many alternatives.
+_SUPERVISOR = (1,)
+_PROCESS_BITS = 0x3FFFFF
+# linux/resource.h and linux/ioprio.h. Not everything of one user, which the supervisor belongs to.
+_PRIO_PROCESS, _PRIO_GROUP = 0, 1
+_IOPRIO_PROCESS, _IOPRIO_GROUP = 1, 2
+
+
+def _not_the_supervisor(index: int) -> Argument:
+    return Argument(index, _SUPERVISOR, _PROCESS_BITS, negated=True)
+
+
+def _one_of(index: int, *values: int) -> Argument:
+    return Argument(index, values)
+
+
+ARGUMENT_RULES: Mapping[str, Alternatives] = {
+    # Threads and processes are made with clone; a new namespace would give its maker all capabilities inside. clone3
+    # is in no list: its flags are behind a pointer, where no filter sees them. ENOSYS makes libc take clone instead.
+    "clone": ((Argument(0, (0,), _CLONE_NEW_NAMESPACES),),),
+    "socket": (
+        (_one_of(0, _AF_UNIX, _AF_INET, _AF_INET6),),
+        # libc reads interface addresses by netlink before it resolves a name; no other protocol of it is needed.
+        (_one_of(0, _AF_NETLINK), _one_of(2, _NETLINK_ROUTE)),
+    ),
+    "socketpair": ((_one_of(0, _AF_UNIX),),),
+    "personality": ((_one_of(0, *_PERSONALITIES),),),
+    "ioctl": ((Argument(1, (_TIOCSTI, _TIOCLINUX), negated=True),),),
+    # The kernel lets a process slow another one of its user down and take its limits away, even one that it may not
+    # trace. A supervisor that gets no processor keeps no deadline, and takes a minute to be killed. The first argument
+    # of these is a process, 0 being the caller.
+    **dict.fromkeys(
+        ("prlimit64", "sched_setaffinity", "sched_setattr", "sched_setparam", "sched_setscheduler"),
+        ((_not_the_supervisor(0),),),
+    ),
+    "setpriority": ((_one_of(0, _PRIO_PROCESS, _PRIO_GROUP), _not_the_supervisor(1)),),
+    "ioprio_set": ((_one_of(0, _IOPRIO_PROCESS, _IOPRIO_GROUP), _not_the_supervisor(1)),),
+}

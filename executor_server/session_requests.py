@@ -124,12 +124,14 @@ class GuestRequests(ABC):
             raise InvalidRequest(Reason.INVALID_FIELD, f"size_bytes: announced {size_bytes}, sent {received}")
         return blob_id
 
-    async def put_file(self, path: str, size_bytes: int, chunks: AsyncIterator[bytes]) -> FileInfo:
-        """Writes a file of the workspace, whole or not at all."""
+    async def put_file(
+        self, path: str, size_bytes: int, chunks: AsyncIterator[bytes], *, tar: bool = False
+    ) -> FileInfo:
+        """Writes a file of the workspace, whole or not at all; or unpacks an archive into a directory."""
         if size_bytes > self._settings.max_file_bytes:
             raise ResourceExhausted(Reason.TOO_LARGE, f"a file has at most {self._settings.max_file_bytes} bytes")
         operation = Operation(written_file, self._hold)
-        with self._asking(operation, Kind.FILE_PUT, {"path": path, "size": size_bytes}) as op:
+        with self._asking(operation, Kind.FILE_PUT, {"path": path, "size": size_bytes, "tar": tar}) as op:
             received = 0
             try:
                 async for chunk in chunks:
@@ -145,9 +147,9 @@ class GuestRequests(ABC):
                 if received != size_bytes:
                     self._channel.send(Kind.FILE_DATA, {"op": op, "abandon": True})
 
-    async def get_file(self, path: str) -> AsyncIterator[FileInfo | bytes]:
-        """The description of a file, then its bytes."""
-        head = {"path": path, "max_bytes": self._settings.max_file_bytes}
+    async def get_file(self, path: str, *, tar: bool = False) -> AsyncIterator[FileInfo | bytes]:
+        """The description of a file, then its bytes; of a directory, those of an archive."""
+        head = {"path": path, "max_bytes": self._settings.max_file_bytes, "tar": tar}
         operation = Operation[FileInfo | bytes](file_part, self._hold)
         with self._asking(operation, Kind.FILE_GET, head):
             while (part := await operation.next()) is not None:

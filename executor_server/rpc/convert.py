@@ -49,6 +49,11 @@ _OUTPUT_MODES: dict[int, OutputMode] = {
     pb.OUTPUT_MODE_TRAILING_EXPRESSION: OutputMode.TRAILING_EXPRESSION,
     pb.OUTPUT_MODE_LAST_STATEMENT: OutputMode.LAST_STATEMENT,
 }
+_FILE_FORMATS: dict[int, bool] = {
+    pb.FILE_FORMAT_UNSPECIFIED: False,
+    pb.FILE_FORMAT_PLAIN: False,
+    pb.FILE_FORMAT_TAR: True,
+}
 # By name, so that a member that is added on one side only fails at import and not at some client.
 _OUTCOMES: dict[Outcome, Any] = {outcome: pb.Outcome.Value(f"OUTCOME_{outcome.name}") for outcome in Outcome}
 _VARIABLES_STATES: dict[VariablesState, Any] = {
@@ -85,6 +90,14 @@ def output_mode_from(number: int) -> OutputMode:
         return _OUTPUT_MODES[number]
     except KeyError:
         raise checks.invalid("output_mode", f"is {number}, which no mode has") from None
+
+
+def is_tar(number: int) -> bool:
+    """Whether a file travels as an archive of a directory."""
+    try:
+        return _FILE_FORMATS[number]
+    except KeyError:
+        raise checks.invalid("format", f"is {number}, which no format has") from None
 
 
 def tools_from(messages: Sequence[pb.ToolSpec]) -> list[ToolSpec]:
@@ -265,6 +278,8 @@ def _result_to(result: Result) -> pb.ExecutionResult:
         variables_state=_VARIABLES_STATES[result.variables_state],
         generation=result.generation,
         final_answer_call_id=result.final_answer_call_id,
+        artifacts=[file_to(file) for file in result.artifacts],
+        artifacts_truncated=result.artifacts_truncated,
     )
 
 

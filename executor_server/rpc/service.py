@@ -149,15 +149,17 @@ class ExecutorService(service_grpc.ExecutorServiceServicer):
         upload = Upload(requests)
         header: service_pb.PutFileHeader = await upload.header()
         session = self._session(header.session_id)
-        path = checks.workspace_path(header.path, "path")
-        size_bytes = checks.size(header.size_bytes, session.spec.limits.disk_bytes, "a file")
-        file = await session.put_file(path, size_bytes, upload.pieces(size_bytes))
+        tar = convert.is_tar(header.format)
+        path = checks.workspace_path(header.path, "path", may_be_empty=tar)
+        size_bytes = checks.size(header.size_bytes, session.spec.limits.disk_bytes, "an archive" if tar else "a file")
+        file = await session.put_file(path, size_bytes, upload.pieces(size_bytes), tar=tar)
         return service_pb.PutFileResponse(file=convert.file_to(file))
 
     async def GetFile(self, request: service_pb.GetFileRequest, context: Context) -> None:
         session = self._session(request.session_id)
-        path = checks.workspace_path(request.path, "path")
-        async with _released(session.get_file(path)) as parts:
+        tar = convert.is_tar(request.format)
+        path = checks.workspace_path(request.path, "path", may_be_empty=tar)
+        async with _released(session.get_file(path, tar=tar)) as parts:
             async for part in parts:
                 if isinstance(part, FileInfo):
                     await context.write(service_pb.GetFileResponse(file=convert.file_to(part)))

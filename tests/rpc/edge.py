@@ -114,12 +114,14 @@ class FakeSession:
         self._do(("blob", b"".join([chunk async for chunk in chunks])))
         return "blob-1"
 
-    async def put_file(self, path: str, size_bytes: int, chunks: AsyncIterator[bytes]) -> FileInfo:
-        self._do((path, b"".join([chunk async for chunk in chunks])))
-        return FileInfo(path, size_bytes, False, 1_700_000_000.0)
+    async def put_file(
+        self, path: str, size_bytes: int, chunks: AsyncIterator[bytes], *, tar: bool = False
+    ) -> FileInfo:
+        self._do((path, b"".join([chunk async for chunk in chunks]), *(["tar"] if tar else [])))
+        return FileInfo(path, size_bytes, tar, 1_700_000_000.0)
 
-    async def get_file(self, path: str) -> AsyncIterator[FileInfo | bytes]:
-        self._do(("get_file", path))
+    async def get_file(self, path: str, *, tar: bool = False) -> AsyncIterator[FileInfo | bytes]:
+        self._do(("get_file", path, *(["tar"] if tar else [])))
         for part in self.parts:
             yield part
 

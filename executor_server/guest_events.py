@@ -32,6 +32,7 @@ _ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _MAX_MESSAGE_CHARS = 16_384
 _MAX_TRACEBACK_CHARS = 32_768
 _MAX_FILES = 10_000
+_MAX_ARTIFACTS = 256
 # The years 1 and 9999, which a timestamp on the wire can carry.
 _MIN_TIME_S, _MAX_TIME_S = -62_135_596_800.0, 253_402_300_799.0
 
@@ -58,7 +59,8 @@ def read_result(frame: Frame) -> Result:
     """The terminal event of an execution."""
     head = frame.head
     error_bytes = head.integer("error", 0, len(frame.body))
-    rest = frame.body[error_bytes:]
+    artifacts_bytes = head.integer("artifacts", 0, len(frame.body) - error_bytes, default=0)
+    rest = frame.body[error_bytes + artifacts_bytes :]
     output: Payload | None = None
     if "output" in head or "blob" in head:
         output = read_payload(head, rest)
@@ -76,7 +78,13 @@ def read_result(frame: Frame) -> Result:
         output=output,
         error=_read_error(frame.body[:error_bytes]) if error_bytes else None,
         final_answer_call_id=_id(head, "final") if head.text("final") else "",
+        artifacts=_read_artifacts(frame.body[error_bytes : error_bytes + artifacts_bytes]),
+        artifacts_truncated=head.boolean("artifacts_truncated", default=False),
     )
+
+
+def _read_artifacts(data: bytes) -> tuple[FileInfo, ...]:
+    return tuple(_read_files(data, _MAX_ARTIFACTS)) if data else ()
 
 
 def _outcome(head: Fields) -> Outcome:
@@ -157,12 +165,15 @@ def read_file_info(fields: Fields | None) -> FileInfo:
 
 def read_listing(frame: Frame) -> tuple[list[FileInfo], bool]:
     """(entries, truncated) of the DONE frame that answers FILE_LIST."""
+    return _read_files(frame.body, _MAX_FILES), frame.head.boolean("truncated")
+
+
+def _read_files(data: bytes, at_most: int) -> list[FileInfo]:
     try:
-        entries = json.loads(frame.body)
+        entries = json.loads(data)
     except (ValueError, RecursionError) as error:
         raise FrameError("a listing that is not JSON") from error
-    listing = Fields({"entries": entries}).objects("entries", _MAX_FILES)
-    return [read_file_info(entry) for entry in listing], frame.head.boolean("truncated")
+    return [read_file_info(entry) for entry in Fields({"entries": entries}).objects("entries", at_most)]
 
 
 def _one_of(head: Fields, name: str, allowed: frozenset[str]) -> str:

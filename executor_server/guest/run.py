@@ -11,6 +11,7 @@ import fcntl
 import os
 import time
 
+from .artifacts import Artifacts
 from .channel import Channel
 from .frames import Fields, FrameError
 from .lean import loads
@@ -133,6 +134,7 @@ class Run:
         self.cpu_time_s = 0.0
         self.peak_memory_bytes = 0
         self.oom_suspect = False
+        self.artifacts: Optional[Artifacts] = None  # from when its code starts; not of the prelude
         self._paused_at: Optional[float] = None
         self._paused_s = 0.0
 

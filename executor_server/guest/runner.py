@@ -10,6 +10,7 @@ import os
 import time
 
 from . import link, usage
+from .artifacts import Artifacts
 from .channel import Channel
 from .children import describe_exit
 from .crew import Config, Crew
@@ -64,6 +65,7 @@ class Runner:
         self._crew = crew
         self._transfers = transfers
         self._on_end = on_end
+        transfers.on_file = self._on_file
         self._count = 0
         self._next_watch = 0.0
         self._paused = False
@@ -129,6 +131,8 @@ class Runner:
         """Hands the checked code to the interpreter, with fresh pipes as its stdout and stderr."""
         run.phase = Phase.RUNNING
         run.pipes = [Pipe("stdout"), Pipe("stderr")]
+        if run.visible:
+            run.artifacts = Artifacts(self._config.workspace)
         run.cpu = usage.CpuMeter(self._crew.interpreter)
         self._next_watch = time.monotonic() + _WATCH_INTERVAL_S
         self._watch_pipes(run)
@@ -237,6 +241,11 @@ class Runner:
         for pipe in run.pipes:
             self._read(run, pipe, _READS_PER_DRAIN)
         run.logs.flush()
+
+    def _on_file(self, path: str, status: os.stat_result) -> None:
+        """A client's file has been put: it is none of the program's."""
+        if self.run is not None and self.run.artifacts is not None:
+            self.run.artifacts.put_by_client(path, status)
 
     # -- messages of the interpreter -----------------------------------------------------------------------------
 

@@ -104,6 +104,7 @@ class Supervisor:
         self._configuring: Optional[int] = None
         self._tools: list[dict[str, Any]] = []
         self._prelude = ""
+        self._prelude_due = False  # it has to run again, in a new interpreter
         self._notices: list[str] = []
         self._generation = 1
         self._booted = False
@@ -123,6 +124,8 @@ class Supervisor:
             if not busy and not self._crew.started:
                 self._start_crew()  # nobody waits for an answer just now: the time to get ready for the first job
             self._on_time()
+            if self._prelude_due and not self._crew.imports_ahead:
+                self._next_job()
             self._transfers.pump()
             # While the daemon does not take what the program says, the program waits.
             self._crew.pause(self._channel.full)
@@ -225,6 +228,10 @@ class Supervisor:
         self._post_tools()
 
     def _next_job(self) -> None:
+        # The prelude can wait for the interpreter that imports ahead, but not longer than anybody else waits.
+        if self._prelude_due and not (self._runner.busy or self._stop) and (self._jobs or not self._crew.imports_ahead):
+            self._prelude_due = False
+            self._runner.begin("", self._prelude, _PRELUDE)
         while self._jobs and not self._runner.busy and self._operation is None and not self._stop:
             job = self._jobs.popleft()
             if not self._crew.started and not self._is_settings(job):
@@ -382,8 +389,7 @@ class Supervisor:
         waiting, self._jobs = self._jobs, deque()  # nothing starts before the prelude has run again
         self._end_what_ran(status, cpu_time_s, waiting)
         self._jobs = waiting
-        if self._prelude and not self._runner.busy and not self._stop:
-            self._runner.begin("", self._prelude, _PRELUDE)
+        self._prelude_due = bool(self._prelude)
         self._next_job()
 
     def _end_what_ran(self, status: Optional[int], cpu_time_s: float, waiting: deque[_Job]) -> None:
@@ -444,6 +450,11 @@ class Supervisor:
             "oom_suspect": run.oom_suspect,
         }
         self._variables_reset = False
+        artifacts, truncated = run.artifacts.found() if run.artifacts is not None else ([], False)
+        listed = dumps(artifacts) if artifacts else b""
+        if listed or truncated:
+            head.update(artifacts=len(listed), artifacts_truncated=truncated)
+        details = error_body + listed
         output, run.output = run.output, None
         if output is not None and outcome == "succeeded":
             if run.output_size > CHUNK_BYTES:
@@ -453,10 +464,10 @@ class Supervisor:
             else:
                 head["output"] = run.output_size
                 output = output if isinstance(output, bytes) else link.read_memfd(output, run.output_size)
-            self._channel.send(Kind.RESULT, head, error_body + output)
+            self._channel.send(Kind.RESULT, head, details + output)
         else:
             run.output = output  # closed with the run
-            self._channel.send(Kind.RESULT, head, error_body)
+            self._channel.send(Kind.RESULT, head, details)
 
 
 def _listed_variables(head: Fields, body: bytes) -> list[Fields]:

@@ -25,7 +25,7 @@ _MIN_TIME_S, _MAX_TIME_S = -62_135_596_800.0, 253_402_300_799.0
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FULL = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EFBIG))
-_PART_PREFIX = ".executor-part-"
+PART_PREFIX = ".executor-part-"
 
 
 class PathRefused(Exception):
@@ -64,7 +64,10 @@ def open_directory(root: str, path: str, *, create: bool = False) -> tuple[int, 
 
 def _walk(root: str, parts: list[str], create: bool) -> int:
     """A descriptor of the directory at these parts; the caller closes it."""
-    fd = os.open(root, _DIRECTORY)
+    try:
+        fd = os.open(root, _DIRECTORY)
+    except OSError as error:  # agent code may have taken away its own right to it
+        raise _refused(error, ".") from error
     try:
         for part in parts:
             if create:
@@ -99,7 +102,7 @@ class Upload:
         self.path = "/".join(parts)
         self.remaining = size
         self._name = parts[-1]
-        self._part = f"{_PART_PREFIX}{serial}"
+        self._part = f"{PART_PREFIX}{serial}"
         self._directory = _walk(root, parts[:-1], create=True)
         try:
             flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -235,14 +238,14 @@ def _entries(directory: int, prefix: str, depth: int) -> Iterator[Optional[dict[
         for name in os.listdir(directory):
             status = _status(name, directory)
             path = f"{prefix}/{name}" if prefix else name
-            if status is None or name.startswith(_PART_PREFIX) or len(path) > MAX_PATH_CHARS or not _printable(name):
+            if status is None or name.startswith(PART_PREFIX) or len(path) > MAX_PATH_CHARS or not is_text(name):
                 yield None
             elif stat.S_ISREG(status.st_mode):
                 yield describe(path, status)
             elif stat.S_ISDIR(status.st_mode):
                 yield describe(path, status)
                 if depth + 1 < MAX_DEPTH:
-                    inner = _open_directory(name, directory)
+                    inner = open_inner(name, directory)
                     if inner is not None:
                         yield from _entries(inner, path, depth + 1)
             else:
@@ -258,14 +261,15 @@ def _status(name: str, directory: int) -> Optional[os.stat_result]:
         return None  # gone since it was listed
 
 
-def _open_directory(name: str, directory: int) -> Optional[int]:
+def open_inner(name: str, directory: int) -> Optional[int]:
+    """A descriptor of a directory in a directory; the caller closes it. None when there is none to be opened."""
     try:
         return os.open(name, _DIRECTORY, dir_fd=directory)
     except OSError:
         return None  # swapped for something else since it was looked at, or not readable
 
 
-def _printable(name: str) -> bool:
+def is_text(name: str) -> bool:
     """Whether the name can be a text on the wire; one that is not UTF-8 cannot be asked for either."""
     try:
         name.encode()

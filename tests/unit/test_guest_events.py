@@ -88,6 +88,19 @@ def test_a_result_is_read() -> None:
     assert detail == ErrorDetail("ValueError", "no", line=3, exit_code=2)
 
 
+def made(entries: Any, output: bytes = b"", **more: Any) -> Frame:
+    """A result with artifacts, behind an error and before its output."""
+    error, listed = json.dumps(ERROR).encode(), json.dumps(entries).encode()
+    return result(error + listed + output, error=len(error), artifacts=len(listed), output=len(output), **more)
+
+
+def test_artifacts_are_read_between_the_error_and_the_output() -> None:
+    ended = read_result(made([FILE], b"packed", artifacts_truncated=True))
+    assert (ended.artifacts, ended.artifacts_truncated) == ((FileInfo("a", 1, False, 0.5),), True)
+    assert (ended.error, ended.output) == (ErrorDetail("ValueError", "no"), b"packed")
+    assert (read_result(result()).artifacts, read_result(result()).artifacts_truncated) == ((), False)
+
+
 def test_variables_and_listings_are_read() -> None:
     listed = {
         "variables": [{"name": "a", "inline": 2}, {"name": "b", "blob": "g1", "size": 9}, {"name": "c", "inline": 1}],
@@ -116,6 +129,14 @@ MALFORMED: dict[str, tuple[Callable[[Frame], Any], Frame]] = {
     "a chunk of no blob": (read_event, frame(Kind.BLOB_CHUNK, {}, b"x")),
     "a chunk that is too large": (read_event, frame(Kind.BLOB_CHUNK, {"blob": "b"}, bytes(CHUNK_BYTES + 1))),
     "an outcome of its own": (read_result, result(outcome="won")),
+    "artifacts that are no list": (read_result, made({})),
+    "artifacts that are not JSON": (read_result, result(b"[", artifacts=1)),
+    "artifacts past the end": (read_result, result(b"[]", artifacts=3)),
+    "artifacts past the error": (read_result, result(b"{}[]", error=3, artifacts=2)),
+    "too many artifacts": (read_result, made([FILE] * 257)),
+    "an artifact without a size": (read_result, made([{"path": "a"}])),
+    "an artifact of a year past all": (read_result, made([{**FILE, "modified": 1e12}])),
+    "a truncation that is 1": (read_result, made([FILE], artifacts_truncated=1)),
     "generation 0": (read_result, result(generation=0)),
     "an infinite time": (read_result, result(wall_time_s=float("inf"))),
     "a time that is no number": (read_result, result(cpu_time_s=float("nan"))),

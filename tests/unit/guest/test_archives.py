@@ -280,7 +280,7 @@ def test_a_hostile_archive_is_refused_with_the_name_of_its_member(root: Path, wh
     with pytest.raises(PathRefused) as refused:
         unpack(root, data)
     assert expected in str(refused.value)
-    assert not any(name.name.startswith(workspace._PART_PREFIX) for name in root.iterdir())
+    assert not any(name.name.startswith(workspace.PART_PREFIX) for name in root.iterdir())
 
 
 def test_a_global_header_may_comment_but_not_rename(root: Path) -> None:

@@ -139,7 +139,7 @@ def test_a_trap_where_the_upload_gathers_its_data_is_refused_without_blocking(
     root: Path, trap: Callable[[Path], object]
 ) -> None:
     """Agent code can guess the name."""
-    trap(root / f"{workspace._PART_PREFIX}1")
+    trap(root / f"{workspace.PART_PREFIX}1")
     with pytest.raises(PathRefused):
         put(root, "file", b"x")
 

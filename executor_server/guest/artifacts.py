@@ -1,0 +1,122 @@
+"""What an execution made or changed: the regular files of the workspace, compared with those at its start.
+
+Looked at by the supervisor, before the code starts and after it has ended, so nothing that the program says is taken
+for it. A file counts when its size, its time of modification or its inode is another. What the supervisor itself
+writes meanwhile, for a client, is no work of the program's.
+
+As `workspace`, it goes from descriptor to descriptor and follows no link. It looks at so many entries and no more: a
+workspace of a million files must not hold up a result.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import time
+
+from .workspace import (
+    MAX_DEPTH,
+    MAX_PATH_CHARS,
+    PART_PREFIX,
+    PathRefused,
+    describe,
+    is_text,
+    open_directory,
+    open_inner,
+)
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    State = tuple[int, int, int]
+    """Inode, size and time of modification."""
+
+MAX_ARTIFACTS = 256
+# About 3 µs each.
+MAX_LOOKED_AT = 5_000
+# Of the file system's time stamps.
+_CLOCK_REALTIME_COARSE = 5
+
+
+class Scan:
+    """The regular files of a workspace at one moment, by their paths; not all of them when `truncated`."""
+
+    def __init__(self, root: str) -> None:
+        self.files: dict[str, os.stat_result] = {}
+        self.truncated = False
+        self._left = MAX_LOOKED_AT
+        try:
+            fd, _ = open_directory(root, "")
+        except PathRefused:
+            self.truncated = True
+        else:
+            self._look(fd, "", 1)
+
+    def _look(self, directory: int, prefix: str, depth: int) -> None:
+        """Closes the directory."""
+        inner: list[str] = []
+        try:
+            with os.scandir(directory) as entries:
+                for entry in entries:
+                    if not self._left:
+                        self.truncated = True
+                        return
+                    self._left -= 1
+                    if entry.is_dir(follow_symlinks=False):
+                        inner.append(entry.name)
+                    elif entry.is_file(follow_symlinks=False):
+                        self._add(prefix + entry.name, entry)
+            for name in inner:
+                if depth == MAX_DEPTH:
+                    self.truncated = True
+                    return
+                fd = open_inner(name, directory)
+                if fd is not None:
+                    self._look(fd, f"{prefix}{name}/", depth + 1)
+        finally:
+            os.close(directory)
+
+    def _add(self, path: str, entry: os.DirEntry[str]) -> None:
+        if entry.name.startswith(PART_PREFIX) or len(path) > MAX_PATH_CHARS:
+            return
+        try:
+            status = entry.stat(follow_symlinks=False)
+        except OSError:
+            return  # gone since it was listed
+        if stat.S_ISREG(status.st_mode):
+            self.files[path] = status
+
+
+class Artifacts:
+    """Watches one execution's files, from when it is made."""
+
+    def __init__(self, root: str) -> None:
+        self._root = root
+        self._started_ns = time.clock_gettime_ns(_CLOCK_REALTIME_COARSE)
+        scan = Scan(root)
+        self._known: dict[str, State] = {path: _state(status) for path, status in scan.files.items()}
+        self._knows_all = not scan.truncated
+
+    def put_by_client(self, path: str, status: os.stat_result) -> None:
+        """A file that the supervisor wrote while the code ran."""
+        self._known[path] = _state(status)
+
+    def found(self) -> tuple[list[dict[str, Any]], bool]:
+        """Descriptions of the files, by path, and whether there may be more."""
+        scan = Scan(self._root)
+        changed = sorted(path for path, status in scan.files.items() if self._is_changed(path, status))
+        shown = [path for path in changed if is_text(path)]
+        truncated = scan.truncated or not self._knows_all or len(shown) > MAX_ARTIFACTS
+        return [describe(path, scan.files[path]) for path in shown[:MAX_ARTIFACTS]], truncated
+
+    def _is_changed(self, path: str, status: os.stat_result) -> bool:
+        known = self._known.get(path)
+        if known is not None:
+            return known != _state(status)
+        # Of a file that was not looked at, the time of its last change, which no program can set, has to tell.
+        return self._knows_all or status.st_ctime_ns >= self._started_ns
+
+
+def _state(status: os.stat_result) -> State:
+    return status.st_ino, status.st_size, status.st_mtime_ns

@@ -2,6 +2,7 @@
 
 Both are forked from the supervisor. What they say is handed on as it comes; a link that is closed or abused costs the
 child its life, and its exit is reported like any other, where children are reaped.
+Until somebody uses the interpreter, a spare that has imported modules ahead can take its place (spare.py).
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from .children import Child, ChildStuck, kill_everything, reap, spawn
 from .frames import FrameError
 from .lean import signal, socket
 from .loop import READ, WRITE, Loop
+from .spare import Spare, end_child
 from .transfers import MAX_BLOB_BYTES
 from .usage import Process
 
@@ -22,6 +24,8 @@ if TYPE_CHECKING:
 
 # After so many sources the checker is replaced: what hostile sources left in its memory goes with it.
 _CHECKER_USES = 200
+# Messages that an interpreter is sent before it is used; the last of each kind holds.
+_SET_UP = ("settings", "tools")
 
 
 class Config:
@@ -67,7 +71,7 @@ class Programs:
     def __init__(
         self,
         load: Callable[[], None],
-        interpreter: Callable[[socket.socket, Config], None],
+        interpreter: Callable[[socket.socket, Config, list[str]], None],
         checker: Callable[[socket.socket, Config], None],
     ) -> None:
         self.load = load
@@ -109,6 +113,13 @@ class Crew:
         self._checker_uses = 0
         self._measured: Optional[Process] = None
         self._paused = False
+        self._used = False  # whether the interpreter has been asked for anything yet
+        self._set_up: dict[str, tuple[dict[str, Any], bytes]] = {}  # what an interpreter is told before it is used
+
+        def run_spare(sock: socket.socket, modules: list[str]) -> None:
+            programs.interpreter(sock, config, modules)
+
+        self._spare = Spare(loop, config.preload, run_spare, self._receive, self._take_spare)
 
     @property
     def interpreter(self) -> Process:
@@ -120,14 +131,16 @@ class Crew:
     def started(self) -> bool:
         return self._interpreter is not None
 
+    @property
+    def imports_ahead(self) -> bool:
+        """Whether another interpreter may yet take the place of this one, which nobody has used so far."""
+        return self.started and not self._used and self._spare.useful
+
     def start(self) -> None:
         # Imported once, here, and not by each of them: a fork shares what is loaded.
         self._programs.load()
-        self._interpreter = self._fork(self._programs.interpreter)
-        if self._measured is not None:
-            self._measured.close()
-        self._measured = Process(self._interpreter.pid)
-        self._watch_interpreter()
+        self._used = False
+        self._set_interpreter(self._fork(lambda sock, config: self._programs.interpreter(sock, config, [])))
         self._start_checker()
 
     def replace(self) -> None:
@@ -141,6 +154,7 @@ class Crew:
             if child is not None:
                 self._forget(child)
         self._interpreter = self._checker = None
+        self._spare.forget()
         kill_everything()
 
     def pause(self, paused: bool) -> None:
@@ -156,6 +170,10 @@ class Crew:
     ) -> None:
         """Sends the interpreter a message; takes over the descriptors."""
         assert self._interpreter is not None
+        if head["t"] in _SET_UP:
+            self._set_up[head["t"]] = head, body
+        else:
+            self._claim()
         try:
             self._interpreter.post(head, body, memfd, fds)
         except ChildStuck:
@@ -169,6 +187,7 @@ class Crew:
 
     def check(self, head: dict[str, Any], body: bytes) -> None:
         """Sends the checker a source."""
+        self._claim()  # before it is measured what running this source takes
         if self._checker is None:
             self._start_checker()
         assert self._checker is not None
@@ -201,6 +220,8 @@ class Crew:
                 self._forget(self._checker)
                 self._checker = None
                 self._listener.on_checker_exit(status)
+            elif self._spare.note_exit(pid):
+                self._start_spare()
 
     def _on_interpreter(self, events: int) -> None:
         child = self._interpreter
@@ -208,7 +229,12 @@ class Crew:
         if events & WRITE:
             self._flush(child)
             self._watch_interpreter()
-        self._receive(child, self._listener.on_message)
+        self._receive(child, self._on_message)
+
+    def _on_message(self, message: link.Message) -> None:
+        self._listener.on_message(message)
+        if message.head.values.get("t") == "booted":
+            self._start_spare()
 
     def _on_checker(self, events: int) -> None:
         child = self._checker
@@ -239,6 +265,28 @@ class Crew:
         except ChildStuck:
             self._kill(child)
 
+    # -- the spare -----------------------------------------------------------------------------------------------
+
+    def _claim(self) -> None:
+        """The interpreter that is there will be used: it stays."""
+        self._used = True
+        self._spare.end()
+
+    def _start_spare(self) -> None:
+        if not self._used:
+            self._spare.start(self._abandon)
+
+    def _take_spare(self, spare: Child, booted: link.Message) -> None:
+        """Puts it in the place of the interpreter that nobody has used."""
+        assert self._interpreter is not None
+        self._forget(self._interpreter)
+        end_child(self._interpreter)
+        self._used = True
+        self._set_interpreter(spare)
+        for head, body in self._set_up.values():
+            self.post(head, body)
+        self._listener.on_message(booted)
+
     # -- the children --------------------------------------------------------------------------------------------
 
     def _fork(self, main: Callable[[socket.socket, Config], None]) -> Child:
@@ -259,9 +307,17 @@ class Crew:
         for child in (self._interpreter, self._checker):
             if child is not None:
                 child.close()
+        self._spare.close()
         if self._measured is not None:
             self._measured.close()
         self._abandon_others()
+
+    def _set_interpreter(self, child: Child) -> None:
+        self._interpreter = child
+        if self._measured is not None:
+            self._measured.close()
+        self._measured = Process(child.pid)
+        self._watch_interpreter()
 
     def _start_checker(self) -> None:
         self._checker = self._fork(self._programs.checker)

@@ -8,6 +8,7 @@ breaks little.
 
 from __future__ import annotations
 
+import gc
 import io
 import json
 import linecache
@@ -71,17 +72,20 @@ def _limit(what: int, value: int) -> None:
     resource.setrlimit(what, (bound, bound))
 
 
-def interpreter_main(sock: socket.socket, config: Any) -> None:
-    """Serves the supervisor until it closes the link. Runs in the forked child."""
+def interpreter_main(sock: socket.socket, config: Any, modules: list[str]) -> None:
+    """Imports the modules ahead, then serves the supervisor until it closes the link. Runs in the forked child."""
     settle(config)
     import site
 
     archive = sys.path.pop(0)
     site.main()
+    sys.argv = [""]
+    interpreter = Interpreter(sock, config)
+    if modules:
+        interpreter.import_ahead(modules)  # here, where what agent code left in the workspace is no module
     # Behind the libraries, so that a file of the workspace can't pass for one of them.
     sys.path += [config.workspace, archive]
-    sys.argv = [""]
-    Interpreter(sock, config).serve()
+    interpreter.serve()
 
 
 class Interpreter:
@@ -118,12 +122,25 @@ class Interpreter:
         self._dup2, self._getpid, self._exit = os.dup2, os.getpid, os._exit
         self._loads, self._bind, self._send_message, self._encode = marshal.loads, bind, link.send, encode
 
-    def serve(self) -> None:
         for fd in (0, 1, 2):
             os.dup2(self._null, fd)
         sys.stdin = open(os.devnull)  # noqa: SIM115 (lives as long as the process)
-        signal.signal(signal.SIGINT, self._on_interrupt)
         os.register_at_fork(after_in_child=self._after_fork)
+
+    def import_ahead(self, modules: list[str]) -> None:
+        """Imports modules of the image before the first program asks for them. What they print goes nowhere."""
+        from . import preload
+
+        # On the descriptors of the programs to come: a module that keeps one of these can print with it later.
+        own = sys.stdout, sys.stderr = self._stdout, self._stderr = _stream(1), _stream(2)
+        preload.import_ahead(modules, self._send)
+        sys.stdout, sys.stderr = own
+        self._settle_output()
+        gc.collect()
+        gc.freeze()  # what stays for good need not be searched for garbage again and again
+
+    def serve(self) -> None:
+        signal.signal(signal.SIGINT, self._on_interrupt)
         encode(0)  # once for nobody: what Python sets up lazily is there when somebody waits
         self._send({"t": "booted"})
         handlers: dict[str, Callable[[link.Message], None]] = {

@@ -105,10 +105,10 @@ def _load() -> None:
     gc.freeze()  # what is shared with the children stays so: the collector does not write to it
 
 
-def _interpreter(sock: socket.socket, config: Config) -> None:
+def _interpreter(sock: socket.socket, config: Config, preload: list[str]) -> None:
     from .interpreter import interpreter_main
 
-    interpreter_main(sock, config)
+    interpreter_main(sock, config, preload)
 
 
 def _checker(sock: socket.socket, config: Config) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import errno
 import json
 import os
 import shutil
@@ -12,18 +14,21 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import astuple, dataclass
 from pathlib import Path
 
 import psutil
 import pytest
 
-from executor_server.backends.local import LocalBackend, kit
+from executor_server.backends.base import KnownSandbox
+from executor_server.backends.local import LocalBackend, host, kit
 from executor_server.backends.local.bubblewrap import find_bwrap
 from executor_server.backends.local.cgroups import NoCgroups, discover_cgroups
 from executor_server.backends.local.sandbox import LocalSandbox
 from executor_server.config import LocalImage
 from executor_server.errors import SandboxFailure
 from executor_server.guest_archive import GuestArchive, pack_archive
+from executor_server.guest_channel import GuestChannel
 from executor_server.model import SandboxSpec
 from tests.support.backends import require
 from tests.support.polling import eventually
@@ -148,9 +153,7 @@ async def test_live_sandboxes_are_different_users_of_the_host_and_none_is_root(b
 async def test_the_record_and_the_socket_are_for_the_daemons_user_only(backend: LocalBackend) -> None:
     sandbox = await backend.create(SPEC)
     assert sandbox.directory.stat().st_mode & 0o777 == 0o700
-    record = sandbox.directory / "record.json"
-    assert record.stat().st_mode & 0o777 == 0o600
-    assert bytes.fromhex(json.loads(record.read_text())["token"]) == sandbox.endpoint.token
+    assert (sandbox.directory / "record.json").stat().st_mode & 0o777 == 0o600
 
 
 async def test_nothing_is_killed_for_memory_in_a_quiet_sandbox(backend: LocalBackend) -> None:
@@ -180,39 +183,161 @@ async def test_closing_waits_for_a_creation_and_destroys_what_it_made(state_dir:
     assert _sandboxes_on_disk(state_dir) == []
 
 
-async def test_a_restarted_daemon_sweeps_what_a_killed_one_left(state_dir: Path) -> None:
+@dataclass(frozen=True)
+class Orphan:
+    """A sandbox whose daemon was killed."""
+
+    known: KnownSandbox
+    pid: int
+    host_uid: int | None
+    fingerprint: str
+    cgroups: list[Path]
+
+
+@pytest.fixture
+def orphan(state_dir: Path) -> Orphan:
+    return _daemon_killed_with_a_sandbox(state_dir)
+
+
+async def test_a_restarted_daemon_destroys_what_nobody_knows(state_dir: Path, orphan: Orphan) -> None:
     """The sandbox outlives its daemon, by design; the next daemon of the same state directory finds it."""
-    pid, cgroups = _daemon_killed_with_a_sandbox(state_dir)
-    assert psutil.pid_exists(pid)
+    assert psutil.pid_exists(orphan.pid)
+    async with _started(state_dir) as backend:
+        assert await backend.adopt(()) == {}
+        assert not psutil.pid_exists(orphan.pid)
+        assert _sandboxes_on_disk(state_dir) == []
+        assert not any(directory.exists() for directory in orphan.cgroups)
 
-    backend = LocalBackend(state_dir)
-    await backend.start()
-    await backend.adopt(())
-    assert eventually(lambda: not psutil.pid_exists(pid))
+
+async def test_a_restarted_daemon_takes_over_what_it_knows_and_its_guest_answers(
+    state_dir: Path, orphan: Orphan
+) -> None:
+    async with _started(state_dir) as backend:
+        adopted = (await backend.adopt([orphan.known]))[orphan.known.sandbox_id]
+        assert (_first_process(adopted).pid, adopted.fingerprint) == (orphan.pid, orphan.fingerprint)
+        assert await adopted.oom_kills() in (0, None)
+        channel = GuestChannel(adopted.endpoint)
+        assert (await channel.connect()).generation == 1
+        channel.close()
+
+
+async def test_an_adopted_sandbox_is_destroyed_whole(state_dir: Path, orphan: Orphan) -> None:
+    async with _started(state_dir) as backend:
+        adopted = (await backend.adopt([orphan.known]))[orphan.known.sandbox_id]
+        monitor = psutil.Process(orphan.pid).parent()
+        await asyncio.gather(adopted.destroy(), adopted.destroy())
+        assert not psutil.pid_exists(orphan.pid)
+        assert monitor is not None and eventually(lambda: not psutil.pid_exists(monitor.pid))
+        assert _sandboxes_on_disk(state_dir) == []
+        assert not any(directory.exists() for directory in orphan.cgroups)
+
+
+async def test_closing_destroys_an_adopted_sandbox_too(state_dir: Path, orphan: Orphan) -> None:
+    async with _started(state_dir) as backend:
+        await backend.adopt([orphan.known])
+    assert not psutil.pid_exists(orphan.pid)
+
+
+async def test_a_known_sandbox_that_has_died_is_removed_and_not_taken_over(state_dir: Path, orphan: Orphan) -> None:
+    os.kill(orphan.pid, signal.SIGKILL)
+    assert eventually(lambda: not psutil.pid_exists(orphan.pid))
+    async with _started(state_dir) as backend:
+        assert await backend.adopt([orphan.known, KnownSandbox("0" * 16, SPEC, b"")]) == {}
+        assert _sandboxes_on_disk(state_dir) == []
+
+
+@as_root
+async def test_the_user_of_an_adopted_sandbox_is_nobody_elses(state_dir: Path, orphan: Orphan) -> None:
+    """In a container there may be few users; here there are two, besides the examination's."""
+    assert orphan.host_uid is not None
+    uids = range(orphan.host_uid - 2, orphan.host_uid + 1)
+    async with _started(state_dir, uids=uids) as backend:
+        await backend.adopt([orphan.known])
+        assert (await backend.create(SPEC)).host_uid == orphan.host_uid - 1
+        with pytest.raises(SandboxFailure, match="taken"):
+            await backend.create(SPEC)
+
+
+async def test_a_sweep_finds_what_belongs_to_nobody_and_spares_what_lives(
+    backend: LocalBackend, state_dir: Path
+) -> None:
+    sandbox = await backend.create(SPEC)
+    (state_dir / "sandboxes" / ("0" * 16)).mkdir()
+    assert await backend.sweep() == 1
+    assert _sandboxes_on_disk(state_dir) == [sandbox.sandbox_id]
+    assert await backend.sweep() == 0
+    assert _first_process(sandbox).is_running()
+
+
+async def test_a_sweep_repeats_a_destroy_that_failed(
+    backend: LocalBackend, state_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sandbox = await backend.create(SPEC)
+
+    def full(path: Path) -> None:
+        raise OSError(errno.EIO, "no")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(shutil, "rmtree", full)
+        with pytest.raises(SandboxFailure, match="can't be removed"):
+            await sandbox.destroy()
+        with pytest.raises(SandboxFailure, match="can't be removed"):
+            await backend.sweep()
+    assert await backend.sweep() == 1
     assert _sandboxes_on_disk(state_dir) == []
-    assert not any(directory.exists() for directory in cgroups)
-    await backend.close()
 
 
-def _daemon_killed_with_a_sandbox(state_dir: Path) -> tuple[int, list[Path]]:
-    """The sandbox's first process, and its control groups."""
+async def test_a_sweep_during_a_creation_leaves_it_alone(backend: LocalBackend) -> None:
+    creation = asyncio.create_task(backend.create(SPEC))
+    while not creation.done():
+        assert await backend.sweep() == 0
+        await asyncio.sleep(0)
+    await creation
+
+
+async def test_the_cause_of_a_death_is_told(backend: LocalBackend) -> None:
+    sandbox = await backend.create(SPEC)
+    assert await sandbox.cause_of_death() is None
+    _first_process(sandbox).kill()
+    assert await sandbox.cause_of_death() == "its first process was killed"
+
+
+@contextlib.asynccontextmanager
+async def _started(state_dir: Path, *, uids: range | None = None) -> AsyncIterator[LocalBackend]:
+    """A backend that has not adopted yet."""
+    with pytest.MonkeyPatch.context() as patched:
+        if uids is not None:
+            patched.setattr(host, "usable_uids", lambda base: uids)
+        backend = LocalBackend(state_dir)
+        await backend.start()
+    try:
+        yield backend
+    finally:
+        await backend.close()
+
+
+def _daemon_killed_with_a_sandbox(state_dir: Path) -> Orphan:
     code = f"""
-import asyncio, os, signal
+import asyncio, json, os, signal
 from pathlib import Path
 from executor_server.backends.local import LocalBackend
 from executor_server.model import SandboxSpec
 async def main():
     backend = LocalBackend(Path({str(state_dir)!r}))
     await backend.start()
-    sandbox = await backend.create(SandboxSpec("base", 2**28, 32, 2**24, 60.0))
-    print(sandbox.process.init_pid, *(sandbox.cgroup.unique_directories if sandbox.cgroup else []), flush=True)
+    await backend.adopt(())
+    made = await backend.create(SandboxSpec(*json.loads({json.dumps(list(astuple(SPEC)))!r})))
+    cgroups = list(map(str, made.cgroup.unique_directories)) if made.cgroup else []
+    token = made.endpoint.token.hex()
+    print(json.dumps([made.sandbox_id, token, made.process.init_pid, made.host_uid, made.fingerprint, cgroups]), flush=True)
     os.kill(os.getpid(), signal.SIGKILL)
 asyncio.run(main())
 """
     killed = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, check=False)
     assert killed.returncode == -signal.SIGKILL
-    pid, *cgroups = killed.stdout.split()
-    return int(pid), [Path(directory) for directory in cgroups]
+    sandbox_id, token, pid, host_uid, fingerprint, cgroups = json.loads(killed.stdout)
+    known = KnownSandbox(sandbox_id, SPEC, bytes.fromhex(token))
+    return Orphan(known, pid, host_uid, fingerprint, [Path(directory) for directory in cgroups])
 
 
 async def test_two_daemons_cannot_share_a_state_directory(backend: LocalBackend, state_dir: Path) -> None:

@@ -10,24 +10,26 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
 import json
 import os
 import secrets
 import socket
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import structlog
 
 from executor_server.backends.base import GuestEndpoint, HostFinding, KnownSandbox
+from executor_server.backends.directory import SOCKET_NAME, BackendDirectory, new_sandbox_id
 from executor_server.backends.local.descriptors import read_within
 from executor_server.backends.local.host import Examination, examine_host
 from executor_server.backends.local.images import Image
 from executor_server.backends.local.kit import Kit
 from executor_server.backends.local.layout import SANDBOX_ID
-from executor_server.backends.local.records import SOCKET_NAME, sweep, write_record
+from executor_server.backends.local.records import ProcessRecord, Record, write_record
+from executor_server.backends.local.recovery import recover, still_serves
 from executor_server.backends.local.sandbox import LocalSandbox
 from executor_server.backends.local.users import DEFAULT_UID_BASE, HostUsers
 from executor_server.config import LocalImage
@@ -37,15 +39,29 @@ from executor_server.guest_archive import GUEST_BOOT
 from executor_server.model import SandboxSpec
 
 DEFAULT_IMAGE = "base"
+# Below the state directory: a directory for each sandbox, and what all of them mount.
+_SANDBOXES, _RUNTIME = "sandboxes", "runtime"
 _CREATE_TIMEOUT_S = 20.0
 _SWEEP_TIMEOUT_S = 30.0
 _TOKEN_BYTES = 32
-_SANDBOX_ID_BYTES = 8
-_DAEMON_ID_BYTES = 4
 _BACKLOG = 8  # one daemon connects; the rest is room for its retries
-_SOCKET_PATH_BYTES = 107  # sockaddr_un, less the final zero
 
 _log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True)
+class _Means:
+    """What `start` found and took possession of, and `close` gives back."""
+
+    kit: Kit
+    directory: BackendDirectory
+    users: HostUsers | None
+
+    def image(self, name: str) -> Image:
+        image = self.kit.images.get(name)
+        if image is None:
+            raise SandboxFailure(f"no image {name!r}")
+        return image
 
 
 class LocalBackend:
@@ -66,12 +82,9 @@ class LocalBackend:
         self._images = dict(images or {DEFAULT_IMAGE: LocalImage(python=Path(sys.executable))})
         self._bwrap = bwrap
         self._uid_base = uid_base
-        self._kit: Kit | None = None
-        self._lock: int | None = None
-        self._daemon_id = ""
-        self._live: set[LocalSandbox] = set()
+        self._means: _Means | None = None
+        self._live: set[LocalSandbox] = set()  # from before there is anything of it until nothing is left of it
         self._creations: set[asyncio.Future[None]] = set()
-        self._users: HostUsers | None = None
 
     @property
     def name(self) -> str:
@@ -82,47 +95,50 @@ class LocalBackend:
         return tuple(self._images)
 
     async def start(self) -> None:
-        await asyncio.to_thread(self._take_state_dir)
+        directory = await asyncio.to_thread(BackendDirectory.take, self._state_dir, _SANDBOXES)
         try:
             found = await self._examine()
             if found.kit is None:
                 missing = [finding for finding in found.findings if finding.required and not finding.ok]
                 told = " ".join(f"{finding.subject}: {finding.detail} {finding.remedy}" for finding in missing)
                 raise SandboxFailure(f"this host cannot run local sandboxes. {told}")
-            self._kit = found.kit
-            self._users = HostUsers(found.uids) if found.uids else None
         except BaseException:
-            self._release_state_dir()
+            directory.release()
             raise
+        # The first user is the examination's: an adopted sandbox must not meet it at the next start.
+        users = HostUsers(found.uids[1:]) if found.uids else None
+        self._means = _Means(found.kit, directory, users)
 
     async def adopt(self, known: Sequence[KnownSandbox]) -> Mapping[str, LocalSandbox]:
-        kit, _ = self._parts(known[0].spec.image if known else self.images[0])
-        await self._sweep(kit)
-        return {}
+        means = self._started()
+        tokens = {sandbox.sandbox_id: sandbox.token for sandbox in known}
+        found = self._recover(means, tokens)
+        adopted = {
+            sandbox.sandbox_id: sandbox for sandbox in found if sandbox.sandbox_id in tokens and still_serves(sandbox)
+        }
+        swept = await self._remove(means, [sandbox for sandbox in found if sandbox.sandbox_id not in adopted])
+        if adopted or swept:
+            _log.info("sandboxes_adopted", adopted=len(adopted), swept=swept)
+        return adopted
 
     async def sweep(self) -> int:
-        return 0
+        means = self._started()
+        undead = [sandbox for sandbox in self._live if sandbox.is_undead]
+        return await self._remove(means, [*undead, *self._recover(means, {})])
 
     async def fingerprint(self, spec: SandboxSpec) -> str:
-        kit, image = self._parts(spec.image)
-        return f"{spec.fingerprint}-{kit.layout.guest.version}-{image.python}"
-
-    def _parts(self, image_name: str) -> tuple[Kit, Image]:
-        if self._kit is None:
-            raise SandboxFailure("the local backend is not started")
-        image = self._kit.images.get(image_name)
-        if image is None:
-            raise SandboxFailure(f"no image {image_name!r}")
-        return self._kit, image
+        means = self._started()
+        return f"{spec.fingerprint}-{means.kit.layout.guest.version}-{means.image(spec.image).python}"
 
     async def create(self, spec: SandboxSpec) -> LocalSandbox:
-        kit, image = self._parts(spec.image)
+        means = self._started()
+        image = means.image(spec.image)
         finished: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._creations.add(finished)
         try:
-            sandbox = self._new_sandbox(await self.fingerprint(spec))
+            sandbox = self._new_sandbox(means, await self.fingerprint(spec))
             try:
-                await self._build(sandbox, kit, image, spec)
+                await _build(sandbox, means, image, spec)
             except BaseException as error:
                 await sandbox.destroy()
                 if isinstance(error, OSError):  # out of descriptors, of memory, of space
@@ -137,104 +153,104 @@ class LocalBackend:
         return (await self._examine()).findings
 
     async def close(self) -> None:
-        self._kit = None
+        means, self._means = self._means, None
         # Not under their hands: a creation ends by itself, soon, and then its sandbox is known to be whole or gone.
         await asyncio.gather(*self._creations)
         results = await asyncio.gather(*(sandbox.destroy() for sandbox in self._live), return_exceptions=True)
-        self._release_state_dir()
+        if means is not None:
+            means.directory.release()
         failures = [result for result in results if isinstance(result, Exception)]
         if failures:
             raise ExceptionGroup("sandboxes are left over", failures)
 
+    def _started(self) -> _Means:
+        if self._means is None:
+            raise SandboxFailure("the local backend is not started")
+        return self._means
+
     async def _examine(self) -> Examination:
         base = self._uid_base if os.geteuid() == 0 else None
-        return await examine_host(self._runtime_dir, self._images, self._bwrap, base)
+        return await examine_host(self._state_dir / _RUNTIME, self._images, self._bwrap, base)
 
     # -----------------------------------------------------------------------------------------------------------------
-    # Creation
+    # The sandboxes that are there, whoever made them
 
-    def _new_sandbox(self, fingerprint: str) -> LocalSandbox:
-        host_uid = self._users.take() if self._users else None
-        sandbox_id = secrets.token_hex(_SANDBOX_ID_BYTES)
-        directory = self._sandboxes_dir / sandbox_id
+    def _new_sandbox(self, means: _Means, fingerprint: str) -> LocalSandbox:
+        host_uid = means.users.take() if means.users else None
+        sandbox_id = new_sandbox_id()
+        directory = means.directory.of(sandbox_id)
         endpoint = GuestEndpoint(directory / SOCKET_NAME, secrets.token_bytes(_TOKEN_BYTES))
-        sandbox = LocalSandbox(sandbox_id, directory, endpoint, fingerprint, self._forget, host_uid=host_uid)
+        forget = self._forgetting(means.users)
+        sandbox = LocalSandbox(sandbox_id, directory, endpoint, fingerprint, forget, host_uid=host_uid)
         self._live.add(sandbox)
         return sandbox
 
-    async def _build(self, sandbox: LocalSandbox, kit: Kit, image: Image, spec: SandboxSpec) -> None:
-        deadline = asyncio.get_running_loop().time() + _CREATE_TIMEOUT_S
-        sandbox.directory.mkdir(mode=0o700)
-        with contextlib.ExitStack() as stack:
-            sandbox.cgroup = kit.make_cgroup(self._daemon_id, sandbox.sandbox_id, spec)
-            # Bound out here, in a directory that only we can enter: inside, no file leads to the supervisor.
-            listener = stack.enter_context(_listen(sandbox.endpoint.socket_path))
-            ready_read, ready_write = os.pipe()
-            stack.callback(os.close, ready_read)
-            with contextlib.closing(os.fdopen(ready_write, "wb")):
-                config = _guest_config(kit, image, spec, sandbox, listener.fileno())
-                command = [str(image.python), "-I", "-S", "-c", GUEST_BOOT, json.dumps(config), str(ready_write)]
-                pass_fds = (listener.fileno(), ready_write)
-                sandbox.process = kit.start(image, spec, command, cgroup=sandbox.cgroup, pass_fds=pass_fds)
-
-            def write_down(pid: int) -> None:
-                write_record(sandbox.directory, sandbox.sandbox_id, pid, sandbox.cgroup, sandbox.endpoint.token)
-
-            await sandbox.process.confine_and_release(
-                host_uid=sandbox.host_uid, rlimits=kit.rlimits(spec), on_held=write_down, deadline=deadline
-            )
-            answer = await read_within(ready_read, 1, deadline)
-        if not answer:
-            state = "does not start in time" if answer is None else "ended at once"
-            raise SandboxFailure(f"the guest {state}: {sandbox.process.last_words()}")
-
-    def _forget(self, sandbox: LocalSandbox) -> None:
-        self._live.discard(sandbox)
-        if self._users and sandbox.host_uid is not None:
-            self._users.release(sandbox.host_uid)
-
-    # -----------------------------------------------------------------------------------------------------------------
-    # The state directory
-
-    @property
-    def _sandboxes_dir(self) -> Path:
-        return self._state_dir / "sandboxes"
-
-    @property
-    def _runtime_dir(self) -> Path:
-        return self._state_dir / "runtime"
-
-    def _take_state_dir(self) -> None:
-        """Two daemons with one state directory would sweep each other's sandboxes away."""
-        self._state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
-        self._sandboxes_dir.mkdir(exist_ok=True, mode=0o700)
-        longest = self._sandboxes_dir / ("0" * 2 * _SANDBOX_ID_BYTES) / SOCKET_NAME
-        if len(os.fsencode(longest)) > _SOCKET_PATH_BYTES:
-            raise SandboxFailure(f"the state directory {self._state_dir} has a path too long for a socket in it")
-        lock = os.open(self._sandboxes_dir / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    def _recover(self, means: _Means, tokens: Mapping[str, bytes]) -> list[LocalSandbox]:
+        """What has a directory and is not known yet. From here on it is, and its user is taken."""
+        known = {sandbox.sandbox_id for sandbox in self._live}
+        forget = self._forgetting(means.users)
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            os.close(lock)
-            raise SandboxFailure(f"another daemon uses the state directory {self._state_dir}") from error
-        self._lock = lock
-        # The file that holds the lock also holds the name by which this daemon's control groups are known.
-        if not os.fstat(lock).st_size:
-            os.write(lock, secrets.token_hex(_DAEMON_ID_BYTES).encode())
-        self._daemon_id = os.pread(lock, 2 * _DAEMON_ID_BYTES, 0).decode()
+            unknown = [sandbox_id for sandbox_id in means.directory.sandbox_ids() if sandbox_id not in known]
+            found = [recover(means.directory.of(name), tokens.get(name, b""), forget) for name in unknown]
+        except OSError as error:
+            raise SandboxFailure(f"cannot look for sandboxes of an earlier daemon: {error}") from error
+        for sandbox in found:
+            self._live.add(sandbox)
+            if means.users and sandbox.host_uid is not None:
+                means.users.reserve(sandbox.host_uid)
+        return found
 
-    def _release_state_dir(self) -> None:
-        if self._lock is not None:
-            os.close(self._lock)
-            self._lock = None
+    def _forgetting(self, users: HostUsers | None) -> Callable[[LocalSandbox], None]:
+        def forget(sandbox: LocalSandbox) -> None:
+            self._live.discard(sandbox)
+            if users and sandbox.host_uid is not None:
+                users.release(sandbox.host_uid)
 
-    async def _sweep(self, kit: Kit) -> None:
+        return forget
+
+    async def _remove(self, means: _Means, sandboxes: Sequence[LocalSandbox]) -> int:
+        """Destroys these, and the control groups of none; says how many. Tries all before it raises SandboxFailure."""
+        living = {sandbox.sandbox_id for sandbox in self._live}
+        groups = means.kit.leftover_cgroups(means.directory.daemon_id, living)
         deadline = asyncio.get_running_loop().time() + _SWEEP_TIMEOUT_S
-        swept = await sweep(self._sandboxes_dir, deadline)
-        for group in kit.leftover_cgroups(self._daemon_id):
-            await group.remove(deadline)
-        if swept:
-            _log.info("sandboxes_swept", count=swept)
+        removals = (*(sandbox.destroy() for sandbox in sandboxes), *(group.remove(deadline) for group in groups))
+        results = await asyncio.gather(*removals, return_exceptions=True)
+        failures = [result for result in results if isinstance(result, BaseException)]
+        for failure in failures:
+            _log.warning("sandbox_left_over", error=str(failure))
+        if failures:
+            raise SandboxFailure(f"{len(failures)} sandboxes can't be removed: {failures[0]}") from failures[0]
+        return len(results)
+
+
+async def _build(sandbox: LocalSandbox, means: _Means, image: Image, spec: SandboxSpec) -> None:
+    """Everything that the sandbox holds on the host, step by step; whatever is there, `destroy` gives back."""
+    deadline = asyncio.get_running_loop().time() + _CREATE_TIMEOUT_S
+    kit = means.kit
+    sandbox.directory.mkdir(mode=0o700)
+    with contextlib.ExitStack() as stack:
+        sandbox.cgroup = kit.make_cgroup(means.directory.daemon_id, sandbox.sandbox_id, spec)
+        # Bound out here, in a directory that only we can enter: inside, no file leads to the supervisor.
+        listener = stack.enter_context(_listen(sandbox.endpoint.socket_path))
+        ready_read, ready_write = os.pipe()
+        stack.callback(os.close, ready_read)
+        with contextlib.closing(os.fdopen(ready_write, "wb")):
+            config = _guest_config(kit, image, spec, sandbox, listener.fileno())
+            command = [str(image.python), "-I", "-S", "-c", GUEST_BOOT, json.dumps(config), str(ready_write)]
+            pass_fds = (listener.fileno(), ready_write)
+            process = kit.start(image, spec, command, cgroup=sandbox.cgroup, pass_fds=pass_fds)
+            sandbox.process = process
+
+        def write_down(pid: int) -> None:
+            write_record(sandbox.directory, _record_of(sandbox, pid, process.popen.pid))
+
+        await process.confine_and_release(
+            host_uid=sandbox.host_uid, rlimits=kit.rlimits(spec), on_held=write_down, deadline=deadline
+        )
+        answer = await read_within(ready_read, 1, deadline)
+    if not answer:
+        state = "does not start in time" if answer is None else "ended at once"
+        raise SandboxFailure(f"the guest {state}: {process.last_words()}")
 
 
 def _listen(path: Path) -> socket.socket:
@@ -246,6 +262,17 @@ def _listen(path: Path) -> socket.socket:
         listener.close()
         raise
     return listener
+
+
+def _record_of(sandbox: LocalSandbox, first_pid: int, monitor_pid: int) -> Record:
+    return Record(
+        sandbox_id=sandbox.sandbox_id,
+        fingerprint=sandbox.fingerprint,
+        first=ProcessRecord.of(first_pid),
+        monitor=ProcessRecord.of(monitor_pid),
+        host_uid=sandbox.host_uid,
+        cgroup=sandbox.cgroup,
+    )
 
 
 def _guest_config(

@@ -15,7 +15,7 @@ import asyncio
 import contextlib
 import os
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -55,12 +55,14 @@ class CgroupTrees:
             raise SandboxFailure(f"cannot make the control group {name}: {error}") from error
         return group
 
-    def leftovers(self, daemon_id: str) -> list[Cgroup]:
-        """Groups that an earlier daemon of this id has left."""
+    def leftovers(self, daemon_id: str, living: Collection[str] = ()) -> list[Cgroup]:
+        """Groups that bear this daemon's id and are those of none of the `living` sandboxes."""
+        kept = {self.name(daemon_id, sandbox_id) for sandbox_id in living}
         found: dict[str, dict[str, Path]] = {}
         for controller, parent in self.parents.items():
             for directory in parent.glob(f"{_PREFIX}-{daemon_id}-*"):
-                found.setdefault(directory.name, {})[controller] = directory
+                if directory.name not in kept:
+                    found.setdefault(directory.name, {})[controller] = directory
         return [Cgroup(self.version, directories) for directories in found.values()]
 
     def _settings(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import select
 import signal
 
 
@@ -23,6 +24,15 @@ async def wait_readable(fd: int, deadline: float) -> bool:
     return True
 
 
+async def wait_readable_too(fd: int, deadline: float) -> bool:
+    """The same beside somebody else who may wait for `fd`, or close it: the loop has one waiter for a descriptor."""
+    own = os.dup(fd)
+    try:
+        return await wait_readable(own, deadline)
+    finally:
+        os.close(own)
+
+
 def _settle(readable: asyncio.Future[None]) -> None:
     if not readable.done():  # the loop may report it once more before the waiter runs
         readable.set_result(None)
@@ -35,13 +45,11 @@ async def read_within(fd: int, limit_bytes: int, deadline: float) -> bytes | Non
     return os.read(fd, limit_bytes)
 
 
-def read_waiting(fd: int, limit_bytes: int) -> bytes:
-    """What is in a non-blocking pipe right now."""
-    data = b""
-    with contextlib.suppress(BlockingIOError):
-        while len(data) < limit_bytes and (piece := os.read(fd, limit_bytes - len(data))):
-            data += piece
-    return data
+def is_readable(fd: int) -> bool:
+    """Whether it can be read right now; for a pidfd, whether its process has ended."""
+    poll = select.poll()  # not select(), which takes no descriptor above 1023
+    poll.register(fd, select.POLLIN)
+    return bool(poll.poll(0))
 
 
 def kill(pidfd: int) -> None:

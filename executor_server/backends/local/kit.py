@@ -7,7 +7,7 @@ import platform
 import re
 import resource
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -77,8 +77,8 @@ class Kit:
         name = self.cgroups.name(daemon_id, sandbox_id)
         return self.cgroups.create(name, memory_bytes=spec.memory_bytes, processes=spec.processes)
 
-    def leftover_cgroups(self, daemon_id: str) -> list[Cgroup]:
-        return [] if isinstance(self.cgroups, NoCgroups) else self.cgroups.leftovers(daemon_id)
+    def leftover_cgroups(self, daemon_id: str, living: Collection[str]) -> list[Cgroup]:
+        return [] if isinstance(self.cgroups, NoCgroups) else self.cgroups.leftovers(daemon_id, living)
 
     def rlimits(self, spec: SandboxSpec) -> dict[int, int]:
         """Limits that the sandbox's first process, and so all of them, start with and cannot raise."""

@@ -14,6 +14,8 @@ giving it a user of its own. They must be done before it runs anything, and bubb
 
 Bubblewrap itself stays as the parent of the sandbox's first process and ends with it. Killing that first process kills
 everything in its process namespace; that is how a sandbox ends, not by a list of processes.
+
+Nothing of ours is needed by either once they are let go: no pipe leads back here, and no signal comes with our death.
 """
 
 from __future__ import annotations
@@ -27,23 +29,55 @@ import subprocess
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from executor_server.backends.local.cgroups import Cgroup
-from executor_server.backends.local.descriptors import kill, read_waiting, read_within, wait_readable
+from executor_server.backends.local.complaints import open_complaints, read_complaints
+from executor_server.backends.local.descriptors import is_readable, kill, read_within, wait_readable, wait_readable_too
 from executor_server.backends.local.layout import SANDBOX_ID
 from executor_server.errors import SandboxFailure
 
 _INFO_BYTES = 4096
-_COMPLAINT_BYTES = 4096
+
+
+class SandboxProcess(Protocol):
+    """The first process of a sandbox, with the bubblewrap that is its parent, whoever started them."""
+
+    @property
+    def init_pid(self) -> int | None:
+        """The first process as the host numbers it; None before it is known."""
+        ...
+
+    def has_ended(self) -> bool:
+        """Whether there is a first process no more."""
+        ...
+
+    async def exit_code(self, deadline: float) -> int | None:
+        """Waits for the first process to end, and tells how it did, as a shell would (128 and the signal).
+
+        None when that is not known, or it has not ended by the deadline.
+        """
+        ...
+
+    def last_words(self) -> str:
+        """What bubblewrap or the first process wrote to standard error. Names host paths: never for a client."""
+        ...
+
+    async def kill_and_reap(self, deadline: float) -> None:
+        """Ends the sandbox and waits until all of it is gone. Idempotent; raises SandboxFailure past the deadline."""
+        ...
 
 
 @dataclass
 class BwrapProcess:
-    """A bubblewrap that waits for us and then runs a sandbox, whose first process is known from the wait on."""
+    """A bubblewrap that waits for us and then runs a sandbox, whose first process is known from the wait on.
+
+    Implements `SandboxProcess`.
+    """
 
     popen: subprocess.Popen[bytes]
     monitor_pidfd: int
-    complaints: int  # the read end of its standard error, and of the first process's
+    complaints: int  # its standard error, and the first process's
     _info: int
     _release: int
     init_pid: int | None = None
@@ -76,8 +110,15 @@ class BwrapProcess:
             raise SandboxFailure(f"cannot confine a sandbox: {error}; {self.last_words()}") from error
         self._close_wait()
 
+    def has_ended(self) -> bool:
+        return self._reaped or (self.init_pidfd is not None and is_readable(self.init_pidfd))
+
+    async def exit_code(self, deadline: float) -> int | None:
+        if not self._reaped:
+            await wait_readable_too(self.monitor_pidfd, deadline)
+        return self.popen.poll()
+
     async def kill_and_reap(self, deadline: float) -> None:
-        """Ends the sandbox and waits until all of it is gone. Idempotent; raises SandboxFailure past the deadline."""
         if self._reaped:
             return
         if self.init_pidfd is not None:
@@ -102,10 +143,7 @@ class BwrapProcess:
                 os.close(fd)
 
     def last_words(self) -> str:
-        """What bubblewrap or the first process wrote to standard error. Names host paths: never for a client."""
-        if self._reaped:
-            return ""
-        return read_waiting(self.complaints, _COMPLAINT_BYTES).decode("utf-8", "backslashreplace").strip()
+        return "" if self._reaped else read_complaints(self.complaints)
 
     async def _first_process(self, deadline: float) -> int:
         info = b""
@@ -143,7 +181,8 @@ def start_bwrap(
     with contextlib.ExitStack() as ours, contextlib.ExitStack() as theirs:
         info_read, info_write = _pipe(ours, theirs)
         block_read, block_write = _pipe(theirs, ours)
-        complaints_read, complaints_write = _pipe(ours, theirs)
+        complaints = open_complaints()
+        ours.callback(os.close, complaints)
         filter_fd = _memory_file("seccomp", seccomp)
         theirs.callback(os.close, filter_fd)
         if os.geteuid() == 0:
@@ -160,14 +199,13 @@ def start_bwrap(
             cgroup.enter_and_run(whole) if cgroup else whole,
             stdin=stdin,
             stdout=stdout,
-            stderr=complaints_write,
+            stderr=complaints,
             env={},
             pass_fds=(info_write, filter_fd, *pass_fds),
             start_new_session=True,  # a Ctrl-C in the daemon's terminal is for the daemon
         )
         ours.callback(_abandon, popen)
-        os.set_blocking(complaints_read, False)
-        process = BwrapProcess(popen, os.pidfd_open(popen.pid), complaints_read, info_read, block_write)
+        process = BwrapProcess(popen, os.pidfd_open(popen.pid), complaints, info_read, block_write)
         ours.pop_all()
     return process
 

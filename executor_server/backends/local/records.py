@@ -1,107 +1,116 @@
-"""What a sandbox leaves on the host, written down, so that another daemon of the same state directory can remove it.
+"""What a sandbox has on the host, written down, so that another daemon of the same state directory can find it.
 
-Each sandbox has a directory of its own, `<state_dir>/sandboxes/<id>`, that only the daemon's user can enter. It holds
-the socket of the guest and a record: the sandbox's first process, the time that process started (a process id alone may
-since be somebody else's), its control groups and the guest's token.
+Each sandbox has a directory of its own that only the daemon's user can enter. It holds the socket of the guest and a
+record: the sandbox's first process and bubblewrap's, with the times at which they started (a process id alone may since
+be somebody else's), its control groups, its user, and what it was made of. The record is written before the sandbox
+runs anything, so one without a whole record never ran.
 """
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
-import shutil
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from executor_server.backends.local.cgroups import Cgroup
-from executor_server.backends.local.descriptors import kill, wait_readable
-from executor_server.errors import SandboxFailure
 
-SOCKET_NAME = "guest.sock"
 _RECORD_NAME = "record.json"
 _RECORD_BYTES = 65_536
 _START_TIME_FIELD = 22 - 3  # of /proc/PID/stat, counted after the command's closing parenthesis
 
 
 @dataclass(frozen=True)
-class Record:
-    sandbox_id: str
+class ProcessRecord:
+    """A process that can't be mistaken for another one."""
+
     pid: int
     start_time: int  # in clock ticks since boot
     boot_id: str
-    cgroup_version: int
-    cgroups: dict[str, str]  # controller -> directory
-    token: str  # hexadecimal
+
+    @classmethod
+    def of(cls, pid: int) -> ProcessRecord:
+        """Raises FileNotFoundError or ProcessLookupError when there is no such process."""
+        # The command may hold spaces and parentheses of its own; what follows the last one does not.
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return cls(pid, int(fields[_START_TIME_FIELD]), Path("/proc/sys/kernel/random/boot_id").read_text().strip())
 
 
-def write_record(directory: Path, sandbox_id: str, pid: int, cgroup: Cgroup | None, token: bytes) -> None:
-    record = Record(
-        sandbox_id=sandbox_id,
-        pid=pid,
-        start_time=_start_time(pid),
-        boot_id=_boot_id(),
-        cgroup_version=cgroup.version if cgroup else 0,
-        cgroups={name: str(path) for name, path in cgroup.directories.items()} if cgroup else {},
-        token=token.hex(),
-    )
-    fd = os.open(directory / _RECORD_NAME, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+@dataclass(frozen=True)
+class Record:
+    sandbox_id: str
+    fingerprint: str
+    first: ProcessRecord
+    monitor: ProcessRecord  # bubblewrap, the first one's parent
+    host_uid: int | None
+    cgroup: Cgroup | None
+
+
+def write_record(directory: Path, record: Record) -> None:
+    cgroup = record.cgroup
+    values = {
+        "sandbox_id": record.sandbox_id,
+        "fingerprint": record.fingerprint,
+        "boot_id": record.first.boot_id,
+        "pid": record.first.pid,
+        "start_time": record.first.start_time,
+        "monitor_pid": record.monitor.pid,
+        "monitor_start_time": record.monitor.start_time,
+        "host_uid": record.host_uid,
+        "cgroup_version": cgroup.version if cgroup else None,
+        "cgroups": {name: str(path) for name, path in cgroup.directories.items()} if cgroup else {},
+    }
+    fd = os.open(directory / _RECORD_NAME, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     with os.fdopen(fd, "w") as file:
-        json.dump(asdict(record), file)
+        json.dump(values, file)
 
 
 def read_record(directory: Path) -> Record | None:
     """The record, or None when there is none that is whole: the daemon died before the sandbox ran anything."""
     try:
         with (directory / _RECORD_NAME).open("rb") as file:
-            return Record(**json.loads(file.read(_RECORD_BYTES)))
-    except (FileNotFoundError, ValueError, TypeError):
+            record = _record_from(json.loads(file.read(_RECORD_BYTES)))
+    except (FileNotFoundError, ValueError, TypeError, KeyError):
         return None
+    return record if record.sandbox_id == directory.name else None
 
 
-async def sweep(sandboxes: Path, deadline: float) -> int:
-    """Destroys every sandbox that has a directory here, and says how many. Raises SandboxFailure past the deadline."""
-    directories = _subdirectories(sandboxes)
-    await asyncio.gather(*(_destroy_recorded(directory, deadline) for directory in directories))
-    return len(directories)
+def _record_from(values: dict[str, Any]) -> Record:
+    """Raises ValueError, TypeError or KeyError for anything that `write_record` would not have written."""
+    host_uid = values["host_uid"]
+    return Record(
+        sandbox_id=_text(values["sandbox_id"]),
+        fingerprint=_text(values["fingerprint"]),
+        first=_process_from(values, ""),
+        monitor=_process_from(values, "monitor_"),
+        host_uid=None if host_uid is None else _count(host_uid),
+        cgroup=_cgroup_from(values),
+    )
 
 
-async def _destroy_recorded(directory: Path, deadline: float) -> None:
-    record = read_record(directory)
-    if record is not None:
-        await _kill_recorded(record, deadline)
-        if record.cgroups:
-            group = Cgroup(record.cgroup_version, {name: Path(path) for name, path in record.cgroups.items()})
-            await group.remove(deadline)
-    shutil.rmtree(directory)  # after the processes: while it is there, another attempt can find them
+def _process_from(values: dict[str, Any], prefix: str) -> ProcessRecord:
+    return ProcessRecord(
+        _count(values[f"{prefix}pid"]), _count(values[f"{prefix}start_time"]), _text(values["boot_id"])
+    )
 
 
-async def _kill_recorded(record: Record, deadline: float) -> None:
-    try:
-        pidfd = os.pidfd_open(record.pid)
-    except (ProcessLookupError, OverflowError, ValueError):
-        return
-    try:
-        # Compared with the descriptor open: from here on the number cannot come to mean another process.
-        if record.boot_id != _boot_id() or record.start_time != _start_time(record.pid):
-            return
-        kill(pidfd)
-        if not await wait_readable(pidfd, deadline):
-            raise SandboxFailure(f"process {record.pid} of an earlier daemon's sandbox does not end")
-    except FileNotFoundError:  # ended meanwhile
-        return
-    finally:
-        os.close(pidfd)
+def _cgroup_from(values: dict[str, Any]) -> Cgroup | None:
+    directories = {_text(name): Path(_text(path)) for name, path in dict(values["cgroups"]).items()}
+    # Everything in these directories is going to be killed: a group of anybody else's must never be among them.
+    if not all(path.is_absolute() and path.name.endswith(f"-{values['sandbox_id']}") for path in directories.values()):
+        raise ValueError("a control group that is not the sandbox's")
+    return Cgroup(_count(values["cgroup_version"]), directories) if directories else None
 
 
-def _subdirectories(directory: Path) -> list[Path]:
-    return [entry for entry in directory.iterdir() if entry.is_dir()]
+def _text(value: object) -> str:
+    if not isinstance(value, str) or not value:
+        raise ValueError("not a text")
+    return value
 
 
-def _start_time(pid: int) -> int:
-    # The command may hold spaces and parentheses of its own; what follows the last one does not.
-    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[_START_TIME_FIELD])
-
-
-def _boot_id() -> str:
-    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+def _count(value: object) -> int:
+    """An integer above zero: nothing that is recorded can be 0."""
+    if type(value) is not int or value <= 0:
+        raise ValueError("not a number above zero")
+    return value

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import signal
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,10 +19,12 @@ import structlog
 
 from executor_server.backends.base import GuestEndpoint
 from executor_server.backends.local.cgroups import Cgroup
-from executor_server.backends.local.process import BwrapProcess
+from executor_server.backends.local.process import SandboxProcess
 from executor_server.errors import SandboxFailure
 
 DESTROY_TIMEOUT_S = 10.0
+_END_TIMEOUT_S = 0.5
+_KILLED = 128 + signal.SIGKILL
 
 _log = structlog.get_logger(__name__)
 
@@ -37,21 +40,44 @@ class LocalSandbox:
     forget: Callable[[LocalSandbox], None]  # tells the backend that nothing of it is left
     host_uid: int | None = None
     cgroup: Cgroup | None = None
-    process: BwrapProcess | None = None
+    process: SandboxProcess | None = None
+    _told_oom_kills: int = field(default=0, init=False)  # of its interpreters, most likely: the sandbox lived on
     _destroying: asyncio.Task[None] | None = field(default=None, init=False)
 
     async def oom_kills(self) -> int | None:
-        return self.cgroup.oom_kills() if self.cgroup else None
+        kills = self.cgroup.oom_kills() if self.cgroup else None
+        self._told_oom_kills = kills or 0
+        return kills
 
     async def cause_of_death(self) -> str | None:
-        return None
+        """Waits a moment for the end: whoever asks may have noticed only that the guest is silent.
+
+        Says more of a sandbox that was made here, since only a parent learns how a process ended.
+        """
+        if self.process is None:
+            return None
+        code = await self.process.exit_code(asyncio.get_running_loop().time() + _END_TIMEOUT_S)
+        if not self.process.has_ended():
+            return None
+        kills = self.cgroup.oom_kills() if self.cgroup else None
+        if code in (None, _KILLED) and kills is not None and kills > self._told_oom_kills:
+            return "the kernel killed it for its memory"
+        if code == _KILLED:
+            return "its first process was killed"
+        return "its first process ended" if code is None else f"its first process ended with exit code {code}"
 
     async def label(self, session_id: str) -> None:
         return
 
+    @property
+    def is_undead(self) -> bool:
+        """Whether it was to be destroyed, and something of it is still there."""
+        attempt = self._destroying
+        return attempt is not None and attempt.done() and (attempt.cancelled() or attempt.exception() is not None)
+
     async def destroy(self) -> None:
         """Runs to its end even if the caller is cancelled; a failed attempt can be repeated."""
-        if self._destroying is None or (self._destroying.done() and self._failed(self._destroying)):
+        if self._destroying is None or self.is_undead:
             self._destroying = asyncio.create_task(self._destroy(), name=f"destroy {self.sandbox_id}")
         await asyncio.shield(self._destroying)
 
@@ -71,7 +97,3 @@ class LocalSandbox:
             raise SandboxFailure(f"the directory of a sandbox can't be removed: {error}") from error
         self.forget(self)
         _log.debug("sandbox_destroyed", sandbox_id=self.sandbox_id)
-
-    @staticmethod
-    def _failed(task: asyncio.Task[None]) -> bool:
-        return task.cancelled() or task.exception() is not None

@@ -35,6 +35,10 @@ class HostUsers:
         self._taken.add(uid)
         return uid
 
+    def reserve(self, uid: int) -> None:
+        """Marks one as taken that a sandbox of an earlier daemon has."""
+        self._taken.add(uid)
+
     def release(self, uid: int) -> None:
         self._taken.discard(uid)
 

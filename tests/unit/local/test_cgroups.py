@@ -117,10 +117,11 @@ def test_a_group_that_cannot_be_made_leaves_nothing(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_leftovers_are_found_by_the_daemons_name_only(tmp_path: Path) -> None:
+def test_leftovers_are_found_by_the_daemons_name_and_are_of_no_living_sandbox(tmp_path: Path) -> None:
     (tmp_path / "executor-mine-1").mkdir()
+    (tmp_path / "executor-mine-2").mkdir()
     (tmp_path / "executor-other-1").mkdir()
-    (group,) = CgroupTrees(2, {"memory": tmp_path, "pids": tmp_path}).leftovers("mine")
+    (group,) = CgroupTrees(2, {"memory": tmp_path, "pids": tmp_path}).leftovers("mine", {"2"})
     assert group.unique_directories == [tmp_path / "executor-mine-1"]
 
 

@@ -42,3 +42,9 @@ def test_no_two_at_a_time_are_the_same_and_one_that_is_given_back_is_free_again(
         users.take()
     users.release(102)
     assert users.take() == 102
+
+
+def test_one_that_is_in_use_already_is_not_handed_out() -> None:
+    users = HostUsers(range(100, 102))
+    users.reserve(100)
+    assert users.take() == 101

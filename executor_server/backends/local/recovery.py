@@ -1,0 +1,104 @@
+"""A sandbox that an earlier daemon made, found again by its directory: to be taken over, or destroyed like any other.
+
+Its processes are no children of ours. Each is held by a descriptor that was opened first and compared with the record
+afterwards, so neither a process that has the number by now is touched, nor can one get it meanwhile.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable
+from pathlib import Path
+
+from executor_server.backends.base import GuestEndpoint
+from executor_server.backends.directory import SOCKET_NAME
+from executor_server.backends.local.descriptors import is_readable, kill, wait_readable, wait_readable_too
+from executor_server.backends.local.records import ProcessRecord, Record, read_record
+from executor_server.backends.local.sandbox import LocalSandbox
+from executor_server.errors import SandboxFailure
+
+
+def recover(directory: Path, token: bytes, forget: Callable[[LocalSandbox], None]) -> LocalSandbox:
+    """Whatever this directory says that there is, dead or alive (`still_serves` tells)."""
+    endpoint = GuestEndpoint(directory / SOCKET_NAME, token)
+    record = read_record(directory)
+    if record is None:
+        return LocalSandbox(directory.name, directory, endpoint, "", forget)
+    return LocalSandbox(
+        record.sandbox_id,
+        directory,
+        endpoint,
+        record.fingerprint,
+        forget,
+        host_uid=record.host_uid,
+        cgroup=record.cgroup,
+        process=OrphanedProcess(record),
+    )
+
+
+def still_serves(sandbox: LocalSandbox) -> bool:
+    """Whether it lives, and there is a socket by which its guest may be reached."""
+    if sandbox.process is None or sandbox.process.has_ended():
+        return False
+    try:
+        return stat.S_ISSOCK(sandbox.endpoint.socket_path.lstat().st_mode)
+    except FileNotFoundError:
+        return False
+
+
+class OrphanedProcess:
+    """A bubblewrap and the first process of its sandbox, as a daemon left them. Implements `SandboxProcess`."""
+
+    def __init__(self, record: Record) -> None:
+        self.init_pid = record.first.pid
+        self._monitor_pid = record.monitor.pid
+        self._init_pidfd = _open(record.first)
+        self._monitor_pidfd = _open(record.monitor)
+
+    def has_ended(self) -> bool:
+        return self._init_pidfd is None or is_readable(self._init_pidfd)
+
+    async def exit_code(self, deadline: float) -> int | None:
+        """Waits, but does not know: only a parent learns it."""
+        if self._init_pidfd is not None:
+            await wait_readable_too(self._init_pidfd, deadline)
+        return None
+
+    def last_words(self) -> str:
+        return ""
+
+    async def kill_and_reap(self, deadline: float) -> None:
+        """Ends the sandbox and waits until all of it is gone. Idempotent; raises SandboxFailure past the deadline."""
+        if self._init_pidfd is not None:
+            kill(self._init_pidfd)
+            # Readable only when the kernel has killed and reaped every process of the namespace.
+            if not await wait_readable(self._init_pidfd, deadline):
+                raise SandboxFailure(f"process {self.init_pid} of an earlier daemon's sandbox does not end")
+            os.close(self._init_pidfd)
+            self._init_pidfd = None
+        if self._monitor_pidfd is not None:
+            if not await wait_readable(self._monitor_pidfd, deadline):
+                kill(self._monitor_pidfd)
+                raise SandboxFailure(f"bubblewrap (process {self._monitor_pid}) does not end after its sandbox")
+            os.close(self._monitor_pidfd)
+            self._monitor_pidfd = None
+
+
+def _open(recorded: ProcessRecord) -> int | None:
+    """A pidfd of the recorded process; None when it has ended, even if another one has its number."""
+    try:
+        pidfd = os.pidfd_open(recorded.pid)
+    except (ProcessLookupError, OverflowError):
+        return None
+    try:
+        same = ProcessRecord.of(recorded.pid) == recorded
+    except (FileNotFoundError, ProcessLookupError):  # ended meanwhile
+        same = False
+    except BaseException:
+        os.close(pidfd)
+        raise
+    if not same:
+        os.close(pidfd)
+        return None
+    return pidfd

@@ -2,16 +2,33 @@
 
 from __future__ import annotations
 
+import io
+import tarfile
+
 import pytest
 
-from executor_server.errors import ExecutorError, InvalidRequest, NotFound
+from executor_server.errors import ExecutorError, InvalidRequest, NotFound, ResourceExhausted
 from executor_server.model import FileInfo
 from executor_server.session import Session
-from tests.contract.harness import MIB, Harness, pieces
+from tests.contract.harness import MIB, Harness, follow, pieces
 
 
-async def read(session: Session, path: str) -> bytes:
-    return b"".join([part async for part in session.get_file(path) if isinstance(part, bytes)])
+async def read(session: Session, path: str, *, tar: bool = False) -> bytes:
+    return b"".join([part async for part in session.get_file(path, tar=tar) if isinstance(part, bytes)])
+
+
+def archive(*members: tarfile.TarInfo, content: bytes = b"") -> bytes:
+    raw = io.BytesIO()
+    with tarfile.open(fileobj=raw, mode="w") as tar:
+        for member in members:
+            tar.addfile(member, io.BytesIO(content))
+    return raw.getvalue()
+
+
+def member(name: str, kind: bytes = tarfile.REGTYPE, size: int = 0) -> tarfile.TarInfo:
+    info = tarfile.TarInfo(name)
+    info.type, info.size = kind, size
+    return info
 
 
 async def test_files_are_put_listed_and_got(harness: Harness) -> None:
@@ -52,22 +69,135 @@ async def test_a_path_that_leaves_the_workspace_is_refused(harness: Harness, pat
 
 
 @pytest.mark.parametrize(
-    ("made", "path"),
+    ("made", "path", "said"),
     [
-        ("os.symlink('/etc/passwd', 'link')", "link"),
-        ("os.symlink('/etc', 'dir')", "dir/passwd"),
-        ("os.symlink('/proc/1/environ', 'env')", "env"),
-        ("os.mkfifo('fifo')", "fifo"),
-        ("os.mkdir('folder')", "folder"),
-        ("import socket; socket.socket(socket.AF_UNIX).bind('sock')", "sock"),
+        ("os.symlink('/etc/shadow', 'link')", "link", "'link' is not a regular file"),
+        ("os.symlink('/etc', 'dir')", "dir/shadow", "Not a directory"),
+        ("os.symlink('/proc/1/environ', 'env')", "env", "'env' is not a regular file"),
+        ("os.symlink('/dev/zero', 'zero')", "zero", "'zero' is not a regular file"),
+        ("os.mkfifo('fifo')", "fifo", "'fifo' is not a regular file"),
+        ("os.mkdir('folder')", "folder", "'folder' is not a regular file"),
+        ("import socket; socket.socket(socket.AF_UNIX).bind('sock')", "sock", "'sock' is not a regular file"),
     ],
 )
-async def test_what_is_not_a_regular_file_of_the_workspace_is_not_read(harness: Harness, made: str, path: str) -> None:
+async def test_what_is_not_a_regular_file_of_the_workspace_is_not_read(
+    harness: Harness, made: str, path: str, said: str
+) -> None:
     session = await harness.session()
-    await harness.run(session, f"import os, resource\n{made}")
-    with pytest.raises(ExecutorError):
+    await harness.run(session, f"import os\n{made}")
+    with pytest.raises(InvalidRequest, match=said):
         await read(session, path)
+    if path != "folder":
+        with pytest.raises(InvalidRequest):
+            await read(session, path, tar=True)
     assert (await harness.run(session, "1")).output == 1
+
+
+async def test_a_device_is_not_read_nor_can_one_be_made(harness: Harness) -> None:
+    session = await harness.session()
+    made = await harness.run(session, "import os, stat\nos.mknod('device', stat.S_IFCHR | 0o666, os.makedev(1, 5))")
+    assert made.outcome == "exception"
+    for path in ("/dev/zero", "../dev/zero"):
+        with pytest.raises(InvalidRequest):
+            await read(session, path)
+
+
+async def test_a_sparse_file_of_100_gb_cannot_be_made_or_is_refused_before_it_is_read(harness: Harness) -> None:
+    session = await harness.session()
+    made = await harness.run(session, "open('f', 'w').truncate(100 * 2**30)")
+    if made.outcome != "succeeded":
+        assert "File too large" in made.message
+        return
+    for path, tar in (("f", False), ("", True)):
+        with pytest.raises(ResourceExhausted, match="'f'"):
+            await read(session, path, tar=tar)
+
+
+async def test_a_directory_goes_in_and_comes_out_as_an_archive(harness: Harness) -> None:
+    session = await harness.session()
+    data = archive(member("a/b", size=5), member("none", tarfile.DIRTYPE), member("large", size=5), content=b"12345")
+    info = await session.put_file("in/to", len(data), pieces(data), tar=True)
+    assert (info.path, info.is_directory) == ("in/to", True)
+    code = "import os\nos.symlink('/etc', 'in/link')\nopen('in/to/large', 'wb').write(bytes(3_000_000))"
+    assert (await harness.run(session, f"{code}\nsorted(os.listdir('in/to'))")).output == ["a", "large", "none"]
+    for path, prefix in (("", "in/to/"), ("in/to", "")):
+        with tarfile.open(fileobj=io.BytesIO(await read(session, path, tar=True))) as tar:
+            sizes = {each.name.removeprefix(prefix): each.size for each in tar if each.isreg()}
+            assert not any(each.issym() for each in tar)
+        assert sizes == {"a/b": 5, "large": 3_000_000}
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        member("/etc/x"),
+        member("../x"),
+        member("link", tarfile.SYMTYPE),
+        member("hard", tarfile.LNKTYPE),
+        member("null", tarfile.CHRTYPE),
+        member("fifo", tarfile.FIFOTYPE),
+    ],
+    ids=lambda bad: str(bad.name),
+)
+async def test_a_hostile_member_is_refused_by_name_and_what_came_before_stays(
+    harness: Harness, bad: tarfile.TarInfo
+) -> None:
+    session = await harness.session()
+    data = archive(member("first"), bad, member("last"))
+    with pytest.raises(InvalidRequest, match=f"'{bad.name}'"):
+        await session.put_file("", len(data), pieces(data), tar=True)
+    assert [entry.path for entry in (await session.list_files(""))[0]] == ["first"]
+
+
+async def test_an_archive_is_not_unpacked_through_a_link(harness: Harness) -> None:
+    session = await harness.session()
+    await harness.run(session, "import os\nos.makedirs('/tmp/outside')\nos.symlink('/tmp/outside', 'out')")
+    data = archive(member("out/x"))
+    with pytest.raises(InvalidRequest, match="'out/x'"):
+        await session.put_file("", len(data), pieces(data), tar=True)
+    assert (await harness.run(session, "os.listdir('/tmp/outside')")).output == []
+
+
+async def test_a_result_lists_the_files_that_the_execution_made_or_changed(harness: Harness) -> None:
+    session = await harness.session()
+    await session.put_file("kept", 1, pieces(b"x"))
+    await session.put_file("changed", 1, pieces(b"x"))
+    code = "import os\nos.mkdir('d')\nopen('d/made', 'w').write('12')\nopen('changed', 'a').write('y')"
+    ended = (await harness.run(session, code)).ended
+    assert [(each.path, each.size_bytes, each.is_directory) for each in ended.artifacts] == [
+        ("changed", 2, False),
+        ("d/made", 2, False),
+    ]
+    assert not ended.artifacts_truncated
+    assert (await harness.run(session, "1")).ended.artifacts == ()
+
+
+@pytest.mark.parametrize(
+    ("end", "outcome"),
+    [("1/0", "exception"), ("while True: pass", "timeout"), ("os._exit(3)", "exited"), ("os.abort()", "crashed")],
+)
+async def test_artifacts_are_listed_however_the_execution_ends(harness: Harness, end: str, outcome: str) -> None:
+    session = await harness.session()
+    made = await harness.run(session, f"import os\nopen('made', 'w').close()\n{end}", wall_time_s=0.5)
+    assert (made.outcome, [each.path for each in made.ended.artifacts]) == (outcome, ["made"])
+
+
+async def test_artifacts_are_bounded(harness: Harness) -> None:
+    session = await harness.session()
+    name = "\U0001f600" * 60  # of the characters that take the most room in a frame
+    code = f"import os\nos.makedirs('{name}/{name}/{name}')\nos.chdir('{name}/{name}/{name}')\n"
+    code += f"for i in range(300):\n    open(f'{{i}}{name[:60]}', 'w').close()"
+    made = await harness.run(session, code)
+    assert (made.outcome, len(made.ended.artifacts), made.ended.artifacts_truncated) == ("succeeded", 256, True)
+
+
+async def test_what_a_client_puts_while_a_program_runs_is_not_the_programs(harness: Harness) -> None:
+    session = await harness.session()
+    execution = harness.begin(session, "print('runs')\nimport os\nwhile not os.path.exists('go'): pass")
+    await anext(execution.events())
+    await session.put_file("go", 0, pieces(b""))
+    transcript = await follow(execution)
+    assert (transcript.outcome, transcript.ended.artifacts) == ("succeeded", ())
 
 
 async def test_nothing_is_written_through_a_link(harness: Harness) -> None:

@@ -8,6 +8,8 @@ SHELL := bash
 .DEFAULT_GOAL := help
 
 BACKEND ?= local
+IMAGES ?=
+BASE ?=
 ARGS ?=
 
 VENV := .venv
@@ -55,6 +57,13 @@ serve: $(STAMP)  ## Run the daemon in the foreground (BACKEND=local)
 .PHONY: bench
 bench: $(STAMP)  ## Measure, beside the references, in one run
 	@$(BIN)/python -m benchmarks $(ARGS)
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The Docker backend
+
+.PHONY: images
+images: $(STAMP)  ## Build the images of images/ and try each (IMAGES="base data browser", BASE=IMAGE to build on)
+	@$(BIN)/python tools/build_images.py $(if $(BASE),--base $(BASE)) $(IMAGES)
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Prove

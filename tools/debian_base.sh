@@ -1,0 +1,62 @@
+#!/usr/bin/env bash
+# Makes an image of a bare Debian (or Ubuntu) with the given packages, for where no registry can be reached, and prints
+# its reference: `tools/debian_base.sh python3 tzdata`.
+#
+# It is of this host's release, made by mmdebstrap with this host's own package sources, proxies and certificates, none
+# of which get into it: apt runs outside of it, and it holds no apt. One is made a day at most for the same packages;
+# those of earlier days lose their names.
+set -euo pipefail
+
+repository=remote-executor-debian
+
+say() { printf '%s\n' "debian base: $*" >&2; }
+
+for tool in mmdebstrap apt-get docker; do
+    command -v "$tool" >/dev/null || { say "it takes $tool, which is not installed"; exit 1; }
+done
+(($# > 0)) || { say "which packages?"; exit 1; }
+
+. /etc/os-release
+[[ ${ID:-} == debian || ${ID:-} == ubuntu ]] || { say "it takes a host that is Debian or Ubuntu"; exit 1; }
+
+packages=$(printf '%s\n' "$@" | sort -u | paste -sd ,)
+kind=$VERSION_CODENAME-$(sha256sum <<<"$packages" | head -c 12)
+image=$repository:$kind-$(date -u +%Y%m%d)
+
+if docker image inspect "$image" >/dev/null 2>&1; then
+    echo "$image"
+    exit
+fi
+
+# The host's sources of its own distribution, without those of others that it may have besides.
+sources() {
+    apt-get indextargets --format '$(ORIGIN)|deb $(REPO_URI) $(RELEASE) $(COMPONENT)' 'Created-By: Packages' |
+        sed -n "s/^$NAME_OF_ORIGIN|//p" | sort -u
+}
+NAME_OF_ORIGIN=${ID^}
+[[ -n $(sources) ]] || apt-get update -q >&2
+[[ -n $(sources) ]] || { say "apt of this host has no source of $NAME_OF_ORIGIN"; exit 1; }
+
+scratch=$(mktemp -d)
+trap 'rm -rf "$scratch"' EXIT
+
+say "making $image: $packages"
+apt-config dump Acquire::http Acquire::https >"$scratch/apt.conf"
+# Nobody reads manuals in a sandbox, nor in other languages; licences stay.
+mmdebstrap --quiet --variant=essential --format=tar --include="$packages" \
+    --dpkgopt='path-exclude=/usr/share/man/*' \
+    --dpkgopt='path-exclude=/usr/share/info/*' \
+    --dpkgopt='path-exclude=/usr/share/locale/*' \
+    --dpkgopt='path-exclude=/usr/share/doc/*' \
+    --dpkgopt='path-include=/usr/share/doc/*/copyright' \
+    --aptopt="$scratch/apt.conf" \
+    --customize-hook='rm -rf "$1"/etc/apt/sources.list* "$1"/etc/apt/apt.conf.d/99mmdebstrap "$1"/var/log/*.log' \
+    --customize-hook='echo localhost > "$1"/etc/hostname; : > "$1"/etc/resolv.conf' \
+    "$VERSION_CODENAME" "$scratch/root.tar" - < <(sources) >&2
+docker import "$scratch/root.tar" "$image" >/dev/null
+
+docker images --format '{{.Repository}}:{{.Tag}}' "$repository" |
+    while read -r other; do
+        [[ $other != "$repository:$kind-"* || $other == "$image" ]] || docker rmi --no-prune "$other" >/dev/null
+    done
+echo "$image"

@@ -1,0 +1,166 @@
+"""Modules that the image names are there before a program asks for them, and cost it nothing, whatever they do."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+
+from executor_server.backends.local import LocalBackend
+from executor_server.config import LocalImage
+from executor_server.policy import WarmSandboxes
+from tests.contract.harness import Harness
+from tests.support.backends import require
+from tests.support.polling import eventually_async
+
+# Modules of the environment that the tests make. `good` comes last: what it does shows that the others are over.
+MODULES = {
+    "good": "import _decimal\nvalue = 1",
+    "raises": "raise ValueError('no')",
+    "exits": "import sys\nsys.exit(3)",
+    "dies": "import os\nos._exit(3)",
+    "forks": "import os\nif os.fork() == 0:\n    raise SystemExit",
+    "prints": "import ctypes, os, sys\nprint('a')\nsys.__stdout__.write('b')\nsys.stderr.write('c')\n"
+    "os.write(1, b'd')\nctypes.CDLL(None).puts(b'e')\nsys.stdout = None",
+    "hangs": "while True:\n    pass",
+}
+
+
+@pytest.fixture(scope="module")
+def environment() -> Iterator[Path]:
+    """A virtual environment with these modules."""
+    directory = Path(tempfile.mkdtemp(prefix="c-env-"))
+    directory.chmod(0o755)
+    packages = directory / f"lib/python{sys.version_info.major}.{sys.version_info.minor}/site-packages"
+    packages.mkdir(parents=True)
+    (directory / "bin").mkdir()
+    base = Path(os.path.realpath(sys.executable))
+    (directory / "bin/python").symlink_to(base)
+    (directory / "pyvenv.cfg").write_text(f"home = {base.parent}\ninclude-system-site-packages = false\n")
+    for name, source in MODULES.items():
+        (packages / f"{name}.py").write_text(source)
+    yield directory / "bin/python"
+    shutil.rmtree(directory)
+
+
+@asynccontextmanager
+async def opened(python: Path, *modules: str) -> AsyncIterator[Harness]:
+    require("local")
+    directory = Path(tempfile.mkdtemp(prefix="c-"))
+    directory.chmod(0o755)
+    try:
+        async with Harness(LocalBackend(directory, {"base": LocalImage(python=python, preload=modules)})) as harness:
+            yield harness
+    finally:
+        shutil.rmtree(directory)
+
+
+async def imported(library: str) -> None:
+    """Waits until the interpreter has this library, and is ready."""
+
+    def done() -> bool:
+        crew = interpreters()
+        return len(crew) == 2 and any(library in maps(process) for process in crew)
+
+    assert await eventually_async(done)
+
+
+def interpreters() -> list[psutil.Process]:
+    """What was forked in the only sandbox: interpreter, checker, and spare."""
+    (monitor,) = psutil.Process().children()
+    (supervisor,) = monitor.children()
+    return list(supervisor.children())
+
+
+def maps(process: psutil.Process) -> str:
+    try:
+        return Path(f"/proc/{process.pid}/maps").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
+
+
+LOADED = "import sys\nprint('numpy' in sys.modules)\nimport numpy\nint(numpy.arange(9).sum())"
+
+
+async def test_a_kept_sandbox_has_imported_the_modules_before_its_session_does() -> None:
+    async with opened(Path(sys.executable), "numpy") as harness:
+        await harness.pool.start([WarmSandboxes(harness.spec().sandbox, 1)])
+        await harness.pool.full()
+        await imported("_multiarray_umath")
+        session = await harness.session()
+        run = await harness.run(session, LOADED)
+        assert session.warm
+        assert (run.stdout, run.output) == ("True\n", 36)
+
+
+async def test_without_it_a_module_is_not_imported_ahead(harness: Harness) -> None:
+    run = await harness.run(await harness.session(), LOADED)
+    assert (run.stdout, run.output) == ("False\n", 36)
+
+
+async def test_modules_that_fail_die_or_print_cost_nobody_anything(environment: Path) -> None:
+    modules = ("missing", "raises", "exits", "dies", "forks", "prints", "good")
+    async with opened(environment, *modules) as harness:
+        session = await harness.session()
+        await imported("_decimal")
+        run = await harness.run(session, f"import sys\n[name for name in {modules} if name in sys.modules]")
+        assert (run.output, run.stdout, run.stderr) == (["forks", "prints", "good"], "", "")
+        assert (run.state, run.ended.generation) == ("kept", 1)
+
+
+async def test_whoever_comes_while_a_module_is_imported_does_not_wait_for_it(environment: Path) -> None:
+    async with opened(environment, "hangs") as harness:
+        session = await harness.session()
+        assert await eventually_async(lambda: len(crew := interpreters()) == 3 and crew[-1].cpu_times().user > 0.2)
+        run = await harness.run(session, "import sys\n'hangs' in sys.modules", cpu_time_s=0.2)
+        assert (run.outcome, run.output, run.ended.generation) == ("succeeded", False, 1)
+        assert run.ended.usage.cpu_time_s < 0.2
+        assert len(interpreters()) == 2
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import good",
+        "from good import value",
+        "__import__('good')",
+        "import importlib\nimportlib.import_module('good')",
+        "exec('import good')",
+    ],
+)
+async def test_what_is_imported_ahead_is_not_authorized_by_that(environment: Path, code: str) -> None:
+    async with opened(environment, "good") as harness:
+        session = await harness.session(imports=("importlib",))
+        await imported("_decimal")
+        assert (await harness.run(session, code)).outcome == "import_denied"
+
+
+async def test_a_new_interpreter_imports_ahead_again_and_then_runs_the_prelude(environment: Path) -> None:
+    async with opened(environment, "good") as harness:
+        session = await harness.session(prelude="import sys\nseen = 'good' in sys.modules")
+        assert (await harness.run(session, "import os\nos._exit(1)")).state == "reset"
+        await imported("_decimal")
+        run = await harness.run(session, "seen, 'good' in sys.modules")
+        assert (run.output, run.ended.generation) == ((True, True), 2)
+
+
+async def test_a_new_interpreter_that_is_needed_at_once_runs_the_prelude_without(environment: Path) -> None:
+    async with opened(environment, "hangs") as harness:
+        session = await harness.session(prelude="here = 1")
+        assert (await harness.run(session, "import os\nos._exit(1)")).state == "reset"
+        assert (await harness.run(session, "here")).output == 1
+
+
+async def test_tools_and_imports_of_a_session_reach_the_interpreter_that_imported_ahead(environment: Path) -> None:
+    async with opened(environment, "good") as harness:
+        session = await harness.session(imports=("good",))
+        await imported("_decimal")
+        code = "import good\ntool(good.value)"
+        assert (await harness.run_with_tools(session, code, {"tool": lambda n: n + 1})).output == 2

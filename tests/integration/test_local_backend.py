@@ -13,8 +13,9 @@ import socket
 import subprocess
 import sys
 import tempfile
+import venv
 from collections.abc import AsyncIterator, Iterator
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 
 import psutil
@@ -26,7 +27,7 @@ from executor_server.backends.local.bubblewrap import find_bwrap
 from executor_server.backends.local.cgroups import NoCgroups, discover_cgroups
 from executor_server.backends.local.sandbox import LocalSandbox
 from executor_server.config import LocalImage
-from executor_server.errors import SandboxFailure
+from executor_server.errors import ImageNotReady, SandboxFailure
 from executor_server.guest_archive import GuestArchive, pack_archive
 from executor_server.guest_channel import GuestChannel
 from executor_server.model import SandboxSpec
@@ -302,13 +303,62 @@ async def test_the_cause_of_a_death_is_told(backend: LocalBackend) -> None:
     assert await sandbox.cause_of_death() == "its first process was killed"
 
 
+async def test_processors_are_limited_where_the_host_can(backend: LocalBackend) -> None:
+    trees = discover_cgroups()
+    if isinstance(trees, NoCgroups) or not trees.limits_processors:
+        pytest.skip("no control groups for processors here")
+    sandbox = await backend.create(replace(SPEC, cpus=0.5))
+    assert sandbox.cgroup is not None
+    directory, version = sandbox.cgroup.directories["cpu"], sandbox.cgroup.version
+    assert (directory / ("cpu.max" if version == 2 else "cpu.cfs_quota_us")).read_text().split()[0] == "50000"
+
+
+async def test_where_the_host_cannot_limit_processors_it_says_so_and_sandboxes_work(
+    state_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trees = discover_cgroups()
+    if isinstance(trees, NoCgroups):
+        pytest.skip(trees.reason)
+    others = {controller: parent for controller, parent in trees.parents.items() if controller != "cpu"}
+    monkeypatch.setattr(host, "discover_cgroups", lambda: replace(trees, parents=others))
+    async with _started(state_dir) as backend:
+        (finding,) = [each for each in await backend.check_host() if each.subject == "processor limit"]
+        assert not finding.ok and not finding.required and "not enforced" in finding.detail
+        await backend.create(replace(SPEC, cpus=0.5))
+
+
+async def test_an_environment_that_was_rebuilt_makes_other_sandboxes(state_dir: Path) -> None:
+    environment = state_dir / "env"
+    venv.create(environment, symlinks=True)
+    async with _started(state_dir, images={"base": LocalImage(python=environment)}) as backend:
+        before = await backend.create(SPEC)
+        assert before.fingerprint == await backend.fingerprint(SPEC)
+        venv.create(environment, symlinks=True, clear=True)
+        after = await backend.create(SPEC)
+        assert before.fingerprint != await backend.fingerprint(SPEC) == after.fingerprint
+
+
+async def test_an_environment_that_is_gone_is_not_ready_and_comes_back(state_dir: Path) -> None:
+    environment = state_dir / "env"
+    venv.create(environment, symlinks=True)
+    async with _started(state_dir, images={"base": LocalImage(python=environment)}) as backend:
+        shutil.rmtree(environment)
+        with pytest.raises(ImageNotReady, match="'base'") as refusal:
+            await backend.create(SPEC)
+        assert str(state_dir) not in str(refusal.value)
+        venv.create(environment, symlinks=True)
+        await backend.create(SPEC)
+
+
 @contextlib.asynccontextmanager
-async def _started(state_dir: Path, *, uids: range | None = None) -> AsyncIterator[LocalBackend]:
+async def _started(
+    state_dir: Path, *, uids: range | None = None, images: dict[str, LocalImage] | None = None
+) -> AsyncIterator[LocalBackend]:
     """A backend that has not adopted yet."""
     with pytest.MonkeyPatch.context() as patched:
         if uids is not None:
             patched.setattr(host, "usable_uids", lambda base: uids)
-        backend = LocalBackend(state_dir)
+        backend = LocalBackend(state_dir, images)
         await backend.start()
     try:
         yield backend

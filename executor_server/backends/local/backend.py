@@ -25,7 +25,7 @@ from executor_server.backends.base import GuestEndpoint, HostFinding, KnownSandb
 from executor_server.backends.directory import SOCKET_NAME, BackendDirectory, new_sandbox_id
 from executor_server.backends.local.descriptors import read_within
 from executor_server.backends.local.host import Examination, examine_host
-from executor_server.backends.local.images import Image
+from executor_server.backends.local.images import Image, probe_image
 from executor_server.backends.local.kit import Kit
 from executor_server.backends.local.layout import SANDBOX_ID
 from executor_server.backends.local.records import ProcessRecord, Record, write_record
@@ -33,7 +33,7 @@ from executor_server.backends.local.recovery import recover, still_serves
 from executor_server.backends.local.sandbox import LocalSandbox
 from executor_server.backends.local.users import DEFAULT_UID_BASE, HostUsers
 from executor_server.config import LocalImage
-from executor_server.errors import SandboxFailure
+from executor_server.errors import ImageNotReady, SandboxFailure
 from executor_server.guest.tokens import CHAIN_LENGTH, chained
 from executor_server.guest_archive import GUEST_BOOT
 from executor_server.model import SandboxSpec
@@ -56,12 +56,7 @@ class _Means:
     kit: Kit
     directory: BackendDirectory
     users: HostUsers | None
-
-    def image(self, name: str) -> Image:
-        image = self.kit.images.get(name)
-        if image is None:
-            raise SandboxFailure(f"no image {name!r}")
-        return image
+    images: dict[str, Image]  # as they are now; the kit's are those of the start
 
 
 class LocalBackend:
@@ -85,6 +80,7 @@ class LocalBackend:
         self._means: _Means | None = None
         self._live: set[LocalSandbox] = set()  # from before there is anything of it until nothing is left of it
         self._creations: set[asyncio.Future[None]] = set()
+        self._probing = asyncio.Lock()
 
     @property
     def name(self) -> str:
@@ -107,7 +103,7 @@ class LocalBackend:
             raise
         # The first user is the examination's: an adopted sandbox must not meet it at the next start.
         users = HostUsers(found.uids[1:]) if found.uids else None
-        self._means = _Means(found.kit, directory, users)
+        self._means = _Means(found.kit, directory, users, dict(found.kit.images))
 
     async def adopt(self, known: Sequence[KnownSandbox]) -> Mapping[str, LocalSandbox]:
         means = self._started()
@@ -128,15 +124,15 @@ class LocalBackend:
 
     async def fingerprint(self, spec: SandboxSpec) -> str:
         means = self._started()
-        return f"{spec.fingerprint}-{means.kit.layout.guest.version}-{means.image(spec.image).python}"
+        return _fingerprint(means, await self._image(means, spec.image), spec)
 
     async def create(self, spec: SandboxSpec) -> LocalSandbox:
         means = self._started()
-        image = means.image(spec.image)
         finished: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._creations.add(finished)
         try:
-            sandbox = self._new_sandbox(means, await self.fingerprint(spec))
+            image = await self._image(means, spec.image)
+            sandbox = self._new_sandbox(means, _fingerprint(means, image, spec))
             try:
                 await _build(sandbox, means, image, spec)
             except BaseException as error:
@@ -171,6 +167,26 @@ class LocalBackend:
     async def _examine(self) -> Examination:
         base = self._uid_base if os.geteuid() == 0 else None
         return await examine_host(self._state_dir / _RUNTIME, self._images, self._bwrap, base)
+
+    async def _image(self, means: _Means, name: str) -> Image:
+        """The image as it is now: an environment may be rebuilt under our hands, even from another Python."""
+        image = means.images.get(name)
+        if image is None:
+            raise SandboxFailure(f"no image {name!r}")
+        if image.is_current():
+            return image
+        async with self._probing:
+            if not means.images[name].is_current():
+                configured = self._images[name]
+                try:
+                    means.images[name] = await asyncio.to_thread(
+                        probe_image, name, configured.python, configured.preload
+                    )
+                except SandboxFailure as problem:
+                    _log.warning("image_not_usable", image=name, error=str(problem))
+                    raise ImageNotReady(f"image {name!r} cannot be used as it is now") from problem
+                _log.info("image_changed", image=name)
+            return means.images[name]
 
     # -----------------------------------------------------------------------------------------------------------------
     # The sandboxes that are there, whoever made them
@@ -221,6 +237,10 @@ class LocalBackend:
         if failures:
             raise SandboxFailure(f"{len(failures)} sandboxes can't be removed: {failures[0]}") from failures[0]
         return len(results)
+
+
+def _fingerprint(means: _Means, image: Image, spec: SandboxSpec) -> str:
+    return f"{spec.fingerprint}-{image.identity}-{means.kit.layout.guest.version}"
 
 
 async def _build(sandbox: LocalSandbox, means: _Means, image: Image, spec: SandboxSpec) -> None:

@@ -24,7 +24,10 @@ from executor_server.errors import SandboxFailure
 _PREFIX = "executor"
 _OWN_LEAF = "executor-daemon"
 _NEEDED = ("memory", "pids")
-_WANTED = (*_NEEDED, "cpu")  # cpu sets no limit: it makes sandboxes share the processors evenly, whatever they start
+# Even without a limit, cpu makes sandboxes share the processors evenly, whatever they start.
+_WANTED = (*_NEEDED, "cpu")
+_PERIOD_US = 100_000  # the kernel's own default
+_SHORTEST_QUOTA_US = 1_000  # the kernel takes no shorter one
 _FIRST_RETRY_S = 0.002
 _LONGEST_RETRY_S = 0.1
 
@@ -35,18 +38,28 @@ class CgroupTrees:
 
     version: int
     parents: dict[str, Path]  # controller -> directory; in version 2 all the same
+    has_quotas: bool = True  # whether the kernel was built to limit processor time
 
     def name(self, daemon_id: str, sandbox_id: str) -> str:
         return f"{_PREFIX}-{daemon_id}-{sandbox_id}"
 
-    def create(self, name: str, *, memory_bytes: int, processes: int) -> Cgroup:
-        """Makes the group with its limits. Raises SandboxFailure, and leaves nothing, when the kernel refuses."""
+    @property
+    def limits_processors(self) -> bool:
+        return self.has_quotas and "cpu" in self.parents
+
+    def create(self, name: str, *, memory_bytes: int, processes: int, cpus: float | None = None) -> Cgroup:
+        """Makes the group with its limits. Raises SandboxFailure, and leaves nothing, when the kernel refuses.
+
+        `cpus`, the processors that it may use at a time, is disregarded where `limits_processors` is false.
+        """
         directories = {controller: parent / name for controller, parent in self.parents.items()}
         group = Cgroup(self.version, directories)
         try:
             for directory in group.unique_directories:
                 directory.mkdir()
-            for directory, file, value in self._settings(directories, memory_bytes, processes):
+            # Once the directories are there, since what can be set shows by their files.
+            settings = [*self._settings(directories, memory_bytes, processes), *self._quota(directories, cpus)]
+            for directory, file, value in settings:
                 (directory / file).write_text(value)
         except OSError as error:
             for directory in group.unique_directories:
@@ -83,6 +96,33 @@ class CgroupTrees:
             yield memory, "memory.memsw.limit_in_bytes", str(memory_bytes)
         else:
             yield memory, "memory.swappiness", "0"
+
+    def _quota(self, directories: dict[str, Path], cpus: float | None) -> Iterator[tuple[Path, str, str]]:
+        if cpus is None or not self.limits_processors:
+            return
+        if self.version == 2:
+            yield directories["cpu"], "cpu.max", f"{_quota_us(cpus)} {_PERIOD_US}"
+            return
+        # In version 1 a group is refused more than a group above it has; in version 2 the lowest of them counts.
+        quota_us = _quota_us(min([cpus, *_processors_above(self.parents["cpu"])]))
+        yield directories["cpu"], "cpu.cfs_period_us", str(_PERIOD_US)
+        yield directories["cpu"], "cpu.cfs_quota_us", str(quota_us)
+
+
+def _quota_us(cpus: float) -> int:
+    return max(_SHORTEST_QUOTA_US, int(cpus * _PERIOD_US))
+
+
+def _processors_above(place: Path) -> Iterator[float]:
+    """The limits of a version 1 group and of those above it, as far as they can be seen."""
+    for directory in (place, *place.parents):
+        try:
+            quota_us = int((directory / "cpu.cfs_quota_us").read_text())
+            period_us = int((directory / "cpu.cfs_period_us").read_text())
+        except FileNotFoundError:  # above the top
+            return
+        if quota_us > 0:
+            yield quota_us / period_us
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ import os
 import resource
 import secrets
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from executor_server.errors import SandboxFailure
 from executor_server.model import SandboxSpec
 
 _TRIAL_TIMEOUT_S = 15.0
+_TRIAL_CPUS = 0.5
 _TRIAL_SPEC = SandboxSpec(image="", memory_bytes=2**27, processes=16, disk_bytes=2**20, orphan_time_s=1.0)
 
 _TRIAL = """\
@@ -52,6 +53,7 @@ _USER_NAMESPACE_SWITCHES = (
     ),
     ("user/max_user_namespaces", "0", "Run: sysctl -w user.max_user_namespaces=15000."),
 )
+_WHERE_GROUPS_ARE = "Run the daemon where it can use control groups for processors."
 _IN_A_CONTAINER = (
     "If this is a container, it must be allowed to make user namespaces and to mount /proc "
     "(Docker: --security-opt seccomp=unconfined --security-opt apparmor=unconfined "
@@ -114,7 +116,8 @@ def _find_parts(
         try:
             images[name] = probe_image(name, configured_image.python, configured_image.preload)
         except SandboxFailure as problem:
-            found.add(f"image {name}", False, f"{problem}.", "Name a CPython interpreter that this user can run.")
+            remedy = "Name a CPython that this user can run, or the folder of an environment."
+            found.add(f"image {name}", False, f"{problem}.", remedy)
     if bwrap is None or seccomp is None or len(images) < len(configured_images):
         return None
     return bwrap, seccomp, images
@@ -174,12 +177,21 @@ def _try_cgroups() -> CgroupTrees | NoCgroups:
     if isinstance(trees, NoCgroups):
         return trees
     try:
-        group = trees.create(trees.name("check", secrets.token_hex(4)), memory_bytes=2**27, processes=16)
-        for directory in group.unique_directories:
-            directory.rmdir()
-    except (SandboxFailure, OSError) as error:
-        return NoCgroups(str(error), "Run the daemon as root, or in a group that is delegated to its user.")
+        _make_group(trees)
+    except (SandboxFailure, OSError):
+        # A kernel may lack nothing but the limit of processor time, which few ask for.
+        trees = replace(trees, has_quotas=False)
+        try:
+            _make_group(trees)
+        except (SandboxFailure, OSError) as error:
+            return NoCgroups(str(error), "Run the daemon as root, or in a group that is delegated to its user.")
     return trees
+
+
+def _make_group(trees: CgroupTrees) -> None:
+    group = trees.create(trees.name("check", secrets.token_hex(4)), memory_bytes=2**27, processes=16, cpus=_TRIAL_CPUS)
+    for directory in group.unique_directories:
+        directory.rmdir()
 
 
 def _report_limits(found: Examination, kit: Kit) -> None:
@@ -204,4 +216,9 @@ def _report_limits(found: Examination, kit: Kit) -> None:
         found.add("processor share", True, "Sandboxes share the processors evenly, by control groups.")
     else:
         detail = "A sandbox with many busy processes takes processor time from the others."
-        found.add("processor share", False, detail, "Run the daemon where it can use control groups.", required=False)
+        found.add("processor share", False, detail, _WHERE_GROUPS_ARE, required=False)
+    if isinstance(kit.cgroups, CgroupTrees) and kit.cgroups.limits_processors:
+        found.add("processor limit", True, "Where limits.cpus sets one, the kernel enforces it by control groups.")
+    else:
+        detail = "limits.cpus is not enforced: a sandbox may use all processors."
+        found.add("processor limit", False, detail, _WHERE_GROUPS_ARE, required=False)

@@ -1,13 +1,16 @@
 """Images of the local backend: Python environments of this host, and what of the host they need to see.
 
-An image is named by the path of its interpreter. That path is kept as it is and not resolved: a virtual environment is
-found through it. What the interpreter needs, its own prefix and the one of the Python that the environment was made
-from, is learned by asking it, once, when the daemon starts.
+An image is named by the path of its interpreter, or of the folder of a virtual environment that has one. That path is
+kept as it is and not resolved: a virtual environment is found through it. What the interpreter needs, its own prefix
+and the one of the Python that the environment was made from, is learned by asking it when the daemon starts, and again
+when the environment has become another one: rebuilt, or with other packages in it.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
+import os
 import subprocess
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -24,13 +27,15 @@ OLDEST_PYTHON = (3, 9)
 _PROBE_TIMEOUT_S = 30.0
 _PROBE_OUTPUT_BYTES = 65_536
 _LINKS = 40  # as many as the kernel follows
+_IDENTITY_CHARS = 16
+_PYTHONS = ("bin/python", "bin/python3")  # of an environment's folder
 # Mounting one of these would show a sandbox what it must not see; an interpreter with such a prefix is a mistake.
 _NOT_A_PREFIX = tuple(Path(name) for name in ("/", "/home", "/root", "/var", "/etc", "/tmp", "/run", "/opt", "/srv"))
 
 _PROBE = """\
-import json, sys
+import json, site, sys
 print(json.dumps({"implementation": sys.implementation.name, "version": sys.version_info[:2], "prefixes":
-    [sys.prefix, sys.exec_prefix, sys.base_prefix, sys.base_exec_prefix]}))
+    [sys.prefix, sys.exec_prefix, sys.base_prefix, sys.base_exec_prefix], "packages": site.getsitepackages()}))
 """
 
 
@@ -41,15 +46,26 @@ class Image:
     version: tuple[int, int]
     directories: tuple[Path, ...]  # besides SYSTEM_DIRECTORIES; each is mounted where it is on the host
     links: tuple[tuple[Path, str], ...]  # symbolic links outside of them, on the way to the interpreter
-    preload: tuple[str, ...] = ()  # modules that a sandbox imports ahead
+    preload: tuple[str, ...]  # modules that a sandbox imports ahead
+    telltales: tuple[Path, ...]  # files and folders that do not stay the same when the environment becomes another
+    identity: str  # what they were like when the interpreter was asked
+
+    def is_current(self) -> bool:
+        """Whether the environment is still the one that was probed, as far as a few looks at its files can tell."""
+        return self.identity == _identity(self.python, self.telltales)
 
 
-def probe_image(name: str, python: Path, preload: tuple[str, ...] = ()) -> Image:
-    """Asks the interpreter what it is. Raises SandboxFailure when it cannot serve as an image."""
+def probe_image(name: str, path: Path, preload: tuple[str, ...] = ()) -> Image:
+    """Asks the interpreter at `path`, or in that folder, what it is.
+
+    Raises SandboxFailure when it cannot serve as an image.
+    """
+    python = _interpreter(name, path)
     described = _describe(name, python)
     try:
         version = (int(described["version"][0]), int(described["version"][1]))
         prefixes = [Path(prefix) for prefix in described["prefixes"]]
+        telltales = (python, prefixes[0] / "pyvenv.cfg", *(Path(place) for place in described["packages"]))
         implementation = str(described["implementation"])
     except (KeyError, IndexError, TypeError, ValueError) as error:
         raise SandboxFailure(f"image {name}: {python} does not answer like a Python interpreter") from error
@@ -58,7 +74,30 @@ def probe_image(name: str, python: Path, preload: tuple[str, ...] = ()) -> Image
         raise SandboxFailure(f"image {name}: {python} is {implementation} {version}; CPython >= {wanted} is needed")
     directories = _directories(name, prefixes)
     links = _links(name, python, (*SYSTEM_DIRECTORIES, *directories))
-    return Image(name, python, version, directories, links, preload)
+    return Image(name, python, version, directories, links, preload, telltales, _identity(python, telltales))
+
+
+def _interpreter(name: str, path: Path) -> Path:
+    if not path.is_dir():
+        return path
+    for python in _PYTHONS:
+        if (path / python).exists():
+            return path / python
+    raise SandboxFailure(f"image {name}: the folder {path} is no Python environment, it has no {' or '.join(_PYTHONS)}")
+
+
+def _identity(python: Path, telltales: Iterable[Path]) -> str:
+    """Named by what is in the host's file system, and so the same in another daemon."""
+    seen = repr((str(python), os.path.realpath(python), *(_look(path) for path in telltales)))
+    return hashlib.sha256(seen.encode()).hexdigest()[:_IDENTITY_CHARS]
+
+
+def _look(path: Path) -> tuple[int, ...] | None:
+    try:
+        found = path.stat()
+    except OSError:  # not there, or nothing that we may see: that is a state, too
+        return None
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
 
 
 def _describe(name: str, python: Path) -> dict[str, Any]:

@@ -75,7 +75,7 @@ class Kit:
         if isinstance(self.cgroups, NoCgroups):
             return None
         name = self.cgroups.name(daemon_id, sandbox_id)
-        return self.cgroups.create(name, memory_bytes=spec.memory_bytes, processes=spec.processes)
+        return self.cgroups.create(name, memory_bytes=spec.memory_bytes, processes=spec.processes, cpus=spec.cpus)
 
     def leftover_cgroups(self, daemon_id: str, living: Collection[str]) -> list[Cgroup]:
         return [] if isinstance(self.cgroups, NoCgroups) else self.cgroups.leftovers(daemon_id, living)

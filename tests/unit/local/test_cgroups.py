@@ -110,6 +110,49 @@ def test_a_group_gets_its_limits_and_no_swap(tmp_path: Path) -> None:
     assert (directory / "pids.max").read_text() == "8"  # and bubblewrap
 
 
+def _quota(trees: CgroupTrees, cpus: float | None) -> dict[str, str]:
+    """What is written about processors into a new group."""
+    group = trees.create(trees.name("d", "s"), memory_bytes=1000, processes=7, cpus=cpus)
+    files = {path for directory in group.unique_directories for path in directory.glob("cpu.*")}
+    return {path.name: path.read_text() for path in files}
+
+
+@pytest.mark.parametrize(
+    ("version", "cpus", "written"),
+    [
+        (2, 1.5, {"cpu.max": "150000 100000"}),
+        (2, 0.01, {"cpu.max": "1000 100000"}),
+        (2, None, {}),
+        (1, 1.5, {"cpu.cfs_period_us": "100000", "cpu.cfs_quota_us": "150000"}),
+        (1, None, {}),
+    ],
+)
+def test_processors_are_a_quota_of_each_period(
+    tmp_path: Path, version: int, cpus: float | None, written: dict[str, str]
+) -> None:
+    parents = dict.fromkeys(("memory", "pids", "cpu"), tmp_path)
+    assert _quota(CgroupTrees(version, parents), cpus) == written
+
+
+@pytest.mark.parametrize(("above", "quota"), [("-1", "400000"), ("50000", "200000")])
+def test_version_1_asks_for_no_more_than_the_groups_above_have(tmp_path: Path, above: str, quota: str) -> None:
+    """The kernel would refuse the group, and a daemon in a container of few processors could make no sandbox."""
+    place = tmp_path / "docker" / "daemon"
+    place.mkdir(parents=True)
+    for directory, quota_us in ((place, "-1"), (place.parent, above)):
+        (directory / "cpu.cfs_quota_us").write_text(quota_us)
+        (directory / "cpu.cfs_period_us").write_text("25000")
+    assert _quota(CgroupTrees(1, {"memory": place, "cpu": place}), 4.0)["cpu.cfs_quota_us"] == quota
+
+
+@pytest.mark.parametrize("has_quotas", [True, False])
+def test_where_processors_cannot_be_limited_a_group_is_made_without(tmp_path: Path, has_quotas: bool) -> None:
+    parents = dict.fromkeys(("memory", "pids", *(() if has_quotas else ("cpu",))), tmp_path)
+    trees = CgroupTrees(2, parents, has_quotas)
+    assert not trees.limits_processors
+    assert _quota(trees, 1.5) == {}
+
+
 def test_a_group_that_cannot_be_made_leaves_nothing(tmp_path: Path) -> None:
     trees = CgroupTrees(1, {"memory": tmp_path, "pids": tmp_path / "missing"})
     with pytest.raises(SandboxFailure, match="executor-d-s"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -16,7 +16,8 @@ from executor_server.errors import SandboxFailure
 def interpreter(
     path: Path, prefixes: Sequence[Path | str], version: Sequence[int] = (3, 12), name: str = "cpython"
 ) -> Path:
-    tale = {"implementation": name, "version": version, "prefixes": list(map(str, prefixes))}
+    packages = [str(Path(prefixes[0], "packages"))]
+    tale = {"implementation": name, "version": version, "prefixes": list(map(str, prefixes)), "packages": packages}
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(f"#!/bin/sh\necho '{json.dumps(tale)}'\n")
     path.chmod(0o755)
@@ -87,3 +88,46 @@ def test_links_in_a_circle_end(tmp_path: Path) -> None:
     (tmp_path / "b").symlink_to("a")
     with pytest.raises(SandboxFailure, match="cannot be run"):
         probe_image("x", tmp_path / "a")
+
+
+@pytest.mark.parametrize("name", ["python", "python3"])
+def test_an_environment_may_be_named_by_its_folder(tmp_path: Path, name: str) -> None:
+    python = interpreter(tmp_path / "bin" / name, [tmp_path])
+    assert probe_image("x", tmp_path).python == python
+
+
+def test_a_folder_without_an_interpreter_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SandboxFailure, match="no Python environment, it has no bin/python or bin/python3"):
+        probe_image("x", tmp_path)
+
+
+def test_an_environment_that_nobody_touched_stays_the_same(tmp_path: Path) -> None:
+    interpreter(tmp_path / "bin/python", [tmp_path])
+    image = probe_image("x", tmp_path)
+    assert image.is_current()
+    assert probe_image("x", tmp_path).identity == image.identity
+
+
+def _rebuild(environment: Path) -> None:
+    (environment / "pyvenv.cfg").write_text("version = 3.13\n")
+
+
+def _replace_interpreter(environment: Path) -> None:
+    (environment / "bin/python").rename(environment / "bin/old")
+    interpreter(environment / "bin/python", [environment])
+
+
+def _install(environment: Path) -> None:
+    (environment / "packages/new").mkdir(parents=True)
+
+
+def _remove(environment: Path) -> None:
+    (environment / "bin/python").unlink()
+
+
+@pytest.mark.parametrize("change", [_rebuild, _replace_interpreter, _install, _remove])
+def test_an_environment_that_became_another_is_noticed(tmp_path: Path, change: Callable[[Path], None]) -> None:
+    interpreter(tmp_path / "bin/python", [tmp_path])
+    image = probe_image("x", tmp_path)
+    change(tmp_path)
+    assert not image.is_current()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -144,3 +145,59 @@ def test_an_end_is_told_as_what_it_is_without_root(client: ExecutorClient, code:
         assert ended.outcome is outcome or outcome is None, ended.error
         assert ended.state is not VariablesState.LOST
         assert session.execute("6 * 7").output == 42
+
+
+LEAVE_A_SANDBOX = """
+async def main():
+    backend = LocalBackend(STATE_DIR)
+    await backend.start()
+    await backend.adopt(())
+    left = await backend.create(SPEC)
+    print(json.dumps([left.sandbox_id, left.endpoint.token.hex(), left.process.init_pid]), flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+TAKE_IT_OVER = """
+async def main():
+    sandbox_id, token, pid = json.load(sys.stdin)
+    backend = LocalBackend(STATE_DIR)
+    await backend.start()
+    adopted = await backend.adopt([KnownSandbox(sandbox_id, SPEC, bytes.fromhex(token))])
+    channel = GuestChannel(adopted[sandbox_id].endpoint)
+    generation = (await channel.connect()).generation
+    channel.close()
+    await backend.close()
+    print(json.dumps([generation, os.path.exists(f"/proc/{pid}"), os.listdir(STATE_DIR / "sandboxes")]))
+"""
+
+
+def test_a_sandbox_outlives_its_daemon_without_root(home: Path, python: str) -> None:
+    killed = _with_backend(python, home, LEAVE_A_SANDBOX, "")
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    adopted = _with_backend(python, home, TAKE_IT_OVER, killed.stdout)
+    assert json.loads(adopted.stdout or "null") == [1, False, [".lock"]], adopted.stderr
+
+
+def _with_backend(python: str, home: Path, code: str, told: str) -> subprocess.CompletedProcess[str]:
+    whole = f"""
+import asyncio, json, os, signal, sys
+from pathlib import Path
+import structlog
+from executor_server.backends.base import KnownSandbox
+from executor_server.backends.local import LocalBackend
+from executor_server.guest_channel import GuestChannel
+from executor_server.model import SandboxSpec
+structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
+STATE_DIR, SPEC = Path({str(home / "o")!r}), SandboxSpec("base", 2**28, 32, 2**24, 60.0)
+{code}
+asyncio.run(main())
+"""
+    return subprocess.run(
+        [python, "-c", whole],
+        input=told,
+        env=environment(home),
+        cwd=home,
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        **as_user(USER),
+    )

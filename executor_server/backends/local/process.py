@@ -116,7 +116,8 @@ class BwrapProcess:
     async def exit_code(self, deadline: float) -> int | None:
         if not self._reaped:
             await wait_readable_too(self.monitor_pidfd, deadline)
-        return self.popen.poll()
+        code = self.popen.poll()
+        return code if code is not None and code >= 0 else None  # else bubblewrap itself was killed, and can't tell
 
     async def kill_and_reap(self, deadline: float) -> None:
         if self._reaped:

@@ -1,0 +1,77 @@
+"""What a sandbox can tell of its own end."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from executor_server.backends.base import GuestEndpoint
+from executor_server.backends.local.cgroups import Cgroup
+from executor_server.backends.local.sandbox import LocalSandbox
+
+KILLED = 137
+
+
+class Ended:
+    """A first process that has ended somehow."""
+
+    init_pid = 1
+
+    def __init__(self, code: int | None) -> None:
+        self._code = code
+
+    def has_ended(self) -> bool:
+        return True
+
+    async def exit_code(self, deadline: float) -> int | None:
+        return self._code
+
+    def last_words(self) -> str:
+        return "a path of the host"
+
+    async def kill_and_reap(self, deadline: float) -> None:
+        return
+
+
+def _sandbox(directory: Path, code: int | None) -> LocalSandbox:
+    _set_kills(directory, 0)
+    endpoint = GuestEndpoint(directory / "guest.sock", b"")
+    cgroup = Cgroup(1, {"memory": directory})
+    return LocalSandbox("ab12", directory, endpoint, "", lambda _: None, cgroup=cgroup, process=Ended(code))
+
+
+def _set_kills(directory: Path, count: int) -> None:
+    (directory / "memory.oom_control").write_text(f"under_oom 0\noom_kill {count}\n")
+
+
+@pytest.mark.parametrize(
+    ("code", "cause"),
+    [
+        (KILLED, "its first process was killed"),
+        (1, "its first process ended with exit code 1"),
+        (0, "its first process ended with exit code 0"),
+        (None, "its first process ended"),
+    ],
+)
+async def test_the_cause_is_how_the_first_process_ended(tmp_path: Path, code: int | None, cause: str) -> None:
+    assert await _sandbox(tmp_path, code).cause_of_death() == cause
+
+
+@pytest.mark.parametrize("code", [KILLED, None])
+async def test_a_kill_for_memory_that_nobody_was_told_of_is_the_cause(tmp_path: Path, code: int | None) -> None:
+    sandbox = _sandbox(tmp_path, code)
+    _set_kills(tmp_path, 1)
+    assert await sandbox.cause_of_death() == "the kernel killed it for its memory"
+
+
+async def test_a_kill_for_memory_that_it_outlived_is_not_the_cause(tmp_path: Path) -> None:
+    sandbox = _sandbox(tmp_path, KILLED)
+    _set_kills(tmp_path, 1)
+    assert await sandbox.oom_kills() == 1
+    assert await sandbox.cause_of_death() == "its first process was killed"
+
+
+async def test_of_one_whose_creation_failed_nothing_is_known(tmp_path: Path) -> None:
+    sandbox = LocalSandbox("ab12", tmp_path, GuestEndpoint(tmp_path, b""), "", lambda _: None)
+    assert await sandbox.cause_of_death() is None

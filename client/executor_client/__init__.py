@@ -16,6 +16,7 @@ from executor_api.values import DecodeError, EncodeError, EnumValue, OpaqueValue
 from executor_client._endpoint import TlsConfig
 from executor_client._tools import Tool
 from executor_client.aio import AsyncExecutorClient
+from executor_client.aio_files import AsyncSessionFiles
 from executor_client.aio_session import AsyncSession
 from executor_client.client import ExecutorClient
 from executor_client.errors import (
@@ -44,6 +45,7 @@ from executor_client.events import (
     QueuedEvent,
     ToolCallEvent,
 )
+from executor_client.files import SessionFiles
 from executor_client.results import (
     ErrorDetail,
     ExecutionResult,
@@ -63,6 +65,7 @@ from executor_client.session import Session
 __all__ = [
     "AsyncExecutorClient",
     "AsyncSession",
+    "AsyncSessionFiles",
     "AuthenticationError",
     "CallTimeoutError",
     "ConfigurationError",
@@ -97,6 +100,7 @@ __all__ = [
     "ReentrantExecution",
     "ResourceExhaustedError",
     "Session",
+    "SessionFiles",
     "SessionInfo",
     "SessionState",
     "TlsConfig",

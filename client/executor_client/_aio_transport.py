@@ -60,22 +60,24 @@ class AioTransport:
         self._answered = True
         return response
 
-    async def upload(self, method: Callable[..., Any], requests: Any) -> Any:
+    async def upload(self, method: Callable[..., Any], requests: Any, timeout_s: float | None = None) -> Any:
         """One attempt of a call with a stream of requests.
 
         When the daemon refuses while we still send, grpc.aio may lose its answer and put an INTERNAL of its own there.
         What was said is not known then, as after a broken connection: the call is to be repeated.
         """
         try:
-            return await self.once(method, requests)
+            return await self.once(method, requests, timeout_s)
         except DaemonError as error:
             if error.reason:
                 raise
             raise UnavailableError(f"the upload broke off: {error.message}") from error
 
-    async def read(self, method: Callable[..., Any], request: Any) -> AsyncGenerator[Any, None]:
+    async def read(
+        self, method: Callable[..., Any], request: Any, timeout_s: float | None = None
+    ) -> AsyncGenerator[Any, None]:
         """One attempt of a call with a stream of answers; ended early, it is cancelled."""
-        stream = method(request, timeout=self.call_timeout_s, metadata=self._metadata)
+        stream = method(request, timeout=timeout_s or self.call_timeout_s, metadata=self._metadata)
         try:
             async for message in stream:
                 yield message

@@ -13,7 +13,7 @@ from executor_api.v1 import types_pb2 as pb
 from executor_client import _convert
 from executor_client._blobs import IncomingBlobs
 from executor_client._images import decode_image
-from executor_client._limits import IMAGES_MAX, IMAGES_PIXELS_MAX, LOG_CHARS_MAX, MESSAGES_MAX
+from executor_client._limits import ARTIFACTS_MAX, IMAGES_MAX, IMAGES_PIXELS_MAX, LOG_CHARS_MAX, MESSAGES_MAX
 from executor_client._values import unpack_or_opaque
 from executor_client.errors import ProtocolError
 from executor_client.events import ExecutionEvent, ImageEvent, LogEvent, OutputCutEvent, QueuedEvent, ToolCallEvent
@@ -135,6 +135,8 @@ class Assembler:
         return ToolRequest(ToolCallEvent(event.number, call.call_id, call.name), arguments)
 
     def _result(self, wire: pb.ExecutionResult) -> ExecutionResult:
+        if len(wire.artifacts) > ARTIFACTS_MAX:
+            raise ProtocolError(f"more than {ARTIFACTS_MAX} artifacts of one execution")
         is_final_answer = bool(wire.final_answer_call_id)
         output: Any = None
         if is_final_answer:
@@ -157,4 +159,6 @@ class Assembler:
             image_entries=tuple(self._images),
             error=_convert.error_from_wire(wire.error) if wire.HasField("error") else None,
             usage=_convert.usage_from_wire(wire.usage),
+            artifacts=tuple(map(_convert.file_from_wire, wire.artifacts)),
+            artifacts_truncated=wire.artifacts_truncated,
         )

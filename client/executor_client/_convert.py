@@ -80,6 +80,7 @@ def session_from_wire(wire: pb.Session) -> SessionInfo:
         expire_time=_time(wire.expire_time),
         warm=wire.warm,
         labels=dict(wire.labels),
+        lost_reason=wire.lost_reason,
     )
 
 

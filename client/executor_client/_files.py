@@ -1,36 +1,54 @@
-"""A file on its way from the sandbox's workspace: its announced size first, then as many bytes, or it is no file."""
+"""A file on its way from the sandbox's workspace. No I/O: it checks what arrives against what was announced.
+
+A regular file has the announced size or is none. A directory comes as an archive, whose size nobody knows beforehand:
+whether that is whole, the archive itself must tell (`_archives.py`).
+"""
 
 from __future__ import annotations
 
 from executor_api.v1 import executor_service_pb2 as pb
+from executor_client import _convert
 from executor_client._limits import FILE_BYTES_MAX, PIECE_BYTES
 from executor_client.errors import ProtocolError
+from executor_client.results import FileInfo
 
 
 class FileReader:
-    """Feed it the messages of a GetFile stream, then ask for the content."""
+    """Feed it the messages of a GetFile stream, keep the pieces that it gives back, and `finish`."""
 
-    def __init__(self) -> None:
-        self._size_bytes: int | None = None
-        self._content = bytearray()
+    def __init__(self, *, tar: bool = False) -> None:
+        self.is_tar = tar
+        self._info: FileInfo | None = None
+        self._received_bytes = 0
 
-    def feed(self, message: pb.GetFileResponse) -> None:
-        """Takes a message in. Raises ProtocolError when it does not fit what was announced."""
+    def feed(self, message: pb.GetFileResponse) -> bytes:
+        """The next piece; empty for the announcement. Raises ProtocolError when it does not fit what was announced."""
         if message.HasField("file"):
-            if self._size_bytes is not None:
-                raise ProtocolError("a file was announced twice")
-            if message.file.size_bytes > FILE_BYTES_MAX:
-                raise ProtocolError(f"the file has {message.file.size_bytes} bytes, accepted are {FILE_BYTES_MAX}")
-            self._size_bytes = message.file.size_bytes
-            return
-        if self._size_bytes is None or len(message.data) > PIECE_BYTES:
+            self._announce(_convert.file_from_wire(message.file))
+            return b""
+        if self._info is None or len(message.data) > PIECE_BYTES:
             raise ProtocolError("a piece of a file was not announced or is too large")
-        self._content += message.data
-        if len(self._content) > self._size_bytes:
-            raise ProtocolError(f"more than the announced {self._size_bytes} bytes of a file")
+        self._received_bytes += len(message.data)
+        most = FILE_BYTES_MAX if self.is_tar else self._info.size_bytes
+        if self._received_bytes > most:
+            raise ProtocolError(
+                f"more than {'the accepted' if self.is_tar else 'the announced'} {most} bytes of a file"
+            )
+        return message.data
 
-    def content(self) -> bytes:
-        """The whole file. Raises ProtocolError when it has not arrived whole."""
-        if len(self._content) != self._size_bytes:
-            raise ProtocolError(f"a file of {self._size_bytes} bytes arrived with {len(self._content)}")
-        return bytes(self._content)
+    def finish(self) -> FileInfo:
+        """What has arrived. Raises ProtocolError when it has not arrived whole."""
+        if self._info is None:
+            raise ProtocolError("no file arrived")
+        if not self.is_tar and self._received_bytes != self._info.size_bytes:
+            raise ProtocolError(f"a file of {self._info.size_bytes} bytes arrived with {self._received_bytes}")
+        return self._info
+
+    def _announce(self, info: FileInfo) -> None:
+        if self._info is not None:
+            raise ProtocolError("a file was announced twice")
+        if info.is_directory != self.is_tar:
+            raise ProtocolError(f"a {'directory' if info.is_directory else 'file'} came that was not asked for")
+        if not self.is_tar and info.size_bytes > FILE_BYTES_MAX:
+            raise ProtocolError(f"the file has {info.size_bytes} bytes, accepted are {FILE_BYTES_MAX}")
+        self._info = info

@@ -23,10 +23,15 @@ IMAGE_PIXELS_MAX = 64_000_000
 IMAGES_PIXELS_MAX = 192_000_000
 """Of all images of one execution: decoded they take up to four bytes a pixel."""
 FILE_BYTES_MAX = 1 << 30
+ARCHIVE_ENTRIES_MAX = 10_000
+"""Of a directory that is put or got."""
+ARTIFACTS_MAX = 1_000
 
 # How long, how often.
 CONNECT_TIMEOUT_S = 5.0
 CALL_TIMEOUT_S = 120.0
+TRANSFER_BYTES_PER_S_MIN = 1 << 20
+"""A file may take as long as this rate takes, over the time of any call."""
 RECONNECT_TIMEOUT_S = 60.0
 CLOSE_TIMEOUT_S = 10.0
 CANCEL_GRACE_S = 5.0
@@ -42,3 +47,8 @@ MAX_CONCURRENT_TOOLS = 8
 KEEPALIVE_TIME_S = 330
 """Above the five minutes below which gRPC servers take pings for abuse."""
 KEEPALIVE_TIMEOUT_S = 20
+
+
+def transfer_timeout_s(call_timeout_s: float, size_bytes: int) -> float:
+    """How long a call that carries a file may take."""
+    return call_timeout_s + size_bytes / TRANSFER_BYTES_PER_S_MIN

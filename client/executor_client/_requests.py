@@ -11,12 +11,15 @@ from executor_api.v1 import types_pb2
 from executor_api.values import EncodeError
 from executor_client import _convert
 from executor_client._limits import CODE_BYTES_MAX, INLINE_BYTES_MAX, INLINE_BYTES_PER_MESSAGE_MAX, PIECE_BYTES
+from executor_client._local import Content
 from executor_client._tools import Tool
 from executor_client._values import pack
 from executor_client.errors import InvalidRequest
 from executor_client.results import Limits
 
 T = TypeVar("T")
+
+_FORMATS = {False: types_pb2.FILE_FORMAT_PLAIN, True: types_pb2.FILE_FORMAT_TAR}
 LimitsLike = Limits | Mapping[str, float | int] | None
 
 
@@ -131,13 +134,12 @@ def blob_upload(session_id: str, data: bytes) -> Iterator[pb.UploadBlobRequest]:
         yield pb.UploadBlobRequest(data=piece)
 
 
-def put_file(session_id: str, path: str, data: bytes) -> Iterator[pb.PutFileRequest]:
-    header = _with_path(pb.PutFileHeader, session_id, path, size_bytes=len(data))
-    return _put_file_messages(header, data)
+def put_file_header(session_id: str, path: str, size_bytes: int, *, tar: bool) -> pb.PutFileHeader:
+    return _with_path(pb.PutFileHeader, session_id, path, size_bytes=size_bytes, format=_FORMATS[tar])
 
 
-def get_file(session_id: str, path: str) -> pb.GetFileRequest:
-    return _with_path(pb.GetFileRequest, session_id, path)
+def get_file(session_id: str, path: str, *, tar: bool) -> pb.GetFileRequest:
+    return _with_path(pb.GetFileRequest, session_id, path, format=_FORMATS[tar])
 
 
 def list_files(session_id: str, path: str) -> pb.ListFilesRequest:
@@ -151,10 +153,30 @@ def _with_path(make: Callable[..., T], session_id: str, path: str, **fields: obj
         raise InvalidRequest(f"the path {path!r} cannot be sent: {error}", reason="PATH_REFUSED") from error
 
 
-def _put_file_messages(header: pb.PutFileHeader, data: bytes) -> Iterator[pb.PutFileRequest]:
-    yield pb.PutFileRequest(header=header)
-    for piece in _pieces(data):
-        yield pb.PutFileRequest(data=piece)
+class Upload:
+    """The messages of one PutFile.
+
+    gRPC takes them in a thread of its own and says nothing of what was raised there. So a local problem ends the stream
+    early, which the daemon refuses, and is raised where the refusal arrives.
+    """
+
+    def __init__(self, header: pb.PutFileHeader, content: Content) -> None:
+        self._header = header
+        self._content = content
+        self._problem: OSError | InvalidRequest | None = None
+
+    def messages(self) -> Iterator[pb.PutFileRequest]:
+        yield pb.PutFileRequest(header=self._header)
+        try:
+            for piece in self._content.pieces():
+                yield pb.PutFileRequest(data=piece)
+        except (OSError, InvalidRequest) as problem:
+            self._problem = problem
+
+    def raise_problem(self) -> None:
+        """Raises what ended the stream early, if anything did."""
+        if self._problem is not None:
+            raise self._problem
 
 
 def _pieces(data: bytes) -> Iterator[bytes]:

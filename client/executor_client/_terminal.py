@@ -17,6 +17,7 @@ from executor_client.results import ExecutionResult, Image, VariablesState
 # Control characters but newline and tab; those that turn the direction of text; line separators; lone surrogates.
 _UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
+_ARTIFACTS_SHOWN = 10
 _IMAGE_SUFFIXES = {"image/png": ".png", "image/jpeg": ".jpg"}
 
 
@@ -61,6 +62,13 @@ class Console:
             self.remark("the interpreter was replaced, its variables are gone")
         elif result.state is VariablesState.LOST:
             self.remark("the sandbox is gone")
+
+    def show_artifacts(self, result: ExecutionResult) -> None:
+        """Names the files that the program made or changed, in one line."""
+        names = [repr(artifact.path)[1:-1] for artifact in result.artifacts]
+        if names:
+            more = len(names) > _ARTIFACTS_SHOWN or result.artifacts_truncated
+            self.remark(f"made or changed: {', '.join(names[:_ARTIFACTS_SHOWN])}{' and more' if more else ''}")
 
     def show_value(self, value: object) -> None:
         """A value, as an interactive Python shows it."""

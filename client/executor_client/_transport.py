@@ -64,9 +64,9 @@ class Transport:
         self._answered = True
         return response
 
-    def read(self, method: Callable[..., Any], request: Any) -> Iterator[Any]:
+    def read(self, method: Callable[..., Any], request: Any, timeout_s: float | None = None) -> Iterator[Any]:
         """One attempt of a call with a stream of answers; ended early, it is cancelled."""
-        stream = method(request, timeout=self.call_timeout_s, metadata=self._metadata)
+        stream = method(request, timeout=timeout_s or self.call_timeout_s, metadata=self._metadata)
         try:
             yield from stream
         except grpc.RpcError as error:

@@ -20,11 +20,11 @@ from executor_client._aio_transport import AioTransport
 from executor_client._assembler import EventGap, ToolRequest
 from executor_client._blobs import IncomingBlobs
 from executor_client._execution import Execution
-from executor_client._files import FileReader
 from executor_client._limits import CANCEL_GRACE_S, CLOSE_TIMEOUT_S
 from executor_client._requests import InlineBudget, LimitsLike
 from executor_client._tools import Answer, Tool
 from executor_client._values import unpack_or_opaque
+from executor_client.aio_files import AsyncSessionFiles
 from executor_client.errors import (
     ConnectionLost,
     ExecutorClientError,
@@ -47,6 +47,7 @@ class AsyncSession:
 
     def __init__(self, transport: AioTransport, info: SessionInfo, *, max_concurrent_tools: int) -> None:
         self._transport = transport
+        self.files = AsyncSessionFiles(transport, info.session_id)
         self._info = info
         self._generation = info.generation
         self._tools: dict[str, Tool] = {}
@@ -249,37 +250,19 @@ class AsyncSession:
         return _requests.by_blob(response.blob_id, packed)
 
     # -----------------------------------------------------------------------------------------------------------------
-    # Files of the workspace
+    # Files of the workspace; `files` has more
 
     async def put_file(self, path: str, data: bytes | bytearray | memoryview) -> FileInfo:
         """Writes a file of the workspace, whole or not at all. The path is relative to the workspace."""
-        content = bytes(data)
-
-        async def attempt() -> FileInfo:
-            messages = _requests.put_file(self.session_id, path, content)
-            return _convert.file_from_wire((await self._transport.upload(self._transport.stub.PutFile, messages)).file)
-
-        return await self._transport.repeat(attempt)
+        return await self.files.write(path, data)
 
     async def get_file(self, path: str) -> bytes:
         """Reads a file of the workspace."""
-        request = _requests.get_file(self.session_id, path)
-
-        async def attempt() -> bytes:
-            reader = FileReader()
-            messages = self._transport.read(self._transport.stub.GetFile, request)
-            async with contextlib.aclosing(messages):
-                async for message in messages:
-                    reader.feed(message)
-            return reader.content()
-
-        return await self._transport.repeat(attempt)
+        return await self.files.read(path)
 
     async def list_files(self, path: str = "") -> FileList:
         """Lists a directory of the workspace, and what is below it."""
-        request = _requests.list_files(self.session_id, path)
-        response = await self._transport.call(self._transport.stub.ListFiles, request)
-        return FileList(tuple(map(_convert.file_from_wire, response.files)), response.truncated)
+        return await self.files.list(path)
 
     # -----------------------------------------------------------------------------------------------------------------
     # The end

@@ -1,4 +1,4 @@
-"""`executor`: runs files and an interactive Python in sandboxes, from a shell.
+"""`executor`: runs files and an interactive Python in sandboxes, and copies files, from a shell.
 
 Exit codes of `run`: 0 when the program succeeded, 1 when it did not, 2 when it could not be run, 130 when interrupted.
 """
@@ -14,6 +14,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from executor_client import _repl
+from executor_client._copy import copy
+from executor_client._local import place
 from executor_client._terminal import Console, shown
 from executor_client.client import ExecutorClient
 from executor_client.errors import ExecutorClientError, PolicyViolationError
@@ -59,11 +61,19 @@ def _parser() -> argparse.ArgumentParser:
     run = commands.add_parser("run", help="run a file; its output comes as it is printed")
     run.add_argument("file", metavar="FILE", help="a Python file, - for standard input")
     _add_session_options(run)
+    run.add_argument(
+        "--get-artifacts", type=Path, metavar="DIR", help="save the files here that the program made or changed"
+    )
     run.set_defaults(command=_run)
 
     repl = commands.add_parser("repl", help="an interactive Python in a sandbox")
     _add_session_options(repl)
     repl.set_defaults(command=_run_repl)
+
+    cp = commands.add_parser("cp", help="copy a file or a directory from or to a session's workspace")
+    cp.add_argument("source", metavar="SRC", help="a local path, or SESSION:PATH; the beginning of an id will do")
+    cp.add_argument("target", metavar="DST", help="SESSION:PATH, or a local path")
+    cp.set_defaults(command=_copy)
 
     ps = commands.add_parser("ps", help="list the sessions")
     ps.set_defaults(command=_list_sessions)
@@ -96,8 +106,28 @@ def _run(client: ExecutorClient, options: argparse.Namespace, console: Console) 
         return EXIT_REFUSED
     with _create_session(client, options) as session:
         result = session.execute(code, on_event=console.show_event)
+        if options.get_artifacts is not None:
+            _save_artifacts(session, result, options.get_artifacts, console)
     console.show_end(result)
+    console.show_artifacts(result)
     return EXIT_SUCCEEDED if result.succeeded else _exit_code(result)
+
+
+def _save_artifacts(session: Session, result: ExecutionResult, directory: Path, console: Console) -> None:
+    for artifact in result.artifacts:
+        try:
+            session.files.get(artifact.path, place(directory, artifact.path))
+        except (ExecutorClientError, OSError) as error:
+            console.remark(f"{artifact.path!r} was not saved: {error}")
+
+
+def _copy(client: ExecutorClient, options: argparse.Namespace, console: Console) -> int:
+    try:
+        copy(client, options.source, options.target)
+    except OSError as error:
+        console.fail(str(error))
+        return EXIT_REFUSED
+    return EXIT_SUCCEEDED
 
 
 def _exit_code(result: ExecutionResult) -> int:
@@ -124,7 +154,8 @@ def _list_sessions(client: ExecutorClient, options: argparse.Namespace, console:
 def _row(info: SessionInfo) -> tuple[str, ...]:
     left_s = max(0, int((info.expire_time - datetime.now(UTC)).total_seconds()))
     labels = ",".join(f"{key}={value}" for key, value in sorted(info.labels.items()))
-    cells = (info.session_id, info.state.value, info.image, info.python_version, str(info.generation), f"in {left_s} s")
+    state = f"{info.state.value} ({info.lost_reason})" if info.lost_reason else info.state.value
+    cells = (info.session_id, state, info.image, info.python_version, str(info.generation), f"in {left_s} s")
     # Labels are free text of whoever made the session; a table has one line a row.
     return tuple(shown(cell).replace("\n", "\\n") for cell in (*cells, labels))
 

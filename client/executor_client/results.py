@@ -112,7 +112,8 @@ class ExecutionResult:
 
     `output` is the value of the trailing expression, or the host's own object when a final-answer tool was called
     (`is_final_answer`). A value without an exact form arrives as an `OpaqueValue`. `state` and `generation` tell what
-    became of the session's variables.
+    became of the session's variables. `artifacts` are the files of the workspace that the program made or changed; with
+    `artifacts_truncated` there may be more.
     """
 
     execution_id: str
@@ -128,6 +129,8 @@ class ExecutionResult:
     image_entries: tuple[Image, ...] = ()
     error: ErrorDetail | None = None
     usage: Usage = Usage()
+    artifacts: tuple[FileInfo, ...] = ()
+    artifacts_truncated: bool = False
 
     @property
     def images(self) -> list[PIL.Image.Image]:
@@ -162,6 +165,7 @@ class SessionInfo:
     expire_time: datetime
     warm: bool
     labels: Mapping[str, str]
+    lost_reason: str = ""  # why it is lost; empty unless it is
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,6 @@ from executor_client import _convert, _requests, _tools
 from executor_client._assembler import EventGap, ToolRequest
 from executor_client._blobs import IncomingBlobs
 from executor_client._execution import Execution
-from executor_client._files import FileReader
 from executor_client._limits import CANCEL_GRACE_S, CLOSE_TIMEOUT_S
 from executor_client._requests import InlineBudget, LimitsLike
 from executor_client._tool_calls import ToolCalls, ToolPool
@@ -38,6 +37,7 @@ from executor_client.errors import (
     UnavailableError,
 )
 from executor_client.events import ExecutionEvent
+from executor_client.files import SessionFiles
 from executor_client.results import ExecutionResult, FileInfo, FileList, Limits, SessionInfo
 
 OnEvent = Callable[[ExecutionEvent], None]
@@ -51,6 +51,7 @@ class Session:
 
     def __init__(self, transport: Transport, info: SessionInfo, *, max_concurrent_tools: int) -> None:
         self._transport = transport
+        self.files = SessionFiles(transport, info.session_id)
         self._info = info
         self._generation = info.generation
         self._tools: dict[str, Tool] = {}
@@ -264,35 +265,19 @@ class Session:
         return _requests.by_blob(self._transport.once(self._transport.stub.UploadBlob, upload).blob_id, packed)
 
     # -----------------------------------------------------------------------------------------------------------------
-    # Files of the workspace
+    # Files of the workspace; `files` has more
 
     def put_file(self, path: str, data: bytes | bytearray | memoryview) -> FileInfo:
         """Writes a file of the workspace, whole or not at all. The path is relative to the workspace."""
-        content = bytes(data)
-
-        def attempt() -> FileInfo:
-            messages = _requests.put_file(self.session_id, path, content)
-            return _convert.file_from_wire(self._transport.once(self._transport.stub.PutFile, messages).file)
-
-        return self._transport.repeat(attempt)
+        return self.files.write(path, data)
 
     def get_file(self, path: str) -> bytes:
         """Reads a file of the workspace."""
-        request = _requests.get_file(self.session_id, path)
-
-        def attempt() -> bytes:
-            reader = FileReader()
-            for message in self._transport.read(self._transport.stub.GetFile, request):
-                reader.feed(message)
-            return reader.content()
-
-        return self._transport.repeat(attempt)
+        return self.files.read(path)
 
     def list_files(self, path: str = "") -> FileList:
         """Lists a directory of the workspace, and what is below it."""
-        request = _requests.list_files(self.session_id, path)
-        response = self._transport.call(self._transport.stub.ListFiles, request)
-        return FileList(tuple(map(_convert.file_from_wire, response.files)), response.truncated)
+        return self.files.list(path)
 
     # -----------------------------------------------------------------------------------------------------------------
     # The end

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from executor_client import AsyncExecutorClient, AsyncSession, ExecutorClient
+from executor_client import AsyncExecutorClient, AsyncSession, AsyncSessionFiles, ExecutorClient
 from tests.support.fake_daemon import TOKEN, FakeDaemon, serve
 
 
@@ -39,6 +39,8 @@ class Driven:
 
     def __getattr__(self, name: str) -> Any:
         attribute = getattr(self._driven, name)
+        if isinstance(attribute, AsyncSessionFiles):
+            return Driven(attribute, self._runner)
         return self._call(attribute) if inspect.iscoroutinefunction(attribute) else attribute
 
     def _call(self, method: Any) -> Any:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from executor_server.guest import archives, workspace
@@ -338,7 +338,7 @@ def test_a_full_disk_is_said_with_the_member(root: Path, monkeypatch: pytest.Mon
 SEED = archive(member("d", tarfile.DIRTYPE), member("d/f"), member(LONG), content=b"content")
 
 
-@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150)
 @given(
     st.one_of(
         st.binary(max_size=3000),

@@ -1,0 +1,79 @@
+"""`executor cp`: copies between this machine and a session's workspace, as cp(1) and `docker cp` do.
+
+One side is SESSION:PATH, with a session's id or the beginning of one. A local path with a colon in it is written with a
+slash before that: ./a:b. What a directory holds goes into a target that does not exist; into one that does, the
+directory goes itself.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from executor_client.client import ExecutorClient
+from executor_client.errors import InvalidRequest, NotFoundError
+from executor_client.session import Session
+
+_REMOTE = re.compile(r"([A-Za-z0-9_-]{1,64}):(.*)", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class _Remote:
+    session: str
+    path: str
+
+
+def copy(client: ExecutorClient, source: str, target: str) -> None:
+    """Copies a file or a directory. Raises ExecutorClientError, OSError."""
+    there_from, there_to = _remote(source), _remote(target)
+    if there_from is not None and there_to is None:
+        _get(_session(client, there_from.session), there_from.path, Path(target))
+    elif there_to is not None and there_from is None:
+        _put(_session(client, there_to.session), Path(source), there_to.path, has_slash=target.endswith("/"))
+    else:
+        raise InvalidRequest("one of SRC and DST must be SESSION:PATH, the other a local path")
+
+
+def _remote(text: str) -> _Remote | None:
+    found = _REMOTE.fullmatch(text)
+    return _Remote(found[1], found[2]) if found else None
+
+
+def _session(client: ExecutorClient, prefix: str) -> Session:
+    """The one session whose id this is, or begins with this."""
+    ids = [info.session_id for info in client.list_sessions()]
+    matching = [prefix] if prefix in ids else [each for each in ids if each.startswith(prefix)]
+    if not matching:
+        raise NotFoundError(f"there is no session {prefix!r}; `executor ps` lists those there are")
+    if len(matching) > 1:
+        raise InvalidRequest(f"{prefix!r} begins the ids of {len(matching)} sessions; use more of it")
+    return client.get_session(matching[0])
+
+
+def _put(session: Session, source: Path, path: str, *, has_slash: bool) -> None:
+    inside = has_slash or _is_directory(session, path)
+    target = "/".join(part for part in (path.rstrip("/"), source.resolve().name) if part) if inside else path
+    if source.is_dir():
+        session.files.put_directory(source, target)
+    else:
+        session.files.put(source, target)
+
+
+def _get(session: Session, path: str, target: Path) -> None:
+    name = path.rstrip("/").rsplit("/", 1)[-1]
+    inside = target / name if target.is_dir() else target
+    if _is_directory(session, path):
+        session.files.get_directory(path, inside)
+    else:
+        session.files.get(path, inside)
+
+
+def _is_directory(session: Session, path: str) -> bool:
+    if not path:
+        return True
+    try:
+        session.files.list(path)
+    except (NotFoundError, InvalidRequest):
+        return False  # missing, or something else: what is done next says which
+    return True

@@ -1,0 +1,49 @@
+"""Where the kernel counts a container's deaths for want of memory: its control group, found through its first process.
+
+The Engine says whether such a death ended a container, not how many there were while it lives. The group is looked for
+on this host and only believed if it bears the container's id: the daemon may live in a container of its own, where the
+number of the process means somebody else, and where the hierarchy is not mounted as the host has it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from executor_server.backends.local.cgroups import Cgroup
+
+
+def memory_cgroup(pid: int, container_id: str, proc: Path = Path("/proc")) -> Cgroup | None:
+    """The group that limits the container's memory; None when it can't be found from here."""
+    try:
+        groups = (proc / str(pid) / "cgroup").read_text()
+        mounts = (proc / "self" / "mountinfo").read_text()
+    except OSError:  # it has ended, or is not to be seen from here
+        return None
+    for version, controllers, group in _groups(groups):
+        if container_id not in group or (version == 1 and "memory" not in controllers):
+            continue
+        for mount_point in _mounts(mounts, version):
+            directory = mount_point / group.lstrip("/")
+            if (directory / ("memory.events" if version == 2 else "memory.oom_control")).exists():
+                return Cgroup(version, {"memory": directory})
+    return None
+
+
+def _groups(text: str) -> Iterator[tuple[int, list[str], str]]:
+    """(version, controllers, path) of each line of /proc/PID/cgroup; version 2 has no controllers named."""
+    for line in text.splitlines():
+        _, controllers, path = line.split(":", 2)
+        yield (1, controllers.split(","), path) if controllers else (2, [], path)
+
+
+def _mounts(mountinfo: str, version: int) -> Iterator[Path]:
+    """Where hierarchies of that version are mounted whole; see proc(5)."""
+    for line in mountinfo.splitlines():
+        left, _, right = line.partition(" - ")
+        kind, _, options = right.split(" ", 2)
+        root, mount_point = left.split()[3:5]
+        if root != "/" or kind != ("cgroup2" if version == 2 else "cgroup"):
+            continue
+        if version == 2 or "memory" in options.split(","):
+            yield Path(mount_point)

@@ -1,0 +1,246 @@
+"""check-host: what this host's Engine can isolate and limit, in sentences that say how to mend it.
+
+What the Engine says of itself is believed for limits. For isolation a container is asked that is confined as a sandbox
+is, and whether a guest can be reached through a shared directory is found out by reaching one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import secrets
+import socket
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from executor_server.backends.base import GuestEndpoint, HostFinding
+from executor_server.backends.directory import SOCKET_NAME, new_sandbox_id
+from executor_server.backends.docker import seccomp
+from executor_server.backends.docker.engine import OLDEST_API, Engine, EngineFacts, EngineFailure
+from executor_server.backends.docker.guests import make_container
+from executor_server.backends.docker.host import NoEngine, engine_socket
+from executor_server.backends.docker.images import Confinement, Images, PreparedImage
+from executor_server.backends.docker.kit import Kit
+from executor_server.backends.docker.pulls import Pulls
+from executor_server.backends.docker.sandbox import DockerSandbox
+from executor_server.config import DockerSection
+from executor_server.errors import SandboxFailure
+from executor_server.model import SandboxSpec
+
+_TRIAL_SPEC = SandboxSpec("", memory_bytes=2**27, processes=16, disk_bytes=2**20, orphan_time_s=5.0)
+_CONNECT_TIMEOUT_S = 5.0
+_TOKEN_BYTES = 32
+
+# CVE-2024-21626, CVE-2025-31133, -52565 and -52881: each lets a container out. By minor version: the first without.
+_RUNC = re.compile(r"(\d+)\.(\d+)\.(\d+)(?:-rc\.(\d+))?")
+_MENDED_RUNC = {(1, 2): (8, 0), (1, 3): (3, 0), (1, 4): (0, 3)}
+_FINAL = 1_000  # in the place of a release candidate's number: after all of them
+
+
+@dataclass
+class Examination:
+    """What was found, in the order of finding; the parts are None when a required thing is missing."""
+
+    findings: list[HostFinding] = field(default_factory=list)
+    engine: Engine | None = None
+    kit: Kit | None = None
+    pulls: Pulls | None = None
+    images: Images | None = None
+
+    def add(self, subject: str, ok: bool, detail: str, remedy: str = "", *, required: bool = True) -> None:
+        self.findings.append(HostFinding(subject, ok, detail, "" if ok else remedy, required))
+
+    @property
+    def suffices(self) -> bool:
+        return all(finding.ok for finding in self.findings if finding.required)
+
+    async def close(self) -> None:
+        """For whoever wanted the findings only."""
+        if self.pulls is not None:
+            await self.pulls.close()
+        if self.engine is not None:
+            await self.engine.close()
+
+
+async def examine(section: DockerSection, directory: Path, daemon_id: str) -> Examination:
+    """Tries everything that a sandbox needs, one of the first image that is there included."""
+    found = Examination()
+    try:
+        facts = await _connect(found, section)
+        if facts is not None:
+            _report_engine(found, facts, section)
+            if found.suffices:
+                await _try_images(found, facts, section, directory, daemon_id)
+    except BaseException:
+        await found.close()
+        raise
+    if not found.suffices or found.kit is None:
+        await found.close()
+        found.engine = found.kit = found.pulls = found.images = None
+    return found
+
+
+async def _connect(found: Examination, section: DockerSection) -> EngineFacts | None:
+    try:
+        path = await asyncio.to_thread(engine_socket, section.host)
+    except NoEngine as problem:
+        found.add("Engine", False, problem.detail, problem.remedy)
+        return None
+    found.engine = Engine(path, timeout_s=section.request_timeout_s, concurrency=section.concurrency)
+    try:
+        facts = await found.engine.connect()
+    except EngineFailure as failure:
+        found.add("Engine", False, f"{path}: {failure}.", "See whether it is well: docker info.")
+        return None
+    api = ".".join(map(str, OLDEST_API))
+    new_enough = found.engine.api_version >= OLDEST_API
+    detail = f"Docker Engine {facts.version} at {path}."
+    found.add(
+        "Engine", new_enough, detail, f"One that speaks version {api} of its interface is needed: 20.10 or newer."
+    )
+    return facts
+
+
+def _report_engine(found: Examination, facts: EngineFacts, section: DockerSection) -> None:
+    runtime = section.runtime or facts.default_runtime
+    detail = f"{runtime} is registered." if runtime in facts.runtimes else f"The Engine has no runtime {runtime}."
+    remedy = f"Register it in the Engine's daemon.json, or choose one of {', '.join(facts.runtimes)}."
+    found.add("runtime", runtime in facts.runtimes, detail, remedy)
+    if runtime == "runc" and facts.runc_version is not None and not _is_mended(facts.runc_version):
+        found.add(
+            "runc",
+            False,
+            f"Version {facts.runc_version} is older than the fixes of CVE-2024-21626 and CVE-2025-31133, unless its "
+            "distribution has mended it without saying so in the version.",
+            "Update it to 1.2.8, 1.3.3, 1.4.0 or newer.",
+            required=False,
+        )
+    machine = facts.abilities.machine
+    if not facts.filters_system_calls:
+        found.add("system call filter", False, "The Engine was built without seccomp.", "Install another build of it.")
+    elif not seccomp.supports(machine):
+        found.add("system call filter", False, f"There is none for {machine}.", "Run sandboxes on x86_64 or aarch64.")
+    for subject, ok, enforced, missing in _limits(facts):
+        remedy = (
+            "See the warnings of docker info; rootless Engines need control groups of version 2 that systemd delegates."
+        )
+        found.add(subject, ok, enforced if ok else missing, remedy, required=False)
+    slow = facts.storage_driver == "vfs"
+    detail = f"{facts.storage_driver}." if not slow else "vfs: each sandbox costs a whole copy of its image."
+    found.add("storage driver", not slow, detail, "Set the Engine up to use overlay2.", required=False)
+
+
+def _limits(facts: EngineFacts) -> Iterator[tuple[str, bool, str, str]]:
+    """(subject, whether it is enforced, the sentence when it is, the sentence when it is not)."""
+    abilities, by = facts.abilities, f"by control groups, version {facts.cgroup_version}"
+    yield (
+        "memory limit",
+        abilities.limits_memory,
+        f"The kernel enforces it {by}; files in memory count.",
+        "The Engine can't limit memory; the supervisor of each sandbox watches over it, now and then.",
+    )
+    yield (
+        "swap limit",
+        facts.swap_limit,
+        "A sandbox gets no swap.",
+        "What a sandbox may not have as memory it may have as swap.",
+    )
+    yield (
+        "process limit",
+        facts.pids_limit,
+        f"The kernel enforces it {by}.",
+        "The Engine can't count a sandbox's processes; a limit for its user stands in.",
+    )
+    yield (
+        "processor limit",
+        abilities.limits_processors,
+        "The kernel can enforce it; without one, sandboxes share the processors evenly.",
+        "limits.cpus is not enforced.",
+    )
+
+
+def _is_mended(version: str) -> bool:
+    """Versions of distributions (1.1.5+ds1) are read as the release that they were made from."""
+    found = _RUNC.match(version)
+    if found is None:
+        return False
+    major, minor, patch = (int(number) for number in found.groups()[:3])
+    oldest = _MENDED_RUNC.get((major, minor))
+    if oldest is None:
+        return (major, minor) > max(_MENDED_RUNC)
+    return (patch, int(found[4]) if found[4] else _FINAL) >= oldest
+
+
+async def _try_images(
+    found: Examination, facts: EngineFacts, section: DockerSection, directory: Path, daemon_id: str
+) -> None:
+    assert found.engine is not None
+    engine = found.engine
+    kit = await asyncio.to_thread(
+        Kit.build, engine, facts, daemon_id=daemon_id, directory=directory, runtime=section.runtime
+    )
+    found.pulls = Pulls(engine, section.pull_timeout_s)
+    found.images = Images(kit, section.images, found.pulls, section.image_refresh_s)
+    usable: PreparedImage | None = None
+    for name, image in section.images.items():
+        subject = f"image {name}"
+        try:
+            prepared = await found.images.ready(name)
+        except SandboxFailure as problem:
+            remedy = f"Build it or fetch it: docker pull {image.reference}; or set docker.images.{name}."
+            found.add(subject, False, f"{image.reference}: {problem}.", remedy, required=False)
+            continue
+        version = ".".join(map(str, prepared.version))
+        found.add(subject, True, f"{image.reference} has CPython {version} ({prepared.python}).", required=False)
+        usable = usable or prepared
+    if usable is not None:
+        for subject, ok, detail in _judge(usable.confinement):
+            found.add(subject, ok, detail, "Set docker.runtime to one that isolates so.")
+        if found.suffices:
+            await _try_sandbox(found, kit, usable)
+    found.kit = kit
+
+
+def _judge(seen: Confinement) -> Iterator[tuple[str, bool, str]]:
+    """(subject, ok, sentence) for each thing that a container says about itself."""
+    yield "user", seen.user != 0, f"Code runs as user {seen.user}."
+    alone = seen.is_alone
+    yield "process namespace", alone, "It sees its own processes only." if alone else "It sees other processes."
+    cut_off = set(seen.interfaces) <= {"lo"}
+    yield "network namespace", cut_off, "It has no network." if cut_off else f"It sees {', '.join(seen.interfaces)}."
+    yield "root file system", not seen.writes_root, "It can write." if seen.writes_root else "It is read-only."
+    bare = not seen.has_capabilities and not seen.can_gain_privileges
+    yield "privileges", bare, "It has no capabilities and can gain none." if bare else "It keeps capabilities."
+    filtered = seen.is_filtered
+    yield "system call filter", filtered, "A seccomp filter is on." if filtered else "No seccomp filter is on."
+
+
+async def _try_sandbox(found: Examination, kit: Kit, image: PreparedImage) -> None:
+    sandbox_id = new_sandbox_id()
+    user = kit.users.take()
+    endpoint = GuestEndpoint(kit.directory / sandbox_id / SOCKET_NAME, secrets.token_bytes(_TOKEN_BYTES))
+    name = kit.container_name(sandbox_id)
+    sandbox = DockerSandbox(
+        sandbox_id, endpoint.socket_path.parent, endpoint, "", user, kit.engine, name, lambda _: kit.users.release(user)
+    )
+    try:
+        await asyncio.to_thread(kit.directory.mkdir, parents=True, exist_ok=True, mode=0o700)
+        try:
+            await make_container(kit, sandbox, image, _TRIAL_SPEC, preload=())
+            await asyncio.to_thread(_reach, endpoint.socket_path)
+        finally:
+            await sandbox.destroy()
+    except (SandboxFailure, OSError) as problem:
+        remedy = (
+            "The Engine must run on this host, not in a virtual machine or beyond a container that hides its files."
+        )
+        found.add("sandbox", False, f"One was tried, and its guest can't be reached: {problem}.", remedy)
+    else:
+        found.add("sandbox", True, "One was made, and its guest was reached.")
+
+
+def _reach(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.settimeout(_CONNECT_TIMEOUT_S)
+        connection.connect(str(path))

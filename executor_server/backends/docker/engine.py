@@ -1,0 +1,328 @@
+"""The Engine, asked without blocking the event loop: the only file that knows the `docker` SDK.
+
+The SDK blocks, so each request runs on a thread of our own, no more than so many at a time, and none without a time
+limit: an Engine that hangs costs its requests and nothing else, and one that comes back is simply asked again. Whatever
+goes wrong is one kind of failure here, EngineFailure, which knows the status of the Engine's answer if there was one.
+
+A request can't be taken back. Whoever is cancelled while it waits for one that changes something waits for its end all
+the same, so that it is known what there is to clean up; a question is left to itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+import docker
+import docker.errors
+import requests
+
+from executor_server.backends.docker.options import HostAbilities
+from executor_server.errors import SandboxFailure
+
+OLDEST_API = (1, 41)
+
+_NOT_FOUND = 404
+_CONFLICT = 409
+_EXPLANATION_CHARS = 500
+_REMOVAL_TIMEOUT_S = 10.0
+_REMOVAL_POLL_S = 0.05
+
+_T = TypeVar("_T")
+_Client = Any
+"""docker.APIClient. Its types promise little, so what it answers is read with care instead."""
+
+
+class EngineFailure(SandboxFailure):
+    """The Engine refused, or did not answer. `status` is that of its answer, None when there was none."""
+
+    def __init__(self, message: str, status: int | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+@dataclass(frozen=True)
+class EngineFacts:
+    """What the Engine says of itself and of its host."""
+
+    version: str
+    architecture: str  # as images name it: amd64, arm64
+    abilities: HostAbilities
+    cgroup_version: str
+    swap_limit: bool
+    pids_limit: bool
+    runtimes: tuple[str, ...]
+    default_runtime: str
+    runc_version: str | None
+    storage_driver: str
+    filters_system_calls: bool
+    few_ids: bool  # its containers live in a user namespace (userns-remap, rootless), which has some 65,536 users
+    rootless: bool
+
+
+@dataclass(frozen=True)
+class EngineImage:
+    image_id: str
+    architecture: str
+    system: str
+    volumes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class ContainerState:
+    running: bool
+    exit_code: int
+    out_of_memory: bool
+    pid: int  # of its first process, on the Engine's host; 0 when it does not run
+
+
+@dataclass(frozen=True)
+class ListedContainer:
+    container_id: str
+    running: bool
+    labels: Mapping[str, str]
+
+
+class Engine:
+    """One Engine, behind its Unix socket."""
+
+    def __init__(self, socket: Path, *, timeout_s: float, concurrency: int) -> None:
+        self._socket = socket
+        self._timeout_s = timeout_s
+        self._concurrency = concurrency
+        self._slots = asyncio.Semaphore(concurrency)
+        self._threads = ThreadPoolExecutor(concurrency, thread_name_prefix="engine")
+        self._client: _Client = None
+        self._requests: set[asyncio.Task[Any]] = set()
+
+    async def connect(self) -> EngineFacts:
+        """Agrees on a version of its interface and asks what it is. Raises EngineFailure."""
+        self._client = await self._change("connect", self._connected_client)
+        version: Mapping[str, Any] = await self._ask("its version", lambda client: client.version())
+        info: Mapping[str, Any] = await self._ask("what it can do", lambda client: client.info())
+        return _facts(version, info)
+
+    async def close(self) -> None:
+        """Waits for what was asked, each request bounded in time, and hangs up."""
+        await asyncio.gather(*self._requests, return_exceptions=True)
+        if self._client is not None:
+            self._client.close()
+        self._threads.shutdown(wait=False)
+
+    @property
+    def api_version(self) -> tuple[int, ...]:
+        return _numbers(self._connected().api_version)
+
+    def pull(self, reference: str) -> Iterator[Mapping[str, Any]]:
+        """Fetches an image, and yields the Engine's lines about it. Blocks, for a thread of the caller's own.
+
+        Raises EngineFailure. Not reading on gives the fetch up.
+        """
+        client = _translated("connect", self._connected_client)
+        with contextlib.closing(client):
+            lines = _translated(f"fetch {reference}", lambda: client.pull(reference, stream=True, decode=True))
+            while (line := _translated(f"fetch {reference}", lambda: next(lines, None))) is not None:
+                if "error" in line:
+                    raise EngineFailure(
+                        f"the Engine can't fetch {reference}: {str(line['error'])[:_EXPLANATION_CHARS]}"
+                    )
+                yield line
+
+    # -- questions -----------------------------------------------------------------------------------------------
+
+    async def image(self, reference: str) -> EngineImage | None:
+        """The image of that name or id; None when the Engine has none."""
+        found = await self._ask_for(f"image {reference}", lambda client: client.inspect_image(reference))
+        if found is None:
+            return None
+        return EngineImage(
+            image_id=str(found["Id"]),
+            architecture=str(found.get("Architecture", "")),
+            system=str(found.get("Os", "")),
+            volumes=tuple((found.get("Config") or {}).get("Volumes") or ()),
+        )
+
+    async def state(self, container: str) -> ContainerState | None:
+        """What became of it; None when there is no such container."""
+        found = await self._ask_for(f"container {container}", lambda client: client.inspect_container(container))
+        if found is None:
+            return None
+        state = found["State"]
+        return ContainerState(
+            running=bool(state["Running"]),
+            exit_code=int(state["ExitCode"]),
+            out_of_memory=bool(state["OOMKilled"]),
+            pid=int(state["Pid"]),
+        )
+
+    async def containers(self, label: str) -> list[ListedContainer]:
+        """All that bear the label, NAME=VALUE, whether they run or not."""
+        listed: list[Mapping[str, Any]] = await self._ask(
+            "its containers", lambda client: client.containers(all=True, filters={"label": [label]})
+        )
+        return [ListedContainer(one["Id"], one["State"] == "running", one["Labels"] or {}) for one in listed]
+
+    async def wait(self, container: str, timeout_s: float) -> int | None:
+        """Its exit code; None when it has not ended in time."""
+        try:
+            answer: Mapping[str, Any] = await self._ask(
+                f"the end of {container}", lambda client: client.wait(container, timeout=timeout_s)
+            )
+        except EngineFailure as failure:
+            if failure.status is None and isinstance(failure.__cause__, requests.RequestException):
+                return None
+            raise
+        return int(answer["StatusCode"])
+
+    async def log(self, container: str, *, stdout: bool) -> bytes:
+        """What it wrote to its standard output, or else error; its log has a size."""
+        log: bytes = await self._ask(
+            f"the log of {container}", lambda client: client.logs(container, stdout=stdout, stderr=not stdout)
+        )
+        return log
+
+    # -- changes -------------------------------------------------------------------------------------------------
+
+    async def create(self, config: Mapping[str, Any], name: str) -> str:
+        """Makes a container and returns its id."""
+        made = await self._change(f"make {name}", lambda: self._connected().create_container_from_config(config, name))
+        return str(made["Id"])
+
+    async def start(self, container: str) -> None:
+        await self._change(f"start {container}", lambda: self._connected().start(container))
+
+    async def rename(self, container: str, name: str) -> None:
+        await self._change(f"rename {container}", lambda: self._connected().rename(container, name))
+
+    async def remove(self, container: str) -> None:
+        """Kills and removes it with its volumes; returns when it is gone. One that is gone already is fine."""
+        try:
+            await self._change(
+                f"remove {container}", lambda: self._connected().remove_container(container, v=True, force=True)
+            )
+        except EngineFailure as failure:
+            if failure.status == _NOT_FOUND:
+                return
+            if failure.status != _CONFLICT:
+                raise
+            await self._wait_for_removal(container)  # somebody else removes it at this moment
+
+    async def _wait_for_removal(self, container: str) -> None:
+        deadline = asyncio.get_running_loop().time() + _REMOVAL_TIMEOUT_S
+        while await self.state(container) is not None:
+            if asyncio.get_running_loop().time() > deadline:
+                raise EngineFailure(f"container {container} is being removed, and still there", _CONFLICT)
+            await asyncio.sleep(_REMOVAL_POLL_S)
+
+    # -- one request ---------------------------------------------------------------------------------------------
+
+    async def _ask_for(self, what: str, ask: Callable[[_Client], _T]) -> _T | None:
+        try:
+            return await self._ask(what, ask)
+        except EngineFailure as failure:
+            if failure.status == _NOT_FOUND:
+                return None
+            raise
+
+    async def _ask(self, what: str, ask: Callable[[_Client], _T]) -> _T:
+        return await asyncio.shield(self._begin(what, lambda: ask(self._connected())))
+
+    async def _change(self, what: str, change: Callable[[], _T]) -> _T:
+        request = self._begin(what, change)
+        cancelled: asyncio.CancelledError | None = None
+        while not request.done():
+            try:
+                await asyncio.shield(request)
+            except asyncio.CancelledError as error:
+                cancelled = error
+            except EngineFailure:
+                break
+        if cancelled is not None:
+            raise cancelled
+        return request.result()
+
+    def _begin(self, what: str, request: Callable[[], _T]) -> asyncio.Task[_T]:
+        task = asyncio.create_task(self._run(what, request), name=f"engine: {what}")
+        self._requests.add(task)
+        task.add_done_callback(self._finished)
+        return task
+
+    def _finished(self, task: asyncio.Task[Any]) -> None:
+        self._requests.discard(task)
+        if not task.cancelled():
+            task.exception()  # seen: who asked may have gone
+
+    async def _run(self, what: str, request: Callable[[], _T]) -> _T:
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                await self._slots.acquire()
+        except TimeoutError as error:
+            raise EngineFailure(f"the Engine is busy with {self._concurrency} other requests ({what})") from error
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._threads, _translated, what, request)
+        finally:
+            self._slots.release()
+
+    def _connected(self) -> _Client:
+        if self._client is None:
+            raise EngineFailure("the Engine has not been connected to")
+        return self._client
+
+    def _connected_client(self) -> _Client:
+        client: _Client = cast(Any, docker.APIClient)(
+            base_url=f"unix://{self._socket}",
+            version="auto",
+            timeout=self._timeout_s,
+            max_pool_size=self._concurrency,
+        )
+        client.trust_env = False  # no proxy and no password of somebody's environment is for the Engine
+        return client
+
+
+def _translated(what: str, request: Callable[[], _T]) -> _T:
+    """Runs on a thread; turns what the SDK and the libraries below it raise into EngineFailure."""
+    try:
+        return request()
+    except docker.errors.APIError as error:
+        explanation = str(error.explanation or error)[:_EXPLANATION_CHARS]
+        status = error.response.status_code if error.response is not None else None
+        raise EngineFailure(f"the Engine refuses to {what}: {explanation}", status) from error
+    except (docker.errors.DockerException, requests.RequestException, OSError) as error:
+        raise EngineFailure(f"the Engine does not answer ({what}): {error}") from error
+
+
+def _facts(version: Mapping[str, Any], info: Mapping[str, Any]) -> EngineFacts:
+    options = [str(option) for option in info.get("SecurityOptions") or ()]
+    rootless = any(option.startswith("name=rootless") for option in options)
+    components = {component["Name"]: component["Version"] for component in version.get("Components") or ()}
+    cgroup_version = str(info.get("CgroupVersion", "1"))
+    return EngineFacts(
+        version=str(version["Version"]),
+        architecture=str(version["Arch"]),
+        abilities=HostAbilities(
+            machine=str(info["Architecture"]),
+            processors=int(info["NCPU"]),
+            limits_memory=bool(info.get("MemoryLimit")),
+            limits_processors=bool(info.get("CpuCfsQuota")),
+            has_swappiness=cgroup_version == "1" and bool(info.get("MemoryLimit")),
+        ),
+        cgroup_version=cgroup_version,
+        swap_limit=bool(info.get("SwapLimit")),
+        pids_limit=bool(info.get("PidsLimit")),
+        runtimes=tuple(info.get("Runtimes") or ()),
+        default_runtime=str(info.get("DefaultRuntime", "")),
+        runc_version=components.get("runc"),
+        storage_driver=str(info.get("Driver", "")),
+        filters_system_calls=any(option.startswith("name=seccomp") for option in options),
+        few_ids=rootless or any(option.startswith("name=userns") for option in options),
+        rootless=rootless,
+    )
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split("."))

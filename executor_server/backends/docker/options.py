@@ -1,0 +1,183 @@
+"""What a container of ours is, as the Engine is asked for it: a request in, the body of `POST /containers/create` out.
+
+Everything that the image could decide for itself is decided here instead: command, user, working directory, health
+check, volumes. What stays its own is its files and its environment variables, under ours.
+"""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from executor_server.backends.docker.seccomp import profile
+from executor_server.backends.environment import sandbox_environment
+from executor_server.model import SandboxSpec
+
+WORKSPACE = "/workspace"
+HOSTNAME = "sandbox"
+
+_OPEN_FILES = 4096
+_LOCKED_MEMORY_BYTES = 65_536
+# The runtime starts a container from within its limits, and runc's first process has threads of its own until it
+# becomes ours. So the limit of the group has a floor, and below it RLIMIT_NPROC of the sandbox's own user counts.
+_RUNTIME_PROCESSES = 32
+# Of what a program puts there it may also execute. The owner is named because runc gives a mount the mode of the
+# directory that it covers, which the Engine has just made for root alone.
+_TMPFS = "rw,exec,nosuid,nodev,mode=1777,uid={user},gid={user},size={size_bytes}"
+_HIDDEN_VOLUME = "ro,noexec,nosuid,nodev,size=4k,mode=0555"
+_LOG_BYTES = 65_536
+
+# The Engine's own choice (moby `oci/defaults.go`), and all of /sys: it tells of the host's devices and control groups,
+# and nothing that agents run needs it.
+_MASKED = (
+    "/proc/acpi",
+    "/proc/asound",
+    "/proc/interrupts",
+    "/proc/kcore",
+    "/proc/keys",
+    "/proc/latency_stats",
+    "/proc/sched_debug",
+    "/proc/scsi",
+    "/proc/timer_list",
+    "/proc/timer_stats",
+    "/sys",
+)
+_READ_ONLY = ("/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger")
+
+
+@dataclass(frozen=True)
+class HostAbilities:
+    """What the Engine can enforce. It would refuse or ignore what it can't."""
+
+    machine: str  # as uname -m
+    processors: int
+    limits_memory: bool
+    limits_processors: bool
+    has_swappiness: bool
+
+
+@dataclass(frozen=True)
+class Bind:
+    """A file or a directory of the host that the container sees."""
+
+    source: Path
+    target: str
+    read_only: bool
+
+
+@dataclass(frozen=True)
+class ContainerRequest:
+    image_id: str
+    image_volumes: tuple[str, ...]
+    command: tuple[str, ...]
+    user: int
+    spec: SandboxSpec
+    labels: Mapping[str, str]
+    binds: tuple[Bind, ...] = ()
+    runtime: str | None = None  # None: the Engine's default
+    environment: Mapping[str, str] = field(default_factory=dict)  # besides what every sandbox has
+    keeps_log: bool = False  # a little of what its first process writes
+
+
+def container_config(request: ContainerRequest, host: HostAbilities) -> dict[str, Any]:
+    """The body of the request that makes the container."""
+    environment = {**sandbox_environment(request.spec.processes), **request.environment}
+    return {
+        "Image": request.image_id,
+        # The whole command as its entry point: the image's own is never run, and neither is its command.
+        "Entrypoint": list(request.command),
+        "Cmd": [],
+        "User": f"{request.user}:{request.user}",
+        "WorkingDir": WORKSPACE,
+        "Hostname": HOSTNAME,
+        "Env": [f"{name}={value}" for name, value in environment.items()],
+        "Labels": dict(request.labels),
+        "Healthcheck": {"Test": ["NONE"]},
+        # With NetworkMode "none" alone the Engine makes a network namespace and configures it: 100 ms. Disabled, the
+        # runtime makes an empty one, which has nothing but loopback all the same.
+        "NetworkDisabled": True,
+        "AttachStdin": False,
+        "OpenStdin": False,
+        "Tty": False,
+        "HostConfig": {**_isolation(request, host), **_files(request), **_limits(request.spec, host)},
+    }
+
+
+def _isolation(request: ContainerRequest, host: HostAbilities) -> dict[str, Any]:
+    isolation: dict[str, Any] = {
+        "NetworkMode": "none",
+        "IpcMode": "private",
+        "CgroupnsMode": "private",
+        "Privileged": False,
+        "CapDrop": ["ALL"],
+        "SecurityOpt": ["no-new-privileges", f"seccomp={profile(host.machine)}"],
+        "MaskedPaths": list(_MASKED),
+        "ReadonlyPaths": list(_READ_ONLY),
+        "Devices": [],
+        "Init": False,
+        "AutoRemove": False,
+        "RestartPolicy": {"Name": "no"},
+        "LogConfig": _log_config(keeps_log=request.keeps_log),
+    }
+    if request.runtime is not None:
+        isolation["Runtime"] = request.runtime
+    return isolation
+
+
+def _log_config(*, keeps_log: bool) -> dict[str, Any]:
+    if not keeps_log:
+        return {"Type": "none"}
+    return {"Type": "json-file", "Config": {"max-size": str(_LOG_BYTES), "max-file": "1"}}
+
+
+def _files(request: ContainerRequest) -> dict[str, Any]:
+    spec = request.spec
+    writable = dict.fromkeys(("/tmp", WORKSPACE), _TMPFS.format(user=request.user, size_bytes=spec.disk_bytes))
+    return {
+        "ReadonlyRootfs": True,
+        "Tmpfs": {**_hidden(request.image_volumes, (*writable, "/dev/shm")), **writable},
+        # Shared memory is memory: half of it at most, so that a full /dev/shm leaves room for a program.
+        "ShmSize": min(spec.disk_bytes, spec.memory_bytes // 2),
+        "Mounts": [
+            {
+                "Type": "bind",
+                "Source": str(bind.source),
+                "Target": bind.target,
+                "ReadOnly": bind.read_only,
+                "BindOptions": {"Propagation": "rprivate"},
+            }
+            for bind in request.binds
+        ],
+    }
+
+
+def _hidden(volumes: Iterable[str], ours: tuple[str, ...]) -> dict[str, str]:
+    """An image's volumes would be directories of the host's disk, writable and without a limit."""
+    places = {posixpath.normpath(posixpath.join("/", volume)) for volume in volumes}
+    return {place: _HIDDEN_VOLUME for place in sorted(places) if place not in ours}
+
+
+def _limits(spec: SandboxSpec, host: HostAbilities) -> dict[str, Any]:
+    limits: dict[str, Any] = {
+        "Memory": spec.memory_bytes,
+        "MemorySwap": spec.memory_bytes,  # memory and swap together
+        "PidsLimit": max(spec.processes, _RUNTIME_PROCESSES),
+        "Ulimits": [
+            {"Name": name, "Soft": value, "Hard": value}
+            for name, value in (
+                ("nproc", spec.processes),
+                ("nofile", _OPEN_FILES),
+                ("core", 0),
+                ("fsize", spec.disk_bytes),
+                ("memlock", _LOCKED_MEMORY_BYTES),
+            )
+        ],
+    }
+    if host.has_swappiness:
+        limits["MemorySwappiness"] = 0
+    if spec.cpus is not None and host.limits_processors:
+        limits["NanoCpus"] = int(min(spec.cpus, host.processors) * 1_000_000_000)
+    return limits

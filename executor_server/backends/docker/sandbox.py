@@ -1,0 +1,122 @@
+"""A sandbox of the Docker backend: a container, its directory, its user; and how they are given back.
+
+The object exists before the container does, and so does the container's name. A creation that fails or is cancelled
+halfway ends by the same path as a session: first the container, then the directory, and last the user, which must not
+be given to anybody while a process of it may run. When the Engine does not answer, nothing of this is given up: the
+backend keeps the sandbox and comes back to it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import structlog
+
+from executor_server.backends.base import GuestEndpoint
+from executor_server.backends.docker.cgroup import memory_cgroup
+from executor_server.backends.docker.engine import ContainerState, Engine, EngineFailure
+from executor_server.backends.local.cgroups import Cgroup
+from executor_server.errors import SandboxFailure
+
+_NAME = "executor-{}"
+_CAUSE_TIMEOUT_S = 2.0
+_CAUSE_POLL_S = 0.05
+# Whoever removes a container kills it first: one that was killed a moment ago may be gone in the next.
+_REMOVAL_FOLLOWS_S = 0.5
+_KILLED = 128 + 9
+
+_log = structlog.get_logger(__name__)
+
+
+@dataclass(eq=False)
+class DockerSandbox:
+    """Implements `executor_server.backends.base.Sandbox`."""
+
+    sandbox_id: str
+    directory: Path
+    endpoint: GuestEndpoint
+    fingerprint: str
+    user: int
+    engine: Engine
+    container: str  # its name, and once it is known its id, which no renaming changes
+    forget: Callable[[DockerSandbox], None]  # tells the backend that nothing of it is left
+    _cgroup: Cgroup | None = field(default=None, init=False)
+    _destroying: asyncio.Task[None] | None = field(default=None, init=False)
+
+    async def oom_kills(self) -> int | None:
+        if self._cgroup is None:
+            try:
+                state = await self.engine.state(self.container)
+            except EngineFailure as failure:
+                _log.debug("oom_kills_unknown", sandbox_id=self.sandbox_id, reason=str(failure))
+                return None
+            if state is not None and state.running:
+                self._cgroup = memory_cgroup(state.pid, self.container)
+        return self._cgroup.oom_kills() if self._cgroup is not None else None
+
+    async def cause_of_death(self) -> str | None:
+        try:
+            async with asyncio.timeout(_CAUSE_TIMEOUT_S):
+                return await self._cause_of_death()
+        except EngineFailure:
+            return "the Engine does not answer"
+        except TimeoutError:
+            return None
+
+    async def _cause_of_death(self) -> str:
+        """Waits until the Engine knows of the end that the daemon has seen already."""
+        state = await self.engine.state(self.container)
+        while state is not None and state.running:
+            await asyncio.sleep(_CAUSE_POLL_S)
+            state = await self.engine.state(self.container)
+        if state is not None and state.exit_code == _KILLED and not state.out_of_memory:
+            await asyncio.sleep(_REMOVAL_FOLLOWS_S)
+            state = await self.engine.state(self.container)
+        return _cause(state)
+
+    async def label(self, session_id: str) -> None:
+        """By the container's name: labels are fixed when it is made, and for whom it is may be known only later."""
+        try:
+            await self.engine.rename(self.container, _NAME.format(session_id))
+        except EngineFailure as failure:
+            _log.debug("sandbox_not_labelled", sandbox_id=self.sandbox_id, reason=str(failure))
+
+    async def destroy(self) -> None:
+        """Runs to its end even if the caller is cancelled; a failed attempt can be repeated."""
+        if self._destroying is None or self.is_condemned:
+            self._destroying = asyncio.create_task(self._destroy(), name=f"destroy {self.sandbox_id}")
+        await asyncio.shield(self._destroying)
+
+    @property
+    def is_condemned(self) -> bool:
+        """Whether it was to be destroyed, and something of it is still there."""
+        return self._destroying is not None and self._destroying.done() and self._failed(self._destroying)
+
+    async def _destroy(self) -> None:
+        await self.engine.remove(self.container)
+        try:
+            with contextlib.suppress(FileNotFoundError):  # its creation failed before there was one
+                shutil.rmtree(self.directory)
+        except OSError as error:
+            raise SandboxFailure(f"the directory of a sandbox can't be removed: {error}") from error
+        self.forget(self)
+        _log.debug("sandbox_destroyed", sandbox_id=self.sandbox_id)
+
+    @staticmethod
+    def _failed(task: asyncio.Task[None]) -> bool:
+        return task.cancelled() or task.exception() is not None
+
+
+def _cause(state: ContainerState | None) -> str:
+    if state is None:
+        return "its container was removed"
+    if state.out_of_memory:
+        return "the kernel killed it for its memory"
+    if state.exit_code == _KILLED:
+        return f"its container was killed (exit code {state.exit_code})"
+    return f"its container ended (exit code {state.exit_code})"

@@ -125,6 +125,7 @@ def unpack(archive: BinaryIO, directory: Path) -> None:
     Raises ProtocolError before anything is written when there is a member that must not be; OSError when something
     local is in the way: what was written before stays.
     """
+    archive.seek(0)
     try:
         with tarfile.open(fileobj=_Bounded(archive), mode="r:") as tar:  # type: ignore[call-overload]  # no more is used
             members = list(_checked(tar))

@@ -21,6 +21,7 @@ from executor_client.errors import InvalidRequest, ProtocolError
 
 NAME_CHARS_MAX = 1024
 NAME_PARTS_MAX = 64
+NAME_PART_BYTES_MAX = 255
 
 LocalPath = str | os.PathLike[str]
 
@@ -123,6 +124,8 @@ def check_name(name: str) -> tuple[str, ...]:
         raise ProtocolError(f"the name {name[:NAME_CHARS_MAX]!r} is too long or too deep")
     if any(part in ("", ".", "..") for part in parts):
         raise ProtocolError(f"the name {name!r} does not stay in its directory")
+    if any(len(part.encode()) > NAME_PART_BYTES_MAX for part in parts):
+        raise ProtocolError(f"the name {name!r} has a part of more than {NAME_PART_BYTES_MAX} bytes")
     return parts
 
 

@@ -1,4 +1,4 @@
-"""The environment variables that code in a sandbox finds, whatever made the sandbox; nothing of the daemon's is among them.
+"""The environment variables that code in a sandbox finds, whatever made the sandbox; none of the daemon's is there.
 
 PATH is not here: where programs are is the image's business.
 """

@@ -8,12 +8,12 @@ image and the guest; all read-only. It can write to /workspace, /tmp and /dev/sh
 from __future__ import annotations
 
 import hashlib
-import os
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from executor_server.backends.environment import sandbox_environment
 from executor_server.backends.local.images import SYSTEM_DIRECTORIES, Image
 from executor_server.guest_archive import GUEST_PATH, GuestArchive
 from executor_server.model import SandboxSpec
@@ -36,8 +36,6 @@ _MOUNTED_ETC = ("alternatives", "fonts")
 
 # No terminals, no /dev/fuse, no devices of the host: what ordinary programs open, and nothing else.
 _DEVICES = ("null", "zero", "full", "random", "urandom")
-# Beyond this many, threads of numerical libraries only take each other's time on shared machines.
-_NUMERIC_THREADS = 8
 
 
 def build_etc(directory: Path) -> Path:
@@ -122,25 +120,10 @@ def _namespaces() -> Iterator[str]:
 
 
 def _environment(image: Image, spec: SandboxSpec) -> Iterator[str]:
-    """Made from nothing. Caches go to /tmp, so that /workspace holds only what the program wrote there."""
-    threads = str(max(1, min(os.cpu_count() or 1, spec.processes // 4, _NUMERIC_THREADS)))
-    variables = {
-        "PATH": f"{image.python.parent}:/usr/local/bin:/usr/bin:/bin",
-        "HOME": "/workspace",
-        "USER": "sandbox",
-        "LANG": "C.UTF-8",
-        "TMPDIR": "/tmp",
-        "XDG_CACHE_HOME": "/tmp/.cache",
-        "XDG_CONFIG_HOME": "/tmp/.config",
-        "MPLBACKEND": "module://executor_guest.mpl_backend",
-        "MPLCONFIGDIR": "/tmp/.matplotlib",
-        "PYTHONDONTWRITEBYTECODE": "1",
-        # A BLAS starts a thread for each processor of the host, and on a large one meets the limit of processes.
-        "OMP_NUM_THREADS": threads,
-        "OPENBLAS_NUM_THREADS": threads,
-    }
+    """Made from nothing."""
+    path = f"{image.python.parent}:/usr/local/bin:/usr/bin:/bin"
     yield "--clearenv"
-    for name, value in variables.items():
+    for name, value in {"PATH": path, **sandbox_environment(spec.processes)}.items():
         yield from ("--setenv", name, value)
 
 

@@ -120,6 +120,7 @@ class FakeDaemon(services.ExecutorServiceServicer):
         self.variables: list[pb.GetVariablesResponse] = []
         self.file: list[pb.GetFileResponse] = []
         self.files: dict[str, bytes] = {}
+        self.sessions: list[types.Session] = [_session()]
         self.cancelled = threading.Event()
         self._answered: dict[str, threading.Event] = defaultdict(threading.Event)
 
@@ -202,7 +203,7 @@ class FakeDaemon(services.ExecutorServiceServicer):
 
     def ListSessions(self, request: Any, context: Any) -> pb.ListSessionsResponse:
         self._enter("ListSessions", request, context)
-        return pb.ListSessionsResponse(sessions=[_session()])
+        return pb.ListSessionsResponse(sessions=self.sessions)
 
     def KeepAlive(self, request: Any, context: Any) -> pb.KeepAliveResponse:
         self._enter("KeepAlive", request, context)

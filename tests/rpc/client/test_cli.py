@@ -10,6 +10,7 @@ import grpc
 import PIL.Image
 import pytest
 
+from executor_api.v1 import executor_service_pb2 as pb
 from executor_api.v1 import types_pb2 as types
 from executor_client import _repl, cli
 from tests.support.fake_daemon import SESSION, TOKEN, FakeDaemon, Refusal, log, result
@@ -69,6 +70,75 @@ def test_images_are_saved_where_asked(daemon: FakeDaemon, file: str, tmp_path: P
     assert "an image was refused" in capsys.readouterr().err
     assert cli.main(["run", file]) == 0
     assert "3x2 pixels; --save-images" in capsys.readouterr().err
+
+
+def test_artifacts_are_named_in_one_line(daemon: FakeDaemon, file: str, capsys: Captured) -> None:
+    made = [types.FileInfo(path=name) for name in ("a.csv", "b\n\x1b[2J")]
+    daemon.journal = [result(artifacts=made)]
+    assert cli.main(["run", file]) == 0
+    assert capsys.readouterr().err == "[made or changed: a.csv, b\\n\\x1b[2J]\n"
+    daemon.journal = [result(artifacts=[types.FileInfo(path=str(n)) for n in range(12)])]
+    cli.main(["run", file])
+    assert capsys.readouterr().err == "[made or changed: 0, 1, 2, 3, 4, 5, 6, 7, 8, 9 and more]\n"
+
+
+def test_artifacts_are_saved_where_asked_and_nowhere_else(
+    daemon: FakeDaemon, file: str, tmp_path: Path, capsys: Captured
+) -> None:
+    daemon.file = [pb.GetFileResponse(file=types.FileInfo(size_bytes=1)), pb.GetFileResponse(data=b"x")]
+    made = [types.FileInfo(path=name, size_bytes=1) for name in ("d/a", "../b", "/c")]
+    daemon.journal = [result(artifacts=made)]
+    assert cli.main(["run", file, "--get-artifacts", str(tmp_path / "new")]) == 0
+    saved = [str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()]
+    assert sorted(saved) == ["f.py", "new/d/a"]
+    err = capsys.readouterr().err
+    assert "'../b' was not saved: " in err and "'/c' was not saved: " in err
+
+
+def test_cp_copies_to_a_session_by_the_beginning_of_its_id(daemon: FakeDaemon, tmp_path: Path) -> None:
+    (tmp_path / "f").write_bytes(b"x")
+    assert cli.main(["cp", str(tmp_path / "f"), f"{SESSION[:3]}:there"]) == 0  # the fake's paths are all directories
+    assert cli.main(["cp", str(tmp_path / "f"), f"{SESSION}:"]) == 0
+    assert daemon.files == {"there/f": b"x", "f": b"x"}
+    for _ in range(2):
+        daemon.refusals["ListFiles"].append(Refusal(grpc.StatusCode.NOT_FOUND, "FILE_NOT_FOUND"))
+    assert cli.main(["cp", str(tmp_path / "f"), f"{SESSION}:new"]) == 0
+    assert daemon.files["new"] == b"x"
+    assert cli.main(["cp", str(tmp_path), f"{SESSION}:dir"]) == 0
+    assert daemon.requests[-1][1].format == types.FILE_FORMAT_TAR and "dir" in daemon.files
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("here", "there"), "one of SRC and DST must be SESSION:PATH"),
+        ((f"{SESSION}:a", f"{SESSION}:b"), "one of SRC and DST must be SESSION:PATH"),
+        (("./a:b", "c"), "one of SRC and DST must be SESSION:PATH"),
+        (("x:a", "b"), "there is no session 'x'; `executor ps` lists"),
+        ((":a", "b"), "one of SRC and DST must be SESSION:PATH"),
+        (("/does/not/exist", f"{SESSION}:b"), "No such file or directory: '/does/not/exist'"),
+        ((f"{SESSION}:a", "/does/not/exist"), "No such file or directory"),
+    ],
+)
+def test_cp_refuses_in_one_line(daemon: FakeDaemon, capsys: Captured, arguments: tuple[str, str], said: str) -> None:
+    daemon.refusals["ListFiles"].append(Refusal(grpc.StatusCode.NOT_FOUND, "FILE_NOT_FOUND"))
+    assert cli.main(["cp", *arguments]) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and said in err and len(err.splitlines()) == 1
+
+
+def test_cp_wants_more_of_an_id_that_begins_several(daemon: FakeDaemon, capsys: Captured) -> None:
+    daemon.sessions = [types.Session(session_id=name, state=types.SESSION_STATE_IDLE) for name in ("ab1", "ab2", "ab")]
+    assert cli.main(["cp", __file__, "a:x"]) == 2
+    assert "'a' begins the ids of 3 sessions" in capsys.readouterr().err
+    assert cli.main(["cp", __file__, "ab:x"]) == 0, "a whole id is no beginning"
+
+
+def test_ps_says_why_a_session_is_lost(daemon: FakeDaemon, capsys: Captured) -> None:
+    reason = "its container was removed\n"
+    daemon.sessions = [types.Session(session_id="s", state=types.SESSION_STATE_LOST, lost_reason=reason)]
+    assert cli.main(["ps"]) == 0
+    assert "s        lost (its container was removed\\n)" in capsys.readouterr().out
 
 
 def test_repl_executes_whole_statements_and_shows_values(

@@ -44,6 +44,10 @@ class LocalSandbox:
     _told_oom_kills: int = field(default=0, init=False)  # of its interpreters, most likely: the sandbox lived on
     _destroying: asyncio.Task[None] | None = field(default=None, init=False)
 
+    def __post_init__(self) -> None:
+        # One that is taken over may have outlived some.
+        self._told_oom_kills = (self.cgroup.oom_kills() if self.cgroup else None) or 0
+
     async def oom_kills(self) -> int | None:
         kills = self.cgroup.oom_kills() if self.cgroup else None
         self._told_oom_kills = kills or 0

@@ -65,6 +65,14 @@ async def test_a_kill_for_memory_that_nobody_was_told_of_is_the_cause(tmp_path: 
     assert await sandbox.cause_of_death() == "the kernel killed it for its memory"
 
 
+async def test_kills_for_memory_from_before_it_was_taken_over_are_not_the_cause(tmp_path: Path) -> None:
+    _set_kills(tmp_path, 2)
+    process, cgroup = Ended(None), Cgroup(1, {"memory": tmp_path})
+    endpoint = GuestEndpoint(tmp_path / "guest.sock", b"")
+    sandbox = LocalSandbox("ab12", tmp_path, endpoint, "", lambda _: None, cgroup=cgroup, process=process)
+    assert await sandbox.cause_of_death() == "its first process ended"
+
+
 async def test_a_kill_for_memory_that_it_outlived_is_not_the_cause(tmp_path: Path) -> None:
     sandbox = _sandbox(tmp_path, KILLED)
     _set_kills(tmp_path, 1)

@@ -11,7 +11,7 @@ import ctypes
 import signal
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import AsyncExitStack, contextmanager
+from contextlib import AsyncExitStack, closing, contextmanager
 
 import structlog
 import uvloop
@@ -20,8 +20,10 @@ from executor_server import logs, state_dir
 from executor_server.backends.base import Backend, HostFinding
 from executor_server.backends.local import LocalBackend
 from executor_server.config import Config
+from executor_server.host_sweeper import HostSweeper
 from executor_server.policy import Policy
 from executor_server.pool import PoolSettings, WarmPool
+from executor_server.registry import Registry
 from executor_server.rpc.addresses import judged
 from executor_server.rpc.server import RpcServer, ServerSettings, TlsFiles
 from executor_server.rpc.service import ExecutorService
@@ -67,22 +69,27 @@ async def _serve(config: Config) -> None:
         own_state = stack.enter_context(state_dir.claim(config.server.state_dir))
         token = state_dir.read_or_make_token(own_state)
 
+        registry = stack.enter_context(closing(Registry(own_state)))
+
         backend = _make_backend(config)
         stack.push_async_callback(backend.close)
         await backend.start()
-        await backend.adopt(())
         policy = _make_policy(config, backend)
 
         pool = WarmPool(backend, _pool_settings(config))
         stack.push_async_callback(pool.close)
-        await pool.start(policy.warm_sandboxes(config.pool))
-
-        sessions = SessionManager(backend, pool, _session_settings(config))
+        sessions = SessionManager(backend, pool, registry, _session_settings(config))
         server = RpcServer(ExecutorService(policy, sessions), token, server_settings)
         # The sessions end before the server does: what still runs ends as cancelled, and its callers are told so.
         stack.push_async_callback(server.stop, STOP_GRACE_S)
         stack.push_async_callback(sessions.close)
+        # Before anything else makes a sandbox: what no session of an earlier daemon owns is destroyed here.
+        await sessions.recover()
+        await pool.start(policy.warm_sandboxes(config.pool))
         await sessions.start()
+        sweeper = HostSweeper(backend, config.sessions.host_sweep_interval_s)
+        stack.push_async_callback(sweeper.close)
+        await sweeper.start()
         listening = await server.start()
         _announce(listening, own_state)
 
@@ -153,6 +160,11 @@ def _announce(listening: Sequence[str], own_state: state_dir.StateDir) -> None:
 
 
 def _make_backend(config: Config) -> Backend:
+    if config.server.backend == "docker":
+        # Imported here: nobody else pays for the SDK's imports.
+        from executor_server.backends.docker import DockerBackend
+
+        return DockerBackend(config.server.state_dir, config.docker)
     return LocalBackend(config.server.state_dir, config.local.images, bwrap=config.local.bwrap)
 
 
@@ -188,6 +200,7 @@ def _session_settings(config: Config) -> SessionSettings:
         sweep_interval_s=sessions.sweep_interval_s,
         ping_interval_s=sessions.ping_interval_s,
         silence_s=sessions.silence_s,
+        recovery_s=sessions.recovery_s,
     )
 
 

@@ -80,7 +80,11 @@ class ResourceExhausted(ExecutorError):
 
 
 class Unavailable(ExecutorError):
-    """The daemon cannot do it now, through no fault of the caller."""
+    """The daemon cannot do it now, through no fault of the caller; `retry_after_s` says when it may, where known."""
+
+    def __init__(self, reason: Reason, message: str, retry_after_s: float | None = None) -> None:
+        super().__init__(reason, message)
+        self.retry_after_s = retry_after_s
 
 
 @dataclass(frozen=True)

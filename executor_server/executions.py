@@ -11,13 +11,16 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
+from typing import Any
 
 from executor_server.errors import NotFound, OutOfRange, PreconditionFailed, Reason
+from executor_server.guest.frames import Fields
 from executor_server.model import BlobChunk, Event, EventKind, Image, Log, Payload, Result, ToolCall
 
 _EVENT_OVERHEAD_BYTES = 256
 # Of an execution, so that a second answer is told from one to no call; a program may make calls for hours.
 _MAX_ANSWERED_CALLS = 4096
+_MAX_OPEN_CALLS = 2**20
 
 
 @dataclass(frozen=True)
@@ -57,15 +60,17 @@ class Execution:
         self.execution_id = execution_id
         self.fingerprint = fingerprint
         self.done = False
+        self.last_number = 0
+        self.journal_size = 0
         self._control = control
         self._journal: deque[Event] = deque()
+        self._costs: deque[int] = deque()  # of the events in the journal
         self._journal_limit = journal_bytes
-        self.journal_size = 0
-        self._last_number = 0
         self._readers: set[_Reader] = set()
         self._open_calls: dict[str, bool] = {}  # call id → answered
         self._answered: deque[str] = deque()
         self._held = False
+        self._cancelled = False
         self._finished = asyncio.Event()
 
     # -- writing -------------------------------------------------------------------------------------------------
@@ -74,9 +79,10 @@ class Execution:
         """Adds an event. After the result nothing is added any more: what comes late is dropped."""
         if self.done:
             return
-        self._last_number += 1
-        self._journal.append(Event(self._last_number, kind))
-        self.journal_size += _cost(kind)
+        self.last_number += 1
+        self._journal.append(Event(self.last_number, kind))
+        self._costs.append(_cost(kind))
+        self.journal_size += self._costs[-1]
         if isinstance(kind, ToolCall):
             self._open_calls[kind.call_id] = False
         elif isinstance(kind, Result):
@@ -92,29 +98,34 @@ class Execution:
         if self.journal_size > self._journal_limit:
             taken = min((reader.position for reader in self._readers), default=0)
             while self._journal and self._journal[0].number <= taken and self.journal_size > self._journal_limit:
-                self.journal_size -= _cost(self._journal.popleft().kind)
+                self._let_go()
         held = self.journal_size > self._journal_limit and not self.done
         if held != self._held:
             self._held = held
             self._control.hold(held)
 
+    def _let_go(self) -> None:
+        self._journal.popleft()
+        self.journal_size -= self._costs.popleft()
+
     # -- reading -------------------------------------------------------------------------------------------------
 
     async def events(self, after: int = 0) -> AsyncIterator[Event]:
         """The events after a number, to the result. Raises OutOfRange when they are not there, any more or at all."""
-        if after > self._last_number or (after < self._last_number and after + 1 < self._first_number):
+        if after > self.last_number or (after < self.last_number and after + 1 < self.first_number):
             raise OutOfRange(
                 Reason.EVENT_OUT_OF_RANGE,
-                f"the journal of this execution holds events {self._first_number} to {self._last_number}",
+                f"the journal of this execution holds events {self.first_number} to {self.last_number}",
             )
         reader = _Reader(after)
         self._readers.add(reader)
+        self._trim()  # what it says it has may be all that fills the journal
         try:
-            while not (self.done and reader.position == self._last_number):
-                if reader.position == self._last_number:
+            while not (self.done and reader.position == self.last_number):
+                if reader.position == self.last_number:
                     reader.wakeup = asyncio.get_running_loop().create_future()
                     await reader.wakeup
-                event = self._journal[reader.position + 1 - self._first_number]
+                event = self._journal[reader.position + 1 - self.first_number]
                 yield event
                 reader.position = event.number
                 self._trim()
@@ -122,8 +133,9 @@ class Execution:
             self._readers.discard(reader)
 
     @property
-    def _first_number(self) -> int:
-        return self._journal[0].number if self._journal else self._last_number + 1
+    def first_number(self) -> int:
+        """Of the first event that is still held; of the next one when none is."""
+        return self._journal[0].number if self._journal else self.last_number + 1
 
     async def wait(self) -> None:
         """Until the result is there."""
@@ -142,8 +154,9 @@ class Execution:
     # -- steering ------------------------------------------------------------------------------------------------
 
     def cancel(self) -> None:
-        """Asks for its end; nothing when it has ended."""
-        if not self.done:
+        """Asks for its end, once; nothing when it has ended."""
+        if not self.done and not self._cancelled:
+            self._cancelled = True
             self._control.cancel(self.execution_id)
 
     async def submit_tool_result(self, call_id: str, answer: Payload | ToolFailure) -> None:
@@ -156,10 +169,51 @@ class Execution:
         if self.done:
             raise PreconditionFailed(Reason.EXECUTION_ENDED, "the execution has ended; nobody waits for this answer")
         self._control.answer(self.execution_id, call_id, answer)
+        self.note_answer(call_id, len(answer) if isinstance(answer, bytes) else 0)
+
+    def note_answer(self, call_id: str, size_bytes: int) -> None:
+        """A call has been answered. On the tape the answer lies as long as the event before it, and is in its cost."""
+        if self._costs:
+            self._costs[-1] += size_bytes
+            self.journal_size += size_bytes
         self._open_calls[call_id] = True
         self._answered.append(call_id)
         if len(self._answered) > _MAX_ANSWERED_CALLS:
             del self._open_calls[self._answered.popleft()]
+
+    # -- remembering ---------------------------------------------------------------------------------------------
+
+    def snapshot(self) -> dict[str, Any]:
+        """All that is known of it but its events."""
+        return {
+            "id": self.execution_id,
+            "fingerprint": self.fingerprint.hex(),
+            "first": self.first_number,
+            "last": self.last_number,
+            "done": self.done,
+            "open": [call_id for call_id, answered in self._open_calls.items() if not answered],
+            "answered": list(self._answered),
+        }
+
+    def restore(self, snapshot: Fields) -> None:
+        """Becomes as in a snapshot: what it holds of the events is kept as far as they lead up to it without a gap."""
+        last = snapshot.integer("last")
+        first = snapshot.integer("first", 1, last + 1)
+        if self.last_number != last:
+            while self._journal:
+                self._let_go()
+            self.last_number = last
+        while self.first_number < first:
+            self._let_go()
+        self._answered = deque(snapshot.texts("answered", _MAX_ANSWERED_CALLS))
+        self._open_calls = {
+            **dict.fromkeys(snapshot.texts("open", 2**20), False),
+            **dict.fromkeys(self._answered, True),
+        }
+        if snapshot.boolean("done"):
+            self.done = True
+            self._finished.set()
+        self._trim()
 
 
 def _cost(kind: EventKind) -> int:

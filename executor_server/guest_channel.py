@@ -8,6 +8,7 @@ guest that lies once is not believed twice. It knows frames, not sessions: what 
 from __future__ import annotations
 
 import asyncio
+import secrets
 import time
 from collections import deque
 from collections.abc import Callable
@@ -36,6 +37,8 @@ _ACK_BYTES = 1024 * 1024
 # What may wait for the guest's acknowledgement before `drain` holds the sender back.
 _KEPT_BYTES = 8 * 1024 * 1024
 _WRITE_HIGH_BYTES = 4 * CHUNK_BYTES
+# By which a guest tells a daemon that connects again from another one.
+_DAEMON_ID = secrets.token_hex(16)
 
 
 @dataclass(frozen=True)
@@ -58,13 +61,15 @@ class GuestInfo:
 class GuestChannel(asyncio.Protocol):
     """One connection at a time to one guest, with a position that outlives it.
 
-    `on_frame` takes each frame, once and in order. `on_lost` is called once, with the reason, when the connection ended
-    though nobody closed it. Both run in the event loop and must not block.
+    `on_frame` takes each frame, once and in order. `on_send` is given each numbered frame before it leaves: its kind,
+    its number, what goes before the body, the body. `on_lost` is called once, with the reason, when the connection ended
+    though nobody closed it. All run in the event loop and must not block.
     """
 
-    def __init__(self, endpoint: GuestEndpoint, *, shown: int = 0) -> None:
-        """`shown`: how many connections an earlier daemon may have begun."""
+    def __init__(self, endpoint: GuestEndpoint, *, shown: int = 0, daemon_id: str = _DAEMON_ID) -> None:
+        """`shown`: how many connections earlier daemons may have begun."""
         self._endpoint = endpoint
+        self._daemon_id = daemon_id
         self._transport: asyncio.Transport | None = None
         self._decoder = FrameDecoder()
         self._ready: asyncio.Future[GuestInfo] | None = None
@@ -74,6 +79,9 @@ class GuestChannel(asyncio.Protocol):
         self._last_seq = 0  # of the guest's frames, taken
         self._unacknowledged_bytes = 0
         self._seq = 0  # of our own
+        self._delivered_seq = 0  # of our own, acknowledged
+        self._delivery = asyncio.Event()  # not set while somebody waits for an acknowledgement
+        self._delivery.set()
         self._kept: deque[_Kept] = deque()
         self._kept_bytes = 0
         self._writable = True
@@ -83,7 +91,12 @@ class GuestChannel(asyncio.Protocol):
         self.info: GuestInfo | None = None
         self.last_heard_s = time.monotonic()
         self.on_frame: Callable[[Frame], None] = _nobody_listens
+        self.on_send: Callable[[int, int, bytes, bytes], None] = _nobody_notes
         self.on_lost: Callable[[str], None] = _nobody_minds
+
+    def go_on_after(self, taken_seq: int) -> None:
+        """Before the first connection: how far earlier daemons took the guest's frames and remember them."""
+        self._last_seq = taken_seq
 
     # -- connecting ----------------------------------------------------------------------------------------------
 
@@ -117,7 +130,12 @@ class GuestChannel(asyncio.Protocol):
         if self._connections >= CHAIN_LENGTH:
             raise SandboxFailure("the guest has been connected to too often")
         token = chained(self._endpoint.token, CHAIN_LENGTH - self._connections)
-        return {"token": token.hex(), "protocol": PROTOCOL_VERSION, "last_seq": self._last_seq}
+        return {
+            "token": token.hex(),
+            "protocol": PROTOCOL_VERSION,
+            "daemon": self._daemon_id,
+            "last_seq": self._last_seq,
+        }
 
     async def _open(self, loop: asyncio.AbstractEventLoop, path: str) -> None:
         """Where the guest itself makes the socket, it may not be there at once."""
@@ -145,6 +163,16 @@ class GuestChannel(asyncio.Protocol):
             self.on_lost(reason)
 
     @property
+    def connections(self) -> int:
+        """How many have been begun, those of earlier daemons included."""
+        return self._connections
+
+    @property
+    def sent_seq(self) -> int:
+        """The number of the last frame of ours; once connected, of earlier daemons' too."""
+        return self._seq
+
+    @property
     def connected(self) -> bool:
         return self._transport is not None and not self._transport.is_closing()
 
@@ -154,6 +182,7 @@ class GuestChannel(asyncio.Protocol):
         self._kept.clear()
         self._kept_bytes = 0
         self._room.set()
+        self._delivery.set()
         if self._transport is not None:
             self._transport.abort()
 
@@ -175,7 +204,7 @@ class GuestChannel(asyncio.Protocol):
         if frame.kind == Kind.READY:
             if self._ready is not None and not self._ready.done():
                 info = _read_ready(frame)
-                self._greet(frame.head.integer("last_seq"))
+                self._greet(frame.head.integer("last_seq"), frame.head.integer("acked"))
                 self._ready.set_result(info)
         elif frame.kind == Kind.PONG:
             return
@@ -213,6 +242,7 @@ class GuestChannel(asyncio.Protocol):
             return
         self._seq += 1
         kept = _Kept(self._seq, encode_prefix(kind, head, len(body), seq=self._seq, ack=self._last_seq), body)
+        self.on_send(kind, self._seq, kept.prefix, body)
         self._kept.append(kept)
         self._kept_bytes += len(kept.body)
         self._update_room()
@@ -230,20 +260,24 @@ class GuestChannel(asyncio.Protocol):
             self._unacknowledged_bytes = 0
             self._transport.write(encode_frame(kind, {}, ack=self._last_seq))
 
-    def _greet(self, taken: int) -> None:
+    def _greet(self, taken: int, let_go: int) -> None:
         """The guest is ready: what it has not taken of an earlier connection goes first.
 
-        An earlier daemon may have spoken to it; then its numbers go on here. Raises FrameError.
+        An earlier daemon may have spoken to it; then its numbers go on here. What that one had acknowledged and did not
+        write down is gone, and was of no use to anybody but itself. Raises FrameError.
         """
         if self._first:
             assert not self._kept, "a frame was sent before the first connection"
             self._first, self._seq = False, taken
+            self._last_seq = max(self._last_seq, let_go)
         elif taken > self._seq:
             raise FrameError(f"the guest has taken frame {taken} of {self._seq}")
         self._acknowledge(taken)
         self._greeted = True
         for kept in self._kept:
             self._write(kept)
+        if not self._delivery.is_set():
+            self.ping()
 
     def _write(self, kept: _Kept) -> None:
         if self._transport is None:
@@ -257,7 +291,18 @@ class GuestChannel(asyncio.Protocol):
     def _acknowledge(self, seq: int) -> None:
         while self._kept and self._kept[0].seq <= seq:
             self._kept_bytes -= len(self._kept.popleft().body)
+        if seq > self._delivered_seq:
+            self._delivered_seq = seq
+            self._delivery.set()
         self._update_room()
+
+    async def delivered(self) -> None:
+        """Waits until the guest has taken all that was sent so far, or the channel is closed."""
+        sent = self._seq
+        while self._delivered_seq < sent and not self._closing:
+            self._delivery.clear()
+            self.ping()
+            await self._delivery.wait()
 
     async def drain(self) -> None:
         """Waits until there is room for another chunk, or the channel is closed."""
@@ -286,6 +331,10 @@ def _read_ready(frame: Frame) -> GuestInfo:
 
 def _nobody_listens(frame: Frame) -> None:
     raise FrameError(f"a frame of kind {frame.kind} before anything was asked")
+
+
+def _nobody_notes(_kind: int, _seq: int, _prefix: bytes, _body: bytes) -> None:
+    return
 
 
 def _nobody_minds(_reason: str) -> None:

@@ -1,54 +1,31 @@
 """A session: one client's interpreter in one sandbox.
 
-The session owns its sandbox and the channel to its guest. It gives executions and operations to the guest in order of
-arrival, routes the guest's frames to whom they concern, and knows the one transition that matters: a session is alive
-until its guest is gone, then it is lost, for good. It is never bound to another sandbox.
+The session owns its sandbox, the channel to its guest and the ledger of its executions. It gives executions and
+operations to the guest in order of arrival, routes the guest's frames to whom they concern, and knows the one
+transition that matters: a session is alive until its guest is gone, then it is lost, for good. It is never bound to
+another sandbox. It may be bound to another daemon: `recall` makes it again from what the last one wrote down.
 """
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import time
-from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any
 
 import structlog
 
-from executor_server.errors import (
-    InvalidRequest,
-    NotFound,
-    PreconditionFailed,
-    Reason,
-    ResourceExhausted,
-    SandboxFailure,
-    Unavailable,
-)
-from executor_server.executions import Execution, ExecutionControl, ToolFailure
-from executor_server.guest.frames import Frame, FrameError, Kind
-from executor_server.guest_events import (
-    read_event,
-    read_result,
-)
-from executor_server.model import (
-    BlobRef,
-    ErrorDetail,
-    ExecutionLimits,
-    Outcome,
-    OutputMode,
-    Payload,
-    Principal,
-    Queued,
-    Result,
-    SessionSpec,
-    VariablesState,
-)
-from executor_server.pool import ReadySandbox
+from executor_server.backends.base import Sandbox
+from executor_server.errors import NotFound, PreconditionFailed, Reason, ResourceExhausted, SandboxFailure, Unavailable
+from executor_server.executions import Execution
+from executor_server.guest.frames import Frame, Kind
+from executor_server.guest_channel import GuestChannel
+from executor_server.ledger import Ledger, LedgerControl, LedgerLimits
+from executor_server.model import ErrorDetail, ExecutionLimits, Outcome, OutputMode, Result
+from executor_server.registry import Registry, SessionRecord
 from executor_server.session_requests import GuestRequests, SessionSettings
+from executor_server.tape import TapeError
 
 _log = structlog.get_logger(__name__)
-
-T = TypeVar("T")
 
 # For the guest to connect again after its channel broke; it is on the same host, and there or dead.
 _RECONNECT_TIME_S = 2.0
@@ -61,38 +38,45 @@ class Session(GuestRequests):
 
     def __init__(
         self,
-        session_id: str,
-        owner: Principal,
-        spec: SessionSpec,
-        ready: ReadySandbox,
-        backend_name: str,
+        record: SessionRecord,
+        sandbox: Sandbox,
+        channel: GuestChannel,
+        registry: Registry,
         settings: SessionSettings,
     ) -> None:
-        assert ready.channel.info is not None
-        super().__init__(spec, ready.channel, settings)
-        self.session_id = session_id
-        self.owner = owner
-        self.backend_name = backend_name
-        self.warm = ready.warm
-        self.python_version = ready.channel.info.python_version
-        self.generation = ready.channel.info.generation
-        self.create_time_s = time.time()
-        self._sandbox = ready.sandbox
-        self._last_used_s = self.create_time_s
+        super().__init__(record.spec, channel, settings)
+        self.record = record
+        self.session_id = record.session_id
+        self.owner = record.owner
+        self.backend_name = record.backend
+        self.warm = record.warm
+        self.python_version = record.python_version
+        self.create_time_s = record.create_time_s
+        self._sandbox = sandbox
+        self._registry = registry
+        self._last_used_s = record.last_used_s
         self._lost: str | None = None
         self._refuses_new = False
-        self._executions: dict[str, Execution] = {}
-        self._running: dict[str, Execution] = {}  # not done, in order of arrival
-        self._finished: dict[str, Execution] = {}  # the oldest first
-        self._finished_bytes = 0
-        self._oom_kills: int | None = None
+        self._ledger = Ledger(
+            registry.tape_of(record.session_id),
+            LedgerLimits(settings.journal_bytes, settings.max_finished_executions),
+            LedgerControl(channel.send, self._hold, self._on_kill, self._on_end),
+            record.generation,
+        )
         self._tasks: set[asyncio.Task[None]] = set()
         self._held: set[object] = set()  # executions and operations whose readers are behind
         self._reconnects = 0
         self._pinged_s = 0.0
-        self._log = _log.bind(session_id=session_id, tenant=owner.tenant)
+        self._log = _log.bind(session_id=record.session_id, tenant=record.owner.tenant)
+
+    def begin(self) -> None:
+        """Starts it on a guest that has just been connected to."""
+        self._ledger.begin_tape()
+        self._number_operations()
         self._channel.on_frame = self._on_frame
+        self._channel.on_send = self._ledger.note_sent
         self._channel.on_lost = self._on_channel_lost
+        self._spawn(self._sandbox.label(self.session_id))
 
     # -- state ---------------------------------------------------------------------------------------------------
 
@@ -100,14 +84,28 @@ class Session(GuestRequests):
     def state(self) -> str:
         if self._lost is not None:
             return "lost"
-        return "busy" if self._running else "idle"
+        return "busy" if self._ledger.running else "idle"
+
+    @property
+    def lost_reason(self) -> str:
+        """Why it is lost; empty when it is not."""
+        return self._lost or ""
+
+    @property
+    def generation(self) -> int:
+        """Rises whenever the interpreter was replaced."""
+        return self._ledger.generation
+
+    @property
+    def last_used_s(self) -> float:
+        """When it was used last; Unix time."""
+        return time.time() if self._in_use else self._last_used_s
 
     @property
     def expire_time_s(self) -> float:
         """When it ends if nobody uses it any more; Unix time."""
         limits = self.spec.limits
-        used = time.time() if self._in_use else self._last_used_s
-        return min(self.create_time_s + limits.session_time_s, used + limits.idle_time_s)
+        return min(self.create_time_s + limits.session_time_s, self.last_used_s + limits.idle_time_s)
 
     @property
     def _in_use(self) -> bool:
@@ -116,9 +114,9 @@ class Session(GuestRequests):
         The clocks of an execution stand still while it waits for its client. One whose client is gone would wait as
         long as the session may live, so it alone does not keep the session.
         """
-        if any(execution.followed for execution in self._running.values()):
+        if any(execution.followed for execution in self._ledger.running.values()):
             return True
-        first = next(iter(self._running.values()), None)
+        first = next(iter(self._ledger.running.values()), None)
         return first is not None and not first.waits_for_client
 
     def touch(self) -> None:
@@ -157,49 +155,25 @@ class Session(GuestRequests):
 
     def execute(self, execution_id: str, code: str, mode: OutputMode, limits: ExecutionLimits) -> Execution:
         """Starts an execution, or finds the one that this id already names. See errors for what it raises."""
-        source = code.encode()
-        fingerprint = hashlib.sha256(source + mode.value.encode() + repr(limits).encode()).digest()
-        known = self._executions.get(execution_id)
+        known = self._ledger.known_as(execution_id, code, mode, limits)
         if known is not None:
-            if known.fingerprint != fingerprint:
-                raise InvalidRequest(
-                    Reason.EXECUTION_ID_REUSED, f"execution id {execution_id!r} names another execution of this session"
-                )
             return known
         self._require_alive()
         if self._refuses_new:
             raise Unavailable(Reason.DRAINING, "the daemon is about to stop and takes no new executions")
-        if len(self._running) > self._settings.max_queued_executions:
+        if len(self._ledger.running) > self._settings.max_queued_executions:
             raise ResourceExhausted(
-                Reason.QUEUE_FULL, f"{len(self._running)} executions of this session run or wait", retry_after_s=1.0
+                Reason.QUEUE_FULL,
+                f"{len(self._ledger.running)} executions of this session run or wait",
+                retry_after_s=1.0,
             )
-        control = ExecutionControl(
-            cancel=self._cancel,
-            answer=self._answer,
-            hold=lambda held: self._hold(execution_id, held),
-        )
-        execution = Execution(execution_id, fingerprint, self._settings.journal_bytes, control)
-        if self._running:
-            execution.publish(Queued(len(self._running)))
-        self._executions[execution_id] = self._running[execution_id] = execution
-        self._channel.send(
-            Kind.EXECUTE,
-            {
-                "id": execution_id,
-                "mode": mode.value,
-                "wall_time_s": limits.wall_time_s,
-                "cpu_time_s": limits.cpu_time_s,
-                "operations": limits.operations,
-                "output_bytes": limits.output_bytes,
-            },
-            source,
-        )
-        self._log.debug("execution_started", execution_id=execution_id, source_bytes=len(source))
+        execution = self._ledger.execute(execution_id, code, mode, limits)
+        self._log.debug("execution_started", execution_id=execution_id, source_chars=len(code))
         return execution
 
     def execution(self, execution_id: str) -> Execution:
         """An execution of this session. Raises NotFound when there is none, or it has been forgotten."""
-        found = self._executions.get(execution_id)
+        found = self._ledger.known(execution_id)
         if found is None:
             raise NotFound(Reason.EXECUTION_NOT_FOUND, f"there is no execution {execution_id!r} in this session")
         self.touch()
@@ -208,31 +182,6 @@ class Session(GuestRequests):
     def refuse_new(self) -> None:
         """Takes no new executions from here on; those that run or wait go on."""
         self._refuses_new = True
-
-    def _forget_old(self) -> None:
-        """Lets go of the oldest finished journals, but for the last: so many there may be, so much they may hold."""
-        for execution_id, execution in list(self._finished.items())[:-1]:
-            limit = self._settings.max_finished_executions
-            if len(self._finished) <= limit and self._finished_bytes <= self._settings.journal_bytes:
-                return
-            del self._finished[execution_id]
-            del self._executions[execution_id]
-            self._finished_bytes -= execution.journal_size
-
-    def _cancel(self, execution_id: str) -> None:
-        self._channel.send(Kind.CANCEL, {"id": execution_id})
-
-    def _answer(self, execution_id: str, call_id: str, answer: Payload | ToolFailure) -> None:
-        head: dict[str, Any] = {"id": execution_id, "call": call_id}
-        match answer:
-            case ToolFailure():
-                self._channel.send(
-                    Kind.TOOL_RESULT, {**head, "ok": False, "type": answer.type}, answer.message.encode()
-                )
-            case BlobRef():
-                self._channel.send(Kind.TOOL_RESULT, {**head, "ok": True, "blob": answer.blob_id})
-            case bytes():
-                self._channel.send(Kind.TOOL_RESULT, {**head, "ok": True}, answer)
 
     def _hold(self, holder: object, held: bool) -> None:
         """Stops or resumes taking frames while a journal, or what an operation brought, is full."""
@@ -253,43 +202,18 @@ class Session(GuestRequests):
             if operation is not None:
                 operation.take(frame)
             return
-        execution = self._running.get(frame.head.text("id", 64))
-        if execution is None:
-            raise FrameError("an event of an execution that does not run")
-        if frame.kind == Kind.RESULT:
-            self._on_result(execution, frame)
-        else:
-            execution.publish(read_event(frame))
+        self._ledger.take(frame)
 
-    def _on_result(self, execution: Execution, frame: Frame) -> None:
-        result = read_result(frame)
-        if result.generation < self.generation:
-            raise FrameError(f"generation {result.generation} after {self.generation}")
-        self.generation = result.generation
+    def _on_kill(self, execution_id: str) -> None:
+        self._spawn(self._judge_kill(execution_id))
+
+    async def _judge_kill(self, execution_id: str) -> None:
+        self._ledger.judge(execution_id, await self._sandbox.oom_kills())
+
+    def _on_end(self, execution_id: str, result: Result) -> None:
         self.touch()
-        if frame.head.boolean("oom_suspect", default=False):
-            # Only outside of the sandbox is it known who sent the kill.
-            self._spawn(self._judge_kill(execution, result))
-        else:
-            self._end(execution, result)
-
-    async def _judge_kill(self, execution: Execution, result: Result) -> None:
-        kills = await self._sandbox.oom_kills()
-        if kills is not None and kills > (self._oom_kills or 0):
-            self._oom_kills = kills
-            detail = ErrorDetail("MemoryError", "the program used more memory than memory_bytes allows and was killed")
-            result = replace(result, outcome=Outcome.OUT_OF_MEMORY, error=detail)
-        self._end(execution, result)
-
-    def _end(self, execution: Execution, result: Result) -> None:
-        execution.publish(result)
-        self._held.discard(execution.execution_id)
-        self._running.pop(execution.execution_id, None)
-        self._finished[execution.execution_id] = execution
-        self._finished_bytes += execution.journal_size
-        self._forget_old()
         # Readers have been woken; they go first.
-        asyncio.get_running_loop().call_soon(self._log_end, execution.execution_id, result)
+        asyncio.get_running_loop().call_soon(self._log_end, execution_id, result)
 
     def _log_end(self, execution_id: str, result: Result) -> None:
         self._log.info(
@@ -300,6 +224,40 @@ class Session(GuestRequests):
             operations=result.usage.operations,
             wall_time_s=round(result.usage.wall_time_s, 4),
         )
+
+    # -- after another daemon ------------------------------------------------------------------------------------
+
+    def recall(self, gone: str | None) -> None:
+        """Remembers its executions, as far as they can be read; `gone` says why its sandbox is not there any more."""
+        damage = None
+        try:
+            self._ledger.replay()
+        except TapeError as error:
+            damage = str(error)
+        reason = self.record.lost_reason or self._ledger.lost or gone or damage
+        if reason is not None:
+            self._lose(reason)
+        else:
+            self._channel.go_on_after(self._ledger.taken_seq)
+
+    async def resume(self, deadline_s: float) -> None:
+        """Goes on with its guest; is lost when that can't be."""
+        if self._lost is not None:
+            return
+        self._channel.on_frame = self._on_frame
+        self._channel.on_lost = self._on_channel_lost
+        try:
+            await self._connect(deadline_s)
+        except SandboxFailure as failure:
+            self._lose(await self._cause_of_death(f"after a restart of the daemon, {failure}"))
+            return
+        self._number_operations()
+        for kind, head, body in self._ledger.resume(self._channel.sent_seq):
+            self._channel.send(kind, head, body)
+        self._channel.on_send = self._ledger.note_sent
+        for execution_id in self._ledger.unjudged():
+            self._on_kill(execution_id)
+        self._spawn(self._sandbox.label(self.session_id))
 
     # -- the end -------------------------------------------------------------------------------------------------
 
@@ -312,18 +270,24 @@ class Session(GuestRequests):
         try:
             if self._reconnects > _MAX_RECONNECTS:
                 raise SandboxFailure(f"the channel broke {self._reconnects} times")
-            await self._channel.connect(_RECONNECT_TIME_S)
+            await self._connect(_RECONNECT_TIME_S)
         except SandboxFailure:
             self._lose(await self._cause_of_death(reason))
             return
+
+    async def _connect(self, deadline_s: float) -> None:
+        """Connects once more. Raises SandboxFailure."""
+        # First, so that a later daemon does not show a token that has been used.
+        self._registry.note_connections(self.session_id, self._channel.connections + 1)
+        await self._channel.connect(deadline_s)
         if self._held:
             self._channel.pause_reading()  # the new connection knows nothing of it
 
     async def _cause_of_death(self, reason: str) -> str:
         kills = await self._sandbox.oom_kills()
-        if kills is not None and kills > (self._oom_kills or 0):
+        if kills is not None and kills > self._ledger.oom_kills:
             return "the kernel killed the sandbox for its memory"
-        return reason
+        return await self._sandbox.cause_of_death() or reason
 
     def _lose(self, reason: str) -> None:
         """The sandbox is gone: everything that waits for it learns so, with the reason."""
@@ -332,13 +296,12 @@ class Session(GuestRequests):
         self._lost = reason
         self._channel.close()
         self._log.warning("session_lost", reason=reason)
-        self._end_everything(Outcome.LOST, reason)
+        self._ledger.lose(reason)
+        self._registry.note_lost(self.session_id, reason)
+        self._fail_operations(reason)
         self._spawn(self._destroy_sandbox())
 
-    def _end_everything(self, outcome: Outcome, reason: str) -> None:
-        for execution in list(self._running.values()):
-            detail = ErrorDetail("SandboxLost" if outcome is Outcome.LOST else "SessionEnded", reason)
-            self._end(execution, Result(outcome, VariablesState.LOST, self.generation, error=detail))
+    def _fail_operations(self, reason: str) -> None:
         for operation in self._operations.values():
             operation.fail(PreconditionFailed(Reason.SESSION_LOST, f"the session's sandbox is gone: {reason}"))
 
@@ -347,10 +310,12 @@ class Session(GuestRequests):
         if self._lost is None:
             self._lost = reason
             self._channel.close()
-            self._end_everything(Outcome.CANCELLED, reason)
+            self._ledger.end_all(Outcome.CANCELLED, ErrorDetail("SessionEnded", reason))
+            self._fail_operations(reason)
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._ledger.close()
         await self._sandbox.destroy()
 
     async def _destroy_sandbox(self) -> None:
@@ -361,7 +326,7 @@ class Session(GuestRequests):
 
     async def wait_idle(self) -> None:
         """Until no execution runs or waits."""
-        for execution in list(self._running.values()):
+        for execution in list(self._ledger.running.values()):
             await execution.wait()
 
     def _spawn(self, work: Any) -> None:

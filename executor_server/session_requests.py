@@ -49,6 +49,8 @@ class SessionSettings:
     ping_interval_s: float = 10.0
     # A guest that has not said anything for so long, though it was asked, is taken for dead.
     silence_s: float = 60.0
+    # For all guests that an earlier daemon left, at the start.
+    recovery_s: float = 15.0
 
 
 class GuestRequests(ABC):
@@ -60,6 +62,10 @@ class GuestRequests(ABC):
         self._settings = settings
         self._operations: dict[int, Operation[Any]] = {}
         self._next_op = 0
+
+    def _number_operations(self) -> None:
+        """Begins with numbers that no earlier daemon has used, whose questions the guest may still answer."""
+        self._next_op = self._channel.connections << 32
 
     @abstractmethod
     def _require_alive(self) -> None:
@@ -122,6 +128,9 @@ class GuestRequests(ABC):
                 self._channel.send(Kind.BLOB_DROP, {"blob": blob_id})
         if received != size_bytes:
             raise InvalidRequest(Reason.INVALID_FIELD, f"size_bytes: announced {size_bytes}, sent {received}")
+        # What is on its way dies with the daemon, and a message that names the blob may be remembered by the next one.
+        await self._channel.delivered()
+        self._require_alive()
         return blob_id
 
     async def put_file(

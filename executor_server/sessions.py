@@ -16,6 +16,7 @@ import structlog
 
 from executor_server.backends.base import Backend
 from executor_server.errors import (
+    ImageNotReady,
     NotFound,
     PreconditionFailed,
     Reason,
@@ -23,10 +24,12 @@ from executor_server.errors import (
     SandboxFailure,
     Unavailable,
 )
-from executor_server.model import Principal, SessionSpec
+from executor_server.model import Principal, SandboxSpec, SessionSpec
 from executor_server.operations import VariablesReply
-from executor_server.pool import WarmPool
+from executor_server.pool import ReadySandbox, WarmPool
+from executor_server.registry import Registry, RegistryError, SessionRecord
 from executor_server.session import Session
+from executor_server.session_recovery import recover_sessions
 from executor_server.session_requests import SessionSettings
 
 __all__ = ["Session", "SessionManager", "SessionRequest", "SessionSettings", "VariablesReply"]
@@ -34,6 +37,8 @@ __all__ = ["Session", "SessionManager", "SessionRequest", "SessionSettings", "Va
 _log = structlog.get_logger(__name__)
 
 _RETRY_AFTER_S = 2.0
+# How old what is written down of a session's last use may be.
+_NOTE_USE_INTERVAL_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -47,16 +52,31 @@ class SessionRequest:
 class SessionManager:
     """Owns every session."""
 
-    def __init__(self, backend: Backend, pool: WarmPool, settings: SessionSettings) -> None:
-        self._backend_name = backend.name
+    def __init__(self, backend: Backend, pool: WarmPool, registry: Registry, settings: SessionSettings) -> None:
+        self._backend = backend
         self._pool = pool
+        self._registry = registry
         self._settings = settings
         self._sessions: dict[tuple[str, str], Session] = {}
-        self._requests: dict[tuple[str, str], asyncio.Task[Session]] = {}
+        self._requests: dict[tuple[str, str], asyncio.Future[Session]] = {}
         self._reserved = 0
         self._in_set_up: set[Session] = set()
         self._draining = False
         self._sweeper: asyncio.Task[None] | None = None
+        self._noted_use_s = time.monotonic()
+
+    async def recover(self) -> None:
+        """Brings back the sessions of an earlier daemon; those whose time is over end at once.
+
+        Takes over its sandboxes from the backend: to be called once, before the pool and anything else makes one.
+        Raises StateDirError, SandboxFailure.
+        """
+        for session in await recover_sessions(self._backend, self._registry, self._settings):
+            tenant = session.owner.tenant
+            self._sessions[tenant, session.session_id] = session
+            request = self._requests[tenant, session.record.request_id] = asyncio.get_running_loop().create_future()
+            request.set_result(session)
+        await self._end_expired()
 
     async def start(self) -> None:
         """Begins to sweep: sessions that nobody uses, or that are too old, end."""
@@ -88,14 +108,14 @@ class SessionManager:
         # A caller that goes away leaves the creation to go on: repeating the request finds the session.
         return await asyncio.shield(creation)
 
-    def _settle_request(self, key: tuple[str, str], creation: asyncio.Task[Session]) -> None:
+    def _settle_request(self, key: tuple[str, str], creation: asyncio.Future[Session]) -> None:
         self._reserved -= 1
         if creation.cancelled() or creation.exception() is not None:
             del self._requests[key]
 
     async def _create(self, principal: Principal, request: SessionRequest) -> Session:
         started = time.monotonic()
-        session = await self._set_up(principal, request.spec)
+        session = await self._set_up(principal, request)
         self._sessions[principal.tenant, session.session_id] = session
         _log.info(
             "session_created",
@@ -107,30 +127,64 @@ class SessionManager:
         )
         return session
 
-    async def _set_up(self, principal: Principal, spec: SessionSpec) -> Session:
+    async def _set_up(self, principal: Principal, request: SessionRequest) -> Session:
         """A session whose guest knows what it may do. A kept sandbox that dies of it is replaced by a new one."""
         while True:
-            try:
-                ready = await self._pool.take(spec.sandbox)
-            except SandboxFailure as failure:
-                _log.error("sandbox_not_made", image=spec.sandbox.image, error=str(failure))
-                message = "no sandbox can be made now; the daemon's log says why"
-                raise Unavailable(Reason.BACKEND_UNAVAILABLE, message) from failure
-            session = Session(secrets.token_hex(16), principal, spec, ready, self._backend_name, self._settings)
+            ready = await self._take_sandbox(request.spec.sandbox)
+            record = self._record(principal, request, ready)
+            session = Session(record, ready.sandbox, ready.channel, self._registry, self._settings)
             self._in_set_up.add(session)
             try:
+                session.begin()
                 await session.configure()
+                # From here on a later daemon knows it. Before, its sandbox belongs to nobody.
+                self._registry.add(record)
                 return session
             except PreconditionFailed as died:
                 await asyncio.shield(self._close(session, "its sandbox died"))
                 if not ready.warm:
                     message = "a new sandbox died at once; the daemon's log says why"
                     raise Unavailable(Reason.BACKEND_UNAVAILABLE, message) from died
+            except RegistryError as failure:
+                _log.error("session_not_written", error=str(failure))
+                await asyncio.shield(self._close(session, "it could not be written down"))
+                message = "the daemon can't write a session down now; its log says why"
+                raise Unavailable(Reason.BACKEND_UNAVAILABLE, message) from failure
             except BaseException:
                 await asyncio.shield(self._close(session, "it could not be set up"))
                 raise
             finally:
                 self._in_set_up.discard(session)
+
+    async def _take_sandbox(self, spec: SandboxSpec) -> ReadySandbox:
+        try:
+            return await self._pool.take(spec)
+        except ImageNotReady as failure:
+            raise Unavailable(Reason.IMAGE_NOT_READY, str(failure), failure.retry_after_s) from failure
+        except SandboxFailure as failure:
+            _log.error("sandbox_not_made", image=spec.image, error=str(failure))
+            message = "no sandbox can be made now; the daemon's log says why"
+            raise Unavailable(Reason.BACKEND_UNAVAILABLE, message) from failure
+
+    def _record(self, principal: Principal, request: SessionRequest, ready: ReadySandbox) -> SessionRecord:
+        info = ready.channel.info
+        assert info is not None, "a sandbox that is ready has an answer of its guest"
+        now = time.time()
+        return SessionRecord(
+            session_id=secrets.token_hex(16),
+            owner=principal,
+            request_id=request.request_id,
+            spec=request.spec,
+            backend=self._backend.name,
+            sandbox_id=ready.sandbox.sandbox_id,
+            token=ready.sandbox.endpoint.token,
+            python_version=info.python_version,
+            warm=ready.warm,
+            create_time_s=now,
+            connections=ready.channel.connections,
+            generation=info.generation,
+            last_used_s=now,
+        )
 
     def get(self, principal: Principal, session_id: str) -> Session:
         """The caller's session. Raises NotFound."""
@@ -166,6 +220,8 @@ class SessionManager:
         _log.info("session_ended", session_id=session.session_id, tenant=session.owner.tenant, reason=reason)
 
     async def _close(self, session: Session, reason: str) -> None:
+        # First: what no registry names is destroyed by the next daemon, should this one not come to it.
+        self._registry.forget(session.session_id)
         try:
             await session.close(reason)
         except SandboxFailure as failure:
@@ -183,16 +239,21 @@ class SessionManager:
 
     async def _sweep(self) -> None:
         """Looks after every guest, and ends the sessions whose time has come."""
-        now = time.time()
-        expired: list[Session] = []
         for session in self._in_set_up:
             session.check_guest()  # a kept sandbox may hang when it is needed
-        for session in list(self._sessions.values()):
+        for session in self._sessions.values():
             session.note_use()
             session.check_guest()
-            if session.expire_time_s <= now and (session.owner.tenant, session.session_id) in self._sessions:
-                self._remove(session)
-                expired.append(session)
+        if time.monotonic() - self._noted_use_s > _NOTE_USE_INTERVAL_S:
+            self._noted_use_s = time.monotonic()
+            self._registry.note_use([(s.session_id, s.last_used_s, s.generation) for s in self._sessions.values()])
+        await self._end_expired()
+
+    async def _end_expired(self) -> None:
+        now = time.time()
+        expired = [session for session in self._sessions.values() if session.expire_time_s <= now]
+        for session in expired:
+            self._remove(session)
         await asyncio.gather(*(self._end(session, "the session expired") for session in expired))
 
     async def drain(self, grace_s: float) -> None:

@@ -1,7 +1,8 @@
 """The daemon's state directory: private to its user, and to one daemon at a time.
 
 What lies in it: `lock` (held by the daemon as long as it lives), `token` (the bearer token that local clients find by
-themselves), `executor.sock` (the local socket), and whatever the backend keeps below `sandboxes/`.
+themselves), `executor.sock` (the local socket), `registry.db` and `journals/` (what a later daemon needs to know of the
+sessions), and whatever the backend keeps below `sandboxes/`.
 """
 
 from __future__ import annotations
@@ -53,6 +54,14 @@ class StateDir:
     @property
     def token_path(self) -> Path:
         return self.root / "token"
+
+    @property
+    def registry_path(self) -> Path:
+        return self.root / "registry.db"
+
+    @property
+    def journals_path(self) -> Path:
+        return self.root / "journals"
 
     @property
     def lock_path(self) -> Path:

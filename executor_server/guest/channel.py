@@ -3,7 +3,8 @@
 It listens; a connection counts as the daemon's once its first frame held the token, of which only the hash is known
 here. The newest such connection wins (an earlier daemon that held one is dead or about to be told so). Frames with a
 sequence number are kept until the daemon has acknowledged them, so that one that lost its connection, or its life,
-gets from the next connection on what it has not taken yet.
+gets from the next connection on what it has not taken yet. READY says which numbers were let go: a later daemon's
+memory may end before them, with frames that it had no need to write down.
 
 Agent code may connect too where it can see the socket: it has no token, so all it gets is a bounded wait.
 """
@@ -69,7 +70,8 @@ class _Stranger:
 class Channel:
     """Owns the listener, the connections and the frames not yet acknowledged.
 
-    `on_frame` takes each frame of the daemon; `describe` gives the head of READY.
+    `on_frame` takes each frame of the daemon; `describe` gives the head of READY; `on_new_daemon` is called when the
+    one that connects is not the one that did before.
     """
 
     def __init__(
@@ -85,6 +87,8 @@ class Channel:
         self._watch = loop.watch
         self._on_frame = on_frame
         self._describe = describe
+        self.on_new_daemon: Callable[[], None] = lambda: None
+        self._daemon_id = ""  # of the last one
         self._strangers: dict[int, _Stranger] = {}
         self._conn: Optional[socket.socket] = None
         self._decoder = FrameDecoder()
@@ -94,6 +98,7 @@ class Channel:
         self._blobs_sent = 0
         self._unsent: deque[_Kept] = deque()
         self._unacked: deque[_Kept] = deque()
+        self._acked = 0  # the last number of ours that was acknowledged, and is kept no more
         self._kept_bytes = 0
         self._writing: list[Union[memoryview, FileSlice]] = []
         self._buffer = memoryview(bytearray(_READ_BYTES))
@@ -202,6 +207,7 @@ class Channel:
     def _acknowledge(self, seq: int) -> None:
         while self._unacked and self._unacked[0].seq <= seq:
             kept = self._unacked.popleft()
+            self._acked = kept.seq
             self._kept_bytes -= kept.cost
             if isinstance(kept.body, FileSlice) and kept.body.last:
                 os.close(kept.body.fd)
@@ -268,8 +274,9 @@ class Channel:
         try:
             version = hello.head.integer("protocol")
             last_seq = hello.head.integer("last_seq")
+            daemon_id = hello.head.text("daemon", 64)
         except FrameError:
-            version, last_seq = -1, 0
+            version, last_seq, daemon_id = -1, 0, ""
         if version != PROTOCOL_VERSION or last_seq > self._seq:
             self._drop(stranger)
             return
@@ -281,7 +288,10 @@ class Channel:
         # What the last connection took but this daemon has not: again, before anything new.
         self._unsent = deque((*self._unacked, *self._unsent))
         self._unacked = deque()
-        ready = {**self._describe(), "last_seq": self._taken}
+        if daemon_id != self._daemon_id:
+            self._daemon_id = daemon_id
+            self.on_new_daemon()
+        ready = {**self._describe(), "last_seq": self._taken, "acked": self._acked}
         self._writing = [memoryview(encode_frame(Kind.READY, ready))]
         self._watch(self._conn.fileno(), READ, self._readable)
         self.last_heard = time.monotonic()

@@ -22,7 +22,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Optional, Union
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 # Room for what one message of a client can bring, 4 MiB, written as JSON where that takes more.
 MAX_FRAME_BYTES = 8 * 1024 * 1024
 MAX_HEAD_BYTES = 64 * 1024
@@ -69,6 +69,7 @@ class Kind:
 
 
 _KINDS = frozenset(value for name, value in vars(Kind).items() if name.isupper())
+_NOTHING = memoryview(b"")
 
 
 class FrameError(ValueError):
@@ -76,16 +77,22 @@ class FrameError(ValueError):
 
 
 class Frame:
-    """A decoded frame. `view` is its body where it lies, until the decoder is fed again; `body` is a copy to keep."""
+    """A decoded frame. `body` is a copy to keep of what it carries.
 
-    __slots__ = ("_body", "ack", "head", "kind", "seq", "view")
+    `view` is the body where it lies, `raw` all of the frame as it came: both until the decoder is fed again.
+    """
 
-    def __init__(self, kind: int, seq: int, ack: int, head: Fields, view: memoryview) -> None:
+    __slots__ = ("_body", "ack", "head", "kind", "raw", "seq", "view")
+
+    def __init__(
+        self, kind: int, seq: int, ack: int, head: Fields, view: memoryview, raw: memoryview = _NOTHING
+    ) -> None:
         self.kind = kind
         self.seq = seq
         self.ack = ack
         self.head = head
         self.view = view
+        self.raw = raw
         self._body: Optional[bytes] = None
 
     @property
@@ -187,10 +194,11 @@ def encode_frame(kind: int, head: dict[str, Any], body: bytes = b"", seq: int = 
 class FrameDecoder:
     """Takes bytes as they come, gives frames. Holds at most one incomplete frame.
 
-    A frame that comes whole is not copied; one that comes in pieces is gathered.
+    A frame that comes whole is not copied; one that comes in pieces is gathered. `kinds` are those that may come.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, kinds: frozenset[int] = _KINDS) -> None:
+        self._kinds = kinds
         self._gathered = bytearray()  # and no list of pieces: of those, a sender could make as many as it has bytes
         self._needed = 0  # of the incomplete frame, as far as is known: its length, or the 4 bytes that tell it
         self._failed = False
@@ -215,7 +223,7 @@ class FrameDecoder:
         if not self._gathered:
             needed = _needed(view)
             if len(view) >= needed > 4:
-                return _parse(view[:needed]), view[needed:]
+                return _parse(view[:needed], self._kinds), view[needed:]
             self._needed = needed
         missing = self._needed - len(self._gathered)
         piece, rest = view[:missing], view[missing:]
@@ -226,7 +234,7 @@ class FrameDecoder:
         if self._needed > len(self._gathered):  # only its length was missing
             return None, rest
         whole, self._gathered = self._gathered, bytearray()
-        return _parse(memoryview(whole)), rest
+        return _parse(memoryview(whole), self._kinds), rest
 
 
 def _needed(view: memoryview) -> int:
@@ -239,13 +247,13 @@ def _needed(view: memoryview) -> int:
     return 4 + length
 
 
-def _parse(view: memoryview) -> Frame:
+def _parse(view: memoryview, kinds: frozenset[int]) -> Frame:
     """A frame that is there in whole."""
     _, kind, seq, ack, head_length = _HEADER.unpack_from(view)
-    if kind not in _KINDS:
+    if kind not in kinds:
         raise FrameError(f"unknown frame kind {kind}")
     start = _HEADER.size
     if head_length > MAX_HEAD_BYTES or start + head_length > len(view):
         raise FrameError(f"a head of {head_length} bytes")
     head = decode_head(bytes(view[start : start + head_length]))
-    return Frame(kind, seq, ack, head, view[start + head_length :])
+    return Frame(kind, seq, ack, head, view[start + head_length :], view)

@@ -135,6 +135,7 @@ class Run:
         self.peak_memory_bytes = 0
         self.oom_suspect = False
         self.artifacts: Optional[Artifacts] = None  # from when its code starts; not of the prelude
+        self._held = False  # what it says can't be taken on
         self._paused_at: Optional[float] = None
         self._paused_s = 0.0
 
@@ -144,29 +145,40 @@ class Run:
 
     def open_call(self, call: Call) -> str:
         """Takes note of a call; its id is ours, since what the program calls it may be nothing that travels."""
-        if not self.calls:
-            self._paused_at = time.monotonic()
         self.calls_made += 1
         call_id = f"c{self.calls_made}"
         self.calls[call_id] = call
+        self._set_clock()
         return call_id
 
     def close_call(self, call_id: str) -> Call:
         call = self.calls.pop(call_id)
-        if not self.calls and self._paused_at is not None:
+        self._set_clock()
+        return call
+
+    def hold(self, held: bool) -> None:
+        """While nobody takes what it says, the program is made to wait, and its time does not count."""
+        self._held = held
+        self._set_clock()
+
+    def _set_clock(self) -> None:
+        """Stops its clock while it waits for the client, or for the daemon, and lets it go on."""
+        waits = self._held or bool(self.calls)
+        if waits and self._paused_at is None:
+            self._paused_at = time.monotonic()
+        elif not waits and self._paused_at is not None:
             pause = time.monotonic() - self._paused_at
             self.deadline += pause
             self._paused_s += pause
             self._paused_at = None
-        return call
 
     @property
     def wall_deadline(self) -> float:
-        """When its time is up; never while a host tool is being called."""
+        """When its time is up; never while it waits for others."""
         return float("inf") if self._paused_at is not None else self.deadline
 
     def wall_time_s(self) -> float:
-        """Time run so far, calls of host tools left out."""
+        """Time run so far, waiting for others left out."""
         now = time.monotonic()
         paused = self._paused_s + (now - self._paused_at if self._paused_at is not None else 0.0)
         return now - self.started - paused

@@ -91,6 +91,7 @@ class Runner:
         if execution_id:
             self._count += 1
         self.run = Run(execution_id, source, settings, self._count, self._channel)
+        self.run.hold(self._paused)
         self.check(self.run)
 
     def check(self, run: Run) -> None:
@@ -211,6 +212,7 @@ class Runner:
         if paused != self._paused:
             self._paused = paused
             if self.run is not None:
+                self.run.hold(paused)
                 self._watch_pipes(self.run)
 
     def _watch_pipes(self, run: Run) -> None:

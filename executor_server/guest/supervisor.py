@@ -95,6 +95,7 @@ class Supervisor:
         self._loop = Loop()
         self._channel = Channel(listener, config.token_hash, self._loop, self._on_frame, self._describe)
         self._transfers = Transfers(self._channel, config.workspace)
+        self._channel.on_new_daemon = self._transfers.on_new_daemon
         news = Listener(self._on_message, self._on_verdict, self._on_interpreter_exit, self._on_checker_exit)
         self._crew = Crew(config, self._loop, programs, news, self._abandon)
         self._runner = Runner(config, self._loop, self._channel, self._crew, self._transfers, self._on_run_end)
@@ -156,6 +157,8 @@ class Supervisor:
     def _on_time(self) -> None:
         now = time.monotonic()
         self._channel.expire_strangers()
+        if self._operation is not None and self._channel.full:
+            self._operation.deadline = now + OPERATION_TIME_S  # it waits for the daemon, and not for the interpreter
         self._transfers.expire_blobs(now)
         if now >= self._orphaned_at:
             self._stop = True

@@ -183,6 +183,7 @@ def session_to(session: Session) -> pb.Session:
         expire_time=_timestamp(session.expire_time_s),
         warm=session.warm,
         labels=spec.labels,
+        lost_reason=_text(session.lost_reason),
     )
 
 

@@ -63,7 +63,7 @@ async def refuse(context: Context, error: ExecutorError) -> NoReturn:
     details: list[Message] = [error_details_pb2.ErrorInfo(reason=error.reason.value, domain=DOMAIN)]
     if violations := _field_violations(error):
         details.append(error_details_pb2.BadRequest(field_violations=violations))
-    if isinstance(error, ResourceExhausted) and error.retry_after_s is not None:
+    if isinstance(error, (ResourceExhausted, Unavailable)) and error.retry_after_s is not None:
         retry = error_details_pb2.RetryInfo()
         retry.retry_delay.FromMilliseconds(round(error.retry_after_s * 1000))
         details.append(retry)

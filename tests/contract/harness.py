@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import tempfile
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from executor_api.values import decode, encode
@@ -29,7 +31,9 @@ from executor_server.model import (
     ToolSpec,
 )
 from executor_server.pool import PoolSettings, WarmPool
+from executor_server.registry import Registry
 from executor_server.sessions import Session, SessionManager, SessionRequest, SessionSettings, VariablesReply
+from executor_server.state_dir import StateDir
 
 MIB = 1024 * 1024
 PRINCIPAL = Principal("tenant", "test")
@@ -109,13 +113,19 @@ class Harness:
     def __init__(self, backend: Backend) -> None:
         self.backend = backend
         self.pool = WarmPool(backend, PoolSettings())
-        self.manager = SessionManager(backend, self.pool, SessionSettings(sweep_interval_s=0.05, ping_interval_s=0.2))
+        self._state = tempfile.TemporaryDirectory(prefix="r-")
+        self.registry = Registry(StateDir(Path(self._state.name)))
+        settings = SessionSettings(sweep_interval_s=0.05, ping_interval_s=0.2)
+        self.manager = SessionManager(backend, self.pool, self.registry, settings)
         self._names = itertools.count(1)
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> Harness:
+        self._stack.callback(self._state.cleanup)
+        self._stack.callback(self.registry.close)
         self._stack.push_async_callback(self.backend.close)
         await self.backend.start()
+        await self.manager.recover()
         self._stack.push_async_callback(self.pool.close)
         self._stack.push_async_callback(self.manager.close)
         await self.manager.start()

@@ -120,7 +120,8 @@ class FakeGuest:
 
     def _greet(self, hello: Frame) -> None:
         if self.ready is not None:
-            self.write_raw(encode_frame(Kind.READY, {"last_seq": self.taken, **self.ready}))
+            acked = hello.head.integer("last_seq")
+            self.write_raw(encode_frame(Kind.READY, {"last_seq": self.taken, "acked": acked, **self.ready}))
             for data in self._said[hello.head.integer("last_seq") :]:
                 self.write_raw(data)
 

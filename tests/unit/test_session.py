@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from contextlib import aclosing
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -36,10 +38,12 @@ from executor_server.model import (
     VariablesState,
 )
 from executor_server.pool import make_ready
+from executor_server.registry import Registry, SessionRecord
 from executor_server.session import Session
 from executor_server.session_requests import SessionSettings
+from executor_server.state_dir import StateDir
 from tests.support.fake_backend import SPEC, FakeBackend, FakeSandbox
-from tests.support.fake_guest import FakeGuest
+from tests.support.fake_guest import TOKEN, FakeGuest
 from tests.support.polling import eventually_async
 
 LIMITS = Limits(1.0, 1.0, 1000, 2**28, 16, 1000, 2**24, 600.0, 3600.0)
@@ -74,20 +78,25 @@ async def backend(tmp_path: Any) -> AsyncIterator[FakeBackend]:
 
 
 @pytest.fixture
-async def make(backend: FakeBackend) -> AsyncIterator[Any]:
+async def make(backend: FakeBackend, tmp_path: Path) -> AsyncIterator[Any]:
     made: list[Session] = []
+    registry = Registry(StateDir(tmp_path))
 
     async def make(**settings: Any) -> Bench:
         ready = await make_ready(backend, SPEC, warm=False)
-        session = Session(
-            "s", OWNER, SessionSpec(SPEC, LIMITS, ("math",), ""), ready, "fake", SessionSettings(**settings)
+        spec = SessionSpec(SPEC, LIMITS, ("math",), "")
+        record = SessionRecord(
+            "s", OWNER, "r", spec, "fake", ready.sandbox.sandbox_id, TOKEN, "3.11.0", False, time.time(), 1
         )
+        session = Session(record, ready.sandbox, ready.channel, registry, SessionSettings(**settings))
+        session.begin()
         made.append(session)
         return Bench(session, backend.made[-1])
 
     yield make
     for session in made:
         await session.close("the test is over")
+    registry.close()
 
 
 @pytest.fixture
@@ -440,7 +449,7 @@ async def test_a_full_journal_stops_the_guest_also_over_a_broken_channel(make: A
     for number in range(100):  # the daemon notices when it writes
         if len(bench.guest.connections) > 1:
             break
-        execution.cancel()
+        bench.session._channel.ping()
         await asyncio.sleep(0)
         assert number < 99
     await bench.guest.got(Kind.HELLO, 2)

@@ -16,7 +16,9 @@ from executor_server.guest.frames import Kind
 from executor_server.model import ExecutionLimits, Limits, Outcome, OutputMode, Principal, Result, SessionSpec
 from executor_server.policy import WarmSandboxes
 from executor_server.pool import PoolSettings, WarmPool
+from executor_server.registry import Registry
 from executor_server.sessions import Session, SessionManager, SessionRequest, SessionSettings
+from executor_server.state_dir import StateDir
 from tests.support.fake_backend import SPEC, FakeBackend
 from tests.support.polling import eventually_async
 
@@ -47,11 +49,14 @@ def execute(session: Session) -> Execution:
 @pytest.fixture
 async def make(tmp_path: Path) -> AsyncIterator[Callable[..., Any]]:
     benches: list[Bench] = []
+    registries: list[Registry] = []
 
     async def make(pool_size: int = 0, **settings: Any) -> Bench:
         backend = FakeBackend(tmp_path)
         pool = WarmPool(backend, PoolSettings())
-        manager = SessionManager(backend, pool, SessionSettings(**{"sweep_interval_s": 0.005, **settings}))
+        registry = Registry(StateDir(tmp_path))
+        manager = SessionManager(backend, pool, registry, SessionSettings(**{"sweep_interval_s": 0.005, **settings}))
+        registries.append(registry)
         benches.append(Bench(backend, pool, manager))
         await pool.start([WarmSandboxes(SPEC, pool_size)])
         await manager.start()
@@ -63,6 +68,9 @@ async def make(tmp_path: Path) -> AsyncIterator[Callable[..., Any]]:
         await bench.manager.close()
         await bench.pool.close()
         assert not bench.backend.living, "a sandbox outlived its manager"
+    for registry in registries:
+        assert registry.load() == [], "a session outlived its manager"
+        registry.close()
     assert await eventually_async(lambda: len(asyncio.all_tasks()) == 1), "a task outlived the manager"
 
 

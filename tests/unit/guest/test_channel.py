@@ -54,8 +54,8 @@ class Both:
             raise FrameError("not for a guest")
         self.heard.append((frame.kind, frame.head.values, frame.body))
 
-    def daemon(self, token: bytes = TOKEN, *, shown: int = 0) -> End:
-        end = End(GuestEndpoint(self.path, token), shown)
+    def daemon(self, token: bytes = TOKEN, *, shown: int = 0, daemon_id: str = "a") -> End:
+        end = End(GuestEndpoint(self.path, token), shown, daemon_id)
         self._ends.append(end.channel)
         return end
 
@@ -81,8 +81,8 @@ class Both:
 class End:
     """A daemon's end, and what it got."""
 
-    def __init__(self, endpoint: GuestEndpoint, shown: int) -> None:
-        self.channel = GuestChannel(endpoint, shown=shown)
+    def __init__(self, endpoint: GuestEndpoint, shown: int, daemon_id: str) -> None:
+        self.channel = GuestChannel(endpoint, shown=shown, daemon_id=daemon_id)
         self.channel.on_frame = self._on_frame
         self.channel.on_lost = self._on_lost
         self.frames: list[tuple[int, Any, bytes]] = []
@@ -315,7 +315,8 @@ async def gone(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bo
 
 
 def hello(**fields: Any) -> bytes:
-    return encode_frame(Kind.HELLO, {"token": SHOWN.hex(), "protocol": PROTOCOL_VERSION, "last_seq": 0, **fields})
+    greeting = {"token": SHOWN.hex(), "protocol": PROTOCOL_VERSION, "daemon": "a", "last_seq": 0}
+    return encode_frame(Kind.HELLO, {**greeting, **fields})
 
 
 STRANGERS = {
@@ -328,6 +329,7 @@ STRANGERS = {
     "garbage": b"GET / HTTP/1.1\r\n\r\n",
     "another version": hello(protocol=PROTOCOL_VERSION + 1),
     "no version": hello(protocol=None),
+    "no name": hello(daemon=None),
     "a position that was never reached": hello(last_seq=1),
 }
 

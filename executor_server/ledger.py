@@ -1,0 +1,429 @@
+"""The executions of a session: which run, which are kept, and the tape by which a later daemon knows them again.
+
+Theory of operation. All that happens to the executions of a session is a record: a frame of ours that starts one,
+answers or cancels it, a frame of the guest's about one, a finding of the daemon's own. A record is written to the tape
+before it takes effect, hence also before the guest is told that its frame has arrived. `replay` reads the records and
+lets them take effect by the same methods, so the later daemon has the same events under the same numbers; what it has
+not read, the guest has not been told the arrival of, and sends again.
+
+What of ours the guest had not received when the daemon died is on the tape too, and is sent again, under new numbers:
+those that follow the last one the guest has taken. RESUMED says which that was, so that one more daemon can tell the
+numbers before from those after.
+
+The tape is as long as what is held in memory, about: a segment of which no event is held any more, no frame is on its
+way and no result waits for a verdict, is removed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from executor_server.errors import InvalidRequest, Reason
+from executor_server.executions import Execution, ExecutionControl, ToolFailure
+from executor_server.guest.frames import Fields, Frame, FrameError, Kind, encode_frame
+from executor_server.guest_events import read_event, read_result
+from executor_server.model import (
+    BlobRef,
+    ErrorDetail,
+    EventKind,
+    ExecutionLimits,
+    Outcome,
+    OutputMode,
+    Payload,
+    Queued,
+    Result,
+    VariablesState,
+)
+from executor_server.tape import SENT, TAKEN, Mark, Segment, Tape, TapeError
+
+_MAX_EXECUTIONS = 2**20
+
+
+@dataclass(frozen=True)
+class LedgerControl:
+    """What the ledger asks of its session."""
+
+    send: Callable[[int, dict[str, Any], bytes], None]
+    hold: Callable[[object, bool], None]
+    judge: Callable[[str], None]  # find out what killed the interpreter, then call `judge`
+    on_end: Callable[[str, Result], None]
+
+
+@dataclass(frozen=True)
+class LedgerLimits:
+    """How much is kept: events of one execution and of all that have ended, and how many of these."""
+
+    journal_bytes: int
+    max_finished_executions: int
+
+
+@dataclass(frozen=True)
+class _OnItsWay:
+    """A frame of ours that the guest may not have: its number, where it lies on the tape, itself while replaying."""
+
+    seq: int
+    segment: int
+    kind: int = 0
+    head: dict[str, Any] = field(default_factory=dict)
+    body: bytes = b""
+
+
+@dataclass
+class _Span:
+    """A segment, and how many events each execution had at its start and at its end."""
+
+    segment: int
+    start: dict[str, int]
+    end: dict[str, int]
+
+
+class Ledger:
+    """Owns the executions of one session. `running` are those that have not ended, in order of arrival."""
+
+    def __init__(self, tape: Tape, limits: LedgerLimits, control: LedgerControl, generation: int = 1) -> None:
+        self._tape = tape
+        self._limits = limits
+        self._control = control
+        self._executions: dict[str, Execution] = {}
+        self.running: dict[str, Execution] = {}
+        self._finished: dict[str, Execution] = {}  # the oldest first
+        self._finished_bytes = 0
+        self._suspects: dict[str, tuple[Result, int]] = {}  # results without a verdict, and the segments they lie in
+        self._on_their_way: deque[_OnItsWay] = deque()
+        self._spans: list[_Span] = []
+        self._live = True  # and not replaying
+        self.generation = generation
+        self.oom_kills = 0
+        self.taken_seq = 0
+        """The number of the last frame of the guest's that is on the tape."""
+        self.lost: str | None = None
+        """Why the session is lost, when the tape says that it is."""
+
+    def begin_tape(self) -> None:
+        """Begins the tape of a new session."""
+        self._tape.create()
+        self._begin_segment()
+
+    def close(self) -> None:
+        """Lets go of the tape, which stays as it is."""
+        self._tape.close()
+
+    # -- what clients ask ----------------------------------------------------------------------------------------
+
+    def known(self, execution_id: str) -> Execution | None:
+        return self._executions.get(execution_id)
+
+    def known_as(self, execution_id: str, code: str, mode: OutputMode, limits: ExecutionLimits) -> Execution | None:
+        """The execution that this id names already. Raises InvalidRequest when that one is of other code."""
+        known = self._executions.get(execution_id)
+        if known is not None and known.fingerprint != _fingerprint(_head(execution_id, mode, limits), code.encode()):
+            raise InvalidRequest(
+                Reason.EXECUTION_ID_REUSED, f"execution id {execution_id!r} names another execution of this session"
+            )
+        return known
+
+    def execute(self, execution_id: str, code: str, mode: OutputMode, limits: ExecutionLimits) -> Execution:
+        """Starts an execution."""
+        head, source = _head(execution_id, mode, limits), code.encode()
+        self._control.send(Kind.EXECUTE, head, source)
+        return self._begin(execution_id, _fingerprint(head, source))
+
+    def _begin(self, execution_id: str, fingerprint: bytes) -> Execution:
+        self._forget(execution_id)
+        execution = self._add(execution_id, fingerprint)
+        self.running[execution_id] = execution
+        if len(self.running) > 1:
+            execution.publish(Queued(len(self.running) - 1))
+        return execution
+
+    def _add(self, execution_id: str, fingerprint: bytes) -> Execution:
+        control = ExecutionControl(
+            cancel=lambda execution_id: self._control.send(Kind.CANCEL, {"id": execution_id}, b""),
+            answer=self._answer,
+            hold=lambda held: self._control.hold(execution_id, held),
+        )
+        execution = Execution(execution_id, fingerprint, self._limits.journal_bytes, control)
+        self._executions[execution_id] = execution
+        return execution
+
+    def _answer(self, execution_id: str, call_id: str, answer: Payload | ToolFailure) -> None:
+        head: dict[str, Any] = {"id": execution_id, "call": call_id}
+        match answer:
+            case ToolFailure():
+                self._control.send(
+                    Kind.TOOL_RESULT, {**head, "ok": False, "type": answer.type}, answer.message.encode()
+                )
+            case BlobRef():
+                self._control.send(Kind.TOOL_RESULT, {**head, "ok": True, "blob": answer.blob_id}, b"")
+            case bytes():
+                self._control.send(Kind.TOOL_RESULT, {**head, "ok": True}, answer)
+
+    def note_sent(self, kind: int, seq: int, prefix: bytes, body: bytes) -> None:
+        """A frame is about to leave."""
+        if kind in SENT:
+            self._write(prefix, body)
+            self._on_their_way.append(_OnItsWay(seq, self._tape.segment))
+
+    def note_delivered(self, seq: int) -> None:
+        """The guest has taken what was sent, up to this number."""
+        while self._on_their_way and self._on_their_way[0].seq <= seq:
+            self._on_their_way.popleft()
+
+    # -- what the guest says -------------------------------------------------------------------------------------
+
+    def take(self, frame: Frame) -> None:
+        """A frame about an execution. Raises FrameError, and has changed nothing then."""
+        execution, event = self._read(frame)
+        self._write(frame.raw)
+        self._apply(frame, execution, event)
+        if execution.execution_id in self._suspects:
+            self._control.judge(execution.execution_id)
+
+    def _read(self, frame: Frame) -> tuple[Execution, EventKind]:
+        if frame.kind not in TAKEN:
+            raise FrameError(f"frame kind {frame.kind} is not for a daemon")
+        execution = self.running.get(frame.head.text("id", 64))
+        if execution is None or execution.execution_id in self._suspects:
+            raise FrameError("an event of an execution that does not run")
+        if frame.kind != Kind.RESULT:
+            return execution, read_event(frame)
+        result = read_result(frame)
+        if result.generation < self.generation:
+            raise FrameError(f"generation {result.generation} after {self.generation}")
+        return execution, result
+
+    def _apply(self, frame: Frame, execution: Execution, event: EventKind) -> None:
+        self.taken_seq = frame.seq
+        self.note_delivered(frame.ack)
+        if not isinstance(event, Result):
+            execution.publish(event)
+            return
+        self.generation = event.generation
+        if frame.head.boolean("oom_suspect", default=False):
+            # Only outside of the sandbox is it known who sent the kill.
+            self._suspects[execution.execution_id] = (event, self._tape.segment)
+        else:
+            self._end(execution, event)
+
+    def judge(self, execution_id: str, oom_kills: int | None) -> None:
+        """Ends an execution whose interpreter was killed, now that the kernel's kills for memory have been counted."""
+        if execution_id in self._suspects:
+            counted = {} if oom_kills is None else {"oom_kills": oom_kills}
+            self._write(encode_frame(Mark.VERDICT, {"id": execution_id, **counted}))
+            self._judge(execution_id, oom_kills)
+
+    def _judge(self, execution_id: str, oom_kills: int | None) -> None:
+        result, _ = self._suspects.pop(execution_id)
+        if oom_kills is not None and oom_kills > self.oom_kills:
+            self.oom_kills = oom_kills
+            detail = ErrorDetail("MemoryError", "the program used more memory than memory_bytes allows and was killed")
+            result = replace(result, outcome=Outcome.OUT_OF_MEMORY, error=detail)
+        self._end(self.running[execution_id], result)
+
+    # -- ends ----------------------------------------------------------------------------------------------------
+
+    def lose(self, reason: str) -> None:
+        """The session is lost: so is what runs."""
+        if self.lost is None:
+            self._write(encode_frame(Mark.LOST, {}, reason.encode("utf-8", "replace")))
+            self._lose(reason)
+
+    def _lose(self, reason: str) -> None:
+        self.lost = reason
+        self.end_all(Outcome.LOST, ErrorDetail("SandboxLost", reason))
+
+    def end_all(self, outcome: Outcome, error: ErrorDetail) -> None:
+        """Ends what runs. A result that only waits for its verdict is better than none."""
+        for execution_id, execution in list(self.running.items()):
+            result, _ = self._suspects.pop(execution_id, (None, 0))
+            self._end(execution, result or Result(outcome, VariablesState.LOST, self.generation, error=error))
+
+    def _end(self, execution: Execution, result: Result) -> None:
+        execution.publish(result)
+        del self.running[execution.execution_id]
+        self._finished[execution.execution_id] = execution
+        self._finished_bytes += execution.journal_size
+        if self._live:  # else there is more to read of what was kept
+            self._forget_old()
+            self._control.on_end(execution.execution_id, result)
+
+    def _forget_old(self) -> None:
+        """Lets go of the oldest finished journals, but for the last: so many there may be, so much they may hold."""
+        for execution_id in list(self._finished)[:-1]:
+            limits = self._limits
+            few = len(self._finished) <= limits.max_finished_executions
+            if few and self._finished_bytes <= limits.journal_bytes:
+                return
+            self._forget(execution_id)
+
+    def _forget(self, execution_id: str) -> None:
+        execution = self._executions.pop(execution_id, None)
+        self.running.pop(execution_id, None)
+        if execution is not None and self._finished.pop(execution_id, None) is not None:
+            self._finished_bytes -= execution.journal_size
+        # Its id may come to name another one, whose events are counted from 1 again.
+        for span in self._spans:
+            span.start.pop(execution_id, None)
+            span.end.pop(execution_id, None)
+
+    # -- the tape ------------------------------------------------------------------------------------------------
+
+    def _write(self, first: bytes | memoryview, second: bytes = b"") -> None:
+        """One record. A new segment begins before it and not after, when what is known is what has taken effect."""
+        if self._tape.full:
+            self._begin_segment()
+        self._tape.append(first, second)
+
+    def _begin_segment(self) -> None:
+        if self._tape.broken:
+            return
+        numbers = self._numbers()
+        if self._spans:
+            self._spans[-1].end = dict(numbers)
+        self._tape.begin_segment(self._snapshot())
+        self._drop_segments()
+        self._spans.append(_Span(self._tape.segment, numbers, {}))
+
+    def _numbers(self) -> dict[str, int]:
+        return {execution_id: execution.last_number for execution_id, execution in self._executions.items()}
+
+    def _drop_segments(self) -> None:
+        """Removes all segments before this one that nothing needs."""
+        pinned = {frame.segment for frame in self._on_their_way} | {segment for _, segment in self._suspects.values()}
+        needed = [span for span in self._spans if span.segment in pinned or self._holds_events_of(span)]
+        self._tape.drop({span.segment for span in self._spans} - {span.segment for span in needed})
+        self._spans = needed
+
+    def _holds_events_of(self, span: _Span) -> bool:
+        return any(
+            last > span.start.get(execution_id, 0) and last >= self._executions[execution_id].first_number
+            for execution_id, last in span.end.items()
+        )
+
+    def _snapshot(self) -> bytes:
+        executions = (*self._finished.values(), *self.running.values())
+        known = {
+            "taken": self.taken_seq,
+            "generation": self.generation,
+            "oom_kills": self.oom_kills,
+            "executions": [execution.snapshot() for execution in executions],
+        }
+        return json.dumps(known, separators=(",", ":")).encode()
+
+    # -- reading the tape ----------------------------------------------------------------------------------------
+
+    def replay(self) -> None:
+        """Lets all that is on the tape take effect, and goes on writing where it ends.
+
+        Raises TapeError when it can't be read to its end: then what was read so far has taken effect, and nothing more
+        will be written.
+        """
+        self._live = False
+        try:
+            for segment in self._tape.read():
+                self._replay_segment(segment)
+        except FrameError as error:
+            self._tape.stop()
+            raise TapeError(f"its journal is damaged: {error}") from error
+        except TapeError:
+            self._tape.stop()
+            raise
+        finally:
+            self._live = True
+            self._forget_old()
+
+    def _replay_segment(self, segment: Segment) -> None:
+        for record in segment.records:
+            if record.kind == Mark.SNAPSHOT:
+                self._restore(record.body)
+                self._spans.append(_Span(segment.number, self._numbers(), {}))
+            else:
+                self._replay_record(record, segment.number)
+        self._spans[-1].end = self._numbers()
+
+    def _replay_record(self, record: Frame, segment: int) -> None:
+        head = record.head
+        if record.kind in SENT:
+            self._on_their_way.append(_OnItsWay(record.seq, segment, record.kind, head.values, record.body))
+            if record.kind == Kind.EXECUTE:
+                self._begin(head.text("id", 64), _fingerprint(head.values, record.body))
+            elif record.kind == Kind.TOOL_RESULT and (execution := self.known(head.text("id", 64))) is not None:
+                execution.note_answer(head.text("call", 64), len(record.body))
+        elif record.kind == Mark.VERDICT:
+            if head.text("id", 64) not in self._suspects:
+                raise FrameError("a verdict on nothing")
+            self._judge(head.text("id", 64), head.integer("oom_kills") if "oom_kills" in head else None)
+        elif record.kind == Mark.LOST:
+            self._lose(record.body.decode())
+        elif record.kind == Mark.RESUMED:
+            self._renumber(head.integer("taken"))
+        else:
+            self._apply(record, *self._read(record))
+
+    def _restore(self, snapshot: bytes) -> None:
+        """Becomes as in a snapshot. After a segment that was not removed, it says what is known."""
+        try:
+            known = Fields(json.loads(snapshot))
+        except ValueError as error:
+            raise FrameError("a snapshot that is not JSON") from error
+        self.taken_seq = known.integer("taken")
+        self.generation = known.integer("generation", 1)
+        self.oom_kills = known.integer("oom_kills")
+        listed = {fields.text("id", 64): fields for fields in known.objects("executions", _MAX_EXECUTIONS)}
+        for execution_id in [execution_id for execution_id in self._executions if execution_id not in listed]:
+            self._forget(execution_id)
+        self.running, self._finished, self._finished_bytes = {}, {}, 0
+        for execution_id, fields in listed.items():
+            execution = self._restored(execution_id, fields)
+            if execution.done:
+                self._finished[execution_id] = execution
+                self._finished_bytes += execution.journal_size
+            else:
+                self.running[execution_id] = execution
+
+    def _restored(self, execution_id: str, fields: Fields) -> Execution:
+        fingerprint = bytes.fromhex(fields.text("fingerprint", 64))
+        execution = self.known(execution_id)
+        if execution is None or execution.fingerprint != fingerprint or execution.done > fields.boolean("done"):
+            self._forget(execution_id)  # the id has come to name another one
+            execution = self._add(execution_id, fingerprint)
+        execution.restore(fields)
+        return execution
+
+    def _renumber(self, taken: int) -> None:
+        """What the guest had not taken was sent again under the numbers that follow."""
+        self.note_delivered(taken)
+        self._on_their_way = deque(
+            replace(frame, seq=seq) for seq, frame in enumerate(self._on_their_way, start=taken + 1)
+        )
+
+    def resume(self, taken: int) -> list[tuple[int, dict[str, Any], bytes]]:
+        """What is to be sent again, before all else, to a guest that has taken our frames up to this number."""
+        self._write(encode_frame(Mark.RESUMED, {"taken": taken}))
+        self._renumber(taken)
+        return [(frame.kind, frame.head, frame.body) for frame in self._on_their_way]
+
+    def unjudged(self) -> list[str]:
+        """Executions whose result still waits for its verdict."""
+        return list(self._suspects)
+
+
+def _head(execution_id: str, mode: OutputMode, limits: ExecutionLimits) -> dict[str, Any]:
+    return {
+        "id": execution_id,
+        "mode": mode.value,
+        "wall_time_s": limits.wall_time_s,
+        "cpu_time_s": limits.cpu_time_s,
+        "operations": limits.operations,
+        "output_bytes": limits.output_bytes,
+    }
+
+
+def _fingerprint(head: Mapping[str, Any], source: bytes) -> bytes:
+    """What tells an execution from another of the same id. JSON gives back each of these as it was."""
+    return hashlib.sha256(source + repr(sorted(head.items())).encode()).digest()

@@ -1,0 +1,249 @@
+"""The registry: which sessions there are, on disk, so that the daemon that comes after a killed one knows them.
+
+`registry.db` in the state directory has a row for each session: whose it is, what was approved for it, its sandbox and
+the secret of the way there. Beside it, in `journals/ID/`, lies the session's tape. A row is written before the session
+is handed out and removed before its sandbox is destroyed, so what has no row belongs to nobody.
+
+SQLite in WAL mode without a sync at each commit: what is committed outlives this process, and a crash of the host may
+lose the last rows but never harms the file. A file that is harmed nevertheless stops the start, with what to do: going
+on with an empty one would leave running sessions to be destroyed in silence.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from types import UnionType
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+
+import structlog
+
+from executor_server import tape
+from executor_server.guest.frames import PROTOCOL_VERSION
+from executor_server.model import Limits, Principal, SandboxSpec, SessionSpec
+from executor_server.state_dir import StateDir, StateDirError
+
+# Of the tables and of the tapes.
+_VERSION = 1
+_TABLE = """
+CREATE TABLE sessions (
+    session_id TEXT PRIMARY KEY,
+    tenant TEXT NOT NULL,
+    principal TEXT NOT NULL,
+    request_id TEXT NOT NULL,
+    spec TEXT NOT NULL,
+    backend TEXT NOT NULL,
+    sandbox_id TEXT NOT NULL,
+    token BLOB NOT NULL,
+    protocol INTEGER NOT NULL,
+    python_version TEXT NOT NULL,
+    warm INTEGER NOT NULL,
+    create_time_s REAL NOT NULL,
+    connections INTEGER NOT NULL,
+    generation INTEGER NOT NULL,
+    last_used_s REAL NOT NULL,
+    lost_reason TEXT
+) STRICT, WITHOUT ROWID
+"""
+
+_log = structlog.get_logger(__name__)
+
+T = TypeVar("T")
+
+
+class RegistryError(Exception):
+    """Nothing could be written down. Internal: its text may name host paths."""
+
+
+@dataclass(frozen=True)
+class SessionRecord:
+    """A session as it is written down."""
+
+    session_id: str
+    owner: Principal
+    request_id: str
+    spec: SessionSpec
+    backend: str
+    sandbox_id: str
+    token: bytes
+    python_version: str
+    warm: bool
+    create_time_s: float
+    connections: int  # to its guest, that may have been begun
+    generation: int = 1
+    last_used_s: float = 0.0
+    lost_reason: str | None = None
+    protocol: int = PROTOCOL_VERSION  # that its guest speaks
+
+
+class Registry:
+    """Owns the database. Everything takes microseconds, so it is done in the event loop."""
+
+    def __init__(self, state_dir: StateDir) -> None:
+        """Opens it, or makes it. Raises StateDirError when it is harmed, or another version's."""
+        self._path = state_dir.registry_path
+        self._journals = state_dir.journals_path
+        self._unforgotten: set[str] = set()
+        self._journals.mkdir(mode=0o700, exist_ok=True)
+        try:
+            self._database = self._open()
+        except sqlite3.Error as error:
+            raise StateDirError(
+                f"The registry of sessions {self._path} can't be used: {error}. To start without the sessions that it "
+                "names, which end then, move it away."
+            ) from error
+
+    def _open(self) -> sqlite3.Connection:
+        self._path.touch(mode=0o600)
+        database = sqlite3.connect(self._path)
+        try:
+            database.execute("PRAGMA journal_mode = WAL")
+            database.execute("PRAGMA synchronous = NORMAL")
+            (version,) = database.execute("PRAGMA user_version").fetchone()
+            if version == 0 and not database.execute("SELECT 1 FROM sqlite_master").fetchone():
+                database.executescript(f"BEGIN; {_TABLE}; PRAGMA user_version = {_VERSION}; COMMIT;")
+            elif version != _VERSION:
+                raise StateDirError(
+                    f"The registry of sessions {self._path} is of version {version}, and this daemon knows version "
+                    f"{_VERSION}: start the daemon that made it and stop it in order, or move the file away."
+                )
+            (problem,) = database.execute("PRAGMA quick_check(1)").fetchone()
+            if problem != "ok":
+                raise sqlite3.DatabaseError(problem)
+        except BaseException:
+            database.close()
+            raise
+        return database
+
+    def close(self) -> None:
+        self._database.close()
+
+    # -- reading -------------------------------------------------------------------------------------------------
+
+    def load(self) -> list[SessionRecord]:
+        """All sessions, oldest first. Removes the tapes of those that there are no more. Raises StateDirError."""
+        try:
+            cursor = self._database.execute("SELECT * FROM sessions ORDER BY create_time_s, session_id")
+            names = [column[0] for column in cursor.description]
+            records = [_record(dict(zip(names, row, strict=True))) for row in cursor]
+        except (sqlite3.Error, ValueError, KeyError, TypeError) as error:
+            raise StateDirError(
+                f"The registry of sessions {self._path} can't be read: {error}. To start without the sessions that it "
+                "names, which end then, move it away."
+            ) from error
+        known = {record.session_id for record in records}
+        for journal in self._journals.iterdir():
+            if journal.name not in known:
+                tape.remove(journal)
+        return records
+
+    def tape_of(self, session_id: str) -> tape.Tape:
+        """The tape of a session, to be begun or to be read."""
+        return tape.Tape(self._journals / session_id)
+
+    # -- writing -------------------------------------------------------------------------------------------------
+
+    def add(self, record: SessionRecord) -> None:
+        """Writes a session down. Raises RegistryError."""
+        values = {
+            "session_id": record.session_id,
+            "tenant": record.owner.tenant,
+            "principal": record.owner.name,
+            "request_id": record.request_id,
+            "spec": json.dumps(asdict(record.spec)),
+            "backend": record.backend,
+            "sandbox_id": record.sandbox_id,
+            "token": record.token,
+            "protocol": record.protocol,
+            "python_version": record.python_version,
+            "warm": int(record.warm),
+            "create_time_s": record.create_time_s,
+            "connections": record.connections,
+            "generation": record.generation,
+            "last_used_s": record.last_used_s,
+            "lost_reason": record.lost_reason,
+        }
+        places = ", ".join(f":{name}" for name in values)
+        try:
+            with self._database:
+                self._database.execute(f"INSERT INTO sessions ({', '.join(values)}) VALUES ({places})", values)
+        except sqlite3.Error as error:
+            raise RegistryError(f"{self._path}: {error}") from error
+
+    def forget(self, session_id: str) -> None:
+        """A session is no more, or is about to end. What can't be removed now is removed with `note_use`, later."""
+        self._unforgotten.add(session_id)
+        self._forget_rest()
+
+    def _forget_rest(self) -> None:
+        for session_id in list(self._unforgotten):
+            if not self._try("DELETE FROM sessions WHERE session_id = ?", [(session_id,)]):
+                return
+            self._unforgotten.discard(session_id)
+            tape.remove(self._journals / session_id)
+
+    # What follows is of use to a later daemon, and the session goes on without it.
+
+    def note_lost(self, session_id: str, reason: str) -> None:
+        """A session has lost its sandbox."""
+        self._try("UPDATE sessions SET lost_reason = ? WHERE session_id = ?", [(reason, session_id)])
+
+    def note_connections(self, session_id: str, count: int) -> None:
+        """The guest may have been shown so many tokens."""
+        self._try("UPDATE sessions SET connections = ? WHERE session_id = ?", [(count, session_id)])
+
+    def note_use(self, used: Sequence[tuple[str, float, int]]) -> None:
+        """(session_id, last_used_s, generation) of sessions that may have been used since the last time."""
+        rows = [(last_used_s, generation, session_id) for session_id, last_used_s, generation in used]
+        self._try("UPDATE sessions SET last_used_s = ?, generation = ? WHERE session_id = ?", rows)
+        self._forget_rest()
+
+    def _try(self, statement: str, rows: Sequence[tuple[object, ...]]) -> bool:
+        try:
+            with self._database:
+                self._database.executemany(statement, rows)
+        except sqlite3.Error as error:
+            _log.error("registry_not_written", path=str(self._path), error=str(error))
+            return False
+        return True
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# From a row to values. It is our own file; still, a value of another type is found here and not somewhere later.
+
+
+def _record(row: Mapping[str, Any]) -> SessionRecord:
+    """Raises ValueError, KeyError, TypeError."""
+    simple = {name: row[name] for name in row.keys() - {"tenant", "principal", "spec", "warm"}}
+    return _checked(
+        SessionRecord,
+        {
+            **simple,
+            "owner": _checked(Principal, {"tenant": row["tenant"], "name": row["principal"]}),
+            "spec": _spec(json.loads(row["spec"])),
+            "warm": bool(row["warm"]),
+        },
+    )
+
+
+def _spec(values: Any) -> SessionSpec:
+    sandbox, limits = _checked(SandboxSpec, values["sandbox"]), _checked(Limits, values["limits"])
+    imports = tuple(values["authorized_imports"])
+    return _checked(SessionSpec, {**values, "sandbox": sandbox, "limits": limits, "authorized_imports": imports})
+
+
+def _checked(kind: type[T], values: Mapping[str, Any]) -> T:
+    """A dataclass of these values, each of the type that its field says."""
+    types = get_type_hints(kind)
+    for name, value in values.items():
+        allowed = types[name]
+        origin = get_origin(allowed) or allowed
+        if origin is float:
+            origin = (float, int)
+        elif origin is UnionType:
+            origin = get_args(allowed)
+        if not isinstance(value, origin):
+            raise ValueError(f"{kind.__name__}.{name} is a {type(value).__name__}")
+    return kind(**values)

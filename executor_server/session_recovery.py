@@ -1,0 +1,96 @@
+"""Brings back the sessions of an earlier daemon, at the start of the next one.
+
+Each session of the registry exists again afterwards: it goes on with its guest, or it is lost and says why; what had
+finished can be attached to in both cases. Nothing here fails for one session only; a registry that can't be read or a
+sandbox that can be neither taken over nor destroyed stops the start.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+
+import structlog
+
+from executor_server.backends.base import Backend, GuestEndpoint, KnownSandbox
+from executor_server.guest.frames import PROTOCOL_VERSION
+from executor_server.guest_channel import GuestChannel
+from executor_server.registry import Registry, SessionRecord
+from executor_server.session import Session
+from executor_server.session_requests import SessionSettings
+
+# Guests that are connected to at one time.
+_CONCURRENCY = 16
+
+_log = structlog.get_logger(__name__)
+
+
+class GoneSandbox:
+    """The sandbox of a session that has none any more."""
+
+    fingerprint = ""
+
+    def __init__(self, sandbox_id: str) -> None:
+        self.sandbox_id = sandbox_id
+        self.endpoint = GuestEndpoint(Path("/nonexistent"), b"")
+
+    async def oom_kills(self) -> int | None:
+        return None
+
+    async def cause_of_death(self) -> str | None:
+        return None
+
+    async def label(self, session_id: str) -> None:
+        return
+
+    async def destroy(self) -> None:
+        return
+
+
+async def recover_sessions(backend: Backend, registry: Registry, settings: SessionSettings) -> Sequence[Session]:
+    """All sessions of the registry. To be called once, after the backend's start and before it makes anything.
+
+    Raises StateDirError, SandboxFailure.
+    """
+    records = registry.load()
+    ours = [record for record in records if _why_not(record, backend) is None]
+    adopted = await backend.adopt([KnownSandbox(each.sandbox_id, each.spec.sandbox, each.token) for each in ours])
+    sessions = []
+    for record in records:
+        sandbox = adopted.get(record.sandbox_id) if record in ours else None
+        gone = _why_not(record, backend) or "its sandbox was gone when the daemon came back"
+        kept = sandbox or GoneSandbox(record.sandbox_id)
+        channel = GuestChannel(kept.endpoint, shown=record.connections)
+        session = Session(record, kept, channel, registry, settings)
+        session.recall(gone=None if sandbox is not None else gone)
+        sessions.append(session)
+        await asyncio.sleep(0)  # reading takes its time, and signals are to be heard
+    await _resume(sessions, settings.recovery_s)
+    if sessions:
+        lost = sum(session.state == "lost" for session in sessions)
+        _log.info("sessions_recovered", count=len(sessions) - lost, lost=lost)
+    return sessions
+
+
+def _why_not(record: SessionRecord, backend: Backend) -> str | None:
+    """Why its sandbox can't be asked for; None when it can."""
+    if record.lost_reason is not None:
+        return record.lost_reason
+    if record.backend != backend.name:
+        return f"its sandbox is of backend {record.backend}, and the daemon came back with backend {backend.name}"
+    if record.protocol != PROTOCOL_VERSION:
+        return "its guest is of another version than the daemon that came back"
+    return None
+
+
+async def _resume(sessions: Sequence[Session], deadline_s: float) -> None:
+    """Connects to all guests, a bounded number at a time, within a time for all."""
+    places = asyncio.Semaphore(_CONCURRENCY)
+    give_up_s = asyncio.get_running_loop().time() + deadline_s
+
+    async def resume(session: Session) -> None:
+        async with places:
+            await session.resume(max(give_up_s - asyncio.get_running_loop().time(), 0.0))
+
+    await asyncio.gather(*(resume(session) for session in sessions))

@@ -11,10 +11,13 @@ import gc
 import marshal
 import traceback
 import warnings
-from typing import Any, NamedTuple, Sequence
 
 from .imports import find_denied, refusal
 from .instrument import Sentinels, compile_tree, instrument, spans
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Optional, Sequence
 
 MAX_SOURCE_LINE_CHARS = 200
 """A longer line is shown around the error only."""
@@ -24,14 +27,24 @@ MAX_STATEMENT_CHARS = 2_000
 CO_COROUTINE = 0x80
 
 
-class Verdict(NamedTuple):
+class Verdict:
     """Code, or an error. `code` is marshalled `(code object, spans)`, as the interpreter takes it."""
 
-    code: bytes | None = None
-    spans: Sequence[Sequence[int]] = ()
-    is_async: bool = False
-    outcome: str = ""
-    error: dict[str, Any] | None = None
+    __slots__ = ("code", "error", "is_async", "outcome", "spans")
+
+    def __init__(
+        self,
+        code: Optional[bytes] = None,
+        spans: Sequence[Sequence[int]] = (),
+        is_async: bool = False,
+        outcome: str = "",
+        error: Optional[dict[str, Any]] = None,
+    ) -> None:
+        self.code = code
+        self.spans = spans
+        self.is_async = is_async
+        self.outcome = outcome
+        self.error = error
 
 
 def check(

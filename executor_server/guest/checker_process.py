@@ -6,15 +6,18 @@ process: the supervisor notices, starts another, and that one execution is refus
 
 from __future__ import annotations
 
-import json
 import os
 import resource
-import socket
-from typing import Any
 
 from . import link
 from .checker import check
 from .instrument import Sentinels
+from .lean import dumps, loads
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import socket
+    from typing import Any
 
 _MEMORY_BYTES = 1024 * 1024 * 1024
 _MAX_REQUEST_BYTES = 64 * 1024 * 1024
@@ -36,7 +39,7 @@ def checker_main(sock: socket.socket, config: Any) -> None:
             return
         body = link.read_body(message)
         size = message.head.integer("head")
-        request = json.loads(body[:size])
+        request = loads(body[:size])
         verdict = check(
             body[size:].decode("utf-8", "surrogatepass"),
             request["filename"],
@@ -48,4 +51,4 @@ def checker_main(sock: socket.socket, config: Any) -> None:
             link.send(sock, {"t": "verdict", "ok": True}, verdict.code)
         else:
             refusal = {"outcome": verdict.outcome, "error": verdict.error}
-            link.send(sock, {"t": "verdict", "ok": False}, json.dumps(refusal).encode())
+            link.send(sock, {"t": "verdict", "ok": False}, dumps(refusal))

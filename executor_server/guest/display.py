@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import sys
-from typing import Any, Callable
 
 MAX_IMAGE_BYTES = 32 * 1024 * 1024
 _DPI = 100
 
-Emit = Callable[[str, str, bytes], None]
-"""(mime type, source, data)"""
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Callable
+
+    Emit = Callable[[str, str, bytes], None]
+    """(mime type, source, data)"""
 
 _emit: list[Emit] = []
 

@@ -16,10 +16,22 @@ import builtins
 import sys
 from copy import deepcopy
 from types import CodeType, FrameType
-from typing import Any, Callable, Iterator, Protocol
 
-from .imports import CALLED_IMPORT, Authorized, ImportDenied, find_denied, make_import, make_statement_import
+from .imports import CALLED_IMPORT, ImportDenied, find_denied, make_import, make_statement_import
 from .instrument import Sentinels, bind, compile_tree, instrument
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Callable, Iterator, Protocol
+
+    from .imports import Authorized
+
+    class _Ticking(Protocol):
+        """What is needed of a Meter."""
+
+        ticks: Iterator[bool]
+        tick: Callable[[], bool]
+
 
 _exec, _eval, _compile = builtins.exec, builtins.eval, builtins.compile
 
@@ -27,13 +39,6 @@ _FUTURE_FLAGS = 0
 for _name in future.all_feature_names:
     _FUTURE_FLAGS |= getattr(future, _name).compiler_flag
 _CO_OPTIMIZED = 0x1
-
-
-class _Ticking(Protocol):
-    """What is needed of a Meter."""
-
-    ticks: Iterator[bool]
-    tick: Callable[[], bool]
 
 
 def agent_builtins(

@@ -10,9 +10,12 @@ from __future__ import annotations
 import builtins
 import sys
 from itertools import repeat
-from typing import Any
 
 from .control import ControlException
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 MAX_GROUP_MEMBERS = 10_000
 """How many members of an exception group are searched for a control exception."""

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import os
 import select
-import socket
 import threading
 from collections import deque
-from typing import Any, Callable, Optional, Union
 
 from . import link
 from .control import ExecutionInterrupted, FinalAnswerGiven
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import socket
+    from typing import Any, Callable, Optional, Union
 
 MAX_VALUE_BYTES = 256 * 1024 * 1024
 _LOOK_UP_S = 0.05

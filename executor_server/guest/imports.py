@@ -16,10 +16,13 @@ import importlib
 import re
 import sys
 from types import FrameType, ModuleType
-from typing import Any, Callable, Sequence
 
-Authorized = Callable[[], Sequence[str]]
-"""Gives the patterns that hold now."""
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Callable, Sequence
+
+    Authorized = Callable[[], Sequence[str]]
+    """Gives the patterns that hold now."""
 
 CALLED_IMPORT = "import()"
 """Where the builtins of agent code keep what its own name `__import__` means; not a name that a program can write."""

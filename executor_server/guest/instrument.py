@@ -20,9 +20,12 @@ import warnings
 from ast import AST, Call, Constant, Expr, Load, expr, stmt
 from itertools import compress
 from types import CodeType
-from typing import Any, Callable, Iterator, Mapping, NamedTuple
 
 from .imports import CALLED_IMPORT
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Callable, Iterator, Mapping
 
 TRAILING_EXPRESSION = "trailing_expression"
 LAST_STATEMENT = "last_statement"
@@ -30,19 +33,22 @@ LAST_STATEMENT = "last_statement"
 _builtin_compile = compile
 
 
-class Sentinels(NamedTuple):
+class Sentinels:
     """Stand-ins for the objects that instrumented code calls; both sides of a compilation make them of one mark."""
 
-    next: bytes
-    compress: bytes
-    ticks: bytes
-    guard: bytes
-    keep: bytes
+    __slots__ = ("compress", "guard", "keep", "next", "ticks")
+
+    def __init__(self, mark: str) -> None:
+        """`mark` is random, so that no constant of a program is taken for a sentinel."""
+        self.next = f"{mark}:next".encode()
+        self.compress = f"{mark}:compress".encode()
+        self.ticks = f"{mark}:ticks".encode()
+        self.guard = f"{mark}:guard".encode()
+        self.keep = f"{mark}:keep".encode()
 
     @classmethod
     def of(cls, mark: str) -> Sentinels:
-        """`mark` is random, so that no constant of a program is taken for a sentinel."""
-        return cls(*(f"{mark}:{purpose}".encode() for purpose in cls._fields))
+        return cls(mark)
 
     def constants(
         self, *, ticks: Iterator[bool], guard: Callable[[], object], keep: LastValue | None = None

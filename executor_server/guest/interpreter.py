@@ -10,29 +10,31 @@ from __future__ import annotations
 
 import gc
 import io
-import json
 import linecache
 import marshal
 import mmap
 import os
 import resource
-import signal
-import socket
 import sys
 import traceback
 import types
-from typing import Any, Callable, Optional, Union
 
 from executor_api.values import encode
 
-from . import display, link
+from . import display, libc, link
 from .control import ExecutionInterrupted, FinalAnswerGiven
 from .dynamic import agent_builtins
 from .guard import guard
 from .host_tools import Inbox, ToolBox, decode_value
 from .imports import ImportDenied, guard_importlib
 from .instrument import LastValue, Sentinels, bind
+from .lean import dumps, loads, signal
 from .meter import Meter, OperationLimitExceeded
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import socket
+    from typing import Any, Callable, Optional, Union
 
 # For what decoding and encoding variables may run of agent code.
 OPERATION_BUDGET = 10**8
@@ -49,9 +51,7 @@ def settle(config: Any) -> None:
     """Turns the forked copy of the supervisor into an ordinary process with limits of its own."""
     os.setsid()
     # Ordinary again: until now it was as closed to others as the supervisor, and /proc/self belonged to root.
-    import ctypes
-
-    ctypes.CDLL(None).prctl(4, 1, 0, 0, 0)  # PR_SET_DUMPABLE
+    libc.function("prctl")(libc.PR_SET_DUMPABLE, 1, 0, 0, 0)
     for number in signal.valid_signals():
         # Python itself ignores SIGPIPE and SIGXFSZ: they become exceptions.
         kept = (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT)
@@ -116,7 +116,7 @@ class Interpreter:
         self._loop: Any = None
         self._pid = os.getpid()
         self._null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
-        self._libc_flush = _libc_flush()
+        self._libc_flush = libc.function("fflush")
         self._stdout = self._stderr = _stream(self._null)
         # Captured: agent code may replace these names in their modules.
         self._dup2, self._getpid, self._exit = os.dup2, os.getpid, os._exit
@@ -173,13 +173,13 @@ class Interpreter:
     # -- settings, tools, variables --------------------------------------------------------------------------------
 
     def _on_settings(self, message: link.Message) -> None:
-        self._authorized = json.loads(link.read_body(message))["authorized"]
+        self._authorized = loads(link.read_body(message))["authorized"]
 
     def _on_tools(self, message: link.Message) -> None:
         for name in self._tool_names:
             self._builtins.pop(name, None)
         self._tool_names = []
-        for spec in json.loads(link.read_body(message)):
+        for spec in loads(link.read_body(message)):
             # Among the builtins: a program that reuses the name hides the tool, until the tools are sent again.
             self._builtins[spec["name"]] = self._tools.stub(spec["name"], spec["description"], spec["parameters"])
             self._main.__dict__.pop(spec["name"], None)
@@ -204,7 +204,7 @@ class Interpreter:
 
     def _on_get(self, command: link.Message) -> None:
         namespace = self._main.__dict__
-        names = json.loads(link.read_body(command)) or [
+        names = loads(link.read_body(command)) or [
             name for name, value in list(namespace.items()) if _is_variable(name, value)
         ]
         if len(names) > link.MAX_VARIABLES:
@@ -219,7 +219,7 @@ class Interpreter:
             self._send({"t": "op_done", "ok": False, "message": f"variable {name}: {_text_of(error)}"[:4000]})
             return
         missing = [name for name in names if name not in namespace]
-        self._send({"t": "op_done", "ok": True}, json.dumps(missing).encode())
+        self._send({"t": "op_done", "ok": True}, dumps(missing))
 
     def _guarded(self, function: Callable[..., Any], *args: Any) -> Any:
         """Calls what may run agent code, outside an execution."""
@@ -244,7 +244,7 @@ class Interpreter:
         self._meter.start(head.integer("operations"))
         outcome, detail = self._run_agent_code(code, filename, source, spans)
         operations = self._meter.finish()
-        error = json.dumps(detail).encode() if detail else b""
+        error = dumps(detail) if detail else b""
         output, self._output = self._output, b""
         end = {"t": "done", "filename": filename, "outcome": outcome, "operations": operations, "error": len(error)}
         self._send(end, error + output)
@@ -365,12 +365,6 @@ class _SlicedText(io.TextIOWrapper):
         for start in range(0, len(text), self._SLICE):
             super().write(text[start : start + self._SLICE])
         return len(text)
-
-
-def _libc_flush() -> Callable[[None], Any]:
-    import ctypes
-
-    return ctypes.CDLL(None).fflush
 
 
 def _is_variable(name: object, value: Any) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 
+from . import libc
 from .crew import Config, Programs
 from .lean import loads, signal, socket
 from .supervisor import Supervisor
@@ -16,8 +17,6 @@ from .supervisor import Supervisor
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
-
-_PR_SET_DUMPABLE = 4
 
 
 def boot() -> None:
@@ -84,10 +83,8 @@ def _drop_to(ids: Any) -> None:
 
 def _make_undumpable() -> None:
     """From here on, no process of the same user can trace this one or read its memory or its descriptors."""
-    import ctypes
-
-    if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0) != 0:
-        raise OSError(ctypes.get_errno(), "prctl(PR_SET_DUMPABLE) failed")
+    if libc.function("prctl")(libc.PR_SET_DUMPABLE, 0, 0, 0, 0) != 0:
+        raise OSError("prctl(PR_SET_DUMPABLE) failed")
 
 
 def _ignore_signals() -> None:

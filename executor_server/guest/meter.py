@@ -24,9 +24,12 @@ from collections import deque
 from functools import lru_cache
 from itertools import chain, repeat
 from operator import length_hint
-from typing import Any, Callable, Iterator
 
 from .control import ControlException
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Callable, Iterator
 
 FIRST_CHUNK_OPERATIONS = 1024
 # The next chunk is a quarter of those before it. What is left of the chunk in use when an execution ends has to be

@@ -9,8 +9,12 @@ from __future__ import annotations
 
 import importlib
 import os
-import signal
-from typing import Any, Callable
+
+from .lean import signal
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Callable
 
 MODULE_TIME_S = 30.0
 

@@ -8,6 +8,17 @@ forked child inherits, opens nothing: it has been used, and the one before it ca
 
 from __future__ import annotations
 
+from _operator import _compare_digest as compare_digest
+
+# Python's own: OpenSSL, which hashlib brings, costs a sandbox some milliseconds and 4 MB.
+try:
+    from _sha2 import sha256  # type: ignore[import-not-found]  # CPython 3.12 and later
+except ImportError:
+    try:
+        from _sha256 import sha256  # type: ignore[import-not-found]
+    except ImportError:  # a Python that was built without its own
+        from hashlib import sha256
+
 CHAIN_LENGTH = 256
 # How many connections the daemon may have begun without this guest's having seen them.
 MAX_SKIPPED = 16
@@ -15,20 +26,15 @@ MAX_SKIPPED = 16
 
 def chained(secret: bytes, times: int) -> bytes:
     """SHA-256, so many times over."""
-    # Imported here: OpenSSL costs milliseconds, and a warm sandbox has time for it before anyone waits.
-    import hashlib
-
     for _ in range(times):
-        secret = hashlib.sha256(secret).digest()
+        secret = sha256(secret).digest()
     return secret
 
 
 def is_next(shown: bytes, expected: bytes) -> bool:
     """Whether hashing what was shown leads to what is expected."""
-    import hmac
-
     for _ in range(MAX_SKIPPED):
         shown = chained(shown, 1)
-        if hmac.compare_digest(shown, expected):
+        if compare_digest(shown, expected):
             return True
     return False

@@ -61,8 +61,8 @@ class GuestInfo:
 class GuestChannel(asyncio.Protocol):
     """One connection at a time to one guest, with a position that outlives it.
 
-    `on_frame` takes each frame, once and in order. `on_send` is given each numbered frame before it leaves: its kind,
-    its number, what goes before the body, the body. `on_lost` is called once, with the reason, when the connection ended
+    `on_frame` takes each frame, once and in order. `on_send` is given each numbered frame before it leaves: kind,
+    number, what goes before the body, the body. `on_lost` is called once, with the reason, when the connection ended
     though nobody closed it. All run in the event loop and must not block.
     """
 

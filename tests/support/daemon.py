@@ -18,6 +18,9 @@ from tests.support.polling import eventually
 START_TIMEOUT_S = 30.0
 STOP_TIMEOUT_S = 30.0
 
+# State directories whose last daemon has stopped in order, and so has left no sandbox.
+_swept: set[Path] = set()
+
 
 @dataclass(frozen=True)
 class Daemon:
@@ -54,7 +57,8 @@ def running_daemon(directory: Path, *options: str) -> Iterator[Daemon]:
     """Starts a daemon and waits until it answers; at the end it is asked to stop, and must.
 
     When it was killed meanwhile, its sandboxes are still there, as they should be: another daemon on the same directory
-    comes and goes, and sweeps them. `directory` must have a short name: the path of a Unix socket has at most 107 bytes.
+    comes and goes, unless one has already, and ends them. `directory` must have a short name: the path of a Unix socket
+    has at most 107 bytes.
     """
     state_dir, log = directory / "s", directory / "log"
     listen = f"unix:{state_dir / 'executor.sock'}"
@@ -63,15 +67,18 @@ def running_daemon(directory: Path, *options: str) -> Iterator[Daemon]:
     with log.open("wb") as output:
         process = subprocess.Popen(command, env=environment, stdout=output, stderr=subprocess.STDOUT)
     daemon = Daemon(process, state_dir, log)
+    _swept.discard(state_dir)
     try:
         assert eventually(lambda: _answers(daemon), timeout_s=START_TIMEOUT_S), log.read_text()
         yield daemon
     finally:
         if daemon.process.returncode == -signal.SIGKILL:
-            with running_daemon(directory, *options):
-                pass
+            if state_dir not in _swept:
+                with running_daemon(directory, *options):
+                    pass
         else:
             _stop(daemon)
+            _swept.add(state_dir)
 
 
 def _answers(daemon: Daemon) -> bool:

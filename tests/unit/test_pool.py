@@ -231,14 +231,16 @@ async def test_the_counts_hold_whatever_happens_at_the_same_time(backend: Backen
         act = chance.randrange(6)
         if act < 3:
             takers.append(asyncio.create_task(take(chance.choice((SPEC, OTHER_SPEC)))))
-        elif act == 3 and backend.living:
-            await chance.choice(backend.living).guest.die()
+        elif act == 3 and (greeted := [sandbox for sandbox in backend.living if sandbox.guest.received]):
+            await chance.choice(greeted).guest.die()
         elif act == 4:
             backend.failures += 1
         else:
             backend.image = f"image {step}"
         await asyncio.sleep(chance.choice((0.0, 0.0, 0.002)))
     await asyncio.gather(*takers)
+    backend.failures = 0
+    await full(pool)
     await pool.close()
     for spec, stats in pool.stats().items():
         assert stats.made == stats.hits + stats.lost + stats.outdated + stats.closed

@@ -117,6 +117,39 @@ def test_repl_keeps_variables_and_survives_an_interrupt(environment: dict[str, s
     assert client.list_sessions() == []
 
 
+def test_cp_copies_files_and_directories_both_ways(
+    environment: dict[str, str], client: ExecutorClient, tmp_path: Path
+) -> None:
+    (tmp_path / "d/e").mkdir(parents=True)
+    (tmp_path / "d/e/f").write_text("content")
+    with client.create_session(authorized_imports=["os"]) as session:
+        there = session.session_id[:12]
+
+        def cp(source: str, target: str) -> tuple[int, str, str]:
+            return executor(environment, "cp", source, target)
+
+        assert cp(str(tmp_path / "d"), f"{there}:new") == (0, "", "")
+        assert cp(str(tmp_path / "d"), f"{there}:new") == (0, "", "")
+        assert cp(str(tmp_path / "d/e/f"), f"{there}:") == (0, "", "")
+        assert [file.path for file in session.list_files() if not file.is_directory] == ["f", "new/d/e/f", "new/e/f"]
+        assert cp(f"{there}:new", str(tmp_path)) == (0, "", "")
+        assert cp(f"{there}:new/e/f", str(tmp_path / "g")) == (0, "", "")
+        assert (tmp_path / "new/d/e/f").read_text() == (tmp_path / "g").read_text() == "content"
+        session.execute("import os\nos.symlink('/etc/shadow', 'link')")
+        for source, said in (("link", "not a regular file"), ("missing", "there is no 'missing'"), ("../x", "path")):
+            code, out, err = cp(f"{there}:{source}", str(tmp_path / "no"))
+            assert (code, out) == (2, "") and said in err and len(err.splitlines()) == 1
+        assert not (tmp_path / "no").exists()
+
+
+def test_run_saves_the_files_that_the_program_made(environment: dict[str, str], tmp_path: Path) -> None:
+    code = "import os\nos.mkdir('d')\nopen('d/made.txt', 'w').write('content')\n1 / 0"
+    arguments = ("run", "-", "--imports", "os", "--get-artifacts", str(tmp_path / "saved"))
+    exit_code, _, err = executor(environment, *arguments, stdin=code)
+    assert exit_code == 1 and err.endswith("[made or changed: d/made.txt]\n")
+    assert (tmp_path / "saved/d/made.txt").read_text() == "content"
+
+
 def test_ps_lists_the_sessions_there_are(environment: dict[str, str], client: ExecutorClient) -> None:
     with client.create_session(labels={"job": "a\nb"}) as session:
         code, out, _ = executor(environment, "ps")

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import os
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +17,7 @@ import pytest
 
 from executor_client import (
     AsyncExecutorClient,
+    AsyncSessionFiles,
     AuthenticationError,
     ExecutorClient,
     ExecutorClientError,
@@ -40,6 +43,8 @@ class Blocking:
 
     def __getattr__(self, name: str) -> Any:
         attribute = getattr(self._wrapped, name)
+        if isinstance(attribute, AsyncSessionFiles):
+            return Blocking(self._run, attribute)
         if not callable(attribute):
             return attribute
 
@@ -109,6 +114,31 @@ def test_the_designs_example_works_as_it_stands(client: Any) -> None:
     with pytest.raises(NotFoundError) as gone:
         session.execute("1")
     assert gone.value.reason == "SESSION_NOT_FOUND"
+
+
+def test_files_and_directories_go_back_and_forth_and_artifacts_are_told(client: Any, tmp_path: Path) -> None:
+    data = os.urandom(20_000_000)
+    (tmp_path / "in/deep").mkdir(parents=True)
+    (tmp_path / "in/deep/data").write_bytes(data)
+    (tmp_path / "in/empty").touch()
+    with client.create_session(authorized_imports=["os"], limits={"disk_bytes": 100_000_000}) as session:
+        assert session.files.put_directory(tmp_path / "in", "given").path == "given"
+        assert session.files.put(tmp_path / "in/deep/data", "alone").size_bytes == len(data)
+        code = "import os\nos.makedirs('out')\nos.symlink('/etc', 'out/link')\nos.rename('alone', 'out/moved')\n"
+        code += "open('out/made', 'w').write('by the program')"
+        result = session.execute(code)
+        assert [(each.path, each.size_bytes) for each in result.artifacts] == [
+            ("out/made", 14),
+            ("out/moved", len(data)),
+        ]
+        assert session.execute("1").artifacts == ()
+        session.files.get("given/deep/data", tmp_path / "got")
+        session.files.get_directory("out", tmp_path / "out")
+        session.files.get_directory("", tmp_path / "all")
+    assert (tmp_path / "got").read_bytes() == data
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["made", "moved"]
+    assert (tmp_path / "all/given/deep/data").read_bytes() == (tmp_path / "all/out/moved").read_bytes() == data
+    assert (tmp_path / "all/given/empty").read_bytes() == b""
 
 
 def test_events_come_in_order_and_while_the_program_runs(client: Any) -> None:
@@ -190,6 +220,8 @@ def test_the_policy_says_what_can_be_asked_for(client: Any) -> None:
         (lambda c, s: s.get_file("/etc/passwd"), InvalidRequest, "PATH_REFUSED"),
         (lambda c, s: s.get_file("missing"), NotFoundError, "FILE_NOT_FOUND"),
         (lambda c, s: s.put_file("f", bytes(3_000_000)), ResourceExhaustedError, "TOO_LARGE"),
+        (lambda c, s: s.files.get_directory("missing", "/nowhere"), NotFoundError, "FILE_NOT_FOUND"),
+        (lambda c, s: s.files.put_directory(Path(__file__).parent, "../up"), InvalidRequest, "PATH_REFUSED"),
     ],
 )
 def test_each_refusal_is_its_error_and_the_session_goes_on(

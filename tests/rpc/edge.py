@@ -80,6 +80,7 @@ class FakeSession:
     create_time_s: float = 1_700_000_000.5
     expire_time_s: float = 1_700_001_800.0
     warm: bool = True
+    lost_reason: str = ""
     executions: dict[str, FakeExecution] = field(default_factory=dict)
     next_execution: FakeExecution = field(default_factory=FakeExecution)
     parts: Sequence[Any] = ()

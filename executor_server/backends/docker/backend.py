@@ -19,11 +19,12 @@ from pathlib import Path
 
 import structlog
 
-from executor_server.backends.base import GuestEndpoint, HostFinding, KnownSandbox
-from executor_server.backends.directory import SOCKET_NAME, BackendDirectory, is_sandbox_id, new_sandbox_id
+from executor_server.backends.base import HostFinding, KnownSandbox
+from executor_server.backends.directory import BackendDirectory, is_sandbox_id, new_sandbox_id
 from executor_server.backends.docker.check import examine
+from executor_server.backends.docker.containers import check_socket
 from executor_server.backends.docker.engine import EngineFailure, ListedContainer
-from executor_server.backends.docker.guests import check_socket, make_container
+from executor_server.backends.docker.guests import start_guest
 from executor_server.backends.docker.images import Images
 from executor_server.backends.docker.kit import DAEMON_LABEL, FINGERPRINT_LABEL, SANDBOX_LABEL, USER_LABEL, Kit
 from executor_server.backends.docker.pulls import Pulls
@@ -116,9 +117,11 @@ class DockerBackend:
 
     async def _create(self, kit: Kit, images: Images, spec: SandboxSpec) -> DockerSandbox:
         image = await images.ready(spec.image, may_pull=spec.may_pull)
-        sandbox = self._new_sandbox(kit, new_sandbox_id(), _fingerprint(spec, image.image_id, kit), kit.users.take())
+        fingerprint, token = _fingerprint(spec, image.image_id, kit), secrets.token_bytes(_TOKEN_BYTES)
+        sandbox = kit.new_sandbox(new_sandbox_id(), fingerprint, kit.users.take(), token, self._forget)
+        self._live[sandbox.sandbox_id] = sandbox
         try:
-            await make_container(kit, sandbox, image, spec, images.preload(spec.image))
+            await start_guest(kit, sandbox, image, spec, images.preload(spec.image))
         except BaseException as error:
             await self._give_back(sandbox)
             if isinstance(error, EngineFailure) and error.status == _NOT_FOUND:
@@ -126,14 +129,6 @@ class DockerBackend:
             if isinstance(error, OSError):  # out of descriptors, of memory, of space
                 raise SandboxFailure(f"cannot make a sandbox: {error}") from error
             raise
-        return sandbox
-
-    def _new_sandbox(self, kit: Kit, sandbox_id: str, fingerprint: str, user: int, token: bytes = b"") -> DockerSandbox:
-        directory = kit.directory / sandbox_id
-        endpoint = GuestEndpoint(directory / SOCKET_NAME, token or secrets.token_bytes(_TOKEN_BYTES))
-        name = kit.container_name(sandbox_id)
-        sandbox = DockerSandbox(sandbox_id, directory, endpoint, fingerprint, user, kit.engine, name, self._forget)
-        self._live[sandbox_id] = sandbox
         return sandbox
 
     async def _give_back(self, sandbox: DockerSandbox) -> None:
@@ -177,23 +172,20 @@ class DockerBackend:
         fingerprint, user = container.labels.get(FINGERPRINT_LABEL, ""), container.labels.get(USER_LABEL, "")
         if not user.isdecimal():
             raise SandboxFailure(f"container {container.container_id} does not say which user it has")
-        sandbox = self._new_sandbox(kit, known.sandbox_id, fingerprint, int(user), known.token)
+        sandbox = kit.new_sandbox(known.sandbox_id, fingerprint, int(user), known.token, self._forget)
         sandbox.container = container.container_id
-        try:
-            check_socket(sandbox)
-        except SandboxFailure:
-            del self._live[known.sandbox_id]  # now it is nobody's, and the sweep finds it
-            raise
+        check_socket(sandbox)
         kit.users.reserve(sandbox.user)
+        self._live[sandbox.sandbox_id] = sandbox
         return sandbox
 
     async def sweep(self) -> int:
         kit, _, directory = self._started()
         condemned = [sandbox for sandbox in self._live.values() if sandbox.is_condemned]
-        ours = {*self._live, *kit.short_lived}
+        ours = {*self._live, *kit.trials}
         directories = await asyncio.to_thread(directory.sandbox_ids)
         listed = await kit.engine.containers(f"{DAEMON_LABEL}={kit.daemon_id}")
-        ours |= {*self._live, *kit.short_lived}  # what came while the Engine was asked, and what went
+        ours |= {*self._live, *kit.trials}  # what came while the Engine was asked, and what went
         strays = [container for container in listed if container.labels.get(SANDBOX_LABEL) not in ours]
         containers_of: dict[str, list[str]] = {sandbox_id: [] for sandbox_id in directories if sandbox_id not in ours}
         for container in strays:

@@ -1,36 +1,32 @@
 """check-host: what this host's Engine can isolate and limit, in sentences that say how to mend it.
 
 What the Engine says of itself is believed for limits. For isolation a container is asked that is confined as a sandbox
-is, and whether a guest can be reached through a shared directory is found out by reaching one.
+is, and reached as one; see probe.py.
 """
 
 from __future__ import annotations
 
 import asyncio
 import re
-import secrets
-import socket
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from executor_server.backends.base import GuestEndpoint, HostFinding
-from executor_server.backends.directory import SOCKET_NAME, new_sandbox_id
+from executor_server.backends.base import HostFinding
 from executor_server.backends.docker import seccomp
 from executor_server.backends.docker.engine import OLDEST_API, Engine, EngineFacts, EngineFailure
-from executor_server.backends.docker.guests import make_container
 from executor_server.backends.docker.host import NoEngine, engine_socket
-from executor_server.backends.docker.images import Confinement, Images, PreparedImage
+from executor_server.backends.docker.images import Images
 from executor_server.backends.docker.kit import Kit
+from executor_server.backends.docker.probe import Confinement, PreparedImage, Unreachable
 from executor_server.backends.docker.pulls import Pulls
-from executor_server.backends.docker.sandbox import DockerSandbox
 from executor_server.config import DockerSection
 from executor_server.errors import SandboxFailure
-from executor_server.model import SandboxSpec
 
-_TRIAL_SPEC = SandboxSpec("", memory_bytes=2**27, processes=16, disk_bytes=2**20, orphan_time_s=5.0)
-_CONNECT_TIMEOUT_S = 5.0
-_TOKEN_BYTES = 32
+_FARAWAY_REMEDY = (
+    "The Engine must run on this host, not in a virtual machine, and see the same files as the daemon: no daemon in a "
+    "container of its own."
+)
 
 # CVE-2024-21626, CVE-2025-31133, -52565 and -52881: each lets a container out. By minor version: the first without.
 _RUNC = re.compile(r"(\d+)\.(\d+)\.(\d+)(?:-rc\.(\d+))?")
@@ -183,10 +179,14 @@ async def _try_images(
     found.pulls = Pulls(engine, section.pull_timeout_s)
     found.images = Images(kit, section.images, found.pulls, section.image_refresh_s)
     usable: PreparedImage | None = None
+    kit.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
     for name, image in section.images.items():
         subject = f"image {name}"
         try:
             prepared = await found.images.ready(name)
+        except Unreachable as problem:
+            found.add("sandbox", False, f"One was tried, and {problem}.", _FARAWAY_REMEDY)
+            return
         except SandboxFailure as problem:
             remedy = f"Build it or fetch it: docker pull {image.reference}; or set docker.images.{name}."
             found.add(subject, False, f"{image.reference}: {problem}.", remedy, required=False)
@@ -197,8 +197,6 @@ async def _try_images(
     if usable is not None:
         for subject, ok, detail in _judge(usable.confinement):
             found.add(subject, ok, detail, "Set docker.runtime to one that isolates so.")
-        if found.suffices:
-            await _try_sandbox(found, kit, usable)
     found.kit = kit
 
 
@@ -214,33 +212,3 @@ def _judge(seen: Confinement) -> Iterator[tuple[str, bool, str]]:
     yield "privileges", bare, "It has no capabilities and can gain none." if bare else "It keeps capabilities."
     filtered = seen.is_filtered
     yield "system call filter", filtered, "A seccomp filter is on." if filtered else "No seccomp filter is on."
-
-
-async def _try_sandbox(found: Examination, kit: Kit, image: PreparedImage) -> None:
-    sandbox_id = new_sandbox_id()
-    user = kit.users.take()
-    endpoint = GuestEndpoint(kit.directory / sandbox_id / SOCKET_NAME, secrets.token_bytes(_TOKEN_BYTES))
-    name = kit.container_name(sandbox_id)
-    sandbox = DockerSandbox(
-        sandbox_id, endpoint.socket_path.parent, endpoint, "", user, kit.engine, name, lambda _: kit.users.release(user)
-    )
-    try:
-        await asyncio.to_thread(kit.directory.mkdir, parents=True, exist_ok=True, mode=0o700)
-        try:
-            await make_container(kit, sandbox, image, _TRIAL_SPEC, preload=())
-            await asyncio.to_thread(_reach, endpoint.socket_path)
-        finally:
-            await sandbox.destroy()
-    except (SandboxFailure, OSError) as problem:
-        remedy = (
-            "The Engine must run on this host, not in a virtual machine or beyond a container that hides its files."
-        )
-        found.add("sandbox", False, f"One was tried, and its guest can't be reached: {problem}.", remedy)
-    else:
-        found.add("sandbox", True, "One was made, and its guest was reached.")
-
-
-def _reach(path: Path) -> None:
-    with socket.socket(socket.AF_UNIX) as connection:
-        connection.settimeout(_CONNECT_TIMEOUT_S)
-        connection.connect(str(path))

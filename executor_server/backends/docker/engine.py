@@ -167,23 +167,14 @@ class Engine:
         )
         return [ListedContainer(one["Id"], one["State"] == "running", one["Labels"] or {}) for one in listed]
 
-    async def wait(self, container: str, timeout_s: float) -> int | None:
-        """Its exit code; None when it has not ended in time."""
-        try:
-            answer: Mapping[str, Any] = await self._ask(
-                f"the end of {container}", lambda client: client.wait(container, timeout=timeout_s)
-            )
-        except EngineFailure as failure:
-            if failure.status is None and isinstance(failure.__cause__, requests.RequestException):
-                return None
-            raise
-        return int(answer["StatusCode"])
+    async def wait(self, container: str, timeout_s: float) -> None:
+        """Waits for its end, so long at most."""
+        with contextlib.suppress(EngineFailure):  # among them the time limit; whoever asks next learns of others
+            await self._ask(f"the end of {container}", lambda client: client.wait(container, timeout=timeout_s))
 
-    async def log(self, container: str, *, stdout: bool) -> bytes:
-        """What it wrote to its standard output, or else error; its log has a size."""
-        log: bytes = await self._ask(
-            f"the log of {container}", lambda client: client.logs(container, stdout=stdout, stderr=not stdout)
-        )
+    async def log(self, container: str) -> bytes:
+        """What it wrote to its standard error; its log has a size."""
+        log: bytes = await self._ask(f"the log of {container}", lambda client: client.logs(container, stdout=False))
         return log
 
     # -- changes -------------------------------------------------------------------------------------------------

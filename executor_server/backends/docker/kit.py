@@ -1,16 +1,19 @@
-"""What every container of one daemon is made with, found and built once; and short runs of one."""
+"""What every container of one daemon is made with, found and built once; and trials of one."""
 
 from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from executor_server.backends.directory import new_sandbox_id
-from executor_server.backends.docker.engine import Engine, EngineFacts, EngineFailure
+from executor_server.backends.base import GuestEndpoint
+from executor_server.backends.directory import SOCKET_NAME, new_sandbox_id
+from executor_server.backends.docker.engine import Engine, EngineFacts
 from executor_server.backends.docker.options import Bind, ContainerRequest, container_config
+from executor_server.backends.docker.sandbox import DockerSandbox
 from executor_server.backends.local.users import DEFAULT_UID_BASE, HostUsers
 from executor_server.guest_archive import GUEST_PATH, GuestArchive, pack_guest
 
@@ -24,21 +27,7 @@ _USERS = range(DEFAULT_UID_BASE, DEFAULT_UID_BASE + 100_000_000)
 _USERS_OF_FEW = range(10_000, 65_534)
 
 _HOSTS = "127.0.0.1 localhost sandbox\n::1 localhost\n"
-# A shell's and so the runtimes' way to say that a command can't be executed, or is not there.
-_NO_COMMAND = (126, 127)
-
-
-@dataclass(frozen=True)
-class ShortRun:
-    """What came of a container that had one thing to do."""
-
-    exit_code: int | None  # None: it had not ended when its time was over
-    stdout: bytes
-    stderr: bytes
-
-    @property
-    def could_not_begin(self) -> bool:
-        return self.exit_code in _NO_COMMAND
+_LAST_WORDS_TIMEOUT_S = 3.0
 
 
 @dataclass(frozen=True)
@@ -51,7 +40,7 @@ class Kit:
     hosts_file: Path
     runtime: str | None
     users: HostUsers
-    short_lived: set[str] = field(default_factory=set)  # ids of what runs briefly at this moment
+    trials: set[str] = field(default_factory=set)  # ids of those that are under way
 
     @classmethod
     def build(cls, engine: Engine, facts: EngineFacts, *, daemon_id: str, directory: Path, runtime: str | None) -> Kit:
@@ -69,36 +58,56 @@ class Kit:
             Bind(self.hosts_file, "/etc/hosts", read_only=True),
         )
 
-    def container_name(self, sandbox_id: str) -> str:
-        """Known before the container is: one whose making was not answered can be found by it."""
-        return f"executor-{self.daemon_id}-{sandbox_id}"
+    def new_sandbox(
+        self,
+        sandbox_id: str,
+        fingerprint: str,
+        user: int,
+        token: bytes,
+        forget: Callable[[DockerSandbox], None],
+    ) -> DockerSandbox:
+        """One that does not exist yet, or that is not yet known to."""
+        directory = self.directory / sandbox_id
+        return DockerSandbox(
+            sandbox_id=sandbox_id,
+            directory=directory,
+            endpoint=GuestEndpoint(directory / SOCKET_NAME, token),
+            fingerprint=fingerprint,
+            user=user,
+            engine=self.engine,
+            # Known before the container is: one whose making was not answered can be found by it.
+            container=f"executor-{self.daemon_id}-{sandbox_id}",
+            forget=forget,
+        )
+
+    @asynccontextmanager
+    async def trial(self) -> AsyncIterator[DockerSandbox]:
+        """A sandbox for a moment, which is destroyed at the end."""
+        user = self.users.take()
+        sandbox = self.new_sandbox(new_sandbox_id(), "", user, b"", lambda _: self.users.release(user))
+        self.trials.add(sandbox.sandbox_id)
+        try:
+            yield sandbox
+        finally:
+            self.trials.discard(sandbox.sandbox_id)  # from here on a sweep may remove it just as well
+            await sandbox.destroy()
 
     def config(self, request: ContainerRequest) -> Mapping[str, object]:
-        return container_config(request, self.facts.abilities)
+        labels = {**request.labels, DAEMON_LABEL: self.daemon_id}
+        return container_config(replace(request, labels=labels, runtime=self.runtime), self.facts.abilities)
 
-    async def run_briefly(self, request: ContainerRequest, timeout_s: float) -> ShortRun:
-        """Runs a container, and removes it. Raises EngineFailure."""
-        sandbox_id = new_sandbox_id()
-        name = self.container_name(sandbox_id)
-        labels = {**request.labels, DAEMON_LABEL: self.daemon_id, SANDBOX_LABEL: sandbox_id}
-        config = self.config(replace(request, labels=labels, runtime=self.runtime, keeps_log=True))
-        self.short_lived.add(sandbox_id)
-        try:
-            await self.engine.create(config, name)
-            try:
-                await self.engine.start(name)
-            except EngineFailure:
-                # The Engine says no to a command that does not exist as it does to anything else; the state tells.
-                state = await self.engine.state(name)
-                if state is None or state.exit_code not in _NO_COMMAND:
-                    raise
-                return ShortRun(state.exit_code, b"", b"")
-            exit_code = await self.engine.wait(name, timeout_s)
-            stdout = await self.engine.log(name, stdout=True)
-            return ShortRun(exit_code, stdout, await self.engine.log(name, stdout=False))
-        finally:
-            self.short_lived.discard(sandbox_id)  # from here on a sweep may remove it just as well
-            await self.engine.remove(name)
+    async def last_words(self, request: ContainerRequest) -> bytes:
+        """What such a container says before it ends: sandboxes have no log, so another one is made that has.
+
+        Raises EngineFailure.
+        """
+        async with self.trial() as sandbox:
+            labels = {**request.labels, SANDBOX_LABEL: sandbox.sandbox_id}
+            config = self.config(replace(request, labels=labels, keeps_log=True))
+            sandbox.container = await self.engine.create(config, sandbox.container)
+            await self.engine.start(sandbox.container)
+            await self.engine.wait(sandbox.container, _LAST_WORDS_TIMEOUT_S)
+            return await self.engine.log(sandbox.container)
 
 
 def _write_hosts(directory: Path) -> Path:

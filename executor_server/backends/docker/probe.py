@@ -1,0 +1,160 @@
+"""What is in an image, told by its own Python from inside a container that is confined as a sandbox is.
+
+The answer comes the way a guest is reached, by a socket in a shared directory; so that an image can serve, that it is
+confined, and that the Engine and the daemon see the same directories is found out together, in one short run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from executor_server.backends.docker.containers import SOCKET_INSIDE, EndedEarly, make_container
+from executor_server.backends.docker.engine import EngineImage
+from executor_server.backends.docker.kit import Kit
+from executor_server.backends.docker.options import ContainerRequest
+from executor_server.errors import SandboxFailure
+from executor_server.model import SandboxSpec
+
+OLDEST_PYTHON = (3, 9)
+
+_COMMANDS = ("python3", "python")
+_ANSWER_TIMEOUT_S = 10.0
+_ANSWER_BYTES = 65_536
+_PATH_CHARS = 1024
+_WORD_CHARS = 32
+_SPEC = SandboxSpec("", memory_bytes=2**28, processes=16, disk_bytes=2**20, orphan_time_s=1.0)
+
+# Written so that a Python of any age can say how old it is. The answer is sent to whoever comes first, within a while.
+_PROGRAM = f"""\
+import json, os, socket, sys
+told = {{"implementation": getattr(getattr(sys, "implementation", None), "name", "python"),
+    "version": sys.version_info[:2], "executable": sys.executable}}
+if sys.version_info >= (3, 9):
+    told["user"] = os.getuid()
+    told["writes_root"] = os.access("/", os.W_OK)
+    told["interfaces"] = [name for _, name in socket.if_nameindex()]
+    told["processes"] = [name for name in os.listdir("/proc") if name.isdigit()]
+    told["status"] = dict(line.split(None, 1) for line in open("/proc/self/status") if len(line.split()) > 1)
+listener = socket.socket(socket.AF_UNIX)
+listener.bind("{SOCKET_INSIDE}.new")
+os.chmod("{SOCKET_INSIDE}.new", 511)
+listener.listen(1)
+listener.settimeout({_ANSWER_TIMEOUT_S})
+os.rename("{SOCKET_INSIDE}.new", "{SOCKET_INSIDE}")
+listener.accept()[0].sendall(json.dumps(told).encode())
+"""
+
+
+class Unreachable(SandboxFailure):
+    """The container did its part, and the daemon can't reach it: they do not see the same directory."""
+
+
+@dataclass(frozen=True)
+class Confinement:
+    """What a process in a container of ours said of how it is confined."""
+
+    user: int
+    writes_root: bool
+    interfaces: tuple[str, ...]
+    is_alone: bool
+    has_capabilities: bool
+    can_gain_privileges: bool
+    is_filtered: bool
+
+
+@dataclass(frozen=True)
+class PreparedImage:
+    """An image that sandboxes can be made of."""
+
+    image_id: str
+    volumes: tuple[str, ...]
+    python: str  # the interpreter's path inside
+    version: tuple[int, int]
+    confinement: Confinement
+
+
+@dataclass(frozen=True)
+class UselessImage:
+    """An image that none can be made of, and why, as the rest of a sentence that begins with its name."""
+
+    reason: str
+
+
+async def probe(kit: Kit, image: EngineImage) -> PreparedImage | UselessImage:
+    """Runs the image's Python. Raises SandboxFailure when it is not the image's fault that there is no answer."""
+    facts = kit.facts
+    if (image.system, image.architecture) != ("linux", facts.architecture):
+        made_for = f"{image.system}/{image.architecture}"
+        return UselessImage(f"is made for {made_for}, and this host is linux/{facts.architecture}")
+    for command in _COMMANDS:
+        try:
+            return _read(image, await _ask(kit, image, command))
+        except EndedEarly as ended:
+            if ended.was_killed:  # by the Engine, or for want of memory; another time it may not be
+                raise
+            if not ended.could_not_begin:
+                return UselessImage(f"has a Python that does not run: {ended}")
+        except (ValueError, KeyError, TypeError, IndexError, RecursionError):
+            return UselessImage("has a Python that does not answer like one")
+    return UselessImage("has no Python: there is neither python3 nor python on its PATH")
+
+
+async def _ask(kit: Kit, image: EngineImage, command: str) -> bytes:
+    async with kit.trial() as sandbox:
+        request = ContainerRequest(
+            image_id=image.image_id,
+            image_volumes=image.volumes,
+            command=(command, "-I", "-S", "-c", _PROGRAM),
+            user=sandbox.user,
+            spec=_SPEC,
+            labels={},
+        )
+        await make_container(kit, sandbox, request)
+        try:
+            async with asyncio.timeout(_ANSWER_TIMEOUT_S):
+                return await _receive(sandbox.endpoint.socket_path)
+        except (OSError, TimeoutError) as error:
+            raise Unreachable(
+                f"the socket that a container made in {sandbox.directory} leads nowhere: {error}"
+            ) from error
+
+
+async def _receive(path: Path) -> bytes:
+    """All that is said, or a little more than may be said."""
+    reader, writer = await asyncio.open_unix_connection(str(path))
+    answer = b""
+    try:
+        while len(answer) <= _ANSWER_BYTES and (piece := await reader.read(_ANSWER_BYTES)):
+            answer += piece
+    finally:
+        writer.close()
+    return answer
+
+
+def _read(image: EngineImage, answer: bytes) -> PreparedImage | UselessImage:
+    """Raises ValueError, KeyError, TypeError, IndexError or RecursionError for what no Python of ours would say."""
+    if len(answer) > _ANSWER_BYTES:
+        raise ValueError("too long an answer")
+    told: Any = json.loads(answer)
+    implementation = str(told["implementation"])[:_WORD_CHARS]
+    version = (int(told["version"][0]), int(told["version"][1]))
+    if implementation != "cpython" or version < OLDEST_PYTHON:
+        wanted = ".".join(map(str, OLDEST_PYTHON))
+        return UselessImage(f"has {implementation} {version[0]}.{version[1]}; CPython {wanted} or newer is needed")
+    python, status = str(told["executable"]), told["status"]
+    if not python.startswith("/") or len(python) > _PATH_CHARS or "\0" in python:
+        raise ValueError("not the path of an interpreter")
+    confinement = Confinement(
+        user=int(told["user"]),
+        writes_root=bool(told["writes_root"]),
+        interfaces=tuple(map(str, told["interfaces"])),
+        is_alone=told["processes"] == ["1"],
+        has_capabilities=any(int(status[key], 16) for key in ("CapPrm:", "CapEff:", "CapBnd:")),
+        can_gain_privileges=status.get("NoNewPrivs:", "").strip() != "1",
+        is_filtered=status.get("Seccomp:", "").strip() == "2",
+    )
+    return PreparedImage(image.image_id, image.volumes, python, version, confinement)

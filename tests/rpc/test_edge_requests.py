@@ -320,6 +320,35 @@ async def test_variables_and_files_stream_out(edge: Edge) -> None:
     assert listed.truncated
 
 
+async def test_a_directory_travels_as_an_archive_and_its_path_may_be_empty(edge: Edge) -> None:
+    session = await edge.session()
+    tar = types_pb2.FILE_FORMAT_TAR
+    header = pb.PutFileHeader(session_id="s1", path="", size_bytes=1, format=tar)
+    answer = await edge.stub.PutFile(
+        iter([pb.PutFileRequest(header=header), pb.PutFileRequest(data=b"x")]), metadata=AUTH
+    )
+    assert answer.file.is_directory
+    request = pb.GetFileRequest(session_id="s1", format=tar)
+    assert [m async for m in edge.stub.GetFile(request, metadata=AUTH)] == []
+    assert session.asked == [("", b"x", "tar"), ("get_file", "", "tar")]
+    for bad in (
+        pb.GetFileRequest(session_id="s1"),
+        pb.GetFileRequest(session_id="s1", path="a", format=9),  # type: ignore[arg-type]
+    ):
+        assert (await refused(edge.stub.GetFile(bad, metadata=AUTH)))[0] == "INVALID_ARGUMENT"
+
+
+async def test_artifacts_leave_with_the_result(edge: Edge) -> None:
+    session = await edge.session()
+    made = (FileInfo("a\udcff", 2, False, 1.5),)
+    result = Result(Outcome.SUCCEEDED, VariablesState.KEPT, 1, artifacts=made, artifacts_truncated=True)
+    session.next_execution = FakeExecution([Event(1, result)])
+    (answer,) = [answer async for answer in edge.stub.Execute(execute(), metadata=AUTH)]
+    (artifact,) = answer.event.result.artifacts
+    assert (artifact.path, artifact.size_bytes, artifact.modify_time.seconds) == ("a\\udcff", 2, 1)
+    assert answer.event.result.artifacts_truncated
+
+
 async def test_a_session_tells_its_effective_limits(edge: Edge) -> None:
     request = pb.CreateSessionRequest(request_id="r", limits={"wall_time_s": 2.5}, labels={"k": "v"})
     session = (await edge.stub.CreateSession(request, metadata=AUTH)).session

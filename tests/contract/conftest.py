@@ -9,11 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from executor_server.backends.local import LocalBackend
 from tests.contract.harness import Harness
-from tests.support.backends import require
+from tests.support.backends import make_backend, require
 
-BACKENDS = ("local",)
+BACKENDS = ("local", "docker")
 
 
 @pytest.fixture(params=BACKENDS)
@@ -22,7 +21,6 @@ async def harness(request: pytest.FixtureRequest) -> AsyncIterator[Harness]:
     require(request.param)
     directory = Path(tempfile.mkdtemp(prefix="c-"))
     directory.chmod(0o755)
-    backend = LocalBackend(directory)
-    async with Harness(backend) as ready:
+    async with Harness(make_backend(request.param, directory)) as ready:
         yield ready
     shutil.rmtree(directory)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import socket
+import struct
 import tempfile
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
@@ -10,8 +12,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from executor_api.values import decode, encode
 from executor_server.backends.base import Backend
+from executor_server.backends.local.sandbox import LocalSandbox
 from executor_server.executions import Execution, ToolFailure
 from executor_server.model import (
     BlobChunk,
@@ -48,6 +53,19 @@ LIMITS = Limits(
     idle_time_s=600.0,
     session_time_s=3600.0,
 )
+
+
+def supervisor_of(session: Session) -> psutil.Process:
+    """The first process of the session's sandbox, as the host sees it."""
+    sandbox = session._sandbox
+    if isinstance(sandbox, LocalSandbox):
+        assert sandbox.process is not None and sandbox.process.init_pid is not None
+        return psutil.Process(sandbox.process.init_pid)
+    # In a container it is the guest that listens, and the kernel says who that is.
+    assert session._channel._transport is not None
+    connection = session._channel._transport.get_extra_info("socket")
+    pid, _, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    return psutil.Process(pid)
 
 
 @dataclass

@@ -10,8 +10,7 @@ import psutil
 import pytest
 
 from executor_server.errors import PreconditionFailed
-from executor_server.session import Session
-from tests.contract.harness import MIB, Harness, follow
+from tests.contract.harness import MIB, Harness, follow, supervisor_of
 from tests.support.polling import eventually_async
 
 # name: (code, limits of the execution, outcome, state)
@@ -152,7 +151,7 @@ async def test_a_killed_interpreter_is_a_crash(harness: Harness) -> None:
     session = await harness.session()
     execution = harness.begin(session, "import time\nprint('runs')\ntime.sleep(1e6)")
     await anext(execution.events())
-    os.kill(_processes_of(session)[1].pid, signal.SIGKILL)
+    os.kill(supervisor_of(session).children()[0].pid, signal.SIGKILL)
     run = await follow(execution)
     assert (run.outcome, run.state, run.ended.generation) == ("crashed", "reset", 2)
     assert "SIGKILL" in run.message
@@ -163,7 +162,7 @@ async def test_a_killed_supervisor_loses_the_session_and_says_so(harness: Harnes
     session = await harness.session()
     execution = harness.begin(session, "import time\nprint('runs')\ntime.sleep(1e6)")
     await anext(execution.events())
-    _processes_of(session)[0].kill()
+    supervisor_of(session).kill()
     run = await follow(execution)
     assert (run.outcome, run.state) == ("lost", "lost")
     assert session.state == "lost"
@@ -188,14 +187,14 @@ async def test_a_broken_connection_loses_nothing(harness: Harness) -> None:
 
 async def test_an_orphaned_sandbox_ends_itself(harness: Harness) -> None:
     session = await harness.session(orphan_time_s=0.3)
-    supervisor = _processes_of(session)[0]
+    supervisor = supervisor_of(session)
     session._channel.close()
     assert await eventually_async(lambda: not supervisor.is_running())
 
 
 async def test_unused_sessions_end(harness: Harness) -> None:
     session = await harness.session(idle_time_s=0.2)
-    supervisor = _processes_of(session)[0]
+    supervisor = supervisor_of(session)
     busy = harness.begin(session, "import time\ntime.sleep(0.5)\n1")
     assert (await follow(busy)).output == 1  # a session in use is not idle
     assert await eventually_async(lambda: not harness.manager.list(session.owner))
@@ -226,9 +225,3 @@ async def test_sessions_are_apart(harness: Harness) -> None:
         other, "import os\n('secret' in globals(), os.path.exists('/tmp/f'), os.path.exists('/dev/shm/f'))"
     )
     assert seen.output == (False, False, False)
-
-
-def _processes_of(session: Session) -> list[psutil.Process]:
-    """The sandbox's processes as the host sees them: the supervisor, then its children, the oldest first."""
-    supervisor = psutil.Process(session._sandbox.process.init_pid)  # type: ignore[attr-defined]
-    return [supervisor, *supervisor.children()]

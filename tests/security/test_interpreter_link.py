@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import json
 
-import psutil
 import pytest
 
 from executor_server.model import ToolCall, ToolSpec
-from executor_server.session import Session
-from tests.contract.harness import MIB, Harness, follow
+from tests.contract.harness import MIB, Harness, follow, supervisor_of
 from tests.support.attacks import LINK, WAIT
 
 # Each costs the program its interpreter, and no more.
@@ -155,8 +153,3 @@ async def test_lies_in_one_session_do_not_reach_another(harness: Harness) -> Non
         await harness.run(liar, LINK + LIES[lie] + WAIT)
     told = await harness.run(neighbour, "x + 2")
     assert (told.output, told.state, told.ended.generation) == (42, "kept", 1)
-
-
-def supervisor_of(session: Session) -> psutil.Process:
-    """The first process of the session's sandbox, seen from the host."""
-    return psutil.Process(session._sandbox.process.init_pid)  # type: ignore[attr-defined]

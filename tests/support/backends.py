@@ -1,4 +1,4 @@
-"""Which backends this host can run, and which of them a run of the tests must not do without.
+"""Which backends this host can run, how a test gets one, and which of them a run of the tests must not do without.
 
 A test asks with `require("local")`. Where the backend cannot work the test is skipped, with the reason; where the
 environment names it in REQUIRED_BACKENDS (comma-separated, as CI does) the test fails instead: a suite that skips what
@@ -11,10 +11,27 @@ import functools
 import os
 import subprocess
 import sys
+from pathlib import Path
 
+import docker
+import docker.errors
 import pytest
 
+from executor_server.backends.base import Backend
+from executor_server.backends.docker import DockerBackend
+from executor_server.backends.local import LocalBackend
+from executor_server.config import DockerImage, DockerSection
+
 CHECK_TIMEOUT_S = 60.0
+# What the tests run in: an image with the libraries that they use.
+DOCKER_IMAGE = os.environ.get("EXECUTOR_TEST_IMAGE", "remote-executor/data")
+
+
+def make_backend(backend: str, state_dir: Path) -> Backend:
+    """A backend whose image is called "base" and has what the tests import."""
+    if backend == "docker":
+        return DockerBackend(state_dir, DockerSection(images={"base": DockerImage(reference=DOCKER_IMAGE)}))
+    return LocalBackend(state_dir)
 
 
 def require(backend: str) -> None:
@@ -39,4 +56,17 @@ def why_not(backend: str) -> str:
         timeout=CHECK_TIMEOUT_S,
         check=False,
     )
-    return "" if check.returncode == 0 else f"check-host says:\n{check.stdout}{check.stderr}"
+    if check.returncode != 0:
+        return f"check-host says:\n{check.stdout}{check.stderr}"
+    return _why_no_image() if backend == "docker" else ""
+
+
+def _why_no_image() -> str:
+    client = docker.APIClient()
+    try:
+        client.inspect_image(DOCKER_IMAGE)
+    except docker.errors.ImageNotFound:
+        return f"the Engine has no image {DOCKER_IMAGE}; `make images` builds it"
+    finally:
+        client.close()
+    return ""

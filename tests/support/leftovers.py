@@ -1,4 +1,4 @@
-"""What a test may not leave behind: processes, cgroups, mounts, files.
+"""What a test may not leave behind: processes, cgroups, mounts, files, containers.
 
 Each question is asked as a difference, so that a daemon which several tests share is nobody's leftover until its
 fixture ends; the end of the whole run is compared with its start.
@@ -11,6 +11,8 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+import docker
+import docker.errors
 import psutil
 
 from tests.support.keeper import children
@@ -18,6 +20,7 @@ from tests.support.polling import eventually
 
 CGROUP_ROOT = Path("/sys/fs/cgroup")
 CGROUP_PREFIX = "executor-"
+ENGINE_SOCKET = Path("/var/run/docker.sock")
 # A sandbox that was told to end has this long to be gone: the kernel takes a moment for namespaces and cgroups.
 GONE_WITHIN_S = 5.0
 
@@ -28,6 +31,7 @@ class Snapshot:
     files: frozenset[str]
     cgroups: frozenset[Path] | None  # None: not looked at
     mounts: frozenset[str] | None
+    containers: frozenset[str] | None
 
 
 def snapshot(*, host: bool) -> Snapshot:
@@ -37,6 +41,7 @@ def snapshot(*, host: bool) -> Snapshot:
         files=frozenset(_files()),
         cgroups=frozenset(_cgroups()) if host else None,
         mounts=frozenset(_mounts()) if host else None,
+        containers=frozenset(_containers()) if host else None,
     )
 
 
@@ -60,6 +65,8 @@ def _leftovers(before: Snapshot) -> list[str]:
         found += [f"cgroup {path}" for path in _cgroups() - before.cgroups if not _is_populated(path)]
     if before.mounts is not None:
         found += [f"mount {line}" for line in _mounts() - before.mounts]
+    if before.containers is not None:
+        found += [f"container {name}" for name in _containers() - before.containers]
     return sorted(found)
 
 
@@ -99,3 +106,19 @@ def _mounts() -> set[str]:
     """Mount points of our namespace that carry our name or lie in the run's directory."""
     points = {line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines()}
     return {point for point in points if "executor" in point or point.startswith(tempfile.gettempdir())}
+
+
+def _containers() -> set[str]:
+    """Names of those that bear our label and see something of the run's directory; others are another run's."""
+    if not os.access(ENGINE_SOCKET, os.W_OK):
+        return set()
+    try:
+        client = docker.APIClient(f"unix://{ENGINE_SOCKET}")
+    except docker.errors.DockerException:  # nobody there: no tests that need it either
+        return set()
+    try:
+        listed = client.containers(all=True, filters={"label": "executor.daemon"})
+    finally:
+        client.close()
+    own = tempfile.gettempdir()
+    return {one["Names"][0] for one in listed if any(mount["Source"].startswith(own) for mount in one["Mounts"])}

@@ -1,6 +1,6 @@
 """Builds the images of `images/` on the Engine, and tries each with our guest: `make images IMAGES="base data"`.
 
-Where the packages come from is decided here and stays here. The public base is taken from its registry; where that can't
+X
 be reached, one is made from this host's Debian (debian_base.sh). The Python packages are downloaded on this host, by its
 pip and so with its configuration, mirrors and certificates, and given to the build as files. So a build asks no index,
 and no image can tell where it was built. The exception is what Debian packages a public base lacks: apt in the build
@@ -35,6 +35,8 @@ FAILURE_TAIL_CHARS = 8_000
 
 # glibc 2.5, of manylinux1, is the oldest that a wheel can be for.
 OLDEST_GLIBC_MINOR = 5
+# Published as source, without wheels; pure Python.
+SOURCE_ONLY = ("helium",)
 LEGACY_TAGS = ("manylinux2014", "manylinux2010", "manylinux1")
 
 INTERPRETER = """
@@ -149,6 +151,7 @@ def _context(name: str, base: str) -> Path:
     context = CACHE / "context" / name
     shutil.rmtree(context, ignore_errors=True)
     shutil.copytree(IMAGES / name, context)
+    shutil.copy(IMAGES / "dpkg.cfg", context)
     shutil.copytree(wheels, context / "wheels", copy_function=os.link)
     return context
 
@@ -177,6 +180,8 @@ def _wheels(name: str, base: str) -> Path:
 def _download(lock: Path, interpreter: Interpreter, folder: Path) -> None:
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check"]
     command += ["--no-deps", "--require-hashes", "--only-binary", ":all:", *interpreter.pip_options()]
+    for package in SOURCE_ONLY:
+        command += ["--no-binary", package]
     done = subprocess.run(
         [*command, "--requirement", lock, "--dest", folder],
         stdout=subprocess.PIPE,
@@ -210,7 +215,9 @@ def _engine(*arguments: str, timeout_s: float | None = None) -> subprocess.Compl
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("names", nargs="*", default=NAMES, metavar="NAME", help=f"of {', '.join(NAMES)}; default: all")
-    parser.add_argument("--base", default="", help=f"image to build on (default: {PUBLIC_BASE}, else this host's Debian)")
+    parser.add_argument(
+        "--base", default="", help=f"image to build on (default: {PUBLIC_BASE}, else this host's Debian)"
+    )
     asked = parser.parse_args()
     if unknown := sorted(set(asked.names) - set(NAMES)):
         parser.error(f"no such image: {', '.join(unknown)}")

@@ -7,6 +7,7 @@
 # those of earlier days lose their names.
 set -euo pipefail
 
+cd "$(dirname "$0")/.."
 repository=remote-executor-debian
 
 say() { printf '%s\n' "debian base: $*" >&2; }
@@ -20,7 +21,7 @@ done
 [[ ${ID:-} == debian || ${ID:-} == ubuntu ]] || { say "it takes a host that is Debian or Ubuntu"; exit 1; }
 
 packages=$(printf '%s\n' "$@" | sort -u | paste -sd ,)
-kind=$VERSION_CODENAME-$(sha256sum <<<"$packages" | head -c 12)
+kind=$VERSION_CODENAME-$(cat - images/dpkg.cfg <<<"$packages" | sha256sum | head -c 12)
 image=$repository:$kind-$(date -u +%Y%m%d)
 
 if docker image inspect "$image" >/dev/null 2>&1; then
@@ -29,30 +30,28 @@ if docker image inspect "$image" >/dev/null 2>&1; then
 fi
 
 # The host's sources of its own distribution, without those of others that it may have besides.
+origin=${ID^}
 sources() {
     apt-get indextargets --format '$(ORIGIN)|deb $(REPO_URI) $(RELEASE) $(COMPONENT)' 'Created-By: Packages' |
-        sed -n "s/^$NAME_OF_ORIGIN|//p" | sort -u
+        sed -n "s/^$origin|//p" | sort -u
 }
-NAME_OF_ORIGIN=${ID^}
 [[ -n $(sources) ]] || apt-get update -q >&2
-[[ -n $(sources) ]] || { say "apt of this host has no source of $NAME_OF_ORIGIN"; exit 1; }
+[[ -n $(sources) ]] || { say "apt of this host has no source of $origin"; exit 1; }
 
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
 
 say "making $image: $packages"
 apt-config dump Acquire::http Acquire::https >"$scratch/apt.conf"
-# Nobody reads manuals in a sandbox, nor in other languages; licences stay.
-mmdebstrap --quiet --variant=essential --format=tar --include="$packages" \
-    --dpkgopt='path-exclude=/usr/share/man/*' \
-    --dpkgopt='path-exclude=/usr/share/info/*' \
-    --dpkgopt='path-exclude=/usr/share/locale/*' \
-    --dpkgopt='path-exclude=/usr/share/doc/*' \
-    --dpkgopt='path-include=/usr/share/doc/*/copyright' \
+# The hook has /usr merged from the start, not by a package that needs the whole of Perl.
+mmdebstrap --variant=essential --format=tar --include="$packages" \
+    --hook-dir=/usr/share/mmdebstrap/hooks/merged-usr \
+    --dpkgopt=images/dpkg.cfg \
     --aptopt="$scratch/apt.conf" \
     --customize-hook='rm -rf "$1"/etc/apt/sources.list* "$1"/etc/apt/apt.conf.d/99mmdebstrap "$1"/var/log/*.log' \
     --customize-hook='echo localhost > "$1"/etc/hostname; : > "$1"/etc/resolv.conf' \
-    "$VERSION_CODENAME" "$scratch/root.tar" - < <(sources) >&2
+    "$VERSION_CODENAME" "$scratch/root.tar" - < <(sources) >"$scratch/log" 2>&1 ||
+    { tail -n 40 "$scratch/log" >&2; say "mmdebstrap failed"; exit 1; }
 docker import "$scratch/root.tar" "$image" >/dev/null
 
 docker images --format '{{.Repository}}:{{.Tag}}' "$repository" |

@@ -37,8 +37,8 @@ def test_killed_daemon_is_a_lost_connection_after_the_clients_bound(start: Start
             client.list_sessions()
 
 
-def test_next_daemon_sweeps_what_the_killed_one_left_and_works(start: StartDaemon) -> None:
-    """Its client learns that the session is gone; it is not put onto another sandbox in silence."""
+def test_next_daemon_sweeps_what_belongs_to_nobody_and_works(start: StartDaemon) -> None:
+    """Sandboxes of the pool; and that of a session which the registry does not name."""
     first = start("pool.size = 2")
     with first.client() as client:
         session = client.create_session()
@@ -47,10 +47,12 @@ def test_next_daemon_sweeps_what_the_killed_one_left_and_works(start: StartDaemo
             orphans = sandboxes(first)
             first.kill()
             assert not any(orphan.is_gone() for orphan in orphans)
+            (first.state_dir / "registry.db").unlink()
             second = start(NO_POOL)
             assert all(orphan.is_gone() for orphan in orphans)
             assert sandbox_directories(second) == set()
             assert cgroups_of(second.state_dir) == []
+            assert list((second.state_dir / "journals").iterdir()) == []
         assert isinstance(result.exception(), NotFoundError)
         assert client.list_sessions() == []
         with client.create_session() as another:

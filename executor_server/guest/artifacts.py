@@ -33,8 +33,9 @@ if TYPE_CHECKING:
     """Inode, size and time of modification."""
 
 MAX_ARTIFACTS = 256
-# About 3 µs each.
+# Entries of the workspace, about 3 µs each: at the end, and at the start, when the program waits for it.
 MAX_LOOKED_AT = 5_000
+MAX_REMEMBERED = 2_000
 # Of the file system's time stamps.
 _CLOCK_REALTIME_COARSE = 5
 
@@ -42,10 +43,10 @@ _CLOCK_REALTIME_COARSE = 5
 class Scan:
     """The regular files of a workspace at one moment, by their paths; not all of them when `truncated`."""
 
-    def __init__(self, root: str) -> None:
+    def __init__(self, root: str, at_most: int) -> None:
         self.files: dict[str, os.stat_result] = {}
         self.truncated = False
-        self._left = MAX_LOOKED_AT
+        self._left = at_most
         try:
             fd, _ = open_directory(root, "")
         except PathRefused:
@@ -94,7 +95,7 @@ class Artifacts:
     def __init__(self, root: str) -> None:
         self._root = root
         self._started_ns = time.clock_gettime_ns(_CLOCK_REALTIME_COARSE)
-        scan = Scan(root)
+        scan = Scan(root, MAX_REMEMBERED)
         self._known: dict[str, State] = {path: _state(status) for path, status in scan.files.items()}
         self._knows_all = not scan.truncated
 
@@ -104,17 +105,17 @@ class Artifacts:
 
     def found(self) -> tuple[list[dict[str, Any]], bool]:
         """Descriptions of the files, by path, and whether there may be more."""
-        scan = Scan(self._root)
+        scan = Scan(self._root, MAX_LOOKED_AT)
         changed = sorted(path for path, status in scan.files.items() if self._is_changed(path, status))
         shown = [path for path in changed if is_text(path)]
-        truncated = scan.truncated or not self._knows_all or len(shown) > MAX_ARTIFACTS
+        truncated = scan.truncated or len(shown) > MAX_ARTIFACTS
         return [describe(path, scan.files[path]) for path in shown[:MAX_ARTIFACTS]], truncated
 
     def _is_changed(self, path: str, status: os.stat_result) -> bool:
         known = self._known.get(path)
         if known is not None:
             return known != _state(status)
-        # Of a file that was not looked at, the time of its last change, which no program can set, has to tell.
+        # Of a file that was not remembered, the time of its last change, which no program can set, has to tell.
         return self._knows_all or status.st_ctime_ns >= self._started_ns
 
 

@@ -111,20 +111,24 @@ def test_at_most_so_many_are_listed(root: Path) -> None:
     assert (len(entries), entries[-1]["path"], truncated) == (MAX_ARTIFACTS, f"f{MAX_ARTIFACTS - 1:04}", True)
 
 
-def test_of_more_files_than_are_looked_at_the_old_ones_are_not_taken_for_new(
+def test_of_more_files_than_are_remembered_the_old_ones_are_not_taken_for_new(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """At the start it saw other files than it sees at the end; the time of their last change tells."""
-    monkeypatch.setattr(artifacts, "MAX_LOOKED_AT", 1)
+    """The time of their last change tells, with the precision of the clock that stamps files."""
+    monkeypatch.setattr(artifacts, "MAX_REMEMBERED", 1)
+    made = time.clock_gettime_ns(artifacts._CLOCK_REALTIME_COARSE)
+    while time.clock_gettime_ns(artifacts._CLOCK_REALTIME_COARSE) == made:
+        pass
     watch = Artifacts(str(root))
-    clock = time.clock_gettime_ns(artifacts._CLOCK_REALTIME_COARSE)
-    while time.clock_gettime_ns(artifacts._CLOCK_REALTIME_COARSE) == clock:
-        pass  # a tick of the clock that stamps files
-    watch._started_ns = time.clock_gettime_ns(artifacts._CLOCK_REALTIME_COARSE)
-    (root / "new").touch()
-    monkeypatch.setattr(artifacts, "MAX_LOOKED_AT", 1000)
-    entries, truncated = watch.found()
-    assert ([entry["path"] for entry in entries], truncated) == (["new"], True)
+    (root / "d/new").touch()
+    with (root / "old").open("a") as file:
+        file.write("more")
+    assert found(watch) == ["d/new", "old"]
+
+
+def test_no_more_than_so_many_entries_are_looked_at(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(artifacts, "MAX_LOOKED_AT", 1)
+    assert Artifacts(str(root)).found()[1]
 
 
 def test_what_a_client_puts_meanwhile_is_not_the_programs_until_it_changes_it(root: Path) -> None:

@@ -44,7 +44,8 @@ class BackendDirectory:
         if len(os.fsencode(longest)) > _SOCKET_PATH_BYTES:
             raise SandboxFailure(f"the state directory {state_dir} has a path too long for a socket in it")
         try:
-            path.mkdir(parents=True, exist_ok=True, mode=0o700)
+            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            path.mkdir(exist_ok=True, mode=0o700)
             lock = os.open(path / _LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         except OSError as error:
             raise SandboxFailure(f"the state directory {state_dir} can't be used: {error}") from error

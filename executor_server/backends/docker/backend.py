@@ -117,6 +117,8 @@ class DockerBackend:
 
     async def _create(self, kit: Kit, images: Images, spec: SandboxSpec) -> DockerSandbox:
         image = await images.ready(spec.image, may_pull=spec.may_pull)
+        if image.confinement.weaknesses:  # `start` could not see it, when there was no image yet to try it with
+            raise SandboxFailure(f"the Engine does not confine a container: {' '.join(image.confinement.weaknesses)}")
         fingerprint, token = _fingerprint(spec, image.image_id, kit), secrets.token_bytes(_TOKEN_BYTES)
         sandbox = kit.new_sandbox(new_sandbox_id(), fingerprint, kit.users.take(), token, self._forget)
         self._live[sandbox.sandbox_id] = sandbox
@@ -126,8 +128,6 @@ class DockerBackend:
             await self._give_back(sandbox)
             if isinstance(error, EngineFailure) and error.status == _NOT_FOUND:
                 images.forget(spec.image)  # it was removed since it was looked up; whoever asks next learns so
-            if isinstance(error, OSError):  # out of descriptors, of memory, of space
-                raise SandboxFailure(f"cannot make a sandbox: {error}") from error
             raise
         return sandbox
 
@@ -142,6 +142,7 @@ class DockerBackend:
         self._live.pop(sandbox.sandbox_id, None)
         if self._kit is not None:
             self._kit.users.release(sandbox.user)
+        _log.debug("sandbox_destroyed", sandbox_id=sandbox.sandbox_id)
 
     def _started(self) -> tuple[Kit, Images, BackendDirectory]:
         if self._kit is None or self._images is None or self._directory is None:

@@ -18,9 +18,9 @@ from executor_server.backends.docker.engine import OLDEST_API, Engine, EngineFac
 from executor_server.backends.docker.host import NoEngine, engine_socket
 from executor_server.backends.docker.images import Images
 from executor_server.backends.docker.kit import Kit
-from executor_server.backends.docker.probe import Confinement, PreparedImage, Unreachable
+from executor_server.backends.docker.probe import PreparedImage, Unreachable
 from executor_server.backends.docker.pulls import Pulls
-from executor_server.config import DockerSection
+from executor_server.config import DockerImage, DockerSection
 from executor_server.errors import SandboxFailure
 
 _FARAWAY_REMEDY = (
@@ -46,6 +46,9 @@ class Examination:
 
     def add(self, subject: str, ok: bool, detail: str, remedy: str = "", *, required: bool = True) -> None:
         self.findings.append(HostFinding(subject, ok, detail, "" if ok else remedy, required))
+
+    def has(self, subject: str) -> bool:
+        return any(finding.subject == subject for finding in self.findings)
 
     @property
     def suffices(self) -> bool:
@@ -178,37 +181,27 @@ async def _try_images(
     )
     found.pulls = Pulls(engine, section.pull_timeout_s)
     found.images = Images(kit, section.images, found.pulls, section.image_refresh_s)
-    usable: PreparedImage | None = None
-    kit.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-    for name, image in section.images.items():
-        subject = f"image {name}"
-        try:
-            prepared = await found.images.ready(name)
-        except Unreachable as problem:
-            found.add("sandbox", False, f"One was tried, and {problem}.", _FARAWAY_REMEDY)
-            return
-        except SandboxFailure as problem:
-            remedy = f"Build it or fetch it: docker pull {image.reference}; or set docker.images.{name}."
-            found.add(subject, False, f"{image.reference}: {problem}.", remedy, required=False)
-            continue
-        version = ".".join(map(str, prepared.version))
-        found.add(subject, True, f"{image.reference} has CPython {version} ({prepared.python}).", required=False)
-        usable = usable or prepared
-    if usable is not None:
-        for subject, ok, detail in _judge(usable.confinement):
-            found.add(subject, ok, detail, "Set docker.runtime to one that isolates so.")
+    names = tuple(section.images)
+    results = await asyncio.gather(*(found.images.ready(name) for name in names), return_exceptions=True)
+    for name, result in zip(names, results, strict=True):
+        if isinstance(result, Unreachable):
+            if not found.has("sandbox"):
+                found.add("sandbox", False, f"One was tried, and {result}.", _FARAWAY_REMEDY)
+        elif isinstance(result, PreparedImage):
+            _report_image(found, name, section.images[name], result)
+        elif isinstance(result, SandboxFailure):
+            reference = section.images[name].reference
+            remedy = f"Build it or fetch it: docker pull {reference}; or set docker.images.{name}."
+            found.add(f"image {name}", False, f"{reference}: {result}.", remedy, required=False)
+        else:
+            raise result
     found.kit = kit
 
 
-def _judge(seen: Confinement) -> Iterator[tuple[str, bool, str]]:
-    """(subject, ok, sentence) for each thing that a container says about itself."""
-    yield "user", seen.user != 0, f"Code runs as user {seen.user}."
-    alone = seen.is_alone
-    yield "process namespace", alone, "It sees its own processes only." if alone else "It sees other processes."
-    cut_off = set(seen.interfaces) <= {"lo"}
-    yield "network namespace", cut_off, "It has no network." if cut_off else f"It sees {', '.join(seen.interfaces)}."
-    yield "root file system", not seen.writes_root, "It can write." if seen.writes_root else "It is read-only."
-    bare = not seen.has_capabilities and not seen.can_gain_privileges
-    yield "privileges", bare, "It has no capabilities and can gain none." if bare else "It keeps capabilities."
-    filtered = seen.is_filtered
-    yield "system call filter", filtered, "A seccomp filter is on." if filtered else "No seccomp filter is on."
+def _report_image(found: Examination, name: str, configured: DockerImage, image: PreparedImage) -> None:
+    version = ".".join(map(str, image.version))
+    detail = f"{configured.reference} has CPython {version} ({image.python})."
+    found.add(f"image {name}", True, detail, required=False)
+    for subject, ok, detail in image.confinement.findings():
+        if not found.has(subject):  # the same for each image
+            found.add(subject, ok, detail, "Set docker.runtime to one that isolates so.")

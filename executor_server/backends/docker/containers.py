@@ -56,8 +56,11 @@ async def make_container(kit: Kit, sandbox: DockerSandbox, request: ContainerReq
 
     Raises SandboxFailure; the caller then destroys the sandbox.
     """
-    sandbox.directory.mkdir(mode=_SHUT)
-    sandbox.directory.chmod(_OPEN)
+    try:
+        sandbox.directory.mkdir(mode=_SHUT)
+        sandbox.directory.chmod(_OPEN)  # by mkdir alone the umask would have a say
+    except OSError as error:  # the disk is full, or somebody has removed the state directory
+        raise SandboxFailure(f"cannot make a sandbox: {error}") from error
     labels = {**request.labels, SANDBOX_LABEL: sandbox.sandbox_id, USER_LABEL: str(sandbox.user)}
     binds = (*request.binds, Bind(sandbox.directory, SOCKET_DIRECTORY, read_only=False))
     config = kit.config(replace(request, user=sandbox.user, labels=labels, binds=binds))

@@ -46,7 +46,8 @@ class Kit:
     def build(cls, engine: Engine, facts: EngineFacts, *, daemon_id: str, directory: Path, runtime: str | None) -> Kit:
         """Writes what containers mount beside `directory`. Blocks for a moment when it is not there yet."""
         mounted = directory.parent / "runtime"
-        mounted.mkdir(parents=True, exist_ok=True, mode=0o700)
+        for place in (directory.parent, directory, mounted):
+            place.mkdir(parents=True, exist_ok=True, mode=0o700)
         users = HostUsers(_USERS_OF_FEW if facts.few_ids else _USERS)
         return cls(engine, facts, daemon_id, directory, pack_guest(mounted), _write_hosts(mounted), runtime, users)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -64,6 +65,28 @@ class Confinement:
     has_capabilities: bool
     can_gain_privileges: bool
     is_filtered: bool
+
+    def findings(self) -> Iterator[tuple[str, bool, str]]:
+        """(subject, whether it is as it must be, a sentence) for each thing."""
+        yield "user", self.user != 0, f"Code runs as user {self.user}."
+        alone = self.is_alone
+        yield "process namespace", alone, "It sees its own processes only." if alone else "It sees other processes."
+        cut_off = set(self.interfaces) <= {"lo"}
+        yield (
+            "network namespace",
+            cut_off,
+            "It has no network." if cut_off else f"It sees {', '.join(self.interfaces)}.",
+        )
+        yield "root file system", not self.writes_root, "It can write." if self.writes_root else "It is read-only."
+        bare = not self.has_capabilities and not self.can_gain_privileges
+        yield "privileges", bare, "It has no capabilities and can gain none." if bare else "It keeps capabilities."
+        filtered = self.is_filtered
+        yield "system call filter", filtered, "A seccomp filter is on." if filtered else "No seccomp filter is on."
+
+    @property
+    def weaknesses(self) -> tuple[str, ...]:
+        """What makes sandboxes on this Engine, with this runtime, none."""
+        return tuple(sentence for _, ok, sentence in self.findings() if not ok)
 
 
 @dataclass(frozen=True)

@@ -105,7 +105,6 @@ class DockerSandbox:
         except OSError as error:
             raise SandboxFailure(f"the directory of a sandbox can't be removed: {error}") from error
         self.forget(self)
-        _log.debug("sandbox_destroyed", sandbox_id=self.sandbox_id)
 
     @staticmethod
     def _failed(task: asyncio.Task[None]) -> bool:

@@ -27,6 +27,9 @@ from executor_client.smolagents import CodeAgent, RemoteExecutor
 
 OUTPUT_DIR = Path("demo-output")
 
+# The image of each backend that has pandas and matplotlib. The local backend's is the environment of the daemon.
+IMAGES = {"local": "base", "docker": "data"}
+
 console = Console(highlight=False)
 
 
@@ -205,9 +208,9 @@ TASK = (
 # The run
 
 
-def run_agents(address: str) -> list[str]:
+def run_agents(address: str, image: str) -> list[str]:
     """Runs the analyst and its auditor on their own sandboxes; returns what is wrong with what came out."""
-    settings = {"address": address, "limits": {"wall_time_s": 6}}
+    settings = {"address": address, "image": image, "limits": {"wall_time_s": 6}}
     imports = ["numpy.*", "pandas.*", "matplotlib.*", "PIL.*"]
     rates = ExchangeRate(api_key="key-1f8a")
     sales = sales_data()
@@ -272,13 +275,13 @@ class ImageFolder:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--backend", default="local", help="the daemon's backend (default: local)")
+    parser.add_argument("--backend", default="local", choices=IMAGES, help="the daemon's backend (default: local)")
     backend = parser.parse_args().backend
     started = time.monotonic()
     try:
         with own_daemon(backend) as address:
             console.print(f"The daemon runs on {address} ({backend} backend).")
-            problems = run_agents(address)
+            problems = run_agents(address, IMAGES[backend])
         console.print("The daemon has stopped; no process, socket or directory of it is left.")
     except DaemonFailure as failure:
         problems = [str(failure)]

@@ -5,6 +5,7 @@ What it promises to leave nothing behind is checked here from outside, by what t
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
@@ -13,8 +14,9 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
+
+import docker
 
 from executor_client import ExecutorClient, ExecutorClientError
 
@@ -23,13 +25,15 @@ STOP_TIMEOUT_S = 20.0
 CLEAN_TIMEOUT_S = 10.0
 POLL_S = 0.05
 LOG_TAIL_CHARS = 4_000
+# Where in the state directory each backend keeps its sandboxes' directories.
+SANDBOXES = {"local": "sandboxes", "docker": "docker"}
 
 
 class DaemonFailure(Exception):
     """The daemon does not do what it should; the message says what."""
 
 
-@contextmanager
+@contextlib.contextmanager
 def own_daemon(backend: str) -> Iterator[str]:
     """Runs a daemon and gives its address. Raises DaemonFailure, also when something of it is left at the end.
 
@@ -52,7 +56,7 @@ def own_daemon(backend: str) -> Iterator[str]:
             raise
         descendants = _processes_below(process.pid)
         _stop(process)
-        _check_leftovers(process, descendants, state_dir)
+        _check_leftovers(process, descendants, state_dir / SANDBOXES[backend])
     finally:
         if before is None:
             del os.environ["EXECUTOR_STATE_DIR"]
@@ -94,16 +98,26 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
         raise DaemonFailure(f"the daemon did not stop within {STOP_TIMEOUT_S:g} s of being asked to") from None
 
 
-def _check_leftovers(process: subprocess.Popen[bytes], descendants: set[Process], state_dir: Path) -> None:
+def _check_leftovers(process: subprocess.Popen[bytes], descendants: set[Process], directory: Path) -> None:
     if process.returncode != 0:
         raise DaemonFailure(f"the daemon stopped with exit code {process.returncode}")
     if not _poll(CLEAN_TIMEOUT_S, lambda: not descendants & _all_processes().keys()):
         left = sorted(pid for pid, _ in descendants & _all_processes().keys())
         raise DaemonFailure(f"processes of sandboxes are left: {left}")
-    if sockets := sorted(path.name for path in state_dir.rglob("*") if path.is_socket()):
+    if sockets := sorted(path.name for path in directory.parent.rglob("*") if path.is_socket()):
         raise DaemonFailure(f"sockets are left: {', '.join(sockets)}")
-    if sandboxes := sorted(path.name for path in (state_dir / "sandboxes").iterdir() if path.is_dir()):
+    if sandboxes := sorted(path.name for path in directory.iterdir() if path.is_dir()):
         raise DaemonFailure(f"directories of sandboxes are left: {', '.join(sandboxes)}")
+    if directory.name == SANDBOXES["docker"] and (containers := _containers_of(directory)):
+        raise DaemonFailure(f"containers are left: {', '.join(containers)}")
+
+
+def _containers_of(directory: Path) -> list[str]:
+    """Names of the containers that bear the daemon's id, which it keeps in its lock file."""
+    client = docker.from_env()
+    with contextlib.closing(client):
+        label = f"executor.daemon={(directory / '.lock').read_text().strip()}"
+        return [container.name or "" for container in client.containers.list(all=True, filters={"label": label})]
 
 
 # ---------------------------------------------------------------------------------------------------------------------

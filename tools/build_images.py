@@ -1,10 +1,10 @@
 """Builds the images of `images/` on the Engine, and tries each with our guest: `make images IMAGES="base data"`.
 
-X
-be reached, one is made from this host's Debian (debian_base.sh). The Python packages are downloaded on this host, by its
-pip and so with its configuration, mirrors and certificates, and given to the build as files. So a build asks no index,
-and no image can tell where it was built. The exception is what Debian packages a public base lacks: apt in the build
-fetches them from where that base says.
+Where the packages come from is decided here and stays here. The public base is taken from its registry; where that
+can't be reached, one is made from this host's Debian (debian_base.sh). The Python packages are downloaded on this host,
+by its pip and so with its configuration, mirrors and certificates, and given to the build as files. So a build asks no
+index, and no image can tell where it was built. The exception is what Debian packages a public base lacks: apt in the
+build fetches them from where that base says.
 """
 
 from __future__ import annotations

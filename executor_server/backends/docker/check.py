@@ -106,7 +106,7 @@ def _report_engine(found: Examination, facts: EngineFacts, section: DockerSectio
     detail = f"{runtime} is registered." if runtime in facts.runtimes else f"The Engine has no runtime {runtime}."
     remedy = f"Register it in the Engine's daemon.json, or choose one of {', '.join(facts.runtimes)}."
     found.add("runtime", runtime in facts.runtimes, detail, remedy)
-    if runtime == "runc" and facts.runc_version is not None and not _is_mended(facts.runc_version):
+    if runtime == "runc" and facts.runc_version is not None and not is_mended(facts.runc_version):
         found.add(
             "runc",
             False,
@@ -159,8 +159,8 @@ def _limits(facts: EngineFacts) -> Iterator[tuple[str, bool, str, str]]:
     )
 
 
-def _is_mended(version: str) -> bool:
-    """Versions of distributions (1.1.5+ds1) are read as the release that they were made from."""
+def is_mended(version: str) -> bool:
+    """Whether a runc has the fixes. A distribution's version (1.1.5+ds1) is read as the release it was made from."""
     found = _RUNC.match(version)
     if found is None:
         return False
@@ -179,7 +179,7 @@ async def _try_images(
     kit = await asyncio.to_thread(
         Kit.build, engine, facts, daemon_id=daemon_id, directory=directory, runtime=section.runtime
     )
-    found.pulls = Pulls(engine, section.pull_timeout_s)
+    found.pulls = Pulls(engine.pull, section.pull_timeout_s)
     found.images = Images(kit, section.images, found.pulls, section.image_refresh_s)
     names = tuple(section.images)
     results = await asyncio.gather(*(found.images.ready(name) for name in names), return_exceptions=True)

@@ -156,7 +156,7 @@ def _files(request: ContainerRequest) -> dict[str, Any]:
 
 def _hidden(volumes: Iterable[str], ours: tuple[str, ...]) -> dict[str, str]:
     """An image's volumes would be directories of the host's disk, writable and without a limit."""
-    places = {posixpath.normpath(posixpath.join("/", volume)) for volume in volumes}
+    places = {posixpath.normpath("/" + volume.lstrip("/")) for volume in volumes}
     return {place: _HIDDEN_VOLUME for place in sorted(places) if place not in ours}
 
 

@@ -115,14 +115,12 @@ async def probe(kit: Kit, image: EngineImage) -> PreparedImage | UselessImage:
         return UselessImage(f"is made for {made_for}, and this host is linux/{facts.architecture}")
     for command in _COMMANDS:
         try:
-            return _read(image, await _ask(kit, image, command))
+            return read_answer(image, await _ask(kit, image, command))
         except EndedEarly as ended:
             if ended.was_killed:  # by the Engine, or for want of memory; another time it may not be
                 raise
             if not ended.could_not_begin:
                 return UselessImage(f"has a Python that does not run: {ended}")
-        except (ValueError, KeyError, TypeError, IndexError, RecursionError):
-            return UselessImage("has a Python that does not answer like one")
     return UselessImage("has no Python: there is neither python3 nor python on its PATH")
 
 
@@ -158,11 +156,17 @@ async def _receive(path: Path) -> bytes:
     return answer
 
 
-def _read(image: EngineImage, answer: bytes) -> PreparedImage | UselessImage:
-    """Raises ValueError, KeyError, TypeError, IndexError or RecursionError for what no Python of ours would say."""
-    if len(answer) > _ANSWER_BYTES:
-        raise ValueError("too long an answer")
-    told: Any = json.loads(answer)
+def read_answer(image: EngineImage, answer: bytes) -> PreparedImage | UselessImage:
+    """What the image's Python said, if that is what it was."""
+    try:
+        if len(answer) > _ANSWER_BYTES:
+            raise ValueError("too long")
+        return _read(image, json.loads(answer))
+    except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError):
+        return UselessImage("has a Python that does not answer like one")
+
+
+def _read(image: EngineImage, told: Any) -> PreparedImage | UselessImage:
     implementation = str(told["implementation"])[:_WORD_CHARS]
     version = (int(told["version"][0]), int(told["version"][1]))
     if implementation != "cpython" or version < OLDEST_PYTHON:

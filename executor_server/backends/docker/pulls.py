@@ -9,13 +9,13 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import structlog
 
-from executor_server.backends.docker.engine import Engine, EngineFailure
+from executor_server.backends.docker.engine import EngineFailure
 from executor_server.errors import ImageNotReady
 
 _ASK_AGAIN_S = 5.0
@@ -47,8 +47,8 @@ class _Fetch:
 class Pulls:
     """Owns the fetches."""
 
-    def __init__(self, engine: Engine, timeout_s: float) -> None:
-        self._engine = engine
+    def __init__(self, pull: Callable[[str], Iterator[Mapping[str, Any]]], timeout_s: float) -> None:
+        self._pull = pull
         self._timeout_s = timeout_s
         self._fetches: dict[str, _Fetch] = {}
 
@@ -102,7 +102,7 @@ class Pulls:
     def _follow(self, fetch: _Fetch) -> None:
         layers: dict[str, tuple[int, int]] = {}
         logged_at = time.monotonic()
-        for line in self._engine.pull(fetch.reference):
+        for line in self._pull(fetch.reference):
             if fetch.abandoned:
                 return
             now = time.monotonic()

@@ -52,7 +52,7 @@ class ArchiveDownload:
             os.close(directory)
         entries, truncated = list_files(root, path)
         if truncated:
-            raise PathRefused(f"{name!r} has more than {MAX_MEMBERS} entries", "too_large")
+            raise PathRefused(f"the directory has more than {MAX_MEMBERS} entries", "too_large")
         self._root = root
         self._prefix = len(name) + 1 if name else 0
         self._left = max_bytes

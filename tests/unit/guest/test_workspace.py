@@ -127,6 +127,25 @@ def test_only_regular_files_are_read_and_nothing_is_followed(root: Path, what: s
             list_files(str(root), "odd")
 
 
+def test_a_device_is_refused_without_being_opened(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Opening one can have effects of its own. /dev takes the workspace's part: to make a device takes privileges."""
+    opened: list[int] = []
+
+    class Watching:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(os, name)
+
+        @staticmethod
+        def open(path: str, flags: int, *args: Any, **kwargs: Any) -> int:
+            opened.append(flags)
+            return os.open(path, flags, *args, **kwargs)
+
+    monkeypatch.setattr(workspace, "os", Watching())
+    with none_left_open(), pytest.raises(PathRefused, match="'zero' is not a regular file"):
+        Download("/dev", "zero", 10)
+    assert all(flags & (os.O_PATH | os.O_DIRECTORY) for flags in opened)
+
+
 def test_an_upload_replaces_a_link_and_does_not_follow_it(root: Path) -> None:
     make_link(root / "file")
     put(root, "file", b"mine")

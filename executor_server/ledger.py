@@ -64,13 +64,23 @@ class LedgerLimits:
 
 @dataclass(frozen=True)
 class _OnItsWay:
-    """A frame of ours that the guest may not have: its number, where it lies on the tape, itself while replaying."""
+    """A frame of ours that the guest may not have: its numbers, where it lies on the tape, itself while replaying."""
 
-    seq: int
+    ordinal: int  # among all that were ever written down
+    seq: int  # by which the guest knows it
     segment: int
     kind: int = 0
     head: dict[str, Any] = field(default_factory=dict)
     body: bytes = b""
+
+
+@dataclass(frozen=True)
+class _Suspect:
+    """A result that waits for its verdict: what it says, its frame, and the segment that this lies in."""
+
+    result: Result
+    raw: bytes
+    segment: int
 
 
 @dataclass
@@ -93,8 +103,10 @@ class Ledger:
         self.running: dict[str, Execution] = {}
         self._finished: dict[str, Execution] = {}  # the oldest first
         self._finished_bytes = 0
-        self._suspects: dict[str, tuple[Result, int]] = {}  # results without a verdict, and the segments they lie in
+        self._suspects: dict[str, _Suspect] = {}
+        self._verdicts: dict[str, int | None] = {}  # replaying: read, and the result that they are on is next
         self._on_their_way: deque[_OnItsWay] = deque()
+        self._sent_count = 0
         self._spans: list[_Span] = []
         self._live = True  # and not replaying
         self.generation = generation
@@ -167,7 +179,8 @@ class Ledger:
         """A frame is about to leave."""
         if kind in SENT:
             self._write(prefix, body)
-            self._on_their_way.append(_OnItsWay(seq, self._tape.segment))
+            self._on_their_way.append(_OnItsWay(self._sent_count, seq, self._tape.segment))
+            self._sent_count += 1
 
     def note_delivered(self, seq: int) -> None:
         """The guest has taken what was sent, up to this number."""
@@ -206,19 +219,21 @@ class Ledger:
         self.generation = event.generation
         if frame.head.boolean("oom_suspect", default=False):
             # Only outside of the sandbox is it known who sent the kill.
-            self._suspects[execution.execution_id] = (event, self._tape.segment)
+            self._suspects[execution.execution_id] = _Suspect(event, bytes(frame.raw), self._tape.segment)
         else:
             self._end(execution, event)
 
     def judge(self, execution_id: str, oom_kills: int | None) -> None:
         """Ends an execution whose interpreter was killed, now that the kernel's kills for memory have been counted."""
-        if execution_id in self._suspects:
+        suspect = self._suspects.get(execution_id)
+        if suspect is not None:
             counted = {} if oom_kills is None else {"oom_kills": oom_kills}
-            self._write(encode_frame(Mark.VERDICT, {"id": execution_id, **counted}))
-            self._judge(execution_id, oom_kills)
+            # With the result once more: this is where it becomes an event, and its first segment may be removed.
+            self._write(encode_frame(Mark.VERDICT, {"id": execution_id, **counted}), suspect.raw)
+            self._judge(execution_id, suspect.result, oom_kills)
 
-    def _judge(self, execution_id: str, oom_kills: int | None) -> None:
-        result, _ = self._suspects.pop(execution_id)
+    def _judge(self, execution_id: str, result: Result, oom_kills: int | None) -> None:
+        self._suspects.pop(execution_id, None)
         if oom_kills is not None and oom_kills > self.oom_kills:
             self.oom_kills = oom_kills
             detail = ErrorDetail("MemoryError", "the program used more memory than memory_bytes allows and was killed")
@@ -240,8 +255,9 @@ class Ledger:
     def end_all(self, outcome: Outcome, error: ErrorDetail) -> None:
         """Ends what runs. A result that only waits for its verdict is better than none."""
         for execution_id, execution in list(self.running.items()):
-            result, _ = self._suspects.pop(execution_id, (None, 0))
-            self._end(execution, result or Result(outcome, VariablesState.LOST, self.generation, error=error))
+            suspect = self._suspects.pop(execution_id, None)
+            lost = Result(outcome, VariablesState.LOST, self.generation, error=error)
+            self._end(execution, suspect.result if suspect is not None else lost)
 
     def _end(self, execution: Execution, result: Result) -> None:
         execution.publish(result)
@@ -294,7 +310,8 @@ class Ledger:
 
     def _drop_segments(self) -> None:
         """Removes all segments before this one that nothing needs."""
-        pinned = {frame.segment for frame in self._on_their_way} | {segment for _, segment in self._suspects.values()}
+        pinned = {frame.segment for frame in self._on_their_way}
+        pinned |= {suspect.segment for suspect in self._suspects.values()}
         needed = [span for span in self._spans if span.segment in pinned or self._holds_events_of(span)]
         self._tape.drop({span.segment for span in self._spans} - {span.segment for span in needed})
         self._spans = needed
@@ -311,6 +328,9 @@ class Ledger:
             "taken": self.taken_seq,
             "generation": self.generation,
             "oom_kills": self.oom_kills,
+            "sent": self._sent_count,
+            "on_their_way": {frame.ordinal: frame.seq for frame in self._on_their_way},
+            "unjudged": self.unjudged(),
             "executions": [execution.snapshot() for execution in executions],
         }
         return json.dumps(known, separators=(",", ":")).encode()
@@ -349,24 +369,33 @@ class Ledger:
     def _replay_record(self, record: Frame, segment: int) -> None:
         head = record.head
         if record.kind in SENT:
-            self._on_their_way.append(_OnItsWay(record.seq, segment, record.kind, head.values, record.body))
+            frame = _OnItsWay(self._sent_count, record.seq, segment, record.kind, head.values, record.body)
+            self._on_their_way.append(frame)
+            self._sent_count += 1
             if record.kind == Kind.EXECUTE:
                 self._begin(head.text("id", 64), _fingerprint(head.values, record.body))
             elif record.kind == Kind.TOOL_RESULT and (execution := self.known(head.text("id", 64))) is not None:
                 execution.note_answer(head.text("call", 64), len(record.body))
         elif record.kind == Mark.VERDICT:
-            if head.text("id", 64) not in self._suspects:
-                raise FrameError("a verdict on nothing")
-            self._judge(head.text("id", 64), head.integer("oom_kills") if "oom_kills" in head else None)
+            self._verdicts[head.text("id", 64)] = head.integer("oom_kills") if "oom_kills" in head else None
         elif record.kind == Mark.LOST:
             self._lose(record.body.decode())
         elif record.kind == Mark.RESUMED:
             self._renumber(head.integer("taken"))
         else:
+            self._replay_event(record)
+
+    def _replay_event(self, record: Frame) -> None:
+        execution_id = record.head.text("id", 64)
+        if record.kind != Kind.RESULT or execution_id not in self._verdicts:
             self._apply(record, *self._read(record))
+        elif execution_id in self.running:
+            self._judge(execution_id, read_result(record), self._verdicts.pop(execution_id))
+        else:
+            raise FrameError("a verdict on what does not run")
 
     def _restore(self, snapshot: bytes) -> None:
-        """Becomes as in a snapshot. After a segment that was not removed, it says what is known."""
+        """Becomes as in a snapshot: of what was read before, what it does not mention had been settled by then."""
         try:
             known = Fields(json.loads(snapshot))
         except ValueError as error:
@@ -385,6 +414,17 @@ class Ledger:
                 self._finished_bytes += execution.journal_size
             else:
                 self.running[execution_id] = execution
+        unjudged = known.texts("unjudged", _MAX_EXECUTIONS)
+        self._suspects = {name: suspect for name, suspect in self._suspects.items() if name in unjudged}
+        self._restore_sent(known)
+
+    def _restore_sent(self, known: Fields) -> None:
+        self._sent_count = known.integer("sent")
+        seqs = known.object("on_their_way")
+        if seqs is None:
+            raise FrameError("a snapshot that does not say what was on its way")
+        there = [frame for frame in self._on_their_way if str(frame.ordinal) in seqs]
+        self._on_their_way = deque(replace(frame, seq=seqs.integer(str(frame.ordinal))) for frame in there)
 
     def _restored(self, execution_id: str, fields: Fields) -> Execution:
         fingerprint = bytes.fromhex(fields.text("fingerprint", 64))

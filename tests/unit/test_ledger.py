@@ -1,0 +1,450 @@
+"""The ledger and its tape: whatever was written when the daemon died, the next one knows exactly that."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from executor_server import tape as tape_module
+from executor_server.errors import InvalidRequest, OutOfRange
+from executor_server.executions import Execution, ToolFailure
+from executor_server.guest.frames import Fields, FrameDecoder, FrameError, Kind, encode_frame, encode_prefix
+from executor_server.ledger import Ledger, LedgerControl, LedgerLimits
+from executor_server.model import ErrorDetail, Event, ExecutionLimits, Log, Outcome, OutputMode, Queued, Result
+from executor_server.tape import Tape, TapeError
+from tests.support.fake_guest import USAGE
+
+LIMITS = ExecutionLimits(1.5, 2.0, 1000, 1000)
+MODE = OutputMode.TRAILING_EXPRESSION
+Files = dict[str, bytes]
+
+
+class Bench:
+    """A ledger on a directory; the test is the session, the client and the guest."""
+
+    def __init__(self, directory: Path, *, journal_bytes: int = 10**6, max_finished: int = 64) -> None:
+        self.directory = directory
+        self.sent: list[tuple[int, dict[str, Any], bytes]] = []
+        self.judged: list[str] = []
+        self.ended: list[str] = []
+        self.held: set[object] = set()
+        self.seq = 0  # of what is sent
+        self.guest_seq = 0
+        self.delivered = 0
+        self.tape = Tape(directory)
+        control = LedgerControl(self._send, self._hold, self.judged.append, lambda name, _: self.ended.append(name))
+        self.ledger = Ledger(self.tape, LedgerLimits(journal_bytes, max_finished), control)
+
+    def _send(self, kind: int, head: dict[str, Any], body: bytes) -> None:
+        self.seq += 1
+        prefix = encode_prefix(kind, head, len(body), seq=self.seq, ack=self.guest_seq)
+        self.ledger.note_sent(kind, self.seq, prefix, body)
+        self.sent.append((kind, head, body))
+
+    def _hold(self, holder: object, held: bool) -> None:
+        (self.held.add if held else self.held.discard)(holder)
+
+    def execute(self, name: str, code: str = "1") -> Execution:
+        return self.ledger.execute(name, code, MODE, LIMITS)
+
+    def say(self, kind: int, head: dict[str, Any], body: bytes = b"", *, ack: int | None = None) -> None:
+        self.guest_seq += 1
+        self.delivered = self.seq if ack is None else ack
+        frame = encode_frame(kind, head, body, seq=self.guest_seq, ack=self.delivered)
+        self.ledger.take(FrameDecoder().feed(frame)[0])
+
+    def log(self, name: str, text: str, **options: Any) -> None:
+        self.say(Kind.LOG, {"id": name, "stream": "stdout"}, text.encode(), **options)
+
+    def call(self, name: str, call_id: str) -> None:
+        self.say(Kind.TOOL_CALL, {"id": name, "call": call_id, "name": "f"}, b"args")
+
+    def end(self, name: str, **more: Any) -> None:
+        head = {"id": name, "outcome": "succeeded", "variables": "kept", "generation": 1, "final": "", "error": 0}
+        self.say(Kind.RESULT, {**head, **USAGE, **more})
+
+    @property
+    def files(self) -> Files:
+        return {path.name: path.read_bytes() for path in self.directory.iterdir()}
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Bench]:
+    bench = Bench(tmp_path / "tape")
+    bench.ledger.begin_tape()
+    yield bench
+    bench.ledger.close()
+
+
+@contextmanager
+def replayed(files: Files, directory: Path, **limits: int) -> Iterator[Bench]:
+    """Another daemon's ledger, on a copy of these files."""
+    directory.mkdir(exist_ok=True)
+    for path in directory.iterdir():
+        path.unlink()
+    for name, data in files.items():
+        (directory / name).write_bytes(data)
+    bench = Bench(directory, **limits)
+    bench.ledger.replay()
+    yield bench
+    bench.ledger.close()
+
+
+def held_events(execution: Execution) -> list[Event]:
+    return list(execution._journal)
+
+
+async def read(execution: Execution, after: int = 0) -> list[Event]:
+    return [event async for event in execution.events(after)]
+
+
+# -- what comes back
+
+
+async def test_events_come_back_under_their_numbers(bench: Bench, tmp_path: Path) -> None:
+    first, second = bench.execute("e1"), bench.execute("e2", "2")
+    bench.log("e1", "one")
+    bench.call("e1", "c1")
+    await first.submit_tool_result("c1", b"value")
+    bench.end("e1", generation=3)
+    bench.log("e2", "two")
+    with replayed(bench.files, tmp_path / "next") as after:
+        ledger = after.ledger
+        assert list(ledger.running) == ["e2"]
+        assert (ledger.generation, ledger.taken_seq) == (3, 4)
+        again = ledger.known("e1")
+        assert again is not None
+        assert await read(again) == await read(first)
+        assert again.fingerprint == first.fingerprint
+        running = ledger.known("e2")
+        assert running is not None
+        assert held_events(running) == held_events(second) == [Event(1, Queued(1)), Event(2, Log("stdout", "two"))]
+        assert ledger.known_as("e2", "2", MODE, LIMITS) is running
+        with pytest.raises(InvalidRequest):
+            ledger.known_as("e2", "3", MODE, LIMITS)
+        after.guest_seq = ledger.taken_seq
+        after.end("e2", generation=3)
+        assert running.done
+    assert after.ended == ["e2"], "what had ended before was told before"
+
+
+async def test_an_answered_call_is_answered_in_the_next_daemon_too(bench: Bench, tmp_path: Path) -> None:
+    execution = bench.execute("e")
+    bench.call("e", "c1")
+    bench.call("e", "c2")
+    await execution.submit_tool_result("c1", ToolFailure("ValueError", "no"))
+    with replayed(bench.files, tmp_path / "next") as after:
+        again = after.ledger.known("e")
+        assert again is not None
+        with pytest.raises(Exception, match="has been answered"):
+            await again.submit_tool_result("c1", b"late")
+        assert again.waits_for_client
+        await again.submit_tool_result("c2", b"now")
+        assert not again.waits_for_client
+
+
+def test_what_the_guest_had_not_taken_is_sent_again_in_order(bench: Bench, tmp_path: Path) -> None:
+    bench.execute("e1", "one")
+    bench.log("e1", "x")  # which acknowledges e1
+    bench.execute("e2", "two").cancel()
+    bench.execute("e3", "three")
+    with replayed(bench.files, tmp_path / "next") as after:
+        again = after.ledger.resume(taken=2)  # e1, e2
+        assert [(kind, head["id"], body) for kind, head, body in again] == [
+            (Kind.CANCEL, "e2", b""),
+            (Kind.EXECUTE, "e3", b"three"),
+        ]
+
+
+def test_what_was_sent_again_is_not_taken_for_what_was_sent_at_first(bench: Bench, tmp_path: Path) -> None:
+    """The numbers of the second daemon overlap those of the first, which the guest never saw."""
+    for number in range(1, 6):
+        bench.execute(f"e{number}")
+    with replayed(bench.files, tmp_path / "second") as second:
+        assert len(second.ledger.resume(taken=2)) == 3  # they get the numbers 3 to 5
+        second.seq = 5
+        second.execute("e6")
+        files = second.files
+    for taken, missing in ((2, ["e3", "e4", "e5", "e6"]), (4, ["e5", "e6"]), (6, [])):
+        with replayed(files, tmp_path / "third") as third:
+            assert [head["id"] for _, head, _ in third.ledger.resume(taken)] == missing
+
+
+async def test_a_result_waits_for_its_verdict_in_the_next_daemon(bench: Bench, tmp_path: Path) -> None:
+    bench.execute("e1")
+    bench.end("e1", outcome="crashed", oom_suspect=True)
+    assert bench.judged == ["e1"]
+    with replayed(bench.files, tmp_path / "next") as after:
+        assert after.ledger.unjudged() == ["e1"]
+        after.ledger.judge("e1", 1)
+        after.guest_seq = 1
+        after.execute("e2")
+        after.end("e2", outcome="crashed", oom_suspect=True)
+        after.ledger.judge("e2", 1)
+        files = after.files
+    with replayed(files, tmp_path / "third") as third:
+        outcomes = [(await read(third.ledger._executions[name]))[-1].kind for name in ("e1", "e2")]
+        assert [each.outcome for each in outcomes if isinstance(each, Result)] == [
+            Outcome.OUT_OF_MEMORY,
+            Outcome.CRASHED,
+        ]
+
+
+async def test_a_lost_session_stays_lost_for_the_same_reason(bench: Bench, tmp_path: Path) -> None:
+    execution = bench.execute("e")
+    bench.ledger.lose("it caught fire")
+    assert bench.ledger.lost == "it caught fire"
+    with replayed(bench.files, tmp_path / "next") as after:
+        assert after.ledger.lost == "it caught fire"
+        again = after.ledger.known("e")
+        assert again is not None
+        assert await read(again) == await read(execution)
+
+
+def test_a_frame_that_is_refused_is_not_on_the_tape(bench: Bench, tmp_path: Path) -> None:
+    bench.execute("e")
+    for kind, head in (
+        (Kind.LOG, {"id": "other", "stream": "stdout"}),
+        (Kind.LOG, {"id": "e", "stream": "stdin"}),
+        (Kind.EXECUTE, {"id": "e"}),
+        (Kind.RESULT, {"id": "e"}),
+    ):
+        with pytest.raises(FrameError):
+            bench.say(kind, head)
+    with replayed(bench.files, tmp_path / "next") as after:
+        assert list(after.ledger.running) == ["e"]
+        assert after.ledger.taken_seq == 0
+
+
+# -- every moment to die in
+
+
+class Drama:
+    """Random executions, with readers, answers, ends and losses; knows what must be known after each step."""
+
+    def __init__(self, bench: Bench, seed: int) -> None:
+        self.bench = bench
+        self.chance = random.Random(seed)
+        self.names = 0
+        self.open: list[tuple[str, str]] = []
+
+    def come_back(self, directory: Path, **limits: int) -> Bench:
+        """The daemon is killed; the next one goes on, with a guest that has taken some of what was sent."""
+        before, taken = self.bench, self.chance.randint(self.bench.delivered, self.bench.seq)
+        before.ledger.close()
+        self.bench = Bench(directory, **limits)
+        self.bench.ledger.replay()
+        self.bench.guest_seq = before.guest_seq
+        self.bench.delivered, self.bench.seq = taken, taken + len(self.bench.ledger.resume(taken))
+        return self.bench
+
+    async def step(self) -> None:
+        running = list(self.bench.ledger.running)
+        free = [name for name in running if name not in self.bench.ledger._suspects]
+        if len(running) < 3 and (not free or self.chance.random() < 0.2):
+            self.names += 1
+            name = f"e{self.names % 12}"  # some come again, once they are forgotten
+            if self.bench.ledger.known(name) is None:
+                self.bench.execute(name, f"{self.names}")
+            return
+        if not free:
+            self.bench.ledger.judge(running[0], self.chance.choice([None, 0, self.names]))
+            return
+        name = self.chance.choice(free)
+        execution = self.bench.ledger.running[name]
+        what = self.chance.random()
+        if what < 0.5:
+            self.bench.log(
+                name, "x" * self.chance.randrange(300), ack=self.chance.randint(self.bench.delivered, self.bench.seq)
+            )
+        elif what < 0.6:
+            self.bench.call(name, f"c{execution.last_number}")
+            self.open.append((name, f"c{execution.last_number - 1}"))
+        elif what < 0.75 and self.open:
+            name, call_id = self.open.pop()
+            if (called := self.bench.ledger.running.get(name)) is not None and call_id in called._open_calls:
+                await called.submit_tool_result(call_id, self.chance.randbytes(self.chance.randrange(300)))
+        elif what < 0.85:
+            await self._read_some(execution)
+        else:
+            self.bench.end(
+                name, generation=self.bench.ledger.generation + self.chance.randrange(2), oom_suspect=what > 0.95
+            )
+
+    async def _read_some(self, execution: Execution) -> None:
+        """A reader that has come to the end, so far as there is one: what it has may be let go."""
+        if not held_events(execution):
+            return
+        async for event in execution.events(execution.first_number - 1):
+            if event.number >= execution.last_number - 1:
+                return
+
+
+def known(bench: Bench) -> dict[str, Any]:
+    """All that another daemon must know."""
+    ledger = bench.ledger
+    return {
+        "running": list(ledger.running),
+        "generation": ledger.generation,
+        "oom_kills": ledger.oom_kills,
+        "taken": ledger.taken_seq,
+        "unjudged": ledger.unjudged(),
+        "executions": {
+            name: (each.fingerprint, each.last_number, each.done, dict(each._open_calls), held_events(each))
+            for name, each in ledger._executions.items()
+        },
+        "on their way": sorted(frame.seq for frame in ledger._on_their_way),
+    }
+
+
+def assert_knows(after: Bench, expected: dict[str, Any]) -> None:
+    found = known(after)
+    executions, expected_executions = found.pop("executions"), dict(expected["executions"])
+    assert found == {name: value for name, value in expected.items() if name != "executions"}
+    assert set(expected_executions) <= set(executions)
+    for name, (*facts, events) in expected_executions.items():
+        *found_facts, found_events = executions[name]
+        assert found_facts == facts
+        # What readers had let go may be there again; nothing that was held is missing, and there is no gap.
+        assert found_events[len(found_events) - len(events) :] == events
+        numbers = [event.number for event in found_events]
+        assert numbers == list(range(numbers[0], facts[1] + 1)) if numbers else facts[1] == 0 or not events
+
+
+@pytest.mark.parametrize("seed", range(6))
+async def test_every_prefix_of_a_tape_is_a_moment_that_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    monkeypatch.setattr(tape_module, "SEGMENT_BYTES", 3000)
+    limits = {"journal_bytes": 6000, "max_finished": 4}
+    bench = Bench(tmp_path / "tape", **limits)
+    bench.ledger.begin_tape()
+    drama = Drama(bench, seed)
+    before, most = known(bench), 0
+    for _ in range(150):
+        position = (bench.tape.segment, bench.tape._size_bytes)
+        await drama.step()
+        now, files = known(bench), bench.files
+        with replayed(files, tmp_path / "next", **limits) as after:
+            assert_knows(after, now)
+        last = str(bench.tape.segment)
+        if bench.tape.segment == position[0] and len(files[last]) > position[1]:
+            cut = drama.chance.randrange(position[1], len(files[last]))
+            with replayed({**files, last: files[last][:cut]}, tmp_path / "next", **limits) as after:
+                assert_knows(after, before)
+        if drama.chance.random() < 0.1:
+            bench = drama.come_back(bench.directory, **limits)
+            now = known(bench)
+        before = now
+        most = max(most, sum(map(len, files.values())))
+    assert bench.tape.segment > 5, "the tape was too short to show anything"
+    assert not bench.tape.broken
+    assert most < 60_000, "segments are not removed"
+    bench.ledger.close()
+
+
+async def test_segments_before_a_gap_are_not_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An old execution holds its segment while another, that is read as it goes, lets go of those in between."""
+    monkeypatch.setattr(tape_module, "SEGMENT_BYTES", 2000)
+    bench = Bench(tmp_path / "tape", journal_bytes=3000)
+    bench.ledger.begin_tape()
+    bench.execute("old")
+    bench.log("old", "kept")
+    bench.end("old")
+    flood = bench.execute("flood")
+    events = flood.events()
+    for _ in range(200):
+        bench.log("flood", "x" * 200)
+        await anext(events)
+    assert "1" in bench.files
+    assert len(bench.files) < 6
+    with replayed(bench.files, tmp_path / "next", journal_bytes=3000) as after:
+        old, again = after.ledger.known("old"), after.ledger.known("flood")
+        assert old is not None
+        assert again is not None
+        assert [event.kind for event in await read(old)][:-1] == [Log("stdout", "kept")]
+        assert again.last_number == 200
+        with pytest.raises(OutOfRange):
+            await anext(again.events(0))
+        assert "flood" in after.held, "it is full until somebody says how far he has come"
+        reader = again.events(200)
+        again.publish(Log("stdout", "more"))
+        assert (await anext(reader)).number == 201
+        assert not after.held
+    bench.ledger.close()
+
+
+# -- a tape that fails
+
+
+def test_a_tape_that_cannot_be_written_is_removed_and_the_executions_go_on(bench: Bench, tmp_path: Path) -> None:
+    bench.tape.close()
+    bench.tape._fd = os.open("/dev/full", os.O_WRONLY)
+    execution = bench.execute("e")
+    assert bench.tape.broken
+    bench.log("e", "x")
+    bench.end("e")
+    assert execution.done
+    assert not bench.directory.exists()
+    with pytest.raises(TapeError, match="could not be written"):
+        Bench(bench.directory).ledger.replay()
+
+
+@pytest.mark.parametrize("harm", ["garbage", "no snapshot", "torn in the middle", "an event of nobody", "empty"])
+async def test_a_damaged_tape_is_read_as_far_as_it_goes_and_says_so(bench: Bench, tmp_path: Path, harm: str) -> None:
+    bench.execute("e")
+    bench.end("e")
+    files = bench.files
+    strange = {
+        "garbage": {"2": b"\xff" * 100},
+        "no snapshot": {"2": encode_frame(Kind.LOG, {"id": "e", "stream": "stdout"})},
+        "torn in the middle": {"1": files["1"][:-1], "2": files["1"]},
+        "an event of nobody": {"1": files["1"] + encode_frame(Kind.LOG, {"id": "x", "stream": "stdout"})},
+        "empty": {"1": b""},
+    }
+    with pytest.raises(TapeError), replayed({**files, **strange[harm]}, tmp_path / "next"):
+        pass
+    after = Bench(tmp_path / "next")
+    with pytest.raises(TapeError):
+        after.ledger.replay()
+    if harm in ("garbage", "no snapshot", "an event of nobody"):
+        again = after.ledger.known("e")
+        assert again is not None
+        assert again.done
+    size = {path.name: path.stat().st_size for path in after.directory.iterdir()}
+    after.ledger.lose("its journal is damaged")
+    assert {path.name: path.stat().st_size for path in after.directory.iterdir()} == size
+
+
+async def test_a_snapshot_that_was_torn_is_as_if_it_had_not_begun(bench: Bench, tmp_path: Path) -> None:
+    execution = bench.execute("e")
+    bench.log("e", "x")
+    bench.ledger._begin_segment()
+    files = bench.files
+    for cut in (0, 3, len(files["2"]) - 1):
+        with replayed({**files, "2": files["2"][:cut]}, tmp_path / "next") as after:
+            again = after.ledger.known("e")
+            assert again is not None
+            assert held_events(again) == held_events(execution)
+            after.guest_seq = 1
+            after.log("e", "y")
+            assert after.files.keys() == {"1"}
+
+
+def test_an_end_by_closing_says_so(bench: Bench) -> None:
+    bench.execute("e")
+    bench.ledger.end_all(Outcome.CANCELLED, ErrorDetail("SessionEnded", "over"))
+    assert bench.ended == ["e"]
+    assert not bench.ledger.running
+
+
+def test_a_restored_execution_is_checked_like_a_frame(bench: Bench) -> None:
+    execution = bench.execute("e")
+    with pytest.raises(FrameError):
+        execution.restore(Fields({"last": 3, "first": 7, "open": [], "answered": [], "done": False}))

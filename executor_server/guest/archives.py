@@ -14,6 +14,7 @@ from __future__ import annotations
 import os
 
 from .frames import CHUNK_BYTES
+from .ustar import BLOCK_BYTES, END, decimal, header, padding, read_block, read_records
 from .workspace import MAX_DEPTH, MAX_LISTED, Download, PathRefused, Upload, describe, list_files, open_directory
 
 TYPE_CHECKING = False
@@ -27,11 +28,6 @@ _MAX_EXTENSIONS = 4
 _MAX_SHOWN_CHARS = 200
 # Handled in one go: opening a file costs more time than reading a small one.
 _PARTS_AT_A_TIME = 128
-
-_BLOCK = 512
-_END = bytes(2 * _BLOCK)
-_MAX_OCTAL_SIZE = 8**11 - 1
-_NAME_BYTES = 100
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -79,14 +75,14 @@ class ArchiveDownload:
         self._parts.close()
 
     def _check(self, entries: list[dict[str, Any]], max_bytes: int) -> None:
-        total = len(_END)
+        total = len(END)
         for entry in entries:
             if entry["directory"]:
-                total += _BLOCK
+                total += BLOCK_BYTES
                 if entry["path"].count("/") + 1 >= MAX_DEPTH:
                     raise PathRefused(f"{_shown(entry['path'])} is too deep: a path has at most {MAX_DEPTH} parts")
             else:
-                total += _BLOCK + entry["size"] + _padding(entry["size"])
+                total += BLOCK_BYTES + entry["size"] + padding(entry["size"])
             if total > max_bytes:
                 message = f"the directory has more than {max_bytes} bytes, with {_shown(entry['path'])}"
                 raise PathRefused(message, "too_large")
@@ -95,10 +91,10 @@ class ArchiveDownload:
         for entry in entries:
             name = entry["path"][self._prefix :]
             if entry["directory"]:
-                yield self._counted(_header(name + "/", b"5", 0o755, 0, entry["modified"]))
+                yield self._counted(header(name + "/", b"5", 0o755, 0, entry["modified"]))
             else:
                 yield from self._file(entry["path"], name)
-        yield _END
+        yield END
 
     def _file(self, path: str, name: str) -> Iterator[bytes]:
         try:
@@ -110,52 +106,20 @@ class ArchiveDownload:
         try:
             size = download.info["size"]
             mode = 0o755 if download.executable else 0o644
-            yield self._counted(_header(name, b"0", mode, size, download.info["modified"]))
+            yield self._counted(header(name, b"0", mode, size, download.info["modified"]))
             self._left -= size
             while True:
                 data = download.read(max(1, min(self._room, CHUNK_BYTES)))
                 if not data:
                     break
                 yield data
-            yield self._counted(bytes(_padding(size)))
+            yield self._counted(bytes(padding(size)))
         finally:
             download.close()
 
     def _counted(self, data: bytes) -> bytes:
         self._left -= len(data)
         return data
-
-
-def _header(name: str, kind: bytes, mode: int, size: int, modified: float) -> bytes:
-    """A member's header, after one with what does not fit into it."""
-    data = name.encode()
-    records = b""
-    if len(data) > _NAME_BYTES or not name.isascii():
-        records += _record(b"path", data)
-    if size > _MAX_OCTAL_SIZE:
-        records += _record(b"size", b"%d" % size)
-    short = name.encode("ascii", "replace")[-_NAME_BYTES:]
-    if not records:
-        return _block(short, kind, mode, size, modified)
-    extension = _block(b"PaxHeader", b"x", 0o644, len(records), modified) + records + bytes(_padding(len(records)))
-    return extension + _block(short, kind, mode, min(size, _MAX_OCTAL_SIZE), modified)
-
-
-def _record(key: bytes, value: bytes) -> bytes:
-    """A pax record: its own length in decimal, which counts itself, then what it says."""
-    rest = b" " + key + b"=" + value + b"\n"
-    length = len(rest) + 1
-    while len(b"%d" % length) + len(rest) != length:
-        length = len(b"%d" % length) + len(rest)
-    return b"%d" % length + rest
-
-
-def _block(name: bytes, kind: bytes, mode: int, size: int, modified: float) -> bytes:
-    mtime = min(max(int(modified), 0), _MAX_OCTAL_SIZE)
-    numbers = b"%07o\0%07o\0%07o\0%011o\0%011o\0" % (mode, 0, 0, size, mtime)
-    fields = name.ljust(_NAME_BYTES, b"\0") + numbers + b" " * 8 + kind + bytes(100) + b"ustar\x0000"
-    block = fields.ljust(_BLOCK, b"\0")
-    return block[:148] + b"%06o\0 " % sum(block) + block[156:]
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -191,7 +155,7 @@ class ArchiveUpload:
         self._padding_left = 0
         # A header or an extension, gathered until it is whole, and what is to be done with it then.
         self._gathered = bytearray()
-        self._needed = _BLOCK
+        self._needed = BLOCK_BYTES
         self._take: Callable[[bytes], None] = self._take_header
         self._ended = False
         self.on_file: Callable[[str, os.stat_result], None] = lambda _path, _status: None
@@ -258,7 +222,7 @@ class ArchiveUpload:
         data = self._passed(data, count)
         if len(self._gathered) == self._needed:
             whole, self._gathered = bytes(self._gathered), bytearray()
-            take, self._take, self._needed = self._take, self._take_header, _BLOCK
+            take, self._take, self._needed = self._take, self._take_header, BLOCK_BYTES
             take(whole)
         return data
 
@@ -268,7 +232,7 @@ class ArchiveUpload:
         elif self._ended:
             raise PathRefused("the archive goes on after its end")
         else:
-            kind, name, size, mode = _read_block(block)
+            kind, name, size, mode = read_block(block)
             if kind in (b"x", b"g", b"L"):
                 self._expect_extension(kind, size)
             else:
@@ -279,20 +243,20 @@ class ArchiveUpload:
         self._extension_count += 1
         if size > _MAX_EXTENSION_BYTES or self._extension_count > _MAX_EXTENSIONS:
             raise PathRefused(f"the headers before a member have more than {_MAX_EXTENSION_BYTES} bytes", "too_large")
-        self._needed = size + _padding(size)
+        self._needed = size + padding(size)
 
         def take(data: bytes) -> None:
             if kind == b"L":
                 self._extensions["path"] = data[:size].split(b"\0", 1)[0]
             elif kind == b"x":
-                self._extensions.update(_read_records(data[:size]))
-            elif _MATTERS & _read_records(data[:size]).keys():
+                self._extensions.update(read_records(data[:size]))
+            elif _MATTERS & read_records(data[:size]).keys():
                 raise PathRefused("the archive has a global header that changes its members")
 
         if self._needed:
             self._take = take
         else:
-            self._needed = _BLOCK  # it says nothing
+            self._needed = BLOCK_BYTES  # it says nothing
 
     def _begin(self, member: _Member) -> None:
         self._members += 1
@@ -306,7 +270,7 @@ class ArchiveUpload:
                 os.close(open_directory(self._root, path, create=True)[0])
                 return
             self._file = Upload(self._root, path, member.size, self._next_serial(), executable=member.executable)
-            self._content_left, self._padding_left = member.size, _padding(member.size)
+            self._content_left, self._padding_left = member.size, padding(member.size)
             if not member.size:
                 self._finish_file()
         except PathRefused as refused:
@@ -351,54 +315,8 @@ def _member(kind: bytes, name: bytes, size: int, mode: int, extensions: dict[str
         what = _KINDS.get(kind, "of a kind that is not known")
         raise PathRefused(f"member {_shown(path)} is {what}; only regular files and directories are unpacked")
     if "size" in extensions:
-        size = _decimal(extensions["size"])
+        size = decimal(extensions["size"])
     return _Member(path, 0 if is_directory else size, is_directory, bool(mode & 0o100))
-
-
-def _read_block(block: bytes) -> tuple[bytes, bytes, int, int]:
-    """(kind, name, size, mode) of a header. Raises PathRefused for what is none."""
-    blanked = block[:148] + b" " * 8 + block[156:]
-    if _number(block[148:156]) != sum(blanked):
-        raise PathRefused("this is not a tar archive, or one that was damaged")
-    name = block[:_NAME_BYTES].split(b"\0", 1)[0]
-    if block[257:263] == b"ustar\0":  # where GNU has its own format, other things stand in this place
-        prefix = block[345:500].split(b"\0", 1)[0]
-        name = prefix + b"/" + name if prefix else name
-    return block[156:157], name, _number(block[124:136]), _number(block[100:108])
-
-
-def _number(field: bytes) -> int:
-    """A number of a header: octal digits or, as GNU has it for large ones, binary."""
-    if field[0] == 0x80:
-        return int.from_bytes(field[1:], "big")
-    digits = field.split(b"\0", 1)[0].strip(b" ")
-    if digits.strip(b"01234567"):
-        raise PathRefused("this is not a tar archive, or one that was damaged")
-    return int(digits or b"0", 8)
-
-
-def _read_records(data: bytes) -> dict[str, bytes]:
-    """The records of a pax header."""
-    records: dict[str, bytes] = {}
-    while data:
-        length = _decimal(data.split(b" ", 1)[0])
-        record, data = data[:length], data[length:]
-        key, equals, value = record.partition(b" ")[2].partition(b"=")
-        if len(record) != length or not equals or not value.endswith(b"\n"):
-            raise PathRefused("the archive has a damaged pax header")
-        records[key.decode("utf-8", "replace")] = value[:-1]
-    return records
-
-
-def _decimal(digits: bytes) -> int:
-    if not digits.isdigit() or len(digits) > 18:
-        raise PathRefused("the archive has a damaged pax header")
-    return int(digits)
-
-
-def _padding(size: int) -> int:
-    """How many bytes are missing to a whole block."""
-    return -size % _BLOCK
 
 
 def _shown(name: str) -> str:

@@ -1,0 +1,550 @@
+"""The Docker backend makes real containers, with the real guest in them, and leaves nothing of them behind."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import shutil
+import socket
+import tempfile
+from collections.abc import AsyncIterator, Awaitable, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from executor_server.backends.base import KnownSandbox
+from executor_server.backends.docker import DockerBackend, containers, kit
+from executor_server.backends.docker.sandbox import DockerSandbox
+from executor_server.config import DockerImage, DockerSection
+from executor_server.errors import ImageNotReady, SandboxFailure
+from executor_server.guest_archive import GuestArchive, pack_archive
+from executor_server.model import SandboxSpec
+from tests.support.backends import DOCKER_IMAGE, require
+from tests.support.engine import changed_image, engine_client, engine_line, image_of_files, running_registry
+from tests.support.polling import eventually, eventually_async
+
+MIB = 2**20
+SPEC = SandboxSpec("base", memory_bytes=256 * MIB, processes=32, disk_bytes=16 * MIB, orphan_time_s=60.0, cpus=1.5)
+BASE = DockerImage(reference=DOCKER_IMAGE)
+
+
+@pytest.fixture
+def state_dir() -> Iterator[Path]:
+    require("docker")
+    directory = Path(tempfile.mkdtemp(prefix="d-"))
+    yield directory
+    shutil.rmtree(directory)
+
+
+@asynccontextmanager
+async def started(state_dir: Path, **section: Any) -> AsyncIterator[DockerBackend]:
+    """A backend as the daemon has it, closed at the end."""
+    backend = DockerBackend(state_dir, DockerSection(**({"images": {"base": BASE}} | section)))
+    await backend.start()
+    await backend.adopt(())
+    try:
+        yield backend
+    finally:
+        await backend.close()
+
+
+@pytest.fixture
+async def backend(state_dir: Path) -> AsyncIterator[DockerBackend]:
+    async with started(state_dir) as ready:
+        yield ready
+
+
+def _containers(state_dir: Path) -> dict[str, dict[str, Any]]:
+    """Containers that see something of the state directory, by their ids."""
+    with engine_client() as client:
+        listed = client.containers(all=True, filters={"label": "executor.daemon"})
+    return {
+        one["Id"]: one for one in listed if any(mount["Source"].startswith(str(state_dir)) for mount in one["Mounts"])
+    }
+
+
+def _nothing_is_left(state_dir: Path) -> bool:
+    return _containers(state_dir) == {} and _names(state_dir / "docker") == {".lock"}
+
+
+def _names(directory: Path) -> set[str]:
+    return {entry.name for entry in directory.iterdir()}
+
+
+def _inspected(sandbox: DockerSandbox) -> Any:
+    with engine_client() as client:
+        return client.inspect_container(sandbox.container)
+
+
+def _answers(sandbox: DockerSandbox) -> bool:
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.connect(str(sandbox.endpoint.socket_path))
+    return True
+
+
+def _abandon(backend: DockerBackend) -> list[KnownSandbox]:
+    """As if the daemon had been killed: its sandboxes live on. Returns what its registry would know."""
+    known = [KnownSandbox(one.sandbox_id, SPEC, one.endpoint.token) for one in backend._live.values()]
+    assert backend._directory is not None
+    backend._directory.release()
+    backend._kit = None
+    return known
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# One sandbox
+
+
+async def test_a_containers_options_are_as_strict_as_the_engine_has_them(backend: DockerBackend) -> None:
+    found = _inspected(await backend.create(SPEC))
+    host, config = found["HostConfig"], found["Config"]
+    expected = {
+        "NetworkMode": "none",
+        "IpcMode": "private",
+        "CgroupnsMode": "private",
+        "PidMode": "",
+        "UTSMode": "",
+        "UsernsMode": "",
+        "Privileged": False,
+        "ReadonlyRootfs": True,
+        "CapAdd": None,
+        "CapDrop": ["ALL"],
+        "Binds": None,
+        "Devices": [],
+        "VolumesFrom": None,
+        "Memory": SPEC.memory_bytes,
+        "MemorySwap": SPEC.memory_bytes,
+        "PidsLimit": SPEC.processes,
+        "NanoCpus": int(min(1.5, os.cpu_count() or 1) * 10**9),
+        "ShmSize": SPEC.disk_bytes,
+        "OomKillDisable": False,
+        "AutoRemove": False,
+        "RestartPolicy": {"Name": "no", "MaximumRetryCount": 0},
+        "LogConfig": {"Type": "none", "Config": {}},
+    }
+    assert {name: host[name] for name in expected} == expected
+    options = host["SecurityOpt"]
+    assert options[0] == "no-new-privileges" and options[1].startswith('seccomp={"defaultAction":"SCMP_ACT_ERRNO"')
+    assert "/sys" in host["MaskedPaths"] and "/proc/sys" in host["ReadonlyPaths"]
+    assert {limit["Name"] for limit in host["Ulimits"]} == {"nproc", "nofile", "core", "fsize", "memlock"}
+    assert set(host["Tmpfs"]) == {"/tmp", "/workspace"}
+    writable = [mount["Destination"] for mount in found["Mounts"] if mount["RW"]]
+    assert writable == ["/run/executor/socket"]
+    assert config["User"].split(":") == [config["Labels"]["executor.user"]] * 2
+    assert (config["Hostname"], config["WorkingDir"], config["Healthcheck"]) == (
+        "sandbox",
+        "/workspace",
+        {"Test": ["NONE"]},
+    )
+
+
+async def test_labels_say_whose_it_is_and_what_it_is_made_of(backend: DockerBackend) -> None:
+    sandbox = await backend.create(SPEC)
+    found = _inspected(sandbox)
+    labels = found["Config"]["Labels"]
+    assert labels["executor.sandbox"] == sandbox.sandbox_id
+    assert labels["executor.spec"] == SPEC.fingerprint
+    assert labels["executor.fingerprint"] == sandbox.fingerprint == await backend.fingerprint(SPEC)
+    assert labels["executor.image"] == found["Image"]
+    assert labels["executor.orphan_time_s"] == "60"
+    await sandbox.label("0123abcd")
+    assert _inspected(sandbox)["Name"] == "/executor-0123abcd"
+
+
+async def test_the_directory_is_shut_before_anybody_is_told_of_it(backend: DockerBackend) -> None:
+    """It was open so that the guest could bind its socket there; agent code must not fill the host's disk through it."""
+    sandbox = await backend.create(SPEC)
+    found = sandbox.directory.stat()
+    assert (found.st_mode & 0o777, found.st_uid) == (0o700, os.geteuid())
+    assert _names(sandbox.directory) == {"guest.sock"}
+    assert _answers(sandbox)
+
+
+async def test_live_sandboxes_are_different_users_and_none_is_root(backend: DockerBackend) -> None:
+    sandboxes = await asyncio.gather(*(backend.create(SPEC) for _ in range(3)))
+    users = {_inspected(sandbox)["Config"]["User"] for sandbox in sandboxes}
+    assert len(users) == 3
+    assert all(int(user.split(":")[0]) >= 10_000 for user in users)
+
+
+async def test_destroying_leaves_nothing_and_may_be_repeated(backend: DockerBackend, state_dir: Path) -> None:
+    sandbox = await backend.create(SPEC)
+    await asyncio.gather(sandbox.destroy(), sandbox.destroy())
+    await sandbox.destroy()
+    assert _nothing_is_left(state_dir)
+
+
+@pytest.mark.parametrize("turns", [0, 1, 3, 8, 20])
+async def test_a_cancelled_creation_leaves_nothing(backend: DockerBackend, state_dir: Path, turns: int) -> None:
+    creation = asyncio.create_task(backend.create(SPEC))
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    creation.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await creation
+    assert _nothing_is_left(state_dir)
+
+
+@pytest.mark.parametrize("when", ["created", "started"])
+async def test_a_creation_that_is_cancelled_later_leaves_nothing_either(
+    backend: DockerBackend, state_dir: Path, when: str
+) -> None:
+    creation = asyncio.create_task(backend.create(SPEC))
+    state = "running" if when == "started" else ""
+    await eventually_async(lambda: any(one["State"].startswith(state) for one in _containers(state_dir).values()))
+    creation.cancel()
+    await asyncio.wait((creation,))
+    if not creation.cancelled():  # it was quicker
+        await creation.result().destroy()
+    assert _nothing_is_left(state_dir)
+
+
+async def test_few_processes_are_enough(backend: DockerBackend) -> None:
+    sandbox = await backend.create(replace(SPEC, processes=4))
+    assert _answers(sandbox)
+
+
+async def test_a_guest_that_does_not_start_is_an_error_that_says_why(
+    state_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(directory: Path) -> GuestArchive:
+        return pack_archive({"executor_guest/__init__.py": b"raise RuntimeError('a broken guest')"}, directory)
+
+    monkeypatch.setattr(kit, "pack_guest", broken)
+    async with started(state_dir) as backend:
+        with pytest.raises(SandboxFailure, match="a broken guest"):
+            await backend.create(SPEC)
+        assert _nothing_is_left(state_dir)
+
+
+async def test_closing_destroys_every_sandbox_and_ends_creations(state_dir: Path) -> None:
+    async with started(state_dir) as backend:
+        await backend.create(SPEC)
+        creation = asyncio.create_task(backend.create(SPEC))
+        await asyncio.sleep(0)
+    await creation
+    assert _nothing_is_left(state_dir)
+    with pytest.raises(SandboxFailure, match="not started"):
+        await backend.create(SPEC)
+
+
+async def test_two_daemons_cannot_share_a_state_directory(backend: DockerBackend, state_dir: Path) -> None:
+    sandbox = await backend.create(SPEC)
+    with pytest.raises(SandboxFailure, match="another daemon"):
+        await DockerBackend(state_dir, DockerSection()).start()
+    assert _answers(sandbox)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Ends that the Engine knows of
+
+
+async def test_a_container_that_was_removed_by_hand_is_said_to_be(backend: DockerBackend, state_dir: Path) -> None:
+    sandbox = await backend.create(SPEC)
+    with engine_client() as client:
+        client.remove_container(sandbox.container, force=True)
+    assert await sandbox.cause_of_death() == "its container was removed"
+    await sandbox.destroy()
+    assert _nothing_is_left(state_dir)
+
+
+async def test_a_container_that_was_killed_is_said_to_be(backend: DockerBackend) -> None:
+    sandbox = await backend.create(SPEC)
+    with engine_client() as client:
+        client.kill(sandbox.container)
+    assert await sandbox.cause_of_death() == "its container was killed (exit code 137)"
+    assert await sandbox.oom_kills() is None  # nothing is left that was counted
+
+
+async def test_of_a_living_sandbox_no_cause_is_known(backend: DockerBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("executor_server.backends.docker.sandbox._CAUSE_TIMEOUT_S", 0.1)
+    sandbox = await backend.create(SPEC)
+    assert await sandbox.cause_of_death() is None
+    assert await sandbox.oom_kills() in (0, None)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# What an earlier daemon left
+
+
+async def test_a_living_sandbox_that_the_registry_knows_is_taken_over(state_dir: Path) -> None:
+    killed = DockerBackend(state_dir, DockerSection(images={"base": BASE}))
+    await killed.start()
+    kept, other = await killed.create(SPEC), await killed.create(SPEC)
+    known = [one for one in _abandon(killed) if one.sandbox_id == kept.sandbox_id]
+
+    backend = DockerBackend(state_dir, DockerSection(images={"base": BASE}))
+    await backend.start()
+    adopted = await backend.adopt(known)
+    assert list(adopted) == [kept.sandbox_id] and list(_containers(state_dir)) == [kept.container]
+    assert not other.directory.exists()
+    sandbox = adopted[kept.sandbox_id]
+    assert (sandbox.endpoint, sandbox.fingerprint) == (kept.endpoint, await backend.fingerprint(SPEC))
+    assert _answers(kept) and await sandbox.oom_kills() in (0, None)
+    assert await backend.sweep() == 0
+    await backend.close()
+    assert _nothing_is_left(state_dir)
+
+
+async def test_an_adopted_sandboxs_user_is_nobody_elses(state_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kit, "_USERS", range(2_000_000_000, 2_000_000_002))
+    killed = DockerBackend(state_dir, DockerSection(images={"base": BASE}))
+    await killed.start()
+    kept = await killed.create(SPEC)
+    async with _restarted(state_dir, _abandon(killed)) as backend:
+        other = await backend.create(SPEC)
+        assert {kept.user, other.user} == {2_000_000_000, 2_000_000_001}
+
+
+@asynccontextmanager
+async def _restarted(state_dir: Path, known: list[KnownSandbox]) -> AsyncIterator[DockerBackend]:
+    backend = DockerBackend(state_dir, DockerSection(images={"base": BASE}))
+    await backend.start()
+    await backend.adopt(known)
+    yield backend
+    await backend.close()
+
+
+async def _stop(sandbox: DockerSandbox) -> None:
+    with engine_client() as client:
+        client.kill(sandbox.container)
+        client.wait(sandbox.container)
+
+
+async def _remove_socket(sandbox: DockerSandbox) -> None:
+    sandbox.endpoint.socket_path.unlink()
+
+
+async def _exchange_socket(sandbox: DockerSandbox) -> None:
+    sandbox.endpoint.socket_path.unlink()
+    sandbox.endpoint.socket_path.symlink_to("/var/run/docker.sock")
+
+
+async def _open_directory(sandbox: DockerSandbox) -> None:
+    sandbox.directory.chmod(0o733)
+
+
+@pytest.mark.parametrize("spoil", [_stop, _remove_socket, _exchange_socket, _open_directory])
+async def test_one_that_cannot_be_trusted_to_be_whole_is_removed(state_dir: Path, spoil: Any) -> None:
+    killed = DockerBackend(state_dir, DockerSection(images={"base": BASE}))
+    await killed.start()
+    sandbox = await killed.create(SPEC)
+    known = _abandon(killed)
+    await spoil(sandbox)
+    async with _restarted(state_dir, known):
+        assert _nothing_is_left(state_dir)
+
+
+async def test_a_sweep_removes_what_belongs_to_nobody_and_nothing_else(backend: DockerBackend, state_dir: Path) -> None:
+    lost, live = await backend.create(SPEC), await backend.create(SPEC)
+    del backend._live[lost.sandbox_id]  # as after an answer of the Engine that never came
+    (state_dir / "docker" / ("ab" * 8)).mkdir()
+    assert await backend.sweep() == 2
+    assert list(_containers(state_dir)) == [live.container]
+    assert _names(state_dir / "docker") == {".lock", live.sandbox_id}
+    assert await backend.sweep() == 0
+    assert _answers(live)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# A bad Engine
+
+
+async def _timed(awaitable: Awaitable[Any]) -> Any:
+    async with asyncio.timeout(15.0):
+        return await awaitable
+
+
+async def test_an_engine_that_hangs_costs_bounded_waits_and_then_works_again(state_dir: Path) -> None:
+    async with (
+        engine_line(state_dir / "line") as line,
+        started(state_dir, host=line.host, request_timeout_s=0.5) as ready,
+    ):
+        sandbox = await ready.create(SPEC)
+        line.hangs = True
+        with pytest.raises(SandboxFailure, match="does not answer"):
+            await _timed(ready.create(SPEC))
+        with pytest.raises(SandboxFailure):
+            await _timed(sandbox.destroy())
+        with pytest.raises(SandboxFailure):
+            await _timed(ready.sweep())
+        assert await sandbox.cause_of_death() == "the Engine does not answer"
+        assert await sandbox.oom_kills() is None
+        line.hangs = False
+        assert await ready.sweep() >= 1  # the destruction that failed is made good
+        assert _nothing_is_left(state_dir)
+        assert _answers(await ready.create(SPEC))
+
+
+async def test_a_container_that_was_made_without_an_answer_is_removed(state_dir: Path) -> None:
+    async with (
+        engine_line(state_dir / "line") as line,
+        started(state_dir, host=line.host, request_timeout_s=1.0) as ready,
+    ):
+        line.swallow = b"/containers/create"
+        with pytest.raises(SandboxFailure, match="does not answer"):
+            await _timed(ready.create(SPEC))
+        line.swallow = None
+        await ready.sweep()
+        assert eventually(lambda: _nothing_is_left(state_dir))
+
+
+async def test_no_engine_is_said_in_a_sentence_with_a_remedy(state_dir: Path) -> None:
+    backend = DockerBackend(state_dir, DockerSection(host=f"unix://{state_dir}/none"))
+    with pytest.raises(SandboxFailure, match=r"does not exist\. Install Docker Engine"):
+        await backend.start()
+    (finding,) = await backend.check_host()
+    assert (finding.subject, finding.ok, finding.required) == ("Engine", False, True)
+    await backend.close()
+
+
+async def test_a_remote_engine_is_refused_with_the_reason(state_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DOCKER_HOST", "tcp://192.0.2.1:2375")
+    with pytest.raises(SandboxFailure, match="not on this host"):
+        await DockerBackend(state_dir, DockerSection()).start()
+
+
+async def test_an_unknown_runtime_is_refused_with_those_there_are(state_dir: Path) -> None:
+    with pytest.raises(SandboxFailure, match=r"no runtime nonsense.*runc"):
+        await DockerBackend(state_dir, DockerSection(images={"base": BASE}, runtime="nonsense")).start()
+
+
+async def test_another_runtime_serves_as_well(state_dir: Path) -> None:
+    with engine_client() as client:
+        if "crun" not in client.info()["Runtimes"]:
+            pytest.skip("crun is not registered as a runtime of this Engine")
+    async with started(state_dir, runtime="crun") as backend:
+        sandbox = await backend.create(SPEC)
+        assert _inspected(sandbox)["HostConfig"]["Runtime"] == "crun"
+        assert _answers(sandbox)
+
+
+async def test_check_host_says_that_this_host_will_do(state_dir: Path) -> None:
+    findings = {finding.subject: finding for finding in await DockerBackend(state_dir, _section()).check_host()}
+    assert [finding for finding in findings.values() if finding.required and not finding.ok] == []
+    assert {"Engine", "runtime", "network namespace", "privileges", "system call filter"} <= set(findings)
+    missing = findings["image nowhere"]
+    assert not missing.ok and not missing.required and "docker pull" in missing.remedy
+
+
+def _section() -> DockerSection:
+    return DockerSection(images={"base": BASE, "nowhere": DockerImage(reference="executor-test/nowhere")})
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Images
+
+
+async def _refusal(state_dir: Path, reference: str) -> ImageNotReady:
+    images = {"base": BASE, "strange": DockerImage(reference=reference)}
+    async with started(state_dir, images=images) as backend:
+        with pytest.raises(ImageNotReady) as refused:
+            await backend.create(replace(SPEC, image="strange"))
+        assert _nothing_is_left(state_dir)
+    return refused.value
+
+
+async def test_an_image_that_is_not_there_is_not_fetched_without_leave(state_dir: Path) -> None:
+    refusal = await _refusal(state_dir, "executor-test/nowhere")
+    assert "the policy does not allow fetching it" in str(refusal)
+
+
+async def test_an_image_without_python_is_refused_by_what_it_lacks(state_dir: Path) -> None:
+    with image_of_files("executor-test/empty", {"file": b""}) as reference:
+        assert "image 'strange' has no Python" in str(await _refusal(state_dir, reference))
+
+
+async def test_an_image_for_another_machine_is_refused_by_its_architecture(state_dir: Path) -> None:
+    with image_of_files("executor-test/other", {"file": b""}, architecture="s390x") as reference:
+        assert "is made for linux/s390x" in str(await _refusal(state_dir, reference))
+
+
+IMPOSTORS = {
+    "pypy": ("import sys; sys.implementation.name = 'pypy'; exec(sys.argv[-1])", "has pypy 3."),
+    "fails": ("raise SystemExit(3)", r"has a Python that does not run: its container ended at once \(exit code 3\)"),
+    "hangs": ("import time; time.sleep(1000)", "has a Python that does not answer"),
+}
+
+
+@pytest.mark.parametrize("kind", IMPOSTORS)
+async def test_a_python_that_is_none_is_refused(state_dir: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(containers, "_SOCKET_TIMEOUT_S", 3.0)
+    program, told = IMPOSTORS[kind]
+    files = {"usr/local/bin/python3": f"#!/usr/bin/python3\n{program}\n".encode()}
+    with changed_image(DOCKER_IMAGE, f"executor-test/{kind}", (), files) as reference:
+        refusal = await _refusal(state_dir, reference)
+    assert re.search(told, str(refusal)), refusal
+
+
+async def test_whatever_an_image_wants_to_do_by_itself_is_not_done(state_dir: Path) -> None:
+    """Its command, be it one that ends at once or never; its user, root; its volumes, which lie on the host's disk."""
+    changes = (
+        'ENTRYPOINT ["/bin/sh", "-c", "exit 1"]',
+        'CMD ["sleep", "infinity"]',
+        "USER root",
+        "WORKDIR /root",
+        'VOLUME ["/data", "/run", "/workspace"]',
+        "HEALTHCHECK CMD true",
+        "ENV OF_THE_IMAGE=1 HOME=/root",
+    )
+    with changed_image(DOCKER_IMAGE, "executor-test/strange", changes) as reference:
+        async with started(state_dir, images={"base": DockerImage(reference=reference)}) as backend:
+            sandbox = await backend.create(SPEC)
+            found = _inspected(sandbox)
+            assert _answers(sandbox)
+            assert [mount for mount in found["Mounts"] if mount["Type"] == "volume"] == []
+            assert set(found["HostConfig"]["Tmpfs"]) == {"/data", "/run", "/tmp", "/workspace"}
+            assert "Health" not in found["State"]
+            environment = dict(entry.split("=", 1) for entry in found["Config"]["Env"])
+            assert (environment["OF_THE_IMAGE"], environment["HOME"]) == ("1", "/workspace")
+
+
+async def test_a_name_that_comes_to_mean_another_image_is_noticed(state_dir: Path) -> None:
+    images = {"base": DockerImage(reference="executor-test/moving")}
+    with changed_image(DOCKER_IMAGE, "executor-test/moving", ("LABEL a=1",)):
+        async with started(state_dir, images=images, image_refresh_s=0.01) as backend:
+            old = await backend.create(SPEC)
+            with changed_image(DOCKER_IMAGE, "executor-test/moving", ("LABEL a=2",)):
+                new = await backend.create(SPEC)
+                assert old.fingerprint != new.fingerprint == await backend.fingerprint(SPEC)
+
+
+async def test_a_missing_image_is_fetched_while_whoever_asks_is_told_to_come_again(state_dir: Path) -> None:
+    spec = replace(SPEC, image="remote", may_pull=True)
+    with running_registry() as (registry, reference):
+        async with started(state_dir, images={"base": BASE, "remote": DockerImage(reference=reference)}) as backend:
+            with pytest.raises(ImageNotReady, match="is being fetched") as told:
+                await backend.create(spec)
+            assert told.value.retry_after_s is not None
+            registry.layer_may_go.set()
+
+            async def outcome() -> str:
+                with pytest.raises(ImageNotReady) as refused:
+                    await backend.create(spec)
+                return str(refused.value)
+
+            told_now = await outcome()
+            while "is being fetched" in told_now:
+                await asyncio.sleep(0.05)
+                told_now = await outcome()
+            assert "has no Python" in told_now  # it is here now, and looked into
+        with engine_client() as client:
+            client.remove_image(reference, force=True)
+
+
+async def test_an_image_that_cannot_be_fetched_is_reported(state_dir: Path) -> None:
+    spec = replace(SPEC, image="remote", may_pull=True)
+    reference = DockerImage(reference="127.0.0.1:9/nothing/here")
+    async with started(state_dir, images={"base": BASE, "remote": reference}) as backend:
+        told = ""
+        while "could not be fetched" not in told:
+            await asyncio.sleep(0.05)
+            with pytest.raises(ImageNotReady) as refused:
+                await backend.create(spec)
+            told = str(refused.value)
+        assert "127.0.0.1" not in told
+        assert refused.value.retry_after_s is not None

@@ -511,6 +511,8 @@ async def test_a_name_that_comes_to_mean_another_image_is_noticed(state_dir: Pat
             with changed_image(DOCKER_IMAGE, "executor-test/moving", ("LABEL a=2",)):
                 new = await backend.create(SPEC)
                 assert old.fingerprint != new.fingerprint == await backend.fingerprint(SPEC)
+                await new.destroy()
+            await old.destroy()
 
 
 async def test_a_missing_image_is_fetched_while_whoever_asks_is_told_to_come_again(state_dir: Path) -> None:

@@ -21,6 +21,7 @@ class FakeSandbox:
         self.sandbox_id = sandbox_id
         self.guest = guest
         self.kills: int | None = 0
+        self.cause: str | None = None
         self.destroyed = 0
         self.failure: SandboxFailure | None = None  # what destroying it raises
 
@@ -34,7 +35,7 @@ class FakeSandbox:
         return self.kills
 
     async def cause_of_death(self) -> str | None:
-        return None
+        return self.cause
 
     async def label(self, session_id: str) -> None:
         self.owner = session_id
@@ -69,7 +70,11 @@ class FakeBackend:
         return
 
     async def adopt(self, known: Sequence[KnownSandbox]) -> Mapping[str, FakeSandbox]:
-        return {}
+        names = {each.sandbox_id for each in known}
+        for sandbox in self.living:
+            if sandbox.sandbox_id not in names:
+                await sandbox.destroy()
+        return {sandbox.sandbox_id: sandbox for sandbox in self.living}
 
     async def sweep(self) -> int:
         return 0

@@ -50,6 +50,7 @@ class FakeGuest:
         self.connections: list[_Connection] = []
         self._said: list[bytes] = []
         self.taken = 0
+        self.acked = 0  # of what was said; it is let go
         self._server: asyncio.Server | None = None
 
     async def start(self) -> None:
@@ -104,6 +105,7 @@ class FakeGuest:
     # -- listening
 
     def take(self, connection: _Connection, frame: Frame) -> None:
+        self.acked = max(self.acked, frame.ack)
         if frame.seq:
             if frame.seq <= self.taken:
                 return  # sent again after a new connection
@@ -120,9 +122,10 @@ class FakeGuest:
 
     def _greet(self, hello: Frame) -> None:
         if self.ready is not None:
-            acked = hello.head.integer("last_seq")
-            self.write_raw(encode_frame(Kind.READY, {"last_seq": self.taken, "acked": acked, **self.ready}))
-            for data in self._said[hello.head.integer("last_seq") :]:
+            self.acked = max(self.acked, hello.head.integer("last_seq"))
+            ready = {"last_seq": self.taken, "acked": self.acked, **self.ready}
+            self.write_raw(encode_frame(Kind.READY, ready))
+            for data in self._said[self.acked :]:
                 self.write_raw(data)
 
     def of_kind(self, kind: int) -> list[Frame]:

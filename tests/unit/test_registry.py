@@ -1,0 +1,148 @@
+"""The registry: what was written is read back as it was, by us or not at all."""
+
+from __future__ import annotations
+
+import sqlite3
+import stat
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from executor_server.model import Limits, Principal, SandboxSpec, SessionSpec
+from executor_server.registry import Registry, RegistryError, SessionRecord
+from executor_server.state_dir import StateDir, StateDirError
+
+SPEC = SessionSpec(
+    SandboxSpec("base", 2**28, 16, 2**24, 60.0, cpus=1.5, may_pull=True),
+    Limits(1.0, 2.5, 1000, 2**28, 16, 1000, 2**24, 600.0, 3600.0),
+    ("math", "numpy.*"),
+    "x = 'é\N{SNOWMAN}'\n",
+    {"a": "b"},
+)
+RECORD = SessionRecord(
+    "s1", Principal("tenant", "name"), "r1", SPEC, "local", "sandbox", bytes(range(32)), "3.11.2", True, 1.5, 1
+)
+
+
+@pytest.fixture
+def registry(tmp_path: Path) -> Iterator[Registry]:
+    registry = Registry(StateDir(tmp_path))
+    yield registry
+    registry.close()
+
+
+def reopened(registry: Registry, directory: Path) -> list[SessionRecord]:
+    """As the next daemon reads it; the last one was killed and has closed nothing."""
+    after = Registry(StateDir(directory))
+    records = after.load()
+    after.close()
+    return records
+
+
+def test_what_was_written_is_read_back_as_it_was(registry: Registry, tmp_path: Path) -> None:
+    second = replace(RECORD, session_id="s0", create_time_s=2.0, warm=False, last_used_s=3.0)
+    registry.add(second)
+    registry.add(RECORD)
+    assert reopened(registry, tmp_path) == [RECORD, second], "the oldest first"
+
+
+def test_what_is_noted_later_is_read_too(registry: Registry, tmp_path: Path) -> None:
+    registry.add(RECORD)
+    registry.note_connections("s1", 7)
+    registry.note_use([("s1", 9.5, 4), ("nobody", 1.0, 1)])
+    registry.note_lost("s1", "it caught fire")
+    expected = replace(RECORD, connections=7, last_used_s=9.5, generation=4, lost_reason="it caught fire")
+    assert reopened(registry, tmp_path) == [expected]
+
+
+def test_what_is_forgotten_goes_with_its_tape(registry: Registry, tmp_path: Path) -> None:
+    registry.add(RECORD)
+    tape = registry.tape_of("s1")
+    tape.create()
+    tape.begin_segment(b"{}")
+    tape.close()
+    registry.forget("s1")
+    assert reopened(registry, tmp_path) == []
+    assert list((tmp_path / "journals").iterdir()) == []
+
+
+def test_tapes_of_nobody_are_removed_at_the_start(registry: Registry, tmp_path: Path) -> None:
+    registry.add(RECORD)
+    for name in ("s1", "s2"):
+        (tmp_path / "journals" / name).mkdir()
+    reopened(registry, tmp_path)
+    assert [path.name for path in (tmp_path / "journals").iterdir()] == ["s1"]
+
+
+def test_nobody_else_can_read_it(registry: Registry, tmp_path: Path) -> None:
+    registry.add(RECORD)
+    for path in tmp_path.glob("registry.db*"):
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600, path
+    assert stat.S_IMODE((tmp_path / "journals").stat().st_mode) == 0o700
+
+
+def test_what_can_not_be_written_is_said_at_creation_and_made_up_for_at_the_end(
+    registry: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    registry.add(RECORD)
+    lock = sqlite3.connect(tmp_path / "registry.db", isolation_level=None)
+    registry._database.execute("PRAGMA busy_timeout = 0")
+    lock.execute("BEGIN IMMEDIATE")
+    with pytest.raises(RegistryError):
+        registry.add(replace(RECORD, session_id="s2"))
+    registry.note_connections("s1", 7)
+    registry.forget("s1")
+    assert [record.session_id for record in registry.load()] == ["s1"]
+    lock.execute("COMMIT")
+    lock.close()
+    registry.note_use([])
+    assert registry.load() == []
+
+
+@pytest.mark.parametrize(
+    "harm",
+    [
+        lambda path: path.write_bytes(b"not a database, but long enough to be one" * 100),
+        lambda path: path.write_bytes(path.read_bytes()[:4096] + b"\xff" * 8192),
+        lambda path: path.unlink() or path.mkdir(),
+    ],
+)
+def test_a_harmed_file_stops_the_start_and_says_what_to_do(tmp_path: Path, harm: Any) -> None:
+    registry = Registry(StateDir(tmp_path))
+    for number in range(50):
+        registry.add(replace(RECORD, session_id=f"s{number}"))
+    registry.close()
+    harm(tmp_path / "registry.db")
+    with pytest.raises(StateDirError, match=r"registry\.db.*move it away"):
+        Registry(StateDir(tmp_path)).load()
+
+
+def test_another_version_stops_the_start(registry: Registry, tmp_path: Path) -> None:
+    registry._database.execute("PRAGMA user_version = 99")
+    with pytest.raises(StateDirError, match="version 99"):
+        Registry(StateDir(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [
+        ("spec", "{"),
+        ("spec", "[]"),
+        ("spec", '{"sandbox": {}}'),
+        ("spec", '{"sandbox": {"image": 1}, "limits": {}, "authorized_imports": []}'),
+        ("spec", "REPLACED"),
+    ],
+)
+def test_a_row_that_is_not_ours_stops_the_start(registry: Registry, tmp_path: Path, column: str, value: str) -> None:
+    registry.add(RECORD)
+    if value == "REPLACED":
+        statement = "UPDATE sessions SET spec = replace(spec, '\"image\"', '\"imago\"')"
+        registry._database.execute(statement)
+    else:
+        registry._database.execute(f"UPDATE sessions SET {column} = ?", (value,))
+    registry._database.commit()
+    with pytest.raises(StateDirError, match="can't be read"):
+        registry.load()

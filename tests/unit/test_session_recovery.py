@@ -1,0 +1,375 @@
+"""Sessions after a daemon that was killed: they go on where they were, or say why they can't. Nothing runs twice."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from executor_server.errors import NotFound, PreconditionFailed, Reason, ResourceExhausted
+from executor_server.executions import Execution
+from executor_server.guest.frames import Kind
+from executor_server.model import (
+    BlobRef,
+    ExecutionLimits,
+    Limits,
+    Log,
+    Outcome,
+    OutputMode,
+    Principal,
+    Result,
+    SessionSpec,
+)
+from executor_server.pool import PoolSettings, WarmPool
+from executor_server.registry import Registry
+from executor_server.sessions import Session, SessionManager, SessionRequest, SessionSettings
+from executor_server.state_dir import StateDir
+from tests.support.fake_backend import SPEC, FakeBackend
+from tests.support.fake_guest import FakeGuest
+from tests.support.polling import eventually_async
+
+LIMITS = Limits(1.0, 1.0, 1000, 2**28, 16, 1000, 2**24, 600.0, 3600.0)
+OWNER = Principal("tenant", "name")
+
+
+class Daemon:
+    """What is left when one is killed: the backend's sandboxes, and the state directory."""
+
+    def __init__(self, backend: FakeBackend, directory: Path, **settings: Any) -> None:
+        self.backend = backend
+        self.registry = Registry(StateDir(directory))
+        pool = WarmPool(backend, PoolSettings())
+        self.manager = SessionManager(backend, pool, self.registry, SessionSettings(**settings))
+
+    async def create(self, request_id: str = "r", **limits: float) -> Session:
+        spec = SessionSpec(SPEC, replace(LIMITS, **limits), ("math",), "", {"a": "b"})  # type: ignore[arg-type]
+        return await self.manager.create(OWNER, SessionRequest(request_id, spec))
+
+    def session(self, name: str) -> Session:
+        return self.manager.get(OWNER, name)
+
+    async def kill(self) -> None:
+        """Everything of it stops at once; nothing is told to anybody."""
+        tasks: list[asyncio.Task[None]] = []
+        for session in self.manager.list(OWNER):
+            session._channel.close()
+            tasks += session._tasks
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self.registry.close()
+        for sandbox in self.backend.made:
+            connections = sandbox.guest.connections
+            await eventually_async(lambda connections=connections: all(c.transport is None for c in connections))  # type: ignore[misc]
+
+
+@pytest.fixture
+async def start(tmp_path: Path) -> AsyncIterator[Any]:
+    """Starts a daemon, after the last one was killed."""
+    backend = FakeBackend(tmp_path)
+    daemons: list[Daemon] = []
+
+    async def start(**settings: Any) -> Daemon:
+        if daemons:
+            await daemons[-1].kill()
+        daemons.append(Daemon(backend, tmp_path, **settings))
+        await daemons[-1].manager.recover()
+        return daemons[-1]
+
+    yield start
+    if daemons:
+        await daemons[-1].manager.close()
+        daemons[-1].registry.close()
+    await backend.close()
+    assert await eventually_async(lambda: len(asyncio.all_tasks()) == 1), "a task outlived the daemon"
+
+
+def guest_of(daemon: Daemon, number: int = -1) -> FakeGuest:
+    return daemon.backend.made[number].guest
+
+
+def execute(session: Session, name: str = "e", code: str = "1") -> Execution:
+    return session.execute(name, code, OutputMode.TRAILING_EXPRESSION, ExecutionLimits(1.0, 1.0, 1000, 1000))
+
+
+async def told(execution: Execution) -> tuple[str, Result]:
+    kinds = [event.kind async for event in execution.events()]
+    assert isinstance(kinds[-1], Result)
+    return "".join(kind.text for kind in kinds if isinstance(kind, Log)), kinds[-1]
+
+
+# -- what goes on
+
+
+async def test_a_session_is_the_same_after_a_restart(start: Any) -> None:
+    first = await start()
+    before = await first.create()
+    second = await start()
+    after = second.session(before.session_id)
+    assert after is not before
+    for what in ("owner", "spec", "warm", "python_version", "create_time_s", "backend_name", "generation", "state"):
+        assert getattr(after, what) == getattr(before, what), what
+    assert abs(after.expire_time_s - before.expire_time_s) < 1.0
+    assert await second.create() is after, "the same request, the same session"
+    assert second.backend.asked == 1
+
+
+async def test_what_was_said_before_meanwhile_and_after_is_told_once_and_in_order(start: Any) -> None:
+    first = await start()
+    session = await first.create()
+    execute(session)
+    guest = guest_of(first)
+    await guest.got(Kind.EXECUTE)
+    guest.log("e", "before ")
+    assert await eventually_async(lambda: execute(session).last_number == 1)
+    guest.log("e", "on its way ")
+    await first.kill()
+    guest.log("e", "meanwhile ")
+    second = await start()
+    execution = execute(second.session(session.session_id))
+    guest.log("e", "after")
+    guest.end("e")
+    text, result = await told(execution)
+    assert (text, result.outcome) == ("before on its way meanwhile after", Outcome.SUCCEEDED)
+    assert len(guest.of_kind(Kind.EXECUTE)) == 1
+
+
+async def test_an_execution_that_ended_while_nobody_listened_has_its_result(start: Any) -> None:
+    first = await start()
+    session = await first.create()
+    execute(session, "e1")
+    execute(session, "e2")
+    guest = guest_of(first)
+    await guest.got(Kind.EXECUTE, 2)
+    await first.kill()
+    guest.end("e1")
+    guest.end("e2", generation=2, variables="reset")
+    second = await start()
+    after = second.session(session.session_id)
+    for name in ("e1", "e2"):
+        assert (await told(after.execution(name)))[1].outcome is Outcome.SUCCEEDED
+    assert (after.generation, after.state) == (2, "idle")
+    third = await start()
+    assert (await told(third.session(session.session_id).execution("e1")))[1].outcome is Outcome.SUCCEEDED
+
+
+async def test_what_the_guest_never_got_is_sent_once(start: Any) -> None:
+    first = await start()
+    session = await first.create()
+    session._channel.on_lost = lambda _: None  # it does not notice in time
+    guest = guest_of(first)
+    guest.hang_up()
+    assert await eventually_async(lambda: not session._channel.connected)
+    execute(session, "e", "code")
+    for _ in range(2):
+        daemon = await start()
+    await guest.got(Kind.EXECUTE)
+    execution = execute(daemon.session(session.session_id), "e", "code")
+    guest.end("e")
+    await told(execution)
+    assert [frame.body for frame in guest.of_kind(Kind.EXECUTE)] == [b"code"]
+
+
+async def test_a_call_that_waits_for_its_answer_gets_it_after_a_restart(start: Any) -> None:
+    first = await start()
+    session = await first.create()
+    execute(session)
+    guest = guest_of(first)
+    guest.say(Kind.TOOL_CALL, {"id": "e", "call": "c1", "name": "f"}, b"args")
+    assert await eventually_async(lambda: execute(session).last_number == 1)
+    second = await start()
+    execution = execute(second.session(session.session_id))
+    await execution.submit_tool_result("c1", BlobRef("b", 9))
+    assert (await guest.got(Kind.TOOL_RESULT)).head.text("blob") == "b"
+    third = await start()
+    with pytest.raises(PreconditionFailed) as refused:
+        await third.session(session.session_id).execution("e").submit_tool_result("c1", b"again")
+    assert refused.value.reason is Reason.TOOL_CALL_ANSWERED
+    assert len(guest.of_kind(Kind.TOOL_RESULT)) == 1
+
+
+async def test_answers_to_what_the_dead_daemon_asked_are_nobody_s(start: Any) -> None:
+    first = await start()
+    session = await first.create()
+    guest = guest_of(first)
+    guest.on[Kind.FILE_LIST] = lambda _: None
+    asking = asyncio.create_task(session.list_files(""))
+    asked = await guest.got(Kind.FILE_LIST)
+    await first.kill()
+    asking.cancel()
+    await asyncio.gather(asking, return_exceptions=True)
+    guest.done(asked, b'["nonsense"]')
+    second = await start()
+    guest.on[Kind.FILE_LIST] = lambda frame: guest.done(frame, b"[]", truncated=False)
+    assert await second.session(session.session_id).list_files("") == ([], False)
+
+
+async def test_numbers_that_were_let_go_and_not_written_down_are_not_asked_for(start: Any) -> None:
+    """DONE of an operation has a number and is on no tape; acknowledged, the guest has it no more."""
+    first = await start()
+    session = await first.create()
+    for _ in range(3):
+        await session.register_tools([])
+    guest = guest_of(first)
+    await guest.got(Kind.REGISTER_TOOLS, 3)
+    second = await start()
+    after = second.session(session.session_id)
+    execution = execute(after)
+    guest.end("e")
+    assert (await told(execution))[1].outcome is Outcome.SUCCEEDED
+
+
+async def test_what_killed_the_interpreter_is_found_out_by_the_next_daemon(start: Any) -> None:
+    first = await start()
+    session = await first.create()
+    session._sandbox.oom_kills = asyncio.Event().wait
+    execute(session)
+    guest_of(first).end("e", outcome="crashed", variables="reset", generation=2, oom_suspect=True)
+    assert await eventually_async(lambda: session._ledger.unjudged())
+    del first.backend.made[0].oom_kills
+    first.backend.made[0].kills = 1
+    second = await start()
+    result = (await told(second.session(session.session_id).execution("e")))[1]
+    assert result.outcome is Outcome.OUT_OF_MEMORY
+
+
+async def test_recovered_sessions_count(start: Any) -> None:
+    first = await start(max_sessions=1)
+    session = await first.create()
+    second = await start(max_sessions=1)
+    with pytest.raises(ResourceExhausted):
+        await second.create("another")
+    await second.manager.delete(OWNER, session.session_id)
+    await second.create("another")
+
+
+# -- what can't go on
+
+
+async def lost(daemon: Daemon, before: Session, reason: str) -> Session:
+    session = daemon.session(before.session_id)
+    assert session.state == "lost"
+    assert reason in session.lost_reason
+    assert await eventually_async(lambda: not daemon.backend.living)
+    return session
+
+
+async def test_a_sandbox_that_is_gone_leaves_what_had_finished_and_loses_what_ran(start: Any) -> None:
+    first = await start()
+    session = await first.create()
+    execute(session, "e1")
+    guest_of(first).log("e1", "text")
+    guest_of(first).end("e1")
+    await told(execute(session, "e1"))
+    execute(session, "e2")
+    await first.kill()
+    await first.backend.made[0].destroy()
+    for _ in range(2):
+        daemon = await start()
+        after = await lost(daemon, session, "its sandbox was gone")
+        assert (await told(after.execution("e1")))[0] == "text"
+        result = (await told(after.execution("e2")))[1]
+        assert (result.outcome, result.error and result.error.message) == (Outcome.LOST, after.lost_reason)
+        with pytest.raises(PreconditionFailed) as refused:
+            execute(after, "e3")
+        assert refused.value.reason is Reason.SESSION_LOST
+        assert await daemon.create() is after
+
+
+@pytest.mark.parametrize(
+    ("harm", "reason"),
+    [
+        (lambda daemon: setattr(guest_of(daemon), "ready", None), "not ready within"),
+        (lambda daemon: setattr(guest_of(daemon), "ready", {"protocol": 1}), "protocol"),
+        (lambda daemon: setattr(daemon.backend, "name", "another"), "is of backend fake"),
+    ],
+)
+async def test_a_guest_that_cannot_be_spoken_to_loses_the_session(start: Any, harm: Any, reason: str) -> None:
+    first = await start()
+    session = await first.create()
+    await first.kill()
+    harm(first)
+    await lost(await start(recovery_s=0.05), session, reason)
+
+
+async def test_a_dead_guest_says_what_its_backend_knows(start: Any) -> None:
+    first = await start()
+    session = await first.create()
+    await first.kill()
+    guest_of(first).ready = None
+    first.backend.made[0].cause = "its container was removed"
+    await lost(await start(recovery_s=0.05), session, "its container was removed")
+
+
+async def test_a_guest_of_another_version_is_not_asked(start: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = await start()
+    session = await first.create()
+    monkeypatch.setattr("executor_server.session_recovery.PROTOCOL_VERSION", 99)
+    await lost(await start(), session, "another version")
+
+
+async def test_a_tape_that_could_not_be_written_is_a_reason(start: Any, tmp_path: Path) -> None:
+    first = await start()
+    session = await first.create()
+    session._ledger._tape._give_up(OSError("No space left on device"))
+    execution = execute(session)
+    guest_of(first).end("e")
+    assert (await told(execution))[1].outcome is Outcome.SUCCEEDED
+    await lost(await start(), session, "could not be written")
+
+
+async def test_a_guest_that_lies_at_once_is_lost(start: Any) -> None:
+    first = await start()
+    session = await first.create()
+    await first.kill()
+    guest_of(first).log("nobody", "x")
+    second = await start()
+    assert await eventually_async(lambda: second.session(session.session_id).state == "lost")
+    await lost(second, session, "broke the protocol")
+
+
+# -- what ends
+
+
+async def test_sandboxes_of_nobody_are_destroyed_and_sessions_that_were_deleted_do_not_come_back(start: Any) -> None:
+    first = await start()
+    session = await first.create()
+    await first.backend.create(SPEC)
+    await first.manager.delete(OWNER, session.session_id)
+    assert len(first.backend.living) == 1
+    second = await start()
+    assert not second.backend.living
+    with pytest.raises(NotFound):
+        second.session(session.session_id)
+    assert await second.create() is not session
+
+
+async def test_a_session_that_expired_meanwhile_ends_at_once(start: Any, tmp_path: Path) -> None:
+    first = await start()
+    session = await first.create(session_time_s=0.01)
+    kept = await first.create("kept")
+    assert await eventually_async(lambda: session.expire_time_s < time.time())
+    second = await start()
+    assert [each.session_id for each in second.manager.list(OWNER)] == [kept.session_id]
+    assert len(second.backend.living) == 1
+    assert [path.name for path in (tmp_path / "journals").iterdir()] == [kept.session_id]
+
+
+async def test_the_idle_time_goes_on_over_a_restart(start: Any) -> None:
+    first = await start()
+    session = await first.create(idle_time_s=100.0)
+    first.registry.note_use([(session.session_id, session.create_time_s - 200.0, 1)])
+    assert (await start()).manager.list(OWNER) == []
+
+
+async def test_a_daemon_that_stops_in_order_leaves_nothing(start: Any, tmp_path: Path) -> None:
+    first = await start()
+    await first.create()
+    await first.manager.close()
+    assert first.registry.load() == []
+    assert list((tmp_path / "journals").iterdir()) == []

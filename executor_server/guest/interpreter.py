@@ -59,17 +59,19 @@ def settle(config: Any) -> None:
             signal.signal(number, signal.SIG_DFL)
     with open("/proc/self/oom_score_adj", "w") as file:
         file.write("1000")  # the kernel should take this process, not the supervisor
-    # A little before the sandbox's end, so that running out of memory is mostly a MemoryError and state is kept.
-    _limit(resource.RLIMIT_DATA, config.memory_bytes // 10 * 9)
+    # A little before the sandbox's end, so that running out of memory is mostly a MemoryError and state is kept. It is
+    # a convenience where a control group is the wall, and then a program may lift it that reserves what it never uses,
+    # as a browser does.
+    _limit(resource.RLIMIT_DATA, config.memory_bytes // 10 * 9, for_good=config.watch_memory)
     _limit(resource.RLIMIT_CORE, 0)
     if config.processes:
         _limit(resource.RLIMIT_NPROC, config.processes)
 
 
-def _limit(what: int, value: int) -> None:
+def _limit(what: int, value: int, *, for_good: bool = True) -> None:
     _, hard = resource.getrlimit(what)
     bound = value if hard == resource.RLIM_INFINITY else min(value, hard)
-    resource.setrlimit(what, (bound, bound))
+    resource.setrlimit(what, (bound, bound if for_good else hard))
 
 
 def interpreter_main(sock: socket.socket, config: Any, modules: list[str]) -> None:

@@ -95,7 +95,7 @@ lint: $(STAMP)  ## Lint
 .PHONY: types
 types: $(STAMP)  ## Check types
 	@$(BIN)/mypy
-	@MYPYPATH=examples $(BIN)/mypy examples/*.py  # by itself: it runs as scripts, beside each other
+	@MYPYPATH=examples $(BIN)/mypy examples/*.py tools/*.py  # by themselves: they run as scripts, beside each other
 
 .PHONY: imports
 imports: $(STAMP)  ## Check which way imports run

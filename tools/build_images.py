@@ -18,7 +18,7 @@ import subprocess
 import sys
 import time
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -115,7 +115,7 @@ def _obtain(reference: str) -> bool:
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-def build_all(names: Sequence[str], base: str, version: str) -> list[str]:
+def build_all(names: Collection[str], base: str, version: str) -> list[str]:
     """Builds images and those that they are built on; returns their references."""
     bases = Bases(base)
     # Made from Debian, the browser's base has its packages already, and so is none that the others could share.
@@ -221,13 +221,15 @@ def main() -> int:
     asked = parser.parse_args()
     if unknown := sorted(set(asked.names) - set(NAMES)):
         parser.error(f"no such image: {', '.join(unknown)}")
+    wanted = {"base", *asked.names}  # the others are built on it
     version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
     try:
-        build_all(asked.names, asked.base, version)
+        build_all(wanted, asked.base, version)
     except (BuildFailure, FileNotFoundError) as failure:
         print(f"images: {failure}", file=sys.stderr)
         return 1
-    return 0
+    probe = [sys.executable, str(ROOT / "tools" / "probe_images.py"), *(name for name in NAMES if name in wanted)]
+    return subprocess.run(probe, check=False).returncode
 
 
 if __name__ == "__main__":

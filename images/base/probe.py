@@ -1,0 +1,24 @@
+# Run in a sandbox of the image, by tools/probe_images.py and the tests: what the image promises, it must do there.
+import io
+import sys
+from pathlib import Path
+
+import numpy
+import PIL.Image
+import PIL.ImageDraw
+
+assert numpy.linalg.solve([[2.0, 0.0], [0.0, 4.0]], [2.0, 8.0]).tolist() == [1.0, 2.0]
+
+image = PIL.Image.new("RGB", (32, 32), "white")
+PIL.ImageDraw.Draw(image).text((4, 4), "ok", fill="black")
+for kind in ("PNG", "JPEG", "WEBP"):
+    image.save(file := io.BytesIO(), kind)
+    assert PIL.Image.open(file).size == (32, 32)
+
+# Here nothing could be compiled once and for all any more.
+loaded = [module.__spec__ for module in list(sys.modules.values()) if getattr(module, "__spec__", None)]
+sources = [spec for spec in loaded if (spec.origin or "").startswith("/usr/") and spec.cached]
+assert len(sources) > 100
+assert [spec.name for spec in sources if not Path(spec.cached).exists()] == []
+
+f"Python {sys.version.split()[0]}, numpy {numpy.__version__}, Pillow {PIL.__version__}"

@@ -1,0 +1,24 @@
+# Run in a sandbox of the image, by tools/probe_images.py and the tests: what the image promises, it must do there.
+import io
+from pathlib import Path
+
+import helium
+import PIL.Image
+from selenium import webdriver
+
+page = Path("page.html").absolute()
+page.write_text("<meta charset=utf-8><title>Grüezi</title><button onclick='document.title = 6 * 7'>Push</button>")
+
+driver = helium.start_chrome(page.as_uri(), headless=True)
+assert driver.title == "Grüezi"
+helium.click("Push")
+assert driver.title == "42"
+assert PIL.Image.open(io.BytesIO(driver.get_screenshot_as_png())).width > 100
+helium.kill_browser()
+
+with webdriver.Chrome() as browser:
+    browser.get("data:text/html,<title>plain selenium</title>")
+    assert browser.title == "plain selenium"
+    version = browser.capabilities["browserVersion"]
+
+f"Chromium {version}"

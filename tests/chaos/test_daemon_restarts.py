@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import sqlite3
+import subprocess
+import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from executor_client import ExecutionResult, Outcome, Session
+from executor_client import ExecutionResult, Outcome, PreconditionError, Session
 from tests.chaos.conftest import StartDaemon
-from tests.chaos.observe import WAIT_S, sandbox_directories
+from tests.chaos.observe import WAIT_S, sandbox_directories, sandboxes
+from tests.chaos.test_daemon_deaths import leave_after_the_first_event
 from tests.support.backends import require
 from tests.support.daemon import Daemon
+from tests.support.polling import eventually
 
 BACKENDS = ("local",)
 KILLS = 20
@@ -30,6 +38,15 @@ def restart(request: pytest.FixtureRequest, start: StartDaemon) -> Callable[...,
     """Starts a daemon of the backend, the next time on what the last one left."""
     require(request.param)
     return lambda config="": start(f'pool.size = 0\nserver.backend = "{request.param}"\n{config}')
+
+
+@pytest.fixture
+def start_only(restart: Callable[..., Daemon], directory: Path) -> Callable[[], subprocess.Popen[bytes]]:
+    """Starts a daemon as the last one was, and waits for nothing."""
+    listen, config = f"unix:{directory / 's' / 'executor.sock'}", str(directory / "config.toml")
+    command = [sys.executable, "-m", "executor_server", "serve", "--listen", listen, "--config", config]
+    environment = {**os.environ, "EXECUTOR_STATE_DIR": str(directory / "s")}
+    return lambda: subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 
 def begin(
@@ -91,3 +108,178 @@ def test_eight_sessions_survive_any_number_of_kills(restart: Callable[..., Daemo
             assert session.generation == 1
             session.close()
         assert sandbox_directories(daemon) == set()
+
+
+# -- at bad moments
+
+
+@contextlib.contextmanager
+def killed_soon(daemon: Daemon, after_s: float) -> Iterator[None]:
+    """Kills the daemon a moment after what follows has begun."""
+    timer = threading.Timer(after_s, daemon.process.kill)
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.join()
+        daemon.process.wait()
+
+
+MOMENTS_S = [0.0, 0.005, 0.02, 0.05]
+"""In the middle of what takes some milliseconds, one time or another."""
+
+
+def test_killed_while_sessions_are_made_there_is_one_for_each_request(restart: Callable[..., Daemon]) -> None:
+    daemon = restart()
+    with daemon.client() as client, ThreadPoolExecutor(4) as threads:
+        for moment_s in MOMENTS_S:
+            with killed_soon(daemon, moment_s):
+                making = [threads.submit(client.create_session) for _ in range(2)]
+            daemon = restart()
+            sessions = [each.result(WAIT_S) for each in making]
+            assert {each.session_id for each in client.list_sessions()} == {each.session_id for each in sessions}
+            assert len(sandbox_directories(daemon)) == 2
+            for session in sessions:
+                assert session.execute("6 * 7").output == 42
+                session.close()
+
+
+def test_killed_while_sessions_are_deleted_they_are_gone(restart: Callable[..., Daemon]) -> None:
+    daemon = restart()
+    with daemon.client() as client, ThreadPoolExecutor(4) as threads:
+        for moment_s in MOMENTS_S:
+            sessions = [client.create_session() for _ in range(2)]
+            with killed_soon(daemon, moment_s):
+                closing = [threads.submit(session.close) for session in sessions]
+            daemon = restart()
+            for each in closing:
+                each.result(WAIT_S)
+            assert client.list_sessions() == []
+            assert sandbox_directories(daemon) == set()
+            assert list((daemon.state_dir / "journals").iterdir()) == []
+
+
+def test_killed_under_an_upload_the_variables_are_set_all_the_same(restart: Callable[..., Daemon]) -> None:
+    daemon = restart()
+    large = {"large": b"y" * 30_000_000, "small": 1}
+    with daemon.client() as client, ThreadPoolExecutor(1) as threads, client.create_session() as session:
+        for moment_s in MOMENTS_S:
+            with killed_soon(daemon, moment_s):
+                setting = threads.submit(session.set_variables, large)
+            daemon = restart()
+            setting.result(WAIT_S)
+            assert session.execute("len(large) + small").output == 30_000_001
+            session.execute("del large, small")
+
+
+def test_large_answer_of_a_tool_arrives_whole_whenever_the_daemon_dies(restart: Callable[..., Daemon]) -> None:
+    """It travels apart from the message that names it, and that message may be sent again by another daemon."""
+    daemon = restart()
+    called = threading.Semaphore(0)
+
+    def fetch() -> bytes:
+        called.release()
+        return b"z" * 10_000_000
+
+    with daemon.client() as client, ThreadPoolExecutor(1) as threads, client.create_session() as session:
+        session.register_tools({"fetch": fetch})
+        for moment_s in MOMENTS_S:
+            result = threads.submit(session.execute, "print('got', flush=True)\nlen(fetch())")
+            assert called.acquire(timeout=WAIT_S)
+            with killed_soon(daemon, moment_s):
+                pass
+            daemon = restart()
+            assert (ended(result).logs, ended(result).output) == ("got\n", 10_000_000)
+
+
+def test_killed_again_while_it_recovers_nothing_is_lost(
+    restart: Callable[..., Daemon], start_only: Callable[[], subprocess.Popen[bytes]]
+) -> None:
+    daemon = restart()
+    with daemon.client() as client, ThreadPoolExecutor(8) as threads:
+        sessions = [client.create_session(authorized_imports=["time"]) for _ in range(4)]
+        results = [begin(threads, session, MID_PRINT) for session in sessions]
+        waiting = [threads.submit(session.execute, "'next'") for session in sessions]
+        daemon.kill()
+        for count in (0, 1, 2, 4):
+            before = connections(daemon)
+            process = start_only()
+            assert eventually(lambda least=before + count: connections(daemon) >= least, timeout_s=WAIT_S)  # type: ignore[misc]
+            process.kill()
+            process.wait()
+        restart()
+        for result in map(ended, results):
+            assert (result.logs, result.output) == (ALL_LINES, "printed")
+        assert [ended(each).output for each in waiting] == ["next"] * 4
+        for session in sessions:
+            session.close()
+
+
+def connections(daemon: Daemon) -> int:
+    """How many connections to guests the registry knows of: each is written down just before it is made."""
+    database = sqlite3.connect(daemon.state_dir / "registry.db", timeout=WAIT_S)
+    with contextlib.closing(database):
+        (count,) = database.execute("SELECT sum(connections) FROM sessions").fetchone()
+    return int(count)
+
+
+def test_full_journal_that_nobody_reads_is_delivered_by_the_next_daemon(restart: Callable[..., Daemon]) -> None:
+    config = "sessions.journal_bytes = 100_000"
+    daemon = restart(config)
+    code = "b'x' * 10**7"
+    with daemon.client() as client, client.create_session() as session:
+        leave_after_the_first_event(session, code)
+        assert eventually(lambda: tape_bytes(daemon, session) > 100_000)
+        for _ in range(3):
+            daemon.kill()
+            daemon = restart(config)
+        assert session.execute(f"print(1)\n{code}", execution_id="full").output == b"x" * 10**7
+        assert session.execute("1 + 1").output == 2
+        assert tape_bytes(daemon, session) < 3 * 10**7
+
+
+def tape_bytes(daemon: Daemon, session: Session) -> int:
+    journal = daemon.state_dir / "journals" / session.session_id
+    return sum(segment.stat().st_size for segment in journal.iterdir())
+
+
+# -- what can't be brought back
+
+
+def test_sandbox_that_ended_meanwhile_is_lost_with_its_reason(restart: Callable[..., Daemon]) -> None:
+    daemon = restart()
+    with daemon.client() as client, ThreadPoolExecutor(1) as threads:
+        session = client.create_session(authorized_imports=["time"])
+        session.execute("'finished'", execution_id="before")
+        result = begin(threads, session, "print('here', flush=True)\nimport time\ntime.sleep(1e6)")
+        daemon.kill()
+        for sandbox in sandboxes(daemon):
+            sandbox.supervisor.kill()
+            sandbox.supervisor.wait(WAIT_S)
+        daemon = restart()
+        found = result.result(WAIT_S)
+        assert (found.outcome, found.logs) == (Outcome.LOST, "here\n")
+        assert found.error is not None
+        assert "gone" in found.error.message
+        assert session.execute("'finished'", execution_id="before").output == "finished"
+        assert client.list_sessions()[0].lost_reason == found.error.message
+        with pytest.raises(PreconditionError):
+            session.execute("1")
+        session.close()
+        assert sandbox_directories(daemon) == set()
+
+
+def test_second_daemon_on_the_same_directory_refuses(restart: Callable[..., Daemon], directory: Path) -> None:
+    daemon = restart()
+    with daemon.client() as client, client.create_session() as session:
+        another = subprocess.run(
+            [sys.executable, "-m", "executor_server", "serve", "--listen", f"unix:{directory / 'other.sock'}"],
+            env={**os.environ, "EXECUTOR_STATE_DIR": str(daemon.state_dir)},
+            capture_output=True,
+            text=True,
+            timeout=WAIT_S,
+            check=False,
+        )
+        assert another.returncode != 0
+        assert "Another executor-server is running" in another.stderr
+        assert session.execute("6 * 7").output == 42

@@ -47,11 +47,11 @@ $(PROTOC_STAMP): | $(STAMP)
 # Use
 
 .PHONY: demo
-demo: $(STAMP)  ## Run a CodeAgent in a sandbox, start to end (BACKEND=local)
+demo: $(STAMP)  ## Run a CodeAgent in a sandbox, start to end (BACKEND=local|docker)
 	@$(BIN)/python examples/demo.py --backend $(BACKEND)
 
 .PHONY: serve
-serve: $(STAMP)  ## Run the daemon in the foreground (BACKEND=local)
+serve: $(STAMP)  ## Run the daemon in the foreground (BACKEND=local|docker)
 	@$(BIN)/executor-server serve --backend $(BACKEND) $(ARGS)
 
 .PHONY: bench
@@ -60,6 +60,10 @@ bench: $(STAMP)  ## Measure, beside the references, in one run
 
 # ---------------------------------------------------------------------------------------------------------------------
 # The Docker backend
+
+.PHONY: engine
+engine:  ## Start a Docker Engine where none answers (tools/engine.sh stop ends it)
+	@tools/engine.sh start
 
 .PHONY: images
 images: $(STAMP)  ## Build the images of images/ and try each (IMAGES="base data browser", BASE=IMAGE to build on)

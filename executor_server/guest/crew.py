@@ -8,6 +8,7 @@ Until somebody uses the interpreter, a spare that has imported modules ahead can
 from __future__ import annotations
 
 import os
+import time
 
 from . import link
 from .children import Child, ChildStuck, kill_everything, reap, spawn
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 
 # After so many sources the checker is replaced: what hostile sources left in its memory goes with it.
 _CHECKER_USES = 200
+# Starting it again takes a millisecond or two.
+_CHECKER_REST_S = 10.0
 # Messages that an interpreter is sent before it is used; the last of each kind holds.
 _SET_UP = ("settings", "tools")
 
@@ -111,6 +114,7 @@ class Crew:
         self._interpreter: Optional[Child] = None
         self._checker: Optional[Child] = None
         self._checker_uses = 0
+        self._checker_used_at = float("inf")  # never yet: whoever comes first finds it ready
         self._measured: Optional[Process] = None
         self._paused = False
         self._used = False  # whether the interpreter has been asked for anything yet
@@ -192,6 +196,7 @@ class Crew:
             self._start_checker()
         assert self._checker is not None
         self._checker_uses += 1
+        self._checker_used_at = time.monotonic()
         try:
             self._checker.post(head, body)
         except ChildStuck:
@@ -206,6 +211,18 @@ class Crew:
             self._forget(self._checker)
             self._checker = None
         self._start_checker()
+
+    @property
+    def rests_at(self) -> float:
+        """When `rest` is worth calling, if nothing is asked of it until then."""
+        return self._checker_used_at + _CHECKER_REST_S if self._checker is not None else float("inf")
+
+    def rest(self) -> None:
+        """Ends the checker, which nobody has needed for a while: a third of an idle sandbox's memory is in it."""
+        if self._checker is not None:
+            self._forget(self._checker)
+            end_child(self._checker)
+            self._checker = None
 
     # -- listening -----------------------------------------------------------------------------------------------
 

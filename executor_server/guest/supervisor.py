@@ -140,7 +140,7 @@ class Supervisor:
             return _START_TIME_S if self._channel.connected else _CONNECT_TIME_S
         if self._transfers.busy:
             return 0.0
-        due = min(self._orphaned_at, self._runner.due())
+        due = min(self._orphaned_at, self._runner.due(), self._rests_at)
         if self._operation is not None:
             due = min(due, self._operation.deadline)
         return max(0.0, min(_POLL_TIME_S, due - time.monotonic()))
@@ -149,6 +149,11 @@ class Supervisor:
     def _orphaned_at(self) -> float:
         """A daemon that lives says something far more often."""
         return self._channel.last_heard + self._config.orphan_time_s
+
+    @property
+    def _rests_at(self) -> float:
+        """When there is nothing to do any more for the one that checks sources."""
+        return float("inf") if self._runner.busy else self._crew.rests_at
 
     def _on_wakeup(self, _events: int) -> None:
         os.read(self._wakeup_read, 4096)
@@ -164,6 +169,8 @@ class Supervisor:
             self._stop = True
         elif (self._operation is not None and now >= self._operation.deadline) or self._runner.on_time(now):
             self._replace_interpreter(None)
+        elif now >= self._rests_at:
+            self._crew.rest()
 
     def _abandon(self) -> None:
         """In a forked child: closes what is the supervisor's."""

@@ -69,6 +69,10 @@ engine:  ## Start a Docker Engine where none answers (tools/engine.sh stop ends 
 images: $(STAMP)  ## Build the images of images/ and try each (IMAGES="base data browser", BASE=IMAGE to build on)
 	@$(BIN)/python tools/build_images.py $(if $(BASE),--base $(BASE)) $(IMAGES)
 
+.PHONY: bench-images
+bench-images: $(STAMP)  ## Build the images that the benchmarks compare with
+	@$(BIN)/python tools/build_images.py $(if $(BASE),--base $(BASE)) jupyter
+
 # ---------------------------------------------------------------------------------------------------------------------
 # Prove
 

@@ -25,7 +25,11 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 IMAGES = ROOT / "images"
 CACHE = ROOT / ".cache" / "images"
+BENCHMARKS = ROOT / "benchmarks" / "reference"
+
 NAMES = ("base", "data", "browser")
+# What benchmarks compare with, which is not ours and so not tried with our guest.
+OTHERS = ("jupyter",)
 
 PUBLIC_BASE = "python:3.11-slim-bookworm"
 # What a bare Debian needs to be a base; the wheels use the C++ library, and time zones are a package of their own.
@@ -115,29 +119,31 @@ def _obtain(reference: str) -> bool:
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-def build_all(names: Collection[str], base: str, version: str) -> list[str]:
-    """Builds images and those that they are built on; returns their references."""
+def build_all(names: Collection[str], base: str, version: str) -> None:
+    """Builds images and those that they are built on."""
     bases = Bases(base)
     # Made from Debian, the browser's base has its packages already, and so is none that the others could share.
     shared = bases.with_packages("data")
-    built = [build("base", shared, "base", version)]
+    plain = build(IMAGES / "base", shared, "remote-executor/base", version)
     if "data" in names:
-        built.append(build("data", built[0], "data", version))
+        build(IMAGES / "data", plain, "remote-executor/data", version)
     if "browser" in names:
         own = bases.with_packages("browser")
-        parent = built[0] if own == shared else build("base", own, "base-of-browser", version)
-        built.append(build("browser", parent, "browser", version))
-    return built
+        parent = plain if own == shared else build(IMAGES / "base", own, "remote-executor/base-of-browser", version)
+        build(IMAGES / "browser", parent, "remote-executor/browser", version)
+    if "jupyter" in names:
+        build(BENCHMARKS / "jupyter", plain, "remote-executor-bench/jupyter", version)
 
 
-def build(name: str, base: str, tag: str, version: str) -> str:
-    """Builds `images/NAME` on a base as remote-executor/TAG, and returns the reference with the version."""
+def build(folder: Path, base: str, repository: str, version: str) -> str:
+    """Builds what is in a folder on a base, and returns the reference with the version."""
     began = time.monotonic()
-    reference = f"remote-executor/{tag}:{version}"
-    context = _context(name, base)
+    reference = f"{repository}:{version}"
+    context = _context(folder, base)
     arguments = ["--build-arg", f"BASE={base}", "--build-arg", f"VERSION={version}"]
-    tags = ["--tag", reference, "--tag", f"remote-executor/{tag}:latest"]
-    done = _engine("build", *arguments, *tags, str(context))
+    tags = ["--tag", reference, "--tag", f"{repository}:latest"]
+    # Of the host: apt may need it, and an Engine may have no other.
+    done = _engine("build", "--network", "host", "--force-rm", *arguments, *tags, str(context))
     if done.returncode != 0:
         raise BuildFailure(f"{reference} can't be built:\n{done.stdout[-FAILURE_TAIL_CHARS:]}")
     size = int(_engine("image", "inspect", "--format", "{{.Size}}", reference).stdout)
@@ -145,20 +151,20 @@ def build(name: str, base: str, tag: str, version: str) -> str:
     return reference
 
 
-def _context(name: str, base: str) -> Path:
+def _context(folder: Path, base: str) -> Path:
     """A directory with the files of the image and its wheels, these as links, since they are large."""
-    wheels = _wheels(name, base)
-    context = CACHE / "context" / name
+    wheels = _wheels(folder, base)
+    context = CACHE / "context" / folder.name
     shutil.rmtree(context, ignore_errors=True)
-    shutil.copytree(IMAGES / name, context)
+    shutil.copytree(folder, context)
     shutil.copy(IMAGES / "dpkg.cfg", context)
     shutil.copytree(wheels, context / "wheels", copy_function=os.link)
     return context
 
 
-def _wheels(name: str, base: str) -> Path:
+def _wheels(image: Path, base: str) -> Path:
     """The pinned packages of an image for the Python of a base, and a pip to install them; downloaded once."""
-    locks = [IMAGES / "installer.txt", *sorted((IMAGES / name).glob("*requirements.txt"))]
+    name, locks = image.name, [IMAGES / "installer.txt", *sorted(image.glob("*requirements.txt"))]
     interpreter = _interpreter(base)
     key = hashlib.sha256(repr(interpreter).encode() + b"".join(lock.read_bytes() for lock in locks)).hexdigest()
     folder = CACHE / "wheels" / f"{name}-{key[:16]}"
@@ -214,12 +220,18 @@ def _engine(*arguments: str, timeout_s: float | None = None) -> subprocess.Compl
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("names", nargs="*", default=NAMES, metavar="NAME", help=f"of {', '.join(NAMES)}; default: all")
+    parser.add_argument(
+        "names",
+        nargs="*",
+        default=NAMES,
+        metavar="NAME",
+        help=f"of {', '.join(NAMES)} (default: all), {', '.join(OTHERS)}",
+    )
     parser.add_argument(
         "--base", default="", help=f"image to build on (default: {PUBLIC_BASE}, else this host's Debian)"
     )
     asked = parser.parse_args()
-    if unknown := sorted(set(asked.names) - set(NAMES)):
+    if unknown := sorted(set(asked.names) - {*NAMES, *OTHERS}):
         parser.error(f"no such image: {', '.join(unknown)}")
     wanted = {"base", *asked.names}  # the others are built on it
     version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]

@@ -8,7 +8,7 @@
 #
 #   DOCKER_HOST          unix:///PATH to serve there instead of at the usual place
 #   ENGINE_DIR           where it keeps images and log (default: /var/lib/remote-executor-engine)
-#   ENGINE_NETWORK=none  no bridge and no packet filter, for one beside another Engine
+#   ENGINE_NETWORK=none  no network, for one beside another Engine
 set -euo pipefail
 
 host=${DOCKER_HOST:-unix:///var/run/docker.sock}
@@ -46,11 +46,16 @@ start() {
     if command -v crun >/dev/null; then
         options+=(--add-runtime "crun=$(command -v crun)")
     fi
+    # Of its own session, so that what interrupts this script's terminal leaves it alone.
+    local command=(setsid dockerd)
+    if [[ ${ENGINE_NETWORK:-} == none ]]; then
+        # Without a bridge dockerd removes docker0, whose ever it is; so it must not see the host's.
+        command=(setsid unshare --net dockerd)
+    fi
     if [[ ${ENGINE_NETWORK:-} == none ]] || ! iptables --list --numeric >/dev/null 2>&1; then
         options+=(--bridge none --iptables=false)
     fi
-    # Of its own session, so that what interrupts this script's terminal leaves it alone.
-    setsid dockerd "${options[@]}" </dev/null >"$log" 2>&1 &
+    "${command[@]}" "${options[@]}" </dev/null >"$log" 2>&1 &
     wait_until_ready $!
 }
 

@@ -413,16 +413,6 @@ async def test_an_unknown_runtime_is_refused_with_those_there_are(state_dir: Pat
         await DockerBackend(state_dir, DockerSection(images={"base": BASE}, runtime="nonsense")).start()
 
 
-async def test_another_runtime_serves_as_well(state_dir: Path) -> None:
-    with engine_client() as client:
-        if "crun" not in client.info()["Runtimes"]:
-            pytest.skip("crun is not registered as a runtime of this Engine")
-    async with started(state_dir, runtime="crun") as backend:
-        sandbox = await backend.create(SPEC)
-        assert _inspected(sandbox)["HostConfig"]["Runtime"] == "crun"
-        assert _answers(sandbox)
-
-
 async def test_check_host_says_that_this_host_will_do(state_dir: Path) -> None:
     findings = {finding.subject: finding for finding in await DockerBackend(state_dir, _section()).check_host()}
     assert [finding for finding in findings.values() if finding.required and not finding.ok] == []

@@ -8,7 +8,11 @@ import hashlib
 import http.server
 import io
 import json
+import shutil
+import signal
+import subprocess
 import tarfile
+import tempfile
 import threading
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
@@ -17,14 +21,18 @@ from typing import Any, cast
 
 import docker
 
+from executor_server.backends.docker.host import NoEngine, engine_socket
+from tests.support.polling import eventually
+
 SOCKET = Path("/var/run/docker.sock")
+ENGINE_START_S = 30.0
 _CHUNK_BYTES = 65_536
 _MANIFEST = "application/vnd.docker.distribution.manifest.v2+json"
 
 
 @contextmanager
-def engine_client() -> Iterator[Any]:
-    client = docker.APIClient(f"unix://{SOCKET}")
+def engine_client(socket: Path = SOCKET) -> Iterator[Any]:
+    client = docker.APIClient(f"unix://{socket}")
     try:
         yield cast(Any, client)
     finally:
@@ -82,6 +90,72 @@ def changed_image(
             yield tag
         finally:
             client.remove_image(image, force=True)  # the tag may have gone to another by now
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# An Engine that may be killed
+
+
+class OwnEngine:
+    """An Engine of the test's own, with crun besides runc, and one image from the Engine of all.
+
+    It lives in a mount namespace without the second hierarchy of control groups, which crun does not stand on a host
+    that has both; and in a network namespace, because an Engine without a bridge removes docker0, whose ever it is.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.socket = directory / "engine.sock"
+        self._directory = directory
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def host(self) -> str:
+        return f"unix://{self.socket}"
+
+    def start(self) -> None:
+        places = {"data-root": "data", "exec-root": "exec", "pidfile": "pid"}
+        options = [f"--{option}={self._directory / name}" for option, name in places.items()]
+        options += [f"--host={self.host}", "--bridge=none", "--iptables=false"]
+        if crun := shutil.which("crun"):
+            options.append(f"--add-runtime=crun={crun}")
+        script = 'mount --make-rslave /; umount /sys/fs/cgroup/unified 2>/dev/null; exec dockerd "$@"'
+        with (self._directory / "log").open("ab") as log:
+            self._process = subprocess.Popen(
+                ["unshare", "--mount", "--net", "sh", "-c", script, "sh", *options], stdout=log, stderr=log
+            )
+        assert eventually(self._answers, timeout_s=ENGINE_START_S), (self._directory / "log").read_text()[-2000:]
+
+    def end(self, number: signal.Signals) -> None:
+        assert self._process is not None
+        self._process.send_signal(number)
+        self._process.wait(ENGINE_START_S)
+
+    def load(self, image: str) -> None:
+        with engine_client() as client:
+            saved = client.get_image(image)
+            with engine_client(self.socket) as own:
+                for _ in own.load_image(saved):
+                    pass
+
+    def _answers(self) -> bool:
+        try:
+            engine_socket(self.host)
+        except NoEngine:
+            return False
+        with engine_client(self.socket) as client:
+            return bool(client.ping())
+
+
+@contextmanager
+def own_engine(image: str) -> Iterator[OwnEngine]:
+    with tempfile.TemporaryDirectory(prefix="e-") as directory:
+        engine = OwnEngine(Path(directory))
+        engine.start()
+        try:
+            engine.load(image)
+            yield engine
+        finally:
+            engine.end(signal.SIGTERM)
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from executor_server.backends.docker.kit import Kit
 from executor_server.backends.docker.probe import PreparedImage, Unreachable
 from executor_server.backends.docker.pulls import Pulls
 from executor_server.config import DockerImage, DockerSection
-from executor_server.errors import SandboxFailure
+from executor_server.errors import ImageNotReady, SandboxFailure
 
 _FARAWAY_REMEDY = (
     "The Engine must run on this host, not in a virtual machine, and see the same files as the daemon: no daemon in a "
@@ -189,7 +189,11 @@ async def _try_images(
                 found.add("sandbox", False, f"One was tried, and {result}.", _FARAWAY_REMEDY)
         elif isinstance(result, PreparedImage):
             _report_image(found, name, section.images[name], result)
-        elif isinstance(result, SandboxFailure):
+        elif isinstance(result, SandboxFailure) and not isinstance(result, ImageNotReady):
+            if not found.has("sandbox"):
+                remedy = "See the Engine's own log, and whether it runs anything: docker run --rm hello-world."
+                found.add("sandbox", False, f"One was tried of image {name}: {result}.", remedy)
+        elif isinstance(result, ImageNotReady):
             reference = section.images[name].reference
             remedy = f"Build it or fetch it: docker pull {reference}; or set docker.images.{name}."
             found.add(f"image {name}", False, f"{reference}: {result}.", remedy, required=False)

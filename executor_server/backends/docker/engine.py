@@ -22,6 +22,7 @@ import docker
 import docker.errors
 import requests
 
+from executor_server.backends.docker.host import NoEngine, knock
 from executor_server.backends.docker.options import HostAbilities
 from executor_server.errors import SandboxFailure
 
@@ -123,10 +124,10 @@ class Engine:
 
         Raises EngineFailure. Not reading on gives the fetch up.
         """
-        client = _translated("connect", self._connected_client)
+        client = self._translated("connect", self._connected_client)
         with contextlib.closing(client):
-            lines = _translated(f"fetch {reference}", lambda: client.pull(reference, stream=True, decode=True))
-            while (line := _translated(f"fetch {reference}", lambda: next(lines, None))) is not None:
+            lines = self._translated(f"fetch {reference}", lambda: client.pull(reference, stream=True, decode=True))
+            while (line := self._translated(f"fetch {reference}", lambda: next(lines, None))) is not None:
                 if "error" in line:
                     raise EngineFailure(
                         f"the Engine can't fetch {reference}: {str(line['error'])[:_EXPLANATION_CHARS]}"
@@ -255,9 +256,23 @@ class Engine:
         except TimeoutError as error:
             raise EngineFailure(f"the Engine is busy with {self._concurrency} other requests ({what})") from error
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._threads, _translated, what, request)
+            return await asyncio.get_running_loop().run_in_executor(self._threads, self._translated, what, request)
         finally:
             self._slots.release()
+
+    def _translated(self, what: str, request: Callable[[], _T]) -> _T:
+        """Runs on a thread; turns what the SDK and the libraries below it raise into EngineFailure."""
+        try:
+            knock(self._socket)  # the SDK would drop the socket that it can't connect, and not close it
+            return request()
+        except NoEngine as problem:
+            raise EngineFailure(f"the Engine does not answer ({what}): {problem.detail}") from problem
+        except docker.errors.APIError as error:
+            explanation = str(error.explanation or error)[:_EXPLANATION_CHARS]
+            status = error.response.status_code if error.response is not None else None
+            raise EngineFailure(f"the Engine refuses to {what}: {explanation}", status) from error
+        except (docker.errors.DockerException, requests.RequestException, OSError) as error:
+            raise EngineFailure(f"the Engine does not answer ({what}): {error}") from error
 
     def _connected(self) -> _Client:
         if self._client is None:
@@ -273,18 +288,6 @@ class Engine:
         )
         client.trust_env = False  # no proxy and no password of somebody's environment is for the Engine
         return client
-
-
-def _translated(what: str, request: Callable[[], _T]) -> _T:
-    """Runs on a thread; turns what the SDK and the libraries below it raise into EngineFailure."""
-    try:
-        return request()
-    except docker.errors.APIError as error:
-        explanation = str(error.explanation or error)[:_EXPLANATION_CHARS]
-        status = error.response.status_code if error.response is not None else None
-        raise EngineFailure(f"the Engine refuses to {what}: {explanation}", status) from error
-    except (docker.errors.DockerException, requests.RequestException, OSError) as error:
-        raise EngineFailure(f"the Engine does not answer ({what}): {error}") from error
 
 
 def _facts(version: Mapping[str, Any], info: Mapping[str, Any]) -> EngineFacts:

@@ -33,12 +33,12 @@ def engine_socket(configured: str | None, environ: Mapping[str, str] = os.enviro
             "Run executor-server on the Engine's host, and let clients connect to it over the network.",
         )
     path = Path(host.removeprefix(_UNIX))
-    _knock(path)
+    knock(path)
     return path
 
 
-def _knock(path: Path) -> None:
-    """Connects once: the kernel says more precisely than any library what is wrong."""
+def knock(path: Path) -> None:
+    """Connects once: the kernel says more precisely than any library what is wrong. Blocks; raises NoEngine."""
     try:
         if not stat.S_ISSOCK(path.stat().st_mode):
             raise NoEngine(f"{path} is not a socket.", "Set docker.host, or DOCKER_HOST, to the Engine's socket.")

@@ -96,6 +96,8 @@ def container_config(request: ContainerRequest, host: HostAbilities) -> dict[str
         "Env": [f"{name}={value}" for name, value in environment.items()],
         "Labels": dict(request.labels),
         "Healthcheck": {"Test": ["NONE"]},
+        # The supervisor is deaf to all others: an Engine that stops would wait ten seconds for it to listen.
+        "StopSignal": "SIGKILL",
         # With NetworkMode "none" alone the Engine makes a network namespace and configures it: 100 ms. Disabled, the
         # runtime makes an empty one, which has nothing but loopback all the same.
         "NetworkDisabled": True,

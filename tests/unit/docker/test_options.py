@@ -35,7 +35,7 @@ def test_nothing_of_the_images_own_ways_is_left() -> None:
     config = container_config(REQUEST, HOST)
     assert (config["Entrypoint"], config["Cmd"]) == (["/usr/bin/python3", "-c", "1"], [])
     assert (config["User"], config["WorkingDir"]) == ("2000000001:2000000001", "/workspace")
-    assert config["Healthcheck"] == {"Test": ["NONE"]}
+    assert (config["Healthcheck"], config["StopSignal"]) == ({"Test": ["NONE"]}, "SIGKILL")
 
 
 def test_it_is_isolated_whatever_is_asked_for() -> None:

@@ -1,16 +1,18 @@
-"""What all measurements share: the daemon, a client, the echo service, and how to get a session."""
+"""What all measurements share: daemons, a client of each, the echo service, and how to get a session."""
 
 from __future__ import annotations
 
 import itertools
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from benchmarks.daemon import Daemon, running_daemon
 from benchmarks.echo import Echo, running_echo
+from benchmarks.references import DOCKER_IMAGE, require_docker_image
 from executor_client import ExecutorClient, Session
 
 _POOL_SHAPE_MEMORY_BYTES = 2 << 30
@@ -18,11 +20,11 @@ _memory_bytes = itertools.count(_POOL_SHAPE_MEMORY_BYTES - 1, -1)
 
 
 @dataclass(frozen=True)
-class Bench:
+class Served:
+    """A daemon that runs, and a client of it."""
+
     daemon: Daemon
     client: ExecutorClient
-    echo: Echo
-    tcp_echo: Echo
 
     def cold_session(self, *authorized_imports: str) -> Session:
         """A session of a shape that the pool does not hold, so it is made on the spot."""
@@ -33,18 +35,51 @@ class Bench:
         return session
 
 
+class Bench:
+    """What is needed is started when it is first asked for, and lives as long as the stack."""
+
+    def __init__(self, stack: ExitStack) -> None:
+        self._stack = stack
+
+    @cached_property
+    def local(self) -> Served:
+        """The local backend with everything at its defaults."""
+        return self._stack.enter_context(serving("local"))
+
+    @cached_property
+    def docker(self) -> Served:
+        """The Docker backend, the same. Raises Unmeasurable."""
+        require_docker_image(DOCKER_IMAGE)
+        return self._stack.enter_context(serving("docker"))
+
+    @cached_property
+    def echo(self) -> Echo:
+        return self._connected(self._echo_addresses[0])
+
+    @cached_property
+    def tcp_echo(self) -> Echo:
+        return self._connected(self._echo_addresses[1])
+
+    @cached_property
+    def _echo_addresses(self) -> tuple[str, str]:
+        directory = self._stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-", dir="/tmp"))
+        return self._stack.enter_context(running_echo(Path(directory)))
+
+    def _connected(self, address: str) -> Echo:
+        echo = Echo(address)
+        self._stack.callback(echo.close)
+        return echo
+
+
+@contextmanager
+def serving(backend: str, settings: str = "", *, parent: Path = Path("/tmp")) -> Iterator[Served]:
+    """A daemon with `settings` (TOML) and a client of it; see `benchmarks.daemon`."""
+    with running_daemon(backend, settings, parent=parent) as daemon, daemon.client() as client:
+        yield Served(daemon, client)
+
+
 @contextmanager
 def running_bench() -> Iterator[Bench]:
-    """Starts all of it; nothing is left at the end."""
-    with (
-        tempfile.TemporaryDirectory(prefix="bench-", dir="/tmp") as directory,
-        running_daemon() as daemon,
-        daemon.client() as client,
-        running_echo(Path(directory)) as (unix_address, tcp_address),
-    ):
-        echo, tcp_echo = Echo(unix_address), Echo(tcp_address)
-        try:
-            yield Bench(daemon, client, echo, tcp_echo)
-        finally:
-            echo.close()
-            tcp_echo.close()
+    """Nothing of what a bench starts is left at the end."""
+    with ExitStack() as stack:
+        yield Bench(stack)

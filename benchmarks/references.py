@@ -1,13 +1,22 @@
-"""The references that are processes: a bare sandboxed Python, and a plain one that runs a program."""
+"""The references that are processes: a bare sandboxed Python, a plain one that runs a program, a bare container."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Sequence
 
 from executor_server.backends.local.bubblewrap import find_bwrap
 
 _PROCESS_TIMEOUT_S = 120.0
+
+DOCKER_IMAGE = "remote-executor/base"
+"""What the default image of the Docker backend means, and so what bare containers are made of."""
+
+
+class Unmeasurable(Exception):
+    """This host lacks what is to be measured; the message says what."""
+
 
 # A fresh interpreter that compiles and runs a program as its module, and says how long that took.
 _RUN_AND_TIME = """
@@ -27,9 +36,31 @@ def bare_bwrap_command() -> list[str]:
     return [str(find_bwrap().path), *namespaces, *mounts, "--", *python]
 
 
-def run(command: list[str]) -> None:
-    """Runs a command to its end. Raises CalledProcessError, TimeoutExpired."""
-    subprocess.run(command, check=True, stdin=subprocess.DEVNULL, env={}, timeout=_PROCESS_TIMEOUT_S)
+def docker_run_command(*options: str, program: str = "1", image: str = DOCKER_IMAGE) -> list[str]:
+    """A container of our image without network and without any confinement of ours, by Docker's command line."""
+    return ["docker", "run", "--network", "none", *options, image, "python3", "-c", program]
+
+
+def require_docker_image(image: str) -> None:
+    """Raises Unmeasurable where there is no Engine, or it has no such image."""
+    try:
+        run(["docker", "image", "inspect", image])
+    except FileNotFoundError as error:
+        raise Unmeasurable("there is no docker command") from error
+    except subprocess.CalledProcessError as error:
+        told = str(error.stderr, "utf-8", "replace").strip()
+        raise Unmeasurable(f"the Engine has no image {image}: {told}") from error
+
+
+def run(command: Sequence[str]) -> bytes:
+    """Runs a command to its end; what it printed. Raises CalledProcessError, TimeoutExpired, FileNotFoundError."""
+    return subprocess.run(
+        command,
+        check=True,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        timeout=_PROCESS_TIMEOUT_S,
+    ).stdout
 
 
 def plain_python_ms(source: str) -> float:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 from benchmarks.bench import Bench
 from benchmarks.figures import Figure
-from benchmarks.rows import executions, local_agent, memory, programs, sessions, tools, values
+from benchmarks.rows import containers, executions, local_agent, memory, programs, sessions, tools, values
 
 Measurement = Callable[[Bench], Iterator[Figure]]
 
@@ -21,4 +21,8 @@ MEASUREMENTS: dict[str, Measurement] = {
     "throughput": sessions.throughput,
     "memory": memory.idle,
     "local": local_agent.local_executor,
+    "docker-warm": containers.warm,
+    "docker-cold": containers.cold,
+    "docker-execute": containers.execute,
+    "docker-burst": containers.burst,
 }

@@ -22,7 +22,7 @@ _LINE_EVENT_BYTES = 60
 
 def execute(bench: Bench) -> Iterator[Figure]:
     """`1+1`, over each transport, beside a stream of one message of the same size."""
-    with bench.cold_session() as session, bench.daemon.client(bench.daemon.tcp_address) as tcp_client:
+    with bench.local.cold_session() as session, bench.local.daemon.client(bench.local.daemon.tcp_address) as tcp_client:
         request_bytes, response_bytes = _sizes(bench, session.session_id)
         tcp_session = tcp_client.get_session(session.session_id)
 
@@ -47,9 +47,9 @@ def _add(session: Session) -> None:
 def _sizes(bench: Bench, session_id: str) -> tuple[int, int]:
     """Bytes of the request and of the one response of such an execution, metadata left out."""
     request = pb.ExecuteRequest(session_id=session_id, execution_id="size", code="1+1")
-    with grpc.insecure_channel(bench.daemon.unix_address) as channel:
+    with grpc.insecure_channel(bench.local.daemon.unix_address) as channel:
         stub = executor_service_pb2_grpc.ExecutorServiceStub(channel)
-        responses = list(stub.Execute(request, metadata=[("authorization", f"Bearer {bench.daemon.token}")]))
+        responses = list(stub.Execute(request, metadata=[("authorization", f"Bearer {bench.local.daemon.token}")]))
     return request.ByteSize(), sum(response.ByteSize() for response in responses)
 
 
@@ -58,7 +58,7 @@ def printed_lines(bench: Bench) -> Iterator[Figure]:
     program = f"for number in range({_LINES}):\n    print('line', number)"
     first: dict[str, list[float]] = {"ours": [], "echo": []}
 
-    with bench.cold_session() as session:
+    with bench.local.cold_session() as session:
 
         def ours() -> float:
             events: list[float] = []

@@ -26,11 +26,11 @@ def idle(bench: Bench) -> Iterator[Figure]:
         sizes = []
         for _ in range(_SESSIONS):
             before = set(psutil.process_iter())
-            with bench.cold_session(*imports) as session:
+            with bench.local.cold_session(*imports) as session:
                 assert session.execute(program).output is not None
                 sizes.append(_pss_mib(_brought_since(before)))
         yield Figure(name, "MiB", tuple(sizes))
-    yield Figure("daemon", "MiB", (_pss_mib([psutil.Process(bench.daemon.pid)]),))
+    yield Figure("daemon", "MiB", (_pss_mib([psutil.Process(bench.local.daemon.pid)]),))
 
 
 def _brought_since(before: set[psutil.Process]) -> set[psutil.Process]:

@@ -73,7 +73,7 @@ def mixed(bench: Bench) -> Iterator[Figure]:
 def _beside_python(bench: Bench, name: str, program: str, size: int, aim: AtMostTimes) -> Figure:
     source = program.format(size=size)
 
-    with bench.cold_session() as session:
+    with bench.local.cold_session() as session:
 
         def ours() -> float:
             took = timed(lambda: results.append(session.execute(source)))

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from benchmarks.bench import Bench
 from benchmarks.figures import AtMost, AtMostTimes, Figure, Reference, in_turns, timed
 from benchmarks.references import bare_bwrap_command, run
-from executor_client import Session
+from executor_client import ExecutorClient, Session
 
 _ROUNDS = 25
 # For the pool to make another sandbox, so that its work is not counted as the next session's.
@@ -24,20 +24,17 @@ def ready(bench: Bench) -> Iterator[Figure]:
     """From the call to the session: from the pool, made on the spot, and with a first execution."""
     bare = bare_bwrap_command()
 
-    def warm() -> float:
-        while True:
-            time.sleep(_REFILL_S)
-            took, session = _created(bench.client.create_session)
-            if session.info.warm:
-                return took
-
     def cold() -> float:
-        return _created(bench.cold_session)[0]
+        return created(bench.local.cold_session)[0]
 
     def cold_and_used() -> float:
-        return _created(bench.cold_session, use=True)[0]
+        return created(bench.local.cold_session, use=True)[0]
 
-    warm_ms, echo_ms = in_turns(_ROUNDS, warm, lambda: timed(lambda: bench.echo.unary(bytes(100))))
+    warm_ms, echo_ms = in_turns(
+        _ROUNDS,
+        lambda: warm_session(bench.local.client, _REFILL_S),
+        lambda: timed(lambda: bench.echo.unary(bytes(100))),
+    )
     yield Figure("session ready, warm", "ms", warm_ms, Reference("echo, unary", echo_ms), AtMost(3))
     cold_ms, used_ms, bare_ms = in_turns(_ROUNDS, cold, cold_and_used, lambda: timed(lambda: run(bare)))
     reference = Reference("bwrap python", bare_ms)
@@ -45,7 +42,16 @@ def ready(bench: Bench) -> Iterator[Figure]:
     yield Figure("session cold + first execute", "ms", used_ms, reference)
 
 
-def _created(create: Callable[[], Session], *, use: bool = False) -> tuple[float, Session]:
+def warm_session(client: ExecutorClient, refill_s: float) -> float:
+    """Milliseconds until a session is there that got a sandbox of the pool, which had so long to fill before."""
+    while True:
+        time.sleep(refill_s)
+        took_ms, session = created(client.create_session)
+        if session.info.warm:
+            return took_ms
+
+
+def created(create: Callable[[], Session], *, use: bool = False) -> tuple[float, Session]:
     """Milliseconds until the session is there, or used once; it is deleted then."""
     start = time.perf_counter()
     session = create()
@@ -62,7 +68,7 @@ def throughput(bench: Bench) -> Iterator[Figure]:
     bare = bare_bwrap_command()
 
     def live() -> None:
-        with bench.client.create_session() as session:
+        with bench.local.client.create_session() as session:
             assert session.execute("1+1").output == 2
 
     with ThreadPoolExecutor(_CLIENTS) as clients:

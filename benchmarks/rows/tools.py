@@ -24,7 +24,7 @@ took
 
 def tool_call(bench: Bench) -> Iterator[Figure]:
     """Timed in the sandbox, one call after the other in one execution, each answered in this process."""
-    with bench.cold_session() as session:
+    with bench.local.cold_session() as session:
         session.register_tools({"same": lambda value: value})
         before = _echoed(bench)
         took = session.execute(_PROGRAM).output

@@ -19,7 +19,7 @@ def array(bench: Bench) -> Iterator[Figure]:
     sent = np.arange(_BYTES // 8, dtype=np.float64)
     pieces = [bytes(_PIECE_BYTES)] * -(-_BYTES // _PIECE_BYTES)
 
-    with bench.cold_session("numpy") as session:
+    with bench.local.cold_session("numpy") as session:
 
         def put() -> None:
             session.set_variables({"sent": sent})

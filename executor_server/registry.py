@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from types import UnionType
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
@@ -47,6 +47,13 @@ CREATE TABLE sessions (
     lost_reason TEXT
 ) STRICT, WITHOUT ROWID
 """
+
+# Named as the fields of SessionRecord.
+_COLUMNS = (
+    "session_id, tenant, principal, request_id, spec, backend, sandbox_id, token, protocol, python_version, warm, "
+    "create_time_s, connections, generation, last_used_s, lost_reason"
+)
+_INSERT = f"INSERT INTO sessions ({_COLUMNS}) VALUES (:{_COLUMNS.replace(', ', ', :')})"
 
 _log = structlog.get_logger(__name__)
 
@@ -97,7 +104,7 @@ class Registry:
 
     def _open(self) -> sqlite3.Connection:
         self._path.touch(mode=0o600)
-        database = sqlite3.connect(self._path)
+        database = sqlite3.connect(self._path, isolation_level=None)
         try:
             database.execute("PRAGMA journal_mode = WAL")
             database.execute("PRAGMA synchronous = NORMAL")
@@ -125,7 +132,7 @@ class Registry:
     def load(self) -> list[SessionRecord]:
         """All sessions, oldest first. Removes the tapes of those that there are no more. Raises StateDirError."""
         try:
-            cursor = self._database.execute("SELECT * FROM sessions ORDER BY create_time_s, session_id")
+            cursor = self._database.execute(f"SELECT {_COLUMNS} FROM sessions ORDER BY create_time_s, session_id")
             names = [column[0] for column in cursor.description]
             records = [_record(dict(zip(names, row, strict=True))) for row in cursor]
         except (sqlite3.Error, ValueError, KeyError, TypeError) as error:
@@ -147,28 +154,11 @@ class Registry:
 
     def add(self, record: SessionRecord) -> None:
         """Writes a session down. Raises RegistryError."""
-        values = {
-            "session_id": record.session_id,
-            "tenant": record.owner.tenant,
-            "principal": record.owner.name,
-            "request_id": record.request_id,
-            "spec": json.dumps(asdict(record.spec)),
-            "backend": record.backend,
-            "sandbox_id": record.sandbox_id,
-            "token": record.token,
-            "protocol": record.protocol,
-            "python_version": record.python_version,
-            "warm": int(record.warm),
-            "create_time_s": record.create_time_s,
-            "connections": record.connections,
-            "generation": record.generation,
-            "last_used_s": record.last_used_s,
-            "lost_reason": record.lost_reason,
-        }
-        places = ", ".join(f":{name}" for name in values)
+        spec = record.spec
+        written = {**vars(spec), "sandbox": vars(spec.sandbox), "limits": vars(spec.limits)}
+        row = {**vars(record), "tenant": record.owner.tenant, "principal": record.owner.name}
         try:
-            with self._database:
-                self._database.execute(f"INSERT INTO sessions ({', '.join(values)}) VALUES ({places})", values)
+            self._database.execute(_INSERT, {**row, "spec": json.dumps(written)})
         except sqlite3.Error as error:
             raise RegistryError(f"{self._path}: {error}") from error
 
@@ -202,12 +192,23 @@ class Registry:
 
     def _try(self, statement: str, rows: Sequence[tuple[object, ...]]) -> bool:
         try:
-            with self._database:
-                self._database.executemany(statement, rows)
+            if len(rows) == 1:
+                self._database.execute(statement, rows[0])
+            else:
+                self._together(statement, rows)
         except sqlite3.Error as error:
             _log.error("registry_not_written", path=str(self._path), error=str(error))
             return False
         return True
+
+    def _together(self, statement: str, rows: Sequence[tuple[object, ...]]) -> None:
+        self._database.execute("BEGIN")
+        try:
+            self._database.executemany(statement, rows)
+        except BaseException:
+            self._database.execute("ROLLBACK")
+            raise
+        self._database.execute("COMMIT")
 
 
 # ---------------------------------------------------------------------------------------------------------------------

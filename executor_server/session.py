@@ -70,12 +70,14 @@ class Session(GuestRequests):
         self._log = _log.bind(session_id=record.session_id, tenant=record.owner.tenant)
 
     def begin(self) -> None:
-        """Starts it on a guest that has just been connected to."""
-        self._ledger.begin_tape()
+        """Starts it on a guest that has just been connected to. `configure` must follow."""
         self._number_operations()
         self._channel.on_frame = self._on_frame
         self._channel.on_send = self._ledger.note_sent
         self._channel.on_lost = self._on_channel_lost
+
+    def _begin_tape(self) -> None:
+        self._ledger.begin_tape()
         self._spawn(self._sandbox.label(self.session_id))
 
     # -- state ---------------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ whether the guest may be asked, and holds it back when a caller is behind.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import secrets
 from abc import ABC, abstractmethod
@@ -68,6 +69,10 @@ class GuestRequests(ABC):
         self._next_op = self._channel.connections << 32
 
     @abstractmethod
+    def _begin_tape(self) -> None:
+        """Begins to write down what happens."""
+
+    @abstractmethod
     def _require_alive(self) -> None:
         """Raises PreconditionFailed when the guest is gone."""
 
@@ -78,7 +83,12 @@ class GuestRequests(ABC):
     async def configure(self) -> None:
         """Gives the guest the session's imports and prelude; the first thing after creation."""
         imports = json.dumps(self.spec.authorized_imports).encode()
-        await self._request(nothing, Kind.CONFIGURE, {"imports": len(imports)}, imports + self.spec.prelude.encode())
+        operation: Operation[None] = Operation(nothing, self._hold)
+        head = {"imports": len(imports)}
+        with self._asking(operation, Kind.CONFIGURE, head, imports + self.spec.prelude.encode()):
+            await asyncio.sleep(0)  # it leaves; what is done here takes its time from the guest's
+            self._begin_tape()
+            await operation.next()
 
     async def register_tools(self, tools: Sequence[ToolSpec]) -> None:
         """Replaces the host tools."""

@@ -90,6 +90,7 @@ async def make(backend: FakeBackend, tmp_path: Path) -> AsyncIterator[Any]:
         )
         session = Session(record, ready.sandbox, ready.channel, registry, SessionSettings(**settings))
         session.begin()
+        session._begin_tape()
         made.append(session)
         return Bench(session, backend.made[-1])
 

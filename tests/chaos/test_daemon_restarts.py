@@ -243,6 +243,20 @@ def tape_bytes(daemon: Daemon, session: Session) -> int:
     return sum(segment.stat().st_size for segment in journal.iterdir())
 
 
+def test_time_without_a_daemon_is_not_the_program_s(restart: Callable[..., Daemon]) -> None:
+    """It prints more than is kept for a daemon that is not there, and so is made to wait."""
+    daemon = restart()
+    wall_time_s = 3.0
+    limits = {"wall_time_s": wall_time_s, "output_bytes": 16 * 2**20}
+    code = "print('here', flush=True)\nfor i in range(14):\n    print('x' * 2**20, flush=True)"
+    with daemon.client() as client, ThreadPoolExecutor(1) as threads, client.create_session(limits=limits) as session:
+        result = begin(threads, session, code)
+        daemon.kill()
+        threading.Event().wait(wall_time_s * 1.2)
+        restart()
+        assert len(ended(result).logs) == len("here\n") + 14 * (2**20 + 1)
+
+
 # -- what can't be brought back
 
 

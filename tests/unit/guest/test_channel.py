@@ -206,6 +206,80 @@ async def test_a_later_daemon_gets_what_an_earlier_one_did_not_acknowledge(both:
     assert second.frames == first.frames
 
 
+async def test_a_later_daemon_goes_on_after_what_was_acknowledged_and_it_does_not_remember(both: Both) -> None:
+    """Not all that has a number is worth writing down; what an earlier daemon acknowledged is gone."""
+    first = both.daemon()
+    await first.channel.connect()
+    for number in range(3):
+        both.guest.send(*log(number))
+    assert await first.got(3)
+    first.channel.send(Kind.CANCEL, {"id": "e"})
+    assert await eventually_async(lambda: both.guest._kept_bytes == 0)
+    both.guest.send(*log(3))
+    assert await first.got(4)
+    first.channel.close()
+    second = both.daemon(shown=1, daemon_id="b")
+    second.channel.go_on_after(1)
+    await second.channel.connect()
+    both.guest.send(*log(4))
+    assert await second.got(2)
+    assert second.frames == [log(3), log(4)]
+    assert second.channel.sent_seq == 1, "its own numbers go on after those of the first"
+
+
+async def test_a_later_daemon_is_not_sent_again_what_it_remembers(both: Both) -> None:
+    for number in range(3):
+        both.guest.send(*log(number))
+    end = both.daemon()
+    end.channel.go_on_after(2)
+    await end.channel.connect()
+    assert await end.got(1)
+    assert end.frames == [log(2)]
+
+
+async def test_another_daemon_is_told_from_one_that_connects_again(both: Both) -> None:
+    greeted: list[str] = []
+    both.guest.on_new_daemon = lambda: greeted.append("new")
+    end = both.daemon()
+    await end.channel.connect()
+    end.break_off()
+    assert await eventually_async(lambda: not end.channel.connected)
+    await end.channel.connect()
+    assert greeted == ["new"]
+    await both.daemon(shown=2, daemon_id="b").channel.connect()
+    assert greeted == ["new", "new"]
+
+
+async def test_what_was_sent_is_delivered_once_the_guest_says_so(both: Both) -> None:
+    end = both.daemon()
+    await end.channel.connect()
+    for number in range(10):
+        end.channel.send(Kind.BLOB_DATA, {"blob": "b"}, bytes(CHUNK_BYTES))
+        if number == 5:
+            end.break_off()
+            assert await eventually_async(lambda: not end.channel.connected)
+    delivered = asyncio.create_task(end.channel.delivered())
+    await asyncio.sleep(0)
+    assert not delivered.done()
+    await end.channel.connect()
+    await delivered
+    assert len(both.heard) == 10
+    end.channel.send(Kind.CANCEL, {"id": "e"})
+    end.channel.close()
+    await end.channel.delivered()
+
+
+async def test_each_numbered_frame_is_shown_before_it_leaves(both: Both) -> None:
+    end = both.daemon()
+    shown: list[tuple[int, int, bytes]] = []
+    end.channel.on_send = lambda kind, seq, _prefix, body: shown.append((kind, seq, body))
+    await end.channel.connect()
+    end.channel.ping()
+    end.channel.send(Kind.EXECUTE, {"id": "e"}, b"1")
+    assert shown == [(Kind.EXECUTE, 1, b"1")]
+    assert both.heard == []
+
+
 async def test_the_newest_connection_with_the_token_wins(both: Both) -> None:
     first, second = both.daemon(), both.daemon(shown=1)
     await first.channel.connect()

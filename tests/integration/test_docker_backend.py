@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import re
 import shutil
@@ -153,6 +154,13 @@ async def test_labels_say_whose_it_is_and_what_it_is_made_of(backend: DockerBack
     assert labels["executor.orphan_time_s"] == "60"
     await sandbox.label("0123abcd")
     assert _inspected(sandbox)["Name"] == "/executor-0123abcd"
+
+
+async def test_what_the_image_is_to_have_imported_ahead_reaches_the_guest(state_dir: Path) -> None:
+    images = {"base": DockerImage(reference=DOCKER_IMAGE, preload=("numpy",))}
+    async with started(state_dir, images=images) as backend:
+        entrypoint = _inspected(await backend.create(SPEC))["Config"]["Entrypoint"]
+        assert json.loads(entrypoint[-2])["preload"] == ["numpy"]
 
 
 async def test_the_directory_is_shut_before_anybody_is_told_of_it(backend: DockerBackend) -> None:

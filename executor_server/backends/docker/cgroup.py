@@ -8,13 +8,30 @@ number of the process means somebody else, and where the hierarchy is not mounte
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
-from executor_server.backends.local.cgroups import Cgroup
+_COUNTERS = {1: "memory.oom_control", 2: "memory.events"}  # by version
 
 
-def memory_cgroup(pid: int, container_id: str, proc: Path = Path("/proc")) -> Cgroup | None:
-    """The group that limits the container's memory; None when it can't be found from here."""
+@dataclass(frozen=True)
+class OomCounter:
+    """The file in which the kernel counts."""
+
+    path: Path
+
+    def read(self) -> int | None:
+        """How many processes it has killed; None where it does not count, or when the group is gone."""
+        try:
+            lines = self.path.read_text().splitlines()
+        except OSError:
+            return None
+        counts = dict(line.split(" ", 1) for line in lines)
+        return int(counts["oom_kill"]) if "oom_kill" in counts else None
+
+
+def oom_counter(pid: int, container_id: str, proc: Path = Path("/proc")) -> OomCounter | None:
+    """Of the group that limits the container's memory; None when it can't be found from here."""
     try:
         groups = (proc / str(pid) / "cgroup").read_text()
         mounts = (proc / "self" / "mountinfo").read_text()
@@ -24,9 +41,9 @@ def memory_cgroup(pid: int, container_id: str, proc: Path = Path("/proc")) -> Cg
         if container_id not in group or (version == 1 and "memory" not in controllers):
             continue
         for mount_point in _mounts(mounts, version):
-            directory = mount_point / group.lstrip("/")
-            if (directory / ("memory.events" if version == 2 else "memory.oom_control")).exists():
-                return Cgroup(version, {"memory": directory})
+            path = mount_point / group.lstrip("/") / _COUNTERS[version]
+            if path.exists():
+                return OomCounter(path)
     return None
 
 

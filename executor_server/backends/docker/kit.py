@@ -14,7 +14,7 @@ from executor_server.backends.directory import SOCKET_NAME, new_sandbox_id
 from executor_server.backends.docker.engine import Engine, EngineFacts
 from executor_server.backends.docker.options import Bind, ContainerRequest, container_config
 from executor_server.backends.docker.sandbox import DockerSandbox
-from executor_server.backends.local.users import DEFAULT_UID_BASE, HostUsers
+from executor_server.backends.users import DEFAULT_UID_BASE, HostUsers
 from executor_server.guest_archive import GUEST_PATH, GuestArchive, pack_guest
 
 DAEMON_LABEL = "executor.daemon"

@@ -18,9 +18,8 @@ from pathlib import Path
 import structlog
 
 from executor_server.backends.base import GuestEndpoint
-from executor_server.backends.docker.cgroup import memory_cgroup
+from executor_server.backends.docker.cgroup import OomCounter, oom_counter
 from executor_server.backends.docker.engine import ContainerState, Engine, EngineFailure
-from executor_server.backends.local.cgroups import Cgroup
 from executor_server.errors import SandboxFailure
 
 _NAME = "executor-{}"
@@ -45,19 +44,19 @@ class DockerSandbox:
     engine: Engine
     container: str  # its name, and once it is known its id, which no renaming changes
     forget: Callable[[DockerSandbox], None]  # tells the backend that nothing of it is left
-    _cgroup: Cgroup | None = field(default=None, init=False)
+    _oom_counter: OomCounter | None = field(default=None, init=False)
     _destroying: asyncio.Task[None] | None = field(default=None, init=False)
 
     async def oom_kills(self) -> int | None:
-        if self._cgroup is None:
+        if self._oom_counter is None:
             try:
                 state = await self.engine.state(self.container)
             except EngineFailure as failure:
                 _log.debug("oom_kills_unknown", sandbox_id=self.sandbox_id, reason=str(failure))
                 return None
             if state is not None and state.running:
-                self._cgroup = memory_cgroup(state.pid, self.container)
-        return self._cgroup.oom_kills() if self._cgroup is not None else None
+                self._oom_counter = oom_counter(state.pid, self.container)
+        return None if self._oom_counter is None else self._oom_counter.read()
 
     async def cause_of_death(self) -> str | None:
         try:

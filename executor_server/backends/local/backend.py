@@ -31,7 +31,7 @@ from executor_server.backends.local.layout import SANDBOX_ID
 from executor_server.backends.local.records import ProcessRecord, Record, write_record
 from executor_server.backends.local.recovery import recover, still_serves
 from executor_server.backends.local.sandbox import LocalSandbox
-from executor_server.backends.local.users import DEFAULT_UID_BASE, HostUsers
+from executor_server.backends.users import DEFAULT_UID_BASE, HostUsers
 from executor_server.config import LocalImage
 from executor_server.errors import ImageNotReady, SandboxFailure
 from executor_server.guest.tokens import CHAIN_LENGTH, chained

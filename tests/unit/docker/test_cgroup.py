@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from executor_server.backends.docker.cgroup import memory_cgroup
+from executor_server.backends.docker.cgroup import oom_counter
 
 CONTAINER = "4f" * 32
 
@@ -36,13 +36,15 @@ def _host(directory: Path, version: int, group: str, oom_kills: int = 2) -> Path
     [(1, f"/docker/{CONTAINER}"), (2, f"/docker/{CONTAINER}"), (2, f"/system.slice/docker-{CONTAINER}.scope")],
 )
 def test_deaths_are_counted_in_both_versions(tmp_path: Path, version: int, group: str) -> None:
-    cgroup = memory_cgroup(77, CONTAINER, _host(tmp_path, version, group))
-    assert cgroup is not None and cgroup.oom_kills() == 2
+    counter = oom_counter(77, CONTAINER, _host(tmp_path, version, group))
+    assert counter is not None and counter.read() == 2
+    counter.path.unlink()
+    assert counter.read() is None
 
 
 def test_the_group_of_somebody_else_is_not_taken_for_it(tmp_path: Path) -> None:
-    assert memory_cgroup(77, CONTAINER, _host(tmp_path, 2, "/user.slice")) is None
+    assert oom_counter(77, CONTAINER, _host(tmp_path, 2, "/user.slice")) is None
 
 
 def test_a_process_that_has_ended_has_none(tmp_path: Path) -> None:
-    assert memory_cgroup(78, CONTAINER, _host(tmp_path, 2, f"/docker/{CONTAINER}")) is None
+    assert oom_counter(78, CONTAINER, _host(tmp_path, 2, f"/docker/{CONTAINER}")) is None

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from executor_server.backends.local.users import DEFAULT_UID_BASE, HostUsers, usable_uids
+from executor_server.backends.users import DEFAULT_UID_BASE, HostUsers, usable_uids
 from executor_server.errors import SandboxFailure
 
 WHOLE_HOST = "         0          0 4294967295\n"

@@ -75,6 +75,7 @@ async def _serve(config: Config) -> None:
         stack.push_async_callback(backend.close)
         await backend.start()
         policy = _make_policy(config, backend)
+        warm = policy.warm_sandboxes(config.pool)
 
         pool = WarmPool(backend, _pool_settings(config))
         stack.push_async_callback(pool.close)
@@ -83,9 +84,11 @@ async def _serve(config: Config) -> None:
         # The sessions end before the server does: what still runs ends as cancelled, and its callers are told so.
         stack.push_async_callback(server.stop, STOP_GRACE_S)
         stack.push_async_callback(sessions.close)
-        # Before anything else makes a sandbox: what no session of an earlier daemon owns is destroyed here.
+        # Recovered sessions end with this daemon, so all that can be wrong with its configuration comes before them.
+        server.bind()
+        # And this before anything makes a sandbox: what no session of an earlier daemon owns is destroyed here.
         await sessions.recover()
-        await pool.start(policy.warm_sandboxes(config.pool))
+        await pool.start(warm)
         await sessions.start()
         sweeper = HostSweeper(backend, config.sessions.host_sweep_interval_s)
         stack.push_async_callback(sweeper.close)

@@ -75,14 +75,16 @@ class RpcServer:
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         reflection.enable_server_reflection((SERVICE_NAME, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server)
 
-    async def start(self) -> list[str]:
-        """Opens the listeners and serves. Returns their addresses, with the port that was found for port 0.
-
-        Raises AddressError.
-        """
+    def bind(self) -> None:
+        """Opens the listeners: who calls from here on waits for `start`. Raises AddressError."""
         credentials = _credentials(self._settings.tls) if self._settings.tls is not None else None
         for address in self._settings.listen:
             self._bound.append(self._bind(address, credentials))
+
+    async def start(self) -> list[str]:
+        """Serves. Returns the addresses, with the port that was found for port 0. Raises AddressError."""
+        if not self._bound:
+            self.bind()
         await self._server.start()
         await self._health.set(SERVICE_NAME, health_pb2.HealthCheckResponse.SERVING)
         return [str(address) for address in self._bound]

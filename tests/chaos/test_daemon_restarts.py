@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import socket
 import sqlite3
 import subprocess
 import sys
@@ -257,6 +258,22 @@ def test_time_without_a_daemon_is_not_the_program_s(restart: Callable[..., Daemo
         assert len(ended(result).logs) == len("here\n") + 14 * (2**20 + 1)
 
 
+def test_daemon_that_can_not_start_leaves_the_sessions_to_the_next(
+    restart: Callable[..., Daemon], directory: Path
+) -> None:
+    daemon = restart()
+    with daemon.client() as client, client.create_session() as session, socket.socket() as taken:
+        session.execute("x = 6")
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        daemon.kill()
+        port = taken.getsockname()[1]
+        failed = serve_once(directory, daemon.state_dir, f"127.0.0.1:{port}")
+        assert "Can't listen" in failed
+        restart()
+        assert session.execute("x * 7").output == 42
+
+
 # -- what can't be brought back
 
 
@@ -286,14 +303,21 @@ def test_sandbox_that_ended_meanwhile_is_lost_with_its_reason(restart: Callable[
 def test_second_daemon_on_the_same_directory_refuses(restart: Callable[..., Daemon], directory: Path) -> None:
     daemon = restart()
     with daemon.client() as client, client.create_session() as session:
-        another = subprocess.run(
-            [sys.executable, "-m", "executor_server", "serve", "--listen", f"unix:{directory / 'other.sock'}"],
-            env={**os.environ, "EXECUTOR_STATE_DIR": str(daemon.state_dir)},
-            capture_output=True,
-            text=True,
-            timeout=WAIT_S,
-            check=False,
-        )
-        assert another.returncode != 0
-        assert "Another executor-server is running" in another.stderr
+        refused = serve_once(directory, daemon.state_dir, f"unix:{directory / 'other.sock'}")
+        assert "Another executor-server is running" in refused
         assert session.execute("6 * 7").output == 42
+
+
+def serve_once(directory: Path, state_dir: Path, listen: str) -> str:
+    """What a daemon says that does not come to serve."""
+    config = str(directory / "config.toml")
+    served = subprocess.run(
+        [sys.executable, "-m", "executor_server", "serve", "--listen", listen, "--config", config],
+        env={**os.environ, "EXECUTOR_STATE_DIR": str(state_dir)},
+        capture_output=True,
+        text=True,
+        timeout=WAIT_S,
+        check=False,
+    )
+    assert served.returncode != 0
+    return served.stderr

@@ -34,6 +34,9 @@ _EXPLANATION_CHARS = 500
 _REMOVAL_TIMEOUT_S = 10.0
 _REMOVAL_POLL_S = 0.05
 
+# What reading an answer raises that does not have the form it has from an Engine.
+_UNREADABLE = (LookupError, TypeError, ValueError, AttributeError)
+
 _T = TypeVar("_T")
 _Client = Any
 """docker.APIClient. Its types promise little, so what it answers is read with care instead."""
@@ -104,9 +107,7 @@ class Engine:
     async def connect(self) -> EngineFacts:
         """Agrees on a version of its interface and asks what it is. Raises EngineFailure."""
         self._client = await self._change("connect", self._connected_client)
-        version: Mapping[str, Any] = await self._ask("its version", lambda client: client.version())
-        info: Mapping[str, Any] = await self._ask("what it can do", lambda client: client.info())
-        return _facts(version, info)
+        return await self._ask("what it is", lambda client: _facts(client.version(), client.info()))
 
     async def close(self) -> None:
         """Waits for what was asked, each request bounded in time, and hangs up."""
@@ -138,35 +139,20 @@ class Engine:
 
     async def image(self, reference: str) -> EngineImage | None:
         """The image of that name or id; None when the Engine has none."""
-        found = await self._ask_for(f"image {reference}", lambda client: client.inspect_image(reference))
-        if found is None:
-            return None
-        return EngineImage(
-            image_id=str(found["Id"]),
-            architecture=str(found.get("Architecture", "")),
-            system=str(found.get("Os", "")),
-            volumes=tuple((found.get("Config") or {}).get("Volumes") or ()),
-        )
+        return await self._ask_for(f"image {reference}", lambda client: _image(client.inspect_image(reference)))
 
     async def state(self, container: str) -> ContainerState | None:
         """What became of it; None when there is no such container."""
-        found = await self._ask_for(f"container {container}", lambda client: client.inspect_container(container))
-        if found is None:
-            return None
-        state = found["State"]
-        return ContainerState(
-            running=bool(state["Running"]),
-            exit_code=int(state["ExitCode"]),
-            out_of_memory=bool(state["OOMKilled"]),
-            pid=int(state["Pid"]),
+        return await self._ask_for(
+            f"container {container}", lambda client: _state(client.inspect_container(container)["State"])
         )
 
     async def containers(self, label: str) -> list[ListedContainer]:
         """All that bear the label, NAME=VALUE, whether they run or not."""
-        listed: list[Mapping[str, Any]] = await self._ask(
-            "its containers", lambda client: client.containers(all=True, filters={"label": [label]})
+        return await self._ask(
+            "its containers",
+            lambda client: [_listed(one) for one in client.containers(all=True, filters={"label": [label]})],
         )
-        return [ListedContainer(one["Id"], one["State"] == "running", one["Labels"] or {}) for one in listed]
 
     async def wait(self, container: str, timeout_s: float) -> None:
         """Waits for its end, so long at most."""
@@ -182,8 +168,9 @@ class Engine:
 
     async def create(self, config: Mapping[str, Any], name: str) -> str:
         """Makes a container and returns its id."""
-        made = await self._change(f"make {name}", lambda: self._connected().create_container_from_config(config, name))
-        return str(made["Id"])
+        return await self._change(
+            f"make {name}", lambda: str(self._connected().create_container_from_config(config, name)["Id"])
+        )
 
     async def start(self, container: str) -> None:
         await self._change(f"start {container}", lambda: self._connected().start(container))
@@ -272,7 +259,19 @@ class Engine:
             status = error.response.status_code if error.response is not None else None
             raise EngineFailure(f"the Engine refuses to {what}: {explanation}", status) from error
         except (docker.errors.DockerException, requests.RequestException, OSError) as error:
-            raise EngineFailure(f"the Engine does not answer ({what}): {error}") from error
+            raise EngineFailure(f"the Engine does not answer ({what}): {self._in_words(error)}") from error
+        except _UNREADABLE as error:
+            raise EngineFailure(f"the Engine does not answer like one ({what}): {error!r}") from error
+
+    def _in_words(self, error: Exception) -> str:
+        cause = error.__cause__ if isinstance(error, docker.errors.DockerException) and error.__cause__ else error
+        if isinstance(cause, requests.Timeout):
+            return f"nothing came within {self._timeout_s:g} s"
+        if isinstance(cause, (requests.JSONDecodeError, *_UNREADABLE)):
+            return "what came is not an Engine's answer"
+        if isinstance(cause, requests.ConnectionError):
+            return "what listens there hangs up, or is no Engine"
+        return str(error)
 
     def _connected(self) -> _Client:
         if self._client is None:
@@ -316,6 +315,28 @@ def _facts(version: Mapping[str, Any], info: Mapping[str, Any]) -> EngineFacts:
         few_ids=rootless or any(option.startswith("name=userns") for option in options),
         rootless=rootless,
     )
+
+
+def _image(found: Mapping[str, Any]) -> EngineImage:
+    return EngineImage(
+        image_id=str(found["Id"]),
+        architecture=str(found.get("Architecture", "")),
+        system=str(found.get("Os", "")),
+        volumes=tuple((found.get("Config") or {}).get("Volumes") or ()),
+    )
+
+
+def _state(found: Mapping[str, Any]) -> ContainerState:
+    return ContainerState(
+        running=bool(found["Running"]),
+        exit_code=int(found["ExitCode"]),
+        out_of_memory=bool(found["OOMKilled"]),
+        pid=int(found["Pid"]),
+    )
+
+
+def _listed(found: Mapping[str, Any]) -> ListedContainer:
+    return ListedContainer(str(found["Id"]), found["State"] == "running", dict(found["Labels"] or {}))
 
 
 def _numbers(version: str) -> tuple[int, ...]:

@@ -6,7 +6,20 @@ from collections.abc import Callable, Iterator
 
 from benchmarks.bench import Bench
 from benchmarks.figures import Figure
-from benchmarks.rows import containers, executions, local_agent, memory, programs, sessions, tools, values
+from benchmarks.rows import (
+    containers,
+    executions,
+    jupyter,
+    local_agent,
+    memory,
+    preload,
+    programs,
+    recovery,
+    sessions,
+    tapes,
+    tools,
+    values,
+)
 
 Measurement = Callable[[Bench], Iterator[Figure]]
 
@@ -21,8 +34,14 @@ MEASUREMENTS: dict[str, Measurement] = {
     "throughput": sessions.throughput,
     "memory": memory.idle,
     "local": local_agent.local_executor,
+    "tape": tapes.tape,
+    "recovery": recovery.local,
     "docker-warm": containers.warm,
     "docker-cold": containers.cold,
     "docker-execute": containers.execute,
     "docker-burst": containers.burst,
+    "docker-memory": jupyter.memory,
+    "docker-recovery": recovery.docker,
+    "docker-preload": preload.pandas,
+    "docker-executor": jupyter.docker_executor,
 }

@@ -10,7 +10,7 @@ from benchmarks.bench import Bench
 from benchmarks.figures import Figure
 
 _SESSIONS = 5
-_MIB = 1024 * 1024
+MIB = 1024 * 1024
 _NUMPY = "import numpy\nnumpy.__version__"
 # In the command line of each guest's first process, whatever starts it.
 _GUEST = "executor_guest"
@@ -28,12 +28,12 @@ def idle(bench: Bench) -> Iterator[Figure]:
             before = set(psutil.process_iter())
             with bench.local.cold_session(*imports) as session:
                 assert session.execute(program).output is not None
-                sizes.append(_pss_mib(_brought_since(before)))
+                sizes.append(pss_bytes(brought_since(before)) / MIB)
         yield Figure(name, "MiB", tuple(sizes))
-    yield Figure("daemon", "MiB", (_pss_mib([psutil.Process(bench.local.daemon.pid)]),))
+    yield Figure("daemon", "MiB", (pss_bytes([psutil.Process(bench.local.daemon.pid)]) / MIB,))
 
 
-def _brought_since(before: set[psutil.Process]) -> set[psutil.Process]:
+def brought_since(before: set[psutil.Process]) -> set[psutil.Process]:
     """Guests that are new, what they have started, and what was started for them."""
     new = {process for process in psutil.process_iter(["cmdline"]) if process not in before}
     guests = {process for process in new if any(_GUEST in word for word in process.info["cmdline"] or ())}
@@ -43,6 +43,6 @@ def _brought_since(before: set[psutil.Process]) -> set[psutil.Process]:
     return guests | below | above
 
 
-def _pss_mib(processes: Iterable[psutil.Process]) -> float:
+def pss_bytes(processes: Iterable[psutil.Process]) -> int:
     """Raises psutil.AccessDenied where this user may not look into a sandbox's first process."""
-    return sum(process.memory_full_info().pss for process in processes) / _MIB
+    return sum(process.memory_full_info().pss for process in processes)

@@ -73,7 +73,7 @@ def throughput(bench: Bench) -> Iterator[Figure]:
 
     with ThreadPoolExecutor(_CLIENTS) as clients:
 
-        def rate(life: Callable[[], None]) -> float:
+        def rate(life: Callable[[], object]) -> float:
             start = time.perf_counter()
             for life_ended in [clients.submit(life) for _ in range(_CLIENTS * _LIVES_PER_CLIENT)]:
                 life_ended.result()

@@ -1,0 +1,176 @@
+"""smolagents' own DockerExecutor, a Jupyter server in a container, beside sessions of the Docker backend.
+
+Its image is made by hand (benchmarks/reference/), since the one that it builds for itself needs a registry. So it is
+handed over ready, and installs nothing.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import secrets
+import socket
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+
+import docker
+import psutil
+from smolagents.monitoring import AgentLogger, LogLevel
+from smolagents.remote_executors import DockerExecutor
+
+from benchmarks.bench import Bench
+from benchmarks.figures import AtMost, Figure, Reference, in_turns, timed
+from benchmarks.references import Unmeasurable, require_docker_image
+from benchmarks.rows.memory import MIB, brought_since, pss_bytes
+from benchmarks.rows.sessions import created
+
+_IMAGE = "remote-executor-bench/jupyter"
+_COLD_ROUNDS = 3
+_EXECUTIONS = 30
+_CLIENTS = 4
+_LIVES_PER_CLIENT = 2
+_BATCHES = 2
+_SESSIONS = 8
+_MEMORY_ROUNDS = 3
+
+
+def docker_executor(bench: Bench) -> Iterator[Figure]:
+    """Made and used once, asked for `1+1`, and whole lives a second; each beside ours."""
+    _require()
+    name = "smolagents' DockerExecutor"
+
+    with _network() as network:
+
+        def cold() -> float:
+            start = time.perf_counter()
+            with _executor(network) as executor:
+                _add(executor)
+                return (time.perf_counter() - start) * 1000
+
+        cold_ms, ours_cold_ms = in_turns(
+            _COLD_ROUNDS, cold, lambda: created(bench.docker.cold_session, use=True)[0], warm_up=1
+        )
+        yield Figure(f"{name}: cold + first execute", "ms", cold_ms, Reference("docker session", ours_cold_ms))
+
+        with _executor(network) as executor, bench.docker.cold_session() as session:
+            execute_ms, ours_execute_ms = in_turns(
+                _EXECUTIONS, lambda: timed(lambda: _add(executor)), lambda: timed(lambda: session.execute("1+1"))
+            )
+        yield Figure(f"{name}: 1+1", "ms", execute_ms, Reference("docker session", ours_execute_ms))
+
+        def live() -> None:
+            with _executor(network) as executor:
+                _add(executor)
+
+        def our_life() -> None:
+            with bench.docker.client.create_session() as session:
+                session.execute("1+1")
+
+        with ThreadPoolExecutor(_CLIENTS) as clients:
+            rate, our_rate = in_turns(
+                _BATCHES, lambda: _rate(clients, live), lambda: _rate(clients, our_life), warm_up=0
+            )
+        yield Figure(f"{name}: lives, {_CLIENTS} clients", "1/s", rate, Reference("docker session", our_rate))
+
+
+def memory(bench: Bench) -> Iterator[Figure]:
+    """What a waiting session takes, all in: its processes, the Engine's for it, and what the daemon grows by.
+
+    As PSS, of one of several sessions, since what they share of files and of forked memory is counted once.
+    """
+    _require()
+    daemon = psutil.Process(bench.docker.daemon.pid)
+
+    def ours() -> float:
+        before, daemon_before_bytes = set(psutil.process_iter()), pss_bytes([daemon])
+        sessions = [bench.docker.cold_session() for _ in range(_SESSIONS)]
+        try:
+            for session in sessions:
+                assert session.execute("1+1").output == 2
+            grown_bytes = pss_bytes([daemon]) - daemon_before_bytes
+            return (pss_bytes(brought_since(before)) + grown_bytes) / _SESSIONS / MIB
+        finally:
+            for session in sessions:
+                session.close()
+
+    with _network() as network:
+
+        def theirs() -> float:
+            with _executor(network) as executor:
+                _add(executor)
+                return pss_bytes(_processes_of(executor)) / MIB
+
+        ours_mib, theirs_mib = in_turns(_MEMORY_ROUNDS, ours, theirs, warm_up=0)
+    reference = Reference("smolagents' DockerExecutor", theirs_mib)
+    yield Figure(f"docker, idle session, one of {_SESSIONS}", "MiB", ours_mib, reference, AtMost(25))
+
+
+def _require() -> None:
+    require_docker_image(_IMAGE)
+    if importlib.util.find_spec("websocket") is None:
+        raise Unmeasurable("smolagents' DockerExecutor needs the package websocket-client")
+
+
+def _add(executor: DockerExecutor) -> None:
+    assert executor.run_code_raise_errors("1+1").output == "2"
+
+
+def _rate(clients: ThreadPoolExecutor, life: Callable[[], None]) -> float:
+    """Lives a second."""
+    count = _CLIENTS * _LIVES_PER_CLIENT
+    start = time.perf_counter()
+    for life_ended in [clients.submit(life) for _ in range(count)]:
+        life_ended.result()
+    return count / (time.perf_counter() - start)
+
+
+@contextmanager
+def _network() -> Iterator[str]:
+    """A network of the Engine's: its executor is spoken to over a port, and an Engine may have no default one."""
+    client = docker.from_env()
+    name = f"bench-{secrets.token_hex(4)}"
+    network = client.networks.create(name)
+    try:
+        yield name
+    finally:
+        network.remove()
+        client.close()
+
+
+@contextmanager
+def _executor(network: str) -> Iterator[DockerExecutor]:
+    executor = DockerExecutor(
+        [],
+        AgentLogger(level=LogLevel.OFF),
+        port=_free_port(),
+        image_name=_IMAGE,
+        build_new_image=False,
+        container_run_kwargs={"network": network},
+    )
+    try:
+        yield executor
+    finally:
+        executor.cleanup()
+        executor.client.close()
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _processes_of(executor: DockerExecutor) -> set[psutil.Process]:
+    """All in its container, the Engine's process above them, and those that forward its port."""
+    executor.container.reload()
+    first = psutil.Process(executor.container.attrs["State"]["Pid"])
+    shim = first.parent()
+    assert shim is not None
+    forwards = {
+        process
+        for process in psutil.process_iter(["name", "cmdline"])
+        if process.info["name"] == "docker-proxy" and str(executor.port) in process.info["cmdline"]
+    }
+    return {first, shim, *first.children(recursive=True), *forwards}

@@ -57,6 +57,7 @@ class EngineFacts:
     version: str
     architecture: str  # as images name it: amd64, arm64
     abilities: HostAbilities
+    kernel: str  # its release
     cgroup_version: str
     swap_limit: bool
     pids_limit: bool
@@ -304,6 +305,7 @@ def _facts(version: Mapping[str, Any], info: Mapping[str, Any]) -> EngineFacts:
             limits_processors=bool(info.get("CpuCfsQuota")),
             has_swappiness=cgroup_version == "1" and bool(info.get("MemoryLimit")),
         ),
+        kernel=str(info.get("KernelVersion", "")),
         cgroup_version=cgroup_version,
         swap_limit=bool(info.get("SwapLimit")),
         pids_limit=bool(info.get("PidsLimit")),

@@ -35,7 +35,7 @@ import json, os, socket, sys
 told = {{"implementation": getattr(getattr(sys, "implementation", None), "name", "python"),
     "version": sys.version_info[:2], "executable": sys.executable}}
 if sys.version_info >= (3, 9):
-    told["user"] = os.getuid()
+    told["user"], told["kernel"] = os.getuid(), os.uname()[2]
     told["writes_root"] = os.access("/", os.W_OK)
     told["interfaces"] = [name for _, name in socket.if_nameindex()]
     told["processes"] = [name for name in os.listdir("/proc") if name.isdigit()]
@@ -65,6 +65,7 @@ class Confinement:
     has_capabilities: bool
     can_gain_privileges: bool
     is_filtered: bool
+    kernel: str  # its release; empty when it is the host's
 
     def findings(self) -> Iterator[tuple[str, bool, str]]:
         """(subject, whether it is as it must be, a sentence) for each thing."""
@@ -80,8 +81,11 @@ class Confinement:
         yield "root file system", not self.writes_root, "It can write." if self.writes_root else "It is read-only."
         bare = not self.has_capabilities and not self.can_gain_privileges
         yield "privileges", bare, "It has no capabilities and can gain none." if bare else "It keeps capabilities."
-        filtered = self.is_filtered
-        yield "system call filter", filtered, "A seccomp filter is on." if filtered else "No seccomp filter is on."
+        if self.kernel:  # gVisor, a virtual machine: they load no filter, and what it would protect is not there
+            yield "system call filter", True, f"It has a kernel of its own ({self.kernel}), not the host's."
+        else:
+            filtered = self.is_filtered
+            yield "system call filter", filtered, "A seccomp filter is on." if filtered else "No seccomp filter is on."
 
     @property
     def weaknesses(self) -> tuple[str, ...]:
@@ -115,7 +119,7 @@ async def probe(kit: Kit, image: EngineImage) -> PreparedImage | UselessImage:
         return UselessImage(f"is made for {made_for}, and this host is linux/{facts.architecture}")
     for command in _COMMANDS:
         try:
-            return read_answer(image, await _ask(kit, image, command))
+            return read_answer(image, facts.kernel, await _ask(kit, image, command))
         except EndedEarly as ended:
             if ended.was_killed:  # by the Engine, or for want of memory; another time it may not be
                 raise
@@ -156,17 +160,17 @@ async def _receive(path: Path) -> bytes:
     return answer
 
 
-def read_answer(image: EngineImage, answer: bytes) -> PreparedImage | UselessImage:
+def read_answer(image: EngineImage, host_kernel: str, answer: bytes) -> PreparedImage | UselessImage:
     """What the image's Python said, if that is what it was."""
     try:
         if len(answer) > _ANSWER_BYTES:
             raise ValueError("too long")
-        return _read(image, json.loads(answer))
+        return _read(image, host_kernel, json.loads(answer))
     except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError):
         return UselessImage("has a Python that does not answer like one")
 
 
-def _read(image: EngineImage, told: Any) -> PreparedImage | UselessImage:
+def _read(image: EngineImage, host_kernel: str, told: Any) -> PreparedImage | UselessImage:
     implementation = str(told["implementation"])[:_WORD_CHARS]
     version = (int(told["version"][0]), int(told["version"][1]))
     if implementation != "cpython" or version < OLDEST_PYTHON:
@@ -183,5 +187,6 @@ def _read(image: EngineImage, told: Any) -> PreparedImage | UselessImage:
         has_capabilities=any(int(status[key], 16) for key in ("CapPrm:", "CapEff:", "CapBnd:")),
         can_gain_privileges=status.get("NoNewPrivs:", "").strip() != "1",
         is_filtered=status.get("Seccomp:", "").strip() == "2",
+        kernel="" if told["kernel"] == host_kernel else str(told["kernel"])[:_WORD_CHARS],
     )
     return PreparedImage(image.image_id, image.volumes, python, version, confinement)

@@ -21,11 +21,12 @@ GOOD: dict[str, Any] = {
     "interfaces": ["lo"],
     "processes": ["1"],
     "status": STATUS,
+    "kernel": "6.1.0",
 }
 
 
 def _read(**other: Any) -> PreparedImage | UselessImage:
-    return read_answer(IMAGE, json.dumps(GOOD | other).encode())
+    return read_answer(IMAGE, "6.1.0", json.dumps(GOOD | other).encode())
 
 
 def test_a_confined_python_can_serve() -> None:
@@ -45,7 +46,9 @@ def test_another_python_is_refused_by_its_name(implementation: str, version: lis
 
 
 def test_a_python_too_old_for_the_questions_is_refused_by_its_version() -> None:
-    image = read_answer(IMAGE, b'{"implementation": "python", "version": [2, 7], "executable": "/usr/bin/python"}')
+    image = read_answer(
+        IMAGE, "6.1.0", b'{"implementation": "python", "version": [2, 7], "executable": "/usr/bin/python"}'
+    )
     assert isinstance(image, UselessImage) and "python 2.7" in image.reason
 
 
@@ -68,6 +71,13 @@ def test_whatever_is_not_confined_is_a_weakness(what: dict[str, Any], weakness: 
     assert weakness in image.confinement.weaknesses[0]
 
 
+def test_where_the_kernel_is_not_the_hosts_no_filter_has_to_protect_it() -> None:
+    """gVisor and virtual machines load none."""
+    image = _read(status=STATUS | {"Seccomp:": "0"}, kernel="4.4.0")
+    assert isinstance(image, PreparedImage)
+    assert image.confinement.weaknesses == ()
+
+
 @pytest.mark.parametrize(
     "answer",
     [
@@ -85,4 +95,4 @@ def test_whatever_is_not_confined_is_a_weakness(what: dict[str, Any], weakness: 
     ],
 )
 def test_nonsense_is_no_python(answer: bytes) -> None:
-    assert read_answer(IMAGE, answer) == UselessImage("has a Python that does not answer like one")
+    assert read_answer(IMAGE, "6.1.0", answer) == UselessImage("has a Python that does not answer like one")

@@ -380,7 +380,7 @@ async def test_an_engine_that_hangs_costs_bounded_waits_and_then_works_again(sta
             await _timed(sandbox.destroy())
         with pytest.raises(SandboxFailure):
             await _timed(ready.sweep())
-        assert await sandbox.cause_of_death() == "the Engine does not answer"
+        assert await sandbox.cause_of_death() == "its guest is gone, and the Engine does not answer"
         assert await sandbox.oom_kills() is None
         line.hangs = False
         assert await ready.sweep() >= 1  # the destruction that failed is made good

@@ -75,7 +75,7 @@ async def test_an_engine_that_ends_and_comes_back_is_worked_with_again(
             await backend.create(SPEC)
         with pytest.raises(SandboxFailure, match="does not answer"):
             await destroyed.destroy()
-        assert await kept.cause_of_death() == "the Engine does not answer"
+        assert await kept.cause_of_death() == "its guest is gone, and the Engine does not answer"
 
         await asyncio.to_thread(engine.start)
         assert await kept.cause_of_death() == "its container was killed (exit code 137)"

@@ -103,9 +103,10 @@ class OwnEngine:
     that has both; and in a network namespace, because an Engine without a bridge removes docker0, whose ever it is.
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, *options: str) -> None:
         self.socket = directory / "engine.sock"
         self._directory = directory
+        self._options = options
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -115,7 +116,7 @@ class OwnEngine:
     def start(self) -> None:
         places = {"data-root": "data", "exec-root": "exec", "pidfile": "pid"}
         options = [f"--{option}={self._directory / name}" for option, name in places.items()]
-        options += [f"--host={self.host}", "--bridge=none", "--iptables=false"]
+        options += [f"--host={self.host}", "--bridge=none", "--iptables=false", *self._options]
         if crun := shutil.which("crun"):
             options.append(f"--add-runtime=crun={crun}")
         script = 'mount --make-rslave /; umount /sys/fs/cgroup/unified 2>/dev/null; exec dockerd "$@"'
@@ -126,9 +127,19 @@ class OwnEngine:
         assert eventually(self._answers, timeout_s=ENGINE_START_S), (self._directory / "log").read_text()[-2000:]
 
     def end(self, number: signal.Signals) -> None:
+        self.signal(number)
+        assert self._process is not None
+        self._process.wait(ENGINE_START_S)
+
+    def signal(self, number: signal.Signals) -> None:
         assert self._process is not None
         self._process.send_signal(number)
-        self._process.wait(ENGINE_START_S)
+
+    @property
+    def data(self) -> Path:
+        """Where it keeps everything, as it sees it itself."""
+        assert self._process is not None
+        return Path(f"/proc/{self._process.pid}/root") / (self._directory / "data").relative_to("/")
 
     def load(self, image: str) -> None:
         with engine_client() as client:
@@ -147,9 +158,9 @@ class OwnEngine:
 
 
 @contextmanager
-def own_engine(image: str) -> Iterator[OwnEngine]:
+def own_engine(image: str, *options: str) -> Iterator[OwnEngine]:
     with tempfile.TemporaryDirectory(prefix="e-") as directory:
-        engine = OwnEngine(Path(directory))
+        engine = OwnEngine(Path(directory), *options)
         engine.start()
         try:
             engine.load(image)

@@ -63,7 +63,7 @@ class DockerSandbox:
             async with asyncio.timeout(_CAUSE_TIMEOUT_S):
                 return await self._cause_of_death()
         except EngineFailure:
-            return "the Engine does not answer"
+            return "its guest is gone, and the Engine does not answer"
         except TimeoutError:
             return None
 

@@ -2,7 +2,8 @@
 
 What is unpacked was written in a sandbox. All of its members are looked at before the first is written: regular files
 and directories with safe relative names, none twice, no more than so many. Nothing else of a member is used but whether
-a file can be executed. Nothing is ever extracted by tarfile itself, and nothing is written through a link.
+a file can be executed. tarfile, which writes the headers here, never reads one (`_tar.py` says why), and nothing is
+written through a link.
 """
 
 from __future__ import annotations
@@ -18,13 +19,10 @@ from typing import BinaryIO, cast
 
 from executor_client._limits import ARCHIVE_ENTRIES_MAX, PIECE_BYTES
 from executor_client._local import Content, NewFile, check_name, make_directory, open_regular, place, read_exactly
+from executor_client._tar import BLOCK_BYTES, Member, padding, read_members
 from executor_client.errors import InvalidRequest, ProtocolError
 
-_BLOCK_BYTES = 512
-_END = bytes(2 * _BLOCK_BYTES)
-_HEADER_BYTES_MAX = 1 << 20
-# What tarfile raises over an archive that is none.
-_MALFORMED = (tarfile.TarError, ValueError, KeyError, OverflowError, RecursionError, EOFError)
+_END = bytes(2 * BLOCK_BYTES)
 
 
 @dataclass(frozen=True)
@@ -41,7 +39,7 @@ def directory_content(directory: Path) -> Content:
     entries = list(_walk(directory))
     size_bytes = len(_END)
     for entry in entries:
-        size_bytes += len(entry.header) + (entry.size_bytes or 0) + _padding(entry.size_bytes or 0)
+        size_bytes += len(entry.header) + (entry.size_bytes or 0) + padding(entry.size_bytes or 0)
 
     def pieces() -> Iterator[bytes]:
         gathered = b""
@@ -92,25 +90,8 @@ def _parts(entries: list[_Entry]) -> Iterator[bytes]:
         if entry.size_bytes is not None:
             with open_regular(entry.path, follow=False) as file:
                 yield from read_exactly(file, entry.size_bytes, entry.path)
-            yield bytes(_padding(entry.size_bytes))
+            yield bytes(padding(entry.size_bytes))
     yield _END
-
-
-def _padding(size_bytes: int) -> int:
-    return -size_bytes % _BLOCK_BYTES
-
-
-class _Bounded:
-    """An archive's file for tarfile, which reads a header as large as the archive says it is."""
-
-    def __init__(self, file: BinaryIO) -> None:
-        self._file = file
-        self.seek, self.tell = file.seek, file.tell
-
-    def read(self, size: int) -> bytes:
-        if size > _HEADER_BYTES_MAX:
-            raise ValueError(f"a header of {size} bytes")
-        return self._file.read(size)
 
 
 def spool_for(directory: Path) -> BinaryIO:
@@ -125,50 +106,35 @@ def unpack(archive: BinaryIO, directory: Path) -> None:
     Raises ProtocolError before anything is written when there is a member that must not be; OSError when something
     local is in the way: what was written before stays.
     """
-    archive.seek(0)
-    try:
-        with tarfile.open(fileobj=_Bounded(archive), mode="r:") as tar:  # type: ignore[call-overload]  # no more is used
-            members = list(_checked(tar))
-            _require_end(archive, tar.offset)
-    except _MALFORMED as error:
-        raise ProtocolError(f"the archive cannot be read: {error}") from error
+    members = list(_checked(archive))
     make_directory(directory, ())
     for member in members:
-        if member.isdir():
+        if member.is_directory:
             make_directory(directory, check_name(member.name))
         else:
             _write(archive, member, place(directory, member.name))
 
 
-def _checked(tar: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
+def _checked(archive: BinaryIO) -> Iterator[Member]:
     """The members, each of them looked at. Raises ProtocolError with the name of one that is refused."""
     directories: set[str] = set()
     files: set[str] = set()
-    for count, member in enumerate(tar, start=1):
+    for count, member in enumerate(read_members(archive), start=1):
         if count > ARCHIVE_ENTRIES_MAX:
             raise ProtocolError(f"the archive has more than {ARCHIVE_ENTRIES_MAX:,} members")
         parts = check_name(member.name)
-        if member.type not in (tarfile.REGTYPE, tarfile.DIRTYPE) or member.issparse():
-            raise ProtocolError(f"the archive's member {member.name!r} is neither a regular file nor a directory")
         above = {"/".join(parts[:depth]) for depth in range(1, len(parts))}
-        if member.name in files or above & files or (member.isreg() and member.name in directories):
+        if member.name in files or above & files or (not member.is_directory and member.name in directories):
             raise ProtocolError(f"the archive's member {member.name!r} is in the way of another one")
         directories |= above
-        (files if member.isreg() else directories).add(member.name)
+        (directories if member.is_directory else files).add(member.name)
         yield member
 
 
-def _require_end(archive: BinaryIO, offset: int) -> None:
-    """tarfile takes the end of the file for the end of the archive, too."""
-    archive.seek(offset)
-    if archive.read(_BLOCK_BYTES) != bytes(_BLOCK_BYTES):
-        raise ProtocolError("the archive breaks off before its end")
-
-
-def _write(archive: BinaryIO, member: tarfile.TarInfo, path: Path) -> None:
-    archive.seek(member.offset_data)
-    with NewFile(path, executable=bool(member.mode & stat.S_IXUSR)) as file:
-        left = member.size
+def _write(archive: BinaryIO, member: Member, path: Path) -> None:
+    archive.seek(member.offset)
+    with NewFile(path, executable=member.is_executable) as file:
+        left = member.size_bytes
         while left:
             data = archive.read(min(left, PIECE_BYTES))
             if not data:

@@ -80,16 +80,25 @@ def read_exactly(file: BinaryIO, size_bytes: int, path: Path) -> Iterator[bytes]
 class NewFile:
     """A file that appears under its name when it is committed; as a context manager it leaves nothing else behind.
 
-    A link or a file of that name is replaced. What is written is counted, and more than is accepted refused.
+    A link or a file of that name is replaced; a device or a pipe is not, nor a link to one: root would do without its
+    /dev/null from then on. What is written is counted, and more than is accepted refused.
     """
 
     def __init__(self, path: LocalPath, *, executable: bool = False) -> None:
         self._path = Path(path)
         if self._path.is_dir() and not self._path.is_symlink():
             raise IsADirectoryError(f"{self._path} is a directory")
-        self._part = self._path.with_name(f".{self._path.name[:100]}.{secrets.token_hex(8)}.part")
+        if self._path.exists() and not (self._path.is_file() or self._path.is_dir()):
+            raise FileExistsError(f"{self._path} is no regular file, and is not replaced by one")
+        # Not made of the name, which may be as long as a name can be.
+        self._part = self._path.with_name(f".executor-{secrets.token_hex(8)}.part")
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-        self._file = os.fdopen(os.open(self._part, flags, 0o755 if executable else 0o644), "wb", buffering=0)
+        try:
+            fd = os.open(self._part, flags, 0o755 if executable else 0o644)
+        except OSError as error:
+            error.filename = str(self._path)  # the name that the caller knows
+            raise
+        self._file = os.fdopen(fd, "wb", buffering=0)
         self._left = FILE_BYTES_MAX
 
     def write(self, data: bytes) -> None:

@@ -2,11 +2,13 @@
 
 One side is SESSION:PATH, with a session's id or the beginning of one. A local path with a colon in it is written with a
 slash before that: ./a:b. What a directory holds goes into a target that does not exist; into one that does, the
-directory goes itself.
+directory goes itself, unless it is written as DIR/. (or as a dot alone). A file goes into a target that is a directory
+or is written with a slash at its end; in the workspace that one is made when it is missing.
 """
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,9 +30,9 @@ def copy(client: ExecutorClient, source: str, target: str) -> None:
     """Copies a file or a directory. Raises ExecutorClientError, OSError."""
     there_from, there_to = _remote(source), _remote(target)
     if there_from is not None and there_to is None:
-        _get(_session(client, there_from.session), there_from.path, Path(target))
+        _get(_session(client, there_from.session), there_from.path, target)
     elif there_to is not None and there_from is None:
-        _put(_session(client, there_to.session), Path(source), there_to.path, has_slash=target.endswith("/"))
+        _put(_session(client, there_to.session), source, there_to.path)
     else:
         raise InvalidRequest("one of SRC and DST must be SESSION:PATH, the other a local path")
 
@@ -51,22 +53,24 @@ def _session(client: ExecutorClient, prefix: str) -> Session:
     return client.get_session(matching[0])
 
 
-def _put(session: Session, source: Path, path: str, *, has_slash: bool) -> None:
-    inside = has_slash or _is_directory(session, path)
-    target = "/".join(part for part in (path.rstrip("/"), source.resolve().name) if part) if inside else path
-    if source.is_dir():
-        session.files.put_directory(source, target)
+def _put(session: Session, source: str, path: str) -> None:
+    local = Path(source)
+    into = _is_directory(session, path)
+    name = "" if source.rsplit("/", 1)[-1] == "." else Path(os.path.abspath(source)).name  # noqa: PTH100 - links stay
+    inside = "/".join(part for part in (path.rstrip("/"), name) if part)
+    if local.is_dir():
+        session.files.put_directory(local, inside if into else path)
     else:
-        session.files.put(source, target)
+        session.files.put(local, inside if into or path.endswith("/") else path)
 
 
-def _get(session: Session, path: str, target: Path) -> None:
+def _get(session: Session, path: str, target: str) -> None:
+    local = Path(target)
     name = path.rstrip("/").rsplit("/", 1)[-1]
-    inside = target / name if target.is_dir() else target
     if _is_directory(session, path):
-        session.files.get_directory(path, inside)
+        session.files.get_directory(path, local / name if local.is_dir() else local)
     else:
-        session.files.get(path, inside)
+        session.files.get(path, local / name if local.is_dir() or target.endswith("/") else local)
 
 
 def _is_directory(session: Session, path: str) -> bool:

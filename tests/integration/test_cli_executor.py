@@ -132,7 +132,14 @@ def test_cp_copies_files_and_directories_both_ways(
         assert cp(str(tmp_path / "d"), f"{there}:new") == (0, "", "")
         assert cp(str(tmp_path / "d/e/f"), f"{there}:") == (0, "", "")
         assert [file.path for file in session.list_files() if not file.is_directory] == ["f", "new/d/e/f", "new/e/f"]
+        assert cp(f"{tmp_path}/d/.", f"{there}:new") == (0, "", "")  # what it holds, and not itself
+        assert [file.path for file in session.list_files("new") if not file.is_directory] == ["new/d/e/f", "new/e/f"]
         assert cp(f"{there}:new", str(tmp_path)) == (0, "", "")
+        (tmp_path / "into").mkdir()
+        assert cp(f"{there}:new/e/.", str(tmp_path / "into")) == (0, "", "")
+        assert (tmp_path / "into/f").read_text() == "content"
+        code, _, err = cp(f"{there}:f", f"{tmp_path}/none/")  # as written, a directory
+        assert (code, f"{tmp_path}/none/f" in err, (tmp_path / "none").exists()) == (2, True, False)
         assert cp(f"{there}:new/e/f", str(tmp_path / "g")) == (0, "", "")
         assert (tmp_path / "new/d/e/f").read_text() == (tmp_path / "g").read_text() == "content"
         session.execute("import os\nos.symlink('/etc/shadow', 'link')")

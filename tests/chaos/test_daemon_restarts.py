@@ -14,17 +14,19 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import docker
 import pytest
 
 from executor_client import ExecutionResult, Outcome, PreconditionError, Session
+from executor_server.backends.docker.kit import SANDBOX_LABEL
 from tests.chaos.conftest import StartDaemon
-from tests.chaos.observe import WAIT_S, sandbox_directories, sandboxes
+from tests.chaos.observe import WAIT_S, sandboxes
 from tests.chaos.test_daemon_deaths import leave_after_the_first_event
-from tests.support.backends import require
+from tests.support.backends import DOCKER_IMAGE, require
 from tests.support.daemon import Daemon
 from tests.support.polling import eventually
 
-BACKENDS = ("local",)
+BACKENDS = ("local", "docker")
 KILLS = 20
 LINES = 60
 
@@ -38,7 +40,26 @@ LARGE = "import time\nprint('making', flush=True)\ntime.sleep(0.05)\nb'x' * 10**
 def restart(request: pytest.FixtureRequest, start: StartDaemon) -> Callable[..., Daemon]:
     """Starts a daemon of the backend, the next time on what the last one left."""
     require(request.param)
-    return lambda config="": start(f'pool.size = 0\nserver.backend = "{request.param}"\n{config}')
+    base = f'pool.size = 0\nserver.backend = "{request.param}"\ndocker.images.base = "{DOCKER_IMAGE}"\n'
+    return lambda config="": start(base + config)
+
+
+def left(daemon: Daemon) -> set[str]:
+    """The sandboxes that there are, as both backends keep book of them: by a directory for each."""
+    state_dir = daemon.state_dir
+    return {each.name for kind in ("sandboxes", "docker") for each in state_dir.glob(f"{kind}/{'[0-9a-f]' * 16}")}
+
+
+def end_sandboxes(daemon: Daemon) -> None:
+    """As the kernel may, or somebody by hand."""
+    for sandbox in sandboxes(daemon):
+        sandbox.supervisor.kill()
+        sandbox.supervisor.wait(WAIT_S)
+    engine = docker.APIClient()
+    with contextlib.closing(engine):
+        for sandbox_id in left(daemon):
+            for container in engine.containers(all=True, filters={"label": f"{SANDBOX_LABEL}={sandbox_id}"}):
+                engine.remove_container(container["Id"], force=True)
 
 
 @pytest.fixture
@@ -104,11 +125,11 @@ def test_eight_sessions_survive_any_number_of_kills(restart: Callable[..., Daemo
                     number,
                     *range(kill + 1),
                 ]
-        assert len(sandbox_directories(daemon)) == 8
+        assert len(left(daemon)) == 8
         for session in sessions:
             assert session.generation == 1
             session.close()
-        assert sandbox_directories(daemon) == set()
+        assert left(daemon) == set()
 
 
 # -- at bad moments
@@ -139,7 +160,7 @@ def test_killed_while_sessions_are_made_there_is_one_for_each_request(restart: C
             daemon = restart()
             sessions = [each.result(WAIT_S) for each in making]
             assert {each.session_id for each in client.list_sessions()} == {each.session_id for each in sessions}
-            assert len(sandbox_directories(daemon)) == 2
+            assert len(left(daemon)) == 2
             for session in sessions:
                 assert session.execute("6 * 7").output == 42
                 session.close()
@@ -156,7 +177,7 @@ def test_killed_while_sessions_are_deleted_they_are_gone(restart: Callable[..., 
             for each in closing:
                 each.result(WAIT_S)
             assert client.list_sessions() == []
-            assert sandbox_directories(daemon) == set()
+            assert left(daemon) == set()
             assert list((daemon.state_dir / "journals").iterdir()) == []
 
 
@@ -284,9 +305,7 @@ def test_sandbox_that_ended_meanwhile_is_lost_with_its_reason(restart: Callable[
         session.execute("'finished'", execution_id="before")
         result = begin(threads, session, "print('here', flush=True)\nimport time\ntime.sleep(1e6)")
         daemon.kill()
-        for sandbox in sandboxes(daemon):
-            sandbox.supervisor.kill()
-            sandbox.supervisor.wait(WAIT_S)
+        end_sandboxes(daemon)
         daemon = restart()
         found = result.result(WAIT_S)
         assert (found.outcome, found.logs) == (Outcome.LOST, "here\n")
@@ -297,7 +316,7 @@ def test_sandbox_that_ended_meanwhile_is_lost_with_its_reason(restart: Callable[
         with pytest.raises(PreconditionError):
             session.execute("1")
         session.close()
-        assert sandbox_directories(daemon) == set()
+        assert left(daemon) == set()
 
 
 def test_second_daemon_on_the_same_directory_refuses(restart: Callable[..., Daemon], directory: Path) -> None:

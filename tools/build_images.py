@@ -10,6 +10,7 @@ build fetches them from where that base says.
 from __future__ import annotations
 
 import argparse
+import fcntl
 import hashlib
 import json
 import os
@@ -234,10 +235,23 @@ def main() -> int:
     if unknown := sorted(set(asked.names) - {*NAMES, *OTHERS}):
         parser.error(f"no such image: {', '.join(unknown)}")
     wanted = {"base", *asked.names}  # the others are built on it
+    CACHE.mkdir(parents=True, exist_ok=True)
+    with (CACHE / ".lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            parser.exit(1, "images: another build runs here\n")
+        return build_and_probe(wanted, asked.base)
+
+
+def build_and_probe(wanted: Collection[str], base: str) -> int:
+    """Returns the exit code."""
     version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
     try:
-        build_all(wanted, asked.base, version)
-    except (BuildFailure, FileNotFoundError) as failure:
+        if shutil.which("docker") is None or _engine("version").returncode != 0:
+            raise BuildFailure("no Docker Engine answers; `make engine` starts one")
+        build_all(wanted, base, version)
+    except BuildFailure as failure:
         print(f"images: {failure}", file=sys.stderr)
         return 1
     probe = [sys.executable, str(ROOT / "tools" / "probe_images.py"), *(name for name in NAMES if name in wanted)]

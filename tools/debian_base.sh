@@ -56,6 +56,6 @@ docker import "$scratch/root.tar" "$image" >/dev/null
 
 docker images --format '{{.Repository}}:{{.Tag}}' "$repository" |
     while read -r other; do
-        [[ $other != "$repository:$kind-"* || $other == "$image" ]] || docker rmi --no-prune "$other" >/dev/null
+        [[ $other == *-"${image##*-}" ]] || docker rmi --no-prune "$other" >/dev/null
     done
 echo "$image"

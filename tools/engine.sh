@@ -88,6 +88,8 @@ stop() {
         ((SECONDS <= deadline)) || fail "dockerd ($pid) does not stop; its log is $log"
         sleep 0.2
     done
+    # A network namespace of its own stays mounted there.
+    awk -v below="$run_directory/" 'index($2, below) == 1 { print $2 }' /proc/mounts | xargs -r umount
     rm -rf "$run_directory"
     say "stopped"
 }

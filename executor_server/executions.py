@@ -8,6 +8,7 @@ than its limit, what every reader has is let go, and when nothing can be let go 
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
@@ -18,9 +19,11 @@ from executor_server.guest.frames import Fields
 from executor_server.model import BlobChunk, Event, EventKind, Image, Log, Payload, Result, ToolCall
 
 _EVENT_OVERHEAD_BYTES = 256
+_FILE_OVERHEAD_BYTES = 256  # of an artifact
 # Of an execution, so that a second answer is told from one to no call; a program may make calls for hours.
 _MAX_ANSWERED_CALLS = 4096
-_MAX_OPEN_CALLS = 2**20
+# At one time; an honest supervisor stops far below.
+_MAX_OPEN_CALLS = 1024
 
 
 @dataclass(frozen=True)
@@ -75,13 +78,16 @@ class Execution:
 
     # -- writing -------------------------------------------------------------------------------------------------
 
-    def publish(self, kind: EventKind) -> None:
-        """Adds an event. After the result nothing is added any more: what comes late is dropped."""
+    def publish(self, kind: EventKind, frame_bytes: int = 0) -> None:
+        """Adds an event. After the result nothing is added any more: what comes late is dropped.
+
+        `frame_bytes`: what it takes on the tape, where a guest can make it far more than what is in it.
+        """
         if self.done:
             return
         self.last_number += 1
         self._journal.append(Event(self.last_number, kind))
-        self._costs.append(_cost(kind))
+        self._costs.append(_EVENT_OVERHEAD_BYTES + max(_content_bytes(kind), frame_bytes))
         self.journal_size += self._costs[-1]
         if isinstance(kind, ToolCall):
             self._open_calls[kind.call_id] = False
@@ -153,6 +159,10 @@ class Execution:
 
     # -- steering ------------------------------------------------------------------------------------------------
 
+    def may_call(self, call_id: str) -> bool:
+        """Whether a tool call of this id can be made now: it is a new one, and not too many are open."""
+        return call_id not in self._open_calls and len(self._open_calls) - len(self._answered) < _MAX_OPEN_CALLS
+
     def cancel(self) -> None:
         """Asks for its end, once; nothing when it has ended."""
         if not self.done and not self._cancelled:
@@ -207,7 +217,7 @@ class Execution:
             self._let_go()
         self._answered = deque(snapshot.texts("answered", _MAX_ANSWERED_CALLS))
         self._open_calls = {
-            **dict.fromkeys(snapshot.texts("open", 2**20), False),
+            **dict.fromkeys(snapshot.texts("open", _MAX_OPEN_CALLS), False),
             **dict.fromkeys(self._answered, True),
         }
         if snapshot.boolean("done"):
@@ -216,13 +226,23 @@ class Execution:
         self._trim()
 
 
-def _cost(kind: EventKind) -> int:
-    """About how many bytes an event holds."""
+def _content_bytes(kind: EventKind) -> int:
+    """About how many bytes of memory what is in an event takes; a text may take four for a character."""
     match kind:
         case Log(text=text):
-            return _EVENT_OVERHEAD_BYTES + len(text)
+            return sys.getsizeof(text)
         case BlobChunk(data=data):
-            return _EVENT_OVERHEAD_BYTES + len(data)
-        case Image(data=payload) | ToolCall(arguments=payload) | Result(output=payload) if isinstance(payload, bytes):
-            return _EVENT_OVERHEAD_BYTES + len(payload)
-    return _EVENT_OVERHEAD_BYTES
+            return len(data)
+        case Image(data=payload) | ToolCall(arguments=payload):
+            return _payload_bytes(payload)
+        case Result():
+            texts = [artifact.path for artifact in kind.artifacts]
+            if kind.error is not None:
+                texts += (kind.error.type, kind.error.message, kind.error.traceback, kind.error.statement)
+            files_bytes = _FILE_OVERHEAD_BYTES * len(kind.artifacts)
+            return _payload_bytes(kind.output) + sum(map(sys.getsizeof, texts)) + files_bytes
+    return 0
+
+
+def _payload_bytes(payload: Payload | None) -> int:
+    return len(payload) if isinstance(payload, bytes) else 0

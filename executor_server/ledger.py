@@ -37,6 +37,7 @@ from executor_server.model import (
     Payload,
     Queued,
     Result,
+    ToolCall,
     VariablesState,
 )
 from executor_server.tape import SENT, TAKEN, Mark, Segment, Tape, TapeError
@@ -204,8 +205,12 @@ class Ledger:
         if execution is None or execution.execution_id in self._suspects:
             raise FrameError("an event of an execution that does not run")
         if frame.kind != Kind.RESULT:
-            return execution, read_event(frame)
+            event = read_event(frame)
+            if isinstance(event, ToolCall) and not execution.may_call(event.call_id):
+                raise FrameError(f"tool call {event.call_id} was made before, or one too many is open")
+            return execution, event
         result = read_result(frame)
+        frame.head.boolean("oom_suspect", default=False)
         if result.generation < self.generation:
             raise FrameError(f"generation {result.generation} after {self.generation}")
         return execution, result
@@ -214,14 +219,14 @@ class Ledger:
         self.taken_seq = frame.seq
         self.note_delivered(frame.ack)
         if not isinstance(event, Result):
-            execution.publish(event)
+            execution.publish(event, len(frame.raw))
             return
         self.generation = event.generation
         if frame.head.boolean("oom_suspect", default=False):
             # Only outside of the sandbox is it known who sent the kill.
             self._suspects[execution.execution_id] = _Suspect(event, bytes(frame.raw), self._tape.segment)
         else:
-            self._end(execution, event)
+            self._end(execution, event, len(frame.raw))
 
     def judge(self, execution_id: str, oom_kills: int | None) -> None:
         """Ends an execution whose interpreter was killed, now that the kernel's kills for memory have been counted."""
@@ -230,15 +235,15 @@ class Ledger:
             counted = {} if oom_kills is None else {"oom_kills": oom_kills}
             # With the result once more: this is where it becomes an event, and its first segment may be removed.
             self._write(encode_frame(Mark.VERDICT, {"id": execution_id, **counted}), suspect.raw)
-            self._judge(execution_id, suspect.result, oom_kills)
+            self._judge(execution_id, suspect.result, oom_kills, len(suspect.raw))
 
-    def _judge(self, execution_id: str, result: Result, oom_kills: int | None) -> None:
+    def _judge(self, execution_id: str, result: Result, oom_kills: int | None, frame_bytes: int) -> None:
         self._suspects.pop(execution_id, None)
         if oom_kills is not None and oom_kills > self.oom_kills:
             self.oom_kills = oom_kills
             detail = ErrorDetail("MemoryError", "the program used more memory than memory_bytes allows and was killed")
             result = replace(result, outcome=Outcome.OUT_OF_MEMORY, error=detail)
-        self._end(self.running[execution_id], result)
+        self._end(self.running[execution_id], result, frame_bytes)
 
     # -- ends ----------------------------------------------------------------------------------------------------
 
@@ -259,8 +264,8 @@ class Ledger:
             lost = Result(outcome, VariablesState.LOST, self.generation, error=error)
             self._end(execution, suspect.result if suspect is not None else lost)
 
-    def _end(self, execution: Execution, result: Result) -> None:
-        execution.publish(result)
+    def _end(self, execution: Execution, result: Result, frame_bytes: int = 0) -> None:
+        execution.publish(result, frame_bytes)
         del self.running[execution.execution_id]
         self._finished[execution.execution_id] = execution
         self._finished_bytes += execution.journal_size
@@ -347,7 +352,7 @@ class Ledger:
         try:
             for segment in self._tape.read():
                 self._replay_segment(segment)
-        except FrameError as error:
+        except (ValueError, LookupError, RecursionError) as error:  # a FrameError is a ValueError
             self._tape.stop()
             raise TapeError(f"its journal is damaged: {error}") from error
         except TapeError:
@@ -373,6 +378,7 @@ class Ledger:
             self._on_their_way.append(frame)
             self._sent_count += 1
             if record.kind == Kind.EXECUTE:
+                self._verdicts.pop(head.text("id", 64), None)  # torn from its result, which was judged anew
                 self._begin(head.text("id", 64), _fingerprint(head.values, record.body))
             elif record.kind == Kind.TOOL_RESULT and (execution := self.known(head.text("id", 64))) is not None:
                 execution.note_answer(head.text("call", 64), len(record.body))
@@ -390,7 +396,7 @@ class Ledger:
         if record.kind != Kind.RESULT or execution_id not in self._verdicts:
             self._apply(record, *self._read(record))
         elif execution_id in self.running:
-            self._judge(execution_id, read_result(record), self._verdicts.pop(execution_id))
+            self._judge(execution_id, read_result(record), self._verdicts.pop(execution_id), len(record.raw))
         else:
             raise FrameError("a verdict on what does not run")
 

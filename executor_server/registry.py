@@ -12,6 +12,7 @@ on with an empty one would leave running sessions to be destroyed in silence.
 from __future__ import annotations
 
 import json
+import re
 import sqlite3
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -54,6 +55,9 @@ _COLUMNS = (
     "create_time_s, connections, generation, last_used_s, lost_reason"
 )
 _INSERT = f"INSERT INTO sessions ({_COLUMNS}) VALUES (:{_COLUMNS.replace(', ', ', :')})"
+
+# An id is also the name of a directory, which is removed whole.
+_SESSION_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 _log = structlog.get_logger(__name__)
 
@@ -217,6 +221,8 @@ class Registry:
 
 def _record(row: Mapping[str, Any]) -> SessionRecord:
     """Raises ValueError, KeyError, TypeError."""
+    if not _SESSION_ID.fullmatch(row["session_id"]):
+        raise ValueError("a session id that is none")
     simple = {name: row[name] for name in row.keys() - {"tenant", "principal", "spec", "warm"}}
     return _checked(
         SessionRecord,

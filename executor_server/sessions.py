@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import secrets
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import structlog
 
@@ -138,7 +138,7 @@ class SessionManager:
                 session.begin()
                 await session.configure()
                 # From here on a later daemon knows it. Before, its sandbox belongs to nobody.
-                self._registry.add(record)
+                self._registry.add(replace(record, connections=ready.channel.connections))
                 return session
             except PreconditionFailed as died:
                 await asyncio.shield(self._close(session, "its sandbox died"))

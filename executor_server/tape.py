@@ -15,16 +15,26 @@ from __future__ import annotations
 
 import os
 import shutil
+import stat
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import structlog
 
-from executor_server.guest.frames import MAX_BODY_BYTES, Frame, FrameDecoder, FrameError, Kind, encode_frame
+from executor_server.guest.frames import (
+    MAX_BODY_BYTES,
+    MAX_FRAME_BYTES,
+    Frame,
+    FrameDecoder,
+    FrameError,
+    Kind,
+    encode_frame,
+)
 
 SEGMENT_BYTES = 4 * 1024 * 1024
-"""Past so many bytes the next record goes to another segment."""
+"""Past so many bytes the next record goes to another segment; past twice its snapshot, where that is larger."""
+_MAX_READ_BYTES = SEGMENT_BYTES + 4 * MAX_FRAME_BYTES
 
 
 class Mark:
@@ -68,12 +78,13 @@ class Tape:
         self._fd = -1
         self._number = 0
         self._size_bytes = 0
+        self._full_bytes = SEGMENT_BYTES
         self.broken = False
 
     @property
     def full(self) -> bool:
         """Whether the next record belongs into another segment."""
-        return self._size_bytes >= SEGMENT_BYTES
+        return self._size_bytes >= self._full_bytes
 
     @property
     def segment(self) -> int:
@@ -103,7 +114,7 @@ class Tape:
             self._give_up(error)
             return
         self._number += 1
-        self._size_bytes = 0
+        self._size_bytes, self._full_bytes = 0, max(SEGMENT_BYTES, 2 * len(snapshot))
         self.append(encode_frame(Mark.SNAPSHOT, {}, snapshot))
 
     def append(self, first: bytes | memoryview, second: bytes = b"") -> None:
@@ -152,6 +163,8 @@ class Tape:
     def read(self) -> Iterator[Segment]:
         """All segments, in order; afterwards the tape goes on where the last one ends. Raises TapeError."""
         try:
+            if self._directory.is_symlink():
+                raise TapeError("its journal is damaged: it is a link")
             numbers = sorted(int(name) for name in os.listdir(self._directory))  # noqa: PTH208 - names only
             if not numbers:
                 raise TapeError("its journal is empty")
@@ -159,6 +172,7 @@ class Tape:
                 records, size_bytes = _read_segment(self._directory / str(number), is_last=number == numbers[-1])
                 if records:
                     self._number, self._size_bytes = number, size_bytes
+                    self._full_bytes = max(SEGMENT_BYTES, 2 * len(records[0].raw))
                     yield Segment(number, records)
                 else:  # killed when it had just been begun: all that it would have said is in the ones before
                     (self._directory / str(number)).unlink()
@@ -188,7 +202,7 @@ def _open(path: Path, flags: int) -> int:
 
 def _read_segment(path: Path, *, is_last: bool) -> tuple[list[Frame], int]:
     """The records of a segment and how many bytes they take; of the last one, as far as they are whole."""
-    data = path.read_bytes()
+    data = _read_whole(path)
     try:
         records = FrameDecoder(_KINDS).feed(data)
     except FrameError as error:
@@ -199,3 +213,14 @@ def _read_segment(path: Path, *, is_last: bool) -> tuple[list[Frame], int]:
     if records and records[0].kind != Mark.SNAPSHOT:
         raise TapeError("its journal is damaged: a segment does not begin with a snapshot")
     return records, size_bytes
+
+
+def _read_whole(path: Path) -> bytes:
+    """A segment's bytes. Raises OSError, TapeError."""
+    # It is our own file; still, a pipe put there must not hang the start, nor a link lead elsewhere.
+    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    with os.fdopen(fd, "rb") as file:
+        found = os.fstat(fd)
+        if not stat.S_ISREG(found.st_mode) or found.st_size > _MAX_READ_BYTES:
+            raise TapeError("its journal is damaged: a segment is no file of ours")
+        return file.read(_MAX_READ_BYTES)

@@ -12,7 +12,8 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from subprocess import CalledProcessError
 
 import docker
 import psutil
@@ -21,8 +22,8 @@ from smolagents.remote_executors import DockerExecutor
 
 from benchmarks.bench import Bench
 from benchmarks.figures import AtMost, Figure, Reference, in_turns, timed
-from benchmarks.references import Unmeasurable, require_docker_image
-from benchmarks.rows.memory import MIB, brought_since, pss_bytes
+from benchmarks.references import Unmeasurable, require_docker_image, run
+from benchmarks.rows.memory import MIB, pss_bytes
 from benchmarks.rows.sessions import created
 
 _IMAGE = "remote-executor-bench/jupyter"
@@ -31,8 +32,9 @@ _EXECUTIONS = 30
 _CLIENTS = 4
 _LIVES_PER_CLIENT = 2
 _BATCHES = 2
-_SESSIONS = 8
-_MEMORY_ROUNDS = 3
+_SESSIONS = 4
+_MEMORY_ROUNDS = 2
+_NAMED_S = 5.0
 
 
 def docker_executor(bench: Bench) -> Iterator[Figure]:
@@ -77,29 +79,31 @@ def docker_executor(bench: Bench) -> Iterator[Figure]:
 def memory(bench: Bench) -> Iterator[Figure]:
     """What a waiting session takes, all in: its processes, the Engine's for it, and what the daemon grows by.
 
-    As PSS, of one of several sessions, since what they share of files and of forked memory is counted once.
+    As PSS, of one of several that there are, since what they share of files and of forked memory counts once.
     """
     _require()
     daemon = psutil.Process(bench.docker.daemon.pid)
 
     def ours() -> float:
-        before, daemon_before_bytes = set(psutil.process_iter()), pss_bytes([daemon])
-        sessions = [bench.docker.cold_session() for _ in range(_SESSIONS)]
-        try:
+        with ExitStack() as stack:
+            before_bytes = pss_bytes([daemon])
+            sessions = [stack.enter_context(bench.docker.cold_session()) for _ in range(_SESSIONS)]
             for session in sessions:
                 assert session.execute("1+1").output == 2
-            grown_bytes = pss_bytes([daemon]) - daemon_before_bytes
-            return (pss_bytes(brought_since(before)) + grown_bytes) / _SESSIONS / MIB
-        finally:
-            for session in sessions:
-                session.close()
+            processes = {daemon}.union(*(_processes_of(f"executor-{session.session_id}") for session in sessions))
+            return (pss_bytes(processes) - before_bytes) / _SESSIONS / MIB
 
     with _network() as network:
 
         def theirs() -> float:
-            with _executor(network) as executor:
-                _add(executor)
-                return pss_bytes(_processes_of(executor)) / MIB
+            with ExitStack() as stack:
+                executors = [stack.enter_context(_executor(network)) for _ in range(_SESSIONS)]
+                for executor in executors:
+                    _add(executor)
+                processes = set().union(
+                    *(_processes_of(executor.container.id) | _forwards(executor) for executor in executors)
+                )
+                return pss_bytes(processes) / _SESSIONS / MIB
 
         ours_mib, theirs_mib = in_turns(_MEMORY_ROUNDS, ours, theirs, warm_up=0)
     reference = Reference("smolagents' DockerExecutor", theirs_mib)
@@ -162,15 +166,25 @@ def _free_port() -> int:
         return port
 
 
-def _processes_of(executor: DockerExecutor) -> set[psutil.Process]:
-    """All in its container, the Engine's process above them, and those that forward its port."""
-    executor.container.reload()
-    first = psutil.Process(executor.container.attrs["State"]["Pid"])
+def _processes_of(container: str) -> set[psutil.Process]:
+    """All in a container, and the Engine's process above them."""
+    deadline_s = time.monotonic() + _NAMED_S
+    while True:
+        try:
+            first = psutil.Process(int(run(["docker", "inspect", "--format", "{{.State.Pid}}", container])))
+            break
+        except CalledProcessError:  # it gets its session's name a moment after it was given out
+            if time.monotonic() > deadline_s:
+                raise
     shim = first.parent()
     assert shim is not None
-    forwards = {
+    return {first, shim, *first.children(recursive=True)}
+
+
+def _forwards(executor: DockerExecutor) -> set[psutil.Process]:
+    """What the Engine runs for its port."""
+    return {
         process
         for process in psutil.process_iter(["name", "cmdline"])
         if process.info["name"] == "docker-proxy" and str(executor.port) in process.info["cmdline"]
     }
-    return {first, shim, *first.children(recursive=True), *forwards}

@@ -28,12 +28,12 @@ def idle(bench: Bench) -> Iterator[Figure]:
             before = set(psutil.process_iter())
             with bench.local.cold_session(*imports) as session:
                 assert session.execute(program).output is not None
-                sizes.append(pss_bytes(brought_since(before)) / MIB)
+                sizes.append(pss_bytes(_brought_since(before)) / MIB)
         yield Figure(name, "MiB", tuple(sizes))
     yield Figure("daemon", "MiB", (pss_bytes([psutil.Process(bench.local.daemon.pid)]) / MIB,))
 
 
-def brought_since(before: set[psutil.Process]) -> set[psutil.Process]:
+def _brought_since(before: set[psutil.Process]) -> set[psutil.Process]:
     """Guests that are new, what they have started, and what was started for them."""
     new = {process for process in psutil.process_iter(["cmdline"]) if process not in before}
     guests = {process for process in new if any(_GUEST in word for word in process.info["cmdline"] or ())}

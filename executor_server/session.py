@@ -75,6 +75,8 @@ class Session(GuestRequests):
         self._channel.on_frame = self._on_frame
         self._channel.on_send = self._ledger.note_sent
         self._channel.on_lost = self._on_channel_lost
+        if not self._channel.connected:  # it hung up right after it had answered, when nobody was told
+            self._on_channel_lost("the guest closed the channel")
 
     def _begin_tape(self) -> None:
         self._ledger.begin_tape()
@@ -334,4 +336,11 @@ class Session(GuestRequests):
     def _spawn(self, work: Any) -> None:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._on_task_end)
+
+    def _on_task_end(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            # A bug of ours. What waited for this task would wait for ever.
+            self._log.error("session_task_broke", exc_info=error)
+            self._lose("an internal error of the daemon")

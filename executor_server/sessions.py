@@ -61,6 +61,7 @@ class SessionManager:
         self._requests: dict[tuple[str, str], asyncio.Future[Session]] = {}
         self._reserved = 0
         self._in_set_up: set[Session] = set()
+        self._endings: set[asyncio.Task[None]] = set()
         self._draining = False
         self._sweeper: asyncio.Task[None] | None = None
         self._noted_use_s = time.monotonic()
@@ -201,7 +202,7 @@ class SessionManager:
         """Ends a session; returns when its sandbox is gone. Raises NotFound."""
         session = self.get(principal, session_id)
         self._remove(session)
-        await asyncio.shield(self._end(session, "the session was deleted"))
+        await asyncio.shield(self._ending(session, "the session was deleted"))
 
     def _remove(self, session: Session) -> None:
         """Nobody finds it from here on, so only one caller ends it."""
@@ -214,6 +215,13 @@ class SessionManager:
                 and creation.result() is session
             ):
                 del self._requests[key]
+
+    def _ending(self, session: Session, reason: str) -> asyncio.Task[None]:
+        """Ends it, whether or not whoever asked for it still waits; `close` does."""
+        ending = asyncio.create_task(self._end(session, reason))
+        self._endings.add(ending)
+        ending.add_done_callback(self._endings.discard)
+        return ending
 
     async def _end(self, session: Session, reason: str) -> None:
         await self._close(session, reason)
@@ -254,7 +262,7 @@ class SessionManager:
         expired = [session for session in self._sessions.values() if session.expire_time_s <= now]
         for session in expired:
             self._remove(session)
-        await asyncio.gather(*(self._end(session, "the session expired") for session in expired))
+        await asyncio.shield(asyncio.gather(*(self._ending(session, "the session expired") for session in expired)))
 
     async def drain(self, grace_s: float) -> None:
         """Takes nothing new, lets what runs end within `grace_s`, then ends every session."""
@@ -278,4 +286,5 @@ class SessionManager:
         sessions = list(self._sessions.values())
         for session in sessions:
             self._remove(session)
-        await asyncio.gather(*(self._end(session, "the daemon stopped") for session in sessions))
+            self._ending(session, "the daemon stopped")
+        await asyncio.gather(*self._endings)

@@ -103,20 +103,19 @@ class OwnEngine:
     that has both; and in a network namespace, because an Engine without a bridge removes docker0, whose ever it is.
     """
 
-    def __init__(self, directory: Path, *options: str) -> None:
+    def __init__(self, directory: Path) -> None:
         self.socket = directory / "engine.sock"
         self._directory = directory
-        self._options = options
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
     def host(self) -> str:
         return f"unix://{self.socket}"
 
-    def start(self) -> None:
+    def start(self, *more: str) -> None:
         places = {"data-root": "data", "exec-root": "exec", "pidfile": "pid"}
         options = [f"--{option}={self._directory / name}" for option, name in places.items()]
-        options += [f"--host={self.host}", "--bridge=none", "--iptables=false", *self._options]
+        options += [f"--host={self.host}", "--bridge=none", "--iptables=false", *more]
         if crun := shutil.which("crun"):
             options.append(f"--add-runtime=crun={crun}")
         script = 'mount --make-rslave /; umount /sys/fs/cgroup/unified 2>/dev/null; exec dockerd "$@"'
@@ -137,9 +136,18 @@ class OwnEngine:
 
     @property
     def data(self) -> Path:
-        """Where it keeps everything, as it sees it itself."""
+        """Where it keeps everything."""
+        return self._directory / "data"
+
+    @property
+    def pid(self) -> int:
         assert self._process is not None
-        return Path(f"/proc/{self._process.pid}/root") / (self._directory / "data").relative_to("/")
+        return self._process.pid
+
+    @property
+    def mounts(self) -> int:
+        """How many there are in its mount namespace."""
+        return len(Path(f"/proc/{self.pid}/mountinfo").read_text().splitlines())
 
     def load(self, image: str) -> None:
         with engine_client() as client:
@@ -158,9 +166,9 @@ class OwnEngine:
 
 
 @contextmanager
-def own_engine(image: str, *options: str) -> Iterator[OwnEngine]:
+def own_engine(image: str) -> Iterator[OwnEngine]:
     with tempfile.TemporaryDirectory(prefix="e-") as directory:
-        engine = OwnEngine(Path(directory), *options)
+        engine = OwnEngine(Path(directory))
         engine.start()
         try:
             engine.load(image)

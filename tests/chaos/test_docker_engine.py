@@ -1,0 +1,350 @@
+"""The Engine dies, hangs and comes back under a daemon; containers are hurt by hand: all is told as it is, and ends."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from executor_client import ExecutorClientError, Outcome, PreconditionError, SessionState, UnavailableError
+from tests.chaos.conftest import StartDaemon
+from tests.chaos.observe import WAIT_S, executing, memory_bytes, open_files
+from tests.support.backends import require
+from tests.support.daemon import Daemon
+from tests.support.engine import OwnEngine, engine_client, own_engine
+from tests.support.polling import eventually
+
+IMAGE = "remote-executor/base"
+FOREVER = "import time\nprint('here', flush=True)\ntime.sleep(1e6)"
+TICKS = "import time\nfor i in range(30):\n    print(i, flush=True)\n    time.sleep(0.05)\n'ticked'"
+CONFIG = f"""\
+server.backend = "docker"
+docker.images.base = "{IMAGE}"
+docker.request_timeout_s = 2.0
+pool.size = 0
+pool.max_backoff_s = 1.0
+sessions.host_sweep_interval_s = 0.2
+sessions.ping_interval_s = 0.5
+sessions.silence_s = 2.0
+"""
+
+
+@pytest.fixture(scope="module")
+def loaded() -> Iterator[OwnEngine]:
+    """An Engine that has the image, ended."""
+    require("docker")
+    if os.geteuid() != 0 or not all(map(shutil.which, ("dockerd", "unshare"))):
+        pytest.skip("only root, with dockerd at hand, can start an Engine of its own")
+    with own_engine(IMAGE) as ready:
+        ready.end(signal.SIGTERM)
+        yield ready
+        ready.start()
+
+
+@pytest.fixture
+def engine(loaded: OwnEngine) -> Iterator[OwnEngine]:
+    loaded.start()
+    yield loaded
+    loaded.end(signal.SIGTERM)
+
+
+@pytest.fixture
+def restart(start: StartDaemon, engine: OwnEngine) -> Callable[..., Daemon]:
+    """Starts a daemon on the Engine, the next time on what the last one left."""
+    return lambda config="": start(f'{CONFIG}docker.host = "{engine.host}"\n{config}')
+
+
+@pytest.fixture
+def daemon(restart: Callable[..., Daemon]) -> Daemon:
+    return restart()
+
+
+def containers(engine: OwnEngine) -> list[dict[str, Any]]:
+    with engine_client(engine.socket) as client:
+        return list(client.containers(all=True))
+
+
+def only_container(engine: OwnEngine) -> str:
+    (found,) = containers(engine)
+    return str(found["Id"])
+
+
+def nothing_is_left(engine: OwnEngine, daemon: Daemon) -> bool:
+    names = {entry.name for entry in (daemon.state_dir / "docker").iterdir()}
+    return containers(engine) == [] and names == {".lock"}
+
+
+def works(daemon: Daemon) -> bool:
+    with daemon.client() as client, client.create_session() as session:
+        return bool(session.execute("6 * 7").output == 42)
+
+
+@contextmanager
+def paused(engine: OwnEngine) -> Iterator[None]:
+    """The Engine takes requests and answers none."""
+    engine.signal(signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        engine.signal(signal.SIGCONT)
+
+
+@contextmanager
+def gone(engine: OwnEngine, how: signal.Signals) -> Iterator[None]:
+    engine.end(how)
+    try:
+        yield
+    finally:
+        engine.start()
+
+
+@contextmanager
+def full_disk(engine: OwnEngine) -> Iterator[None]:
+    """The Engine has no room to write a container down."""
+    place = str(engine.data / "containers")
+    inside = ["nsenter", f"--target={engine.pid}", "--mount"]
+    subprocess.run([*inside, "mount", "-t", "tmpfs", "-o", "size=4k", "none", place], check=True)
+    try:
+        yield
+    finally:
+        subprocess.run([*inside, "umount", place], check=True)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The Engine
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
+def test_executions_under_an_engine_that_is_restarted_are_lost_with_a_reason(
+    engine: OwnEngine, daemon: Daemon, how: signal.Signals
+) -> None:
+    with daemon.client() as client:
+        session, idle = client.create_session(authorized_imports=["time"]), client.create_session()
+        with executing(session, FOREVER) as result, gone(engine, how):
+            pass
+        ended = result.result(WAIT_S)
+        print(ended)
+        assert (ended.outcome, ended.stdout) == (Outcome.LOST, "here\n")
+        assert ended.error is not None
+        assert re.search(r"container was killed|Engine does not answer", ended.error.message), ended.error
+        assert eventually(lambda: {info.state for info in client.list_sessions()} == {SessionState.LOST})
+        assert works(daemon)
+        session.close()
+        idle.close()
+    assert eventually(lambda: nothing_is_left(engine, daemon))
+
+
+def test_sessions_outlive_an_engine_that_hangs(engine: OwnEngine, daemon: Daemon) -> None:
+    """The daemon has its own line to each guest; only what the Engine must do waits, for so long at most."""
+    with daemon.client() as client, client.create_session(authorized_imports=["time"]) as session:
+        with paused(engine):
+            with pytest.raises(ExecutorClientError) as refused:
+                client.create_session()
+            print(repr(refused.value), str(refused.value))
+            result = session.execute(TICKS)
+            assert (result.outcome, result.output) == (Outcome.SUCCEEDED, "ticked")
+        assert works(daemon)
+        assert eventually(lambda: len(containers(engine)) == 1)  # what the Engine made after nobody waited any more
+    assert eventually(lambda: nothing_is_left(engine, daemon))
+
+
+def test_sessions_deleted_while_the_engine_hangs_are_gone_afterwards(engine: OwnEngine, daemon: Daemon) -> None:
+    with daemon.client() as client:
+        sessions = [client.create_session() for _ in range(3)]
+        with paused(engine):
+            for session in sessions:
+                session.close()
+            assert client.list_sessions() == []
+        assert eventually(lambda: nothing_is_left(engine, daemon))
+        assert works(daemon)
+
+
+def test_creations_all_at_once_on_an_engine_that_hangs_end_in_bounded_time(engine: OwnEngine, daemon: Daemon) -> None:
+    def refused(_: int) -> str:
+        with pytest.raises(ExecutorClientError) as error:
+            client.create_session()
+        return str(getattr(error.value, "reason", error.value))
+
+    with daemon.client() as client:
+        with paused(engine), ThreadPoolExecutor(24) as threads:
+            reasons = set(threads.map(refused, range(24), timeout=WAIT_S))
+        print(reasons)
+        assert reasons == {"BACKEND_UNAVAILABLE"}
+        assert works(daemon)
+        assert eventually(lambda: nothing_is_left(engine, daemon))
+
+
+def test_with_live_restore_executions_survive_a_restart_of_the_engine(
+    engine: OwnEngine, restart: Callable[..., Daemon]
+) -> None:
+    engine.end(signal.SIGTERM)
+    engine.start("--live-restore")
+    daemon = restart()
+    for how in (signal.SIGKILL, signal.SIGTERM):
+        with daemon.client() as client, client.create_session(authorized_imports=["time"]) as session:
+            with executing(session, TICKS) as result:
+                engine.end(how)
+                engine.start("--live-restore")
+            assert (result.result().outcome, result.result().output) == (Outcome.SUCCEEDED, "ticked")
+            assert works(daemon)
+        assert eventually(lambda: nothing_is_left(engine, daemon))
+
+
+def test_a_full_disk_is_an_honest_refusal_and_leaves_nothing(engine: OwnEngine, daemon: Daemon) -> None:
+    with daemon.client() as client:
+        with full_disk(engine):
+            with pytest.raises(UnavailableError) as refused:
+                client.create_session()
+            print(refused.value)
+            print(daemon.log.read_text()[-3000:])
+        assert refused.value.reason == "BACKEND_UNAVAILABLE"
+        assert works(daemon)
+    assert eventually(lambda: nothing_is_left(engine, daemon))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Containers, by hand
+
+
+def remove(client: Any, container: str) -> None:
+    client.remove_container(container, force=True)
+
+
+def kill(client: Any, container: str) -> None:
+    client.kill(container)
+
+
+def stop(client: Any, container: str) -> None:
+    client.stop(container)
+
+
+def pause(client: Any, container: str) -> None:
+    client.pause(container)
+
+
+@pytest.mark.parametrize(
+    ("hurt", "told"),
+    [
+        (remove, "its container was removed"),
+        (kill, "its container was killed (exit code 137)"),
+        (stop, "its container was killed (exit code 137)"),
+        (pause, "the guest has not answered for 2 s"),
+    ],
+)
+def test_a_container_that_is_hurt_in_mid_execution_is_told_as_what_it_is(
+    engine: OwnEngine, daemon: Daemon, hurt: Callable[[Any, str], None], told: str
+) -> None:
+    with daemon.client() as client, client.create_session(authorized_imports=["time"]) as session:
+        with executing(session, FOREVER) as result, engine_client(engine.socket) as by_hand:
+            hurt(by_hand, only_container(engine))
+        ended = result.result(WAIT_S)
+        assert (ended.outcome, ended.stdout) == (Outcome.LOST, "here\n")
+        assert ended.error is not None and ended.error.message == told
+        with pytest.raises(PreconditionError):
+            session.execute("1")
+        assert client.list_sessions()[0].lost_reason == told
+        assert eventually(lambda: nothing_is_left(engine, daemon))
+        assert works(daemon)
+
+
+def test_what_does_not_hurt_a_sandbox_ends_no_execution(engine: OwnEngine, daemon: Daemon) -> None:
+    """Its container renamed, paused for a moment; the file of its socket removed under a connection."""
+    with daemon.client() as client, client.create_session(authorized_imports=["time"]) as session:
+        with executing(session, TICKS) as result, engine_client(engine.socket) as by_hand:
+            container = only_container(engine)
+            by_hand.rename(container, "somebody-elses")
+            by_hand.pause(container)
+            by_hand.unpause(container)
+            for directory in (daemon.state_dir / "docker").glob("*/"):
+                shutil.rmtree(directory)
+        assert (result.result().outcome, result.result().output) == (Outcome.SUCCEEDED, "ticked")
+        assert session.execute("6 * 7").output == 42
+    assert eventually(lambda: nothing_is_left(engine, daemon))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The daemon dies as well
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
+def test_sessions_whose_engine_was_restarted_while_the_daemon_was_dead_are_lost(
+    engine: OwnEngine, restart: Callable[..., Daemon], how: signal.Signals
+) -> None:
+    daemon = restart()
+    with daemon.client() as client, ThreadPoolExecutor(1) as threads:
+        session = client.create_session(authorized_imports=["time"])
+        session.execute("'finished'", execution_id="before")
+        running = threading.Event()
+        result = threads.submit(session.execute, FOREVER, on_event=lambda _: running.set())
+        assert running.wait(WAIT_S)
+        daemon.kill()
+        with gone(engine, how):
+            pass
+        daemon = restart()
+        ended = result.result(WAIT_S)
+        assert (ended.outcome, ended.stdout) == (Outcome.LOST, "here\n")
+        assert ended.error is not None
+        print(ended.error.message)
+        assert session.execute("'finished'", execution_id="before").output == "finished"
+        assert nothing_is_left(engine, daemon)
+        session.close()
+        assert works(daemon)
+
+
+def test_a_daemon_that_comes_back_before_its_engine_says_so_and_later_finds_its_sessions(
+    engine: OwnEngine, restart: Callable[..., Daemon], directory: Path
+) -> None:
+    engine.end(signal.SIGTERM)
+    engine.start("--live-restore")
+    daemon = restart()
+    with daemon.client() as client:
+        session = client.create_session()
+        session.execute("x = 42")
+        daemon.kill()
+        engine.end(signal.SIGKILL)
+        command = [sys.executable, "-m", "executor_server", "serve", "--config", str(directory / "config.toml")]
+        command += ["--state-dir", str(daemon.state_dir), "--listen", f"unix:{directory / 'other.sock'}"]
+        early = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S, check=False)
+        assert early.returncode == 1 and "No Engine listens" in early.stderr, early
+        engine.start("--live-restore")
+        daemon = restart()
+        assert session.execute("x").output == 42
+        session.close()
+    assert eventually(lambda: nothing_is_left(engine, daemon))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Over time
+
+
+CYCLES = 50
+GROWTH_BYTES = 12 * 2**20
+
+
+def test_of_many_sessions_nothing_stays_in_the_daemon_or_on_the_engine(engine: OwnEngine, daemon: Daemon) -> None:
+    process = psutil.Process(daemon.process.pid)
+
+    def holdings() -> tuple[int, int, int]:
+        return open_files(daemon), process.num_threads(), len(process.children())
+
+    for _ in range(5):
+        assert works(daemon)
+    before, memory_before, mounts_before = holdings(), memory_bytes(daemon), engine.mounts
+    for _ in range(CYCLES):
+        assert works(daemon)
+    assert eventually(lambda: holdings() <= before), (holdings(), before)
+    assert memory_bytes(daemon) - memory_before < GROWTH_BYTES
+    assert engine.mounts == mounts_before
+    assert nothing_is_left(engine, daemon)

@@ -252,6 +252,7 @@ class Ledger:
         if self.lost is None:
             self._write(encode_frame(Mark.LOST, {}, reason.encode("utf-8", "replace")))
             self._lose(reason)
+            self._tape.close()  # nothing happens any more
 
     def _lose(self, reason: str) -> None:
         self.lost = reason
@@ -353,14 +354,16 @@ class Ledger:
             for segment in self._tape.read():
                 self._replay_segment(segment)
         except (ValueError, LookupError, RecursionError) as error:  # a FrameError is a ValueError
-            self._tape.stop()
+            self._tape.close()
             raise TapeError(f"its journal is damaged: {error}") from error
         except TapeError:
-            self._tape.stop()
+            self._tape.close()
             raise
         finally:
             self._live = True
             self._forget_old()
+            if self.lost is not None:
+                self._tape.close()
 
     def _replay_segment(self, segment: Segment) -> None:
         for record in segment.records:

@@ -70,7 +70,7 @@ class Segment:
 class Tape:
     """One session's tape, from its first record or from where an earlier daemon was killed.
 
-    Nothing here raises OSError: a tape that fails is `broken`, and takes nothing more.
+    Nothing here raises OSError: a tape that fails is `broken`, as one that was closed, and takes nothing more.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -108,7 +108,7 @@ class Tape:
             self._give_up(OverflowError(f"a snapshot of {len(snapshot)} bytes"))
             return
         try:
-            self.close()
+            self._release()
             self._fd = _open(self._directory / str(self._number + 1), os.O_CREAT | os.O_EXCL)
         except OSError as error:
             self._give_up(error)
@@ -143,19 +143,18 @@ class Tape:
             self._give_up(error)
 
     def close(self) -> None:
-        """Lets go of the file. Idempotent."""
+        """Takes nothing more; what is there stays. Idempotent."""
+        self._release()
+        self.broken = True
+
+    def _release(self) -> None:
         if self._fd >= 0:
             fd, self._fd = self._fd, -1
             os.close(fd)
 
-    def stop(self) -> None:
-        """Takes nothing more; what is there stays."""
-        self.close()
-        self.broken = True
-
     def _give_up(self, error: Exception) -> None:
         _log.error("journal_not_written", directory=str(self._directory), error=str(error))
-        self.stop()
+        self.close()
         remove(self._directory)
 
     # -- reading -------------------------------------------------------------------------------------------------

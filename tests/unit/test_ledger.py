@@ -384,8 +384,9 @@ async def test_segments_before_a_gap_are_not_needed(tmp_path: Path, monkeypatch:
 
 
 def test_a_tape_that_cannot_be_written_is_removed_and_the_executions_go_on(bench: Bench, tmp_path: Path) -> None:
-    bench.tape.close()
-    bench.tape._fd = os.open("/dev/full", os.O_WRONLY)
+    full_fd = os.open("/dev/full", os.O_WRONLY)
+    os.dup2(full_fd, bench.tape._fd)
+    os.close(full_fd)
     execution = bench.execute("e")
     assert bench.tape.broken
     bench.log("e", "x")

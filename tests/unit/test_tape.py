@@ -81,8 +81,9 @@ def test_segments_can_be_removed_anywhere_but_at_the_end(tape: Tape, tmp_path: P
     ],
 )
 def test_a_full_disk_ends_it_and_removes_it(tape: Tape, tmp_path: Path, write: object) -> None:
-    tape.close()
-    tape._fd = os.open("/dev/full", os.O_WRONLY)
+    full_fd = os.open("/dev/full", os.O_WRONLY)
+    os.dup2(full_fd, tape._fd)
+    os.close(full_fd)
     write(tape)  # type: ignore[operator]
     assert tape.broken
     assert not (tmp_path / "tape").exists()

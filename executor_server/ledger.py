@@ -405,10 +405,10 @@ class Ledger:
 
     def _restore(self, snapshot: bytes) -> None:
         """Becomes as in a snapshot: of what was read before, what it does not mention had been settled by then."""
-        try:
-            known = Fields(json.loads(snapshot))
-        except ValueError as error:
-            raise FrameError("a snapshot that is not JSON") from error
+        values = json.loads(snapshot)
+        if not isinstance(values, dict):
+            raise FrameError("a snapshot that is not an object")
+        known = Fields(values)
         self.taken_seq = known.integer("taken")
         self.generation = known.integer("generation", 1)
         self.oom_kills = known.integer("oom_kills")

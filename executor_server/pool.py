@@ -309,7 +309,11 @@ class WarmPool:
             self._wanted.set()
         kind.note_ready(_now_s() - kind.tried_s)
         self._keep(kind, ready)
-        await self._confirm(kind, ready)
+        try:
+            await self._confirm(kind, ready)
+        except Exception:  # noqa: BLE001 - as above
+            self._wait_longest(kind)
+            _log.exception("pool_check_broke", image=kind.spec.image, retry_after_s=self._settings.max_backoff_s)
 
     async def _confirm(self, kind: _Kind, made: ReadySandbox) -> None:
         """Sees to it that what was just made is what would be made now; else making it again has to wait."""

@@ -293,6 +293,10 @@ class Session(GuestRequests):
             return "the kernel killed the sandbox for its memory"
         return await self._sandbox.cause_of_death() or reason
 
+    def give_up(self, reason: str) -> None:
+        """The session is lost: nobody can go on with it."""
+        self._lose(reason)
+
     def _lose(self, reason: str) -> None:
         """The sandbox is gone: everything that waits for it learns so, with the reason."""
         if self._lost is not None:

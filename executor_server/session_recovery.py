@@ -20,8 +20,9 @@ from executor_server.registry import Registry, SessionRecord
 from executor_server.session import Session
 from executor_server.session_requests import SessionSettings
 
-# Guests that are connected to at one time.
-_CONCURRENCY = 16
+# Guests that are connected to at one time: more than a tenant may have that do not answer, since the time is for all,
+# and who waited behind those would be lost for them.
+_CONCURRENCY = 256
 
 _log = structlog.get_logger(__name__)
 
@@ -91,6 +92,10 @@ async def _resume(sessions: Sequence[Session], deadline_s: float) -> None:
 
     async def resume(session: Session) -> None:
         async with places:
-            await session.resume(max(give_up_s - asyncio.get_running_loop().time(), 0.0))
+            try:
+                await session.resume(max(give_up_s - asyncio.get_running_loop().time(), 0.0))
+            except Exception:  # noqa: BLE001 - a bug of ours with one session must not cost all the others
+                _log.exception("session_not_resumed", session_id=session.session_id)
+                session.give_up("an internal error of the daemon")
 
     await asyncio.gather(*(resume(session) for session in sessions))

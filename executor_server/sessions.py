@@ -286,5 +286,5 @@ class SessionManager:
         sessions = list(self._sessions.values())
         for session in sessions:
             self._remove(session)
-            self._ending(session, "the daemon stopped")
-        await asyncio.gather(*self._endings)
+        begun = list(self._endings)
+        await asyncio.gather(*begun, *(self._ending(session, "the daemon stopped") for session in sessions))

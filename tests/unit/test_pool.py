@@ -385,3 +385,16 @@ async def test_kept_guests_hear_that_there_is_a_daemon(backend: Backend, make_po
     await full(pool)
     for sandbox in backend.living:
         await sandbox.guest.got(Kind.PING, 2)
+
+
+async def test_a_check_that_breaks_does_not_end_refilling(backend: Backend, make_pool: Any, monkeypatch: Any) -> None:
+    """A bug of ours, or of the SDK's: the pool would stay empty for good."""
+
+    async def broken(spec: SandboxSpec) -> str:
+        raise RuntimeError("a bug of ours")
+
+    monkeypatch.setattr(backend, "fingerprint", broken)
+    pool = await make_pool(size=2)
+    await full(pool)
+    await pool.take(SPEC)
+    await full(pool)

@@ -577,3 +577,37 @@ async def test_a_tool_call_that_the_end_overtook_is_not_answered(bench: Bench) -
     with pytest.raises(PreconditionFailed) as refused:
         await execution.submit_tool_result("c1", b"")
     assert refused.value.reason is Reason.EXECUTION_ENDED
+
+
+async def test_a_guest_that_hangs_up_right_after_its_answer_is_noticed(backend: FakeBackend, tmp_path: Path) -> None:
+    """Nobody minds a channel between its first answer and the session: what was asked then had no end."""
+    ready = await make_ready(backend, SPEC, warm=False)
+    await backend.made[-1].guest.die()
+    assert await eventually_async(lambda: not ready.channel.connected)
+    spec = SessionSpec(SPEC, LIMITS, ("math",), "")
+    name = ready.sandbox.sandbox_id
+    record = SessionRecord("s", OWNER, "r", spec, "fake", name, TOKEN, "3.11.0", False, time.time(), 1)
+    registry = Registry(StateDir(tmp_path))
+    session = Session(record, ready.sandbox, ready.channel, registry, SessionSettings())
+    session.begin()
+    async with asyncio.timeout(10):
+        with pytest.raises(PreconditionFailed) as refused:
+            await session.configure()
+    assert refused.value.reason is Reason.SESSION_LOST
+    await session.close("the test is over")
+    registry.close()
+
+
+async def test_a_task_that_breaks_loses_the_session_and_leaves_nobody_waiting(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def broken() -> int:
+        raise RuntimeError("a bug of ours")
+
+    monkeypatch.setattr(bench.sandbox, "oom_kills", broken)
+    execution = bench.execute()
+    await bench.guest.got(Kind.EXECUTE)
+    bench.guest.end("e", outcome="crashed", oom_suspect=True)
+    async with asyncio.timeout(10):
+        assert (await result_of(execution)).outcome is Outcome.CRASHED, "what is known of it"
+    assert bench.session.lost_reason == "an internal error of the daemon"

@@ -373,3 +373,31 @@ async def test_a_daemon_that_stops_in_order_leaves_nothing(start: Any, tmp_path:
     await first.manager.close()
     assert first.registry.load() == []
     assert list((tmp_path / "journals").iterdir()) == []
+
+
+async def test_guests_that_do_not_answer_cost_others_nothing(start: Any) -> None:
+    """The time to recover is for all: who waited behind a tenant's silent guests was lost for them."""
+    first = await start(max_sessions=41)
+    for number in range(40):
+        await first.create(f"silent {number}")
+    alive = await first.create("alive")
+    for sandbox in first.backend.made[:40]:
+        sandbox.guest.ready = None
+    second = await start(recovery_s=1.0)
+    assert second.session(alive.session_id).state == "idle"
+
+
+async def test_a_bug_with_one_session_does_not_cost_the_others(start: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = await start()
+    one, other = await first.create("one"), await first.create("other")
+    resume = Session.resume
+
+    async def resume_or_break(session: Session, deadline_s: float) -> None:
+        if session.session_id == one.session_id:
+            raise RuntimeError("a bug of ours")
+        await resume(session, deadline_s)
+
+    monkeypatch.setattr(Session, "resume", resume_or_break)
+    second = await start()
+    assert second.session(one.session_id).lost_reason == "an internal error of the daemon"
+    assert second.session(other.session_id).state == "idle"

@@ -312,3 +312,27 @@ async def test_closing_during_a_creation_leaves_nothing(bench: Bench, where: str
     assert isinstance((await asyncio.gather(creation, return_exceptions=True))[0], asyncio.CancelledError)
     bench.backend.gate.set()
     assert not bench.backend.living
+
+
+async def test_a_deletion_whose_caller_has_gone_is_waited_for_at_the_end(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = await bench.create()
+    sandbox, gate = bench.backend.made[-1], asyncio.Event()
+    destroy = sandbox.destroy
+
+    async def destroy_slowly() -> None:
+        await gate.wait()
+        await destroy()
+
+    monkeypatch.setattr(sandbox, "destroy", destroy_slowly)
+    deletion = asyncio.create_task(bench.manager.delete(ALICE, session.session_id))
+    assert await eventually_async(lambda: bench.manager.list(ALICE) == [])
+    deletion.cancel()
+    await asyncio.gather(deletion, return_exceptions=True)
+    end = asyncio.create_task(bench.manager.close())
+    await asyncio.sleep(0)
+    assert not end.done()
+    gate.set()
+    await end
+    assert sandbox.destroyed

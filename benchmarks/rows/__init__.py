@@ -40,6 +40,7 @@ MEASUREMENTS: dict[str, Measurement] = {
     "docker-cold": containers.cold,
     "docker-execute": containers.execute,
     "docker-burst": containers.burst,
+    "docker-throughput": containers.throughput,
     "docker-memory": jupyter.memory,
     "docker-recovery": recovery.docker,
     "docker-preload": preload.pandas,

@@ -10,7 +10,7 @@ from typing import TypeVar
 from benchmarks.bench import Bench, Served
 from benchmarks.figures import AtMost, AtMostTimes, Figure, Reference, in_turns, timed
 from benchmarks.references import docker_run_command, run
-from benchmarks.rows.sessions import created, warm_session
+from benchmarks.rows.sessions import CLIENTS, created, lives, warm_session
 from executor_client import Session
 
 T = TypeVar("T")
@@ -70,6 +70,12 @@ def burst(bench: Bench) -> Iterator[Figure]:
         )
     name = f"docker, {_BURST} sessions at once"
     yield Figure(name, "ms", ours_ms, Reference("docker run -d, as many", bare_ms), AtMostTimes(1.2))
+
+
+def throughput(bench: Bench) -> Iterator[Figure]:
+    """Whole lives of sessions a second, beside those of containers."""
+    bare = docker_run_command("--rm")
+    yield lives(bench.docker.client, f"docker sessions, {CLIENTS} clients", "docker run", lambda: run(bare))
 
 
 def _sessions(served: Served, threads: ThreadPoolExecutor) -> float:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -15,7 +14,7 @@ from executor_client import ExecutorClient, Session
 _ROUNDS = 25
 # For the pool to make another sandbox, so that its work is not counted as the next session's.
 _REFILL_S = 0.12
-_CLIENTS = 4
+CLIENTS = 4
 _LIVES_PER_CLIENT = 12
 _BATCHES = 3
 
@@ -66,19 +65,23 @@ def created(create: Callable[[], Session], *, use: bool = False) -> tuple[float,
 def throughput(bench: Bench) -> Iterator[Figure]:
     """Whole lives of sessions a second: made, used once, deleted; beside whole lives of a bare sandbox."""
     bare = bare_bwrap_command()
+    yield lives(bench.local.client, f"sessions, {CLIENTS} clients", "bwrap python", lambda: run(bare))
+
+
+def lives(client: ExecutorClient, name: str, bare_name: str, bare_life: Callable[[], object]) -> Figure:
+    """So many clients at a time, of sessions of the default kind and of what they are compared with."""
 
     def live() -> None:
-        with bench.local.client.create_session() as session:
+        with client.create_session() as session:
             assert session.execute("1+1").output == 2
 
-    with ThreadPoolExecutor(_CLIENTS) as clients:
+    with ThreadPoolExecutor(CLIENTS) as clients:
 
         def rate(life: Callable[[], object]) -> float:
             start = time.perf_counter()
-            for life_ended in [clients.submit(life) for _ in range(_CLIENTS * _LIVES_PER_CLIENT)]:
+            for life_ended in [clients.submit(life) for _ in range(CLIENTS * _LIVES_PER_CLIENT)]:
                 life_ended.result()
-            return _CLIENTS * _LIVES_PER_CLIENT / (time.perf_counter() - start)
+            return CLIENTS * _LIVES_PER_CLIENT / (time.perf_counter() - start)
 
-        ours, reference = in_turns(_BATCHES, lambda: rate(live), lambda: rate(lambda: run(bare)), warm_up=0)
-    assert statistics.median(ours) > 0
-    yield Figure(f"sessions, {_CLIENTS} clients", "1/s", ours, Reference("bwrap python", reference))
+        ours, reference = in_turns(_BATCHES, lambda: rate(live), lambda: rate(bare_life), warm_up=0)
+    return Figure(name, "1/s", ours, Reference(bare_name, reference))

@@ -139,6 +139,7 @@ class Session:
                 for message in stream:
                     fed = execution.feed(message)
                     if execution.assembler.result is not None:
+                        _read_to_end(stream)
                         return execution.assembler.result
                     if isinstance(fed, ToolRequest):
                         calls.start(fed)
@@ -148,7 +149,6 @@ class Session:
             except (grpc.RpcError, EventGap) as error:
                 cause = error
             finally:
-                # Also after the result: nothing that comes then is of interest, and waiting for the end costs time.
                 stream.cancel()
             if calls.failure is not None:
                 raise calls.failure
@@ -163,13 +163,7 @@ class Session:
             self._transport.once(self._transport.stub.CancelExecution, execution.cancellation(), CANCEL_GRACE_S)
             if wait:
                 stream = self._transport.open(execution.attachment(), CANCEL_GRACE_S)
-                try:
-                    while not next(stream).event.HasField("result"):
-                        pass
-                except StopIteration:
-                    pass
-                finally:
-                    stream.cancel()
+                _read_to_end(stream)  # the result is the last
 
     def cancel(self, execution_id: str | None = None) -> None:
         """Asks an execution to end, by default every one that this object is running. Does not wait for the end."""
@@ -314,3 +308,10 @@ class Session:
 
     def __repr__(self) -> str:
         return f"<Session {self.session_id} generation {self._generation}>"
+
+
+def _read_to_end(stream: Any) -> None:
+    """Nothing more of interest comes; but of a stream whose end was not read gRPC keeps all, and the connection too."""
+    with contextlib.suppress(grpc.RpcError):
+        for _ in stream:
+            pass

@@ -57,6 +57,21 @@ def test_files_processes_and_memory_stay_constant_over_many_sessions(start: Star
         assert memory_bytes(daemon) - memory_before < GROWTH_BYTES
 
 
+def test_clients_that_are_closed_leave_no_connection(start: StartDaemon) -> None:
+    """gRPC keeps the connection of a stream whose end was not read, and the memory of each such stream."""
+    daemon = start("pool.size = 0")
+    use_once(daemon)
+    before = open_files(daemon)
+    for _ in range(5):
+        use_once(daemon)
+    assert eventually(lambda: open_files(daemon) <= before)
+
+
+def use_once(daemon: Daemon) -> None:
+    with daemon.client() as client:
+        use(client)
+
+
 def test_nothing_is_left_of_many_sessions_that_are_killed_at_random(start: StartDaemon) -> None:
     """In each round some sandboxes lose a process in the middle of an execution, and some sessions are deleted."""
     daemon = start("pool.size = 0\nsessions.sweep_interval_s = 0.05")

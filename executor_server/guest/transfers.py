@@ -168,11 +168,16 @@ class Transfers:
 
     def _list(self, op: int, path: str) -> None:
         entries, truncated = workspace.list_files(self._root, path)
-        body = dumps(entries)
-        while len(body) > _LISTING_BYTES:
-            entries, truncated = entries[: len(entries) // 2], True
-            body = dumps(entries)
-        self._channel.done(op, body, truncated=truncated)
+        listed: list[bytes] = []
+        left = _LISTING_BYTES
+        for entry in entries:  # each by itself: a name can take twelve bytes a character
+            listed.append(dumps(entry))
+            left -= len(listed[-1]) + 1
+            if left < 0:
+                listed.pop()
+                truncated = True
+                break
+        self._channel.done(op, b"[" + b",".join(listed) + b"]", truncated=truncated)
 
     def add_to_file(self, head: Fields, data: memoryview) -> None:
         op = head.integer("op")

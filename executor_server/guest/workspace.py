@@ -235,21 +235,24 @@ def _path(entry: dict[str, Any]) -> str:
 def _entries(directory: int, prefix: str, depth: int) -> Iterator[Optional[dict[str, Any]]]:
     """Descriptions, None for what is not listed."""
     try:
-        for name in os.listdir(directory):
-            status = _status(name, directory)
-            path = f"{prefix}/{name}" if prefix else name
-            if status is None or name.startswith(PART_PREFIX) or len(path) > MAX_PATH_CHARS or not is_text(name):
-                yield None
-            elif stat.S_ISREG(status.st_mode):
-                yield describe(path, status)
-            elif stat.S_ISDIR(status.st_mode):
-                yield describe(path, status)
-                if depth + 1 < MAX_DEPTH:
-                    inner = open_inner(name, directory)
-                    if inner is not None:
-                        yield from _entries(inner, path, depth + 1)
-            else:
-                yield None
+        # One after the other: a list of a million names would take more memory than the sandbox may have left.
+        with os.scandir(directory) as names:
+            for entry in names:
+                name = entry.name
+                status = _status(name, directory)
+                path = f"{prefix}/{name}" if prefix else name
+                if status is None or name.startswith(PART_PREFIX) or len(path) > MAX_PATH_CHARS or not is_text(name):
+                    yield None
+                elif stat.S_ISREG(status.st_mode):
+                    yield describe(path, status)
+                elif stat.S_ISDIR(status.st_mode):
+                    yield describe(path, status)
+                    if depth + 1 < MAX_DEPTH:
+                        inner = open_inner(name, directory)
+                        if inner is not None:
+                            yield from _entries(inner, path, depth + 1)
+                else:
+                    yield None
     finally:
         os.close(directory)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import stat
 import time
@@ -440,3 +441,19 @@ def test_transfers_are_bounded_in_number(transfers: Transfers, answers: Answers)
         transfers.begin_file(Kind.FILE_PUT, Fields({"op": op, "path": f"f{op}", "size": 1}))
     assert answers.answer(MAX_TRANSFERS) == ""
     assert answers.answer(MAX_TRANSFERS + 1) == "too_large"
+
+
+def test_a_listing_of_names_that_grow_on_the_wire_is_cut_where_it_is_full(
+    transfers: Transfers, answers: Answers, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each character can take twelve bytes: all of them at once took ten times what was sent."""
+    monkeypatch.setattr("executor_server.guest.transfers._LISTING_BYTES", 4000)
+    names = sorted(f"{number:02}" + "\N{PILE OF POO}" * 50 for number in range(20))
+    for name in names:
+        (root / name).touch()
+    transfers.begin_file(Kind.FILE_LIST, Fields({"op": 1, "path": ""}))
+    ((_, head, body),) = answers.sent
+    listed = [entry["path"] for entry in json.loads(body)]
+    assert head["truncated"] is True
+    assert listed == names[: len(listed)]
+    assert 3000 < len(body) <= 4002

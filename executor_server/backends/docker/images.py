@@ -33,6 +33,7 @@ class Images:
         self._refresh_s = refresh_s
         self._looked_up: dict[str, tuple[EngineImage, float]] = {}
         self._probed: dict[str, PreparedImage | UselessImage] = {}  # by image id
+        self._failed: dict[str, tuple[SandboxFailure, float]] = {}  # when it was asked for last, and why
         self._turns = {name: asyncio.Lock() for name in configured}
 
     def preload(self, name: str) -> Sequence[str]:
@@ -42,9 +43,17 @@ class Images:
         """What to make a sandbox of. Raises ImageNotReady, with a sentence that says why, or SandboxFailure."""
         if name not in self._configured:
             raise SandboxFailure(f"no image {name!r}")
+        asked_at = time.monotonic()
         async with self._turns[name]:  # one asks the Engine; the others have the answer
-            image = await self._look_up(name, may_pull=may_pull)
-            prepared = self._probed.get(image.image_id) or await self._probe(name, image)
+            failure, failed_at = self._failed.get(name, (None, 0.0))
+            if failure is not None and failed_at >= asked_at:
+                raise failure  # not each its own, one after the other: an Engine that hangs takes long to fail
+            try:
+                image = await self._look_up(name, may_pull=may_pull)
+                prepared = self._probed.get(image.image_id) or await self._probe(name, image)
+            except SandboxFailure as failure:
+                self._failed[name] = failure, time.monotonic()
+                raise
         if isinstance(prepared, UselessImage):
             raise ImageNotReady(f"image {name!r} {prepared.reason}")
         return prepared

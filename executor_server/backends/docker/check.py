@@ -183,23 +183,31 @@ async def _try_images(
     found.images = Images(kit, section.images, found.pulls, section.image_refresh_s)
     names = tuple(section.images)
     results = await asyncio.gather(*(found.images.ready(name) for name in names), return_exceptions=True)
+    hopeless = not any(isinstance(result, PreparedImage) for result in results)
     for name, result in zip(names, results, strict=True):
-        if isinstance(result, Unreachable):
-            if not found.has("sandbox"):
-                found.add("sandbox", False, f"One was tried, and {result}.", _FARAWAY_REMEDY)
-        elif isinstance(result, PreparedImage):
+        if isinstance(result, PreparedImage):
             _report_image(found, name, section.images[name], result)
-        elif isinstance(result, SandboxFailure) and not isinstance(result, ImageNotReady):
-            if not found.has("sandbox"):
-                remedy = "See the Engine's own log, and whether it runs anything: docker run --rm hello-world."
-                found.add("sandbox", False, f"One was tried of image {name}: {result}.", remedy)
-        elif isinstance(result, ImageNotReady):
-            reference = section.images[name].reference
-            remedy = f"Build it or fetch it: docker pull {reference}; or set docker.images.{name}."
-            found.add(f"image {name}", False, f"{reference}: {result}.", remedy, required=False)
+        elif isinstance(result, SandboxFailure):
+            _report_failure(found, name, section.images[name], result, hopeless=hopeless)
         else:
             raise result
     found.kit = kit
+
+
+def _report_failure(
+    found: Examination, name: str, configured: DockerImage, failure: SandboxFailure, *, hopeless: bool
+) -> None:
+    """`hopeless`: no other image could be tried with success, so this may be no matter of the image."""
+    if isinstance(failure, ImageNotReady) or not hopeless:
+        remedy = f"Build it or fetch it: docker pull {configured.reference}; or set docker.images.{name}."
+        found.add(f"image {name}", False, f"{configured.reference}: {failure}.", remedy, required=False)
+    elif found.has("sandbox"):
+        pass  # the same, of another image
+    elif isinstance(failure, Unreachable):
+        found.add("sandbox", False, f"One was tried, and {failure}.", _FARAWAY_REMEDY)
+    else:
+        remedy = "See the Engine's own log, and whether it runs anything: docker run --rm hello-world."
+        found.add("sandbox", False, f"One was tried of image {name}: {failure}.", remedy)
 
 
 def _report_image(found: Examination, name: str, configured: DockerImage, image: PreparedImage) -> None:

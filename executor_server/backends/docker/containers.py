@@ -48,7 +48,7 @@ class EndedEarly(SandboxFailure):
 
 
 class NoSocket(SandboxFailure):
-    """The container runs, and nothing comes of it."""
+    """The container runs, and nothing comes of it, or nothing that can be spoken to."""
 
 
 async def make_container(kit: Kit, sandbox: DockerSandbox, request: ContainerRequest) -> None:
@@ -80,7 +80,7 @@ def check_socket(sandbox: DockerSandbox) -> None:
     if not stat.S_ISDIR(directory.st_mode) or stat.S_IMODE(directory.st_mode) != _SHUT:
         raise SandboxFailure(f"the directory of sandbox {sandbox.sandbox_id} is not shut")
     if not stat.S_ISSOCK(socket.st_mode):
-        raise SandboxFailure(f"sandbox {sandbox.sandbox_id} made something else than a socket")
+        raise NoSocket(f"sandbox {sandbox.sandbox_id} made something else than a socket")
 
 
 async def _start(kit: Kit, sandbox: DockerSandbox) -> None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from executor_server.backends.docker.containers import SOCKET_INSIDE, EndedEarly, make_container
+from executor_server.backends.docker.containers import SOCKET_INSIDE, EndedEarly, NoSocket, make_container
 from executor_server.backends.docker.engine import EngineImage
 from executor_server.backends.docker.kit import Kit
 from executor_server.backends.docker.options import ContainerRequest
@@ -139,22 +139,25 @@ async def _ask(kit: Kit, image: EngineImage, command: str) -> bytes:
             labels={},
         )
         await make_container(kit, sandbox, request)
-        try:
-            async with asyncio.timeout(_ANSWER_TIMEOUT_S):
-                return await _receive(sandbox.endpoint.socket_path)
-        except (OSError, TimeoutError) as error:
-            raise Unreachable(
-                f"the socket that a container made in {sandbox.directory} leads nowhere: {error}"
-            ) from error
+        return await _receive(sandbox.endpoint.socket_path)
 
 
 async def _receive(path: Path) -> bytes:
-    """All that is said, or a little more than may be said."""
-    reader, writer = await asyncio.open_unix_connection(str(path))
+    """All that is said, or a little more than may be said. Raises Unreachable, NoSocket."""
+    try:
+        async with asyncio.timeout(_ANSWER_TIMEOUT_S):
+            reader, writer = await asyncio.open_unix_connection(str(path))
+    except (OSError, TimeoutError) as error:
+        raise Unreachable(f"the socket that a container made in {path.parent} leads nowhere: {error}") from error
     answer = b""
     try:
-        while len(answer) <= _ANSWER_BYTES and (piece := await reader.read(_ANSWER_BYTES)):
-            answer += piece
+        async with asyncio.timeout(_ANSWER_TIMEOUT_S):
+            while len(answer) <= _ANSWER_BYTES and (piece := await reader.read(_ANSWER_BYTES)):
+                answer += piece
+    except TimeoutError as error:
+        raise NoSocket(f"its container does not come to an end with its answer in {_ANSWER_TIMEOUT_S:g} s") from error
+    except OSError:  # it broke off; what came is judged as any other answer
+        return answer
     finally:
         writer.close()
     return answer
@@ -166,27 +169,34 @@ def read_answer(image: EngineImage, host_kernel: str, answer: bytes) -> Prepared
         if len(answer) > _ANSWER_BYTES:
             raise ValueError("too long")
         return _read(image, host_kernel, json.loads(answer))
-    except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError):
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError, OverflowError):
         return UselessImage("has a Python that does not answer like one")
 
 
 def _read(image: EngineImage, host_kernel: str, told: Any) -> PreparedImage | UselessImage:
-    implementation = str(told["implementation"])[:_WORD_CHARS]
+    implementation = _text(told["implementation"], _WORD_CHARS)
     version = (int(told["version"][0]), int(told["version"][1]))
     if implementation != "cpython" or version < OLDEST_PYTHON:
         wanted = ".".join(map(str, OLDEST_PYTHON))
         return UselessImage(f"has {implementation} {version[0]}.{version[1]}; CPython {wanted} or newer is needed")
-    python, status = str(told["executable"]), told["status"]
-    if not python.startswith("/") or len(python) > _PATH_CHARS or "\0" in python:
+    python, status = _text(told["executable"], _PATH_CHARS), told["status"]
+    if not python.startswith("/"):
         raise ValueError("not the path of an interpreter")
     confinement = Confinement(
         user=int(told["user"]),
         writes_root=bool(told["writes_root"]),
-        interfaces=tuple(map(str, told["interfaces"])),
+        interfaces=tuple(_text(name, _WORD_CHARS) for name in told["interfaces"]),
         is_alone=told["processes"] == ["1"],
         has_capabilities=any(int(status[key], 16) for key in ("CapPrm:", "CapEff:", "CapBnd:")),
         can_gain_privileges=status.get("NoNewPrivs:", "").strip() != "1",
         is_filtered=status.get("Seccomp:", "").strip() == "2",
-        kernel="" if told["kernel"] == host_kernel else str(told["kernel"])[:_WORD_CHARS],
+        kernel="" if told["kernel"] == host_kernel else _text(told["kernel"], _PATH_CHARS)[:_WORD_CHARS],
     )
     return PreparedImage(image.image_id, image.volumes, python, version, confinement)
+
+
+def _text(told: Any, max_chars: int) -> str:
+    """It is shown to people: no control characters, and nothing that no encoding has. Raises ValueError."""
+    if not isinstance(told, str) or len(told) > max_chars or not told.isprintable():
+        raise ValueError("not a text to show")
+    return told

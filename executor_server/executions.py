@@ -110,6 +110,12 @@ class Execution:
             self._held = held
             self._control.hold(held)
 
+    def hold_nobody(self) -> None:
+        """It is forgotten: the guest need not wait for its readers."""
+        if self._held:
+            self._held = False
+            self._control.hold(False)
+
     def _let_go(self) -> None:
         self._journal.popleft()
         self.journal_size -= self._costs.popleft()

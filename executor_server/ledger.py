@@ -286,8 +286,10 @@ class Ledger:
     def _forget(self, execution_id: str) -> None:
         execution = self._executions.pop(execution_id, None)
         self.running.pop(execution_id, None)
-        if execution is not None and self._finished.pop(execution_id, None) is not None:
-            self._finished_bytes -= execution.journal_size
+        if execution is not None:
+            execution.hold_nobody()
+            if self._finished.pop(execution_id, None) is not None:
+                self._finished_bytes -= execution.journal_size
         # Its id may come to name another one, whose events are counted from 1 again.
         for span in self._spans:
             span.start.pop(execution_id, None)

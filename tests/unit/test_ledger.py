@@ -449,3 +449,29 @@ def test_a_restored_execution_is_checked_like_a_frame(bench: Bench) -> None:
     execution = bench.execute("e")
     with pytest.raises(FrameError):
         execution.restore(Fields({"last": 3, "first": 7, "open": [], "answered": [], "done": False}))
+
+
+async def test_an_execution_that_was_forgotten_meanwhile_holds_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its events lie in a segment that another one needs, its end in one that is gone: the guest was never heard again."""
+    monkeypatch.setattr(tape_module, "SEGMENT_BYTES", 9000)
+    limits = {"journal_bytes": 3000, "max_finished": 1}
+    bench = Bench(tmp_path / "tape", **limits)
+    bench.ledger.begin_tape()
+    flood = bench.execute("flood")
+    bench.execute("next")  # which waits, and so has its first event in the first segment
+    events = flood.events()
+    for _ in range(60):
+        bench.log("flood", "x" * 300)
+        await anext(events)
+    bench.end("flood")
+    for number in range(5):  # that wait and are cancelled
+        bench.execute(f"other{number}", "x" * 9000)
+        bench.end(f"other{number}")
+    assert bench.ledger.known("flood") is None
+    assert {"1", "2", "3", "4"} & bench.files.keys() == {"1"}
+    with replayed(bench.files, tmp_path / "after", **limits) as after:
+        assert list(after.ledger.running) == ["next"]
+        assert not after.held
+    bench.ledger.close()

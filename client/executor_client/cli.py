@@ -62,7 +62,10 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("file", metavar="FILE", help="a Python file, - for standard input")
     _add_session_options(run)
     run.add_argument(
-        "--get-artifacts", type=Path, metavar="DIR", help="save the files here that the program made or changed"
+        "--get-artifacts",
+        type=Path,
+        metavar="DIR",
+        help="save the files here that the program made or changed, over others of the same names",
     )
     run.set_defaults(command=_run)
 

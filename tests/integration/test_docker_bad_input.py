@@ -1,0 +1,338 @@
+"""What the Docker backend is given and can't use: things that are no Engine, images that are none, names that are tricks."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from executor_client import InvalidRequest, UnavailableError
+from executor_server.backends.docker import DockerBackend, probe
+from executor_server.backends.docker.host import NoEngine, engine_socket
+from executor_server.config import ConfigError, DockerImage, DockerSection, load
+from executor_server.errors import ImageNotReady, SandboxFailure
+from executor_server.guest_channel import GuestChannel
+from executor_server.model import SandboxSpec
+from tests.support.backends import require
+from tests.support.daemon import running_daemon
+from tests.support.engine import changed_image, engine_client
+from tests.support.polling import eventually
+
+IMAGE = "remote-executor/base"
+SPEC = SandboxSpec("base", memory_bytes=2**28, processes=32, disk_bytes=2**24, orphan_time_s=60.0)
+TIMEOUT_S = 30.0
+
+
+@pytest.fixture
+def directory() -> Iterator[Path]:
+    place = Path(tempfile.mkdtemp(prefix="d-"))
+    yield place
+    shutil.rmtree(place)
+
+
+@pytest.fixture
+def state_dir(directory: Path) -> Path:
+    require("docker")
+    return directory
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# No Engine
+
+
+def http(body: str, status: str = "200 OK") -> bytes:
+    head = f"HTTP/1.1 {status}\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    return (head + body).encode()
+
+
+NO_ENGINES: dict[str, tuple[bytes | None, str]] = {
+    "silent": (None, "nothing came within 0.3 s"),
+    "hangs up": (b"", "hangs up, or is no Engine"),
+    "another protocol": (b"\xff\x00SSH-2.0\r\n\r\n", "hangs up, or is no Engine"),
+    "a web site": (http("<html>It works!</html>"), "what came is not an Engine's answer"),
+    "a list": (http("[1, 2]"), "what came is not an Engine's answer"),
+    "an object": (http("{}"), "what came is not an Engine's answer"),
+    "a version that is none": (http('{"ApiVersion": "x.y"}'), "does not answer like one"),
+    "a version and nothing else": (http('{"ApiVersion": "1.41"}'), "does not answer like one"),
+    "an old one": (http('{"ApiVersion": "1.12"}'), "API versions below"),
+    "an error": (http("oh", "500 Internal Server Error"), "500 Server Error"),
+}
+
+
+@contextmanager
+def listener(path: Path, answer: bytes | None) -> Iterator[None]:
+    """Answers everything in the same way; None: not at all."""
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(path))
+        server.listen(16)
+        taken: list[socket.socket] = []
+
+        def serve() -> None:
+            while True:
+                try:
+                    connection, _ = server.accept()
+                except OSError:  # shut down
+                    return
+                taken.append(connection)
+                if answer is not None:
+                    with suppress(OSError):  # who only knocks is gone by now
+                        if connection.recv(65_536):
+                            connection.sendall(answer)
+                    connection.close()
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        try:
+            yield
+        finally:
+            server.shutdown(socket.SHUT_RDWR)
+            thread.join()
+            for connection in taken:
+                connection.close()
+
+
+@pytest.mark.parametrize("kind", NO_ENGINES)
+async def test_whatever_is_no_engine_is_said_to_be_none(directory: Path, kind: str) -> None:
+    answer, told = NO_ENGINES[kind]
+    backend = DockerBackend(
+        directory / "s", DockerSection(host=f"unix://{directory}/engine.sock", request_timeout_s=0.3)
+    )
+    with listener(directory / "engine.sock", answer):
+        (finding,) = await backend.check_host()
+        assert (finding.subject, finding.ok, finding.required) == ("Engine", False, True)
+        assert told in finding.detail and finding.remedy, finding
+        with pytest.raises(SandboxFailure, match="cannot run Docker sandboxes"):
+            await backend.start()
+
+
+def command(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "executor_server", *arguments, "--backend", "docker"],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize(
+    ("host", "told"),
+    [
+        ("unix:///nowhere/engine.sock", "does not exist"),
+        ("unix:///dev/null", "is not a socket"),
+        ("tcp://192.0.2.1:2376", "not on this host"),
+        ("ssh://user@192.0.2.1", "not on this host"),
+    ],
+)
+def test_without_an_engine_both_commands_end_with_a_sentence(directory: Path, host: str, told: str) -> None:
+    variables = {"DOCKER_HOST": host, "DOCKER_TLS_VERIFY": "1", "EXECUTOR_STATE_DIR": str(directory / "s")}
+    for name in ("check-host", "serve"):
+        ended = command(name, "--listen", f"unix:{directory}/listen.sock", **variables)
+        assert ended.returncode == 1
+        assert told in ended.stdout + ended.stderr
+        assert "Traceback" not in ended.stderr
+
+
+def test_a_user_who_may_not_speak_to_the_engine_is_told_what_to_do(directory: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root can be somebody else")
+    with listener(directory / "engine.sock", None):
+        (directory / "engine.sock").chmod(0o600)
+        directory.chmod(0o711)
+        process = os.fork()
+        if process == 0:
+            os._exit(_as_nobody(f"unix://{directory}/engine.sock"))
+        assert os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) == 0
+
+
+def _as_nobody(host: str) -> int:
+    """The exit code of a process that is: 0 when it is told so."""
+    os.setgroups([])
+    os.setresgid(65_534, 65_534, 65_534)
+    os.setresuid(65_534, 65_534, 65_534)
+    try:
+        engine_socket(host)
+    except NoEngine as problem:
+        return 0 if "may not speak" in problem.detail and "usermod" in problem.remedy else 1
+    return 2
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Images
+
+# What a Python that is none does with the socket that it is asked to make.
+_LISTENS = """\
+import os, socket, time
+path = "/run/executor/socket/guest.sock"
+listener = socket.socket(socket.AF_UNIX)
+listener.bind(path + ".new")
+os.chmod(path + ".new", 0o777)
+listener.listen(1)
+os.rename(path + ".new", path)
+connection = listener.accept()[0]
+"""
+_FOREVER = "\nimport time\ntime.sleep(1000)"
+IMPOSTORS = {
+    "prints": ("print('x' * 10**8)", "does not run: its container ended at once"),
+    "ends": ("", "does not run: its container ended at once"),
+    "links": ("import os; os.symlink('/etc/passwd', '/run/executor/socket/guest.sock')" + _FOREVER, "does not answer"),
+    "pipes": ("import os; os.mkfifo('/run/executor/socket/guest.sock')" + _FOREVER, "does not answer"),
+    "floods": (_LISTENS + "while True: connection.sendall(b'[' * 65536)", "does not answer like one"),
+    "drips": (_LISTENS + "while True:\n    connection.sendall(b'[')\n    time.sleep(0.1)", "does not answer"),
+}
+
+
+async def refusal(state_dir: Path, reference: str) -> SandboxFailure:
+    """Why no sandbox is made of it; the other image goes on working."""
+    images = {"base": DockerImage(reference=IMAGE), "odd": DockerImage(reference=reference)}
+    backend = DockerBackend(state_dir, DockerSection(images=images))
+    await backend.start()
+    try:
+        await backend.adopt(())
+        with pytest.raises(SandboxFailure) as refused:
+            await backend.create(replace(SPEC, image="odd"))
+        await (await backend.create(SPEC)).destroy()
+        assert await backend.sweep() == 0
+    finally:
+        await backend.close()
+    return refused.value
+
+
+@pytest.mark.parametrize("kind", IMPOSTORS)
+async def test_an_odd_image_is_refused_and_stops_no_other(
+    state_dir: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(probe, "_ANSWER_TIMEOUT_S", 1.0)
+    program, told = IMPOSTORS[kind]
+    files = {"usr/local/bin/python3": f"#!/usr/bin/python3\n{program}\n".encode()}
+    with changed_image(IMAGE, f"executor-test/{kind}", (), files) as reference:
+        refused = await refusal(state_dir, reference)
+    assert isinstance(refused, ImageNotReady) and told in str(refused), refused
+
+
+async def test_an_image_that_the_engine_itself_refuses_stops_no_other(state_dir: Path) -> None:
+    with changed_image(IMAGE, "executor-test/root-volume", ('VOLUME ["/"]',)) as reference:
+        assert "destination" in str(await refusal(state_dir, reference))
+
+
+async def test_what_an_image_sets_for_python_and_the_loader_does_no_harm(state_dir: Path) -> None:
+    nonsense = {
+        "PYTHONPATH": "/evil",
+        "PYTHONHOME": "/nowhere",
+        "PYTHONSTARTUP": "/evil/sitecustomize.py",
+        "PYTHONINSPECT": "1",
+        "PYTHONWARNINGS": "error",
+        "PYTHONIOENCODING": "utf-16",
+        "LD_PRELOAD": "/nowhere.so",
+        "LC_ALL": "xx_YY.nothing",
+    }
+    changes = (*(f"ENV {name}={value}" for name, value in nonsense.items()), "WORKDIR /not/there", "USER no:body")
+    files = {"evil/sitecustomize.py": b"raise SystemExit(9)"}
+    with changed_image(IMAGE, "executor-test/nonsense", changes, files) as reference:
+        backend = DockerBackend(state_dir, DockerSection(images={"base": DockerImage(reference=reference)}))
+        await backend.start()
+        try:
+            await backend.adopt(())
+            channel = GuestChannel((await backend.create(SPEC)).endpoint)
+            assert (await channel.connect()).python_version.startswith("3.")
+            channel.close()
+        finally:
+            await backend.close()
+
+
+def test_kept_sandboxes_of_an_image_that_has_moved_or_gone_are_not_served(state_dir: Path) -> None:
+    tag = "executor-test/renewed"
+    config = state_dir / "config.toml"
+    config.write_text(
+        f'server.backend = "docker"\npool.size = 1\n[docker]\nimage_refresh_s = 0.1\nimages.base = "{tag}"\n'
+    )
+
+    def version() -> str:
+        with client.create_session(authorized_imports=["os"]) as session:
+            return str(session.execute("import os\nos.environ['VERSION']").output)
+
+    with ExitStack() as images:  # the Engine keeps an image of which there are containers: it goes last
+        images.enter_context(changed_image(IMAGE, tag, ("ENV VERSION=1",)))
+        with running_daemon(state_dir, "--config", str(config)) as daemon, daemon.client() as client:
+            assert version() == "1"
+            images.enter_context(changed_image(IMAGE, tag, ("ENV VERSION=2",)))
+            assert eventually(lambda: version() == "2", timeout_s=TIMEOUT_S)
+            assert {version() for _ in range(3)} == {"2"}
+            with engine_client() as by_hand:
+                by_hand.remove_image(tag, force=True)
+            with pytest.raises(UnavailableError, match="not on this host") as refused:
+                for _ in range(3):
+                    version()
+            assert refused.value.reason == "IMAGE_NOT_READY"
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Names
+
+TRICKS = (
+    "base; rm -rf /",
+    "../x",
+    "-v",
+    "--privileged",
+    "$(id)",
+    "`id`",
+    "a b",
+    "a\nb",
+    "a" * 10_000,
+    "ünï",
+    "A/B:c",
+    "name@sha256:abc",
+    "",
+    "/abs",
+    "http://x/y",
+    "a//b",
+    "a:tag:tag",
+    "x/../y",
+    "a-" * 120 + "!",
+)
+
+
+@pytest.mark.parametrize("reference", TRICKS)
+def test_a_reference_with_tricks_is_no_configuration(directory: Path, reference: str) -> None:
+    (directory / "c.toml").write_text(f"[docker.images]\nbase = {json.dumps(reference)}\n")
+    with pytest.raises(ConfigError, match="must be an image reference like"):
+        load(directory / "c.toml")
+
+
+def test_a_client_can_name_configured_images_only(state_dir: Path) -> None:
+    (state_dir / "c.toml").write_text(f'server.backend = "docker"\npool.size = 0\ndocker.images.base = "{IMAGE}"\n')
+    with running_daemon(state_dir, "--config", str(state_dir / "c.toml")) as daemon, daemon.client() as client:
+        for name in (IMAGE, f"{IMAGE}:latest", *filter(None, TRICKS)):
+            with pytest.raises(InvalidRequest) as refused:
+                client.create_session(image=name)
+            assert refused.value.reason == "UNKNOWN_IMAGE"
+            assert name not in str(refused.value)
+
+
+def test_a_registry_that_is_not_there_costs_a_session_no_wait(state_dir: Path) -> None:
+    """192.0.2.1 is nobody's: an Engine waits for it, or is told at once that there is none; the session does not."""
+    (state_dir / "c.toml").write_text(
+        'server.backend = "docker"\npool.size = 0\npolicy.pull_images = true\n'
+        f'[docker.images]\nbase = "{IMAGE}"\nfar = "192.0.2.1:5000/far/away"\n'
+    )
+    command = ("--config", str(state_dir / "c.toml"))
+    with running_daemon(state_dir, *command) as daemon, daemon.client(call_timeout_s=10.0) as client:
+        for _ in range(3):
+            with pytest.raises(UnavailableError, match=r"is being fetched|could not be fetched") as refused:
+                client.create_session(image="far")
+            assert refused.value.reason == "IMAGE_NOT_READY"
+            assert "192.0.2" not in str(refused.value)
+        with client.create_session(image="base") as session:
+            assert session.execute("6 * 7").output == 42

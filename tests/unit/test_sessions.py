@@ -12,7 +12,7 @@ import pytest
 
 from executor_server.errors import InvalidRequest, NotFound, Reason, ResourceExhausted, SandboxFailure, Unavailable
 from executor_server.executions import Execution
-from executor_server.guest.frames import Kind
+from executor_server.guest.frames import Frame, Kind
 from executor_server.model import ExecutionLimits, Limits, Outcome, OutputMode, Principal, Result, SessionSpec
 from executor_server.policy import WarmSandboxes
 from executor_server.pool import PoolSettings, WarmPool
@@ -20,6 +20,7 @@ from executor_server.registry import Registry
 from executor_server.sessions import Session, SessionManager, SessionRequest, SessionSettings
 from executor_server.state_dir import StateDir
 from tests.support.fake_backend import SPEC, FakeBackend
+from tests.support.fake_guest import FakeGuest
 from tests.support.polling import eventually_async
 
 LIMITS = Limits(1.0, 1.0, 1000, 2**28, 16, 1000, 2**24, 600.0, 3600.0)
@@ -336,3 +337,19 @@ async def test_a_deletion_whose_caller_has_gone_is_waited_for_at_the_end(
     gate.set()
     await end
     assert sandbox.destroyed
+
+
+async def test_connections_made_before_the_session_is_written_down_are_counted(bench: Bench) -> None:
+    """A later daemon would show the guest a token that has been used, and be taken for a stranger."""
+
+    def hang_up_first(guest: FakeGuest) -> None:
+        def answer(frame: Frame) -> None:
+            guest.hang_up()
+            guest.done(frame)
+
+        guest.on[Kind.CONFIGURE] = answer
+
+    bench.backend.prepare = hang_up_first
+    await bench.create()
+    (record,) = bench.manager._registry.load()
+    assert record.connections == 2

@@ -129,5 +129,5 @@ class Backend(Protocol):
     async def check_host(self) -> Sequence[HostFinding]: ...
 
     async def close(self) -> None:
-        """Destroys every sandbox that it made and still knows."""
+        """Destroys every sandbox that it made and still knows. Raises SandboxFailure when some are left over."""
         ...

@@ -345,3 +345,22 @@ def test_of_many_sessions_nothing_stays_in_the_daemon_or_on_the_engine(engine: O
     assert memory_bytes(daemon) - memory_before < GROWTH_BYTES
     assert engine.mounts == mounts_before
     assert nothing_is_left(engine, daemon)
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_daemon_that_is_told_to_stop_without_its_engine_stops_and_the_next_one_sweeps(
+    engine: OwnEngine, restart: Callable[..., Daemon], how: signal.Signals
+) -> None:
+    """So it goes when a host shuts down: the Engine may be the first to end."""
+    daemon = restart()
+    with daemon.client() as client:
+        client.create_session()
+        client.create_session()
+        assert eventually(lambda: len(containers(engine)) == 2)
+        with gone(engine, how) if how == signal.SIGKILL else paused(engine):
+            daemon.process.send_signal(signal.SIGTERM)
+            assert daemon.process.wait(WAIT_S) == 1
+        said = daemon.log.read_text()
+        assert "2 sandboxes are left over" in said
+        assert "Traceback" not in said
+    assert nothing_is_left(engine, restart())

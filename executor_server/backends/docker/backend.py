@@ -110,7 +110,8 @@ class DockerBackend:
         await kit.engine.close()
         directory.release()
         if failures:
-            raise ExceptionGroup("sandboxes are left over", failures)
+            told = f"{len(failures)} sandboxes are left over, for the next daemon of this state directory to destroy"
+            raise SandboxFailure(f"{told}: {failures[0]}") from failures[0]
 
     # -----------------------------------------------------------------------------------------------------------------
     # Creation

@@ -157,7 +157,8 @@ class LocalBackend:
             means.directory.release()
         failures = [result for result in results if isinstance(result, Exception)]
         if failures:
-            raise ExceptionGroup("sandboxes are left over", failures)
+            told = f"{len(failures)} sandboxes are left over, for the next daemon of this state directory to destroy"
+            raise SandboxFailure(f"{told}: {failures[0]}") from failures[0]
 
     def _started(self) -> _Means:
         if self._means is None:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from executor_server.backends.local.bubblewrap import find_bwrap
 
 _PROCESS_TIMEOUT_S = 120.0
+_SYSTEM_FOLDERS = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/etc")
 
 DOCKER_IMAGE = "remote-executor/base"
 """What the default image of the Docker backend means, and so what bare containers are made of."""
@@ -29,9 +31,12 @@ print(time.perf_counter() - start)
 
 
 def bare_bwrap_command() -> list[str]:
-    """bubblewrap with the namespaces of a sandbox, the host's files as they are, and a Python that does nothing."""
+    """bubblewrap with the namespaces of a sandbox, the system's files, and a Python that does nothing."""
     namespaces = ["--unshare-all", "--unshare-user", "--as-pid-1", "--new-session", "--hostname", "sandbox"]
-    mounts = ["--ro-bind", "/", "/", "--proc", "/proc", "--dev", "/dev", "--tmpfs", "/tmp"]
+    # Not the root directory: on the way through all that is mounted below, it fails when a container just ends.
+    folders = [folder for folder in (*_SYSTEM_FOLDERS, sys.base_prefix) if Path(folder).exists()]
+    mounts = [word for folder in folders for word in ("--ro-bind", folder, folder)]
+    mounts += ["--proc", "/proc", "--dev", "/dev", "--tmpfs", "/tmp"]
     python = [sys._base_executable, "-I", "-S", "-c", "pass"]  # type: ignore[attr-defined]  # the venv's own link apart
     return [str(find_bwrap().path), *namespaces, *mounts, "--", *python]
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import os
 import stat
-import time
 
 from .workspace import (
     MAX_DEPTH,
@@ -36,8 +35,6 @@ MAX_ARTIFACTS = 256
 # Entries of the workspace, about 3 µs each: at the end, and at the start, when the program waits for it.
 MAX_LOOKED_AT = 5_000
 MAX_REMEMBERED = 2_000
-# Of the file system's time stamps.
-_CLOCK_REALTIME_COARSE = 5
 
 
 class Scan:
@@ -94,10 +91,10 @@ class Artifacts:
 
     def __init__(self, root: str) -> None:
         self._root = root
-        self._started_ns = time.clock_gettime_ns(_CLOCK_REALTIME_COARSE)
         scan = Scan(root, MAX_REMEMBERED)
         self._known: dict[str, State] = {path: _state(status) for path, status in scan.files.items()}
         self._knows_all = not scan.truncated
+        self._started_ns = 0 if self._knows_all else stamp_ns()
 
     def put_by_client(self, path: str, status: os.stat_result) -> None:
         """A file that the supervisor wrote while the code ran."""
@@ -117,6 +114,15 @@ class Artifacts:
             return known != _state(status)
         # Of a file that was not remembered, the time of its last change, which no program can set, has to tell.
         return self._knows_all or status.st_ctime_ns >= self._started_ns
+
+
+def stamp_ns() -> int:
+    """The time as files are stamped with it now; newer kernels have no clock of the system for that."""
+    fd = os.memfd_create("now", os.MFD_CLOEXEC)
+    try:
+        return os.fstat(fd).st_ctime_ns
+    finally:
+        os.close(fd)
 
 
 def _state(status: os.stat_result) -> State:

@@ -169,7 +169,7 @@ def made(directory: Path) -> Files:
     return bench.files
 
 
-@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_any_damage_is_damage_and_nothing_worse(tmp_path: Path, data: st.DataObject) -> None:
     """A start reads all tapes: what one of them raises must not keep the daemon from the others."""

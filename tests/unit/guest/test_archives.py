@@ -338,7 +338,7 @@ def test_a_full_disk_is_said_with_the_member(root: Path, monkeypatch: pytest.Mon
 SEED = archive(member("d", tarfile.DIRTYPE), member("d/f"), member(LONG), content=b"content")
 
 
-@settings(max_examples=150)
+@settings(max_examples=150, deadline=None)
 @given(
     st.one_of(
         st.binary(max_size=3000),

@@ -123,8 +123,13 @@ class Ledger:
         self._begin_segment()
 
     def close(self) -> None:
-        """Lets go of the tape, which stays as it is."""
+        """Lets go of the tape, which stays as it is, and of the executions: the last to be told may still read them.
+
+        They know us and we know them, so the collector would come for all that they hold only when it is large.
+        """
         self._tape.close()
+        self._executions.clear()
+        self._finished.clear()
 
     # -- what clients ask ----------------------------------------------------------------------------------------
 

@@ -29,6 +29,8 @@ _log = structlog.get_logger(__name__)
 
 # For the guest to connect again after its channel broke; it is on the same host, and there or dead.
 _RECONNECT_TIME_S = 2.0
+# Renaming a container takes the Engine and a thread of ours milliseconds: whoever has just asked for it goes first.
+_LABEL_PAUSE_S = 0.1
 # Of one session. A channel does not break by itself, so a guest that goes on hanging up plays with us.
 _MAX_RECONNECTS = 8
 
@@ -80,7 +82,7 @@ class Session(GuestRequests):
 
     def _begin_tape(self) -> None:
         self._ledger.begin_tape()
-        self._spawn(self._sandbox.label(self.session_id))
+        self._spawn(self._label())
 
     # -- state ---------------------------------------------------------------------------------------------------
 
@@ -261,7 +263,7 @@ class Session(GuestRequests):
         self._channel.on_send = self._ledger.note_sent
         for execution_id in self._ledger.unjudged():
             self._on_kill(execution_id)
-        self._spawn(self._sandbox.label(self.session_id))
+        self._spawn(self._label())
 
     # -- the end -------------------------------------------------------------------------------------------------
 
@@ -336,6 +338,10 @@ class Session(GuestRequests):
         """Until no execution runs or waits."""
         for execution in list(self._ledger.running.values()):
             await execution.wait()
+
+    async def _label(self) -> None:
+        await asyncio.sleep(_LABEL_PAUSE_S)
+        await self._sandbox.label(self.session_id)
 
     def _spawn(self, work: Any) -> None:
         task = asyncio.get_running_loop().create_task(work)

@@ -16,7 +16,6 @@ import mmap
 import os
 import resource
 import sys
-import traceback
 import types
 
 from executor_api.values import encode
@@ -24,6 +23,7 @@ from executor_api.values import encode
 from . import display, libc, link
 from .control import ExecutionInterrupted, FinalAnswerGiven
 from .dynamic import agent_builtins
+from .failures import describe, text_of
 from .guard import guard
 from .host_tools import Inbox, ToolBox, decode_value
 from .imports import ImportDenied, guard_importlib
@@ -38,12 +38,6 @@ if TYPE_CHECKING:
 
 # For what decoding and encoding variables may run of agent code.
 OPERATION_BUDGET = 10**8
-_MAX_MESSAGE_CHARS = 8_000
-_MAX_TRACEBACK_CHARS = 12_000
-_MAX_STATEMENT_CHARS = 2_000
-_MAX_FRAMES = 30
-_MAX_CHAIN = 64
-_ARCHIVE = __file__.partition("executor_guest")[0]
 _CO_COROUTINE = 0x80
 
 
@@ -192,7 +186,7 @@ class Interpreter:
         try:
             self._staged[name] = self._guarded(decode_value, _view(message))
         except BaseException as error:  # noqa: BLE001 (the border of agent code: unpickling runs what it wants)
-            self._staging_error = self._staging_error or f"variable {name}: {_text_of(error)}"
+            self._staging_error = self._staging_error or f"variable {name}: {text_of(error)}"
 
     def _on_commit(self, _message: link.Message) -> None:
         staged, failed = self._staged, self._staging_error
@@ -218,7 +212,7 @@ class Interpreter:
                 if name in namespace:
                     self._send({"t": "variable", "name": name}, self._guarded(self._encode, namespace[name]))
         except BaseException as error:  # noqa: BLE001 (the border of agent code: its __repr__ runs here)
-            self._send({"t": "op_done", "ok": False, "message": f"variable {name}: {_text_of(error)}"[:4000]})
+            self._send({"t": "op_done", "ok": False, "message": f"variable {name}: {text_of(error)}"[:4000]})
             return
         missing = [name for name in names if name not in namespace]
         self._send({"t": "op_done", "ok": True}, dumps(missing))
@@ -330,8 +324,8 @@ class Interpreter:
     ) -> tuple[str, Optional[dict[str, Any]]]:
         self._meter.finish()  # from here on, str() and repr() of the program's exceptions are free
         if isinstance(error, SystemExit):
-            return "exited", {"type": "SystemExit", "message": _text_of(error), "exit_code": _exit_code(error)}
-        detail = _describe(error, filename, source, spans)
+            return "exited", {"type": "SystemExit", "message": text_of(error), "exit_code": _exit_code(error)}
+        detail = describe(error, filename, source, spans)
         if isinstance(error, OperationLimitExceeded):
             return "operation_limit", detail
         if isinstance(error, MemoryError):
@@ -379,73 +373,3 @@ def _exit_code(error: SystemExit) -> int:
     if error.code is None:
         return 0
     return error.code & 0xFF if isinstance(error.code, int) else 1
-
-
-def _text_of(error: BaseException) -> str:
-    try:
-        text = str(error)
-    except BaseException as inner:  # noqa: BLE001 (the program's own __str__)
-        text = f"<its __str__ raised {type(inner).__name__}>"
-    return text if len(text) <= _MAX_MESSAGE_CHARS else text[:_MAX_MESSAGE_CHARS] + "…"
-
-
-def _describe(error: BaseException, filename: str, source: str, spans: list[list[int]]) -> dict[str, Any]:
-    """What the caller learns of an exception: the program's own frames only."""
-    trace = _agent_traceback(error)
-    line, top_line = _lines(trace, filename)
-    name = "KeyboardInterrupt" if isinstance(error, ExecutionInterrupted) else type(error).__name__
-    return {
-        "type": name[:256],
-        "message": _text_of(error),
-        "traceback": _format(error, trace),
-        "line": line,
-        "statement": _statement(source, spans, top_line),
-    }
-
-
-def _agent_traceback(error: BaseException) -> Optional[types.TracebackType]:
-    trace = error.__traceback__
-    while trace is not None and not trace.tb_frame.f_code.co_filename.startswith(("<execution-", "<prelude>")):
-        trace = trace.tb_next
-    return trace
-
-
-def _lines(trace: Optional[types.TracebackType], filename: str) -> tuple[int, int]:
-    """(innermost, outermost) line of the execution's own source."""
-    innermost = outermost = 0
-    while trace is not None:
-        if trace.tb_frame.f_code.co_filename == filename:
-            innermost = trace.tb_lineno
-            outermost = outermost or trace.tb_lineno
-        trace = trace.tb_next
-    return innermost, outermost
-
-
-def _format(error: BaseException, trace: Optional[types.TracebackType]) -> str:
-    try:
-        captured = traceback.TracebackException(type(error), error, trace, limit=-_MAX_FRAMES)
-        _drop_own_frames(captured)
-        text = "".join(captured.format())
-    except BaseException as inner:  # noqa: BLE001 (the program's own __str__, or out of memory)
-        return f"{type(error).__name__}: <the traceback cannot be shown: {type(inner).__name__}>"
-    if len(text) <= _MAX_TRACEBACK_CHARS:
-        return text
-    half = _MAX_TRACEBACK_CHARS // 2
-    return f"{text[:half]}\n… {len(text) - 2 * half} characters left out …\n{text[-half:]}"
-
-
-def _drop_own_frames(captured: traceback.TracebackException) -> None:
-    """Leaves out what the guest itself called or was called by: the interrupt, the tools, the wrapped builtins."""
-    pending: list[Optional[traceback.TracebackException]] = [captured]
-    for _ in range(_MAX_CHAIN):
-        one = pending.pop() if pending else None
-        if one is not None:
-            one.stack[:] = [frame for frame in one.stack if not frame.filename.startswith(_ARCHIVE)]
-            pending += [one.__cause__, one.__context__]
-
-
-def _statement(source: str, spans: list[list[int]], line: int) -> str:
-    for first, last in spans:
-        if first <= line <= last:
-            return "\n".join(source.splitlines()[first - 1 : last])[:_MAX_STATEMENT_CHARS]
-    return ""

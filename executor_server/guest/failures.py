@@ -1,0 +1,90 @@
+"""An exception of the program as its caller learns of it: the program's own lines, bounded, and none of ours."""
+
+from __future__ import annotations
+
+import traceback
+
+from .control import ExecutionInterrupted
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import types
+    from typing import Any, Optional
+
+_MAX_MESSAGE_CHARS = 8_000
+_MAX_TRACEBACK_CHARS = 12_000
+_MAX_STATEMENT_CHARS = 2_000
+_MAX_FRAMES = 30
+_MAX_CHAIN = 64
+_ARCHIVE = __file__.partition("executor_guest")[0]
+
+
+def describe(error: BaseException, filename: str, source: str, spans: list[list[int]]) -> dict[str, Any]:
+    """What the caller learns of an exception: the program's own frames only."""
+    trace = _agent_traceback(error)
+    line, top_line = _lines(trace, filename)
+    name = "KeyboardInterrupt" if isinstance(error, ExecutionInterrupted) else type(error).__name__
+    return {
+        "type": name[:256],
+        "message": text_of(error),
+        "traceback": _format(error, trace),
+        "line": line,
+        "statement": _statement(source, spans, top_line),
+    }
+
+
+def text_of(error: BaseException) -> str:
+    """Its message, bounded."""
+    try:
+        text = str(error)
+    except BaseException as inner:  # noqa: BLE001 (the program's own __str__)
+        text = f"<its __str__ raised {type(inner).__name__}>"
+    return text if len(text) <= _MAX_MESSAGE_CHARS else text[:_MAX_MESSAGE_CHARS] + "…"
+
+
+def _agent_traceback(error: BaseException) -> Optional[types.TracebackType]:
+    trace = error.__traceback__
+    while trace is not None and not trace.tb_frame.f_code.co_filename.startswith(("<execution-", "<prelude>")):
+        trace = trace.tb_next
+    return trace
+
+
+def _lines(trace: Optional[types.TracebackType], filename: str) -> tuple[int, int]:
+    """(innermost, outermost) line of the execution's own source."""
+    innermost = outermost = 0
+    while trace is not None:
+        if trace.tb_frame.f_code.co_filename == filename:
+            innermost = trace.tb_lineno
+            outermost = outermost or trace.tb_lineno
+        trace = trace.tb_next
+    return innermost, outermost
+
+
+def _format(error: BaseException, trace: Optional[types.TracebackType]) -> str:
+    try:
+        captured = traceback.TracebackException(type(error), error, trace, limit=-_MAX_FRAMES)
+        _drop_own_frames(captured)
+        text = "".join(captured.format())
+    except BaseException as inner:  # noqa: BLE001 (the program's own __str__, or out of memory)
+        return f"{type(error).__name__}: <the traceback cannot be shown: {type(inner).__name__}>"
+    if len(text) <= _MAX_TRACEBACK_CHARS:
+        return text
+    half = _MAX_TRACEBACK_CHARS // 2
+    return f"{text[:half]}\n… {len(text) - 2 * half} characters left out …\n{text[-half:]}"
+
+
+def _drop_own_frames(captured: traceback.TracebackException) -> None:
+    """Leaves out what the guest itself called or was called by: the interrupt, the tools, the wrapped builtins."""
+    pending: list[Optional[traceback.TracebackException]] = [captured]
+    for _ in range(_MAX_CHAIN):
+        one = pending.pop() if pending else None
+        if one is not None:
+            one.stack[:] = [frame for frame in one.stack if not frame.filename.startswith(_ARCHIVE)]
+            pending += [one.__cause__, one.__context__]
+
+
+def _statement(source: str, spans: list[list[int]], line: int) -> str:
+    for first, last in spans:
+        if first <= line <= last:
+            return "\n".join(source.splitlines()[first - 1 : last])[:_MAX_STATEMENT_CHARS]
+    return ""

@@ -39,7 +39,7 @@ _log = structlog.get_logger(__name__)
 
 
 def serve(config: Config) -> None:
-    """Runs the daemon until it is told to stop. Raises StateDirError, AddressError, SandboxFailure."""
+    """Runs the daemon until it is told to stop. Raises ConfigError, StateDirError, AddressError, SandboxFailure."""
     logs.configure(config.log.level, config.log.format)
     _keep_freed_memory()
     uvloop.run(_serve(config))
@@ -47,6 +47,7 @@ def serve(config: Config) -> None:
 
 def check_host(config: Config) -> Sequence[HostFinding]:
     """What this host can isolate and limit."""
+    logs.configure(config.log.level, config.log.format)
     return uvloop.run(_make_backend(config).check_host())
 
 

@@ -64,6 +64,8 @@ def serve(**options: Any) -> None:
 
     try:
         app.serve(config)
+    except ConfigError as error:
+        _fail_config(error)
     except (StateDirError, AddressError) as error:
         _fail(EXIT_PLACE, str(error))
     except SandboxFailure as error:
@@ -104,7 +106,11 @@ def _load(config_path: Path | None, listen: Sequence[str], backend: str | None, 
     try:
         return load(config_path, {"server": server})
     except ConfigError as error:
-        _fail(EXIT_CONFIG, "The configuration can't be used:\n" + "\n".join(f"  {line}" for line in error.problems))
+        _fail_config(error)
+
+
+def _fail_config(error: ConfigError) -> NoReturn:
+    _fail(EXIT_CONFIG, "The configuration can't be used:\n" + "\n".join(f"  {line}" for line in error.problems))
 
 
 def _finding_text(finding: HostFinding) -> str:

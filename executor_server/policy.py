@@ -14,8 +14,8 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 
-from executor_server.config import LimitsSection, PolicySection, PoolSection
-from executor_server.errors import InvalidRequest, PolicyViolation, Reason, Violation
+from executor_server.config import ConfigError, LimitsSection, PolicySection, PoolSection
+from executor_server.errors import ExecutorError, InvalidRequest, PolicyViolation, Reason, Violation
 from executor_server.import_patterns import PATTERN_FORM, is_covered, is_pattern
 from executor_server.model import ExecutionLimits, Limits, Principal, SandboxSpec, SessionSpec
 
@@ -139,17 +139,22 @@ class Policy:
     def warm_sandboxes(self, pool: PoolSection) -> tuple[WarmSandboxes, ...]:
         """The sandboxes to have ready: those named, else those of sessions that ask for nothing special.
 
-        Raises PolicyViolation or InvalidRequest for one that no session could get.
+        Raises ConfigError for those that no session could get.
         """
         if not pool.warm:
             return (WarmSandboxes(self._sandbox(self._images[0], self._defaults), pool.size),)
-        warm = []
-        for entry in pool.warm:
+        warm, problems = [], []
+        for number, entry in enumerate(pool.warm):
             limits = RequestedLimits(
                 memory_bytes=entry.memory_bytes, processes=entry.processes, disk_bytes=entry.disk_bytes
             )
             request = RequestedSession(image=entry.image, limits=limits)
-            warm.append(WarmSandboxes(self.decide(_POOL, request).sandbox, entry.size))
+            try:
+                warm.append(WarmSandboxes(self.decide(_POOL, request).sandbox, entry.size))
+            except ExecutorError as refusal:
+                problems.append(f"pool.warm.{number}: {refusal.message} (it is {entry.image!r})")
+        if problems:
+            raise ConfigError(problems)
         return tuple(warm)
 
     def describe(self) -> PolicySummary:

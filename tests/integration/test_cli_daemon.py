@@ -64,6 +64,20 @@ def test_a_wrong_configuration_is_told_problem_by_problem(tmp_path: Path) -> Non
     assert [problem.split(":")[0] for problem in problems] == ["  pool.size", "  sessions.max_sesions"]
 
 
+def test_a_pool_of_what_no_session_could_get_is_a_wrong_configuration(tmp_path: Path) -> None:
+    require("local")
+    config = tmp_path / "c.toml"
+    config.write_text(
+        f'server.state_dir = "{tmp_path}/s"\n[[pool.warm]]\nimage = "nope"\nsize = 1\n'
+        f'[[pool.warm]]\nimage = "base"\nsize = 1\nmemory_bytes = {10**15}\n'
+    )
+    code, out, err = server("serve", "--config", str(config))
+    assert (code, out) == (3, "")
+    _, unknown, greedy = err.splitlines()
+    assert unknown == "  pool.warm.0: no such image; there are base (it is 'nope')"
+    assert greedy.startswith("  pool.warm.1: the policy refuses this: limits.memory_bytes")
+
+
 def test_a_second_daemon_is_refused_and_the_first_goes_on(daemon: Daemon) -> None:
     listen = f"unix:{daemon.state_dir / 'other.sock'}"
     code, out, err = server("serve", "--state-dir", str(daemon.state_dir), "--listen", listen)

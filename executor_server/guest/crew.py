@@ -11,11 +11,11 @@ import os
 import time
 
 from . import link
-from .children import Child, ChildStuck, kill_everything, reap, spawn
+from .children import Child, ChildStuck, end_child, kill_everything, reap, spawn
 from .frames import FrameError
 from .lean import signal, socket
 from .loop import READ, WRITE, Loop
-from .spare import Spare, end_child
+from .spare import Spare
 from .transfers import MAX_BLOB_BYTES
 from .usage import Process
 

@@ -10,12 +10,11 @@ from __future__ import annotations
 
 import os
 import sys
-import time
 
 from . import link
-from .children import Child, spawn
+from .children import Child, end_child, spawn
 from .frames import FrameError
-from .lean import signal, socket
+from .lean import socket
 from .loop import READ, Loop
 
 TYPE_CHECKING = False
@@ -24,9 +23,6 @@ if TYPE_CHECKING:
 
     Receive = Callable[[Child, Callable[[link.Message], None]], None]
 
-# For a child to be gone after it was killed, and in which steps to look.
-_END_TIME_S = 1.0
-_END_STEP_S = 0.0005
 # What is said of a module that cannot be imported ahead.
 _MAX_NAME_CHARS = 100
 
@@ -131,20 +127,3 @@ class Spare:
             self._modules.remove(name)
             sys.stderr.write(f"module {name[:_MAX_NAME_CHARS]} was not imported ahead: {why}\n")
             sys.stderr.flush()
-
-
-def end_child(child: Child) -> None:
-    """Kills a child and waits for it, so that none of its time is counted against a run that begins."""
-    for kill in (os.kill, os.killpg):  # what a module started is of the child's group
-        try:
-            kill(child.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass  # dead already, or not yet the leader of a group
-    deadline = time.monotonic() + _END_TIME_S
-    while time.monotonic() < deadline:
-        try:
-            if os.waitpid(child.pid, os.WNOHANG)[0]:
-                return
-        except ChildProcessError:
-            return
-        time.sleep(_END_STEP_S)

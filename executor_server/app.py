@@ -22,6 +22,7 @@ from executor_server.backends.local import LocalBackend
 from executor_server.config import Config
 from executor_server.host_sweeper import HostSweeper
 from executor_server.policy import Policy
+from executor_server.policy_file import load_policy
 from executor_server.pool import PoolSettings, WarmPool
 from executor_server.registry import Registry
 from executor_server.rpc.addresses import judged
@@ -174,8 +175,7 @@ def _make_backend(config: Config) -> Backend:
 
 def _make_policy(config: Config, backend: Backend) -> Policy:
     return Policy(
-        config.policy,
-        config.limits,
+        load_policy(config.policy.file),
         images=backend.images,
         backend=backend.name,
         orphan_time_s=config.sessions.orphan_time_s,

@@ -10,42 +10,31 @@ from __future__ import annotations
 import json
 import re
 import sys
-import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
-from pydantic_core import ErrorDetails
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from executor_server.import_patterns import PATTERN_FORM, is_pattern
+from executor_server.settings import (
+    GIB,
+    KIB,
+    MIB,
+    AbsolutePath,
+    Bytes,
+    Count,
+    CountOrZero,
+    ImageName,
+    Name,
+    Seconds,
+    Section,
+    read_toml,
+    validated,
+)
 from executor_server.state_dir import default_state_dir
-
-MAX_CONFIG_BYTES = 1 << 20
-
-KIB = 1024
-MIB = 1024 * KIB
-GIB = 1024 * MIB
-DAY_S = 86_400.0
 
 DEFAULT_TCP_ADDRESS = "127.0.0.1:50051"
 
-# What smolagents authorizes by itself (BASE_BUILTIN_MODULES), so that its prompts hold here too.
-SMOLAGENTS_BASE_IMPORTS = (
-    "collections",
-    "datetime",
-    "itertools",
-    "math",
-    "queue",
-    "random",
-    "re",
-    "stat",
-    "statistics",
-    "time",
-    "unicodedata",
-)
-
-_IMAGE_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 # github.com/distribution/reference: [HOST[:PORT]/]PATH[:TAG][@DIGEST]. It admits no space, no quote, no leading dash.
 _IMAGE_REFERENCE = re.compile(
     r"(?:[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?(?::[0-9]{1,5})?/)?"
@@ -55,26 +44,6 @@ _IMAGE_REFERENCE = re.compile(
 _MAX_REFERENCE_CHARS = 255
 _MODULE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(?:\.[A-Za-z_][A-Za-z0-9_]*)*")
 _ENGINE_HOST = re.compile(r"(?:unix:///|tcp://|ssh://|https?://)\S{1,255}")
-
-
-class ConfigError(Exception):
-    """The configuration can't be used. `problems` holds one sentence for each thing to mend."""
-
-    def __init__(self, problems: Sequence[str]) -> None:
-        super().__init__("\n".join(problems))
-        self.problems = tuple(problems)
-
-
-def _check_pattern(text: str) -> str:
-    if not is_pattern(text):
-        raise ValueError(f"must be {PATTERN_FORM}")
-    return text
-
-
-def _check_image_name(text: str) -> str:
-    if not _IMAGE_NAME.fullmatch(text):
-        raise ValueError("must be 1 to 64 of a-z 0-9 . _ -, beginning with a letter or a digit")
-    return text
 
 
 def _check_image_reference(text: str) -> str:
@@ -95,30 +64,13 @@ def _check_engine_host(text: str) -> str:
     return text
 
 
-def _check_absolute(path: Path) -> Path:
-    if not path.is_absolute():
-        raise ValueError("must be an absolute path")
-    return path
-
-
-Count = Annotated[int, Field(strict=True, gt=0, lt=2**63)]
-CountOrZero = Annotated[int, Field(strict=True, ge=0, lt=2**63)]
-Bytes = Annotated[int, Field(strict=True, gt=0, lt=2**63)]
-Seconds = Annotated[float, Field(strict=True, gt=0, le=365 * DAY_S, allow_inf_nan=False)]
-ImportPattern = Annotated[str, AfterValidator(_check_pattern)]
-ImageName = Annotated[str, AfterValidator(_check_image_name)]
 ImageReference = Annotated[str, AfterValidator(_check_image_reference)]
 ModuleName = Annotated[str, AfterValidator(_check_module_name)]
 EngineHost = Annotated[str, AfterValidator(_check_engine_host)]
-AbsolutePath = Annotated[Path, AfterValidator(_check_absolute)]
 Preload = Annotated[tuple[ModuleName, ...], Field(max_length=64)]
 
 
-class _Section(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class ServerSection(_Section):
+class ServerSection(Section):
     """Where the daemon listens and what a connection may do."""
 
     # Empty: the Unix socket of the state directory and DEFAULT_TCP_ADDRESS.
@@ -127,8 +79,12 @@ class ServerSection(_Section):
     backend: Literal["local", "docker"] = "local"
     tls_cert: AbsolutePath | None = None
     tls_key: AbsolutePath | None = None
-    # Set: TCP clients must show a certificate of this authority, besides the token.
+    # Set: TCP clients must show a certificate of this authority. One that the policy maps to a tenant needs no token.
     tls_client_ca: AbsolutePath | None = None
+    # A Unix socket at which the user who connects is known by its number, which the policy maps to a tenant.
+    peer_socket: AbsolutePath | None = None
+    # Tokens of tenants, made by `executor-server token new`. None: `tokens.json` in the state directory.
+    token_file: AbsolutePath | None = None
     max_message_bytes: Annotated[int, Field(strict=True, ge=2 * MIB, le=64 * MIB)] = 4 * MIB
     max_metadata_bytes: Annotated[int, Field(strict=True, ge=4 * KIB, le=MIB)] = 16 * KIB
     max_concurrent_streams: Count = 256
@@ -156,7 +112,7 @@ def _from_reference(value: object) -> object:
     return {"reference": value} if isinstance(value, str) else value
 
 
-class LocalImage(_Section):
+class LocalImage(Section):
     """A Python environment of this host."""
 
     # The environment's folder, or an interpreter.
@@ -165,14 +121,14 @@ class LocalImage(_Section):
     preload: Preload = ()
 
 
-class DockerImage(_Section):
+class DockerImage(Section):
     """An image of the Engine."""
 
     reference: ImageReference
     preload: Preload = ()
 
 
-class LocalSection(_Section):
+class LocalSection(Section):
     """The local backend."""
 
     # Name to environment. The first is the default image.
@@ -183,7 +139,7 @@ class LocalSection(_Section):
     bwrap: AbsolutePath | None = None
 
 
-class DockerSection(_Section):
+class DockerSection(Section):
     """The Docker backend."""
 
     # Name to image. The first is the default image.
@@ -210,17 +166,19 @@ class DockerSection(_Section):
 PoolSize = Annotated[int, Field(strict=True, ge=0, le=1024)]
 
 
-class WarmSection(_Section):
-    """One kind of sandbox to keep ready: of an image, with the default limits unless others are given."""
+class WarmSection(Section):
+    """One kind of sandbox to keep ready: of an image, with the limits of a profile unless others are given."""
 
     image: ImageName
     size: PoolSize
+    # Whose sandboxes; None: those of the default profile.
+    profile: Name | None = None
     memory_bytes: Bytes | None = None
     processes: Count | None = None
     disk_bytes: Bytes | None = None
 
 
-class PoolSection(_Section):
+class PoolSection(Section):
     """Sandboxes that are kept ready."""
 
     # Of the default image with the default limits, when `warm` names none. 0 turns the pool off.
@@ -232,7 +190,7 @@ class PoolSection(_Section):
     max_backoff_s: Seconds = 60.0
 
 
-class SessionsSection(_Section):
+class SessionsSection(Section):
     """How many sessions, and what the daemon keeps for one."""
 
     max_sessions: Count = 64
@@ -267,80 +225,53 @@ class SessionsSection(_Section):
         return self
 
 
-class _LimitValues(_Section):
-    wall_time_s: Seconds
-    cpu_time_s: Seconds
-    operations: Count
-    memory_bytes: Bytes
-    processes: Annotated[int, Field(strict=True, gt=0, le=1_000_000)]
-    output_bytes: Bytes
-    disk_bytes: Bytes
-    idle_time_s: Seconds
-    session_time_s: Seconds
+class PolicySection(Section):
+    """Where the policy is."""
+
+    # None: the built-in policy, which is all defaults (docs/policy.md).
+    file: AbsolutePath | None = None
+    # How often it is looked at for changes.
+    watch_interval_s: Seconds = 2.0
 
 
-class DefaultLimits(_LimitValues):
-    """What a session gets that asks for nothing."""
+class AuditSection(Section):
+    """The audit log."""
 
-    wall_time_s: Seconds = 60.0
-    cpu_time_s: Seconds = 120.0
-    operations: Count = 100_000_000
-    memory_bytes: Bytes = 2 * GIB
-    processes: Annotated[int, Field(strict=True, gt=0, le=1_000_000)] = 128
-    output_bytes: Bytes = MIB
-    disk_bytes: Bytes = GIB
-    idle_time_s: Seconds = 1800.0
-    session_time_s: Seconds = 28_800.0
-
-
-class MaxLimits(_LimitValues):
-    """What a session can ask for at most."""
-
-    wall_time_s: Seconds = 3600.0
-    cpu_time_s: Seconds = 7200.0
-    operations: Count = 10**12
-    memory_bytes: Bytes = 16 * GIB
-    processes: Annotated[int, Field(strict=True, gt=0, le=1_000_000)] = 4096
-    output_bytes: Bytes = 16 * MIB
-    disk_bytes: Bytes = 16 * GIB
-    idle_time_s: Seconds = DAY_S
-    session_time_s: Seconds = 7 * DAY_S
+    enabled: bool = True
+    # None: the folder `audit` of the state directory.
+    directory: AbsolutePath | None = None
+    # A file that is larger is followed by the next; the oldest of more than `max_files` are removed, none when not set.
+    max_file_bytes: Annotated[int, Field(strict=True, ge=64 * KIB, lt=2**40)] = 64 * MIB
+    max_files: Count | None = None
+    # When what is written is forced to the disk: after each record, every `sync_interval_s`, or when the system likes.
+    sync: Literal["always", "interval", "never"] = "interval"
+    sync_interval_s: Seconds = 1.0
 
 
-class LimitsSection(_Section):
-    """Defaults and ceilings of what clients may ask for."""
+class MetricsSection(Section):
+    """The endpoint for Prometheus."""
 
-    default: DefaultLimits = DefaultLimits()
-    max: MaxLimits = MaxLimits()
-    # Processors that a sandbox may use at a time. None: all, shared evenly.
-    cpus: Annotated[float, Field(strict=True, ge=0.01, le=1024, allow_inf_nan=False)] | None = None
-
-    @model_validator(mode="after")
-    def _check_order(self) -> LimitsSection:
-        above = [name for name in _LimitValues.model_fields if getattr(self.default, name) > getattr(self.max, name)]
-        if above:
-            raise ValueError("default is above max for " + ", ".join(above))
-        return self
+    # HOST:PORT; None: there is none. Nobody is asked for a token there.
+    listen: str | None = None
 
 
-class PolicySection(_Section):
-    """What agent code may import."""
+class TracingSection(Section):
+    """OpenTelemetry traces."""
 
-    # Authorized without being asked for.
-    default_imports: tuple[ImportPattern, ...] = SMOLAGENTS_BASE_IMPORTS
-    # What a client may add. Isolation is the wall; imports are a guard-rail, which the single user sets per session.
-    allowed_imports: tuple[ImportPattern, ...] = ("*",)
-    # Whether an image that the Engine lacks may be fetched from its registry.
-    pull_images: bool = False
+    # Where spans go, by OTLP over HTTP; None: nowhere.
+    endpoint: Annotated[str, Field(pattern=r"^https?://\S{1,255}$")] | None = None
+    service_name: Name = "remote-executor"
+    # Of the traces that begin here; one that a client began is recorded when it says so.
+    sample_ratio: Annotated[float, Field(strict=True, ge=0, le=1, allow_inf_nan=False)] = 1.0
 
 
-class LogSection(_Section):
+class LogSection(Section):
     level: Literal["debug", "info", "warning", "error"] = "info"
     # auto: console on a terminal, else json.
     format: Literal["auto", "console", "json"] = "auto"
 
 
-class Config(_Section):
+class Config(Section):
     """The whole configuration."""
 
     server: ServerSection = Field(default_factory=ServerSection)
@@ -348,8 +279,10 @@ class Config(_Section):
     docker: DockerSection = Field(default_factory=DockerSection)
     pool: PoolSection = PoolSection()
     sessions: SessionsSection = SessionsSection()
-    limits: LimitsSection = LimitsSection()
     policy: PolicySection = PolicySection()
+    audit: AuditSection = AuditSection()
+    metrics: MetricsSection = MetricsSection()
+    tracing: TracingSection = TracingSection()
     log: LogSection = LogSection()
 
     @property
@@ -360,59 +293,17 @@ class Config(_Section):
 
 def load(path: Path | None = None, overrides: Mapping[str, Mapping[str, object]] | None = None) -> Config:
     """The configuration in `path` (None: all defaults) with `overrides` on top. Raises ConfigError."""
-    sections = _read(path) if path is not None else {}
+    sections = read_toml(path, "configuration file") if path is not None else {}
     for section, keys in (overrides or {}).items():
         found = sections.setdefault(section, {})
         if isinstance(found, dict):  # else the check below says what is wrong with it
             found.update(keys)
-    try:
-        return Config.model_validate(sections)
-    except ValidationError as error:
-        raise ConfigError([_sentence(problem) for problem in error.errors()]) from error
+    return validated(Config, sections)
 
 
 def to_toml(config: Config) -> str:
     """The configuration as TOML that `load` reads back to the same values; keys that are not set are comments."""
     return "\n".join(_toml_lines("", config.model_dump(mode="json"))).lstrip("\n") + "\n"
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        with path.open("rb") as file:
-            data = file.read(MAX_CONFIG_BYTES + 1)
-    except OSError as error:
-        raise ConfigError([f"The configuration file {path} can't be read: {error.strerror}."]) from error
-    if len(data) > MAX_CONFIG_BYTES:
-        raise ConfigError([f"The configuration file {path} is larger than {MAX_CONFIG_BYTES} bytes."])
-    try:
-        return tomllib.loads(data.decode("utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError([f"The configuration file {path} is not TOML: {error}."]) from error
-
-
-def _sentence(problem: ErrorDetails) -> str:
-    """One problem of pydantic's as `key.path: what is allowed (it is VALUE)`."""
-    location = ".".join(str(part) for part in problem["loc"] if part != "[key]")
-    if problem["type"] == "extra_forbidden":
-        return f"{location}: no such key; there are {', '.join(_known_keys(problem['loc'][:-1]))}"
-    message = problem["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
-    if isinstance(problem["input"], (dict, BaseModel)):
-        return f"{location}: {message}"
-    return f"{location}: {message} (it is {_shown(problem['input'])})"
-
-
-def _known_keys(location: Sequence[int | str]) -> Iterator[str]:
-    model: type[BaseModel] = Config
-    for part in location:
-        annotation = model.model_fields[str(part)].annotation
-        candidates = [annotation, *get_args(annotation)]
-        model = next(c for c in candidates if isinstance(c, type) and issubclass(c, BaseModel))
-    yield from model.model_fields
-
-
-def _shown(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 100 else text[:100] + "…"
 
 
 def _toml_lines(prefix: str, table: Mapping[str, Any]) -> Iterator[str]:

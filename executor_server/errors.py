@@ -20,6 +20,7 @@ class Reason(enum.Enum):
     PATH_REFUSED = "PATH_REFUSED"
     POLICY_VIOLATION = "POLICY_VIOLATION"
     UNAUTHENTICATED = "UNAUTHENTICATED"
+    ADMIN_ONLY = "ADMIN_ONLY"
     SESSION_NOT_FOUND = "SESSION_NOT_FOUND"
     EXECUTION_NOT_FOUND = "EXECUTION_NOT_FOUND"
     TOOL_CALL_NOT_FOUND = "TOOL_CALL_NOT_FOUND"
@@ -31,10 +32,12 @@ class Reason(enum.Enum):
     EVENT_OUT_OF_RANGE = "EVENT_OUT_OF_RANGE"
     TOO_MANY_SESSIONS = "TOO_MANY_SESSIONS"
     QUEUE_FULL = "QUEUE_FULL"
+    QUOTA_EXCEEDED = "QUOTA_EXCEEDED"
     TOO_LARGE = "TOO_LARGE"
     BACKEND_UNAVAILABLE = "BACKEND_UNAVAILABLE"
     IMAGE_NOT_READY = "IMAGE_NOT_READY"
     DRAINING = "DRAINING"
+    AUDIT_UNAVAILABLE = "AUDIT_UNAVAILABLE"
     INTERNAL = "INTERNAL"
 
 
@@ -68,7 +71,11 @@ class OutOfRange(ExecutorError):
 
 
 class Unauthenticated(ExecutorError):
-    """No token, or a wrong one."""
+    """No token or certificate, or a wrong one."""
+
+
+class Forbidden(ExecutorError):
+    """The caller is known, and this is not for it."""
 
 
 class ResourceExhausted(ExecutorError):
@@ -87,13 +94,24 @@ class Unavailable(ExecutorError):
         self.retry_after_s = retry_after_s
 
 
+class ViolationKind(enum.Enum):
+    """Why a policy does not grant something."""
+
+    ABOVE_CEILING = "ABOVE_CEILING"
+    NOT_ALLOWED = "NOT_ALLOWED"  # not among what may be asked for
+    DENIED = "DENIED"  # named by the policy as never granted
+    UNSUPPORTED = "UNSUPPORTED"  # nothing that this daemon can enforce, so no policy grants it
+
+
 @dataclass(frozen=True)
 class Violation:
     """One thing asked for that the policy does not grant."""
 
-    field: str
+    field: str  # path in the request
+    kind: ViolationKind
     requested: str
     allowed: str
+    rule: str  # path of the key in the policy file that says so: "profiles.data.limits.max.memory_bytes"
 
 
 class PolicyViolation(ExecutorError):

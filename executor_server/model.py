@@ -59,11 +59,12 @@ class Limits:
     disk_bytes: int
     idle_time_s: float
     session_time_s: float
+    session_operations: int
 
 
 @dataclass(frozen=True)
 class ExecutionLimits:
-    """The part of the limits that one execution can lower."""
+    """The limits of one execution."""
 
     wall_time_s: float
     cpu_time_s: float
@@ -77,6 +78,29 @@ class Principal:
 
     tenant: str
     name: str
+    is_admin: bool = False  # whether it may make admin calls
+
+
+LANGUAGE_RULES = (
+    "dunder_access",
+    "dynamic_code",
+    "namespaces",
+    "module_attributes",
+    "dangerous_functions",
+    "open",
+    "file_writing",
+    "unlisted_builtins",
+)
+"""What a policy can refuse agent code besides imports; docs/policy.md explains each."""
+
+
+@dataclass(frozen=True)
+class PolicyRef:
+    """Which policy approved something."""
+
+    profile: str
+    version: str  # as the author of the policy calls it
+    fingerprint: str  # different for policies that say different things
 
 
 @dataclass(frozen=True)
@@ -93,6 +117,7 @@ class SandboxSpec:
     orphan_time_s: float
     cpus: float | None = None  # processors it may use at a time; None: all, shared evenly
     may_pull: bool = False  # whether an image that the host lacks may be fetched
+    policy: str = ""  # fingerprint of the policy that approved it: a pool never serves what an earlier one approved
 
     @property
     def fingerprint(self) -> str:
@@ -101,14 +126,62 @@ class SandboxSpec:
 
 
 @dataclass(frozen=True)
+class ToolRules:
+    """Which tools a session may have: where they run, and name patterns as in the policy file."""
+
+    placements: tuple[str, ...] = ("host",)
+    allowed: tuple[str, ...] = ("*",)
+
+
+@dataclass(frozen=True)
+class FileRules:
+    """Files that may be put and got; None is as many as one likes."""
+
+    max_put_bytes: int = 2**30
+    max_get_bytes: int = 2**30
+    max_puts: int | None = None
+    max_gets: int | None = None
+
+
+@dataclass(frozen=True)
+class AuditRules:
+    """What the audit log says of a session."""
+
+    code: str = "hash"  # none, hash, full
+    fail_closed: bool = False
+
+
+@dataclass(frozen=True)
 class SessionSpec:
     """The approved description of a session: its sandbox and what its interpreter may do."""
 
     sandbox: SandboxSpec
     limits: Limits
+    # Of an execution that asks for nothing, and of one that asks for as much as it can get.
+    execution_default: ExecutionLimits
+    execution_max: ExecutionLimits
     authorized_imports: tuple[str, ...]
     prelude: str
+    policy: PolicyRef
+    denied_imports: tuple[str, ...] = ()
+    refused_language: tuple[str, ...] = ()  # of LANGUAGE_RULES
+    tools: ToolRules = ToolRules()
+    files: FileRules = FileRules()
+    audit: AuditRules = AuditRules()
     labels: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class SessionFacts:
+    """What whoever watches sessions is told of one."""
+
+    session_id: str
+    owner: Principal
+    policy: PolicyRef
+    audit: AuditRules
+    backend: str
+    image: str
+    warm: bool
 
 
 @dataclass(frozen=True)
@@ -184,6 +257,15 @@ class BlobChunk:
 
 
 @dataclass(frozen=True)
+class LimitWarning:
+    """So much of a budget is spent that its end is near."""
+
+    limit: str  # a name of Limits: operations, session_operations
+    used: int
+    budget: int
+
+
+@dataclass(frozen=True)
 class ErrorDetail:
     type: str
     message: str
@@ -215,9 +297,10 @@ class Result:
     final_answer_call_id: str = ""
     artifacts: tuple[FileInfo, ...] = ()
     artifacts_truncated: bool = False  # it made or changed more files than are listed
+    imports: tuple[str, ...] = ()  # modules that its source imports, as far as it was looked at, sorted
 
 
-EventKind = Queued | Log | OutputCut | Image | ToolCall | BlobChunk | Result
+EventKind = Queued | Log | OutputCut | Image | ToolCall | BlobChunk | LimitWarning | Result
 
 
 @dataclass(frozen=True)

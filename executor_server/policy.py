@@ -5,21 +5,38 @@ less than was asked for in silence, and never more. Nothing else in the daemon m
 be handed anything that was not decided here.
 
 Two kinds of no: a value that means nothing (NaN, zero, a label of a megabyte) is an InvalidRequest; one that means
-something and is not granted is a PolicyViolation.
+something and is not granted is a PolicyViolation, each of whose violations names the key of the policy file behind it.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
 
-from executor_server.config import ConfigError, LimitsSection, PolicySection, PoolSection
-from executor_server.errors import ExecutorError, InvalidRequest, PolicyViolation, Reason, Violation
+from executor_server.config import PoolSection
+from executor_server.errors import ExecutorError, InvalidRequest, PolicyViolation, Reason, Violation, ViolationKind
 from executor_server.import_patterns import PATTERN_FORM, is_covered, is_pattern
-from executor_server.model import ExecutionLimits, Limits, Principal, SandboxSpec, SessionSpec
+from executor_server.model import (
+    AuditRules,
+    ExecutionLimits,
+    FileRules,
+    Limits,
+    PolicyRef,
+    Principal,
+    SandboxSpec,
+    SessionSpec,
+    ToolRules,
+    ToolSpec,
+)
+from executor_server.policy_file import PolicyFile, Profile, QuotasTable
+from executor_server.settings import ConfigError
 
 MAX_REQUESTED_IMPORTS = 256
+MAX_REQUESTED_HOSTS = 256
+MAX_REQUESTED_PACKAGES = 256
+MAX_REQUESTED_TEXT_CHARS = 256
 MAX_LABELS = 16
 MAX_LABEL_KEY_CHARS = 64
 MAX_LABEL_VALUE_CHARS = 256
@@ -47,13 +64,17 @@ class RequestedLimits:
     disk_bytes: int | None = None
     idle_time_s: float | None = None
     session_time_s: float | None = None
+    session_operations: int | None = None
 
 
 @dataclass(frozen=True)
 class RequestedSession:
-    """A session as a client asks for it; an empty image means the default."""
+    """A session as a client asks for it; an empty image or backend means the default."""
 
     image: str = ""
+    backend: str = ""
+    network: tuple[str, ...] = ()  # hosts that code wants to reach
+    packages: tuple[str, ...] = ()  # that code wants to have installed
     authorized_imports: tuple[str, ...] = ()
     limits: RequestedLimits = RequestedLimits()
     labels: Mapping[str, str] = field(default_factory=dict)
@@ -72,19 +93,25 @@ class WarmSandboxes:
 class PolicySummary:
     """What a client may ask for, as GetPolicy tells it."""
 
-    name: str
+    policy: PolicyRef
     default_limits: Limits
     max_limits: Limits
+    execution_default: ExecutionLimits
+    execution_max: ExecutionLimits
     default_imports: tuple[str, ...]
     allowed_imports: tuple[str, ...]
+    denied_imports: tuple[str, ...]
+    refused_language: tuple[str, ...]
     images: tuple[str, ...]
     backend: str
-    tool_placements: tuple[str, ...]
+    tools: ToolRules
+    files: FileRules
     network: str
+    quotas: QuotasTable
 
 
-# On whose behalf the pool asks.
-_POOL = Principal("", "pool")
+# What a tool can be registered for; what a policy allows besides is not served yet.
+_SERVED_PLACEMENTS = ("host",)
 _LIMIT_NAMES = tuple(f.name for f in fields(Limits))
 _EXECUTION_LIMIT_NAMES = tuple(f.name for f in fields(ExecutionLimits))
 _MINIMA: Mapping[str, float] = {
@@ -98,42 +125,48 @@ _MINIMA: Mapping[str, float] = {
 
 
 class Policy:
-    """The built-in policy: one tenant, its imports and its limits from the configuration."""
+    """One version of the policy file, for one daemon: its images, its backend."""
 
-    def __init__(
-        self,
-        section: PolicySection,
-        limits: LimitsSection,
-        *,
-        images: Sequence[str],
-        backend: str,
-        orphan_time_s: float,
-    ) -> None:
-        self._section = section
-        self._defaults = Limits(**limits.default.model_dump())
-        self._maxima = Limits(**limits.max.model_dump())
-        self._cpus = limits.cpus
+    def __init__(self, file: PolicyFile, *, images: Sequence[str], backend: str, orphan_time_s: float) -> None:
+        self._file = file
         self._images = tuple(images)
         self._backend = backend
         self._orphan_time_s = orphan_time_s
+        self.version = file.version
+        self.fingerprint = file.fingerprint
+
+    # -- who may have what
 
     def decide(self, principal: Principal, request: RequestedSession) -> SessionSpec:
-        """The approved session. Raises InvalidRequest or PolicyViolation.
-
-        Every principal gets the same here; it is a parameter because whoever decides must know who asks.
-        """
+        """The approved session. Raises InvalidRequest or PolicyViolation."""
         _check_form(request)
-        image = self._known_image(request.image)
-        limits = self._limits(request.limits)
-        violations = (*self._limit_violations(limits), *self._import_violations(request.authorized_imports))
-        if violations:
-            raise PolicyViolation(violations)
-        return SessionSpec(
-            sandbox=self._sandbox(image, limits),
-            limits=limits,
-            authorized_imports=tuple(sorted({*self._section.default_imports, *request.authorized_imports})),
-            prelude=request.prelude,
-            labels=dict(request.labels),
+        return self._decide(self._profile_of(principal.tenant), request)
+
+    def quotas_of(self, tenant: str) -> QuotasTable:
+        """What a tenant may use. One whom the policy does not know has nothing to use it for."""
+        name = self._profile_name(tenant)
+        return self._file.profiles[name].quotas if name is not None else QuotasTable()
+
+    def describe(self, principal: Principal) -> PolicySummary:
+        """Raises PolicyViolation when there is no profile for who asks."""
+        name, profile = self._profile_of(principal.tenant)
+        limits = _limits(profile, RequestedLimits())
+        return PolicySummary(
+            policy=self._ref(name),
+            default_limits=limits,
+            max_limits=Limits(**profile.limits.max.model_dump()),
+            execution_default=_execution_default(profile, RequestedLimits(), limits),
+            execution_max=_execution_max(profile, Limits(**profile.limits.max.model_dump())),
+            default_imports=tuple(sorted(profile.imports.default)),
+            allowed_imports=profile.imports.allowed,
+            denied_imports=profile.imports.denied,
+            refused_language=profile.language.refused,
+            images=self._allowed_images(profile),
+            backend=self._backend,
+            tools=_tool_rules(profile),
+            files=_file_rules(profile),
+            network="none",
+            quotas=profile.quotas,
         )
 
     def warm_sandboxes(self, pool: PoolSection) -> tuple[WarmSandboxes, ...]:
@@ -142,86 +175,226 @@ class Policy:
         Raises ConfigError for those that no session could get.
         """
         if not pool.warm:
-            return (WarmSandboxes(self._sandbox(self._images[0], self._defaults), pool.size),)
+            name = self._file.default
+            if name is None or not self._can_serve(self._file.profiles[name]):
+                return ()
+            spec = self._decide((name, self._file.profiles[name]), RequestedSession())
+            return (WarmSandboxes(spec.sandbox, pool.size),)
         warm, problems = [], []
         for number, entry in enumerate(pool.warm):
             limits = RequestedLimits(
                 memory_bytes=entry.memory_bytes, processes=entry.processes, disk_bytes=entry.disk_bytes
             )
             request = RequestedSession(image=entry.image, limits=limits)
+            name = entry.profile or self._file.default
+            if name not in self._file.profiles:
+                problems.append(f"pool.warm.{number}.profile: there is no such profile (it is {name!r})")
+                continue
             try:
-                warm.append(WarmSandboxes(self.decide(_POOL, request).sandbox, entry.size))
+                _check_form(request)
+                spec = self._decide((name, self._file.profiles[name]), request)
+                warm.append(WarmSandboxes(spec.sandbox, entry.size))
             except ExecutorError as refusal:
                 problems.append(f"pool.warm.{number}: {refusal.message} (it is {entry.image!r})")
         if problems:
             raise ConfigError(problems)
         return tuple(warm)
 
-    def describe(self) -> PolicySummary:
-        return PolicySummary(
-            name="default",
-            default_limits=self._defaults,
-            max_limits=self._maxima,
-            default_imports=tuple(sorted(self._section.default_imports)),
-            allowed_imports=self._section.allowed_imports,
-            images=self._images,
-            backend=self._backend,
-            tool_placements=("host",),
-            network="none",
+    # -- deciding
+
+    def _profile_name(self, tenant: str) -> str | None:
+        known = self._file.tenants.get(tenant)
+        return known.profile if known is not None and known.profile is not None else self._file.default
+
+    def _profile_of(self, tenant: str) -> tuple[str, Profile]:
+        name = self._profile_name(tenant)
+        if name is None:
+            violation = Violation("tenant", ViolationKind.NOT_ALLOWED, tenant, "a tenant that is listed", "default")
+            raise PolicyViolation((violation,))
+        return name, self._file.profiles[name]
+
+    def _decide(self, named: tuple[str, Profile], request: RequestedSession) -> SessionSpec:
+        name, profile = named
+        self._check_image(profile, request.image)
+        limits = _limits(profile, request.limits)
+        execution_max = _execution_max(profile, limits)
+        violations = [
+            replace(violation, rule=f"profiles.{name}.{violation.rule}")
+            for violation in (
+                *self._sandbox_violations(profile, request),
+                *_limit_violations(profile, limits),
+                *_import_violations(profile, request.authorized_imports),
+            )
+        ]
+        if violations:
+            raise PolicyViolation(tuple(violations))
+        image = request.image or self._allowed_images(profile)[0]
+        return SessionSpec(
+            sandbox=SandboxSpec(
+                image=image,
+                memory_bytes=limits.memory_bytes,
+                processes=limits.processes,
+                disk_bytes=limits.disk_bytes,
+                orphan_time_s=self._orphan_time_s,
+                cpus=profile.limits.cpus,
+                may_pull=profile.sandbox.pull_images,
+                policy=self.fingerprint,
+            ),
+            limits=limits,
+            execution_default=_execution_default(profile, request.limits, limits),
+            execution_max=execution_max,
+            authorized_imports=tuple(sorted({*profile.imports.default, *request.authorized_imports})),
+            denied_imports=tuple(sorted(profile.imports.denied)),
+            refused_language=profile.language.refused,
+            tools=_tool_rules(profile),
+            files=_file_rules(profile),
+            audit=AuditRules(code=profile.audit.code, fail_closed=profile.audit.fail_closed),
+            policy=self._ref(name),
+            prelude=request.prelude,
+            labels=dict(request.labels),
         )
 
-    def _sandbox(self, image: str, limits: Limits) -> SandboxSpec:
-        return SandboxSpec(
-            image=image,
-            memory_bytes=limits.memory_bytes,
-            processes=limits.processes,
-            disk_bytes=limits.disk_bytes,
-            orphan_time_s=self._orphan_time_s,
-            cpus=self._cpus,
-            may_pull=self._section.pull_images,
-        )
+    def _ref(self, profile: str) -> PolicyRef:
+        return PolicyRef(profile, self.version, self.fingerprint)
 
-    def _known_image(self, name: str) -> str:
-        if not name:
-            return self._images[0]
-        if name not in self._images:
-            raise InvalidRequest(Reason.UNKNOWN_IMAGE, f"no such image; there are {', '.join(self._images)}", "image")
-        return name
+    def _can_serve(self, profile: Profile) -> bool:
+        return self._backend in profile.sandbox.backends and bool(self._allowed_images(profile))
 
-    def _limits(self, requested: RequestedLimits) -> Limits:
-        asked = {name: getattr(requested, name) for name in _LIMIT_NAMES}
-        return Limits(
-            **{name: getattr(self._defaults, name) if value is None else value for name, value in asked.items()}
-        )
+    def _allowed_images(self, profile: Profile) -> tuple[str, ...]:
+        """In the order of the profile, so that its first is the default; those of other backends are left out."""
+        allowed = profile.sandbox.images
+        return self._images if allowed is None else tuple(name for name in allowed if name in self._images)
 
-    def _limit_violations(self, limits: Limits) -> Iterator[Violation]:
-        for name in _LIMIT_NAMES:
-            value, ceiling = getattr(limits, name), getattr(self._maxima, name)
-            if value > ceiling:
-                yield Violation(f"limits.{name}", _number(value), f"at most {_number(ceiling)}")
+    def _check_image(self, profile: Profile, image: str) -> None:
+        """Raises InvalidRequest for an image that is none; whether it may be had is another question."""
+        if image and image not in self._images:
+            allowed = ", ".join(self._allowed_images(profile)) or "none"
+            raise InvalidRequest(Reason.UNKNOWN_IMAGE, f"no such image; there are {allowed}", "image")
 
-    def _import_violations(self, asked: Sequence[str]) -> Iterator[Violation]:
-        allowed = self._section.allowed_imports
-        for pattern in asked:
-            if not is_covered(pattern, allowed) and not is_covered(pattern, self._section.default_imports):
-                yield Violation("authorized_imports", pattern, ", ".join(allowed) or "nothing more than the defaults")
+    def _sandbox_violations(self, profile: Profile, request: RequestedSession) -> Iterator[Violation]:
+        sandbox = profile.sandbox
+        backends = ", ".join(sandbox.backends) or "nothing"
+        if self._backend not in sandbox.backends:
+            yield Violation("backend", ViolationKind.NOT_ALLOWED, self._backend, backends, "sandbox.backends")
+        elif request.backend and request.backend != self._backend:
+            yield Violation("backend", ViolationKind.NOT_ALLOWED, request.backend, self._backend, "sandbox.backends")
+        images = self._allowed_images(profile)
+        if request.image not in images and (request.image or not images):
+            asked = request.image or "the default image"
+            yield Violation("image", ViolationKind.NOT_ALLOWED, asked, ", ".join(images) or "nothing", "sandbox.images")
+        for host in request.network:
+            yield Violation("network", ViolationKind.UNSUPPORTED, host, "none", "sandbox.network")
+        for package in request.packages:
+            yield Violation("packages", ViolationKind.UNSUPPORTED, package, "none", "sandbox.install_packages")
+
+
+def _limits(profile: Profile, requested: RequestedLimits) -> Limits:
+    asked = {name: getattr(requested, name) for name in _LIMIT_NAMES}
+    default = profile.limits.default
+    return Limits(**{name: getattr(default, name) if value is None else value for name, value in asked.items()})
+
+
+def _execution_max(profile: Profile, limits: Limits) -> ExecutionLimits:
+    """The session's own limits, or lower where the profile has a ceiling for one execution."""
+    ceilings = profile.limits.execution_max
+    return ExecutionLimits(
+        **{name: _least(getattr(limits, name), getattr(ceilings, name)) for name in _EXECUTION_LIMIT_NAMES}
+    )
+
+
+def _execution_default(profile: Profile, requested: RequestedLimits, limits: Limits) -> ExecutionLimits:
+    """What was asked for the session is meant for each of its executions; else what the profile says of one."""
+    ceilings, defaults = _execution_max(profile, limits), profile.limits.execution_default
+    chosen = {}
+    for name in _EXECUTION_LIMIT_NAMES:
+        own = None if getattr(requested, name) is not None else getattr(defaults, name)
+        chosen[name] = _least(getattr(ceilings, name), own)
+    return ExecutionLimits(**chosen)
+
+
+def _least(value: Any, other: Any) -> Any:
+    """The smaller of two numbers of one kind; the first when there is no other."""
+    return value if other is None else min(value, other)
+
+
+def _tool_rules(profile: Profile) -> ToolRules:
+    placements = tuple(name for name in profile.tools.placements if name in _SERVED_PLACEMENTS)
+    return ToolRules(placements=placements, allowed=profile.tools.allowed)
+
+
+def _file_rules(profile: Profile) -> FileRules:
+    return FileRules(**profile.files.model_dump())
+
+
+def _limit_violations(profile: Profile, limits: Limits) -> Iterator[Violation]:
+    for name in _LIMIT_NAMES:
+        value, ceiling = getattr(limits, name), getattr(profile.limits.max, name)
+        if value > ceiling:
+            allowed = f"at most {_number(ceiling)}"
+            yield Violation(
+                f"limits.{name}", ViolationKind.ABOVE_CEILING, _number(value), allowed, f"limits.max.{name}"
+            )
+
+
+def _import_violations(profile: Profile, asked: Sequence[str]) -> Iterator[Violation]:
+    imports = profile.imports
+    for pattern in asked:
+        if is_covered(pattern, imports.denied):
+            yield Violation(
+                "authorized_imports", ViolationKind.DENIED, pattern, "nothing that is denied", "imports.denied"
+            )
+        elif not is_covered(pattern, imports.allowed) and not is_covered(pattern, imports.default):
+            allowed = ", ".join(imports.allowed) or "nothing more than the defaults"
+            yield Violation("authorized_imports", ViolationKind.NOT_ALLOWED, pattern, allowed, "imports.allowed")
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# In a session
 
 
 def execution_limits(spec: SessionSpec, requested: RequestedLimits) -> ExecutionLimits:
-    """The limits of one execution: the session's, or lower where the request says so. Raises InvalidRequest."""
+    """The limits of one execution. Raises InvalidRequest, PolicyViolation."""
     _check_limits(requested)
-    chosen = {}
+    chosen, violations = {}, []
     for name in _LIMIT_NAMES:
-        value, ceiling = getattr(requested, name), getattr(spec.limits, name)
-        if value is None:
-            value = ceiling
-        elif name not in _EXECUTION_LIMIT_NAMES:
-            raise _invalid(f"limits.{name}", f"can't be set for one execution; {', '.join(_EXECUTION_LIMIT_NAMES)} can")
-        elif value > ceiling:
-            raise _invalid(f"limits.{name}", f"is {_number(value)}, above the session's {_number(ceiling)}")
-        if name in _EXECUTION_LIMIT_NAMES:
-            chosen[name] = value
+        value = getattr(requested, name)
+        if name not in _EXECUTION_LIMIT_NAMES:
+            if value is not None:
+                listed = ", ".join(_EXECUTION_LIMIT_NAMES)
+                raise _invalid(f"limits.{name}", f"can't be set for one execution; {listed} can")
+            continue
+        ceiling = getattr(spec.execution_max, name)
+        chosen[name] = getattr(spec.execution_default, name) if value is None else value
+        if chosen[name] > ceiling:
+            rule = f"profiles.{spec.policy.profile}.limits.execution_max.{name}"
+            allowed = f"at most {_number(ceiling)}"
+            violations.append(Violation(f"limits.{name}", ViolationKind.ABOVE_CEILING, _number(value), allowed, rule))
+    if violations:
+        raise PolicyViolation(tuple(violations))
     return ExecutionLimits(**chosen)
+
+
+def check_tools(spec: SessionSpec, tools: Sequence[ToolSpec]) -> None:
+    """Raises PolicyViolation for tools that the session may not have."""
+    violations = []
+    rules = f"profiles.{spec.policy.profile}.tools"
+    if tools and "host" not in spec.tools.placements:
+        allowed = ", ".join(spec.tools.placements) or "no tools"
+        violations.append(
+            Violation("tools.placement", ViolationKind.NOT_ALLOWED, "host", allowed, f"{rules}.placements")
+        )
+    for index, tool in enumerate(tools):
+        if not any(_names(pattern, tool.name) for pattern in spec.tools.allowed):
+            allowed = ", ".join(spec.tools.allowed) or "no tools"
+            violations.append(
+                Violation(f"tools[{index}].name", ViolationKind.NOT_ALLOWED, tool.name, allowed, f"{rules}.allowed")
+            )
+    if violations:
+        raise PolicyViolation(tuple(violations))
+
+
+def _names(pattern: str, name: str) -> bool:
+    return name.startswith(pattern[:-1]) if pattern.endswith("*") else name == pattern
 
 
 def _check_form(request: RequestedSession) -> None:

@@ -18,6 +18,7 @@ from executor_client.results import (
     Limits,
     Outcome,
     Policy,
+    PolicyRef,
     SessionInfo,
     SessionState,
     Usage,
@@ -80,8 +81,13 @@ def session_from_wire(wire: pb.Session) -> SessionInfo:
         expire_time=_time(wire.expire_time),
         warm=wire.warm,
         labels=dict(wire.labels),
+        policy=policy_ref_from_wire(wire.policy),
         lost_reason=wire.lost_reason,
     )
+
+
+def policy_ref_from_wire(wire: pb.PolicyRef) -> PolicyRef:
+    return PolicyRef(wire.profile, wire.version, wire.fingerprint)
 
 
 def file_from_wire(wire: pb.FileInfo) -> FileInfo:
@@ -90,7 +96,7 @@ def file_from_wire(wire: pb.FileInfo) -> FileInfo:
 
 def policy_from_wire(wire: pb.Policy) -> Policy:
     return Policy(
-        name=wire.name,
+        policy=policy_ref_from_wire(wire.policy),
         default_limits=limits_from_wire(wire.default_limits),
         max_limits=limits_from_wire(wire.max_limits),
         default_imports=tuple(wire.default_imports),

@@ -13,6 +13,7 @@ import grpc
 from google.protobuf.message import DecodeError, Message
 from google.rpc import error_details_pb2, status_pb2
 
+from executor_api.v1 import types_pb2 as pb
 from executor_client.errors import (
     AuthenticationError,
     CallTimeoutError,
@@ -83,16 +84,20 @@ def _details(message: str, metadata: object) -> Details:
     for detail in status.details[:DETAILS_MAX]:
         info = error_details_pb2.ErrorInfo()
         retry = error_details_pb2.RetryInfo()
-        bad_request = error_details_pb2.BadRequest()
+        listed = pb.Violations()
         if _unpack(detail, info) and info.domain == DOMAIN:
             reason, incident_id = info.reason, info.metadata.get("incident_id", "")
         elif _unpack(detail, retry):
             retry_after_s = max(0.0, retry.retry_delay.seconds + retry.retry_delay.nanos / 1e9)
-        elif _unpack(detail, bad_request):
-            violations = tuple(
-                Violation(each.field, each.description) for each in bad_request.field_violations[:VIOLATIONS_MAX]
-            )
+        elif _unpack(detail, listed):
+            violations = tuple(_violation(each) for each in listed.violations[:VIOLATIONS_MAX])
     return Details(message[:MESSAGE_CHARS_MAX], reason, incident_id, retry_after_s, violations)
+
+
+def _violation(wire: pb.Violation) -> Violation:
+    known = wire.kind in pb.ViolationKind.values()
+    kind = pb.ViolationKind.Name(wire.kind).removeprefix("VIOLATION_KIND_") if known else "UNSPECIFIED"
+    return Violation(wire.field, kind, wire.requested, wire.allowed, wire.rule)
 
 
 def _status(metadata: object) -> status_pb2.Status | None:

@@ -47,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         console.fail(error.message)
         if isinstance(error, PolicyViolationError):
             for violation in error.violations:
-                console.fail(f"  {violation.field}: {violation.description}")
+                console.fail(f"  {violation.field}: asked for {violation.requested}, allowed is {violation.allowed}")
         return EXIT_REFUSED
 
 

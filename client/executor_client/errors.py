@@ -32,10 +32,16 @@ class InvalidRequest(ExecutorClientError):
 
 @dataclass(frozen=True)
 class Violation:
-    """One thing that was asked for and that the policy does not grant."""
+    """One thing that was asked for and that the policy does not grant.
+
+    `kind` is a word of the closed list of docs/protocol.md; `rule` is the key of the daemon's policy that says so.
+    """
 
     field: str
-    description: str
+    kind: str
+    requested: str
+    allowed: str
+    rule: str
 
 
 class PolicyViolationError(ExecutorClientError):

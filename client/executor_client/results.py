@@ -61,6 +61,7 @@ class Limits:
     disk_bytes: int | None = None
     idle_time_s: float | None = None
     session_time_s: float | None = None
+    session_operations: int | None = None
 
 
 @dataclass(frozen=True)
@@ -150,6 +151,15 @@ class ExecutionResult:
 
 
 @dataclass(frozen=True)
+class PolicyRef:
+    """Which policy approved something; the fingerprint differs for policies that say different things."""
+
+    profile: str
+    version: str
+    fingerprint: str
+
+
+@dataclass(frozen=True)
 class SessionInfo:
     """A session as the daemon described it at one moment. `limits` has every field set."""
 
@@ -165,6 +175,7 @@ class SessionInfo:
     expire_time: datetime
     warm: bool
     labels: Mapping[str, str]
+    policy: PolicyRef
     lost_reason: str = ""  # why it is lost; empty unless it is
 
 
@@ -196,7 +207,7 @@ class FileList:
 class Policy:
     """What the caller may ask for."""
 
-    name: str
+    policy: PolicyRef
     default_limits: Limits
     max_limits: Limits
     default_imports: tuple[str, ...]

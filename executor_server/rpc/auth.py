@@ -20,7 +20,7 @@ from executor_server.rpc.errors import Context, Handler, refuse
 
 OPEN_METHODS = frozenset({"/grpc.health.v1.Health/Check"})
 
-LOCAL_PRINCIPAL = Principal(tenant="local", name="token")
+LOCAL_PRINCIPAL = Principal(tenant="local", name="token", is_admin=True)
 """The one principal of a daemon with one token."""
 
 current_principal: ContextVar[Principal] = ContextVar("current_principal")

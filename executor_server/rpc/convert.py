@@ -20,14 +20,17 @@ from executor_server.model import (
     BlobRef,
     ErrorDetail,
     Event,
+    ExecutionLimits,
     FileInfo,
     Image,
     Limits,
+    LimitWarning,
     Log,
     Outcome,
     OutputCut,
     OutputMode,
     Payload,
+    PolicyRef,
     Queued,
     Result,
     ToolCall,
@@ -35,6 +38,7 @@ from executor_server.model import (
     VariablesState,
 )
 from executor_server.policy import PolicySummary, RequestedLimits, RequestedSession
+from executor_server.policy_file import QuotasTable
 from executor_server.rpc import checks
 from executor_server.sessions import Session, VariablesReply
 
@@ -74,6 +78,9 @@ _OUTPUT_STREAMS = {"stdout": pb.OUTPUT_STREAM_STDOUT, "stderr": pb.OUTPUT_STREAM
 def requested_session_from(request: service_pb.CreateSessionRequest) -> RequestedSession:
     return RequestedSession(
         image=request.image,
+        backend=request.backend,
+        network=tuple(request.network),
+        packages=tuple(request.packages),
         authorized_imports=tuple(request.authorized_imports),
         limits=requested_limits_from(request.limits),
         labels=dict(request.labels),
@@ -184,7 +191,14 @@ def session_to(session: Session) -> pb.Session:
         warm=session.warm,
         labels=spec.labels,
         lost_reason=_text(session.lost_reason),
+        policy=policy_ref_to(spec.policy),
+        denied_imports=spec.denied_imports,
+        refused_language=spec.refused_language,
     )
+
+
+def policy_ref_to(policy: PolicyRef) -> pb.PolicyRef:
+    return pb.PolicyRef(profile=policy.profile, version=policy.version, fingerprint=policy.fingerprint)
 
 
 def limits_to(limits: Limits) -> pb.Limits:
@@ -198,6 +212,16 @@ def limits_to(limits: Limits) -> pb.Limits:
         disk_bytes=limits.disk_bytes,
         idle_time_s=limits.idle_time_s,
         session_time_s=limits.session_time_s,
+        session_operations=limits.session_operations,
+    )
+
+
+def execution_limits_to(limits: ExecutionLimits) -> pb.Limits:
+    return pb.Limits(
+        wall_time_s=limits.wall_time_s,
+        cpu_time_s=limits.cpu_time_s,
+        operations=limits.operations,
+        output_bytes=limits.output_bytes,
     )
 
 
@@ -223,6 +247,9 @@ def event_to(event: Event) -> pb.Event:
             return pb.Event(number=event.number, output_cut=pb.OutputCutEvent(omitted_bytes=kind.omitted_bytes))
         case Queued():
             return pb.Event(number=event.number, queued=pb.QueuedEvent(ahead=kind.ahead))
+        case LimitWarning():
+            warning = pb.LimitWarningEvent(limit=kind.limit, used=kind.used, budget=kind.budget)
+            return pb.Event(number=event.number, limit_warning=warning)
 
 
 def blob_chunk_to(chunk: BlobChunk) -> pb.BlobChunk:
@@ -250,17 +277,34 @@ def files_to(files: Iterable[FileInfo], *, truncated: bool) -> service_pb.ListFi
 
 
 def policy_to(summary: PolicySummary) -> pb.Policy:
+    files = summary.files
     return pb.Policy(
-        name=summary.name,
+        policy=policy_ref_to(summary.policy),
         default_limits=limits_to(summary.default_limits),
         max_limits=limits_to(summary.max_limits),
+        execution_default_limits=execution_limits_to(summary.execution_default),
+        execution_max_limits=execution_limits_to(summary.execution_max),
         default_imports=summary.default_imports,
         allowed_imports=summary.allowed_imports,
+        denied_imports=summary.denied_imports,
+        refused_language=summary.refused_language,
         images=summary.images,
         backend=summary.backend,
-        tool_placements=summary.tool_placements,
+        tool_placements=summary.tools.placements,
+        allowed_tools=summary.tools.allowed,
+        files=pb.FileLimits(
+            max_put_bytes=files.max_put_bytes,
+            max_get_bytes=files.max_get_bytes,
+            max_puts=files.max_puts,
+            max_gets=files.max_gets,
+        ),
         network=summary.network,
+        quotas=quotas_to(summary.quotas),
     )
+
+
+def quotas_to(quotas: QuotasTable) -> pb.Quotas:
+    return pb.Quotas(**quotas.model_dump())
 
 
 def _result_to(result: Result) -> pb.ExecutionResult:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any, NoReturn, TypeAlias, cast
 
 import grpc
@@ -17,8 +17,10 @@ import structlog
 from google.protobuf.message import DecodeError, Message
 from google.rpc import code_pb2, error_details_pb2, status_pb2
 
+from executor_api.v1 import types_pb2 as pb
 from executor_server.errors import (
     ExecutorError,
+    Forbidden,
     InvalidRequest,
     NotFound,
     OutOfRange,
@@ -28,6 +30,8 @@ from executor_server.errors import (
     ResourceExhausted,
     Unauthenticated,
     Unavailable,
+    Violation,
+    ViolationKind,
 )
 
 DOMAIN = "remote-executor"
@@ -37,16 +41,23 @@ DETAILS_KEY = "grpc-status-details-bin"
 # once percent-encoded (up to three bytes each), so these add up to less.
 MAX_MESSAGE_BYTES = 1000
 MAX_VIOLATIONS_BYTES = 2500
+MAX_FIELD_BYTES = 400
 
 _STATUS_OF: dict[type[ExecutorError], grpc.StatusCode] = {
     InvalidRequest: grpc.StatusCode.INVALID_ARGUMENT,
     PolicyViolation: grpc.StatusCode.PERMISSION_DENIED,
     Unauthenticated: grpc.StatusCode.UNAUTHENTICATED,
+    Forbidden: grpc.StatusCode.PERMISSION_DENIED,
     NotFound: grpc.StatusCode.NOT_FOUND,
     PreconditionFailed: grpc.StatusCode.FAILED_PRECONDITION,
     OutOfRange: grpc.StatusCode.OUT_OF_RANGE,
     ResourceExhausted: grpc.StatusCode.RESOURCE_EXHAUSTED,
     Unavailable: grpc.StatusCode.UNAVAILABLE,
+}
+
+# By name, so that a member that is added on one side only fails at import.
+_VIOLATION_KINDS: dict[ViolationKind, Any] = {
+    kind: pb.ViolationKind.Value(f"VIOLATION_KIND_{kind.name}") for kind in ViolationKind
 }
 
 _log = structlog.get_logger(__name__)
@@ -61,8 +72,11 @@ async def refuse(context: Context, error: ExecutorError) -> NoReturn:
     code = next(code for kind, code in _STATUS_OF.items() if isinstance(error, kind))
     message = _cut(error.message, MAX_MESSAGE_BYTES)
     details: list[Message] = [error_details_pb2.ErrorInfo(reason=error.reason.value, domain=DOMAIN)]
-    if violations := _field_violations(error):
-        details.append(error_details_pb2.BadRequest(field_violations=violations))
+    if isinstance(error, InvalidRequest) and error.field:
+        field = error_details_pb2.BadRequest.FieldViolation(field=error.field, description=message)
+        details.append(error_details_pb2.BadRequest(field_violations=[field]))
+    elif isinstance(error, PolicyViolation):
+        details.append(_violations_to(error.violations))
     if isinstance(error, (ResourceExhausted, Unavailable)) and error.retry_after_s is not None:
         retry = error_details_pb2.RetryInfo()
         retry.retry_delay.FromMilliseconds(round(error.retry_after_s * 1000))
@@ -166,22 +180,21 @@ async def _abort(context: Context, code: grpc.StatusCode, message: str, details:
     raise AssertionError("abort returned")  # it never does
 
 
-def _field_violations(error: ExecutorError) -> list[error_details_pb2.BadRequest.FieldViolation]:
-    make = error_details_pb2.BadRequest.FieldViolation
-    if isinstance(error, InvalidRequest) and error.field:
-        return [make(field=error.field, description=_cut(error.message, MAX_MESSAGE_BYTES))]
-    if not isinstance(error, PolicyViolation):
-        return []
-    listed: list[error_details_pb2.BadRequest.FieldViolation] = []
-    size_bytes = 0
-    for violation in error.violations:
-        description = f"asked for {violation.requested}, allowed is {violation.allowed}"
-        entry = make(field=violation.field, description=_cut(description, MAX_MESSAGE_BYTES))
-        size_bytes += entry.ByteSize()
-        if listed and size_bytes > MAX_VIOLATIONS_BYTES:
-            listed.append(make(field="", description=f"and {len(error.violations) - len(listed)} more"))
+def _violations_to(violations: Sequence[Violation]) -> pb.Violations:
+    """As many as there is room for, and how many more there are."""
+    listed = pb.Violations()
+    for violation in violations:
+        entry = pb.Violation(
+            field=_cut(violation.field, MAX_FIELD_BYTES),
+            kind=_VIOLATION_KINDS[violation.kind],
+            requested=_cut(violation.requested, MAX_FIELD_BYTES),
+            allowed=_cut(violation.allowed, MAX_FIELD_BYTES),
+            rule=_cut(violation.rule, MAX_FIELD_BYTES),
+        )
+        if listed.ByteSize() + entry.ByteSize() > MAX_VIOLATIONS_BYTES:
             break
-        listed.append(entry)
+        listed.violations.append(entry)
+    listed.omitted = len(violations) - len(listed.violations)
     return listed
 
 

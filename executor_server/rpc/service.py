@@ -19,7 +19,7 @@ from executor_api.v1 import executor_service_pb2 as service_pb
 from executor_api.v1 import executor_service_pb2_grpc as service_grpc
 from executor_server.executions import Execution
 from executor_server.model import BlobChunk, FileInfo
-from executor_server.policy import Policy, execution_limits
+from executor_server.policy import Policy, check_tools, execution_limits
 from executor_server.rpc import checks, convert
 from executor_server.rpc.auth import current_principal
 from executor_server.rpc.errors import Context
@@ -111,7 +111,9 @@ class ExecutorService(service_grpc.ExecutorServiceServicer):
         self, request: service_pb.RegisterToolsRequest, context: Context
     ) -> service_pb.RegisterToolsResponse:
         session = self._session(request.session_id)
-        await session.register_tools(convert.tools_from(request.tools))
+        tools = convert.tools_from(request.tools)
+        check_tools(session.spec, tools)
+        await session.register_tools(tools)
         return service_pb.RegisterToolsResponse()
 
     async def SetVariables(
@@ -173,7 +175,7 @@ class ExecutorService(service_grpc.ExecutorServiceServicer):
         return convert.files_to(files, truncated=truncated)
 
     async def GetPolicy(self, request: service_pb.GetPolicyRequest, context: Context) -> service_pb.GetPolicyResponse:
-        return service_pb.GetPolicyResponse(policy=convert.policy_to(self._policy.describe()))
+        return service_pb.GetPolicyResponse(policy=convert.policy_to(self._policy.describe(current_principal.get())))
 
     # -- who and which
 

@@ -39,6 +39,7 @@ from executor_server.pool import PoolSettings, WarmPool
 from executor_server.registry import Registry
 from executor_server.sessions import Session, SessionManager, SessionRequest, SessionSettings, VariablesReply
 from executor_server.state_dir import StateDir
+from tests.support.specs import session_spec
 
 MIB = 1024 * 1024
 PRINCIPAL = Principal("tenant", "test")
@@ -52,6 +53,7 @@ LIMITS = Limits(
     disk_bytes=32 * MIB,
     idle_time_s=600.0,
     session_time_s=3600.0,
+    session_operations=10**12,
 )
 
 
@@ -158,7 +160,7 @@ class Harness:
         """An approved session; the policy's part is played by the test."""
         bounds = replace(LIMITS, **limits)
         sandbox = SandboxSpec("base", bounds.memory_bytes, bounds.processes, bounds.disk_bytes, orphan_time_s)
-        return SessionSpec(sandbox, bounds, imports, prelude)
+        return session_spec(sandbox, bounds, imports, prelude)
 
     async def session(self, **options: Any) -> Session:
         request = SessionRequest(f"request-{next(self._names)}", self.spec(**options))

@@ -20,10 +20,11 @@ import pytest
 from executor_client import InvalidRequest, UnavailableError
 from executor_server.backends.docker import DockerBackend, probe
 from executor_server.backends.docker.host import NoEngine, engine_socket
-from executor_server.config import ConfigError, DockerImage, DockerSection, load
+from executor_server.config import DockerImage, DockerSection, load
 from executor_server.errors import ImageNotReady, SandboxFailure
 from executor_server.guest_channel import GuestChannel
 from executor_server.model import SandboxSpec
+from executor_server.settings import ConfigError
 from tests.support.backends import require
 from tests.support.daemon import running_daemon
 from tests.support.engine import changed_image, engine_client

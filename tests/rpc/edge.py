@@ -17,7 +17,8 @@ from google.rpc import error_details_pb2, status_pb2
 
 from executor_api.v1 import executor_service_pb2 as pb
 from executor_api.v1 import executor_service_pb2_grpc as pb_grpc
-from executor_server.config import Config, LimitsSection, PolicySection
+from executor_api.v1 import types_pb2
+from executor_server.config import Config
 from executor_server.errors import NotFound, Reason
 from executor_server.model import (
     BlobChunk,
@@ -31,6 +32,7 @@ from executor_server.model import (
     ToolSpec,
 )
 from executor_server.policy import Policy
+from executor_server.policy_file import ImportsTable, PolicyFile, Profile
 from executor_server.rpc.addresses import judged
 from executor_server.rpc.server import RpcServer, ServerSettings, TlsFiles
 from executor_server.rpc.service import ExecutorService
@@ -194,13 +196,9 @@ def settings(*listen: str, tls: TlsFiles | None = None) -> ServerSettings:
 
 
 def make_server(sessions: FakeSessions, server_settings: ServerSettings) -> RpcServer:
-    policy = Policy(
-        PolicySection(allowed_imports=("numpy.*",)),
-        LimitsSection(),
-        images=["base"],
-        backend="fake",
-        orphan_time_s=600.0,
-    )
+    profile = Profile(imports=ImportsTable(allowed=("numpy.*",)))
+    file = PolicyFile(version="1", default="default", profiles={"default": profile})
+    policy = Policy(file, images=["base"], backend="local", orphan_time_s=600.0)
     return RpcServer(ExecutorService(policy, cast("Any", sessions)), TOKEN, server_settings)
 
 
@@ -224,6 +222,8 @@ class Refusal:
     reason: str
     message: str
     fields: dict[str, str]
+    violations: list[types_pb2.Violation]
+    omitted: int
     retry_delay_s: float | None
     incident_id: str
 
@@ -252,8 +252,9 @@ def _refusal(error: grpc.aio.AioRpcError) -> Refusal:
         if key == "grpc-status-details-bin":
             status.ParseFromString(value)
     info, bad, retry = error_details_pb2.ErrorInfo(), error_details_pb2.BadRequest(), error_details_pb2.RetryInfo()
+    listed = types_pb2.Violations()
     for detail in status.details:
-        for message in (info, bad, retry):
+        for message in (info, bad, retry, listed):
             detail.Unpack(message)
     assert not status.details or (info.domain == "remote-executor" and status.message == error.details())
     return Refusal(
@@ -261,6 +262,8 @@ def _refusal(error: grpc.aio.AioRpcError) -> Refusal:
         reason=info.reason,
         message=error.details() or "",
         fields={violation.field: violation.description for violation in bad.field_violations},
+        violations=list(listed.violations),
+        omitted=listed.omitted,
         retry_delay_s=retry.retry_delay.ToTimedelta().total_seconds() if retry.HasField("retry_delay") else None,
         incident_id=info.metadata.get("incident_id", ""),
     )

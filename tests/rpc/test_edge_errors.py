@@ -11,7 +11,7 @@ from structlog.testing import capture_logs
 
 from executor_api.v1 import executor_service_pb2 as pb
 from executor_server import errors
-from executor_server.errors import Reason, Violation
+from executor_server.errors import Reason, Violation, ViolationKind
 from executor_server.model import Event, Principal, Queued
 from tests.rpc.edge import AUTH, Edge, FakeExecution, FakeSession, refusal, refused, serving
 
@@ -32,7 +32,7 @@ async def edge(tmp_path: Path) -> AsyncIterator[Edge]:
         (errors.Unauthenticated(Reason.UNAUTHENTICATED, "m"), "UNAUTHENTICATED"),
         (errors.ResourceExhausted(Reason.QUEUE_FULL, "m"), "RESOURCE_EXHAUSTED"),
         (errors.Unavailable(Reason.DRAINING, "m"), "UNAVAILABLE"),
-        (errors.PolicyViolation((Violation("f", "a", "b"),)), "PERMISSION_DENIED"),
+        (errors.PolicyViolation((Violation("f", ViolationKind.DENIED, "a", "b", "profiles.x"),)), "PERMISSION_DENIED"),
     ],
 )
 async def test_each_refusal_has_its_status(edge: Edge, error: errors.ExecutorError, code: str) -> None:
@@ -60,10 +60,10 @@ async def test_every_violation_of_the_policy_is_a_field_of_the_answer(edge: Edge
     request = pb.CreateSessionRequest(request_id="r", authorized_imports=["os"], limits={"wall_time_s": 1e6})
     found = await refusal(edge.stub.CreateSession(request, metadata=AUTH))
     assert (found.code, found.reason) == (grpc.StatusCode.PERMISSION_DENIED, "POLICY_VIOLATION")
-    assert found.fields == {
-        "limits.wall_time_s": "asked for 1e+06, allowed is at most 3600",
-        "authorized_imports": "asked for os, allowed is numpy.*",
-    }
+    assert [(each.field, each.requested, each.allowed, each.rule) for each in found.violations] == [
+        ("limits.wall_time_s", "1e+06", "at most 3600", "profiles.default.limits.max.wall_time_s"),
+        ("authorized_imports", "os", "numpy.*", "profiles.default.imports.allowed"),
+    ]
 
 
 async def test_an_answer_with_very_many_violations_still_arrives(edge: Edge) -> None:
@@ -71,7 +71,8 @@ async def test_an_answer_with_very_many_violations_still_arrives(edge: Edge) -> 
     request = pb.CreateSessionRequest(request_id="r", authorized_imports=["ä" * 100 + str(n) for n in range(256)])
     found = await refusal(edge.stub.CreateSession(request, metadata=AUTH))
     assert found.code is grpc.StatusCode.PERMISSION_DENIED
-    assert found.fields[""].endswith(" more")
+    assert found.violations
+    assert found.omitted + len(found.violations) == 256
 
 
 @pytest.mark.parametrize("method", ["RegisterTools", "GetVariables"])

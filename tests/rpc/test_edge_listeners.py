@@ -41,7 +41,7 @@ async def test_a_second_daemon_does_not_take_a_live_ones_socket(tmp_path: Path) 
         with pytest.raises(AddressError, match="another process listens"):
             await second.start()
         await second.stop(0)
-        assert (await get_policy(edge.channel)).policy.backend == "fake"
+        assert (await get_policy(edge.channel)).policy.backend == "local"
 
 
 async def test_a_port_is_not_shared_with_another_daemon() -> None:
@@ -58,7 +58,7 @@ async def test_port_0_says_which_port_it_got() -> None:
     server = make_server(FakeSessions(), settings("127.0.0.1:0"))
     (address,) = await server.start()
     async with grpc.aio.insecure_channel(address) as channel:
-        assert (await get_policy(channel)).policy.name == "default"
+        assert (await get_policy(channel)).policy.policy.profile == "default"
     await server.stop(0)
 
 
@@ -91,7 +91,7 @@ async def test_with_tls_a_plain_client_gets_nothing(certificate: TlsFiles) -> No
     (address,) = await server.start()
     credentials = grpc.ssl_channel_credentials(certificate.cert.read_bytes())
     async with grpc.aio.secure_channel(address, credentials) as channel:
-        assert (await get_policy(channel)).policy.name == "default"
+        assert (await get_policy(channel)).policy.policy.profile == "default"
     async with grpc.aio.insecure_channel(address) as channel:
         with pytest.raises(grpc.aio.AioRpcError):
             await get_policy(channel)
@@ -107,7 +107,7 @@ async def test_with_a_client_authority_the_token_alone_is_not_enough(certificate
         with pytest.raises(grpc.aio.AioRpcError):
             await get_policy(channel)
     async with grpc.aio.secure_channel(address, grpc.ssl_channel_credentials(cert, key, cert)) as channel:
-        assert (await get_policy(channel)).policy.name == "default"
+        assert (await get_policy(channel)).policy.policy.profile == "default"
     await server.stop(0)
 
 

@@ -98,7 +98,6 @@ TOOL = types_pb2.ToolSpec
         ("Execute", execute(code="ä" * (600 * 1024)), "code"),
         ("Execute", execute(code="a\0b"), "code"),
         ("Execute", execute(output_mode=7), "output_mode"),
-        ("Execute", execute(limits={"wall_time_s": 1e9}), "limits.wall_time_s"),
         ("Execute", execute(limits={"memory_bytes": 1 << 30}), "limits.memory_bytes"),
         ("AttachExecution", pb.AttachExecutionRequest(session_id="s1", execution_id="ä"), "execution_id"),
         ("SubmitToolResult", submit(value=value(), call_id=""), "call_id"),
@@ -355,5 +354,5 @@ async def test_a_session_tells_its_effective_limits(edge: Edge) -> None:
     assert (session.limits.wall_time_s, session.limits.operations) == (2.5, 100_000_000)
     assert (session.state, session.create_time.seconds, dict(session.labels)) == (1, 1_700_000_000, {"k": "v"})
     policy = (await edge.stub.GetPolicy(pb.GetPolicyRequest(), metadata=AUTH)).policy
-    assert (list(policy.tool_placements), policy.network, policy.backend) == (["host"], "none", "fake")
-    assert len(policy.max_limits.ListFields()) == 9
+    assert (list(policy.tool_placements), policy.network, policy.backend) == (["host"], "none", "local")
+    assert len(policy.max_limits.ListFields()) == 10

@@ -250,7 +250,9 @@ class FakeDaemon(services.ExecutorServiceServicer):
     def GetPolicy(self, request: Any, context: Any) -> pb.GetPolicyResponse:
         self._enter("GetPolicy", request, context)
         limits = types.Limits(wall_time_s=30)
-        return pb.GetPolicyResponse(policy=types.Policy(name="default", default_limits=limits, images=["base"]))
+        return pb.GetPolicyResponse(
+            policy=types.Policy(policy=types.PolicyRef(profile="default"), default_limits=limits, images=["base"])
+        )
 
 
 @contextmanager

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from executor_server.config import SMOLAGENTS_BASE_IMPORTS, ConfigError, LocalImage, load, to_toml
+from executor_server.config import LocalImage, load, to_toml
+from executor_server.settings import ConfigError
 
 
 @pytest.fixture(autouse=True)
@@ -33,13 +34,8 @@ def test_nothing_needs_to_be_configured(state_dir: Path) -> None:
     config = load()
     assert config.listen_addresses == (f"unix:{state_dir}/executor.sock", "127.0.0.1:50051")
     assert config.local.images == {"base": LocalImage(python=Path(sys.executable))}
-    assert config.limits.default.wall_time_s == 60
-    assert config.policy.default_imports == SMOLAGENTS_BASE_IMPORTS
-
-
-def test_default_imports_are_those_of_smolagents() -> None:
-    utils = pytest.importorskip("smolagents.utils")
-    assert list(load().policy.default_imports) == sorted(utils.BASE_BUILTIN_MODULES)
+    assert config.policy.file is None
+    assert config.sessions.drain_s == 30
 
 
 def test_the_state_directory_falls_back_to_the_users_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -61,11 +57,9 @@ def test_all_problems_are_listed_with_their_keys(tmp_path: Path) -> None:
         drain_s = -1
         [pool]
         size = "many"
-        [limits.max]
-        wall_time_s = inf
-        memory_bytes = true
         [policy]
-        allowed_imports = ["numpy", "os path"]
+        file = "here"
+        watch_interval_s = inf
         [log]
         level = "loud"
         """,
@@ -75,9 +69,8 @@ def test_all_problems_are_listed_with_their_keys(tmp_path: Path) -> None:
         "sessions.max_sesions",
         "sessions.drain_s",
         "pool.size",
-        "limits.max.wall_time_s",
-        "limits.max.memory_bytes",
-        "policy.allowed_imports.1",
+        "policy.file",
+        "policy.watch_interval_s",
         "log.level",
     }
     text = "\n".join(found)
@@ -89,7 +82,6 @@ def test_all_problems_are_listed_with_their_keys(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("[limits.default]\nwall_time_s = 9000.0", "limits: default is above max for wall_time_s"),
         ('[server]\ntls_cert = "/c.pem"', "server: tls_cert and tls_key must be given together"),
         ('[server]\ntls_client_ca = "/c.pem"', "server: tls_client_ca needs tls_cert and tls_key"),
         ('[server]\nstate_dir = "here"', "server.state_dir: must be an absolute path (it is 'here')"),
@@ -118,7 +110,7 @@ def test_the_command_line_wins_over_the_file(tmp_path: Path) -> None:
 
 def test_what_is_printed_reads_back_as_the_same(tmp_path: Path) -> None:
     images = '[local.images]\nbase = "/opt/a \\"b\\"/python"\n"py3.12" = "/p"\n'
-    config = load(write(tmp_path, images + "[limits.max]\noperations = 10_000_000_000_000"))
+    config = load(write(tmp_path, images + "[sessions]\njournal_bytes = 10_000_000_000_000"))
     printed = to_toml(config)
     assert load(write(tmp_path, printed)) == config
-    assert tomllib.loads(printed)["limits"]["default"]["wall_time_s"] == 60.0
+    assert tomllib.loads(printed)["sessions"]["drain_s"] == 30.0

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from smolagents.local_python_executor import check_import_authorized
 
-from executor_server.config import LimitsSection, PolicySection, PoolSection
+from executor_server.config import PoolSection
 from executor_server.errors import InvalidRequest, PolicyViolation, Reason
 from executor_server.import_patterns import is_covered
 from executor_server.model import Limits, Principal
@@ -23,26 +23,23 @@ from executor_server.policy import (
     RequestedSession,
     execution_limits,
 )
+from executor_server.policy_file import ImportsTable, PolicyFile, Profile
 
 ALICE = Principal("local", "token")
 LIMIT_NAMES = [f.name for f in fields(Limits)]
 
 
 def make_policy(allowed: tuple[str, ...] = ("*",)) -> Policy:
-    return Policy(
-        PolicySection(allowed_imports=allowed),
-        LimitsSection(),
-        images=["base", "data"],
-        backend="local",
-        orphan_time_s=600.0,
-    )
+    profile = Profile(imports=ImportsTable(allowed=allowed))
+    file = PolicyFile(version="1", default="default", profiles={"default": profile})
+    return Policy(file, images=["base", "data"], backend="local", orphan_time_s=600.0)
 
 
 def test_asking_for_nothing_gets_the_defaults() -> None:
     spec = make_policy().decide(ALICE, RequestedSession())
-    assert spec.limits == make_policy().describe().default_limits
+    assert spec.limits == make_policy().describe(ALICE).default_limits
     assert spec.sandbox.image == "base"
-    assert spec.authorized_imports == make_policy().describe().default_imports
+    assert spec.authorized_imports == make_policy().describe(ALICE).default_imports
     assert spec.sandbox == make_policy().warm_sandboxes(PoolSection())[0].spec
 
 
@@ -87,7 +84,7 @@ def test_a_limit_that_means_nothing_is_refused_as_a_field(name: str, value: floa
 
 @pytest.mark.parametrize("name", LIMIT_NAMES)
 def test_no_limit_can_be_raised_above_its_ceiling(name: str) -> None:
-    ceiling = getattr(make_policy().describe().max_limits, name)
+    ceiling = getattr(make_policy().describe(ALICE).max_limits, name)
     at = RequestedSession(limits=replace(RequestedLimits(), **{name: ceiling}))
     assert getattr(make_policy().decide(ALICE, at).limits, name) == ceiling
     above = RequestedSession(limits=replace(RequestedLimits(), **{name: ceiling * 2}))
@@ -134,15 +131,20 @@ def test_an_execution_gets_the_sessions_limits_or_less() -> None:
 @pytest.mark.parametrize(
     "limits",
     [
-        RequestedLimits(wall_time_s=61.0),
-        RequestedLimits(operations=2**64 - 1),
         RequestedLimits(memory_bytes=64 << 20),
         RequestedLimits(cpu_time_s=math.nan),
     ],
 )
-def test_an_execution_cannot_have_more_than_its_session(limits: RequestedLimits) -> None:
+def test_an_execution_cannot_ask_for_what_means_nothing(limits: RequestedLimits) -> None:
     spec = make_policy().decide(ALICE, RequestedSession())
     with pytest.raises(InvalidRequest):
+        execution_limits(spec, limits)
+
+
+@pytest.mark.parametrize("limits", [RequestedLimits(wall_time_s=61.0), RequestedLimits(operations=2**64 - 1)])
+def test_an_execution_cannot_have_more_than_its_session(limits: RequestedLimits) -> None:
+    spec = make_policy().decide(ALICE, RequestedSession())
+    with pytest.raises(PolicyViolation):
         execution_limits(spec, limits)
 
 

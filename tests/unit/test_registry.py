@@ -11,16 +11,34 @@ from typing import Any
 
 import pytest
 
-from executor_server.model import Limits, Principal, SandboxSpec, SessionSpec
+from executor_server.model import (
+    AuditRules,
+    ExecutionLimits,
+    FileRules,
+    Limits,
+    PolicyRef,
+    Principal,
+    SandboxSpec,
+    SessionSpec,
+    ToolRules,
+)
 from executor_server.registry import Registry, RegistryError, SessionRecord
 from executor_server.state_dir import StateDir, StateDirError
 
 SPEC = SessionSpec(
     SandboxSpec("base", 2**28, 16, 2**24, 60.0, cpus=1.5, may_pull=True),
-    Limits(1.0, 2.5, 1000, 2**28, 16, 1000, 2**24, 600.0, 3600.0),
+    Limits(1.0, 2.5, 1000, 2**28, 16, 1000, 2**24, 600.0, 3600.0, 10**9),
+    ExecutionLimits(0.5, 2.5, 500, 1000),
+    ExecutionLimits(1.0, 2.5, 1000, 1000),
     ("math", "numpy.*"),
     "x = 'é\N{SNOWMAN}'\n",
-    {"a": "b"},
+    PolicyRef("data", "7", "f" * 16),
+    denied_imports=("os",),
+    refused_language=("open",),
+    tools=ToolRules((), ("a*",)),
+    files=FileRules(1, 2, 3, None),
+    audit=AuditRules("full", True),
+    labels={"a": "b"},
 )
 RECORD = SessionRecord(
     "s1", Principal("tenant", "name"), "r1", SPEC, "local", "sandbox", bytes(range(32)), "3.11.2", True, 1.5, 1

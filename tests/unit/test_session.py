@@ -24,15 +24,12 @@ from executor_server.executions import Execution, ToolFailure
 from executor_server.guest.frames import CHUNK_BYTES, MAX_FRAME_BYTES, Frame, Kind, encode_frame
 from executor_server.model import (
     BlobRef,
-    ExecutionLimits,
-    Limits,
     Log,
     Outcome,
     OutputMode,
     Principal,
     Queued,
     Result,
-    SessionSpec,
     ToolCall,
     ToolSpec,
     VariablesState,
@@ -45,9 +42,8 @@ from executor_server.state_dir import StateDir
 from tests.support.fake_backend import SPEC, FakeBackend, FakeSandbox
 from tests.support.fake_guest import TOKEN, FakeGuest
 from tests.support.polling import eventually_async
+from tests.support.specs import EXECUTION_LIMITS, session_spec
 
-LIMITS = Limits(1.0, 1.0, 1000, 2**28, 16, 1000, 2**24, 600.0, 3600.0)
-EXECUTION_LIMITS = ExecutionLimits(1.0, 1.0, 1000, 1000)
 OWNER = Principal("tenant", "test")
 
 
@@ -84,7 +80,7 @@ async def make(backend: FakeBackend, tmp_path: Path) -> AsyncIterator[Any]:
 
     async def make(**settings: Any) -> Bench:
         ready = await make_ready(backend, SPEC, warm=False)
-        spec = SessionSpec(SPEC, LIMITS, ("math",), "")
+        spec = session_spec(SPEC, imports=("math",))
         record = SessionRecord(
             "s", OWNER, "r", spec, "fake", ready.sandbox.sandbox_id, TOKEN, "3.11.0", False, time.time(), 1
         )
@@ -584,7 +580,7 @@ async def test_a_guest_that_hangs_up_right_after_its_answer_is_noticed(backend: 
     ready = await make_ready(backend, SPEC, warm=False)
     await backend.made[-1].guest.die()
     assert await eventually_async(lambda: not ready.channel.connected)
-    spec = SessionSpec(SPEC, LIMITS, ("math",), "")
+    spec = session_spec(SPEC, imports=("math",))
     name = ready.sandbox.sandbox_id
     record = SessionRecord("s", OWNER, "r", spec, "fake", name, TOKEN, "3.11.0", False, time.time(), 1)
     registry = Registry(StateDir(tmp_path))

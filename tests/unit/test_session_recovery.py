@@ -16,14 +16,11 @@ from executor_server.executions import Execution
 from executor_server.guest.frames import Kind
 from executor_server.model import (
     BlobRef,
-    ExecutionLimits,
-    Limits,
     Log,
     Outcome,
     OutputMode,
     Principal,
     Result,
-    SessionSpec,
 )
 from executor_server.pool import PoolSettings, WarmPool
 from executor_server.registry import Registry
@@ -32,8 +29,8 @@ from executor_server.state_dir import StateDir
 from tests.support.fake_backend import SPEC, FakeBackend
 from tests.support.fake_guest import FakeGuest
 from tests.support.polling import eventually_async
+from tests.support.specs import EXECUTION_LIMITS, LIMITS, session_spec
 
-LIMITS = Limits(1.0, 1.0, 1000, 2**28, 16, 1000, 2**24, 600.0, 3600.0)
 OWNER = Principal("tenant", "name")
 
 
@@ -47,7 +44,7 @@ class Daemon:
         self.manager = SessionManager(backend, pool, self.registry, SessionSettings(**settings))
 
     async def create(self, request_id: str = "r", **limits: float) -> Session:
-        spec = SessionSpec(SPEC, replace(LIMITS, **limits), ("math",), "", {"a": "b"})  # type: ignore[arg-type]
+        spec = session_spec(SPEC, replace(LIMITS, **limits), ("math",), labels={"a": "b"})  # type: ignore[arg-type]
         return await self.manager.create(OWNER, SessionRequest(request_id, spec))
 
     def session(self, name: str) -> Session:
@@ -94,7 +91,7 @@ def guest_of(daemon: Daemon, number: int = -1) -> FakeGuest:
 
 
 def execute(session: Session, name: str = "e", code: str = "1") -> Execution:
-    return session.execute(name, code, OutputMode.TRAILING_EXPRESSION, ExecutionLimits(1.0, 1.0, 1000, 1000))
+    return session.execute(name, code, OutputMode.TRAILING_EXPRESSION, EXECUTION_LIMITS)
 
 
 async def told(execution: Execution) -> tuple[str, Result]:

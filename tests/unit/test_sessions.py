@@ -13,7 +13,7 @@ import pytest
 from executor_server.errors import InvalidRequest, NotFound, Reason, ResourceExhausted, SandboxFailure, Unavailable
 from executor_server.executions import Execution
 from executor_server.guest.frames import Frame, Kind
-from executor_server.model import ExecutionLimits, Limits, Outcome, OutputMode, Principal, Result, SessionSpec
+from executor_server.model import Outcome, OutputMode, Principal, Result
 from executor_server.policy import WarmSandboxes
 from executor_server.pool import PoolSettings, WarmPool
 from executor_server.registry import Registry
@@ -22,8 +22,8 @@ from executor_server.state_dir import StateDir
 from tests.support.fake_backend import SPEC, FakeBackend
 from tests.support.fake_guest import FakeGuest
 from tests.support.polling import eventually_async
+from tests.support.specs import EXECUTION_LIMITS, LIMITS, session_spec
 
-LIMITS = Limits(1.0, 1.0, 1000, 2**28, 16, 1000, 2**24, 600.0, 3600.0)
 ALICE, BOB = Principal("alice", "a"), Principal("bob", "b")
 
 
@@ -36,7 +36,7 @@ class Bench:
     async def create(
         self, request_id: str = "r", owner: Principal = ALICE, prelude: str = "", **limits: float
     ) -> Session:
-        spec = SessionSpec(SPEC, replace(LIMITS, **limits), (), prelude)  # type: ignore[arg-type]
+        spec = session_spec(SPEC, replace(LIMITS, **limits), (), prelude)  # type: ignore[arg-type]
         return await self.manager.create(owner, SessionRequest(request_id, spec))
 
     def task(self, *args: Any, **kwargs: Any) -> asyncio.Task[Session]:
@@ -44,7 +44,7 @@ class Bench:
 
 
 def execute(session: Session) -> Execution:
-    return session.execute("e", "1", OutputMode.TRAILING_EXPRESSION, ExecutionLimits(1.0, 1.0, 1000, 1000))
+    return session.execute("e", "1", OutputMode.TRAILING_EXPRESSION, EXECUTION_LIMITS)
 
 
 @pytest.fixture
@@ -278,7 +278,7 @@ async def test_draining_lets_what_runs_end_and_takes_nothing_new(bench: Bench) -
     with pytest.raises(Unavailable):
         await bench.create("late")
     with pytest.raises(Unavailable):
-        session.execute("late", "1", OutputMode.TRAILING_EXPRESSION, ExecutionLimits(1.0, 1.0, 1000, 1000))
+        session.execute("late", "1", OutputMode.TRAILING_EXPRESSION, EXECUTION_LIMITS)
     assert await bench.create() is session, "a request that was already granted is still answered"
     assert not draining.done()
     bench.backend.made[0].guest.end("e")

@@ -17,6 +17,14 @@ class SessionState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     SESSION_STATE_BUSY: _ClassVar[SessionState]
     SESSION_STATE_LOST: _ClassVar[SessionState]
 
+class ViolationKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    VIOLATION_KIND_UNSPECIFIED: _ClassVar[ViolationKind]
+    VIOLATION_KIND_ABOVE_CEILING: _ClassVar[ViolationKind]
+    VIOLATION_KIND_NOT_ALLOWED: _ClassVar[ViolationKind]
+    VIOLATION_KIND_DENIED: _ClassVar[ViolationKind]
+    VIOLATION_KIND_UNSUPPORTED: _ClassVar[ViolationKind]
+
 class Outcome(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     OUTCOME_UNSPECIFIED: _ClassVar[Outcome]
@@ -62,6 +70,11 @@ SESSION_STATE_UNSPECIFIED: SessionState
 SESSION_STATE_IDLE: SessionState
 SESSION_STATE_BUSY: SessionState
 SESSION_STATE_LOST: SessionState
+VIOLATION_KIND_UNSPECIFIED: ViolationKind
+VIOLATION_KIND_ABOVE_CEILING: ViolationKind
+VIOLATION_KIND_NOT_ALLOWED: ViolationKind
+VIOLATION_KIND_DENIED: ViolationKind
+VIOLATION_KIND_UNSUPPORTED: ViolationKind
 OUTCOME_UNSPECIFIED: Outcome
 OUTCOME_SUCCEEDED: Outcome
 OUTCOME_EXCEPTION: Outcome
@@ -129,7 +142,7 @@ class NamedValue(_message.Message):
     def __init__(self, name: _Optional[str] = ..., value: _Optional[_Union[Value, _Mapping]] = ...) -> None: ...
 
 class Limits(_message.Message):
-    __slots__ = ("wall_time_s", "cpu_time_s", "operations", "memory_bytes", "processes", "output_bytes", "disk_bytes", "idle_time_s", "session_time_s")
+    __slots__ = ("wall_time_s", "cpu_time_s", "operations", "memory_bytes", "processes", "output_bytes", "disk_bytes", "idle_time_s", "session_time_s", "session_operations")
     WALL_TIME_S_FIELD_NUMBER: _ClassVar[int]
     CPU_TIME_S_FIELD_NUMBER: _ClassVar[int]
     OPERATIONS_FIELD_NUMBER: _ClassVar[int]
@@ -139,6 +152,7 @@ class Limits(_message.Message):
     DISK_BYTES_FIELD_NUMBER: _ClassVar[int]
     IDLE_TIME_S_FIELD_NUMBER: _ClassVar[int]
     SESSION_TIME_S_FIELD_NUMBER: _ClassVar[int]
+    SESSION_OPERATIONS_FIELD_NUMBER: _ClassVar[int]
     wall_time_s: float
     cpu_time_s: float
     operations: int
@@ -148,10 +162,11 @@ class Limits(_message.Message):
     disk_bytes: int
     idle_time_s: float
     session_time_s: float
-    def __init__(self, wall_time_s: _Optional[float] = ..., cpu_time_s: _Optional[float] = ..., operations: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., processes: _Optional[int] = ..., output_bytes: _Optional[int] = ..., disk_bytes: _Optional[int] = ..., idle_time_s: _Optional[float] = ..., session_time_s: _Optional[float] = ...) -> None: ...
+    session_operations: int
+    def __init__(self, wall_time_s: _Optional[float] = ..., cpu_time_s: _Optional[float] = ..., operations: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., processes: _Optional[int] = ..., output_bytes: _Optional[int] = ..., disk_bytes: _Optional[int] = ..., idle_time_s: _Optional[float] = ..., session_time_s: _Optional[float] = ..., session_operations: _Optional[int] = ...) -> None: ...
 
 class Session(_message.Message):
-    __slots__ = ("session_id", "state", "generation", "backend", "image", "limits", "authorized_imports", "python_version", "create_time", "expire_time", "warm", "labels", "lost_reason")
+    __slots__ = ("session_id", "state", "generation", "backend", "image", "limits", "authorized_imports", "python_version", "create_time", "expire_time", "warm", "labels", "lost_reason", "policy", "denied_imports", "refused_language")
     class LabelsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -172,6 +187,9 @@ class Session(_message.Message):
     WARM_FIELD_NUMBER: _ClassVar[int]
     LABELS_FIELD_NUMBER: _ClassVar[int]
     LOST_REASON_FIELD_NUMBER: _ClassVar[int]
+    POLICY_FIELD_NUMBER: _ClassVar[int]
+    DENIED_IMPORTS_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_LANGUAGE_FIELD_NUMBER: _ClassVar[int]
     session_id: str
     state: SessionState
     generation: int
@@ -185,7 +203,42 @@ class Session(_message.Message):
     warm: bool
     labels: _containers.ScalarMap[str, str]
     lost_reason: str
-    def __init__(self, session_id: _Optional[str] = ..., state: _Optional[_Union[SessionState, str]] = ..., generation: _Optional[int] = ..., backend: _Optional[str] = ..., image: _Optional[str] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., authorized_imports: _Optional[_Iterable[str]] = ..., python_version: _Optional[str] = ..., create_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., expire_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., warm: bool = ..., labels: _Optional[_Mapping[str, str]] = ..., lost_reason: _Optional[str] = ...) -> None: ...
+    policy: PolicyRef
+    denied_imports: _containers.RepeatedScalarFieldContainer[str]
+    refused_language: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, session_id: _Optional[str] = ..., state: _Optional[_Union[SessionState, str]] = ..., generation: _Optional[int] = ..., backend: _Optional[str] = ..., image: _Optional[str] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., authorized_imports: _Optional[_Iterable[str]] = ..., python_version: _Optional[str] = ..., create_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., expire_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., warm: bool = ..., labels: _Optional[_Mapping[str, str]] = ..., lost_reason: _Optional[str] = ..., policy: _Optional[_Union[PolicyRef, _Mapping]] = ..., denied_imports: _Optional[_Iterable[str]] = ..., refused_language: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class PolicyRef(_message.Message):
+    __slots__ = ("profile", "version", "fingerprint")
+    PROFILE_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    profile: str
+    version: str
+    fingerprint: str
+    def __init__(self, profile: _Optional[str] = ..., version: _Optional[str] = ..., fingerprint: _Optional[str] = ...) -> None: ...
+
+class Violation(_message.Message):
+    __slots__ = ("field", "kind", "requested", "allowed", "rule")
+    FIELD_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    REQUESTED_FIELD_NUMBER: _ClassVar[int]
+    ALLOWED_FIELD_NUMBER: _ClassVar[int]
+    RULE_FIELD_NUMBER: _ClassVar[int]
+    field: str
+    kind: ViolationKind
+    requested: str
+    allowed: str
+    rule: str
+    def __init__(self, field: _Optional[str] = ..., kind: _Optional[_Union[ViolationKind, str]] = ..., requested: _Optional[str] = ..., allowed: _Optional[str] = ..., rule: _Optional[str] = ...) -> None: ...
+
+class Violations(_message.Message):
+    __slots__ = ("violations", "omitted")
+    VIOLATIONS_FIELD_NUMBER: _ClassVar[int]
+    OMITTED_FIELD_NUMBER: _ClassVar[int]
+    violations: _containers.RepeatedCompositeFieldContainer[Violation]
+    omitted: int
+    def __init__(self, violations: _Optional[_Iterable[_Union[Violation, _Mapping]]] = ..., omitted: _Optional[int] = ...) -> None: ...
 
 class ToolSpec(_message.Message):
     __slots__ = ("name", "description", "parameters", "is_final_answer")
@@ -269,8 +322,18 @@ class Usage(_message.Message):
     output_bytes: int
     def __init__(self, operations: _Optional[int] = ..., wall_time_s: _Optional[float] = ..., cpu_time_s: _Optional[float] = ..., peak_memory_bytes: _Optional[int] = ..., output_bytes: _Optional[int] = ...) -> None: ...
 
+class LimitWarningEvent(_message.Message):
+    __slots__ = ("limit", "used", "budget")
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
+    USED_FIELD_NUMBER: _ClassVar[int]
+    BUDGET_FIELD_NUMBER: _ClassVar[int]
+    limit: str
+    used: int
+    budget: int
+    def __init__(self, limit: _Optional[str] = ..., used: _Optional[int] = ..., budget: _Optional[int] = ...) -> None: ...
+
 class ExecutionResult(_message.Message):
-    __slots__ = ("outcome", "output", "error", "usage", "variables_state", "generation", "final_answer_call_id", "artifacts", "artifacts_truncated")
+    __slots__ = ("outcome", "output", "error", "usage", "variables_state", "generation", "final_answer_call_id", "artifacts", "artifacts_truncated", "policy_fingerprint")
     OUTCOME_FIELD_NUMBER: _ClassVar[int]
     OUTPUT_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
@@ -280,6 +343,7 @@ class ExecutionResult(_message.Message):
     FINAL_ANSWER_CALL_ID_FIELD_NUMBER: _ClassVar[int]
     ARTIFACTS_FIELD_NUMBER: _ClassVar[int]
     ARTIFACTS_TRUNCATED_FIELD_NUMBER: _ClassVar[int]
+    POLICY_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     outcome: Outcome
     output: Value
     error: ErrorDetail
@@ -289,10 +353,11 @@ class ExecutionResult(_message.Message):
     final_answer_call_id: str
     artifacts: _containers.RepeatedCompositeFieldContainer[FileInfo]
     artifacts_truncated: bool
-    def __init__(self, outcome: _Optional[_Union[Outcome, str]] = ..., output: _Optional[_Union[Value, _Mapping]] = ..., error: _Optional[_Union[ErrorDetail, _Mapping]] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., variables_state: _Optional[_Union[VariablesState, str]] = ..., generation: _Optional[int] = ..., final_answer_call_id: _Optional[str] = ..., artifacts: _Optional[_Iterable[_Union[FileInfo, _Mapping]]] = ..., artifacts_truncated: bool = ...) -> None: ...
+    policy_fingerprint: str
+    def __init__(self, outcome: _Optional[_Union[Outcome, str]] = ..., output: _Optional[_Union[Value, _Mapping]] = ..., error: _Optional[_Union[ErrorDetail, _Mapping]] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., variables_state: _Optional[_Union[VariablesState, str]] = ..., generation: _Optional[int] = ..., final_answer_call_id: _Optional[str] = ..., artifacts: _Optional[_Iterable[_Union[FileInfo, _Mapping]]] = ..., artifacts_truncated: bool = ..., policy_fingerprint: _Optional[str] = ...) -> None: ...
 
 class Event(_message.Message):
-    __slots__ = ("number", "queued", "log", "output_cut", "image", "tool_call", "blob_chunk", "result")
+    __slots__ = ("number", "queued", "log", "output_cut", "image", "tool_call", "blob_chunk", "result", "limit_warning")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     QUEUED_FIELD_NUMBER: _ClassVar[int]
     LOG_FIELD_NUMBER: _ClassVar[int]
@@ -301,6 +366,7 @@ class Event(_message.Message):
     TOOL_CALL_FIELD_NUMBER: _ClassVar[int]
     BLOB_CHUNK_FIELD_NUMBER: _ClassVar[int]
     RESULT_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_WARNING_FIELD_NUMBER: _ClassVar[int]
     number: int
     queued: QueuedEvent
     log: LogEvent
@@ -309,7 +375,8 @@ class Event(_message.Message):
     tool_call: ToolCallEvent
     blob_chunk: BlobChunk
     result: ExecutionResult
-    def __init__(self, number: _Optional[int] = ..., queued: _Optional[_Union[QueuedEvent, _Mapping]] = ..., log: _Optional[_Union[LogEvent, _Mapping]] = ..., output_cut: _Optional[_Union[OutputCutEvent, _Mapping]] = ..., image: _Optional[_Union[ImageEvent, _Mapping]] = ..., tool_call: _Optional[_Union[ToolCallEvent, _Mapping]] = ..., blob_chunk: _Optional[_Union[BlobChunk, _Mapping]] = ..., result: _Optional[_Union[ExecutionResult, _Mapping]] = ...) -> None: ...
+    limit_warning: LimitWarningEvent
+    def __init__(self, number: _Optional[int] = ..., queued: _Optional[_Union[QueuedEvent, _Mapping]] = ..., log: _Optional[_Union[LogEvent, _Mapping]] = ..., output_cut: _Optional[_Union[OutputCutEvent, _Mapping]] = ..., image: _Optional[_Union[ImageEvent, _Mapping]] = ..., tool_call: _Optional[_Union[ToolCallEvent, _Mapping]] = ..., blob_chunk: _Optional[_Union[BlobChunk, _Mapping]] = ..., result: _Optional[_Union[ExecutionResult, _Mapping]] = ..., limit_warning: _Optional[_Union[LimitWarningEvent, _Mapping]] = ...) -> None: ...
 
 class FileInfo(_message.Message):
     __slots__ = ("path", "size_bytes", "is_directory", "modify_time")
@@ -323,9 +390,39 @@ class FileInfo(_message.Message):
     modify_time: _timestamp_pb2.Timestamp
     def __init__(self, path: _Optional[str] = ..., size_bytes: _Optional[int] = ..., is_directory: bool = ..., modify_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
 
+class FileLimits(_message.Message):
+    __slots__ = ("max_put_bytes", "max_get_bytes", "max_puts", "max_gets")
+    MAX_PUT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    MAX_GET_BYTES_FIELD_NUMBER: _ClassVar[int]
+    MAX_PUTS_FIELD_NUMBER: _ClassVar[int]
+    MAX_GETS_FIELD_NUMBER: _ClassVar[int]
+    max_put_bytes: int
+    max_get_bytes: int
+    max_puts: int
+    max_gets: int
+    def __init__(self, max_put_bytes: _Optional[int] = ..., max_get_bytes: _Optional[int] = ..., max_puts: _Optional[int] = ..., max_gets: _Optional[int] = ...) -> None: ...
+
+class Quotas(_message.Message):
+    __slots__ = ("sessions", "executions", "creations_per_minute", "cpu_time_s_per_hour", "output_bytes_per_hour", "calls", "calls_per_second")
+    SESSIONS_FIELD_NUMBER: _ClassVar[int]
+    EXECUTIONS_FIELD_NUMBER: _ClassVar[int]
+    CREATIONS_PER_MINUTE_FIELD_NUMBER: _ClassVar[int]
+    CPU_TIME_S_PER_HOUR_FIELD_NUMBER: _ClassVar[int]
+    OUTPUT_BYTES_PER_HOUR_FIELD_NUMBER: _ClassVar[int]
+    CALLS_FIELD_NUMBER: _ClassVar[int]
+    CALLS_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
+    sessions: int
+    executions: int
+    creations_per_minute: int
+    cpu_time_s_per_hour: float
+    output_bytes_per_hour: int
+    calls: int
+    calls_per_second: int
+    def __init__(self, sessions: _Optional[int] = ..., executions: _Optional[int] = ..., creations_per_minute: _Optional[int] = ..., cpu_time_s_per_hour: _Optional[float] = ..., output_bytes_per_hour: _Optional[int] = ..., calls: _Optional[int] = ..., calls_per_second: _Optional[int] = ...) -> None: ...
+
 class Policy(_message.Message):
-    __slots__ = ("name", "default_limits", "max_limits", "default_imports", "allowed_imports", "images", "backend", "tool_placements", "network")
-    NAME_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("policy", "default_limits", "max_limits", "default_imports", "allowed_imports", "images", "backend", "tool_placements", "network", "denied_imports", "refused_language", "allowed_tools", "files", "execution_default_limits", "execution_max_limits", "quotas")
+    POLICY_FIELD_NUMBER: _ClassVar[int]
     DEFAULT_LIMITS_FIELD_NUMBER: _ClassVar[int]
     MAX_LIMITS_FIELD_NUMBER: _ClassVar[int]
     DEFAULT_IMPORTS_FIELD_NUMBER: _ClassVar[int]
@@ -334,7 +431,14 @@ class Policy(_message.Message):
     BACKEND_FIELD_NUMBER: _ClassVar[int]
     TOOL_PLACEMENTS_FIELD_NUMBER: _ClassVar[int]
     NETWORK_FIELD_NUMBER: _ClassVar[int]
-    name: str
+    DENIED_IMPORTS_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_LANGUAGE_FIELD_NUMBER: _ClassVar[int]
+    ALLOWED_TOOLS_FIELD_NUMBER: _ClassVar[int]
+    FILES_FIELD_NUMBER: _ClassVar[int]
+    EXECUTION_DEFAULT_LIMITS_FIELD_NUMBER: _ClassVar[int]
+    EXECUTION_MAX_LIMITS_FIELD_NUMBER: _ClassVar[int]
+    QUOTAS_FIELD_NUMBER: _ClassVar[int]
+    policy: PolicyRef
     default_limits: Limits
     max_limits: Limits
     default_imports: _containers.RepeatedScalarFieldContainer[str]
@@ -343,4 +447,11 @@ class Policy(_message.Message):
     backend: str
     tool_placements: _containers.RepeatedScalarFieldContainer[str]
     network: str
-    def __init__(self, name: _Optional[str] = ..., default_limits: _Optional[_Union[Limits, _Mapping]] = ..., max_limits: _Optional[_Union[Limits, _Mapping]] = ..., default_imports: _Optional[_Iterable[str]] = ..., allowed_imports: _Optional[_Iterable[str]] = ..., images: _Optional[_Iterable[str]] = ..., backend: _Optional[str] = ..., tool_placements: _Optional[_Iterable[str]] = ..., network: _Optional[str] = ...) -> None: ...
+    denied_imports: _containers.RepeatedScalarFieldContainer[str]
+    refused_language: _containers.RepeatedScalarFieldContainer[str]
+    allowed_tools: _containers.RepeatedScalarFieldContainer[str]
+    files: FileLimits
+    execution_default_limits: Limits
+    execution_max_limits: Limits
+    quotas: Quotas
+    def __init__(self, policy: _Optional[_Union[PolicyRef, _Mapping]] = ..., default_limits: _Optional[_Union[Limits, _Mapping]] = ..., max_limits: _Optional[_Union[Limits, _Mapping]] = ..., default_imports: _Optional[_Iterable[str]] = ..., allowed_imports: _Optional[_Iterable[str]] = ..., images: _Optional[_Iterable[str]] = ..., backend: _Optional[str] = ..., tool_placements: _Optional[_Iterable[str]] = ..., network: _Optional[str] = ..., denied_imports: _Optional[_Iterable[str]] = ..., refused_language: _Optional[_Iterable[str]] = ..., allowed_tools: _Optional[_Iterable[str]] = ..., files: _Optional[_Union[FileLimits, _Mapping]] = ..., execution_default_limits: _Optional[_Union[Limits, _Mapping]] = ..., execution_max_limits: _Optional[_Union[Limits, _Mapping]] = ..., quotas: _Optional[_Union[Quotas, _Mapping]] = ...) -> None: ...

@@ -62,9 +62,13 @@ def test_other_calls_give_values_not_messages(client: Any, daemon: FakeDaemon) -
 # Refusals and retries
 
 
-def bad_request() -> error_details_pb2.BadRequest:
-    violation = error_details_pb2.BadRequest.FieldViolation(field="limits.memory_bytes", description="at most 1")
-    return error_details_pb2.BadRequest(field_violations=[violation])
+VIOLATION = ("limits.memory_bytes", "ABOVE_CEILING", "2", "at most 1", "profiles.a.limits.max.memory_bytes")
+
+
+def violations() -> types.Violations:
+    field, kind, requested, allowed, rule = VIOLATION
+    entry = types.Violation(field=field, kind=f"VIOLATION_KIND_{kind}", requested=requested, allowed=allowed, rule=rule)
+    return types.Violations(violations=[entry])
 
 
 @pytest.mark.parametrize(
@@ -73,9 +77,9 @@ def bad_request() -> error_details_pb2.BadRequest:
         (Refusal(grpc.StatusCode.INVALID_ARGUMENT, "UNKNOWN_IMAGE"), InvalidRequest, {"reason": "UNKNOWN_IMAGE"}),
         (Refusal(grpc.StatusCode.OUT_OF_RANGE, "EVENT_OUT_OF_RANGE"), InvalidRequest, {}),
         (
-            Refusal(grpc.StatusCode.PERMISSION_DENIED, "POLICY_VIOLATION", more=(bad_request(),)),
+            Refusal(grpc.StatusCode.PERMISSION_DENIED, "POLICY_VIOLATION", more=(violations(),)),
             PolicyViolationError,
-            {"violations": (Violation("limits.memory_bytes", "at most 1"),)},
+            {"violations": (Violation(*VIOLATION),)},
         ),
         (Refusal(grpc.StatusCode.NOT_FOUND, "SESSION_NOT_FOUND"), NotFoundError, {}),
         (Refusal(grpc.StatusCode.FAILED_PRECONDITION, "SESSION_LOST"), PreconditionError, {}),

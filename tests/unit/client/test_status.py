@@ -11,6 +11,7 @@ from google.rpc import error_details_pb2, status_pb2
 from hypothesis import given
 from hypothesis import strategies as st
 
+from executor_api.v1 import types_pb2
 from executor_client._retry import Backoff
 from executor_client._status import VIOLATIONS_MAX, breaks_stream, translate
 from executor_client.errors import ExecutorClientError, PolicyViolationError
@@ -58,8 +59,7 @@ def test_details_of_another_domain_are_not_ours() -> None:
 
 
 def test_number_of_violations_is_bounded() -> None:
-    violation = error_details_pb2.BadRequest.FieldViolation(field="f", description="d")
-    many = error_details_pb2.BadRequest(field_violations=[violation] * (VIOLATIONS_MAX + 1))
+    many = types_pb2.Violations(violations=[types_pb2.Violation(field="f")] * (VIOLATIONS_MAX + 1))
     error = translate(Error(grpc.StatusCode.PERMISSION_DENIED, "", details(many)))
     assert isinstance(error, PolicyViolationError)
     assert len(error.violations) == VIOLATIONS_MAX

@@ -13,8 +13,9 @@ from typing import Any, NoReturn
 import click
 
 from executor_server.backends.base import HostFinding
-from executor_server.config import Config, ConfigError, load, to_toml
+from executor_server.config import Config, load, to_toml
 from executor_server.errors import SandboxFailure
+from executor_server.settings import ConfigError
 
 EXIT_HOST = 1
 EXIT_CONFIG = 3

@@ -85,9 +85,13 @@ async def refuse(context: Context, error: ExecutorError) -> NoReturn:
 
 
 class ErrorBorder(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
-    """Translates what a handler raises, and refuses messages that are malformed or have unknown fields."""
+    """Translates what a handler raises, and refuses messages that are malformed or have unknown fields.
 
-    def __init__(self) -> None:
+    `on_refusal` is told the method and the error of each call that is refused here, before its caller is.
+    """
+
+    def __init__(self, on_refusal: Callable[[str, ExecutorError], None]) -> None:
+        self._on_refusal = on_refusal
         # One wrapper per method, made at its first call: the set of methods is what the server was built with.
         self._guarded: dict[str, Handler] = {}
 
@@ -102,11 +106,11 @@ class ErrorBorder(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
             handler = cast("Handler | None", await continuation(handler_call_details))
             if handler is None:
                 return cast("Handler", None)  # grpc answers UNIMPLEMENTED
-            guarded = self._guarded[method] = _guard(method, handler)
+            guarded = self._guarded[method] = _guard(method, handler, self._on_refusal)
         return guarded
 
 
-def _guard(method: str, handler: Handler) -> Handler:
+def _guard(method: str, handler: Handler, on_refusal: Callable[[str, ExecutorError], None]) -> Handler:
     # The cython layer looks at the two flags and at one of four behaviours; so does this.
     request_in = _checked_stream if handler.request_streaming else _checked
     behaviour = (
@@ -121,10 +125,16 @@ def _guard(method: str, handler: Handler) -> Handler:
         (True, False): grpc.stream_unary_rpc_method_handler,
         (True, True): grpc.stream_stream_rpc_method_handler,
     }[(handler.request_streaming, handler.response_streaming)]
+
+    async def end(context: Context, error: Exception) -> NoReturn:
+        if isinstance(error, ExecutorError):
+            on_refusal(method, error)
+        await _end(method, context, error)
+
     guarded = (
-        _guard_generator(method, behaviour, request_in)
+        _guard_generator(behaviour, request_in, end)
         if inspect.isasyncgenfunction(behaviour)
-        else _guard_coroutine(method, behaviour, request_in)
+        else _guard_coroutine(behaviour, request_in, end)
     )
     return make(
         cast("Any", guarded),
@@ -133,19 +143,20 @@ def _guard(method: str, handler: Handler) -> Handler:
     )
 
 
-def _guard_coroutine(method: str, behaviour: Any, request_in: Callable[[Any], Any]) -> Callable[..., Awaitable[Any]]:
+_End: TypeAlias = "Callable[[Context, Exception], Awaitable[NoReturn]]"
+
+
+def _guard_coroutine(behaviour: Any, request_in: Callable[[Any], Any], end: _End) -> Callable[..., Awaitable[Any]]:
     async def guarded(request: Any, context: Context) -> Any:
         try:
             return await behaviour(request_in(request), context)
         except Exception as error:  # noqa: BLE001 - the border
-            await _end(method, context, error)
+            await end(context, error)
 
     return guarded
 
 
-def _guard_generator(
-    method: str, behaviour: Any, request_in: Callable[[Any], Any]
-) -> Callable[..., AsyncIterator[Any]]:
+def _guard_generator(behaviour: Any, request_in: Callable[[Any], Any], end: _End) -> Callable[..., AsyncIterator[Any]]:
     """For handlers of grpc's own services; ours write to the context instead (see service.py)."""
 
     async def guarded(request: Any, context: Context) -> AsyncIterator[Any]:
@@ -153,7 +164,7 @@ def _guard_generator(
             async for response in behaviour(request_in(request), context):
                 yield response
         except Exception as error:  # noqa: BLE001 - the border
-            await _end(method, context, error)
+            await end(context, error)
 
     return guarded
 

@@ -18,9 +18,10 @@ from grpc_reflection.v1alpha import reflection
 
 from executor_api.v1 import executor_service_pb2 as service_pb
 from executor_api.v1 import executor_service_pb2_grpc as service_grpc
+from executor_server.observer import Observer
 from executor_server.rpc import addresses
 from executor_server.rpc.addresses import Address, AddressError, TcpAddress, UnixAddress
-from executor_server.rpc.auth import TokenAuth
+from executor_server.rpc.auth import TokenAuth, current_principal
 from executor_server.rpc.errors import ErrorBorder
 from executor_server.rpc.service import ExecutorService
 
@@ -59,15 +60,21 @@ class ServerSettings:
 class RpcServer:
     """Serves one ExecutorService to callers that have the token."""
 
-    def __init__(self, service: ExecutorService, token: str, settings: ServerSettings) -> None:
-        """Opens nothing yet."""
+    def __init__(
+        self, service: ExecutorService, token: str, settings: ServerSettings, observer: Observer | None = None
+    ) -> None:
+        """Opens nothing yet. `observer` is told which calls are refused."""
+        told = observer or Observer()
         self._settings = settings
         self._bound: list[Address] = []
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]  # the stubs lack it
         # The order matters: a stranger's call must not reach the handlers at all, and a denial is made outside the
         # border, whose wrappers are kept per method.
         self._server = grpc.aio.server(
-            interceptors=(TokenAuth(token), ErrorBorder()),
+            interceptors=(
+                TokenAuth(token),
+                ErrorBorder(lambda method, error: told.request_refused(current_principal.get(None), method, error)),
+            ),
             options=_options(settings),
             maximum_concurrent_rpcs=settings.max_concurrent_calls,
         )

@@ -18,6 +18,7 @@ from grpc_reflection.v1alpha import reflection
 
 from executor_api.v1 import executor_service_pb2 as service_pb
 from executor_api.v1 import executor_service_pb2_grpc as service_grpc
+from executor_server.errors import ExecutorError
 from executor_server.observer import Observer
 from executor_server.rpc import addresses
 from executor_server.rpc.addresses import Address, AddressError, TcpAddress, UnixAddress
@@ -65,6 +66,10 @@ class RpcServer:
     ) -> None:
         """Opens nothing yet. `observer` is told which calls are refused."""
         told = observer or Observer()
+
+        def on_refusal(method: str, error: ExecutorError) -> None:
+            told.request_refused(current_principal.get(None), method, error)
+
         self._settings = settings
         self._bound: list[Address] = []
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]  # the stubs lack it
@@ -73,7 +78,7 @@ class RpcServer:
         self._server = grpc.aio.server(
             interceptors=(
                 TokenAuth(token),
-                ErrorBorder(lambda method, error: told.request_refused(current_principal.get(None), method, error)),
+                ErrorBorder(on_refusal),
             ),
             options=_options(settings),
             maximum_concurrent_rpcs=settings.max_concurrent_calls,

@@ -324,8 +324,10 @@ def test_a_client_can_name_configured_images_only(state_dir: Path) -> None:
 
 def test_a_registry_that_is_not_there_costs_a_session_no_wait(state_dir: Path) -> None:
     """192.0.2.1 is nobody's: an Engine waits for it, or is told at once that there is none; the session does not."""
+    policy = state_dir / "p.toml"
+    policy.write_text('default = "any"\n[profiles.any.sandbox]\npull_images = true\n')
     (state_dir / "c.toml").write_text(
-        'server.backend = "docker"\npool.size = 0\npolicy.pull_images = true\n'
+        f'server.backend = "docker"\npool.size = 0\npolicy.file = "{policy}"\n'
         f'[docker.images]\nbase = "{IMAGE}"\nfar = "192.0.2.1:5000/far/away"\n'
     )
     command = ("--config", str(state_dir / "c.toml"))

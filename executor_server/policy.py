@@ -13,12 +13,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any
+from typing import Any, Literal, TypeVar
 
 from executor_server.config import PoolSection
 from executor_server.errors import ExecutorError, InvalidRequest, PolicyViolation, Reason, Violation, ViolationKind
-from executor_server.import_patterns import PATTERN_FORM, is_covered, is_pattern
+from executor_server.import_patterns import PATTERN_FORM, covered_by_both, is_covered, is_denied, is_pattern
 from executor_server.model import (
+    LANGUAGE_RULES,
     AuditRules,
     ExecutionLimits,
     FileRules,
@@ -114,6 +115,7 @@ class PolicySummary:
 _SERVED_PLACEMENTS = ("host",)
 _LIMIT_NAMES = tuple(f.name for f in fields(Limits))
 _EXECUTION_LIMIT_NAMES = tuple(f.name for f in fields(ExecutionLimits))
+_SANDBOX_LIMIT_NAMES = ("memory_bytes", "processes", "disk_bytes")
 _MINIMA: Mapping[str, float] = {
     "wall_time_s": MIN_TIME_S,
     "cpu_time_s": MIN_TIME_S,
@@ -200,6 +202,60 @@ class Policy:
             raise ConfigError(problems)
         return tuple(warm)
 
+    # -- when it takes the place of another
+
+    def on_reload(self, principal: Principal) -> Literal["keep", "tighten", "end"]:
+        """What becomes of sessions that run when this policy comes into force. One without a profile ends."""
+        name = self._profile_name(principal.tenant)
+        return "end" if name is None else self._file.profiles[name].on_reload
+
+    def tightened(self, principal: Principal, spec: SessionSpec) -> SessionSpec | str:
+        """The session held to this policy, or why that can't be done. Its sandbox stays as it is.
+
+        What was granted is never widened: limits, imports and language rules are the stricter of both. Rules about
+        tools, files and the audit log are not grants, so they are this policy's.
+        """
+        name = self._profile_name(principal.tenant)
+        if name is None:
+            return "the policy has no profile for its tenant any more"
+        profile = self._file.profiles[name]
+        reason = self._why_sandbox_must_go(profile, spec.sandbox)
+        if reason is not None:
+            return reason
+        limits = _at_most(spec.limits, Limits(**profile.limits.max.model_dump()))
+        execution_max = _at_most(spec.execution_max, _execution_max(profile, limits))
+        denied = tuple(sorted({*spec.denied_imports, *profile.imports.denied}))
+        imports = covered_by_both(spec.authorized_imports, (*profile.imports.default, *profile.imports.allowed))
+        refused = {*spec.refused_language, *profile.language.refused}
+        return replace(
+            spec,
+            limits=limits,
+            execution_max=execution_max,
+            execution_default=_at_most(spec.execution_default, execution_max),
+            authorized_imports=tuple(pattern for pattern in imports if not is_denied(pattern, denied)),
+            denied_imports=denied,
+            refused_language=tuple(rule for rule in LANGUAGE_RULES if rule in refused),
+            tools=_tool_rules(profile),
+            files=_file_rules(profile),
+            audit=_audit_rules(profile),
+            policy=self._ref(name),
+        )
+
+    def _why_sandbox_must_go(self, profile: Profile, sandbox: SandboxSpec) -> str | None:
+        """What a sandbox was made with can't be changed while it runs."""
+        if self._backend not in profile.sandbox.backends:
+            return f"the policy does not allow the {self._backend} backend any more"
+        if sandbox.image not in self._allowed_images(profile):
+            return f"the policy does not allow the image {sandbox.image} any more"
+        for name in _SANDBOX_LIMIT_NAMES:
+            has, ceiling = getattr(sandbox, name), getattr(profile.limits.max, name)
+            if has > ceiling:
+                return f"its sandbox has {name} {_number(has)}, and the policy allows at most {_number(ceiling)} now"
+        cpus = profile.limits.cpus
+        if cpus is not None and (sandbox.cpus is None or sandbox.cpus > cpus):
+            return f"its sandbox may use more processors than the {_number(cpus)} that the policy allows now"
+        return None
+
     # -- deciding
 
     def _profile_name(self, tenant: str) -> str | None:
@@ -248,7 +304,7 @@ class Policy:
             refused_language=profile.language.refused,
             tools=_tool_rules(profile),
             files=_file_rules(profile),
-            audit=AuditRules(code=profile.audit.code, fail_closed=profile.audit.fail_closed),
+            audit=_audit_rules(profile),
             policy=self._ref(name),
             prelude=request.prelude,
             labels=dict(request.labels),
@@ -317,6 +373,13 @@ def _least(value: Any, other: Any) -> Any:
     return value if other is None else min(value, other)
 
 
+AnyLimits = TypeVar("AnyLimits", Limits, ExecutionLimits)
+
+
+def _at_most(limits: AnyLimits, ceilings: AnyLimits) -> AnyLimits:
+    return replace(limits, **{f.name: min(getattr(limits, f.name), getattr(ceilings, f.name)) for f in fields(limits)})
+
+
 def _tool_rules(profile: Profile) -> ToolRules:
     placements = tuple(name for name in profile.tools.placements if name in _SERVED_PLACEMENTS)
     return ToolRules(placements=placements, allowed=profile.tools.allowed)
@@ -324,6 +387,10 @@ def _tool_rules(profile: Profile) -> ToolRules:
 
 def _file_rules(profile: Profile) -> FileRules:
     return FileRules(**profile.files.model_dump())
+
+
+def _audit_rules(profile: Profile) -> AuditRules:
+    return AuditRules(**profile.audit.model_dump())
 
 
 def _limit_violations(profile: Profile, limits: Limits) -> Iterator[Violation]:
@@ -339,7 +406,7 @@ def _limit_violations(profile: Profile, limits: Limits) -> Iterator[Violation]:
 def _import_violations(profile: Profile, asked: Sequence[str]) -> Iterator[Violation]:
     imports = profile.imports
     for pattern in asked:
-        if is_covered(pattern, imports.denied):
+        if is_denied(pattern, imports.denied):
             yield Violation(
                 "authorized_imports", ViolationKind.DENIED, pattern, "nothing that is denied", "imports.denied"
             )
@@ -391,6 +458,35 @@ def check_tools(spec: SessionSpec, tools: Sequence[ToolSpec]) -> None:
             )
     if violations:
         raise PolicyViolation(tuple(violations))
+
+
+def check_file_put(spec: SessionSpec, size_bytes: int, puts_so_far: int) -> None:
+    """Raises PolicyViolation for a file, or an archive, that the session may not be given."""
+    files = spec.files
+    _check_file(spec, "put", (size_bytes, files.max_put_bytes), (puts_so_far, files.max_puts))
+
+
+def check_file_get(spec: SessionSpec, size_bytes: int, gets_so_far: int) -> None:
+    """Raises PolicyViolation for a file, or an archive, that may not be had. 0 bytes when its size isn't known yet."""
+    files = spec.files
+    _check_file(spec, "get", (size_bytes, files.max_get_bytes), (gets_so_far, files.max_gets))
+
+
+def _check_file(spec: SessionSpec, verb: str, size: tuple[int, int], count: tuple[int, int | None]) -> None:
+    rules = f"profiles.{spec.policy.profile}.files"
+    violations = []
+    size_bytes, max_bytes = size
+    if size_bytes > max_bytes:
+        violations.append(_above("size_bytes", size_bytes, max_bytes, f"{rules}.max_{verb}_bytes"))
+    so_far, most = count
+    if most is not None and so_far >= most:
+        violations.append(_above("path", so_far + 1, most, f"{rules}.max_{verb}s"))
+    if violations:
+        raise PolicyViolation(tuple(violations))
+
+
+def _above(field_: str, requested: float, ceiling: float, rule: str) -> Violation:
+    return Violation(field_, ViolationKind.ABOVE_CEILING, _number(requested), f"at most {_number(ceiling)}", rule)
 
 
 def _names(pattern: str, name: str) -> bool:

@@ -6,10 +6,21 @@ is no way to object: what has to agree before something happens is a Gate (gate.
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Sequence
 
 from executor_server.errors import ExecutorError
-from executor_server.model import FileInfo, LimitWarning, Principal, Result, SessionFacts
+from executor_server.gate import Answer
+from executor_server.model import FileInfo, LimitWarning, Principal, Result, SessionFacts, ToolCall
+
+
+class SessionEnd(enum.StrEnum):
+    """Why a session ended, where it was none of its own doing: the reason that its client reads, in a closed list."""
+
+    DELETED = "the session was deleted"
+    EXPIRED = "the session expired"
+    KILLED = "an administrator ended the session"
+    STOPPED = "the daemon stopped"
 
 
 class Observer:
@@ -25,7 +36,7 @@ class Observer:
         """Its sandbox is gone."""
 
     def session_ended(self, session: SessionFacts, reason: str) -> None:
-        """It is there no more, lost or not."""
+        """It is there no more, lost or not; `reason` is a SessionEnd, or a sentence where none fits."""
 
     def execution_started(self, session: SessionFacts, execution_id: str) -> None:
         """The guest was told to run it, when it comes to it."""
@@ -38,6 +49,12 @@ class Observer:
 
     def execution_ended(self, session: SessionFacts, execution_id: str, result: Result, took_s: float) -> None:
         """It has ended; `took_s` after this daemon heard of it."""
+
+    def tool_called(self, session: SessionFacts, execution_id: str, call: ToolCall) -> None:
+        """A client is told to run a tool."""
+
+    def tool_answered(self, session: SessionFacts, execution_id: str, answer: Answer) -> None:
+        """Its answer is on its way into the sandbox."""
 
     def file_got(self, session: SessionFacts, file: FileInfo) -> None:
         """A file is on its way to a client."""
@@ -86,6 +103,14 @@ class Observers(Observer):
     def execution_ended(self, session: SessionFacts, execution_id: str, result: Result, took_s: float) -> None:
         for each in self._observers:
             each.execution_ended(session, execution_id, result, took_s)
+
+    def tool_called(self, session: SessionFacts, execution_id: str, call: ToolCall) -> None:
+        for each in self._observers:
+            each.tool_called(session, execution_id, call)
+
+    def tool_answered(self, session: SessionFacts, execution_id: str, answer: Answer) -> None:
+        for each in self._observers:
+            each.tool_answered(session, execution_id, answer)
 
     def file_got(self, session: SessionFacts, file: FileInfo) -> None:
         for each in self._observers:

@@ -182,6 +182,7 @@ class SessionFacts:
     backend: str
     image: str
     warm: bool
+    request_id: str = ""  # of the request that made it
 
 
 @dataclass(frozen=True)

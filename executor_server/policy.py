@@ -149,6 +149,14 @@ class Policy:
         name = self._profile_name(tenant)
         return self._file.profiles[name].quotas if name is not None else QuotasTable()
 
+    def lists(self, tenant: str) -> bool:
+        """Whether the file names this tenant, so that there is a bounded number of such."""
+        return tenant in self._file.tenants
+
+    def profile_name(self, tenant: str) -> str | None:
+        """The profile that holds for a tenant; None when the policy refuses it."""
+        return self._profile_name(tenant)
+
     def describe(self, principal: Principal) -> PolicySummary:
         """Raises PolicyViolation when there is no profile for who asks."""
         name, profile = self._profile_of(principal.tenant)

@@ -1,0 +1,345 @@
+"""Quotas: how much a tenant may have and use, over all its sessions.
+
+What there is at one time is counted as it is observed. What is about to be is reserved, so that requests that come
+together can't pass a limit together: a reservation is given back when what it was for has been observed, or failed.
+
+What is used is summed over sliding windows: creations over a minute in seconds, CPU time and output over an hour in
+minutes. A part of a window counts until all of it is older than the window, so a quota holds in any minute, any hour.
+
+CPU time and output are known when an execution has ended, and its limits are not cut down to what is left of a quota:
+a tenant is promised what its execution was granted. So an hour's use can pass its quota by what the executions that
+run at one time may use, at most `quotas.executions` times their limits. One that nobody could account for in the end,
+because its session was deleted or lost, counts with as much CPU time as it can have used.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import os
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from executor_server.errors import Reason, ResourceExhausted
+from executor_server.model import ExecutionLimits, Result, SessionFacts, Usage
+from executor_server.observer import Observer
+from executor_server.policy_file import QuotasTable
+from executor_server.usage_store import MinuteUse, UsageStore
+
+# When one of what there is at one time will end is not known.
+SESSION_RETRY_S = 2.0
+EXECUTION_RETRY_S = 1.0
+CALL_RETRY_S = 0.5
+# What a killed daemon may have left unwritten.
+WRITE_INTERVAL_S = 1.0
+# How often tenants that use nothing are looked for.
+_FORGET_INTERVAL_S = 60.0
+# One execution says no more than that of itself: the sums stay numbers that can be counted with and written down.
+_MAX_CPU_TIME_S = 1e9
+_MAX_OUTPUT_BYTES = 2**50
+
+
+@dataclass(frozen=True)
+class TenantUse:
+    """What a tenant has, and has used."""
+
+    sessions: int = 0
+    executions: int = 0
+    creations_in_last_minute: int = 0
+    cpu_time_s_in_last_hour: float = 0.0
+    output_bytes_in_last_hour: int = 0
+    calls: int = 0
+
+    @property
+    def is_nothing(self) -> bool:
+        return self == TenantUse()
+
+
+class Window:
+    """The sum of what was added within a span of time, in parts: no more of them than there are in the span."""
+
+    def __init__(self, parts: int, part_s: float) -> None:
+        self._parts = parts
+        self._part_s = part_s
+        self._amounts: deque[tuple[int, float]] = deque()  # number of the part since the epoch, amount
+
+    def add(self, amount: float, now_s: float) -> tuple[int, float]:
+        """Returns the part that it went into, and its sum. A clock that was set back stands still."""
+        part = int(now_s // self._part_s)
+        if self._amounts and self._amounts[-1][0] >= part:
+            part, before = self._amounts.pop()
+            amount += before
+        self._amounts.append((part, amount))
+        self._let_go(now_s)
+        return part, amount
+
+    def total(self, now_s: float) -> float:
+        self._let_go(now_s)
+        return math.fsum(amount for _, amount in self._amounts)
+
+    def wait_s(self, limit: float, now_s: float) -> float:
+        """How long until the sum is below the limit, if nothing is added; 0 when it is."""
+        total = self.total(now_s)
+        for part, amount in self._amounts:
+            if total < limit:
+                break
+            total -= amount
+            wait_s = self._end_s(part) - now_s
+            if total < limit:
+                return wait_s
+        return 0.0
+
+    def _let_go(self, now_s: float) -> None:
+        while self._amounts and self._end_s(self._amounts[0][0]) <= now_s:
+            self._amounts.popleft()
+
+    def _end_s(self, part: int) -> float:
+        """When a part is no longer within the span."""
+        return (part + 1 + self._parts) * self._part_s
+
+
+@dataclass
+class _OpenSession:
+    """What runs or waits in a session, in order; since when the first of it has its turn."""
+
+    executions: dict[str, float] = field(default_factory=dict)  # id → CPU time that it may use
+    turn_s: float = 0.0
+
+
+@dataclass
+class _Tenant:
+    """All that is counted of one tenant."""
+
+    sessions: dict[str, _OpenSession] = field(default_factory=dict)
+    reserved_sessions: int = 0
+    reserved_executions: dict[tuple[str, str], float] = field(default_factory=dict)  # as those of a session
+    calls: int = 0
+    creations: Window = field(default_factory=lambda: Window(60, 1.0))
+    cpu_time_s: Window = field(default_factory=lambda: Window(60, 60.0))
+    output_bytes: Window = field(default_factory=lambda: Window(60, 60.0))
+
+    @property
+    def executions(self) -> int:
+        return sum(len(session.executions) for session in self.sessions.values())
+
+    def use(self, now_s: float) -> TenantUse:
+        return TenantUse(
+            sessions=len(self.sessions) + self.reserved_sessions,
+            executions=self.executions + len(self.reserved_executions),
+            creations_in_last_minute=int(self.creations.total(now_s)),
+            cpu_time_s_in_last_hour=self.cpu_time_s.total(now_s),
+            output_bytes_in_last_hour=int(self.output_bytes.total(now_s)),
+            calls=self.calls,
+        )
+
+
+class Quotas(Observer):
+    """Counts, for each tenant, and refuses what would be too much. Used in the event loop only."""
+
+    def __init__(
+        self,
+        quotas_of: Callable[[str], QuotasTable],
+        store: UsageStore | None = None,
+        clock: Callable[[], float] = time.time,
+        processors: int | None = os.cpu_count(),
+    ) -> None:
+        """`quotas_of` is asked each time, so that another policy counts at once; `clock` is Unix time.
+
+        The store stays its owner's, to be closed after `close`.
+        """
+        self._quotas_of = quotas_of
+        self._store = store
+        self._clock = clock
+        self._processors = processors or 1
+        self._tenants: dict[str, _Tenant] = {}
+        self._forgot_s = clock()
+        self._unwritten: dict[tuple[str, int], MinuteUse] = {}
+        self._writing: asyncio.TimerHandle | None = None
+        if store is not None:
+            for used in store.load(_minute(clock()) - 60):
+                self._add_use(used.tenant, used.cpu_time_s, used.output_bytes, min(used.minute * 60.0, clock()))
+
+    def close(self) -> None:
+        """Writes down what is left to be written."""
+        if self._writing is not None:
+            self._writing.cancel()
+            self._write()
+
+    # -- reserving -----------------------------------------------------------------------------------------------
+
+    def reserve_session(self, tenant: str) -> Callable[[], None]:
+        """Room for one more session, until what is returned is called. Raises ResourceExhausted."""
+        quotas, counted, now_s = self._quotas_of(tenant), self._tenant(tenant), self._clock()
+        _check_number("sessions", len(counted.sessions) + counted.reserved_sessions, quotas.sessions, SESSION_RETRY_S)
+        _check_window("creations_per_minute", counted.creations, quotas.creations_per_minute, now_s)
+        counted.creations.add(1, now_s)
+        counted.reserved_sessions += 1
+
+        def give_back() -> None:
+            counted.reserved_sessions -= 1
+
+        return _once(give_back)
+
+    def reserve_execution(
+        self, session: SessionFacts, execution_id: str, limits: ExecutionLimits
+    ) -> Callable[[], None]:
+        """Room for one more execution, until what is returned is called. Raises ResourceExhausted."""
+        tenant = session.owner.tenant
+        quotas, counted, now_s = self._quotas_of(tenant), self._tenant(tenant), self._clock()
+        there = counted.executions + len(counted.reserved_executions)
+        _check_number("executions", there, quotas.executions, EXECUTION_RETRY_S)
+        _check_window("cpu_time_s_per_hour", counted.cpu_time_s, quotas.cpu_time_s_per_hour, now_s)
+        _check_window("output_bytes_per_hour", counted.output_bytes, quotas.output_bytes_per_hour, now_s)
+        key = (session.session_id, execution_id)
+        counted.reserved_executions[key] = limits.cpu_time_s
+
+        def give_back() -> None:
+            counted.reserved_executions.pop(key, None)
+
+        return give_back
+
+    def reserve_call(self, tenant: str) -> Callable[[], None]:
+        """Room for one more call, for as long as it is open. Raises ResourceExhausted."""
+        counted = self._tenant(tenant)
+        _check_number("calls", counted.calls, self._quotas_of(tenant).calls, CALL_RETRY_S)
+        counted.calls += 1
+
+        def give_back() -> None:
+            counted.calls -= 1
+
+        return _once(give_back)
+
+    def calls_per_second(self, tenant: str) -> int | None:
+        return self._quotas_of(tenant).calls_per_second
+
+    # -- telling -------------------------------------------------------------------------------------------------
+
+    def use_of(self, tenant: str) -> TenantUse:
+        """What a tenant has and has used."""
+        counted = self._tenants.get(tenant)
+        return counted.use(self._clock()) if counted is not None else TenantUse()
+
+    def tenants(self) -> list[str]:
+        """Those that have something, or have used something lately."""
+        self._forget_idle(self._clock())
+        return sorted(self._tenants)
+
+    # -- observing -----------------------------------------------------------------------------------------------
+
+    def session_created(self, session: SessionFacts, took_s: float) -> None:
+        self._tenant(session.owner.tenant).sessions[session.session_id] = _OpenSession()
+
+    def session_recovered(self, session: SessionFacts) -> None:
+        self._tenant(session.owner.tenant).sessions[session.session_id] = _OpenSession()
+
+    def session_ended(self, session: SessionFacts, reason: str) -> None:
+        self._tenant(session.owner.tenant).sessions.pop(session.session_id, None)
+
+    def execution_started(self, session: SessionFacts, execution_id: str) -> None:
+        self._begin(session, execution_id)
+
+    def execution_recovered(self, session: SessionFacts, execution_id: str) -> None:
+        self._begin(session, execution_id)
+
+    def execution_ended(self, session: SessionFacts, execution_id: str, result: Result, took_s: float) -> None:
+        possible_s = self._end(session, execution_id)
+        cpu_time_s = possible_s if result.usage == Usage() else result.usage.cpu_time_s
+        self._charge(session.owner.tenant, cpu_time_s, result.usage.output_bytes)
+
+    def _begin(self, session: SessionFacts, execution_id: str) -> None:
+        counted = self._tenant(session.owner.tenant)
+        opened = counted.sessions.get(session.session_id)
+        if opened is None:
+            return
+        if not opened.executions:
+            opened.turn_s = self._clock()
+        may_use_s = counted.reserved_executions.pop((session.session_id, execution_id), math.inf)
+        opened.executions[execution_id] = may_use_s
+
+    def _end(self, session: SessionFacts, execution_id: str) -> float:
+        """The CPU time that it can have used. The executions of a session run one after the other."""
+        opened = self._tenant(session.owner.tenant).sessions.get(session.session_id)
+        if opened is None or execution_id not in opened.executions:
+            return 0.0
+        had_its_turn = next(iter(opened.executions)) == execution_id
+        may_use_s = opened.executions.pop(execution_id)
+        if not had_its_turn:
+            return 0.0
+        began_s, opened.turn_s = opened.turn_s, self._clock()
+        return min(may_use_s, max(0.0, opened.turn_s - began_s) * self._processors)
+
+    # -- counting ------------------------------------------------------------------------------------------------
+
+    def _charge(self, tenant: str, cpu_time_s: float, output_bytes: int) -> None:
+        cpu_time_s = min(cpu_time_s, _MAX_CPU_TIME_S)
+        output_bytes = min(output_bytes, _MAX_OUTPUT_BYTES)
+        used = self._add_use(tenant, cpu_time_s, output_bytes, self._clock())
+        self._unwritten[tenant, used.minute] = used
+        if self._store is not None and self._writing is None:
+            self._writing = asyncio.get_running_loop().call_later(WRITE_INTERVAL_S, self._write)
+
+    def _add_use(self, tenant: str, cpu_time_s: float, output_bytes: int, now_s: float) -> MinuteUse:
+        counted = self._tenant(tenant)
+        minute, cpu_sum_s = counted.cpu_time_s.add(cpu_time_s, now_s)
+        _, output_sum = counted.output_bytes.add(output_bytes, now_s)
+        return MinuteUse(tenant, minute, cpu_sum_s, int(output_sum))
+
+    def _write(self) -> None:
+        """What could not be written is tried again with what follows."""
+        self._writing = None
+        if self._store is not None and self._store.write(list(self._unwritten.values()), _minute(self._clock()) - 60):
+            self._unwritten.clear()
+
+    def _tenant(self, name: str) -> _Tenant:
+        counted = self._tenants.get(name)
+        if counted is None:
+            self._forget_idle_now_and_then()
+            counted = self._tenants[name] = _Tenant()
+        return counted
+
+    def _forget_idle_now_and_then(self) -> None:
+        now_s = self._clock()
+        if not 0 <= now_s - self._forgot_s < _FORGET_INTERVAL_S:
+            self._forget_idle(now_s)
+
+    def _forget_idle(self, now_s: float) -> None:
+        self._forgot_s = now_s
+        for name in [name for name, counted in self._tenants.items() if counted.use(now_s).is_nothing]:
+            del self._tenants[name]
+
+
+def _check_number(quota: str, there: int, most: int | None, retry_after_s: float) -> None:
+    if most is not None and there >= most:
+        raise ResourceExhausted(
+            Reason.QUOTA_EXCEEDED,
+            f"quota {quota}: {most} at one time, and so many there are; one more can be when one has ended",
+            retry_after_s=retry_after_s,
+        )
+
+
+def _check_window(quota: str, window: Window, most: float | None, now_s: float) -> None:
+    if most is None or window.total(now_s) < most:
+        return
+    wait_s = window.wait_s(most, now_s)
+    raise ResourceExhausted(
+        Reason.QUOTA_EXCEEDED,
+        f"quota {quota}: {most:g}, and {window.total(now_s):g} are used; there is room again in {math.ceil(wait_s)} s",
+        retry_after_s=wait_s,
+    )
+
+
+def _once(give_back: Callable[[], None]) -> Callable[[], None]:
+    """So that giving back what was given back changes nothing."""
+    left: Iterator[Callable[[], None]] = iter((give_back,))
+
+    def give_back_once() -> None:
+        for each in left:
+            each()
+
+    return give_back_once
+
+
+def _minute(now_s: float) -> int:
+    return int(now_s // 60)

@@ -1,0 +1,117 @@
+"""What tenants have used, on disk, so that neither a restart nor a killed daemon forgives an hour's use.
+
+`usage.db` in the state directory has a row for each tenant and minute. It is a file of its own, and not a table of the
+registry, because the two are worth different things: a registry that is harmed stops the start, since sessions would be
+lost; here an hour's count is lost and said so. For the same reason nothing is ever forced to the disk: what is
+committed outlives this process, and after a crash of the host the file is whole or begun anew.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import structlog
+
+# Of the table.
+_VERSION = 1
+_TABLE = """
+CREATE TABLE usage (
+    tenant TEXT NOT NULL,
+    minute INTEGER NOT NULL,
+    cpu_time_s REAL NOT NULL,
+    output_bytes INTEGER NOT NULL,
+    PRIMARY KEY (tenant, minute)
+) STRICT, WITHOUT ROWID
+"""
+# The last that is written of a minute holds.
+_REPLACE = "INSERT OR REPLACE INTO usage (tenant, minute, cpu_time_s, output_bytes) VALUES (?, ?, ?, ?)"
+
+_log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True)
+class MinuteUse:
+    """What a tenant used in one minute."""
+
+    tenant: str
+    minute: int  # since the epoch
+    cpu_time_s: float
+    output_bytes: int
+
+
+class UsageStore:
+    """Owns the file. Everything takes microseconds, so it is done in the event loop; what fails is logged."""
+
+    def __init__(self, path: Path) -> None:
+        """Opens it, or makes it; one that can't be used is put aside. Raises OSError, sqlite3.Error."""
+        self._path = path
+        try:
+            self._database = _opened(path)
+        except sqlite3.DatabaseError as error:
+            aside = path.with_name(path.name + ".harmed")
+            _log.error("usage_begun_anew", path=str(path), put_aside=str(aside), error=str(error))
+            _put_aside(path, aside)
+            self._database = _opened(path)
+
+    def close(self) -> None:
+        self._database.close()
+
+    def load(self, from_minute: int) -> list[MinuteUse]:
+        """What was used from this minute on, in its order."""
+        rows = self._database.execute(
+            "SELECT tenant, minute, cpu_time_s, output_bytes FROM usage WHERE minute >= ? ORDER BY minute",
+            (from_minute,),
+        )
+        return [MinuteUse(*row) for row in rows]
+
+    def write(self, used: Sequence[MinuteUse], from_minute: int) -> bool:
+        """Writes these minutes down as they are now, and lets go of those before; false when that was not possible."""
+        try:
+            self._together(
+                ((each.tenant, each.minute, each.cpu_time_s, each.output_bytes) for each in used), from_minute
+            )
+        except sqlite3.Error as error:
+            _log.error("usage_not_written", path=str(self._path), error=str(error))
+            return False
+        return True
+
+    def _together(self, rows: Iterable[tuple[object, ...]], from_minute: int) -> None:
+        self._database.execute("BEGIN")
+        try:
+            self._database.executemany(_REPLACE, rows)
+            self._database.execute("DELETE FROM usage WHERE minute < ?", (from_minute,))
+            self._database.execute("COMMIT")
+        except BaseException:
+            with contextlib.suppress(sqlite3.Error):  # the first error is the one to tell
+                self._database.execute("ROLLBACK")
+            raise
+
+
+def _opened(path: Path) -> sqlite3.Connection:
+    path.touch(mode=0o600)
+    database = sqlite3.connect(path, isolation_level=None)
+    try:
+        database.execute("PRAGMA journal_mode = WAL")
+        database.execute("PRAGMA synchronous = OFF")
+        (version,) = database.execute("PRAGMA user_version").fetchone()
+        if version == 0 and not database.execute("SELECT 1 FROM sqlite_master").fetchone():
+            database.executescript(f"BEGIN; {_TABLE}; PRAGMA user_version = {_VERSION}; COMMIT;")
+        elif version != _VERSION:
+            raise sqlite3.DatabaseError(f"it is of version {version}, and this daemon knows version {_VERSION}")
+        (problem,) = database.execute("PRAGMA quick_check(1)").fetchone()
+        if problem != "ok":
+            raise sqlite3.DatabaseError(problem)
+    except BaseException:
+        database.close()
+        raise
+    return database
+
+
+def _put_aside(path: Path, aside: Path) -> None:
+    path.replace(aside)
+    for ending in ("-wal", "-shm"):  # of the file that is gone
+        path.with_name(path.name + ending).unlink(missing_ok=True)

@@ -6,19 +6,24 @@ key that is not known is a problem too, since it would be a wish that is not obe
 
 from __future__ import annotations
 
+import json
+import os
 import re
+import stat
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass
 from pathlib import Path
-from types import UnionType
-from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
+from typing import Annotated, Any, TypeVar, get_args, get_origin
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
-from pydantic_core import ErrorDetails
+from pydantic_core import ErrorDetails, InitErrorDetails, PydanticCustomError
 
 from executor_server.import_patterns import PATTERN_FORM, is_pattern
 
 MAX_FILE_BYTES = 1 << 20
+MAX_DEPTH = 16
+MAX_PROBLEMS = 200
 
 KIB = 1024
 MIB = 1024 * KIB
@@ -28,6 +33,16 @@ DAY_S = 86_400.0
 _IMAGE_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 NAME_FORM = "1 to 64 of A-Z a-z 0-9 . _ -, beginning with a letter or a digit"
+
+_BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
+_KEY_PART = re.compile(r'[A-Za-z0-9_-]+|"(?:[^"\\]|\\.)*"')
+_CONTRADICTION = "contradiction"
+_MAX_ROUNDS = 5
+_MAX_SHOWN_CHARS = 100
+_MAX_SHOWN_NUMBER = 10**30
+
+KeyPath = tuple[int | str, ...]
+"""Where a key is: the tables that lead to it, and its own name."""
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -74,7 +89,7 @@ def _check_image_name(text: str) -> str:
 
 
 def _check_absolute(path: Path) -> Path:
-    if not path.is_absolute():
+    if not path.is_absolute() or "\0" in str(path):
         raise ValueError("must be an absolute path")
     return path
 
@@ -95,79 +110,199 @@ AbsolutePath = Annotated[Path, AfterValidator(_check_absolute)]
 
 def read_toml(path: Path, kind: str) -> dict[str, Any]:
     """The tables of a TOML file. Raises ConfigError, which calls the file a `kind`."""
-    data = read_bytes(path, kind)
+    return parse_toml(read_bytes(path, kind), f"{kind} {path}")
+
+
+def parse_toml(data: bytes, file: str) -> dict[str, Any]:
+    """The tables in the bytes of what is called `file`. Raises ConfigError."""
     try:
-        return tomllib.loads(data.decode("utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError([f"The {kind} {path} is not TOML: {error}."]) from error
+        tables = tomllib.loads(data.decode("utf-8"))
     except RecursionError as error:
-        raise ConfigError([f"The {kind} {path} is nested too deeply."]) from error
+        raise ConfigError([f"The {file} is nested too deeply."]) from error
+    except ValueError as error:  # not TOML, not UTF-8, or a number of thousands of digits
+        raise ConfigError([f"The {file} is not TOML: {error}."]) from error
+    if _is_deeper(tables, MAX_DEPTH):
+        raise ConfigError([f"The {file} is nested too deeply."])
+    return tables
 
 
 def read_bytes(path: Path, kind: str) -> bytes:
-    """What is in a file of settings, which is small. Raises ConfigError."""
+    """What is in a file of settings, which is small. Raises ConfigError. Does not wait for what a FIFO may bring."""
     try:
-        if path.exists() and not path.is_file():
-            raise ConfigError([f"The {kind} {path} is not a regular file."])
-        with path.open("rb") as file:
-            data = file.read(MAX_FILE_BYTES + 1)
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+        try:
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                raise ConfigError([f"The {kind} {path} is not a regular file."])
+            with os.fdopen(descriptor, "rb", closefd=False) as file:
+                data = file.read(MAX_FILE_BYTES + 1)
+        finally:
+            os.close(descriptor)
     except OSError as error:
         raise ConfigError([f"The {kind} {path} can't be read: {error.strerror}."]) from error
     if len(data) > MAX_FILE_BYTES:
-        raise ConfigError([f"The {kind} {path} is larger than {MAX_FILE_BYTES} bytes."])
+        raise ConfigError([f"The {kind} {path} is larger than {MAX_FILE_BYTES:,} bytes."])
     return data
+
+
+def _is_deeper(tables: Mapping[str, Any], levels: int) -> bool:
+    """Not recursive: dotted keys nest deeper than our stack."""
+    level: list[Any] = [tables]
+    for _ in range(levels):
+        level = [
+            value
+            for table in level
+            for value in (table.values() if isinstance(table, dict) else table)
+            if isinstance(value, (dict, list))
+        ]
+        if not level:
+            return False
+    return True
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Problems
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing to mend: the path of its key, and what is allowed there."""
+
+    path: KeyPath
+    text: str
+    also: tuple[KeyPath, ...] = ()  # other keys that it is about: mending one of them would do too
+
+    def __str__(self) -> str:
+        return f"{dotted(self.path)}: {self.text}" if self.path else self.text
 
 
 def validated(model: type[Model], tables: Mapping[str, Any]) -> Model:
     """The settings in these tables. Raises ConfigError with every problem."""
-    try:
-        return model.model_validate(tables)
-    except ValidationError as error:
-        raise ConfigError([_sentence(model, problem) for problem in error.errors()]) from error
+    settings, problems = examined(model, tables)
+    if settings is None:
+        raise config_error(problems)
+    return settings
 
 
-def _sentence(model: type[BaseModel], problem: ErrorDetails) -> str:
-    """One problem of pydantic's as `key.path: what is allowed (it is VALUE)`."""
-    location = ".".join(str(part) for part in problem["loc"] if part != "[key]")
-    if problem["type"] == "extra_forbidden":
-        return f"{location}: no such key; there are {', '.join(_known_keys(model, problem['loc'][:-1]))}"
-    message = problem["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
-    where = f"{location}: " if location else ""
-    if isinstance(problem["input"], (dict, BaseModel)):
-        return f"{where}{message}"
-    return f"{where}{message} (it is {_shown(problem['input'])})"
+def config_error(problems: Sequence[Problem]) -> ConfigError:
+    listed = [str(problem) for problem in problems[:MAX_PROBLEMS]]
+    left = len(problems) - len(listed)
+    return ConfigError([*listed, f"and {left:,} more"] if left else listed)
 
 
-def _known_keys(model: type[BaseModel], location: Sequence[int | str]) -> Iterator[str]:
-    found: Any = model
-    for part in location:
-        if isinstance(found, type) and issubclass(found, BaseModel):
-            found = found.model_fields[str(part)].annotation
-        else:  # an entry of a dict or a tuple of models: the part is its key
-            found = next((each for each in _models_in(found)), found)
-            continue
-        models = list(_models_in(found))
-        if len(models) == 1 and not _is_collection(found):
-            found = models[0]
-    if not (isinstance(found, type) and issubclass(found, BaseModel)):
-        found = next(_models_in(found))
-    yield from found.model_fields
+def examined(model: type[Model], tables: Mapping[str, Any]) -> tuple[Model | None, list[Problem]]:
+    """The settings in these tables, or every problem.
+
+    Values that contradict each other are only compared once each is right by itself. So that they are all found at
+    once, what is wrong is taken out, and the rest is looked at again.
+    """
+    problems: list[Problem] = []
+    taken_out: set[KeyPath] = set()
+    for _ in range(_MAX_ROUNDS):
+        try:
+            settings = model.model_validate(tables)
+        except ValidationError as error:
+            found = [_problem(model, details) for details in error.errors()]
+        else:
+            return (None if problems else settings), problems
+        problems += [problem for problem in found if not _is_aftermath(problem, taken_out)]
+        tables, removed = _without(tables, found)
+        if not removed:
+            break
+        taken_out |= removed
+    return None, problems
 
 
-def _is_collection(annotation: Any) -> bool:
-    origin = get_origin(annotation)
-    if origin is Annotated or origin in (Union, UnionType):
-        return any(_is_collection(each) for each in get_args(annotation))
-    return origin in (dict, tuple)
+def contradiction(path: KeyPath, text: str, value: object, *, also: Sequence[KeyPath] = ()) -> InitErrorDetails:
+    """A problem for `refuse`. The paths are relative to the table whose validator found it."""
+    context = {"text": text, "depth": len(path), "also": tuple(also)}
+    return InitErrorDetails(type=PydanticCustomError(_CONTRADICTION, "{text}", context), loc=path, input=value)
 
 
-def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
+def refuse(model: BaseModel, contradictions: Sequence[InitErrorDetails]) -> None:
+    """For the validator of a table: raises all of them, each with a path of its own."""
+    if contradictions:
+        raise ValidationError.from_exception_data(type(model).__name__, list(contradictions))
+
+
+def dotted(path: KeyPath) -> str:
+    """A path as TOML would write it: `images."a.b"`."""
+    return ".".join(str(part) if _BARE_KEY.fullmatch(str(part)) else _quoted(str(part)) for part in path)
+
+
+def undotted(path: str) -> KeyPath:
+    """The parts of what `dotted` made."""
+    return tuple(json.loads(part) if part.startswith('"') else part for part in _KEY_PART.findall(path))
+
+
+def _quoted(part: str) -> str:
+    return json.dumps(part if len(part) <= _MAX_SHOWN_CHARS else part[:_MAX_SHOWN_CHARS] + "…")
+
+
+def _problem(model: type[BaseModel], details: ErrorDetails) -> Problem:
+    path = details["loc"]
+    if details["type"] == "extra_forbidden":
+        return Problem(path, f"no such key; there are {', '.join(_model_at(model, path[:-1]).model_fields)}")
+    if path and path[-1] == "[key]":  # pydantic's way to say that it is not about the entry, but about its name
+        path = path[:-1]
+    message = details["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
+    value = details["input"]
+    shown = "" if isinstance(value, (dict, BaseModel)) else f" (it is {_shown(value)})"
+    if details["type"] != _CONTRADICTION:
+        return Problem(path, f"{message}{shown}")
+    context = details["ctx"]
+    table = path[: len(path) - context["depth"]]
+    return Problem(path, f"{context['text']}{shown}", tuple((*table, *each) for each in context["also"]))
+
+
+def _is_aftermath(problem: Problem, taken_out: Set[KeyPath]) -> bool:
+    """Whether a problem may only be there because of what was taken out, and has been told of already."""
+    return any(path[: len(each)] == each[: len(path)] for path in (problem.path, *problem.also) for each in taken_out)
+
+
+def _without(tables: Mapping[str, Any], problems: Sequence[Problem]) -> tuple[dict[str, Any], set[KeyPath]]:
+    """The tables without what the problems are about, and the paths that are gone."""
+    rest = _copied(tables)
+    removed = set()
+    for problem in problems:
+        removed |= {_taken_out(rest, path) for path in (problem.path, *problem.also)}
+    return rest, removed - {()}
+
+
+def _taken_out(tables: dict[str, Any], path: KeyPath) -> KeyPath:
+    """Removes what is at a path, or the innermost table entry around it, and tells which it was. Arrays go whole."""
+    table: Any = tables
+    at = 0
+    while at + 1 < len(path) and isinstance(table.get(path[at]), dict) and path[at + 1] in table[path[at]]:
+        table, at = table[path[at]], at + 1
+    if path and table.pop(path[at], None) is not None:
+        return path[: at + 1]
+    return ()
+
+
+def _copied(value: Any) -> Any:
+    return {key: _copied(each) for key, each in value.items()} if isinstance(value, Mapping) else value
+
+
+def _model_at(annotation: Any, path: KeyPath) -> type[BaseModel]:
+    """The table at a path below one of this type."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        yield annotation
-    for each in get_args(annotation):
-        yield from _models_in(each)
+        return _model_at(annotation.model_fields[str(path[0])].annotation, path[1:]) if path else annotation
+    arguments = get_args(annotation)
+    if get_origin(annotation) in (dict, tuple):  # the part is the key, or the number, of an entry
+        entry = arguments[1] if get_origin(annotation) is dict else arguments[0]
+        return _model_at(entry, path[1:])
+    return _model_at(next(each for each in arguments if _holds_model(each)), path)  # Annotated, or something or None
+
+
+def _holds_model(annotation: Any) -> bool:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return True
+    return any(_holds_model(each) for each in get_args(annotation))
 
 
 def _shown(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 100 else text[:100] + "…"
+    """A value for a sentence; it may be anything that TOML can say."""
+    if isinstance(value, int) and abs(value) >= _MAX_SHOWN_NUMBER:
+        return f"a number of {value.bit_length():,} bits"
+    text = repr(value) if not isinstance(value, (list, tuple)) else f"an array of {len(value):,}"
+    return text if len(text) <= _MAX_SHOWN_CHARS else text[:_MAX_SHOWN_CHARS] + "…"

@@ -87,7 +87,7 @@ def test_all_problems_are_listed_with_their_keys(tmp_path: Path) -> None:
         ('[server]\nstate_dir = "here"', "server.state_dir: must be an absolute path (it is 'here')"),
         ("[sessions]\norphan_time_s = 20.0", "sessions: orphan_time_s must be at least 3 times ping_interval_s"),
         ("[local]\nimages = {}", "local.images: "),
-        ('[local.images]\n"../x" = "/usr/bin/python3"', "local.images.../x: must be 1 to 64"),
+        ('[local.images]\n"../x" = "/usr/bin/python3"', 'local.images."../x": must be 1 to 64'),
         ("server = 3", "server: "),
         ("[server\n", "is not TOML"),
     ],

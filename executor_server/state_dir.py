@@ -1,8 +1,9 @@
 """The daemon's state directory: private to its user, and to one daemon at a time.
 
 What lies in it: `lock` (held by the daemon as long as it lives), `token` (the bearer token that local clients find by
-themselves), `executor.sock` (the local socket), `registry.db` and `journals/` (what a later daemon needs to know of the
-sessions), and whatever the backend keeps below `sandboxes/`.
+themselves), `tokens.json` (the tokens of tenants), `executor.sock` (the local socket), `registry.db` and `journals/`
+(what a later daemon needs to know of the sessions), `usage.db` (what tenants have used in the last hour), and whatever
+the backend keeps below `sandboxes/`.
 """
 
 from __future__ import annotations
@@ -56,12 +57,20 @@ class StateDir:
         return self.root / "token"
 
     @property
+    def tokens_path(self) -> Path:
+        return self.root / "tokens.json"
+
+    @property
     def registry_path(self) -> Path:
         return self.root / "registry.db"
 
     @property
     def journals_path(self) -> Path:
         return self.root / "journals"
+
+    @property
+    def usage_path(self) -> Path:
+        return self.root / "usage.db"
 
     @property
     def lock_path(self) -> Path:

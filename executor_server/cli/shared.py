@@ -1,0 +1,69 @@
+"""What the commands share: the options that choose a configuration, exit codes, and saying what went wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+import click
+
+from executor_server.config import Config, load
+from executor_server.settings import ConfigError
+
+EXIT_HOST = 1
+EXIT_CONFIG = 3
+EXIT_PLACE = 4
+
+_CONFIG = click.option(
+    "--config",
+    "config_path",
+    envvar="EXECUTOR_CONFIG",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="TOML file. Default: $EXECUTOR_CONFIG, else all defaults.",
+)
+_LISTEN = click.option(
+    "--listen", multiple=True, metavar="ADDRESS", help="HOST:PORT or unix:/PATH; replaces server.listen."
+)
+_BACKEND = click.option("--backend", type=click.Choice(["local", "docker"]), help="What makes the sandboxes.")
+_STATE_DIR = click.option(
+    "--state-dir",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Default: $EXECUTOR_STATE_DIR, else ~/.local/state/remote-executor.",
+)
+
+
+def configured(command: Callable[..., None]) -> Callable[..., None]:
+    """Adds the options that say which configuration is in effect, for `load_config`."""
+    return _CONFIG(_LISTEN(_BACKEND(_STATE_DIR(command))))
+
+
+def placed(command: Callable[..., None]) -> Callable[..., None]:
+    """Adds those of them that say where the daemon's files are, for `load_config`."""
+    return _CONFIG(_STATE_DIR(command))
+
+
+def load_config(
+    config_path: Path | None, state_dir: Path | None, listen: Sequence[str] = (), backend: str | None = None
+) -> Config:
+    """The configuration that the options choose. Ends the process with a sentence when it can't be used."""
+    server: dict[str, Any] = {}
+    if listen:
+        server["listen"] = list(listen)
+    if backend is not None:
+        server["backend"] = backend
+    if state_dir is not None:
+        server["state_dir"] = state_dir.absolute()
+    try:
+        return load(config_path, {"server": server})
+    except ConfigError as error:
+        fail_config(error)
+
+
+def fail_config(error: ConfigError) -> NoReturn:
+    fail(EXIT_CONFIG, "The configuration can't be used:\n" + "\n".join(f"  {line}" for line in error.problems))
+
+
+def fail(exit_code: int, text: str) -> NoReturn:
+    click.echo(text, err=True)
+    raise SystemExit(exit_code)

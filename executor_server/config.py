@@ -194,6 +194,8 @@ class SessionsSection(Section):
     """How many sessions, and what the daemon keeps for one."""
 
     max_sessions: Count = 64
+    # Sandboxes that are made at a time for whoever waits for one; tenants take turns.
+    creations: Annotated[int, Field(strict=True, gt=0, le=64)] = 4
     max_queued_executions: CountOrZero = 16
     # Executions whose events are kept after their end, to be attached to.
     max_finished_executions: Count = 64

@@ -1,0 +1,169 @@
+"""What Prometheus is told of the daemon's parts as they are: read off them when somebody asks, and kept nowhere.
+
+Runs in the event loop, where the parts belong. Names of tenants are labels only where the policy lists them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from executor_server.metrics import PREFIX, Described, Metrics, Names
+from executor_server.model import SandboxSpec
+from executor_server.policy import Policy
+from executor_server.pool import PoolStats
+from executor_server.quotas import Quotas
+from executor_server.session import Session
+
+SESSIONS = Described(f"{PREFIX}sessions", "gauge", ("state", "profile"), "Sessions that there are.")
+POLICY = Described(
+    f"{PREFIX}policy_info", "gauge", ("version", "fingerprint"), "1; its labels say which policy is in force."
+)
+TENANT_USE = Described(
+    f"{PREFIX}tenant_use",
+    "gauge",
+    ("tenant", "quota"),
+    "What a tenant that the policy lists has and has used, under the names of the quotas.",
+)
+TENANT_QUOTA = Described(
+    f"{PREFIX}tenant_quota",
+    "gauge",
+    ("tenant", "quota"),
+    "What it may have and use, where there is a quota.",
+)
+POOL_GAUGES = {
+    "size": "Sandboxes that are to be kept ready.",
+    "depth": "Sandboxes that are kept ready.",
+    "making": "Sandboxes being made, to be kept.",
+}
+POOL_COUNTERS = {
+    "hits": "Sessions that got a kept sandbox.",
+    "misses": "Sessions of a kind that is kept, for which a sandbox had to be made.",
+    "made": "Sandboxes made, to be kept.",
+    "failed": "Attempts at that which failed.",
+    "lost": "Kept sandboxes that died.",
+    "outdated": "Kept sandboxes thrown away: their image, the guest or the policy is another by now.",
+    "closed": "Kept sandboxes that ended with the pool.",
+    "ready_count": "Sandboxes that got ready, to be kept or on the spot.",
+    "ready_time_sum_s": "Time that took, in seconds.",
+}
+# Of quotas.TenantUse, by the name of the quota.
+_USED = {
+    "sessions": "sessions",
+    "executions": "executions",
+    "calls": "calls",
+    "creations_per_minute": "creations_in_last_minute",
+    "cpu_time_s_per_hour": "cpu_time_s_in_last_hour",
+    "output_bytes_per_hour": "output_bytes_in_last_hour",
+}
+_POOL_NAMES = {"ready_count": "ready", "ready_time_sum_s": "ready_seconds"}
+
+DESCRIBED = (
+    SESSIONS,
+    POLICY,
+    TENANT_USE,
+    TENANT_QUOTA,
+    *(Described(f"{PREFIX}pool_{name}", "gauge", ("image",), text) for name, text in POOL_GAUGES.items()),
+    *(
+        Described(f"{PREFIX}pool_{_POOL_NAMES.get(name, name)}_total", "counter", ("image",), text)
+        for name, text in POOL_COUNTERS.items()
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Sources:
+    """The parts that are read."""
+
+    sessions: Callable[[], Iterable[Session]]
+    pool: Callable[[], Mapping[SandboxSpec, PoolStats]]
+    policy: Callable[[], Policy]
+    quotas: Quotas
+
+
+class SourcesCollector(Collector):
+    """Reads the parts, for a registry."""
+
+    def __init__(self, metrics: Metrics, sources: Sources) -> None:
+        self._profiles = metrics.profiles
+        self._images = metrics.images
+        self._tenants = Names()
+        self._sources = sources
+        # Kinds that the pool does not keep any more: what they counted stays counted.
+        self._last: dict[SandboxSpec, PoolStats] = {}
+        self._retired: dict[str, Counter[str]] = defaultdict(Counter)
+
+    def describe(self) -> Iterable[Metric]:
+        return ()
+
+    def collect(self) -> Iterator[Metric]:
+        yield self._sessions()
+        yield from self._pool()
+        yield self._policy()
+        yield from self._quotas()
+
+    def _sessions(self) -> Metric:
+        counts = Counter(
+            (session.state, self._profiles.label(session.spec.policy.profile)) for session in self._sources.sessions()
+        )
+        family = _gauge(SESSIONS)
+        for labels, count in counts.items():
+            family.add_metric(labels, count)
+        return family
+
+    def _policy(self) -> Metric:
+        policy = self._sources.policy()
+        family = _gauge(POLICY)
+        family.add_metric((policy.version, policy.fingerprint), 1)
+        return family
+
+    def _pool(self) -> Iterator[Metric]:
+        stats = dict(self._sources.pool())
+        for spec in self._last.keys() - stats.keys():
+            self._retired[self._images.label(spec.image)].update(_counts(self._last[spec]))
+        self._last = stats
+        now: dict[str, Counter[str]] = defaultdict(Counter)
+        sums: dict[str, Counter[str]] = defaultdict(Counter)
+        for image, retired in self._retired.items():
+            sums[image].update(retired)
+        for spec, each in stats.items():
+            image = self._images.label(spec.image)
+            now[image].update({name: getattr(each, name) for name in POOL_GAUGES})
+            sums[image].update(_counts(each))
+        for name, text in POOL_GAUGES.items():
+            gauge = GaugeMetricFamily(f"{PREFIX}pool_{name}", text, labels=("image",))
+            for image, values in now.items():
+                gauge.add_metric((image,), values[name])
+            yield gauge
+        for name, text in POOL_COUNTERS.items():
+            counter = CounterMetricFamily(f"{PREFIX}pool_{_POOL_NAMES.get(name, name)}", text, labels=("image",))
+            for image, values in sums.items():
+                counter.add_metric((image,), values[name])
+            yield counter
+
+    def _quotas(self) -> Iterator[Metric]:
+        policy, quotas = self._sources.policy(), self._sources.quotas
+        uses, allowed = _gauge(TENANT_USE), _gauge(TENANT_QUOTA)
+        for tenant in quotas.tenants():
+            if not policy.lists(tenant) or self._tenants.label(tenant) != tenant:
+                continue
+            use, quota = quotas.use_of(tenant), policy.quotas_of(tenant)
+            for name, used in _USED.items():
+                uses.add_metric((tenant, name), getattr(use, used))
+                if (most := getattr(quota, name)) is not None:
+                    allowed.add_metric((tenant, name), most)
+        yield uses
+        yield allowed
+
+
+def _gauge(described: Described) -> GaugeMetricFamily:
+    return GaugeMetricFamily(described.name, described.meaning, labels=described.labels)
+
+
+def _counts(stats: PoolStats) -> dict[str, Any]:
+    return {name: getattr(stats, name) for name in POOL_COUNTERS}

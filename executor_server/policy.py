@@ -136,6 +136,8 @@ class Policy:
         self._orphan_time_s = orphan_time_s
         self.version = file.version
         self.fingerprint = file.fingerprint
+        self._certificates = {text: name for name, tenant in file.tenants.items() for text in tenant.certificates}
+        self._uids = {uid: name for name, tenant in file.tenants.items() for uid in tenant.uids}
 
     # -- who may have what
 
@@ -143,6 +145,22 @@ class Policy:
         """The approved session. Raises InvalidRequest or PolicyViolation."""
         _check_form(request)
         return self._decide(self._profile_of(principal.tenant), request)
+
+    def tenant_of_certificate(self, names: Sequence[str], fingerprint: str) -> tuple[str, bool] | None:
+        """Whose client certificate that is, and whether it may make admin calls.
+
+        Nobody's where its names are those of several tenants: none of them can be meant.
+        """
+        owners = {self._certificates[text] for text in (*names, f"sha256:{fingerprint}") if text in self._certificates}
+        if len(owners) != 1:
+            return None
+        (tenant,) = owners
+        return tenant, self._file.tenants[tenant].admin
+
+    def tenant_of_uid(self, uid: int) -> tuple[str, bool] | None:
+        """Who a user of this host is, and whether it may make admin calls."""
+        tenant = self._uids.get(uid)
+        return None if tenant is None else (tenant, self._file.tenants[tenant].admin)
 
     def quotas_of(self, tenant: str) -> QuotasTable:
         """What a tenant may use. One whom the policy does not know has nothing to use it for."""

@@ -165,6 +165,7 @@ class Quotas(Observer):
         """Writes down what is left to be written."""
         if self._writing is not None:
             self._writing.cancel()
+        if self._unwritten:
             self._write()
 
     # -- reserving -----------------------------------------------------------------------------------------------

@@ -204,10 +204,6 @@ class Tracing(Observer):
             "executor.execution_id": execution_id,
             "executor.recovered": recovered,
         }
-            **_facts(session),
-            "executor.execution_id": execution_id,
-            "executor.recovered": recovered,
-        }
         span = self._tracer.start_span("execution", context=context, attributes=attributes)
         if not self._unfinished.add(session.session_id, execution_id, _Traced(span)):
             span.end()

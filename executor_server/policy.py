@@ -4,20 +4,19 @@
 less than was asked for in silence, and never more. Nothing else in the daemon makes a SandboxSpec, so a backend can't
 be handed anything that was not decided here.
 
-Two kinds of no: a value that means nothing (NaN, zero, a label of a megabyte) is an InvalidRequest; one that means
-something and is not granted is a PolicyViolation, each of whose violations names the key of the policy file behind it.
+A refusal is a PolicyViolation, each of whose violations names the key of the policy file behind it. What means nothing
+is refused before, as an InvalidRequest (requested.py). What a session may do once it is there is in session_rules.py.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, TypeVar
 
 from executor_server.config import PoolSection
 from executor_server.errors import ExecutorError, InvalidRequest, PolicyViolation, Reason, Violation, ViolationKind
-from executor_server.import_patterns import PATTERN_FORM, covered_by_both, is_covered, is_denied, is_pattern
+from executor_server.import_patterns import covered_by_both, is_covered, is_denied
 from executor_server.model import (
     LANGUAGE_RULES,
     AuditRules,
@@ -29,57 +28,11 @@ from executor_server.model import (
     SandboxSpec,
     SessionSpec,
     ToolRules,
-    ToolSpec,
 )
 from executor_server.policy_file import PolicyFile, Profile, QuotasTable
+from executor_server.refusals import above_ceiling, listed, not_allowed, number, rule_of, shortened
+from executor_server.requested import RequestedLimits, RequestedSession, check_request
 from executor_server.settings import ConfigError
-
-MAX_REQUESTED_IMPORTS = 256
-MAX_REQUESTED_HOSTS = 256
-MAX_REQUESTED_PACKAGES = 256
-MAX_REQUESTED_TEXT_CHARS = 256
-MAX_LABELS = 16
-MAX_LABEL_KEY_CHARS = 64
-MAX_LABEL_VALUE_CHARS = 256
-MAX_PRELUDE_BYTES = 256 * 1024
-
-# Below these no interpreter comes up in a sandbox, so asking for less is a mistake and not a wish.
-MIN_MEMORY_BYTES = 32 * 1024 * 1024
-MIN_PROCESSES = 4
-MIN_DISK_BYTES = 64 * 1024
-# Below these nothing could run, and no output could be kept.
-MIN_TIME_S = 0.001
-MIN_OUTPUT_BYTES = 2
-
-
-@dataclass(frozen=True)
-class RequestedLimits:
-    """Limits as a client asks for them; None means the default."""
-
-    wall_time_s: float | None = None
-    cpu_time_s: float | None = None
-    operations: int | None = None
-    memory_bytes: int | None = None
-    processes: int | None = None
-    output_bytes: int | None = None
-    disk_bytes: int | None = None
-    idle_time_s: float | None = None
-    session_time_s: float | None = None
-    session_operations: int | None = None
-
-
-@dataclass(frozen=True)
-class RequestedSession:
-    """A session as a client asks for it; an empty image or backend means the default."""
-
-    image: str = ""
-    backend: str = ""
-    network: tuple[str, ...] = ()  # hosts that code wants to reach
-    packages: tuple[str, ...] = ()  # that code wants to have installed
-    authorized_imports: tuple[str, ...] = ()
-    limits: RequestedLimits = RequestedLimits()
-    labels: Mapping[str, str] = field(default_factory=dict)
-    prelude: str = ""
 
 
 @dataclass(frozen=True)
@@ -116,14 +69,10 @@ _SERVED_PLACEMENTS = ("host",)
 _LIMIT_NAMES = tuple(f.name for f in fields(Limits))
 _EXECUTION_LIMIT_NAMES = tuple(f.name for f in fields(ExecutionLimits))
 _SANDBOX_LIMIT_NAMES = ("memory_bytes", "processes", "disk_bytes")
-_MINIMA: Mapping[str, float] = {
-    "wall_time_s": MIN_TIME_S,
-    "cpu_time_s": MIN_TIME_S,
-    "output_bytes": MIN_OUTPUT_BYTES,
-    "memory_bytes": MIN_MEMORY_BYTES,
-    "processes": MIN_PROCESSES,
-    "disk_bytes": MIN_DISK_BYTES,
-}
+
+
+CONFIGURED_BACKEND = "server.backend"
+"""The rule behind a refusal that no policy can change: a key of the daemon's configuration."""
 
 
 class Policy:
@@ -143,7 +92,7 @@ class Policy:
 
     def decide(self, principal: Principal, request: RequestedSession) -> SessionSpec:
         """The approved session. Raises InvalidRequest or PolicyViolation."""
-        _check_form(request)
+        check_request(request)
         return self._decide(self._profile_of(principal.tenant), request)
 
     def tenant_of_certificate(self, names: Sequence[str], fingerprint: str) -> tuple[str, bool] | None:
@@ -209,21 +158,21 @@ class Policy:
             spec = self._decide((name, self._file.profiles[name]), RequestedSession())
             return (WarmSandboxes(spec.sandbox, pool.size),)
         warm, problems = [], []
-        for number, entry in enumerate(pool.warm):
+        for index, entry in enumerate(pool.warm):
             limits = RequestedLimits(
                 memory_bytes=entry.memory_bytes, processes=entry.processes, disk_bytes=entry.disk_bytes
             )
             request = RequestedSession(image=entry.image, limits=limits)
             name = entry.profile or self._file.default
             if name not in self._file.profiles:
-                problems.append(f"pool.warm.{number}.profile: there is no such profile (it is {name!r})")
+                problems.append(f"pool.warm.{index}.profile: there is no such profile (it is {name!r})")
                 continue
             try:
-                _check_form(request)
+                check_request(request)
                 spec = self._decide((name, self._file.profiles[name]), request)
                 warm.append(WarmSandboxes(spec.sandbox, entry.size))
             except ExecutorError as refusal:
-                problems.append(f"pool.warm.{number}: {refusal.message} (it is {entry.image!r})")
+                problems.append(f"pool.warm.{index}: {refusal.message} (it is {entry.image!r})")
         if problems:
             raise ConfigError(problems)
         return tuple(warm)
@@ -276,10 +225,10 @@ class Policy:
         for name in _SANDBOX_LIMIT_NAMES:
             has, ceiling = getattr(sandbox, name), getattr(profile.limits.max, name)
             if has > ceiling:
-                return f"its sandbox has {name} {_number(has)}, and the policy allows at most {_number(ceiling)} now"
+                return f"its sandbox has {name} {number(has)}, and the policy allows at most {number(ceiling)} now"
         cpus = profile.limits.cpus
         if cpus is not None and (sandbox.cpus is None or sandbox.cpus > cpus):
-            return f"its sandbox may use more processors than the {_number(cpus)} that the policy allows now"
+            return f"its sandbox may use more processors than the {number(cpus)} that the policy allows now"
         return None
 
     # -- deciding
@@ -300,16 +249,13 @@ class Policy:
         self._check_image(profile, request.image)
         limits = _limits(profile, request.limits)
         execution_max = _execution_max(profile, limits)
-        violations = [
-            replace(violation, rule=f"profiles.{name}.{violation.rule}")
-            for violation in (
-                *self._sandbox_violations(profile, request),
-                *_limit_violations(profile, limits),
-                *_import_violations(profile, request.authorized_imports),
-            )
-        ]
+        violations = (
+            *self._sandbox_violations(name, profile, request),
+            *_limit_violations(name, profile, limits),
+            *_import_violations(name, profile, request.authorized_imports),
+        )
         if violations:
-            raise PolicyViolation(tuple(violations))
+            raise PolicyViolation(violations)
         image = request.image or self._allowed_images(profile)[0]
         return SessionSpec(
             sandbox=SandboxSpec(
@@ -353,21 +299,25 @@ class Policy:
             allowed = ", ".join(self._allowed_images(profile)) or "none"
             raise InvalidRequest(Reason.UNKNOWN_IMAGE, f"no such image; there are {allowed}", "image")
 
-    def _sandbox_violations(self, profile: Profile, request: RequestedSession) -> Iterator[Violation]:
+    def _sandbox_violations(self, name: str, profile: Profile, request: RequestedSession) -> Iterator[Violation]:
         sandbox = profile.sandbox
-        backends = ", ".join(sandbox.backends) or "nothing"
-        if self._backend not in sandbox.backends:
-            yield Violation("backend", ViolationKind.NOT_ALLOWED, self._backend, backends, "sandbox.backends")
-        elif request.backend and request.backend != self._backend:
-            yield Violation("backend", ViolationKind.NOT_ALLOWED, request.backend, self._backend, "sandbox.backends")
+        backend = request.backend or self._backend
+        if backend not in sandbox.backends:
+            yield not_allowed("backend", backend, sandbox.backends, rule_of(name, "sandbox.backends"))
+        elif backend != self._backend:
+            # The daemon has one backend, so no policy grants another.
+            allowed = self._backend if self._backend in sandbox.backends else "nothing"
+            yield Violation("backend", ViolationKind.UNSUPPORTED, backend, allowed, CONFIGURED_BACKEND)
         images = self._allowed_images(profile)
         if request.image not in images and (request.image or not images):
-            asked = request.image or "the default image"
-            yield Violation("image", ViolationKind.NOT_ALLOWED, asked, ", ".join(images) or "nothing", "sandbox.images")
+            image = request.image or "the default image"
+            yield not_allowed("image", image, images, rule_of(name, "sandbox.images"))
         for host in request.network:
-            yield Violation("network", ViolationKind.UNSUPPORTED, host, "none", "sandbox.network")
+            rule = rule_of(name, "sandbox.network")
+            yield Violation("network", ViolationKind.UNSUPPORTED, host, "none", rule)
         for package in request.packages:
-            yield Violation("packages", ViolationKind.UNSUPPORTED, package, "none", "sandbox.install_packages")
+            rule = rule_of(name, "sandbox.install_packages")
+            yield Violation("packages", ViolationKind.UNSUPPORTED, package, "none", rule)
 
 
 def _limits(profile: Profile, requested: RequestedLimits) -> Limits:
@@ -419,150 +369,21 @@ def _audit_rules(profile: Profile) -> AuditRules:
     return AuditRules(**profile.audit.model_dump())
 
 
-def _limit_violations(profile: Profile, limits: Limits) -> Iterator[Violation]:
-    for name in _LIMIT_NAMES:
-        value, ceiling = getattr(limits, name), getattr(profile.limits.max, name)
+def _limit_violations(name: str, profile: Profile, limits: Limits) -> Iterator[Violation]:
+    for each in _LIMIT_NAMES:
+        value, ceiling = getattr(limits, each), getattr(profile.limits.max, each)
         if value > ceiling:
-            allowed = f"at most {_number(ceiling)}"
-            yield Violation(
-                f"limits.{name}", ViolationKind.ABOVE_CEILING, _number(value), allowed, f"limits.max.{name}"
-            )
+            yield above_ceiling(f"limits.{each}", value, ceiling, rule_of(name, f"limits.max.{each}"))
 
 
-def _import_violations(profile: Profile, asked: Sequence[str]) -> Iterator[Violation]:
+def _import_violations(name: str, profile: Profile, asked: Sequence[str]) -> Iterator[Violation]:
     imports = profile.imports
     for pattern in asked:
         if is_denied(pattern, imports.denied):
-            yield Violation(
-                "authorized_imports", ViolationKind.DENIED, pattern, "nothing that is denied", "imports.denied"
-            )
+            denied = f"nothing of {listed(imports.denied, '')}"
+            rule = rule_of(name, "imports.denied")
+            yield Violation("authorized_imports", ViolationKind.DENIED, pattern, shortened(denied), rule)
         elif not is_covered(pattern, imports.allowed) and not is_covered(pattern, imports.default):
-            allowed = ", ".join(imports.allowed) or "nothing more than the defaults"
-            yield Violation("authorized_imports", ViolationKind.NOT_ALLOWED, pattern, allowed, "imports.allowed")
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# In a session
-
-
-def execution_limits(spec: SessionSpec, requested: RequestedLimits) -> ExecutionLimits:
-    """The limits of one execution. Raises InvalidRequest, PolicyViolation."""
-    _check_limits(requested)
-    chosen, violations = {}, []
-    for name in _LIMIT_NAMES:
-        value = getattr(requested, name)
-        if name not in _EXECUTION_LIMIT_NAMES:
-            if value is not None:
-                listed = ", ".join(_EXECUTION_LIMIT_NAMES)
-                raise _invalid(f"limits.{name}", f"can't be set for one execution; {listed} can")
-            continue
-        ceiling = getattr(spec.execution_max, name)
-        chosen[name] = getattr(spec.execution_default, name) if value is None else value
-        if chosen[name] > ceiling:
-            rule = f"profiles.{spec.policy.profile}.limits.execution_max.{name}"
-            allowed = f"at most {_number(ceiling)}"
-            violations.append(Violation(f"limits.{name}", ViolationKind.ABOVE_CEILING, _number(value), allowed, rule))
-    if violations:
-        raise PolicyViolation(tuple(violations))
-    return ExecutionLimits(**chosen)
-
-
-def check_tools(spec: SessionSpec, tools: Sequence[ToolSpec]) -> None:
-    """Raises PolicyViolation for tools that the session may not have."""
-    violations = []
-    rules = f"profiles.{spec.policy.profile}.tools"
-    if tools and "host" not in spec.tools.placements:
-        allowed = ", ".join(spec.tools.placements) or "no tools"
-        violations.append(
-            Violation("tools.placement", ViolationKind.NOT_ALLOWED, "host", allowed, f"{rules}.placements")
-        )
-    for index, tool in enumerate(tools):
-        if not any(_names(pattern, tool.name) for pattern in spec.tools.allowed):
-            allowed = ", ".join(spec.tools.allowed) or "no tools"
-            violations.append(
-                Violation(f"tools[{index}].name", ViolationKind.NOT_ALLOWED, tool.name, allowed, f"{rules}.allowed")
-            )
-    if violations:
-        raise PolicyViolation(tuple(violations))
-
-
-def check_file_put(spec: SessionSpec, size_bytes: int, puts_so_far: int) -> None:
-    """Raises PolicyViolation for a file, or an archive, that the session may not be given."""
-    files = spec.files
-    _check_file(spec, "put", (size_bytes, files.max_put_bytes), (puts_so_far, files.max_puts))
-
-
-def check_file_get(spec: SessionSpec, size_bytes: int, gets_so_far: int) -> None:
-    """Raises PolicyViolation for a file, or an archive, that may not be had. 0 bytes when its size isn't known yet."""
-    files = spec.files
-    _check_file(spec, "get", (size_bytes, files.max_get_bytes), (gets_so_far, files.max_gets))
-
-
-def _check_file(spec: SessionSpec, verb: str, size: tuple[int, int], count: tuple[int, int | None]) -> None:
-    rules = f"profiles.{spec.policy.profile}.files"
-    violations = []
-    size_bytes, max_bytes = size
-    if size_bytes > max_bytes:
-        violations.append(_above("size_bytes", size_bytes, max_bytes, f"{rules}.max_{verb}_bytes"))
-    so_far, most = count
-    if most is not None and so_far >= most:
-        violations.append(_above("path", so_far + 1, most, f"{rules}.max_{verb}s"))
-    if violations:
-        raise PolicyViolation(tuple(violations))
-
-
-def _above(field_: str, requested: float, ceiling: float, rule: str) -> Violation:
-    return Violation(field_, ViolationKind.ABOVE_CEILING, _number(requested), f"at most {_number(ceiling)}", rule)
-
-
-def _names(pattern: str, name: str) -> bool:
-    return name.startswith(pattern[:-1]) if pattern.endswith("*") else name == pattern
-
-
-def _check_form(request: RequestedSession) -> None:
-    _check_limits(request.limits)
-    _check_imports(request.authorized_imports)
-    _check_labels(request.labels)
-    if len(request.prelude.encode()) > MAX_PRELUDE_BYTES:
-        raise _invalid("prelude", f"is larger than {MAX_PRELUDE_BYTES:,} bytes")
-    if "\0" in request.prelude:
-        raise _invalid("prelude", "holds a NUL character")
-
-
-def _check_limits(requested: RequestedLimits) -> None:
-    for name in _LIMIT_NAMES:
-        value = getattr(requested, name)
-        if value is None:
-            continue
-        if not math.isfinite(value) or value <= 0:
-            raise _invalid(f"limits.{name}", f"is {value}; it must be a finite number above 0")
-        if value < _MINIMA.get(name, 0):
-            raise _invalid(f"limits.{name}", f"is {value}; it must be at least {_MINIMA[name]}")
-
-
-def _check_imports(patterns: Sequence[str]) -> None:
-    if len(patterns) > MAX_REQUESTED_IMPORTS:
-        raise _invalid("authorized_imports", f"has more than {MAX_REQUESTED_IMPORTS} patterns")
-    for index, pattern in enumerate(patterns):
-        if not is_pattern(pattern):
-            raise _invalid(f"authorized_imports[{index}]", f"must be {PATTERN_FORM}")
-
-
-def _check_labels(labels: Mapping[str, str]) -> None:
-    if len(labels) > MAX_LABELS:
-        raise _invalid("labels", f"has more than {MAX_LABELS} pairs")
-    for key, value in labels.items():
-        if not 0 < len(key) <= MAX_LABEL_KEY_CHARS or len(value) > MAX_LABEL_VALUE_CHARS:
-            raise _invalid(
-                "labels",
-                f"a key has 1 to {MAX_LABEL_KEY_CHARS} characters and a value at most {MAX_LABEL_VALUE_CHARS}",
-            )
-
-
-def _number(value: float) -> str:
-    """Counts and sizes in full, seconds without needless zeros."""
-    return f"{value:,}" if isinstance(value, int) else f"{value:g}"
-
-
-def _invalid(path: str, problem: str) -> InvalidRequest:
-    return InvalidRequest(Reason.INVALID_FIELD, f"{path} {problem}", path)
+            rule = rule_of(name, "imports.allowed")
+            nothing = "nothing more than the defaults"
+            yield not_allowed("authorized_imports", pattern, imports.allowed, rule, nothing)

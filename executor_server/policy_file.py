@@ -1,39 +1,63 @@
 """The policy file: what its author can say, and how it is read.
 
 Named profiles, tenants that map to them, and the profile of everybody else. A profile may extend another: what it does
-not say itself, it has from there. The docstring under each key is its documentation (docs/policy.md is made of them).
-`load_policy` raises one ConfigError with every problem; what it returns is whole and consistent.
+not say itself, it has from there (policy_inheritance.py). The docstring under each key is its documentation, and
+docs/policy.md is made of it. `load_policy` raises one ConfigError with every problem; what it returns is consistent.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, model_validator
+from pydantic_core import InitErrorDetails
 
 from executor_server.model import LANGUAGE_RULES
+from executor_server.policy_inheritance import is_written, lineage, with_inherited
 from executor_server.settings import (
     DAY_S,
     GIB,
+    KIB,
     MIB,
     Bytes,
-    ConfigError,
     Count,
     ImageName,
     ImportPattern,
+    KeyPath,
     Name,
+    Problem,
     Seconds,
     Section,
-    read_toml,
-    validated,
+    config_error,
+    contradiction,
+    examined,
+    parse_toml,
+    read_bytes,
+    refuse,
 )
 
 BUILT_IN_PROFILE = "default"
+
+# Below these no interpreter comes up in a sandbox, nothing could run, and no output could be kept.
+MIN_MEMORY_BYTES = 32 * MIB
+MIN_PROCESSES = 4
+MIN_DISK_BYTES = 64 * KIB
+MIN_TIME_S = 0.001
+MIN_OUTPUT_BYTES = 2
+
+MAX_PROFILES = 1024
+MAX_TENANTS = 65_536
+MAX_PATTERNS = 1024
+MAX_IDENTITIES = 64
+
 _FINGERPRINT_CHARS = 16
+_CERTIFICATE_FINGERPRINT = re.compile(r"sha256:[0-9a-f]{64}")
+_MAX_CERTIFICATE_CHARS = 255
 
 # What smolagents authorizes by itself (BASE_BUILTIN_MODULES), so that its prompts hold here too.
 SMOLAGENTS_BASE_IMPORTS = (
@@ -69,31 +93,55 @@ def _check_tool_pattern(text: str) -> str:
     return text
 
 
-Processes = Annotated[int, Field(strict=True, gt=0, le=1_000_000)]
-ToolPattern = Annotated[str, AfterValidator(_check_tool_pattern)]
+def _check_certificate(text: str) -> str:
+    if text.startswith("sha256:") and not _CERTIFICATE_FINGERPRINT.fullmatch(text):
+        raise ValueError('must be "sha256:" and 64 of 0-9 a-f')
+    if not (0 < len(text) <= _MAX_CERTIFICATE_CHARS and text.isprintable() and text == text.strip()):
+        raise ValueError(f'must be a name of 1 to {_MAX_CERTIFICATE_CHARS} characters, or "sha256:" and a fingerprint')
+    return text
+
+
+def _check_version(text: str) -> str:
+    if not (0 < len(text) <= 64 and text.isprintable()):
+        raise ValueError("must be 1 to 64 characters that can be printed")
+    return text
+
+
+Time = Annotated[float, Field(strict=True, ge=MIN_TIME_S, le=365 * DAY_S, allow_inf_nan=False)]
+Memory = Annotated[int, Field(strict=True, ge=MIN_MEMORY_BYTES, lt=2**63)]
+Processes = Annotated[int, Field(strict=True, ge=MIN_PROCESSES, le=1_000_000)]
+Output = Annotated[int, Field(strict=True, ge=MIN_OUTPUT_BYTES, lt=2**63)]
+Disk = Annotated[int, Field(strict=True, ge=MIN_DISK_BYTES, lt=2**63)]
+Cpus = Annotated[float, Field(strict=True, ge=0.01, le=1024, allow_inf_nan=False)]
+ImportPatterns = Annotated[tuple[ImportPattern, ...], Field(max_length=MAX_PATTERNS)]
+ToolPattern = Annotated[str, Field(max_length=200), AfterValidator(_check_tool_pattern)]
+ToolPatterns = Annotated[tuple[ToolPattern, ...], Field(max_length=MAX_PATTERNS)]
 Placement = Literal["host", "sandbox"]
+Version = Annotated[str, AfterValidator(_check_version)]
+Certificate = Annotated[str, AfterValidator(_check_certificate)]
+Uid = Annotated[int, Field(strict=True, ge=0, lt=2**32 - 1)]
 
 
 class LimitValues(Section):
     """A value for each limit."""
 
-    wall_time_s: Seconds
+    wall_time_s: Time
     """Wall clock for one execution, in seconds. It stands still while a host tool is being called."""
-    cpu_time_s: Seconds
+    cpu_time_s: Time
     """CPU time of one execution, over all processes of the sandbox."""
     operations: Count
     """Operations (loop iterations and calls of the agent's own code) for one execution."""
-    memory_bytes: Bytes
+    memory_bytes: Memory
     """Memory of the sandbox."""
     processes: Processes
     """Processes and threads of the sandbox at one time."""
-    output_bytes: Bytes
+    output_bytes: Output
     """Output kept of one execution, head and tail; at 16 times that the execution is stopped."""
-    disk_bytes: Bytes
+    disk_bytes: Disk
     """Size of the workspace, and of /tmp."""
-    idle_time_s: Seconds
+    idle_time_s: Time
     """A session that nobody used for so long is ended."""
-    session_time_s: Seconds
+    session_time_s: Time
     """A session is ended when it is that old."""
     session_operations: Count
     """Operations of all executions of a session together."""
@@ -102,43 +150,43 @@ class LimitValues(Section):
 class DefaultLimits(LimitValues):
     """What a session gets that asks for nothing."""
 
-    wall_time_s: Seconds = 60.0
-    cpu_time_s: Seconds = 120.0
+    wall_time_s: Time = 60.0
+    cpu_time_s: Time = 120.0
     operations: Count = 100_000_000
-    memory_bytes: Bytes = 2 * GIB
+    memory_bytes: Memory = 2 * GIB
     processes: Processes = 128
-    output_bytes: Bytes = MIB
-    disk_bytes: Bytes = GIB
-    idle_time_s: Seconds = 1800.0
-    session_time_s: Seconds = 28_800.0
+    output_bytes: Output = MIB
+    disk_bytes: Disk = GIB
+    idle_time_s: Time = 1800.0
+    session_time_s: Time = 28_800.0
     session_operations: Count = 10**12
 
 
 class MaxLimits(LimitValues):
     """What a session can ask for at most."""
 
-    wall_time_s: Seconds = 3600.0
-    cpu_time_s: Seconds = 7200.0
+    wall_time_s: Time = 3600.0
+    cpu_time_s: Time = 7200.0
     operations: Count = 10**12
-    memory_bytes: Bytes = 16 * GIB
+    memory_bytes: Memory = 16 * GIB
     processes: Processes = 4096
-    output_bytes: Bytes = 16 * MIB
-    disk_bytes: Bytes = 16 * GIB
-    idle_time_s: Seconds = DAY_S
-    session_time_s: Seconds = 7 * DAY_S
+    output_bytes: Output = 16 * MIB
+    disk_bytes: Disk = 16 * GIB
+    idle_time_s: Time = DAY_S
+    session_time_s: Time = 7 * DAY_S
     session_operations: Count = 10**15
 
 
 class ExecutionLimitValues(Section):
     """Limits of one execution. What is not set is the session's."""
 
-    wall_time_s: Seconds | None = None
+    wall_time_s: Time | None = None
     """Wall clock, in seconds."""
-    cpu_time_s: Seconds | None = None
+    cpu_time_s: Time | None = None
     """CPU time over all processes."""
     operations: Count | None = None
     """Operations."""
-    output_bytes: Bytes | None = None
+    output_bytes: Output | None = None
     """Output kept."""
 
 
@@ -153,39 +201,40 @@ class LimitsTable(Section):
     """What an execution gets that asks for nothing, in a session that asked for nothing."""
     execution_max: ExecutionLimitValues = ExecutionLimitValues()
     """What one execution can get at most, whatever its session has."""
-    cpus: Annotated[float, Field(strict=True, ge=0.01, le=1024, allow_inf_nan=False)] | None = None
+    cpus: Cpus | None = None
     """Processors that a sandbox may use at a time. Not set: all, shared evenly."""
 
     @model_validator(mode="after")
     def _check_order(self) -> LimitsTable:
-        problems = [
-            f"default.{name} is {getattr(self.default, name)}, above max.{name}, which is {getattr(self.max, name)}"
-            for name in LimitValues.model_fields
-            if getattr(self.default, name) > getattr(self.max, name)
+        session = [(name, "default", "max") for name in LimitValues.model_fields]
+        execution = [
+            (name, lower, higher)
+            for name in ExecutionLimitValues.model_fields
+            for lower, higher in (
+                ("execution_default", "default"),
+                ("execution_default", "execution_max"),
+                ("execution_max", "max"),
+            )
         ]
-        for name in ExecutionLimitValues.model_fields:
-            default, ceiling = getattr(self.execution_default, name), getattr(self.execution_max, name)
-            most = getattr(self.max, name)
-            if default is not None and ceiling is not None and default > ceiling:
-                problems.append(
-                    f"execution_default.{name} is {default}, above execution_max.{name}, which is {ceiling}"
-                )
-            for table, value in (("execution_default", default), ("execution_max", ceiling)):
-                if value is not None and value > most:
-                    problems.append(f"{table}.{name} is {value}, above max.{name}, which is {most}")
-        if problems:
-            raise ValueError("; ".join(problems))
+        wrong = []
+        for name, lower, higher in session + execution:
+            value, ceiling = getattr(getattr(self, lower), name), getattr(getattr(self, higher), name)
+            if value is not None and ceiling is not None and value > ceiling:
+                must = "must be" if name in getattr(self, lower).model_fields_set else "is not set, and must be"
+                text = f"{must} at most {ceiling}, which is limits.{higher}.{name}"
+                wrong.append(contradiction((lower, name), text, value, also=[(higher, name)]))
+        refuse(self, wrong)
         return self
 
 
 class ImportsTable(Section):
     """What agent code may import. A guard-rail; the wall is the sandbox."""
 
-    default: tuple[ImportPattern, ...] = SMOLAGENTS_BASE_IMPORTS
+    default: ImportPatterns = SMOLAGENTS_BASE_IMPORTS
     """Authorized without being asked for."""
-    allowed: tuple[ImportPattern, ...] = ("*",)
+    allowed: ImportPatterns = ("*",)
     """What a client may add."""
-    denied: tuple[ImportPattern, ...] = ()
+    denied: ImportPatterns = ()
     """Never authorized, whatever else is: it goes before `default` and `allowed`, and before what a client adds."""
 
 
@@ -224,7 +273,7 @@ class LanguageTable(Section):
 class SandboxTable(Section):
     """What sandboxes may be made of."""
 
-    images: tuple[ImageName, ...] | None = None
+    images: Annotated[tuple[ImageName, ...], Field(max_length=MAX_PATTERNS)] | None = None
     """Images that may be asked for; the first is the default. Not set: all that are configured."""
     backends: tuple[Literal["local", "docker"], ...] = ("local", "docker")
     """Backends that may run the sessions of this profile."""
@@ -241,7 +290,7 @@ class ToolsTable(Section):
 
     placements: tuple[Placement, ...] = ("host",)
     """Where tools may run: `host` is the client's process, `sandbox` the sandbox. Empty: no tools at all."""
-    allowed: tuple[ToolPattern, ...] = ("*",)
+    allowed: ToolPatterns = ("*",)
     """Names that tools may have."""
 
 
@@ -319,51 +368,61 @@ class Tenant(Section):
     """Its profile. Not set: the default one."""
     admin: bool = False
     """Whether its certificates and users may make admin calls. A token has this by itself (`token new --admin`)."""
-    certificates: Annotated[tuple[str, ...], Field(max_length=64)] = ()
+    certificates: Annotated[tuple[Certificate, ...], Field(max_length=MAX_IDENTITIES)] = ()
     """Names of client certificates that are this tenant's: a DNS name or a URI among the subject's alternative names,
     or the common name where there are none; or `sha256:` and the fingerprint of one certificate."""
-    uids: Annotated[tuple[Annotated[int, Field(strict=True, ge=0, lt=2**32)], ...], Field(max_length=64)] = ()
+    uids: Annotated[tuple[Uid, ...], Field(max_length=MAX_IDENTITIES)] = ()
     """Users of this host that are this tenant when they connect to `server.peer_socket`."""
 
 
 class PolicyFile(Section):
     """The whole policy."""
 
-    version: Annotated[str, Field(min_length=1, max_length=64)] = "unversioned"
+    version: Version = "unversioned"
     """What its author calls this version. Told to clients, and written into each record of the audit log."""
     default: Name | None = None
     """The profile of tenants that name none, or are not listed. Not set: tenants that are not listed are refused."""
-    profiles: Annotated[dict[Name, Profile], Field(min_length=1, max_length=1024)]
+    profiles: Annotated[dict[Name, Profile], Field(min_length=1, max_length=MAX_PROFILES)]
     """Profiles, by name."""
-    tenants: Annotated[dict[Name, Tenant], Field(max_length=65_536)] = Field(default_factory=dict)
+    tenants: Annotated[dict[Name, Tenant], Field(max_length=MAX_TENANTS)] = Field(default_factory=dict)
     """Tenants, by name."""
 
     @model_validator(mode="after")
     def _check_references(self) -> PolicyFile:
-        known = ", ".join(self.profiles)
-        problems = []
+        wrong = []
         if self.default is not None and self.default not in self.profiles:
-            problems.append(f"default: there is no profile {self.default!r}; there are {known}")
+            wrong.append(self._no_profile(("default",), self.default))
+        for name, tenant in self.tenants.items():
+            path = ("tenants", name, "profile")
+            if tenant.profile is None and self.default is None:
+                text = "is missing, and there is no default profile"
+                wrong.append(contradiction(path, text, {}, also=[("default",)]))
+            elif tenant.profile is not None and tenant.profile not in self.profiles:
+                wrong.append(self._no_profile(path, tenant.profile))
+        refuse(self, [*wrong, *self._claimed_twice()])
+        return self
+
+    def _no_profile(self, path: KeyPath, name: str) -> InitErrorDetails:
+        text = f"there is no such profile; there are {', '.join(self.profiles)}"
+        return contradiction(path, text, name, also=[("profiles", name)])
+
+    def _claimed_twice(self) -> Iterator[InitErrorDetails]:
+        """Who shows a certificate, or is a user, must be one tenant and not two."""
         owners: dict[object, str] = {}
         for name, tenant in self.tenants.items():
-            if tenant.profile is None and self.default is None:
-                problems.append(f"tenants.{name}.profile: is missing, and there is no default profile")
-            elif tenant.profile is not None and tenant.profile not in self.profiles:
-                problems.append(f"tenants.{name}.profile: there is no profile {tenant.profile!r}; there are {known}")
             for key, values in (("certificates", tenant.certificates), ("uids", tenant.uids)):
                 for value in values:
-                    if owners.setdefault((key, value), name) != name:
-                        other = owners[key, value]
-                        problems.append(f"tenants.{name}.{key}: {value!r} is tenant {other}'s already")
-        if problems:
-            raise ValueError("; ".join(problems))
-        return self
+                    owner = owners.setdefault((key, value), name)
+                    if owner != name:
+                        text = f"is tenant {owner}'s already"
+                        yield contradiction(("tenants", name, key), text, value, also=[("tenants", owner, key)])
 
     @property
     def fingerprint(self) -> str:
         """Short, and different for policies that say different things, however they are written."""
-        said = json.dumps(self.model_dump(mode="json"), sort_keys=True)
-        return hashlib.sha256(said.encode()).hexdigest()[:_FINGERPRINT_CHARS]
+        # What a profile extends says nothing: what it has from there is in it.
+        said = self.model_dump(mode="json", exclude={"profiles": {"__all__": {"extends"}}})
+        return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()[:_FINGERPRINT_CHARS]
 
 
 def built_in_policy() -> PolicyFile:
@@ -375,52 +434,30 @@ def load_policy(path: Path | None) -> PolicyFile:
     """The policy in a file; the built-in one for None. Raises ConfigError."""
     if path is None:
         return built_in_policy()
-    return validated(PolicyFile, with_inherited(read_toml(path, "policy file")))
+    return parse_policy(read_bytes(path, "policy file"), path)
 
 
-def with_inherited(tables: Mapping[str, Any]) -> dict[str, Any]:
-    """The tables of a policy file with what each profile has from those it extends. Raises ConfigError."""
-    profiles = tables.get("profiles")
-    if not isinstance(profiles, dict):
-        return dict(tables)
-    problems: list[str] = []
-    resolved = {name: _resolved(name, profiles, problems) for name in profiles}
-    if problems:
-        raise ConfigError(problems)
-    return {**tables, "profiles": resolved}
+def parse_policy(data: bytes, path: Path) -> PolicyFile:
+    """The policy in the bytes of a file. Raises ConfigError."""
+    tables = parse_toml(data, f"policy file {path}")
+    problems: list[Problem] = []
+    written = tables.get("profiles")
+    profiles = written if isinstance(written, dict) else {}
+    if profiles:
+        resolved, problems = with_inherited(profiles)
+        tables = {**tables, "profiles": resolved}
+    policy, found = examined(PolicyFile, tables)
+    problems += [problem for problem in found if _stands_here(problem, profiles)]
+    if policy is None or problems:
+        raise config_error(problems)
+    return policy
 
 
-def lineage(name: str, profiles: Mapping[str, Any]) -> list[str]:
-    """A profile and those that it extends, nearest first; one that is met again, in a circle, is the last."""
-    names = [name]
-    while True:
-        table = profiles.get(names[-1])
-        parent = table.get("extends") if isinstance(table, dict) else None
-        if not isinstance(parent, str) or parent not in profiles:
-            return names
-        names.append(parent)
-        if parent in names[:-1]:
-            return names
-
-
-def _resolved(name: str, profiles: Mapping[str, Any], problems: list[str]) -> Any:
-    names = lineage(name, profiles)
-    if len(set(names)) != len(names):
-        problems.append(f"profiles.{name}.extends: goes round in a circle: {' → '.join(names)}")
-        return profiles[name]
-    last = profiles[names[-1]]
-    parent = last.get("extends") if isinstance(last, dict) else None
-    if isinstance(parent, str):
-        problems.append(
-            f"profiles.{names[-1]}.extends: there is no profile {parent!r}; there are {', '.join(profiles)}"
-        )
-    merged: Any = {}
-    for each in reversed(names):
-        merged = _merged(merged, profiles[each])
-    return merged
-
-
-def _merged(base: Any, over: Any) -> Any:
-    if not (isinstance(base, dict) and isinstance(over, dict)):
-        return over
-    return {**base, **{key: _merged(base[key], value) if key in base else value for key, value in over.items()}}
+def _stands_here(problem: Problem, profiles: Mapping[str, Any]) -> bool:
+    """Whether to mend a problem where it was found. One that was inherited is found in the profile it is from too."""
+    section, name = (*problem.path, "", "")[:2]
+    if section != "profiles" or name not in profiles:
+        return True
+    keys = [path[2:] for path in (problem.path, *problem.also)]
+    writers = [each for each in lineage(str(name), profiles) if any(is_written(profiles[each], key) for key in keys)]
+    return not writers or writers[0] == name

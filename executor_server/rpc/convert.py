@@ -37,8 +37,9 @@ from executor_server.model import (
     ToolSpec,
     VariablesState,
 )
-from executor_server.policy import PolicySummary, RequestedLimits, RequestedSession
+from executor_server.policy import PolicySummary
 from executor_server.policy_file import QuotasTable
+from executor_server.requested import RequestedLimits, RequestedSession
 from executor_server.rpc import checks
 from executor_server.sessions import Session, VariablesReply
 

@@ -19,11 +19,12 @@ from executor_api.v1 import executor_service_pb2 as service_pb
 from executor_api.v1 import executor_service_pb2_grpc as service_grpc
 from executor_server.executions import Execution
 from executor_server.model import BlobChunk, FileInfo
-from executor_server.policy import Policy, check_tools, execution_limits
+from executor_server.policy import Policy
 from executor_server.rpc import checks, convert
 from executor_server.rpc.auth import current_principal
 from executor_server.rpc.errors import Context
 from executor_server.rpc.upload import Upload
+from executor_server.session_rules import check_tools, execution_limits
 from executor_server.sessions import Session, SessionManager, SessionRequest
 
 T = TypeVar("T")

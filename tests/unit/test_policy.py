@@ -14,16 +14,16 @@ from executor_server.config import PoolSection
 from executor_server.errors import InvalidRequest, PolicyViolation, Reason
 from executor_server.import_patterns import is_covered
 from executor_server.model import Limits, Principal
-from executor_server.policy import (
+from executor_server.policy import Policy
+from executor_server.policy_file import ImportsTable, PolicyFile, Profile
+from executor_server.requested import (
     MAX_LABELS,
     MAX_PRELUDE_BYTES,
     MAX_REQUESTED_IMPORTS,
-    Policy,
     RequestedLimits,
     RequestedSession,
-    execution_limits,
 )
-from executor_server.policy_file import ImportsTable, PolicyFile, Profile
+from executor_server.session_rules import execution_limits
 
 ALICE = Principal("local", "token")
 LIMIT_NAMES = [f.name for f in fields(Limits)]

@@ -1,0 +1,36 @@
+"""How a refusal is put: the violation with its texts, each of a bounded length, and the key of the policy behind it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from executor_server.errors import Violation, ViolationKind
+from executor_server.settings import dotted
+
+MAX_SHOWN_CHARS = 256
+
+
+def rule_of(profile: str, key: str) -> str:
+    """The path of a profile's key in the policy file."""
+    return f"{dotted(('profiles', profile))}.{key}"
+
+
+def above_ceiling(field: str, requested: float, ceiling: float, rule: str, whose: str = "") -> Violation:
+    return Violation(field, ViolationKind.ABOVE_CEILING, number(requested), f"at most {number(ceiling)}{whose}", rule)
+
+
+def not_allowed(field: str, requested: str, allowed: Iterable[str], rule: str, nothing: str = "nothing") -> Violation:
+    return Violation(field, ViolationKind.NOT_ALLOWED, shortened(requested), listed(allowed, nothing), rule)
+
+
+def listed(names: Iterable[str], nothing: str) -> str:
+    return shortened(", ".join(names)) or nothing
+
+
+def number(value: float) -> str:
+    """Counts and sizes in full, seconds without needless zeros."""
+    return f"{value:,}" if isinstance(value, int) else f"{value:g}"
+
+
+def shortened(text: str) -> str:
+    return text if len(text) <= MAX_SHOWN_CHARS else text[: MAX_SHOWN_CHARS - 1] + "…"

@@ -1,0 +1,91 @@
+"""What may be done in a session that the policy has approved. Pure decisions, by its spec alone.
+
+So they hold for a session that outlived the policy which approved it. Each refusal is a PolicyViolation that lists
+every violation, as with a session that is asked for (policy.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import fields
+
+from executor_server.errors import PolicyViolation, Violation
+from executor_server.model import ExecutionLimits, SessionSpec, ToolSpec
+from executor_server.refusals import above_ceiling, not_allowed, rule_of
+from executor_server.requested import RequestedLimits, check_limits, invalid
+
+_EXECUTION_LIMIT_NAMES = tuple(each.name for each in fields(ExecutionLimits))
+
+
+def execution_limits(spec: SessionSpec, requested: RequestedLimits) -> ExecutionLimits:
+    """The limits of one execution. Raises InvalidRequest, PolicyViolation."""
+    check_limits(requested)
+    for each in fields(requested):
+        if each.name not in _EXECUTION_LIMIT_NAMES and getattr(requested, each.name) is not None:
+            allowed = ", ".join(_EXECUTION_LIMIT_NAMES)
+            raise invalid(f"limits.{each.name}", f"can't be set for one execution; {allowed} can")
+    chosen, violations = {}, []
+    for name in _EXECUTION_LIMIT_NAMES:
+        value, ceiling = getattr(requested, name), getattr(spec.execution_max, name)
+        chosen[name] = getattr(spec.execution_default, name) if value is None else value
+        if chosen[name] > ceiling:
+            violations.append(_above_execution_max(spec, name, value, ceiling))
+    _refuse(violations)
+    return ExecutionLimits(**chosen)
+
+
+def check_tools(spec: SessionSpec, tools: Sequence[ToolSpec]) -> None:
+    """Raises PolicyViolation for tools that the session may not have."""
+    violations = []
+    profile = spec.policy.profile
+    if tools and "host" not in spec.tools.placements:
+        rule = rule_of(profile, "tools.placements")
+        violations.append(not_allowed("tools", "host", spec.tools.placements, rule, "no tools"))
+    for index, tool in enumerate(tools):
+        if not any(_is_named(pattern, tool.name) for pattern in spec.tools.allowed):
+            rule = rule_of(profile, "tools.allowed")
+            violations.append(not_allowed(f"tools[{index}].name", tool.name, spec.tools.allowed, rule, "no tools"))
+    _refuse(violations)
+
+
+def check_file_put(spec: SessionSpec, size_bytes: int, puts_so_far: int) -> None:
+    """Raises PolicyViolation for a file, or an archive, that the session may not be given."""
+    files = spec.files
+    _check_file(spec, "put", (size_bytes, files.max_put_bytes), (puts_so_far, files.max_puts))
+
+
+def check_file_get(spec: SessionSpec, size_bytes: int, gets_so_far: int) -> None:
+    """Raises PolicyViolation for a file, or an archive, that may not be had. 0 bytes when its size isn't known yet."""
+    files = spec.files
+    _check_file(spec, "get", (size_bytes, files.max_get_bytes), (gets_so_far, files.max_gets))
+
+
+def _above_execution_max(spec: SessionSpec, name: str, value: float, ceiling: float) -> Violation:
+    """What is too much for one execution of any session, or only for those of a session that has no more itself."""
+    if ceiling < getattr(spec.limits, name):
+        rule = rule_of(spec.policy.profile, f"limits.execution_max.{name}")
+        return above_ceiling(f"limits.{name}", value, ceiling, rule)
+    rule = rule_of(spec.policy.profile, f"limits.default.{name}")
+    return above_ceiling(f"limits.{name}", value, ceiling, rule, ", as its session")
+
+
+def _check_file(spec: SessionSpec, verb: str, size: tuple[int, int], count: tuple[int, int | None]) -> None:
+    violations = []
+    size_bytes, max_bytes = size
+    if size_bytes > max_bytes:
+        rule = rule_of(spec.policy.profile, f"files.max_{verb}_bytes")
+        violations.append(above_ceiling("size_bytes", size_bytes, max_bytes, rule))
+    so_far, most = count
+    if most is not None and so_far >= most:
+        rule = rule_of(spec.policy.profile, f"files.max_{verb}s")
+        violations.append(above_ceiling("path", so_far + 1, most, rule))
+    _refuse(violations)
+
+
+def _refuse(violations: Sequence[Violation]) -> None:
+    if violations:
+        raise PolicyViolation(tuple(violations))
+
+
+def _is_named(pattern: str, name: str) -> bool:
+    return name.startswith(pattern[:-1]) if pattern.endswith("*") else name == pattern

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Any, TypeVar
@@ -14,10 +15,10 @@ from executor_api.v1 import executor_service_pb2 as pb
 from executor_api.v1 import executor_service_pb2_grpc
 from executor_client import _status
 from executor_client._endpoint import Endpoint
-from executor_client._limits import CAPACITY_WAIT_S
-from executor_client._retry import Backoff
-from executor_client._transport import unreachable
-from executor_client.errors import DaemonError, ResourceExhaustedError, UnavailableError
+from executor_client._retry import Retries
+from executor_client._tracing import Metadata, current_trace
+from executor_client._transport import judged, unreachable
+from executor_client.errors import DaemonError, ExecutorClientError, UnavailableError
 
 T = TypeVar("T")
 
@@ -26,13 +27,19 @@ class AioTransport:
     """Owns the channel. Belongs to the event loop that runs when it is made."""
 
     def __init__(
-        self, endpoint: Endpoint, *, connect_timeout_s: float, call_timeout_s: float, reconnect_timeout_s: float
+        self,
+        endpoint: Endpoint,
+        *,
+        connect_timeout_s: float,
+        call_timeout_s: float,
+        reconnect_timeout_s: float,
+        busy_timeout_s: float,
     ) -> None:
         self.endpoint = endpoint
         self.call_timeout_s = call_timeout_s
         self.reconnect_timeout_s = reconnect_timeout_s
+        self.busy_timeout_s = busy_timeout_s
         self._connect_timeout_s = connect_timeout_s
-        self._metadata = endpoint.metadata
         self._answered = False
         credentials = endpoint.credentials()
         self._channel = (
@@ -45,18 +52,25 @@ class AioTransport:
     async def close(self) -> None:
         await self._channel.close(None)
 
-    def open(self, request: pb.ExecuteRequest | pb.AttachExecutionRequest, timeout_s: float | None = None) -> Any:
-        """Starts a stream of events. What it raises while it is read is gRPC's: `Execution` judges it."""
-        if isinstance(request, pb.ExecuteRequest):
-            return self.stub.Execute(request, timeout=timeout_s, metadata=self._metadata)
-        return self.stub.AttachExecution(request, timeout=timeout_s, metadata=self._metadata)
+    def open(
+        self,
+        request: pb.ExecuteRequest | pb.AttachExecutionRequest,
+        trace: Metadata,
+        timeout_s: float | None = None,
+    ) -> Any:
+        """Starts a stream of events. What it raises while it is read is gRPC's: `Execution` judges it.
+
+        Every stream of an execution belongs to the trace of the first.
+        """
+        method = self.stub.Execute if isinstance(request, pb.ExecuteRequest) else self.stub.AttachExecution
+        return method(request, timeout=timeout_s, metadata=(*self.endpoint.metadata, *trace))
 
     async def once(self, method: Callable[..., Any], request: Any, timeout_s: float | None = None) -> Any:
         """One attempt of a call with one answer."""
         try:
-            response = await method(request, timeout=timeout_s or self.call_timeout_s, metadata=self._metadata)
+            response = await method(request, timeout=timeout_s or self.call_timeout_s, metadata=self._metadata())
         except grpc.RpcError as error:
-            raise _status.translate(error) from error
+            raise judged(self.endpoint, error) from error
         self._answered = True
         return response
 
@@ -77,49 +91,43 @@ class AioTransport:
         self, method: Callable[..., Any], request: Any, timeout_s: float | None = None
     ) -> AsyncGenerator[Any, None]:
         """One attempt of a call with a stream of answers; ended early, it is cancelled."""
-        stream = method(request, timeout=timeout_s or self.call_timeout_s, metadata=self._metadata)
+        stream = method(request, timeout=timeout_s or self.call_timeout_s, metadata=self._metadata())
         try:
             async for message in stream:
                 yield message
         except grpc.RpcError as error:
-            raise _status.translate(error) from error
+            raise judged(self.endpoint, error) from error
         finally:
             stream.cancel()
 
+    def execution_retries(self) -> Retries:
+        """Those of an execution, whose daemon has made the session."""
+        return Retries(away_timeout_s=self.reconnect_timeout_s, busy_timeout_s=self.busy_timeout_s)
+
     async def call(self, method: Callable[..., Any], request: Any) -> Any:
-        """A call with one answer, repeated while nobody is there."""
+        """A call with one answer, repeated where that may help."""
         return await self.repeat(lambda: self.once(method, request))
 
-    async def repeat(self, attempt: Callable[[], Awaitable[T]], *, within_s: float | None = None) -> T:
-        """Repeats an attempt while nobody is there.
+    async def repeat(self, attempt: Callable[[], Awaitable[T]], *, within_s: float = math.inf) -> T:
+        """Repeats an attempt while nobody is there, and while the daemon is busy and says when to ask again.
 
-        A daemon that has answered before is given `reconnect_timeout_s` to come back; one never heard of, less.
+        A daemon that has answered before is given `reconnect_timeout_s` to come back; one never heard of, less. Neither
+        takes longer than `within_s`.
         """
-        backoff: Backoff | None = None
+        retries = Retries(
+            away_timeout_s=min(within_s, self.reconnect_timeout_s if self._answered else self._connect_timeout_s),
+            busy_timeout_s=min(within_s, self.busy_timeout_s),
+        )
         while True:
             try:
                 return await attempt()
-            except UnavailableError as error:
-                if not _status.is_transport_failure(error):
-                    raise
-                if within_s is None:
-                    within_s = self.reconnect_timeout_s if self._answered else self._connect_timeout_s
-                backoff = backoff or Backoff(now_s=time.monotonic(), timeout_s=within_s)
-                delay_s = backoff.delay_s(time.monotonic())
+            except ExecutorClientError as error:
+                delay_s = retries.delay_s(error, time.monotonic())
                 if delay_s is None:
-                    raise unreachable(self.endpoint, error) from error
+                    if _status.is_transport_failure(error):
+                        raise unreachable(self.endpoint, error) from error
+                    raise
             await asyncio.sleep(delay_s)
 
-    async def when_there_is_room(self, attempt: Callable[[], Awaitable[T]]) -> T:
-        """As `repeat`, and also while the daemon is full and says when to ask again."""
-        backoff = Backoff(now_s=time.monotonic(), timeout_s=CAPACITY_WAIT_S)
-        while True:
-            try:
-                return await self.repeat(attempt)
-            except ResourceExhaustedError as error:
-                if error.retry_after_s is None:
-                    raise
-                delay_s = backoff.delay_s(time.monotonic(), at_least_s=error.retry_after_s)
-                if delay_s is None:
-                    raise
-            await asyncio.sleep(delay_s)
+    def _metadata(self) -> Metadata:
+        return (*self.endpoint.metadata, *current_trace())

@@ -16,7 +16,15 @@ from executor_client._images import decode_image
 from executor_client._limits import ARTIFACTS_MAX, IMAGES_MAX, IMAGES_PIXELS_MAX, LOG_CHARS_MAX, MESSAGES_MAX
 from executor_client._values import unpack_or_opaque
 from executor_client.errors import ProtocolError
-from executor_client.events import ExecutionEvent, ImageEvent, LogEvent, OutputCutEvent, QueuedEvent, ToolCallEvent
+from executor_client.events import (
+    ExecutionEvent,
+    ImageEvent,
+    LimitWarningEvent,
+    LogEvent,
+    OutputCutEvent,
+    QueuedEvent,
+    ToolCallEvent,
+)
 from executor_client.results import ExecutionResult, Image
 
 
@@ -93,6 +101,8 @@ class Assembler:
             return self._output_cut(event)
         if kind == "queued":
             return QueuedEvent(event.number, event.queued.ahead)
+        if kind == "limit_warning":
+            return self._limit_warning(event)
         raise ProtocolError("an event of an unknown kind")
 
     def _log(self, event: pb.Event) -> LogEvent:
@@ -116,6 +126,12 @@ class Assembler:
         for pieces in (self._output.logs, self._output.stdout, self._output.stderr):
             pieces.append(f"\n[... {omitted_bytes} bytes of output left out ...]\n")
         return OutputCutEvent(event.number, omitted_bytes)
+
+    def _limit_warning(self, event: pb.Event) -> LimitWarningEvent:
+        warning = event.limit_warning
+        if warning.limit not in _convert.LIMIT_NAMES:
+            raise ProtocolError("a warning of an unknown limit")
+        return LimitWarningEvent(event.number, warning.limit, warning.used, warning.budget)
 
     def _image(self, event: pb.Event) -> ImageEvent:
         if len(self._images) >= IMAGES_MAX:
@@ -161,4 +177,5 @@ class Assembler:
             usage=_convert.usage_from_wire(wire.usage),
             artifacts=tuple(map(_convert.file_from_wire, wire.artifacts)),
             artifacts_truncated=wire.artifacts_truncated,
+            policy_fingerprint=wire.policy_fingerprint,
         )

@@ -6,19 +6,22 @@ What comes in is checked: an enum value that we do not know is an error, never a
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from executor_api.v1 import types_pb2 as pb
+from executor_client._limits import NAMES_LISTED_MAX
 from executor_client.errors import InvalidRequest, ProtocolError
 from executor_client.results import (
     ErrorDetail,
     FileInfo,
+    FileLimits,
     Limits,
     Outcome,
     Policy,
     PolicyRef,
+    Quotas,
     SessionInfo,
     SessionState,
     Usage,
@@ -29,6 +32,7 @@ if TYPE_CHECKING:
     from google.protobuf.timestamp_pb2 import Timestamp
 
 LIMIT_NAMES = tuple(field.name for field in dataclasses.fields(Limits))
+QUOTA_NAMES = tuple(field.name for field in dataclasses.fields(Quotas))
 
 OUTCOMES = {pb.Outcome.Value(f"OUTCOME_{each.name}"): each for each in Outcome}
 VARIABLES_STATES = {pb.VariablesState.Value(f"VARIABLES_STATE_{each.name}"): each for each in VariablesState}
@@ -75,7 +79,7 @@ def session_from_wire(wire: pb.Session) -> SessionInfo:
         backend=wire.backend,
         image=wire.image,
         limits=limits_from_wire(wire.limits),
-        authorized_imports=tuple(wire.authorized_imports),
+        authorized_imports=names_from_wire(wire.authorized_imports, "authorized imports"),
         python_version=wire.python_version,
         create_time=_time(wire.create_time),
         expire_time=_time(wire.expire_time),
@@ -83,6 +87,8 @@ def session_from_wire(wire: pb.Session) -> SessionInfo:
         labels=dict(wire.labels),
         policy=policy_ref_from_wire(wire.policy),
         lost_reason=wire.lost_reason,
+        denied_imports=names_from_wire(wire.denied_imports, "denied imports"),
+        refused_language=names_from_wire(wire.refused_language, "language rules"),
     )
 
 
@@ -99,12 +105,35 @@ def policy_from_wire(wire: pb.Policy) -> Policy:
         policy=policy_ref_from_wire(wire.policy),
         default_limits=limits_from_wire(wire.default_limits),
         max_limits=limits_from_wire(wire.max_limits),
-        default_imports=tuple(wire.default_imports),
-        allowed_imports=tuple(wire.allowed_imports),
-        images=tuple(wire.images),
+        execution_default_limits=limits_from_wire(wire.execution_default_limits),
+        execution_max_limits=limits_from_wire(wire.execution_max_limits),
+        default_imports=names_from_wire(wire.default_imports, "default imports"),
+        allowed_imports=names_from_wire(wire.allowed_imports, "allowed imports"),
+        denied_imports=names_from_wire(wire.denied_imports, "denied imports"),
+        refused_language=names_from_wire(wire.refused_language, "language rules"),
+        images=names_from_wire(wire.images, "images"),
         backend=wire.backend,
-        tool_placements=tuple(wire.tool_placements),
+        tool_placements=names_from_wire(wire.tool_placements, "tool placements"),
+        allowed_tools=names_from_wire(wire.allowed_tools, "allowed tools"),
+        files=_file_limits_from_wire(wire.files),
         network=wire.network,
+        quotas=Quotas(**{name: getattr(wire.quotas, name) for name in QUOTA_NAMES if wire.quotas.HasField(name)}),
+    )
+
+
+def names_from_wire(wire: Sequence[str], what: str) -> tuple[str, ...]:
+    """A list of a policy or a session. Raises ProtocolError for one of absurd length."""
+    if len(wire) > NAMES_LISTED_MAX:
+        raise ProtocolError(f"more than {NAMES_LISTED_MAX} {what}")
+    return tuple(wire)
+
+
+def _file_limits_from_wire(wire: pb.FileLimits) -> FileLimits:
+    return FileLimits(
+        max_put_bytes=wire.max_put_bytes,
+        max_get_bytes=wire.max_get_bytes,
+        max_puts=wire.max_puts if wire.HasField("max_puts") else None,
+        max_gets=wire.max_gets if wire.HasField("max_gets") else None,
     )
 
 

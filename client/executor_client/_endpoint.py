@@ -1,7 +1,9 @@
 """Where the daemon is and how to prove who we are: address, token, TLS.
 
 The token never travels where others could read it: only over a Unix socket, the loopback interface or TLS. And the
-local daemon's own token, found in its file, is never sent to any other host.
+local daemon's own token, found in its file, is never sent to any other host, nor to another user's Unix socket.
+
+No token is needed where the daemon may know us otherwise: by our certificate, or at a Unix socket as the user we are.
 """
 
 from __future__ import annotations
@@ -21,11 +23,17 @@ ADDRESS_VARIABLE = "EXECUTOR_ADDRESS"
 TOKEN_VARIABLE = "EXECUTOR_TOKEN"
 STATE_DIR_VARIABLE = "EXECUTOR_STATE_DIR"
 TOKEN_BYTES_MAX = 4096
+PEM_BYTES_MAX = 1 << 20
+
+_UNIX_SCHEMES = ("unix:", "unix-abstract:")
 
 
 @dataclass(frozen=True)
 class TlsConfig:
-    """PEM files. `ca`: whom to trust, the public authorities when None. `cert` and `key`: our own certificate."""
+    """PEM files. `ca`: whom to trust, the public authorities when None. `cert` and `key`: our own certificate.
+
+    A daemon that maps the certificate to a tenant needs no token besides.
+    """
 
     ca: Path | str | None = None
     cert: Path | str | None = None
@@ -37,12 +45,12 @@ class Endpoint:
     """A daemon's address and our credentials for it. The token is kept out of repr."""
 
     address: str
-    token: str = field(repr=False)
+    token: str | None = field(repr=False)
     tls: TlsConfig | None = None
 
     @property
     def metadata(self) -> tuple[tuple[str, str], ...]:
-        return (("authorization", f"Bearer {self.token}"),)
+        return () if self.token is None else (("authorization", f"Bearer {self.token}"),)
 
     @property
     def options(self) -> list[tuple[str, int]]:
@@ -61,34 +69,73 @@ class Endpoint:
         return options
 
     def credentials(self) -> grpc.ChannelCredentials | None:
-        """TLS credentials, None for a plain connection."""
+        """gRPC's credentials for TLS, None for a plain connection. Raises ConfigurationError for unusable files."""
         if self.tls is None:
             return None
-        return grpc.ssl_channel_credentials(
-            root_certificates=_pem(self.tls.ca), private_key=_pem(self.tls.key), certificate_chain=_pem(self.tls.cert)
-        )
+        ca, cert, key = _pem(self.tls.ca), _pem(self.tls.cert), _pem(self.tls.key)
+        _check_tls(self.tls)
+        return grpc.ssl_channel_credentials(root_certificates=ca, private_key=key, certificate_chain=cert)
+
+    @property
+    def shown(self) -> str:
+        """What of us the daemon got to see, for the message of its refusal."""
+        if self.token is not None:
+            return "a token was sent"
+        if self.tls is not None and self.tls.cert is not None:
+            return "our certificate was shown, and no token"
+        return f"no token was sent: none was given, {TOKEN_VARIABLE} is not set, and none lies in {state_dir()}"
 
 
 def resolve(address: str | None, token: str | None, tls: TlsConfig | bool | None) -> Endpoint:
     """Finds the daemon from what was given, the environment, and the local daemon's own files, in that order.
 
-    Raises ConfigurationError when there is no token, or it would travel unprotected.
+    Raises ConfigurationError when there is nothing to show the daemon, or the token would travel unprotected.
     """
-    address = address or os.environ.get(ADDRESS_VARIABLE) or f"unix:{state_dir() / 'executor.sock'}"
+    named = address or os.environ.get(ADDRESS_VARIABLE)
+    address = named or f"unix:{state_dir() / 'executor.sock'}"
     tls_config = TlsConfig() if tls is True else (tls or None)
     local = is_local(address)
     if tls_config is None and not local:
         raise ConfigurationError(
             f"{address} is not on this machine: the token would travel unprotected. Give tls=True or a TlsConfig"
         )
-    token = token or os.environ.get(TOKEN_VARIABLE)
-    if not token:
-        if not local:
-            raise ConfigurationError(f"no token for {address}: give token=... or set {TOKEN_VARIABLE}")
-        token = _read_token(state_dir() / "token")
-    if not (token.isascii() and token.isprintable() and " " not in token):
+    token = token or os.environ.get(TOKEN_VARIABLE) or _own_token(address, tls_config, may_lack=named is not None)
+    if token is not None and not (token.isascii() and token.isprintable() and " " not in token):
         raise ConfigurationError("the token has characters that cannot be sent: printable ASCII without spaces only")
     return Endpoint(address, token, tls_config)
+
+
+def _own_token(address: str, tls: TlsConfig | None, *, may_lack: bool) -> str | None:
+    """The local daemon's token from its file, None where the daemon may know us without; `may_lack` is said of sockets.
+
+    A certificate is what the caller chose to be known by: a token that merely lies there is not sent beside it.
+    """
+    if tls is not None and tls.cert is not None:
+        return None
+    if not is_local(address):
+        raise ConfigurationError(
+            f"no token for {address}: give token=... or a TlsConfig with cert and key, or set {TOKEN_VARIABLE}"
+        )
+    may_lack = may_lack and address.startswith(_UNIX_SCHEMES)
+    if may_lack and _is_of_another_user(address):
+        return None
+    path = state_dir() / "token"
+    token = _read_token(path)
+    if token is None and not may_lack:
+        raise ConfigurationError(
+            f"no token: {TOKEN_VARIABLE} is not set and {path} does not exist. `executor-server serve` makes it"
+        )
+    return token
+
+
+def _is_of_another_user(address: str) -> bool:
+    """Whether another user's process listens at a Unix socket. What is in no file could be anybody's."""
+    if address.startswith("unix-abstract:"):
+        return True
+    try:
+        return Path(address.removeprefix("unix:")).stat().st_uid != os.geteuid()
+    except OSError:
+        return False  # nobody listens, or nobody we can reach
 
 
 def state_dir() -> Path:
@@ -101,7 +148,7 @@ def state_dir() -> Path:
 
 def is_local(address: str) -> bool:
     """Whether nobody outside this machine is on the way to the address."""
-    if address.startswith(("unix:", "unix-abstract:")):
+    if address.startswith(_UNIX_SCHEMES):
         return True
     target = address.removeprefix("dns:///").removeprefix("dns:").removeprefix("ipv4:").removeprefix("ipv6:")
     host = target.rpartition(":")[0] if target.count(":") == 1 or "]" in target else target
@@ -114,14 +161,13 @@ def is_local(address: str) -> bool:
         return False
 
 
-def _read_token(path: Path) -> str:
+def _read_token(path: Path) -> str | None:
+    """None when there is no such file. Raises ConfigurationError for one that is not to be trusted."""
     try:
         # Not blocking: in the place of the file there could be a pipe that nobody writes to.
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except FileNotFoundError:
-        raise ConfigurationError(
-            f"no token: {TOKEN_VARIABLE} is not set and {path} does not exist. `executor-server serve` makes it"
-        ) from None
+        return None
     except OSError as error:
         raise ConfigurationError(f"the token file {path} cannot be read: {error.strerror}") from error
     try:
@@ -143,6 +189,32 @@ def _pem(path: Path | str | None) -> bytes | None:
     if path is None:
         return None
     try:
-        return Path(path).read_bytes()
+        with Path(path).open("rb") as file:
+            pem = file.read(PEM_BYTES_MAX + 1)
     except OSError as error:
         raise ConfigurationError(f"the TLS file {path} cannot be read: {error.strerror}") from error
+    if len(pem) > PEM_BYTES_MAX:
+        raise ConfigurationError(f"the TLS file {path} has more than {PEM_BYTES_MAX:,} bytes")
+    return pem
+
+
+def _check_tls(tls: TlsConfig) -> None:
+    """Tries the files: gRPC takes any bytes, and then fails at each handshake without saying why."""
+    import ssl  # costs more to load than a client without TLS should pay
+
+    if (tls.cert is None) != (tls.key is None):
+        raise ConfigurationError("a certificate and its key must be given together: cert and key of the TlsConfig")
+    trial = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    try:
+        if tls.ca is not None:
+            trial.load_verify_locations(tls.ca)
+    except (ssl.SSLError, OSError) as error:
+        raise ConfigurationError(f"the TLS file {tls.ca} holds no certificate in PEM form: {error}") from error
+    try:
+        if tls.cert is not None:
+            trial.load_cert_chain(tls.cert, tls.key, password="")  # else OpenSSL asks at the terminal
+    except (ssl.SSLError, OSError) as error:
+        raise ConfigurationError(
+            f"the TLS files {tls.cert} and {tls.key} are no certificate and its key, in PEM form and without a "
+            f"passphrase: {error}"
+        ) from error

@@ -2,7 +2,8 @@
 
 The execution belongs to the daemon. When a stream breaks, it goes on there; so a lost connection is answered by asking
 for the events after the last one we have, until there is a result or `reconnect_timeout_s` is over. Before the first
-event nobody knows whether the request arrived: it is made again, with the same id, which runs nothing twice.
+event nobody knows whether the request arrived: it is made again, with the same id, which runs nothing twice. So it is
+when the daemon has no room for it now and says when to ask again.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from executor_api.v1 import executor_service_pb2 as pb
 from executor_client import _status
 from executor_client._assembler import Assembler, EventGap, ToolRequest
 from executor_client._limits import REATTACH_FOR_GAPS_MAX
-from executor_client._retry import Backoff
+from executor_client._retry import Retries
+from executor_client._tracing import Metadata
 from executor_client.errors import ConnectionLost, DaemonError
 from executor_client.events import ExecutionEvent
 
@@ -21,13 +23,14 @@ from executor_client.events import ExecutionEvent
 class Execution:
     """Feed it the messages of whatever stream `opening()` asked for; ask `interrupted()` how to go on when one ends."""
 
-    def __init__(self, request: pb.ExecuteRequest, *, reconnect_timeout_s: float) -> None:
+    def __init__(self, request: pb.ExecuteRequest, retries: Retries, trace: Metadata) -> None:
         self.assembler = Assembler(request.execution_id)
         # The daemon said that there is no such execution, or won't be: nothing is left to cancel.
         self.refused = False
+        # Of the span in which it was begun.
+        self.trace = trace
         self._request = request
-        self._reconnect_timeout_s = reconnect_timeout_s
-        self._backoff: Backoff | None = None
+        self._retries = retries
         self._gaps = 0
 
     @property
@@ -53,7 +56,7 @@ class Execution:
     def feed(self, message: pb.ExecuteResponse | pb.AttachExecutionResponse) -> ExecutionEvent | ToolRequest | None:
         """Takes a message in. Raises ProtocolError; an EventGap can be given to `interrupted`."""
         fed = self.assembler.feed(message.event)
-        self._backoff = None
+        self._retries.heard()
         return fed
 
     def interrupted(self, cause: grpc.RpcError | EventGap | None, now_s: float) -> float:
@@ -68,15 +71,17 @@ class Execution:
             return 0.0
         if cause is not None and not _status.breaks_stream(cause):
             error = _status.translate(cause)
+            delay_s = self._retries.busy_delay_s(error, now_s)
+            if delay_s is not None:
+                return delay_s
             self.refused = bool(error.reason) and not isinstance(error, DaemonError)
             raise error from cause
-        self._backoff = self._backoff or Backoff(now_s=now_s, timeout_s=self._reconnect_timeout_s)
-        delay_s = self._backoff.delay_s(now_s)
+        delay_s = self._retries.away_delay_s(now_s)
         if delay_s is None:
             last = _status.translate(cause) if cause is not None else None
             why = last.message if last is not None else "streams end without a result"
             raise ConnectionLost(
-                f"the daemon was lost in execution {self.execution_id} for {self._reconnect_timeout_s:g} s: {why}",
+                f"the daemon was lost in execution {self.execution_id}, and did not come back in time: {why}",
                 execution_id=self.execution_id,
                 reason=last.reason if last is not None else "",
             ) from cause

@@ -27,6 +27,10 @@ ARCHIVE_ENTRIES_MAX = 10_000
 """Of a directory that is put or got."""
 ARTIFACTS_MAX = 1_000
 
+# What is accepted of a description of a session or a policy.
+NAMES_LISTED_MAX = 65_536
+"""Of one list: imports, images, tools. A policy file has room for no more."""
+
 # How long, how often.
 CONNECT_TIMEOUT_S = 5.0
 CALL_TIMEOUT_S = 120.0
@@ -38,8 +42,10 @@ CANCEL_GRACE_S = 5.0
 """How long an interrupted `execute` waits for the end of what it cancelled."""
 TOOLS_GRACE_S = 2.0
 """How long `close` waits for host tools that still run."""
-CAPACITY_WAIT_S = 30.0
-"""How long `create_session` goes on asking a daemon that is full and says when to ask again."""
+BUSY_TIMEOUT_S = 30.0
+"""How long a call goes on asking a daemon that has no room for it now and says when to ask again."""
+BUSY_SPREAD = 0.25
+"""So much of the time that the daemon named is added at random: many may have been told the same."""
 BACKOFF_FIRST_S = 0.02
 BACKOFF_MAX_S = 2.0
 REATTACH_FOR_GAPS_MAX = 1

@@ -24,20 +24,27 @@ LimitsLike = Limits | Mapping[str, float | int] | None
 
 
 def create_session(
+    *,
     image: str | None,
     authorized_imports: Iterable[str],
     limits: LimitsLike,
     labels: Mapping[str, str] | None,
     prelude: str,
+    backend: str | None,
+    network: Iterable[str],
+    packages: Iterable[str],
 ) -> pb.CreateSessionRequest:
     """A request with an id of its own, so that it can be repeated."""
-    if isinstance(authorized_imports, str):
-        raise InvalidRequest("authorized_imports is a list of patterns, not one string")
+    lists = {"authorized_imports": authorized_imports, "network": network, "packages": packages}
+    for name, given in lists.items():
+        if isinstance(given, str):
+            raise InvalidRequest(f"{name} is a list, not one string")
     try:
         return pb.CreateSessionRequest(
             request_id=uuid.uuid4().hex,
             image=image or "",
-            authorized_imports=list(authorized_imports),
+            backend=backend or "",
+            **{name: list(given) for name, given in lists.items()},
             limits=_convert.limits_to_wire(limits),
             labels=dict(labels or {}),
             prelude=prelude,

@@ -16,6 +16,7 @@ from google.rpc import error_details_pb2, status_pb2
 from executor_api.v1 import types_pb2 as pb
 from executor_client.errors import (
     AuthenticationError,
+    AuthorizationError,
     CallTimeoutError,
     DaemonError,
     ExecutorClientError,
@@ -44,6 +45,7 @@ class Details:
     incident_id: str = ""
     retry_after_s: float | None = None
     violations: tuple[Violation, ...] = ()
+    omitted: int = 0
 
 
 def translate(error: grpc.RpcError) -> ExecutorClientError:
@@ -57,6 +59,18 @@ def translate(error: grpc.RpcError) -> ExecutorClientError:
 def is_transport_failure(error: ExecutorClientError) -> bool:
     """Whether trying a repeatable call again may help: nobody was there, or the daemon is about to restart."""
     return isinstance(error, UnavailableError) and error.reason in ("", "DRAINING")
+
+
+def retry_after_s(error: ExecutorClientError) -> float | None:
+    """When the daemon, which has no room or no audit log for this now, wants to be asked again; None: it does not say.
+
+    An image that is being fetched is not waited for: that takes as long as it takes.
+    """
+    if isinstance(error, ResourceExhaustedError) or (
+        isinstance(error, UnavailableError) and error.reason == "AUDIT_UNAVAILABLE"
+    ):
+        return error.retry_after_s
+    return None
 
 
 def breaks_stream(error: grpc.RpcError) -> bool:
@@ -81,6 +95,7 @@ def _details(message: str, metadata: object) -> Details:
     reason = incident_id = ""
     retry_after_s: float | None = None
     violations: tuple[Violation, ...] = ()
+    omitted = 0
     for detail in status.details[:DETAILS_MAX]:
         info = error_details_pb2.ErrorInfo()
         retry = error_details_pb2.RetryInfo()
@@ -91,7 +106,8 @@ def _details(message: str, metadata: object) -> Details:
             retry_after_s = max(0.0, retry.retry_delay.seconds + retry.retry_delay.nanos / 1e9)
         elif _unpack(detail, listed):
             violations = tuple(_violation(each) for each in listed.violations[:VIOLATIONS_MAX])
-    return Details(message[:MESSAGE_CHARS_MAX], reason, incident_id, retry_after_s, violations)
+            omitted = listed.omitted + len(listed.violations) - len(violations)
+    return Details(message[:MESSAGE_CHARS_MAX], reason, incident_id, retry_after_s, violations, omitted)
 
 
 def _violation(wire: pb.Violation) -> Violation:
@@ -124,6 +140,17 @@ def _daemon_error(details: Details) -> ExecutorClientError:
     )
 
 
+def _permission_denied(details: Details) -> ExecutorClientError:
+    if details.reason != "POLICY_VIOLATION" and not details.violations:
+        return AuthorizationError(details.message, reason=details.reason)
+    message = details.message
+    if details.violations:
+        # Said anew, a violation to a line: the daemon's own sentence is cut where a status has no more room.
+        lines = ["the policy refuses this:", *map(str, details.violations)]
+        message = "\n  ".join([*lines, f"and {details.omitted} more"] if details.omitted else lines)
+    return PolicyViolationError(message, reason=details.reason, violations=details.violations, omitted=details.omitted)
+
+
 def _simple(make: type[ExecutorClientError]) -> Callable[[Details], ExecutorClientError]:
     return lambda details: make(details.message, reason=details.reason)
 
@@ -131,16 +158,16 @@ def _simple(make: type[ExecutorClientError]) -> Callable[[Details], ExecutorClie
 _MAKERS: dict[grpc.StatusCode, Callable[[Details], ExecutorClientError]] = {
     grpc.StatusCode.INVALID_ARGUMENT: _simple(InvalidRequest),
     grpc.StatusCode.OUT_OF_RANGE: _simple(InvalidRequest),
-    grpc.StatusCode.PERMISSION_DENIED: lambda details: PolicyViolationError(
-        details.message, reason=details.reason, violations=details.violations
-    ),
+    grpc.StatusCode.PERMISSION_DENIED: _permission_denied,
     grpc.StatusCode.UNAUTHENTICATED: _simple(AuthenticationError),
     grpc.StatusCode.NOT_FOUND: _simple(NotFoundError),
     grpc.StatusCode.FAILED_PRECONDITION: _simple(PreconditionError),
     grpc.StatusCode.RESOURCE_EXHAUSTED: lambda details: ResourceExhaustedError(
         details.message, reason=details.reason, retry_after_s=details.retry_after_s
     ),
-    grpc.StatusCode.UNAVAILABLE: _simple(UnavailableError),
+    grpc.StatusCode.UNAVAILABLE: lambda details: UnavailableError(
+        details.message, reason=details.reason, retry_after_s=details.retry_after_s
+    ),
     grpc.StatusCode.CANCELLED: _simple(UnavailableError),
     grpc.StatusCode.DEADLINE_EXCEEDED: _simple(CallTimeoutError),
     grpc.StatusCode.UNIMPLEMENTED: lambda details: DaemonError(

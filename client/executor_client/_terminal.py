@@ -8,10 +8,18 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TextIO
 
-from executor_client.events import ExecutionEvent, ImageEvent, LogEvent, OutputCutEvent, QueuedEvent
+from executor_client.events import (
+    ExecutionEvent,
+    ImageEvent,
+    LimitWarningEvent,
+    LogEvent,
+    OutputCutEvent,
+    QueuedEvent,
+)
 from executor_client.results import ExecutionResult, Image, VariablesState
 
 # Control characters but newline and tab; those that turn the direction of text; line separators; lone surrogates.
@@ -24,6 +32,13 @@ _IMAGE_SUFFIXES = {"image/png": ".png", "image/jpeg": ".jpg"}
 def shown(text: str) -> str:
     """The text with every character that a terminal would act on written as an escape."""
     return _UNSAFE.sub(lambda found: found.group().encode("unicode_escape").decode(), text.replace("\r\n", "\n"))
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """The lines of a table: one for each row, whatever is in its cells."""
+    safe = [[shown(cell).replace("\n", "\\n") for cell in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*safe, strict=True)]
+    return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in safe]
 
 
 class Console:
@@ -49,6 +64,8 @@ class Console:
                 self.remark(f"waiting for {event.ahead} other executions")
             case ImageEvent():
                 self._show_image(event.image)
+            case LimitWarningEvent():
+                self.remark(f"warning: {event.used:,} of {event.budget:,} {event.limit} are used up")
 
     def show_end(self, result: ExecutionResult) -> None:
         """Says why a program failed and what became of its variables."""

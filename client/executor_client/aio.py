@@ -10,7 +10,13 @@ from executor_api.v1 import executor_service_pb2 as pb
 from executor_client import _convert, _endpoint, _requests
 from executor_client._aio_transport import AioTransport
 from executor_client._endpoint import TlsConfig
-from executor_client._limits import CALL_TIMEOUT_S, CONNECT_TIMEOUT_S, MAX_CONCURRENT_TOOLS, RECONNECT_TIMEOUT_S
+from executor_client._limits import (
+    BUSY_TIMEOUT_S,
+    CALL_TIMEOUT_S,
+    CONNECT_TIMEOUT_S,
+    MAX_CONCURRENT_TOOLS,
+    RECONNECT_TIMEOUT_S,
+)
 from executor_client._requests import LimitsLike
 from executor_client.aio_session import AsyncSession
 from executor_client.results import Policy, SessionInfo
@@ -28,6 +34,7 @@ class AsyncExecutorClient:
         connect_timeout_s: float = CONNECT_TIMEOUT_S,
         call_timeout_s: float = CALL_TIMEOUT_S,
         reconnect_timeout_s: float = RECONNECT_TIMEOUT_S,
+        busy_timeout_s: float = BUSY_TIMEOUT_S,
         max_concurrent_tools: int = MAX_CONCURRENT_TOOLS,
     ) -> None:
         self._transport = AioTransport(
@@ -35,6 +42,7 @@ class AsyncExecutorClient:
             connect_timeout_s=connect_timeout_s,
             call_timeout_s=call_timeout_s,
             reconnect_timeout_s=reconnect_timeout_s,
+            busy_timeout_s=busy_timeout_s,
         )
         self._max_concurrent_tools = max_concurrent_tools
 
@@ -49,11 +57,23 @@ class AsyncExecutorClient:
         limits: LimitsLike = None,
         labels: Mapping[str, str] | None = None,
         prelude: str = "",
+        *,
+        backend: str | None = None,
+        network: Iterable[str] = (),
+        packages: Iterable[str] = (),
     ) -> AsyncSession:
-        """Makes a session. Raises PolicyViolationError when more is asked for than the policy grants."""
-        request = _requests.create_session(image, authorized_imports, limits, labels, prelude)
-        stub = self._transport.stub
-        response = await self._transport.when_there_is_room(lambda: self._transport.once(stub.CreateSession, request))
+        """Makes a session; see `ExecutorClient.create_session`."""
+        request = _requests.create_session(
+            image=image,
+            authorized_imports=authorized_imports,
+            limits=limits,
+            labels=labels,
+            prelude=prelude,
+            backend=backend,
+            network=network,
+            packages=packages,
+        )
+        response = await self._transport.call(self._transport.stub.CreateSession, request)
         return self._session(_convert.session_from_wire(response.session))
 
     async def get_session(self, session_id: str) -> AsyncSession:

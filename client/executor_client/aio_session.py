@@ -23,6 +23,7 @@ from executor_client._execution import Execution
 from executor_client._limits import CANCEL_GRACE_S, CLOSE_TIMEOUT_S
 from executor_client._requests import InlineBudget, LimitsLike
 from executor_client._tools import Answer, Tool
+from executor_client._tracing import current_trace
 from executor_client._values import unpack_or_opaque
 from executor_client.aio_files import AsyncSessionFiles
 from executor_client.errors import (
@@ -34,7 +35,7 @@ from executor_client.errors import (
     UnavailableError,
 )
 from executor_client.events import ExecutionEvent
-from executor_client.results import ExecutionResult, FileInfo, FileList, Limits, SessionInfo
+from executor_client.results import ExecutionResult, FileInfo, FileList, Limits, PolicyRef, SessionInfo
 
 OnEvent = Callable[[ExecutionEvent], Awaitable[None] | None]
 
@@ -77,6 +78,11 @@ class AsyncSession:
     def limits(self) -> Limits:
         return self._info.limits
 
+    @property
+    def policy(self) -> PolicyRef:
+        """The policy that approved the session, or has tightened it since."""
+        return self._info.policy
+
     async def refresh(self) -> SessionInfo:
         """Asks the daemon how the session is."""
         request = pb.GetSessionRequest(session_id=self.session_id)
@@ -107,7 +113,7 @@ class AsyncSession:
         """Runs code and returns how it ended; see `Session.execute`. `on_event` may be a coroutine function."""
         _tools.refuse_reentrance(self.session_id, "execute")
         request = _requests.execute(self.session_id, code, execution_id, output_mode, limits)
-        execution = Execution(request, reconnect_timeout_s=self._transport.reconnect_timeout_s)
+        execution = Execution(request, self._transport.execution_retries(), current_trace())
         self._running.add(execution.execution_id)
         try:
             async with AioToolCalls(execution, dict(self._tools), self._tool_pool, self._answer) as calls:
@@ -123,7 +129,7 @@ class AsyncSession:
 
     async def _drive(self, execution: Execution, calls: AioToolCalls, on_event: OnEvent | None) -> ExecutionResult:
         while True:
-            stream = self._transport.open(execution.opening())
+            stream = self._transport.open(execution.opening(), execution.trace)
             calls.watch(stream)
             cause: grpc.RpcError | EventGap | None = None
             try:

@@ -15,10 +15,12 @@ from pathlib import Path
 
 from executor_client import _repl
 from executor_client._copy import copy
+from executor_client._endpoint import TlsConfig
 from executor_client._local import place
-from executor_client._terminal import Console, shown
+from executor_client._policy_text import policy_lines
+from executor_client._terminal import Console, aligned
 from executor_client.client import ExecutorClient
-from executor_client.errors import ExecutorClientError, PolicyViolationError
+from executor_client.errors import ExecutorClientError
 from executor_client.results import ExecutionResult, SessionInfo
 from executor_client.session import Session
 
@@ -33,7 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     console = Console(image_dir=getattr(options, "save_images", None))
     try:
-        with ExecutorClient(options.address, token=options.token) as client:
+        with ExecutorClient(options.address, token=options.token, tls=_tls(options)) as client:
             code: int = options.command(client, options, console)
             return code
     except KeyboardInterrupt:
@@ -45,9 +47,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return EXIT_FAILED
     except ExecutorClientError as error:
         console.fail(error.message)
-        if isinstance(error, PolicyViolationError):
-            for violation in error.violations:
-                console.fail(f"  {violation.field}: asked for {violation.requested}, allowed is {violation.allowed}")
         return EXIT_REFUSED
 
 
@@ -56,6 +55,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=importlib.metadata.version("remote-executor"))
     parser.add_argument("--address", help="the daemon: host:port or unix:PATH (default: this user's own)")
     parser.add_argument("--token", help="the daemon's token (better: EXECUTOR_TOKEN, which others cannot see)")
+    parser.add_argument("--tls", action="store_true", help="use TLS; implied by those below")
+    parser.add_argument("--tls-ca", type=Path, metavar="FILE", help="whom to trust (default: the public authorities)")
+    parser.add_argument("--tls-cert", type=Path, metavar="FILE", help="our own certificate, and")
+    parser.add_argument("--tls-key", type=Path, metavar="FILE", help="its key; a token may not be needed then")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
     run = commands.add_parser("run", help="run a file; its output comes as it is printed")
@@ -80,7 +83,15 @@ def _parser() -> argparse.ArgumentParser:
 
     ps = commands.add_parser("ps", help="list the sessions")
     ps.set_defaults(command=_list_sessions)
+
+    policy = commands.add_parser("policy", help="tell what may be asked for")
+    policy.set_defaults(command=_show_policy)
     return parser
+
+
+def _tls(options: argparse.Namespace) -> TlsConfig | None:
+    files = (options.tls_ca, options.tls_cert, options.tls_key)
+    return TlsConfig(*files) if options.tls or any(files) else None
 
 
 def _add_session_options(parser: argparse.ArgumentParser) -> None:
@@ -148,9 +159,12 @@ def _run_repl(client: ExecutorClient, options: argparse.Namespace, console: Cons
 def _list_sessions(client: ExecutorClient, options: argparse.Namespace, console: Console) -> int:
     rows: list[tuple[str, ...]] = [("SESSION", "STATE", "IMAGE", "PYTHON", "GENERATION", "EXPIRES", "LABELS")]
     rows += [_row(info) for info in sorted(client.list_sessions(), key=lambda info: info.create_time)]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    for row in rows:
-        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+    print("\n".join(aligned(rows)))
+    return EXIT_SUCCEEDED
+
+
+def _show_policy(client: ExecutorClient, options: argparse.Namespace, console: Console) -> int:
+    print("\n".join(policy_lines(client.get_policy())))
     return EXIT_SUCCEEDED
 
 
@@ -158,9 +172,8 @@ def _row(info: SessionInfo) -> tuple[str, ...]:
     left_s = max(0, int((info.expire_time - datetime.now(UTC)).total_seconds()))
     labels = ",".join(f"{key}={value}" for key, value in sorted(info.labels.items()))
     state = f"{info.state.value} ({info.lost_reason})" if info.lost_reason else info.state.value
-    cells = (info.session_id, state, info.image, info.python_version, str(info.generation), f"in {left_s} s")
-    # Labels are free text of whoever made the session; a table has one line a row.
-    return tuple(shown(cell).replace("\n", "\\n") for cell in (*cells, labels))
+    # Labels are free text of whoever made the session.
+    return (info.session_id, state, info.image, info.python_version, str(info.generation), f"in {left_s} s", labels)
 
 
 if __name__ == "__main__":

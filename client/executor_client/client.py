@@ -9,7 +9,13 @@ from typing import Self
 from executor_api.v1 import executor_service_pb2 as pb
 from executor_client import _convert, _endpoint, _requests
 from executor_client._endpoint import TlsConfig
-from executor_client._limits import CALL_TIMEOUT_S, CONNECT_TIMEOUT_S, MAX_CONCURRENT_TOOLS, RECONNECT_TIMEOUT_S
+from executor_client._limits import (
+    BUSY_TIMEOUT_S,
+    CALL_TIMEOUT_S,
+    CONNECT_TIMEOUT_S,
+    MAX_CONCURRENT_TOOLS,
+    RECONNECT_TIMEOUT_S,
+)
 from executor_client._requests import LimitsLike
 from executor_client._transport import Transport
 from executor_client.results import Policy, SessionInfo
@@ -20,8 +26,12 @@ class ExecutorClient:
     """A connection to a daemon, made on first use. Thread-safe.
 
     `address` is a gRPC target ("host:port", "unix:PATH"); without one, $EXECUTOR_ADDRESS, else this user's own daemon.
-    `token` likewise: $EXECUTOR_TOKEN, else the local daemon's file. `connect_timeout_s` bounds the wait for a daemon
-    that was never heard of, `reconnect_timeout_s` for one that went away, `call_timeout_s` each call but `execute`.
+    `token` likewise: $EXECUTOR_TOKEN, else the local daemon's file. None is needed where the daemon knows us otherwise:
+    by the certificate of a TlsConfig, or as a user at its own Unix socket.
+
+    `connect_timeout_s` bounds the wait for a daemon that was never heard of, `reconnect_timeout_s` for one that went
+    away, `busy_timeout_s` for one that has no room now and says when to ask again (0: not at all), `call_timeout_s`
+    each call but `execute`.
 
     Raises ConfigurationError. Closing the client leaves its sessions: `get_session` finds them again until they expire.
     """
@@ -35,6 +45,7 @@ class ExecutorClient:
         connect_timeout_s: float = CONNECT_TIMEOUT_S,
         call_timeout_s: float = CALL_TIMEOUT_S,
         reconnect_timeout_s: float = RECONNECT_TIMEOUT_S,
+        busy_timeout_s: float = BUSY_TIMEOUT_S,
         max_concurrent_tools: int = MAX_CONCURRENT_TOOLS,
     ) -> None:
         self._transport = Transport(
@@ -42,6 +53,7 @@ class ExecutorClient:
             connect_timeout_s=connect_timeout_s,
             call_timeout_s=call_timeout_s,
             reconnect_timeout_s=reconnect_timeout_s,
+            busy_timeout_s=busy_timeout_s,
         )
         self._max_concurrent_tools = max_concurrent_tools
 
@@ -56,11 +68,27 @@ class ExecutorClient:
         limits: LimitsLike = None,
         labels: Mapping[str, str] | None = None,
         prelude: str = "",
+        *,
+        backend: str | None = None,
+        network: Iterable[str] = (),
+        packages: Iterable[str] = (),
     ) -> Session:
-        """Makes a session. Raises PolicyViolationError when more is asked for than the policy grants."""
-        request = _requests.create_session(image, authorized_imports, limits, labels, prelude)
-        stub = self._transport.stub
-        response = self._transport.when_there_is_room(lambda: self._transport.once(stub.CreateSession, request))
+        """Makes a session. Raises PolicyViolationError when more is asked for than the policy grants.
+
+        What is not asked for is as the policy has it. `network` names hosts that code wants to reach, `packages` what
+        it wants to have installed; no policy grants either yet.
+        """
+        request = _requests.create_session(
+            image=image,
+            authorized_imports=authorized_imports,
+            limits=limits,
+            labels=labels,
+            prelude=prelude,
+            backend=backend,
+            network=network,
+            packages=packages,
+        )
+        response = self._transport.call(self._transport.stub.CreateSession, request)
         return self._session(_convert.session_from_wire(response.session))
 
     def get_session(self, session_id: str) -> Session:

@@ -43,17 +43,31 @@ class Violation:
     allowed: str
     rule: str
 
+    def __str__(self) -> str:
+        rule = f" ({self.rule})" if self.rule else ""
+        return f"{self.field}: asked for {self.requested}, allowed is {self.allowed}{rule}"
+
 
 class PolicyViolationError(ExecutorClientError):
-    """More was asked for than the policy grants. Every violation is listed; `get_policy()` tells what is allowed."""
+    """More was asked for than the policy grants. `get_policy()` tells what is allowed.
 
-    def __init__(self, message: str, *, reason: str = "", violations: tuple[Violation, ...] = ()) -> None:
+    `violations` lists everything that is refused, but for the last `omitted` ones, which the answer had no room for.
+    """
+
+    def __init__(
+        self, message: str, *, reason: str = "", violations: tuple[Violation, ...] = (), omitted: int = 0
+    ) -> None:
         super().__init__(message, reason=reason)
         self.violations = violations
+        self.omitted = omitted
 
 
 class AuthenticationError(ExecutorClientError):
-    """The daemon does not accept the token."""
+    """The daemon does not know who we are: no token or certificate, or one that it does not accept."""
+
+
+class AuthorizationError(ExecutorClientError):
+    """The daemon knows who we are, and this is not for us: a call for administrators, say."""
 
 
 class NotFoundError(ExecutorClientError):
@@ -65,7 +79,10 @@ class PreconditionError(ExecutorClientError):
 
 
 class ResourceExhaustedError(ExecutorClientError):
-    """A limit is reached. `retry_after_s` says when to try again; None when trying again won't help."""
+    """A limit is reached. `retry_after_s` says when to try again; None when trying again won't help.
+
+    The client has tried again by itself, within `busy_timeout_s`.
+    """
 
     def __init__(self, message: str, *, reason: str = "", retry_after_s: float | None = None) -> None:
         super().__init__(message, reason=reason)
@@ -73,7 +90,11 @@ class ResourceExhaustedError(ExecutorClientError):
 
 
 class UnavailableError(ExecutorClientError):
-    """The daemon cannot be reached, or cannot do it now."""
+    """The daemon cannot be reached, or cannot do it now. `retry_after_s` says when it may, where that is known."""
+
+    def __init__(self, message: str, *, reason: str = "", retry_after_s: float | None = None) -> None:
+        super().__init__(message, reason=reason)
+        self.retry_after_s = retry_after_s
 
 
 class ConnectionLost(UnavailableError):

@@ -50,4 +50,14 @@ class ToolCallEvent:
     name: str
 
 
-ExecutionEvent = QueuedEvent | LogEvent | OutputCutEvent | ImageEvent | ToolCallEvent
+@dataclass(frozen=True)
+class LimitWarningEvent:
+    """So much of a limit is spent that its end is near. `limit` is the name of one of `Limits`."""
+
+    number: int
+    limit: str
+    used: int
+    budget: int
+
+
+ExecutionEvent = QueuedEvent | LogEvent | OutputCutEvent | ImageEvent | ToolCallEvent | LimitWarningEvent

@@ -114,7 +114,7 @@ class ExecutionResult:
     `output` is the value of the trailing expression, or the host's own object when a final-answer tool was called
     (`is_final_answer`). A value without an exact form arrives as an `OpaqueValue`. `state` and `generation` tell what
     became of the session's variables. `artifacts` are the files of the workspace that the program made or changed; with
-    `artifacts_truncated` there may be more.
+    `artifacts_truncated` there may be more. `policy_fingerprint` is that of the policy that it ran under.
     """
 
     execution_id: str
@@ -132,6 +132,7 @@ class ExecutionResult:
     usage: Usage = Usage()
     artifacts: tuple[FileInfo, ...] = ()
     artifacts_truncated: bool = False
+    policy_fingerprint: str = ""
 
     @property
     def images(self) -> list[PIL.Image.Image]:
@@ -161,7 +162,11 @@ class PolicyRef:
 
 @dataclass(frozen=True)
 class SessionInfo:
-    """A session as the daemon described it at one moment. `limits` has every field set."""
+    """A session as the daemon described it at one moment. `limits` has every field set.
+
+    `denied_imports` are never authorized, whatever `authorized_imports` says; `refused_language` names what code may
+    not do besides (docs/policy.md explains each rule).
+    """
 
     session_id: str
     state: SessionState
@@ -177,6 +182,8 @@ class SessionInfo:
     labels: Mapping[str, str]
     policy: PolicyRef
     lost_reason: str = ""  # why it is lost; empty unless it is
+    denied_imports: tuple[str, ...] = ()
+    refused_language: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -203,16 +210,51 @@ class FileList:
         return len(self.files)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
+class FileLimits:
+    """What files may be put into a session and got out of it. None: as many as one likes."""
+
+    max_put_bytes: int
+    max_get_bytes: int
+    max_puts: int | None = None
+    max_gets: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Quotas:
+    """What a tenant may have or use, over all its sessions. None: no quota."""
+
+    sessions: int | None = None
+    executions: int | None = None
+    creations_per_minute: int | None = None
+    cpu_time_s_per_hour: float | None = None
+    output_bytes_per_hour: int | None = None
+    calls: int | None = None
+    calls_per_second: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class Policy:
-    """What the caller may ask for."""
+    """What the caller may ask for.
+
+    Imports: `default_imports` are authorized without being asked for, `allowed_imports` may be added, `denied_imports`
+    may never be had. `execution_default_limits` and `execution_max_limits` are of one execution, and set only what an
+    execution can ask for; the others are of a session.
+    """
 
     policy: PolicyRef
     default_limits: Limits
     max_limits: Limits
+    execution_default_limits: Limits
+    execution_max_limits: Limits
     default_imports: tuple[str, ...]
     allowed_imports: tuple[str, ...]
+    denied_imports: tuple[str, ...]
+    refused_language: tuple[str, ...]
     images: tuple[str, ...]
     backend: str
     tool_placements: tuple[str, ...]
+    allowed_tools: tuple[str, ...]
+    files: FileLimits
     network: str
+    quotas: Quotas

@@ -26,6 +26,7 @@ from executor_client._limits import CANCEL_GRACE_S, CLOSE_TIMEOUT_S
 from executor_client._requests import InlineBudget, LimitsLike
 from executor_client._tool_calls import ToolCalls, ToolPool
 from executor_client._tools import Answer, Tool
+from executor_client._tracing import current_trace
 from executor_client._transport import Transport
 from executor_client._values import unpack_or_opaque
 from executor_client.errors import (
@@ -38,7 +39,7 @@ from executor_client.errors import (
 )
 from executor_client.events import ExecutionEvent
 from executor_client.files import SessionFiles
-from executor_client.results import ExecutionResult, FileInfo, FileList, Limits, SessionInfo
+from executor_client.results import ExecutionResult, FileInfo, FileList, Limits, PolicyRef, SessionInfo
 
 OnEvent = Callable[[ExecutionEvent], None]
 
@@ -81,6 +82,11 @@ class Session:
     def limits(self) -> Limits:
         return self._info.limits
 
+    @property
+    def policy(self) -> PolicyRef:
+        """The policy that approved the session, or has tightened it since."""
+        return self._info.policy
+
     def refresh(self) -> SessionInfo:
         """Asks the daemon how the session is."""
         request = pb.GetSessionRequest(session_id=self.session_id)
@@ -116,7 +122,7 @@ class Session:
         """
         _tools.refuse_reentrance(self.session_id, "execute")
         request = _requests.execute(self.session_id, code, execution_id, output_mode, limits)
-        execution = Execution(request, reconnect_timeout_s=self._transport.reconnect_timeout_s)
+        execution = Execution(request, self._transport.execution_retries(), current_trace())
         calls = ToolCalls(execution, dict(self._tools), self._tool_pool, self._answer)
         self._running.add(execution.execution_id)
         try:
@@ -132,7 +138,7 @@ class Session:
 
     def _drive(self, execution: Execution, calls: ToolCalls, on_event: OnEvent | None) -> ExecutionResult:
         while True:
-            stream = self._transport.open(execution.opening())
+            stream = self._transport.open(execution.opening(), execution.trace)
             calls.watch(stream)
             cause: grpc.RpcError | EventGap | None = None
             try:
@@ -162,7 +168,7 @@ class Session:
         with contextlib.suppress(ExecutorClientError, grpc.RpcError):
             self._transport.once(self._transport.stub.CancelExecution, execution.cancellation(), CANCEL_GRACE_S)
             if wait:
-                stream = self._transport.open(execution.attachment(), CANCEL_GRACE_S)
+                stream = self._transport.open(execution.attachment(), execution.trace, CANCEL_GRACE_S)
                 _read_to_end(stream)  # the result is the last
 
     def cancel(self, execution_id: str | None = None) -> None:

@@ -13,7 +13,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Self
 
 import PIL.Image
+from rich.text import Text
 from smolagents.local_python_executor import CodeOutput, PythonExecutor
+from smolagents.monitoring import LogLevel
 from smolagents.utils import truncate_content
 
 from executor_client import (
@@ -23,6 +25,7 @@ from executor_client import (
     ExecutorClientError,
     InvalidRequest,
     Limits,
+    LimitWarningEvent,
     LogEvent,
     Outcome,
     Session,
@@ -177,7 +180,9 @@ class RemoteExecutor(PythonExecutor):  # type: ignore[misc]  # smolagents is unt
         stream = None if self.logger is None else LogStream(self.logger, self.max_print_outputs_length)
 
         def show(event: ExecutionEvent) -> None:
-            if stream is not None and isinstance(event, LogEvent):
+            if isinstance(event, LimitWarningEvent):
+                self._warn(event)
+            elif stream is not None and isinstance(event, LogEvent):
                 stream.feed(event.text)
 
         try:
@@ -185,6 +190,21 @@ class RemoteExecutor(PythonExecutor):  # type: ignore[misc]  # smolagents is unt
         finally:
             if stream is not None:
                 stream.close()
+
+    def _warn(self, event: LimitWarningEvent) -> None:
+        """Tells whoever watches the run, once for each limit of a session, that its end is near.
+
+        And the model, when all steps to come have to do with what is left; of one step, it learns how it ended.
+        """
+        if not self._lease.note_warning(event.limit):
+            return
+        text = f"{event.used:,} of the {event.budget:,} {event.limit} that the policy allows are used up"
+        if event.limit.startswith("session_"):
+            self._notice = "\n".join(part for part in (self._notice, f"Note: {text}") if part)
+        if self.logger is None:
+            _log.warning("%s", text)
+        else:
+            self.logger.log(Text(f"Warning: {text}", style="bold yellow"), level=LogLevel.INFO)
 
     def _keep(self, result: ExecutionResult) -> str:
         """Takes over what the execution showed; returns the logs as the observation holds them."""

@@ -70,6 +70,7 @@ class SessionLease:
         self._generation = 0
         self._limits = Limits()
         self._contents = _Contents()
+        self._warned: set[str] = set()
 
     @property
     def variable_names(self) -> tuple[str, ...]:
@@ -107,6 +108,7 @@ class SessionLease:
             on_failure.pop_all()
         self._generation = session.generation
         self._limits = session.limits
+        self._warned.clear()
         return session
 
     def set_variables(self, variables: Mapping[str, Any]) -> None:
@@ -149,6 +151,12 @@ class SessionLease:
             self._generation = result.generation
             self._restore_variables(session)
         return result
+
+    def note_warning(self, limit: str) -> bool:
+        """Whether this is the session's first warning of the limit."""
+        first = limit not in self._warned
+        self._warned.add(limit)
+        return first
 
     def close(self) -> None:
         """Deletes the session and closes the client. Idempotent, and safe when nothing was made yet."""

@@ -32,7 +32,7 @@ from executor_client import (
     UnavailableError,
     Violation,
 )
-from tests.support.fake_daemon import SESSION, FakeDaemon, Refusal, blob, chunks, value
+from tests.support.fake_daemon import SESSION, TOKEN, FakeDaemon, Refusal, blob, chunks, value
 
 
 def test_session_is_asked_for_and_described(client: Any, daemon: FakeDaemon) -> None:
@@ -124,15 +124,62 @@ def test_call_is_repeated_unchanged_while_the_daemon_is_away(client: Any, daemon
     assert len({request.request_id for _, request in daemon.requests}) == 1
 
 
-def test_full_daemon_is_asked_again_when_it_says_so(client: Any, daemon: FakeDaemon) -> None:
-    retry = error_details_pb2.RetryInfo(retry_delay=duration_pb2.Duration(nanos=10_000_000))
-    full = Refusal(grpc.StatusCode.RESOURCE_EXHAUSTED, "TOO_MANY_SESSIONS", more=(retry,))
-    daemon.refusals["CreateSession"].append(full)
+def busy(code: grpc.StatusCode, reason: str, seconds: int = 0, nanos: int = 1_000_000) -> Refusal:
+    """A refusal that says when to ask again."""
+    delay = duration_pb2.Duration(seconds=seconds, nanos=nanos)
+    return Refusal(code, reason, more=(error_details_pb2.RetryInfo(retry_delay=delay),))
+
+
+BUSY = [
+    busy(grpc.StatusCode.RESOURCE_EXHAUSTED, "TOO_MANY_SESSIONS"),
+    busy(grpc.StatusCode.RESOURCE_EXHAUSTED, "QUEUE_FULL"),
+    busy(grpc.StatusCode.RESOURCE_EXHAUSTED, "QUOTA_EXCEEDED"),
+    busy(grpc.StatusCode.UNAVAILABLE, "AUDIT_UNAVAILABLE"),
+]
+
+
+@pytest.mark.parametrize("refusal", BUSY, ids=lambda refusal: refusal.reason)
+def test_busy_daemon_is_asked_again_when_it_says_so(client: Any, daemon: FakeDaemon, refusal: Refusal) -> None:
+    names = ("CreateSession", "KeepAlive", "SetVariables", "UploadBlob", "PutFile", "GetVariables", "DeleteSession")
+    for name in names:
+        daemon.refusals[name].append(refusal)
+    daemon.variables = [pb.GetVariablesResponse(variables=pb.Variables())]
     session = client.create_session()
-    daemon.refusals["KeepAlive"].append(full)
-    with pytest.raises(ResourceExhaustedError) as refused:
-        session.keep_alive()
-    assert refused.value.retry_after_s == 0.01
+    session.keep_alive()
+    session.set_variables({"large": b"x" * 600_000})
+    session.put_file("a", b"x")
+    session.get_variables(["x"])
+    session.close()
+    assert {name: daemon.names().count(name) for name in names} == {**dict.fromkeys(names, 2), "UploadBlob": 3}
+
+
+@pytest.mark.parametrize(
+    ("refusal", "kind"),
+    [
+        (busy(grpc.StatusCode.RESOURCE_EXHAUSTED, "QUOTA_EXCEEDED", seconds=3600), ResourceExhaustedError),
+        (busy(grpc.StatusCode.RESOURCE_EXHAUSTED, "QUOTA_EXCEEDED", seconds=1 << 60), ResourceExhaustedError),
+        (busy(grpc.StatusCode.UNAVAILABLE, "IMAGE_NOT_READY", seconds=1), UnavailableError),
+    ],
+    ids=["a quota of an hour", "a time beyond all", "an image that is fetched"],
+)
+def test_what_takes_long_is_told_at_once(
+    client: Any, daemon: FakeDaemon, refusal: Refusal, kind: type[ResourceExhaustedError | UnavailableError]
+) -> None:
+    daemon.refusals["CreateSession"].append(refusal)
+    with pytest.raises(kind) as refused:
+        client.create_session()
+    assert refused.value.retry_after_s is not None and refused.value.retry_after_s >= 1
+    assert daemon.names() == ["CreateSession"]
+
+
+def test_busy_daemon_is_not_asked_again_where_the_caller_does_not_wait(daemon: FakeDaemon) -> None:
+    daemon.refusals["GetPolicy"].append(BUSY[0])
+    with (
+        ExecutorClient(daemon.address, token=TOKEN, busy_timeout_s=0) as client,
+        pytest.raises(ResourceExhaustedError) as refused,
+    ):
+        client.get_policy()
+    assert refused.value.retry_after_s == 0.001
 
 
 def test_deletion_that_was_repeated_is_no_error(client: Any, daemon: FakeDaemon) -> None:

@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from executor_api.v1 import types_pb2
-from executor_client._retry import Backoff
 from executor_client._status import VIOLATIONS_MAX, breaks_stream, translate
 from executor_client.errors import ExecutorClientError, PolicyViolationError
 
@@ -70,14 +69,3 @@ def test_daemons_own_word_ends_a_stream_for_good(code: str, broken: bool) -> Non
     assert breaks_stream(Error(grpc.StatusCode[code], "", ())) is broken
     info = error_details_pb2.ErrorInfo(reason="INTERNAL", domain="remote-executor")
     assert not breaks_stream(Error(grpc.StatusCode[code], "", details(info)))
-
-
-def test_backoff_grows_and_ends_at_its_deadline() -> None:
-    backoff = Backoff(now_s=0.0, timeout_s=10.0)
-    now_s, delays = 0.0, []
-    while (delay_s := backoff.delay_s(now_s)) is not None:
-        delays.append(delay_s)
-        now_s += delay_s
-    assert now_s < 10.0 and 5 < len(delays) < 30
-    assert delays[0] <= 0.02 and max(delays) <= 2.0
-    assert Backoff(now_s=0.0, timeout_s=1.0).delay_s(0.0, at_least_s=2.0) is None

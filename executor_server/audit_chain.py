@@ -1,0 +1,191 @@
+"""One record of the audit log, and how records hold each other.
+
+A record is a line of JSON:
+
+    {"seq":7,"prev":"…","time":"2026-11-21T09:00:00.000001Z","kind":"execution_requested", … ,"hash":"…"}
+
+`hash` is the SHA-256 of the line up to `,"hash"`, and `prev` is the hash of the record before. The bytes are hashed as
+they are in the file: nobody has to write JSON the way we do to check them, and no byte of a line can be changed into
+one that means the same. `sha256sum` and a pipe are enough to check one by hand.
+
+Whatever a client or a sandbox has said is data in a string here: everything but printable ASCII is escaped, so that no
+text ends a line, steers a terminal or begins a record of its own. A record has at most MAX_RECORD_BYTES; what is too
+long is cut, and the record says so.
+"""
+
+from __future__ import annotations
+
+import enum
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+MAX_RECORD_BYTES = 64 * 1024
+MAX_CODE_RECORD_BYTES = 1024 * 1024
+"""Of a record that holds code, where the profile wants all of it."""
+
+MAX_LIST_ENTRIES = 64
+MAX_TEXT_CHARS = 512
+# What one character may become: two surrogates, each escaped.
+_MAX_ESCAPED_BYTES = 12
+# (entries, characters) of what is cut once more because the whole is too long. The last always fits.
+_TIGHTER = ((MAX_LIST_ENTRIES, 64), (16, 64), (4, 32), (1, 16))
+
+_HASH_KEY = b',"hash":"'
+_END = b'"}\n'
+_HASH_CHARS = 64
+_TAIL_BYTES = len(_HASH_KEY) + _HASH_CHARS + len(_END)
+_FORM = re.compile(
+    rb'\{"seq":([1-9][0-9]{0,18}),"prev":"([0-9a-f]{64})","time":"([0-9TZ:.-]{27})","kind":"([a-z_]{1,32})"[ -~]*'
+    rb',"hash":"([0-9a-f]{64})"\}\n'
+)
+
+
+class AuditKind(enum.StrEnum):
+    """What a record is about. docs/audit.md explains each."""
+
+    DAEMON_STARTED = "daemon_started"
+    DAEMON_STOPPED = "daemon_stopped"
+    SESSION_REQUESTED = "session_requested"
+    SESSION_CREATED = "session_created"
+    SESSION_RECOVERED = "session_recovered"
+    SESSION_LOST = "session_lost"
+    SESSION_ENDED = "session_ended"
+    EXECUTION_REQUESTED = "execution_requested"
+    EXECUTION_RECOVERED = "execution_recovered"
+    EXECUTION_ENDED = "execution_ended"
+    LIMIT_WARNED = "limit_warned"
+    TOOLS_REGISTERED = "tools_registered"
+    TOOL_CALLED = "tool_called"
+    TOOL_ANSWERED = "tool_answered"
+    VARIABLES_SET = "variables_set"
+    VARIABLES_READ = "variables_read"
+    FILE_PUT = "file_put"
+    FILE_REQUESTED = "file_requested"
+    FILE_GOT = "file_got"
+    REQUEST_REFUSED = "request_refused"
+    REQUESTS_REFUSED = "requests_refused"
+    CREDENTIALS_REFUSED = "credentials_refused"
+    POLICY_RELOADED = "policy_reloaded"
+    POLICY_REFUSED = "policy_refused"
+    TOKENS_RELOADED = "tokens_reloaded"
+    ADMIN_CALLED = "admin_called"
+    GUEST_MISBEHAVED = "guest_misbehaved"
+    FILE_REMOVED = "file_removed"
+    AUDIT_GAP = "audit_gap"
+    AUDIT_REPAIRED = "audit_repaired"
+
+
+@dataclass(frozen=True)
+class Position:
+    """A place in the chain: a record's number and hash."""
+
+    seq: int
+    hash: str
+
+
+GENESIS = Position(0, "0" * _HASH_CHARS)
+"""Before the first record."""
+
+
+@dataclass(frozen=True)
+class Link:
+    """A line that has the form of a record."""
+
+    seq: int
+    prev: str
+    time: str
+    kind: str
+    stated_hash: str
+    actual_hash: str
+
+    @property
+    def position(self) -> Position:
+        return Position(self.seq, self.stated_hash)
+
+
+def encode(after: Position, time: str, kind: AuditKind, fields: Mapping[str, Any]) -> tuple[bytes, Position]:
+    """The line of the record that follows `after`, and its position. `time` is UTC, to the microsecond, with a Z."""
+    head = f'{{"seq":{after.seq + 1},"prev":"{after.hash}","time":"{time}","kind":"{kind.value}"'
+    body = head.encode() + _rest(fields)
+    digest = hashlib.sha256(body).hexdigest()
+    return body + _HASH_KEY + digest.encode() + _END, Position(after.seq + 1, digest)
+
+
+def read_link(line: bytes) -> Link | None:
+    """What a line says of the chain; None when it has not the form of a record."""
+    form = _FORM.fullmatch(line)
+    if form is None:
+        return None
+    seq, prev, time, kind, stated = (part.decode() for part in form.groups())
+    return Link(int(seq), prev, time, kind, stated, hashlib.sha256(line[:-_TAIL_BYTES]).hexdigest())
+
+
+def read_fields(line: bytes) -> dict[str, Any] | None:
+    """All that a record says; None for a line that is not a JSON object."""
+    try:
+        found = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Bounds
+
+
+def clipped(text: str, chars: int = MAX_TEXT_CHARS) -> str:
+    """The text, or its beginning and a sign that there was more."""
+    return text if len(text) <= chars else text[:chars] + "…"
+
+
+def as_ascii(value: object) -> str:
+    """Compact JSON of printable ASCII."""
+    # DEL is the one control character that JSON leaves as it is.
+    return _ENCODER.encode(value).replace("\x7f", "\\u007f")
+
+
+_ENCODER = json.JSONEncoder(ensure_ascii=True, separators=(",", ":"), check_circular=False)
+
+
+def _rest(fields: Mapping[str, Any]) -> bytes:
+    """The fields as they follow the head of a record, cut until they fit."""
+    code = fields.get("code")
+    if isinstance(code, str):
+        return _with_code(fields, code)
+    text = _members(_bounded(fields, MAX_LIST_ENTRIES, MAX_TEXT_CHARS))
+    for entries, chars in _TIGHTER:
+        if len(text) <= MAX_RECORD_BYTES - 512:
+            break
+        text = _members({**_bounded(fields, entries, chars), "cut": True})
+    return text
+
+
+def _with_code(fields: Mapping[str, Any], code: str) -> bytes:
+    others = _rest({key: value for key, value in fields.items() if key != "code"})
+    budget = MAX_CODE_RECORD_BYTES - MAX_RECORD_BYTES
+    # Nothing longer is encoded only to be thrown away.
+    written = _members({"code": code[:budget]})
+    if len(written) > budget or len(code) > budget:
+        written = _members({"code": code[: budget // _MAX_ESCAPED_BYTES], "code_cut": True})
+    return others + written
+
+
+def _members(fields: Mapping[str, Any]) -> bytes:
+    """`,"key":value` for each field."""
+    return b"," + as_ascii(fields)[1:-1].encode() if fields else b""
+
+
+def _bounded(value: Any, entries: int, chars: int) -> Any:
+    if isinstance(value, str):
+        return clipped(value, chars)
+    if isinstance(value, Mapping):
+        # Keys are ours; the values of some maps are not.
+        return {key: _bounded(each, entries, chars) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        kept = [_bounded(each, entries, chars) for each in value[:entries]]
+        return kept if len(value) <= entries else [*kept, f"… {len(value) - entries} more"]
+    return value

@@ -42,7 +42,7 @@ _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 
 _LAG_SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 5)
 
 # Else each counter and histogram comes with a second series that says when it began, and which nobody looks at.
-disable_created_metrics()
+disable_created_metrics()  # type: ignore[no-untyped-call]  # it has no types
 
 _LIMIT_NAMES = frozenset(Limits.__dataclass_fields__)
 

@@ -81,14 +81,18 @@ class GuestRequests(ABC):
         """Stops or resumes taking frames while what an operation brought is full."""
 
     async def configure(self) -> None:
-        """Gives the guest the session's imports and prelude; the first thing after creation."""
-        imports = json.dumps(self.spec.authorized_imports).encode()
+        """Gives the guest the session's rules and prelude; the first thing after creation."""
+        settings = _settings(self.spec)
         operation: Operation[None] = Operation(nothing, self._hold)
-        head = {"imports": len(imports)}
-        with self._asking(operation, Kind.CONFIGURE, head, imports + self.spec.prelude.encode()):
+        head = {"settings": len(settings)}
+        with self._asking(operation, Kind.CONFIGURE, head, settings + self.spec.prelude.encode()):
             await asyncio.sleep(0)  # it leaves; what is done here takes its time from the guest's
             self._begin_tape()
             await operation.next()
+
+    async def restrict(self, spec: SessionSpec) -> None:
+        """Holds the session to the rules of another spec, from its next execution on."""
+        await self._request(nothing, Kind.RESTRICT, {}, _settings(spec))
 
     async def register_tools(self, tools: Sequence[ToolSpec]) -> None:
         """Replaces the host tools."""
@@ -208,6 +212,18 @@ class GuestRequests(ABC):
         finally:
             del self._operations[op]
             self._hold(operation, False)
+
+
+def _settings(spec: SessionSpec) -> bytes:
+    """What the guest holds the session's executions to, all of them together included."""
+    return json.dumps(
+        {
+            "authorized": spec.authorized_imports,
+            "denied": spec.denied_imports,
+            "refused": spec.refused_language,
+            "session_operations": spec.limits.session_operations,
+        }
+    ).encode()
 
 
 def _there(answer: T | None) -> T:

@@ -12,12 +12,14 @@ import marshal
 import traceback
 import warnings
 
-from .imports import find_denied, refusal
+from .imports import Imports, refusal
 from .instrument import Sentinels, compile_tree, instrument, spans
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Optional, Sequence
+
+    from .rules import Rules
 
 MAX_SOURCE_LINE_CHARS = 200
 """A longer line is shown around the error only."""
@@ -30,7 +32,7 @@ CO_COROUTINE = 0x80
 class Verdict:
     """Code, or an error. `code` is marshalled `(code object, spans)`, as the interpreter takes it."""
 
-    __slots__ = ("code", "error", "is_async", "outcome", "spans")
+    __slots__ = ("code", "error", "imports", "is_async", "outcome", "spans")
 
     def __init__(
         self,
@@ -39,38 +41,36 @@ class Verdict:
         is_async: bool = False,
         outcome: str = "",
         error: Optional[dict[str, Any]] = None,
+        imports: Sequence[str] = (),
     ) -> None:
         self.code = code
         self.spans = spans
         self.is_async = is_async
         self.outcome = outcome
         self.error = error
+        self.imports = imports  # modules that the source imports, sorted
 
 
-def check(
-    source: str, filename: str, *, authorized_imports: Sequence[str], output_mode: str, sentinels: Sentinels
-) -> Verdict:
+def check(source: str, filename: str, *, rules: Rules, output_mode: str, sentinels: Sentinels) -> Verdict:
     """Never raises; the error of a verdict has type, message, line, traceback and statement, all bounded."""
     collecting = gc.isenabled()
     gc.disable()  # a tree is no garbage, and looking for some in it doubles the time that a large one takes
     try:
-        return _check(source, filename, authorized_imports, output_mode, sentinels)
+        return _check(source, filename, rules, output_mode, sentinels)
     finally:
         if collecting:
             gc.enable()
 
 
-def _check(
-    source: str, filename: str, authorized_imports: Sequence[str], output_mode: str, sentinels: Sentinels
-) -> Verdict:
+def _check(source: str, filename: str, rules: Rules, output_mode: str, sentinels: Sentinels) -> Verdict:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             tree = _parse(source, filename)
-            denied = find_denied(tree, authorized_imports)
-            if denied:
-                return _import_denied(source, filename, spans(tree), denied[0], authorized_imports)
+            imports = Imports(tree, rules)
             statements = spans(tree)
+            if imports.denied:
+                return _import_denied(source, filename, statements, imports, rules)
             instrument(tree, sentinels, output_mode=output_mode)
             code = compile_tree(tree, filename, flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
             packed = marshal.dumps((code, statements))
@@ -87,7 +87,7 @@ def _check(
         return _syntax_error(_plain("the source is too complex to be parsed", filename, 1), source, filename)
     except (ValueError, OverflowError) as error:
         return _syntax_error(_plain(str(error), filename, 1), source, filename)
-    return Verdict(packed, statements, bool(code.co_flags & CO_COROUTINE))
+    return Verdict(packed, statements, bool(code.co_flags & CO_COROUTINE), imports=imports.reported)
 
 
 def _parse(source: str, filename: str) -> ast.Module:
@@ -139,11 +139,11 @@ def _import_denied(
     source: str,
     filename: str,
     statements: Sequence[Sequence[int]],
-    denied: tuple[int, str],
-    patterns: Sequence[str],
+    imports: Imports,
+    rules: Rules,
 ) -> Verdict:
-    line, module = denied
-    message = refusal(module, patterns)
+    line, module = imports.denied[0]
+    message = refusal(module, rules)
     text = _line_of(source, line).strip()[:MAX_SOURCE_LINE_CHARS]
     first, last = next((span[0], span[1]) for span in statements if span[0] <= line <= span[1])
     detail = {
@@ -152,9 +152,8 @@ def _import_denied(
         "line": line,
         "traceback": f'  File "{filename}", line {line}\n    {text}\nImportDenied: {message}\n',
         "statement": "\n".join(source.splitlines()[first - 1 : last])[:MAX_STATEMENT_CHARS],
-        "module": module,
     }
-    return Verdict(outcome="import_denied", error=_encodable(detail))
+    return Verdict(outcome="import_denied", error=_encodable(detail), imports=imports.reported)
 
 
 def _line_of(source: str, line: int) -> str:

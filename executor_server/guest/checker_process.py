@@ -11,8 +11,10 @@ import resource
 
 from . import link
 from .checker import check
+from .frames import Fields
 from .instrument import Sentinels
 from .lean import dumps, loads
+from .rules import Rules
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -31,7 +33,7 @@ def checker_main(sock: socket.socket, config: Any) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     sentinels = Sentinels.of(config.mark)
     # Once for nobody: what Python sets up lazily is there when somebody waits.
-    check("0", "<warm-up>", authorized_imports=(), output_mode="trailing_expression", sentinels=sentinels)
+    check("0", "<warm-up>", rules=Rules(), output_mode="trailing_expression", sentinels=sentinels)
     while True:
         try:
             message = link.receive(sock, _MAX_REQUEST_BYTES)
@@ -43,7 +45,7 @@ def checker_main(sock: socket.socket, config: Any) -> None:
         verdict = check(
             body[size:].decode("utf-8", "surrogatepass"),
             request["filename"],
-            authorized_imports=request["authorized"],
+            rules=Rules.read(Fields(request["rules"])),
             output_mode=request["mode"],
             sentinels=sentinels,
         )

@@ -15,5 +15,12 @@ class ExecutionInterrupted(ControlException, KeyboardInterrupt):
     __module__ = "builtins"
 
 
+class Refusal(ControlException):
+    """The policy does not let the program do this; `outcome` is how the execution ends."""
+
+    __module__ = "builtins"
+    outcome = ""
+
+
 class FinalAnswerGiven(ControlException):
     """The final answer is with the client; nothing is left to do."""

@@ -15,16 +15,16 @@ import ast
 import builtins
 import sys
 from copy import deepcopy
-from types import CodeType, FrameType
+from types import CodeType, FrameType, ModuleType
 
-from .imports import CALLED_IMPORT, ImportDenied, find_denied, make_import, make_statement_import
+from .imports import CALLED_IMPORT, ImportDenied, Imports, make_import, make_statement_import
 from .instrument import Sentinels, bind, compile_tree, instrument
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Callable, Iterator, Protocol
 
-    from .imports import Authorized
+    from .referee import Referee
 
     class _Ticking(Protocol):
         """What is needed of a Meter."""
@@ -35,6 +35,9 @@ if TYPE_CHECKING:
 
 _exec, _eval, _compile = builtins.exec, builtins.eval, builtins.compile
 
+AGENT_BUILTINS = "builtins()"
+"""Where the builtins of agent code keep the module that `import builtins` gives it."""
+
 _FUTURE_FLAGS = 0
 for _name in future.all_feature_names:
     _FUTURE_FLAGS |= getattr(future, _name).compiler_flag
@@ -42,12 +45,26 @@ _CO_OPTIMIZED = 0x1
 
 
 def agent_builtins(
-    *, authorized: Authorized, meter: _Ticking, guard: Callable[[], object], sentinels: Sentinels
+    *,
+    referee: Referee,
+    meter: _Ticking,
+    guard: Callable[[], object],
+    sentinels: Sentinels,
+    imported: Callable[[str], object],
 ) -> dict[str, Any]:
-    """A new dict for `__builtins__` in the namespace of agent code."""
-    instrumenter = _Instrumenter(authorized, sentinels, sentinels.constants(ticks=meter.ticks, guard=guard))
+    """A new dict for `__builtins__` in the namespace of agent code; `imported` is told what agent code has imported."""
+    instrumenter = _Instrumenter(referee, sentinels, sentinels.constants(ticks=meter.ticks, guard=guard))
     namespace = dict(vars(builtins))
-    namespace[CALLED_IMPORT] = called = make_import(authorized)
+    module = _AgentBuiltins(namespace)
+
+    def given(result: Any, name: str, names: Any) -> Any:
+        imported(name)
+        for each in names or ():
+            imported(f"{name}.{each}")
+        return module if result is builtins else result
+
+    namespace[CALLED_IMPORT] = called = make_import(referee, given)
+    namespace[AGENT_BUILTINS] = module
     namespace["__import__"] = make_statement_import(called, builtins.__import__)
     namespace["compile"] = _make_compile(instrumenter)
     namespace["exec"] = _make_exec(instrumenter, meter.tick, namespace)
@@ -58,11 +75,35 @@ def agent_builtins(
     return namespace
 
 
+class _AgentBuiltins(ModuleType):
+    """What `import builtins` gives to agent code: its own builtins, to be looked at and to be changed."""
+
+    def __init__(self, namespace: dict[str, Any]) -> None:
+        super().__init__("builtins", builtins.__doc__)
+        object.__setattr__(self, "_namespace", namespace)
+
+    def __getattribute__(self, name: str) -> Any:
+        namespace = object.__getattribute__(self, "_namespace")
+        if name == "__import__":
+            return namespace[CALLED_IMPORT]  # the other one is for import statements
+        return namespace[name] if name in namespace else object.__getattribute__(self, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        object.__getattribute__(self, "_namespace")[name] = value
+
+    def __delattr__(self, name: str) -> None:
+        if object.__getattribute__(self, "_namespace").pop(name, self) is self:
+            raise AttributeError(name)
+
+    def __dir__(self) -> list[str]:
+        return sorted(object.__getattribute__(self, "_namespace"))
+
+
 class _Instrumenter:
     """Makes checked, instrumented code of a source or a syntax tree."""
 
-    def __init__(self, authorized: Authorized, sentinels: Sentinels, constants: dict[bytes, object]) -> None:
-        self._authorized = authorized
+    def __init__(self, referee: Referee, sentinels: Sentinels, constants: dict[bytes, object]) -> None:
+        self._referee = referee
         self._sentinels = sentinels
         self._constants = constants
 
@@ -73,9 +114,9 @@ class _Instrumenter:
             tree = deepcopy(source)  # the program may go on using its own
         else:
             tree = _compile(source, filename, mode, flags | ast.PyCF_ONLY_AST, True, optimize, **hidden)
-        patterns = self._authorized()
-        for _, module in find_denied(tree, patterns):
-            raise ImportDenied(module, patterns)
+        rules = self._referee.rules
+        for _, module in Imports(tree, rules).denied[:1]:
+            self._referee.refuse(ImportDenied(module, rules))
         instrument(tree, self._sentinels, string_annotations=bool(flags & future.annotations.compiler_flag))
         return bind(compile_tree(tree, filename, mode, flags=flags, optimize=optimize), self._constants)
 

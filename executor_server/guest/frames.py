@@ -22,7 +22,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Optional, Union
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 # Room for what one message of a client can bring, 4 MiB, written as JSON where that takes more.
 MAX_FRAME_BYTES = 8 * 1024 * 1024
 MAX_HEAD_BYTES = 64 * 1024
@@ -55,6 +55,7 @@ class Kind:
     PING = 16
     SHUTDOWN = 17
     BLOB_DROP = 18
+    RESTRICT = 19
 
     READY = 64
     LOG = 65
@@ -66,6 +67,7 @@ class Kind:
     DONE = 71
     FILE_CHUNK = 72
     PONG = 73
+    LIMIT_WARNING = 74
 
 
 _KINDS = frozenset(value for name, value in vars(Kind).items() if name.isupper())

@@ -1,109 +1,132 @@
-"""Which modules agent code may import.
+"""The imports of agent code: checked in its source, and again when they happen.
 
-The rules are those of smolagents: a pattern names a module ("numpy", "os.path"), everything below one ("numpy.*",
-which includes "numpy"), or everything ("*"). "os.path" authorizes "os" too; "numpy" does not authorize "numpy.random".
-Names are compared part by part, so "re" says nothing of "reprlib".
-
-Only imports of agent code are checked, in its source and again when they happen; what an authorized library imports for
-itself is free. That is a guard-rail that tells a model what it can use; the wall is the sandbox around it.
+Only imports of agent code are checked; what a library imports for itself is free. Both checks come to the same verdict.
+The first sees what never runs too, as `import` in a branch that is not taken: such a program is refused as a whole. A
+refusal is no ImportError: a program that handled it as one would go on as if the module were merely missing.
 """
 
 from __future__ import annotations
 
 import ast
 import builtins
-import importlib
-import re
-import sys
-from types import FrameType, ModuleType
+
+from .control import Refusal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Callable, Sequence
+    from typing import Any, Callable, Iterable, Sequence
 
-    Authorized = Callable[[], Sequence[str]]
-    """Gives the patterns that hold now."""
+    from .referee import Referee
+    from .rules import Rules
+
+    Given = Callable[[Any, str, Any], Any]
 
 CALLED_IMPORT = "import()"
 """Where the builtins of agent code keep what its own name `__import__` means; not a name that a program can write."""
 
-_PATTERN = re.compile(r"\*|[^\W\d]\w*(\.[^\W\d]\w*)*(\.\*)?")
-MAX_PATTERN_CHARS = 256
+# Of what a result says that its source imports.
+MAX_REPORTED = 64
+MAX_REPORTED_CHARS = 200
+_MAX_REPORTED_BYTES = 4096
+# What a refused program is told; policies can be long, and names of modules.
+_MAX_NAME_CHARS = 200
+_MAX_LISTED_CHARS = 4000
 
 
-class ImportDenied(ImportError):
+class ImportDenied(Refusal):
     """Agent code imported what is not authorized."""
 
     __module__ = "builtins"  # so that a traceback shows its plain name
+    outcome = "import_denied"
 
-    def __init__(self, module: str, patterns: Sequence[str]) -> None:
-        super().__init__(refusal(module, patterns), name=module)
+    def __init__(self, module: str, rules: Rules) -> None:
+        super().__init__(refusal(module, rules))
         self.module = module
 
 
-def validate_pattern(pattern: str) -> None:
-    """Raises ValueError unless it is "*", or dotted identifiers that may end in ".*"."""
-    if len(pattern) > MAX_PATTERN_CHARS or not _PATTERN.fullmatch(pattern):
-        raise ValueError(
-            f"not an import pattern: {pattern[:MAX_PATTERN_CHARS]!r}; allowed are like 'numpy', 'numpy.*', '*'"
-        )
-
-
-def is_authorized(module: str, patterns: Sequence[str]) -> bool:
-    """Whether some pattern authorizes the import of the module."""
-    parts = module.split(".")
-    return any(_matches(parts, pattern.split(".")) for pattern in patterns)
-
-
-def _matches(parts: list[str], pattern: list[str]) -> bool:
-    for index, part in enumerate(parts):
-        if index == len(pattern):
-            return False
-        if pattern[index] == "*":
-            return True
-        if part != pattern[index]:
-            return False
-    return True
-
-
-def _is_free(module: str, patterns: Sequence[str]) -> bool:
-    # `from __future__` is part of the language. A relative import begins with a dot.
-    return module == "__future__" or (not module.startswith(".") and is_authorized(module, patterns))
-
-
-def refusal(module: str, patterns: Sequence[str]) -> str:
+def refusal(module: str, rules: Rules) -> str:
     """What a refused program is told; a module that begins with a dot is a relative import, which is always refused."""
-    why = ": the program is in no package, so it has no relative imports" if module.startswith(".") else ""
-    return f"Import of {module} is not allowed{why}. Authorized imports are: {list(patterns)}"
+    why = ""
+    if module.startswith("."):
+        why = ": the program is in no package, so it has no relative imports"
+    elif rules.denies(module):
+        why = ": the policy denies it"
+    name = module if len(module) <= _MAX_NAME_CHARS else f"{module[:_MAX_NAME_CHARS]}…"
+    return f"Import of {name} is not allowed{why}. Authorized imports are: {_listed(rules.authorized)}"
 
 
-def find_denied(tree: ast.AST, patterns: Sequence[str]) -> list[tuple[int, str]]:
-    """(line, module) of each import of the tree that is not authorized, by line."""
-    denied = []
-    pending = [tree]
-    while pending:  # not recursive: the tree may be deeper than our stack
-        node = pending.pop()
-        if isinstance(node, ast.Import):
-            denied += [(node.lineno, alias.name) for alias in node.names if not _is_free(alias.name, patterns)]
-        elif isinstance(node, ast.ImportFrom):
-            module = "." * node.level + (node.module or "")
-            if not _is_free(module, patterns):
-                denied.append((node.lineno, module))
-        elif not isinstance(node, ast.expr):  # imports are statements; no expression holds one
-            pending.extend(ast.iter_child_nodes(node))
-    return sorted(denied)
+def _listed(patterns: Sequence[str]) -> str:
+    text = str(list(patterns))
+    if len(text) <= _MAX_LISTED_CHARS:
+        return text
+    cut = text.rfind(",", 0, _MAX_LISTED_CHARS)
+    return f"{text[:cut]}, …] ({len(patterns)} in all)"
+
+
+def refused_module(module: str, names: Iterable[str], rules: Rules) -> str:
+    """Of `import module`, or `from module import names`: the module that is not authorized; empty when all are."""
+    if module == "__future__":
+        return ""  # part of the language
+    if module.startswith(".") or not rules.authorizes(module):
+        return module
+    if rules.denied:
+        for name in names:
+            below = rules.denied_below(module) if name == "*" else f"{module}.{name}"
+            if below and rules.denies(below):
+                return below
+    return ""
+
+
+class Imports:
+    """The imports of a syntax tree: `denied` are (line, module) of those refused, by line."""
+
+    def __init__(self, tree: ast.AST, rules: Rules) -> None:
+        self.denied: list[tuple[int, str]] = []
+        self._modules: set[str] = set()
+        self._rules = rules
+        pending = [tree]
+        while pending:  # not recursive: the tree may be deeper than our stack
+            node = pending.pop()
+            if isinstance(node, ast.Import):
+                for alias in node.names:
+                    self._note(node.lineno, alias.name, ())
+            elif isinstance(node, ast.ImportFrom):
+                self._note(node.lineno, "." * node.level + (node.module or ""), [alias.name for alias in node.names])
+            elif not isinstance(node, ast.expr):  # imports are statements; no expression holds one
+                pending.extend(ast.iter_child_nodes(node))
+        self.denied.sort()
+
+    def _note(self, line: int, module: str, names: Sequence[str]) -> None:
+        self._modules.add(module)
+        refused = refused_module(module, names, self._rules)
+        if refused:
+            self.denied.append((line, refused))
+
+    @property
+    def reported(self) -> list[str]:
+        """The modules, sorted; so many, and so long, as a result has room for."""
+        names: list[str] = []
+        room = _MAX_REPORTED_BYTES
+        for name in sorted(self._modules):
+            size = len(name.encode("utf-8", "replace"))
+            if len(name) <= MAX_REPORTED_CHARS and size <= room and len(names) < MAX_REPORTED:
+                names.append(name)
+                room -= size
+        return names
 
 
 # ---------------------------------------------------------------------------------------------------------------------
 # At run time
 
 
-def make_import(authorized: Authorized, real_import: Callable[..., Any] = builtins.__import__) -> Callable[..., Any]:
-    """The `__import__` that agent code calls by name."""
+def make_import(
+    referee: Referee, given: Given, real_import: Callable[..., Any] = builtins.__import__
+) -> Callable[..., Any]:
+    """The `__import__` that agent code calls by name; `given` makes of a module what agent code gets."""
 
     def __import__(name: str, globals: Any = None, locals: Any = None, fromlist: Any = (), level: int = 0) -> Any:
-        _check(name, authorized, level)
-        return real_import(name, globals, locals, fromlist, level)
+        check_import(referee, name, fromlist, level)
+        return given(real_import(name, globals, locals, fromlist, level), name, fromlist)
 
     return __import__
 
@@ -124,47 +147,13 @@ def make_statement_import(checked: Callable[..., Any], real_import: Callable[...
     return __import__
 
 
-def guard_importlib(agent_builtins: dict[str, Any], authorized: Authorized) -> None:
-    """Has importlib's functions check what agent code asks them for; libraries go on importing what they like.
-
-    Code is the agent's when its frame has the agent's builtins, which all code of its namespace has.
-    """
-    import_module, dunder_import, reload = importlib.import_module, importlib.__import__, importlib.reload
-
-    def asked_by_agent(frame: FrameType) -> bool:
-        return frame.f_builtins is agent_builtins
-
-    def checked_import_module(name: str, package: str | None = None) -> ModuleType:
-        if asked_by_agent(sys._getframe(1)):
-            _check(_resolve(name, package), authorized)
-        return import_module(name, package)
-
-    def checked_import(name: str, globals: Any = None, locals: Any = None, fromlist: Any = (), level: int = 0) -> Any:
-        if asked_by_agent(sys._getframe(1)):
-            _check(name, authorized, level)
-        return dunder_import(name, globals, locals, fromlist, level)
-
-    def checked_reload(module: ModuleType) -> ModuleType:
-        if asked_by_agent(sys._getframe(1)):
-            _check(module.__name__, authorized)
-        return reload(module)
-
-    importlib.import_module = checked_import_module
-    importlib.__import__ = checked_import
-    importlib.reload = checked_reload
-
-
-def _resolve(name: Any, package: str | None) -> Any:
-    if not (isinstance(name, str) and name.startswith(".") and package):
-        return name
-    from importlib.util import resolve_name
-
-    return resolve_name(name, package)
-
-
-def _check(name: Any, authorized: Authorized, level: int = 0) -> None:
-    if not isinstance(name, str):
+def check_import(referee: Referee, name: Any, names: Any = (), level: int = 0) -> None:
+    """Refuses an import that agent code asks for, unless it is authorized."""
+    if not isinstance(name, str) or not isinstance(level, int):
         return  # the real import says what is wrong with it
-    module, patterns = "." * level + name, authorized()
-    if not _is_free(module, patterns):
-        raise ImportDenied(module, patterns)
+    if type(name) is not str:
+        name = str.__getitem__(name, slice(None))  # what it is, whatever it says of itself
+    listed = [each for each in names if isinstance(each, str)] if isinstance(names, (list, tuple)) else ()
+    refused = refused_module("." * level + name, listed, referee.rules)
+    if refused:
+        referee.refuse(ImportDenied(refused, referee.rules))

@@ -21,15 +21,18 @@ import types
 from executor_api.values import encode
 
 from . import display, libc, link
-from .control import ExecutionInterrupted, FinalAnswerGiven
+from .control import ExecutionInterrupted, FinalAnswerGiven, Refusal
 from .dynamic import agent_builtins
 from .failures import describe, text_of
+from .frames import Fields
 from .guard import guard
 from .host_tools import Inbox, ToolBox, decode_value
-from .imports import ImportDenied, guard_importlib
 from .instrument import LastValue, Sentinels, bind
 from .lean import dumps, loads, signal
 from .meter import Meter, OperationLimitExceeded
+from .referee import Referee
+from .relays import Relays
+from .rules import Rules
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -94,15 +97,19 @@ class Interpreter:
         self._tool_names: list[str] = []
         self._meter = Meter()
         self._sentinels = Sentinels.of(config.mark)
-        self._authorized: list[str] = []
+        self._referee = Referee(self._meter)
         self._main = types.ModuleType("__main__")
         self._builtins: dict[str, Any] = agent_builtins(
-            authorized=lambda: self._authorized, meter=self._meter, guard=guard, sentinels=self._sentinels
+            referee=self._referee,
+            meter=self._meter,
+            guard=guard,
+            sentinels=self._sentinels,
+            imported=lambda module: self._relays.guard(module),
         )
         self._builtins["display"] = display.display
         self._main.__dict__["__builtins__"] = self._builtins
         sys.modules["__main__"] = self._main
-        guard_importlib(self._builtins, lambda: self._authorized)
+        self._relays = Relays(self._builtins, self._referee)
         display.connect(self._tools.show)
         self._staged: dict[str, Any] = {}
         self._staging_error = ""
@@ -169,7 +176,7 @@ class Interpreter:
     # -- settings, tools, variables --------------------------------------------------------------------------------
 
     def _on_settings(self, message: link.Message) -> None:
-        self._authorized = loads(link.read_body(message))["authorized"]
+        self._referee.rules = Rules.read(Fields(loads(link.read_body(message))))
 
     def _on_tools(self, message: link.Message) -> None:
         for name in self._tool_names:
@@ -238,7 +245,9 @@ class Interpreter:
         last = self._last_value = LastValue()
         code = self._bind(code, self._sentinels.constants(ticks=self._meter.ticks, guard=guard, keep=last))
         self._meter.start(head.integer("operations"))
+        self._referee.begin()
         outcome, detail = self._run_agent_code(code, filename, source, spans)
+        self._referee.end()
         operations = self._meter.finish()
         error = dumps(detail) if detail else b""
         output, self._output = self._output, b""
@@ -270,6 +279,8 @@ class Interpreter:
         if self._getpid() != self._pid:
             # A process that the program forked fell through to here; it is not the session.
             self._exit(0)
+        if self._referee.refusal is not None:  # in a thread, or a library has swallowed it
+            return self._classify(self._referee.refusal, filename, source, spans)
         return "succeeded", None
 
     def _evaluate(self, code: types.CodeType) -> None:
@@ -323,6 +334,7 @@ class Interpreter:
         self, error: BaseException, filename: str, source: str, spans: list[list[int]]
     ) -> tuple[str, Optional[dict[str, Any]]]:
         self._meter.finish()  # from here on, str() and repr() of the program's exceptions are free
+        error = self._referee.refusal or error  # whatever has become of it
         if isinstance(error, SystemExit):
             return "exited", {"type": "SystemExit", "message": text_of(error), "exit_code": _exit_code(error)}
         detail = describe(error, filename, source, spans)
@@ -330,8 +342,8 @@ class Interpreter:
             return "operation_limit", detail
         if isinstance(error, MemoryError):
             return "out_of_memory", {**detail, "message": detail["message"] or "out of memory"}
-        if isinstance(error, ImportDenied):
-            return "import_denied", detail
+        if isinstance(error, Refusal):
+            return error.outcome, detail
         return "exception", detail
 
 

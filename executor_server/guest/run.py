@@ -35,7 +35,9 @@ MAX_IMAGES = 64
 IMAGE_TYPES = frozenset(("image/png", "image/jpeg"))
 IMAGE_SOURCES = frozenset(("figure", "display"))
 # How a program may say that it ended; everything else is for the supervisor and the daemon to find.
-OWN_OUTCOMES = frozenset(("succeeded", "exception", "import_denied", "operation_limit", "out_of_memory", "exited"))
+OWN_OUTCOMES = frozenset(
+    ("succeeded", "exception", "import_denied", "policy_denied", "operation_limit", "out_of_memory", "exited")
+)
 # As JSON.
 _MAX_ERROR_BYTES = 1024 * 1024
 

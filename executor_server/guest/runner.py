@@ -17,6 +17,7 @@ from .crew import Config, Crew
 from .frames import Fields, FrameError, Kind
 from .lean import dumps, loads, signal
 from .loop import READ, Loop
+from .rules import Rules
 from .run import (
     GRACE_S,
     IMAGE_SOURCES,
@@ -70,7 +71,8 @@ class Runner:
         self._next_watch = 0.0
         self._paused = False
         self.run: Optional[Run] = None
-        self.authorized: list[str] = []
+        self.rules = Rules()
+        self.session_operations = 2**63 - 1
         self.tools: frozenset[str] = frozenset()
         self.final_tools: frozenset[str] = frozenset()
 
@@ -96,7 +98,7 @@ class Runner:
 
     def check(self, run: Run) -> None:
         """Has the source checked, for the first time or again."""
-        request = {"filename": run.filename, "mode": run.settings.mode, "authorized": self.authorized}
+        request = {"filename": run.filename, "mode": run.settings.mode, "rules": self.rules.fields()}
         body = dumps(request)
         self._crew.check({"t": "check", "head": len(body)}, body + run.source.encode("utf-8", "surrogatepass"))
 

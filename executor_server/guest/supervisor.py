@@ -22,9 +22,10 @@ from . import link
 from .channel import Channel
 from .children import kill_everything
 from .crew import Config, Crew, Listener, Programs
-from .frames import CHUNK_BYTES, PROTOCOL_VERSION, Fields, Frame, FrameError, Kind
+from .frames import CHUNK_BYTES, PROTOCOL_VERSION, Fields, Frame, FrameError, Kind, decode_head
 from .lean import deque, dumps, loads, signal, socket
 from .loop import READ, Loop
+from .rules import Rules
 from .run import Phase, Run, Settings
 from .runner import Runner
 from .transfers import Transfers
@@ -49,6 +50,10 @@ _POLL_TIME_S = 60.0
 # does not have to wait for them.
 _CONNECT_TIME_S = 0.05
 _START_TIME_S = 0.002
+# Done one after the other, in order of arrival.
+_JOBS = frozenset(
+    (Kind.CONFIGURE, Kind.RESTRICT, Kind.EXECUTE, Kind.REGISTER_TOOLS, Kind.SET_VARIABLES, Kind.GET_VARIABLES)
+)
 _PRELUDE = Settings("trailing_expression", 60.0, 60.0, 10**9, 64 * 1024)
 
 
@@ -206,7 +211,7 @@ class Supervisor:
             self._transfers.begin_file(kind, head)
         elif kind == Kind.SHUTDOWN:
             self._stop = True
-        elif kind in (Kind.CONFIGURE, Kind.EXECUTE, Kind.REGISTER_TOOLS, Kind.SET_VARIABLES, Kind.GET_VARIABLES):
+        elif kind in _JOBS:
             if kind != Kind.EXECUTE and len(self._jobs) >= MAX_JOBS:
                 # The daemon counts those that somebody still waits for; here are also those that were given up.
                 self._channel.fail(head.integer("op"), "queue_full", f"{MAX_JOBS} requests of this session wait")
@@ -251,6 +256,8 @@ class Supervisor:
                 self._runner.begin(job.head.text("id", 64), source, Settings.read(job.head))
             elif job.kind == Kind.CONFIGURE:
                 self._configure(job)
+            elif job.kind == Kind.RESTRICT:
+                self._restrict(job)
             elif job.kind == Kind.REGISTER_TOOLS:
                 self._register_tools(job)
             elif job.kind == Kind.SET_VARIABLES:
@@ -261,21 +268,33 @@ class Supervisor:
 
     @staticmethod
     def _is_settings(job: _Job) -> bool:
-        """Whether it can be done without an interpreter: CONFIGURE without a prelude."""
-        return job.kind == Kind.CONFIGURE and len(job.body) == job.head.integer("imports", 0, len(job.body))
+        """Whether it can be done without an interpreter: RESTRICT, and CONFIGURE without a prelude."""
+        if job.kind == Kind.CONFIGURE:
+            return len(job.body) == job.head.integer("settings", 0, len(job.body))
+        return job.kind == Kind.RESTRICT
 
     def _configure(self, job: _Job) -> None:
         op = job.head.integer("op")
-        size = job.head.integer("imports", 0, len(job.body))
-        self._runner.authorized = Fields({"imports": loads(job.body[:size])}).texts("imports", 2048, 256)
+        size = job.head.integer("settings", 0, len(job.body))
+        self._hold_to(job.body[:size])
         self._prelude = job.body[size:].decode("utf-8", "replace")
-        if self._crew.started:
-            self._post_settings()
         if self._prelude:
             self._configuring = op
             self._runner.begin("", self._prelude, _PRELUDE)
         else:
             self._channel.done(op)
+
+    def _restrict(self, job: _Job) -> None:
+        self._hold_to(job.body)
+        self._channel.done(job.head.integer("op"))
+
+    def _hold_to(self, settings: bytes) -> None:
+        """These rules hold for what starts from now on, in this interpreter and in those that replace it."""
+        fields = decode_head(settings)
+        self._runner.rules = Rules.read(fields)
+        self._runner.session_operations = fields.integer("session_operations", 1)
+        if self._crew.started:
+            self._post_settings()
 
     def _register_tools(self, job: _Job) -> None:
         tools = loads(job.body)
@@ -374,7 +393,7 @@ class Supervisor:
         self._replace_interpreter(status)
 
     def _post_settings(self) -> None:
-        self._crew.post({"t": "settings"}, dumps({"authorized": self._runner.authorized}))
+        self._crew.post({"t": "settings"}, dumps(self._runner.rules.fields()))
 
     def _post_tools(self) -> None:
         self._runner.tools = frozenset(tool["name"] for tool in self._tools)

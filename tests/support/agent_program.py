@@ -12,6 +12,8 @@ from executor_server.guest.dynamic import agent_builtins
 from executor_server.guest.guard import guard
 from executor_server.guest.instrument import TRAILING_EXPRESSION, LastValue, Sentinels, bind
 from executor_server.guest.meter import Meter
+from executor_server.guest.referee import Referee
+from executor_server.guest.rules import Rules
 
 SENTINELS = Sentinels.of("5f3c")
 BUDGET = 10_000
@@ -27,11 +29,14 @@ class Ended(NamedTuple):
 class Agent:
     """An interpreter's namespace and meter, over several executions."""
 
-    def __init__(self, authorized: Sequence[str] = ("*",)) -> None:
-        self.authorized = list(authorized)
+    def __init__(
+        self, authorized: Sequence[str] = ("*",), denied: Sequence[str] = (), refused: Sequence[str] = ()
+    ) -> None:
         self.meter = Meter()
+        self.referee = Referee(self.meter)
+        self.referee.rules = Rules(authorized, denied, refused)
         self.builtins = agent_builtins(
-            authorized=lambda: self.authorized, meter=self.meter, guard=guard, sentinels=SENTINELS
+            referee=self.referee, meter=self.meter, guard=guard, sentinels=SENTINELS, imported=lambda _: None
         )
         self.namespace: dict[str, Any] = {"__name__": "__main__", "__builtins__": self.builtins}
         self.executions = 0
@@ -41,7 +46,7 @@ class Agent:
         verdict = check(
             source,
             f"<execution-{self.executions}>",
-            authorized_imports=self.authorized,
+            rules=self.referee.rules,
             output_mode=output_mode,
             sentinels=SENTINELS,
         )
@@ -51,6 +56,7 @@ class Agent:
         code = bind(code, SENTINELS.constants(ticks=self.meter.ticks, guard=guard, keep=last))
         error: BaseException | None = None
         self.meter.start(budget)
+        self.referee.begin()
         try:
             result = eval(code, self.namespace)
             if code.co_flags & CO_COROUTINE:
@@ -58,6 +64,7 @@ class Agent:
         except BaseException as caught:  # noqa: BLE001 (the border of agent code)
             error = caught
         finally:
+            self.referee.end()
             operations = self.meter.finish()
         return Ended(last.value, error, operations, self.meter.exceeded)
 

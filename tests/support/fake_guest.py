@@ -117,7 +117,7 @@ class FakeGuest:
             self._greet(frame)
         elif frame.kind == Kind.PING:
             self.write_raw(encode_frame(Kind.PONG, {}))
-        elif frame.kind in (Kind.CONFIGURE, Kind.REGISTER_TOOLS, Kind.SET_VARIABLES, Kind.BLOB_BEGIN):
+        elif frame.kind in (Kind.CONFIGURE, Kind.RESTRICT, Kind.REGISTER_TOOLS, Kind.SET_VARIABLES, Kind.BLOB_BEGIN):
             self.done(frame)
 
     def _greet(self, hello: Frame) -> None:

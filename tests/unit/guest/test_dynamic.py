@@ -83,10 +83,9 @@ def test_single_mode_shows_values(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == "42\n"
 
 
-def test_refused_import_in_a_string_can_be_handled_like_any_import_error() -> None:
+def test_refused_import_in_a_string_is_no_missing_module() -> None:
     agent = Agent(authorized=["math"])
-    assert agent.run("try:\n    exec('import os')\nexcept ImportError as e:\n    m = e.name\nm").value == "os"
-    assert isinstance(agent.run("exec('import os')").error, ImportDenied)
+    assert isinstance(agent.run("try:\n    exec('import os')\nexcept ImportError:\n    pass").error, ImportDenied)
 
 
 @pytest.mark.parametrize("name", ["input", "breakpoint"])

@@ -29,6 +29,7 @@ MAX_CODE_RECORD_BYTES = 1024 * 1024
 
 MAX_LIST_ENTRIES = 64
 MAX_TEXT_CHARS = 512
+_MAX_NUMBER = 2**63
 # What one character may become: two surrogates, each escaped.
 _MAX_ESCAPED_BYTES = 12
 # (entries, characters) of what is cut once more because the whole is too long. The last always fits.
@@ -188,4 +189,6 @@ def _bounded(value: Any, entries: int, chars: int) -> Any:
     if isinstance(value, (list, tuple)):
         kept = [_bounded(each, entries, chars) for each in value[:entries]]
         return kept if len(value) <= entries else [*kept, f"… {len(value) - entries} more"]
+    if isinstance(value, (int, float)) and not -_MAX_NUMBER < value < _MAX_NUMBER:
+        return "out of range"  # NaN too, which is no JSON; and not everybody reads larger integers
     return value

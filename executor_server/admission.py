@@ -1,0 +1,108 @@
+"""The daemon's gate: holds tenants to their quotas, and has everything written down before it happens.
+
+First the quota is reserved, then the record is written; what was reserved is given back when that fails. With
+`audit.sync = "always"` an effect waits until its record is on the disk.
+
+When the log can't be written, sessions whose profile is `fail_closed` get nothing done: what they ask for is refused,
+and what they run is stopped as soon as the failure is known. All others go on, and the log says later how many records
+it lacks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+from executor_server.audit import AuditLog
+from executor_server.audit_chain import AuditKind
+from executor_server.audit_trail import of_code, of_execution, of_names, of_request, of_session
+from executor_server.errors import Reason, Unavailable
+from executor_server.fair_queue import FairQueue
+from executor_server.gate import Answer, Gate
+from executor_server.model import ExecutionLimits, Principal, SessionFacts, SessionSpec, ToolCall, ToolSpec
+from executor_server.quotas import Quotas
+
+RETRY_S = 2.0
+STOPPED_TEXT = "the audit log can't be written, and the policy lets nothing run that is not recorded"
+
+
+class Admission(Gate):
+    """Quotas and the audit log; `log` is None where there is none."""
+
+    def __init__(self, quotas: Quotas, creations: FairQueue, log: AuditLog | None) -> None:
+        self._quotas = quotas
+        self._creations = creations
+        self._log = log
+
+    async def session(self, principal: Principal, request_id: str, spec: SessionSpec) -> Callable[[], None]:
+        give_back = self._quotas.reserve_session(principal.tenant)
+        try:
+            fields = of_request(principal, request_id, spec)
+            await self._record(AuditKind.SESSION_REQUESTED, fields, fail_closed=spec.audit.fail_closed)
+        except BaseException:
+            give_back()
+            raise
+        return give_back
+
+    @asynccontextmanager
+    async def creation_turn(self, tenant: str) -> AsyncIterator[None]:
+        async with self._creations.turn(tenant):
+            yield
+
+    async def execution(
+        self, session: SessionFacts, execution_id: str, code: str, limits: ExecutionLimits
+    ) -> Callable[[], None]:
+        give_back = self._quotas.reserve_execution(session, execution_id, limits)
+        try:
+            fields = of_code(session, execution_id, code, limits)
+            await self._record(AuditKind.EXECUTION_REQUESTED, fields, fail_closed=session.audit.fail_closed)
+        except BaseException:
+            give_back()
+            raise
+        return give_back
+
+    def tool_call(self, session: SessionFacts, execution_id: str, call: ToolCall) -> None:
+        """The record is written; on the disk it is, with `always`, before the call's answer goes into the sandbox."""
+        arguments = call.arguments
+        size_bytes = len(arguments) if isinstance(arguments, bytes) else arguments.size_bytes
+        fields = {"call": call.call_id, "tool": call.name, "argument_bytes": size_bytes}
+        known = of_execution(session, execution_id)
+        written = self._log is not None and self._log.write(AuditKind.TOOL_CALLED, {**known, **fields})
+        _require(written, fail_closed=session.audit.fail_closed)
+
+    async def tool_answer(self, session: SessionFacts, execution_id: str, answer: Answer) -> None:
+        fields = {"call": answer.call_id, "bytes": answer.size_bytes, "failed": answer.failed}
+        known = of_execution(session, execution_id)
+        await self._record(AuditKind.TOOL_ANSWERED, {**known, **fields}, fail_closed=session.audit.fail_closed)
+
+    async def tools(self, session: SessionFacts, tools: Sequence[ToolSpec]) -> None:
+        await self._record_in(session, AuditKind.TOOLS_REGISTERED, of_names([tool.name for tool in tools]))
+
+    async def variables(self, session: SessionFacts, names: Sequence[str], *, write: bool) -> None:
+        kind = AuditKind.VARIABLES_SET if write else AuditKind.VARIABLES_READ
+        await self._record_in(session, kind, of_names(names))
+
+    async def file_put(self, session: SessionFacts, path: str, size_bytes: int, *, tar: bool) -> None:
+        await self._record_in(session, AuditKind.FILE_PUT, {"path": path, "bytes": size_bytes, "archive": tar})
+
+    async def file_get(self, session: SessionFacts, path: str, *, tar: bool) -> None:
+        await self._record_in(session, AuditKind.FILE_REQUESTED, {"path": path, "archive": tar})
+
+    async def _record_in(self, session: SessionFacts, kind: AuditKind, fields: Mapping[str, Any]) -> None:
+        await self._record(kind, {**of_session(session), **fields}, fail_closed=session.audit.fail_closed)
+
+    async def _record(self, kind: AuditKind, fields: Mapping[str, Any], *, fail_closed: bool) -> None:
+        log = self._log
+        written = log is not None and log.write(kind, fields) and await log.durable()
+        _require(written, fail_closed=fail_closed)
+
+
+def _require(written: bool, *, fail_closed: bool) -> None:
+    if fail_closed and not written:
+        raise Unavailable(Reason.AUDIT_UNAVAILABLE, STOPPED_TEXT, retry_after_s=RETRY_S)
+
+
+def must_stop(session: SessionFacts) -> bool:
+    """Whether what runs in a session is to be stopped when the log can't be written."""
+    return session.audit.fail_closed

@@ -19,16 +19,20 @@ import uvloop
 from executor_server import logs, state_dir
 from executor_server.backends.base import Backend, HostFinding
 from executor_server.backends.local import LocalBackend
-from executor_server.config import Config
+from executor_server.config import Config, ServerSection
 from executor_server.host_sweeper import HostSweeper
 from executor_server.policy import Policy
 from executor_server.policy_file import load_policy
 from executor_server.pool import PoolSettings, WarmPool
 from executor_server.registry import Registry
-from executor_server.rpc.addresses import judged
+from executor_server.rpc.addresses import judged, unix_address
+from executor_server.rpc.identities import Identities
+from executor_server.rpc.peer_socket import PeerSocket
 from executor_server.rpc.server import RpcServer, ServerSettings, TlsFiles
 from executor_server.rpc.service import ExecutorService
 from executor_server.sessions import SessionManager, SessionSettings
+from executor_server.token_file import TokenFile
+from executor_server.tokens import Tokens
 
 # When the sessions have ended, calls only have to deliver what is already there.
 STOP_GRACE_S = 2.0
@@ -69,7 +73,8 @@ async def _serve(config: Config) -> None:
     async with AsyncExitStack() as stack:
         stop = stack.enter_context(_stop_signals())
         own_state = stack.enter_context(state_dir.claim(config.server.state_dir))
-        token = state_dir.read_or_make_token(own_state)
+        token_file = TokenFile(config.server.token_file or own_state.tokens_path)
+        tokens = Tokens(state_dir.read_or_make_token(own_state), token_file)
 
         registry = stack.enter_context(closing(Registry(own_state)))
 
@@ -82,7 +87,8 @@ async def _serve(config: Config) -> None:
         pool = WarmPool(backend, _pool_settings(config))
         stack.push_async_callback(pool.close)
         sessions = SessionManager(backend, pool, registry, _session_settings(config))
-        server = RpcServer(ExecutorService(policy, sessions), token, server_settings)
+        identities = Identities(tokens, lambda: policy)
+        server = RpcServer(ExecutorService(policy, sessions), identities, server_settings)
         # The sessions end before the server does: what still runs ends as cancelled, and its callers are told so.
         stack.push_async_callback(server.stop, STOP_GRACE_S)
         stack.push_async_callback(sessions.close)
@@ -223,4 +229,12 @@ def _server_settings(config: Config) -> ServerSettings:
         connection_idle_s=server.connection_idle_s,
         keepalive_s=server.keepalive_s,
         keepalive_timeout_s=server.keepalive_timeout_s,
+        peer_socket=_peer_socket(server),
     )
+
+
+def _peer_socket(server: ServerSection) -> PeerSocket | None:
+    if server.peer_socket is None:
+        return None
+    inner = state_dir.StateDir(server.state_dir).inner_socket_path
+    return PeerSocket(outer=unix_address(server.peer_socket), inner=unix_address(inner))

@@ -1,9 +1,9 @@
 """The daemon's state directory: private to its user, and to one daemon at a time.
 
 What lies in it: `lock` (held by the daemon as long as it lives), `token` (the bearer token that local clients find by
-themselves), `tokens.json` (the tokens of tenants), `executor.sock` (the local socket), `registry.db` and `journals/`
-(what a later daemon needs to know of the sessions), `usage.db` (what tenants have used in the last hour), and whatever
-the backend keeps below `sandboxes/`.
+themselves), `tokens.json` (the tokens of tenants), `executor.sock` and `peers.sock` (the local sockets), `registry.db`
+and `journals/` (what a later daemon needs to know of the sessions), `usage.db` (what tenants have used in the last
+hour), and whatever the backend keeps below `sandboxes/`.
 """
 
 from __future__ import annotations
@@ -51,6 +51,11 @@ class StateDir:
     @property
     def socket_path(self) -> Path:
         return self.root / "executor.sock"
+
+    @property
+    def inner_socket_path(self) -> Path:
+        """Behind the peer socket, which is elsewhere."""
+        return self.root / "peers.sock"
 
     @property
     def token_path(self) -> Path:

@@ -8,10 +8,12 @@ loopback is refused unless TLS is configured.
 from __future__ import annotations
 
 import ipaddress
+import os
 import re
 import socket
 import stat
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -66,7 +68,7 @@ def judged(listen: Sequence[str], *, has_tls: bool) -> tuple[Address, ...]:
 def parse(text: str) -> Address:
     """Raises AddressError."""
     if text.startswith("unix:"):
-        return _parse_unix(text)
+        return unix_address(Path(text.removeprefix("unix:")))
     match = _TCP.fullmatch(text)
     if match is None or int(match["port"]) > 65535:
         raise AddressError(f"{text!r} is no address to listen on; write HOST:PORT or unix:/PATH.")
@@ -97,10 +99,20 @@ def clear_stale_socket(address: UnixAddress) -> None:
     address.path.unlink(missing_ok=True)
 
 
-def _parse_unix(text: str) -> UnixAddress:
-    path = Path(text.removeprefix("unix:"))
+@contextmanager
+def umask(mask: int) -> Iterator[None]:
+    """What is made inside lacks these rights. Nothing may be awaited inside, so no other task's files are affected."""
+    before = os.umask(mask)
+    try:
+        yield
+    finally:
+        os.umask(before)
+
+
+def unix_address(path: Path) -> UnixAddress:
+    """Raises AddressError when no socket can be bound at that path."""
     if not path.is_absolute() or ".." in path.parts:
-        raise AddressError(f"{text!r} is no address to listen on; a Unix socket needs an absolute path.")
+        raise AddressError(f"'unix:{path}' is no address to listen on; a Unix socket needs an absolute path.")
     if len(str(path).encode()) > MAX_SOCKET_PATH_BYTES:
         raise AddressError(
             f"The path of the Unix socket {path} is longer than {MAX_SOCKET_PATH_BYTES} bytes, which the system can't "

@@ -1,67 +1,255 @@
-"""Who is calling: a bearer token on every method.
+"""Who is calling: on every method, before anything of the call is read.
 
-Only the health service's Check is open, so that probes need no secret; all it tells is whether the daemon serves. Its
-Watch, reflection and methods that do not exist need the token like the rest, so a stranger learns nothing from them.
+A call with a wrong token is denied by its metadata alone. Where connections can speak for a caller (a client
+certificate, a user at the peer socket), a call is judged by a stream handler whatever its method is, so that its caller
+is known before the first message is. All denials of a stranger are one status with one message: it does not learn what
+was wrong, nor which methods exist. AdminService is for admins, and that is seen to here, for every method it has.
+
+Only the health service's Check is open, so that probes need no secret; all it tells is whether the daemon serves.
+
+A stream whose caller is nobody any more (its token was revoked or has expired, the policy maps its certificate to
+another tenant) ends within `CHECK_INTERVAL_S` as if it had just been made. The execution that it showed goes on.
 """
 
 from __future__ import annotations
 
-import hashlib
-import hmac
-from collections.abc import Awaitable, Callable
+import asyncio
+import inspect
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextvars import ContextVar
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, cast
 
 import grpc
+import structlog
 
-from executor_server.errors import Reason, Unauthenticated
+from executor_api.v1 import admin_service_pb2 as admin_pb
+from executor_server.errors import ExecutorError, Forbidden, InvalidRequest, Reason, Unauthenticated
 from executor_server.model import Principal
 from executor_server.rpc.errors import Context, Handler, refuse
+from executor_server.rpc.identities import Identities, Shown, certificate_in
 
 OPEN_METHODS = frozenset({"/grpc.health.v1.Health/Check"})
+CHECK_INTERVAL_S = 1.0
 
-LOCAL_PRINCIPAL = Principal(tenant="local", name="token", is_admin=True)
-"""The one principal of a daemon with one token."""
+_ADMIN_METHODS = f"/{admin_pb.DESCRIPTOR.services_by_name['AdminService'].full_name}/"
 
 current_principal: ContextVar[Principal] = ContextVar("current_principal")
-"""Set for the duration of a call. grpc.aio runs the interceptors and the handler of a call in one task."""
+"""Who calls, for handlers and what is put around them. grpc.aio runs all of a call in one task.
+
+Interceptors themselves can't rely on it: who calls without a token is known when the handler runs.
+"""
+
+_shown_token: ContextVar[str | None] = ContextVar("shown_token")
+
+_log = structlog.get_logger(__name__)
 
 
-class TokenAuth(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
-    """Lets calls through that carry `authorization: Bearer TOKEN`."""
+@dataclass
+class _Stream:
+    shown: Shown
+    principal: Principal
+    cut_off: bool = False
 
-    def __init__(self, token: str, principal: Principal = LOCAL_PRINCIPAL) -> None:
-        # Compared as digests, so that not even the token's length shows in the time it takes.
-        self._digest = hashlib.sha256(token.encode()).digest()
-        self._principal = principal
+
+class Authentication(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
+    """The first interceptor: lets calls through whose caller `identities` knows.
+
+    `uid_of_peer` tells the user of a connection of the peer socket by its name. `judges_connections` is false where no
+    connection can speak for a caller; then a call without a token is denied at once. `on_denial` is told the method and
+    the error of each denial.
+    """
+
+    def __init__(
+        self,
+        identities: Identities,
+        *,
+        judges_connections: bool,
+        uid_of_peer: Callable[[str], int | None],
+        on_denial: Callable[[str, ExecutorError], None],
+    ) -> None:
+        self._identities = identities
+        self._judges_connections = judges_connections
+        self._uid_of_peer = uid_of_peer
+        self._on_denial = on_denial
+        # By method: the set of those that exist is what the server was built with.
+        self._judged: dict[str, tuple[Handler, Handler]] = {}
+        self._streams: dict[asyncio.Task[Any], _Stream] = {}
+        self._watcher: asyncio.Task[None] | None = None
+
+    # -- calls -------------------------------------------------------------------------------------------------------
 
     async def intercept_service(
         self,
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> Handler:
-        if handler_call_details.method in OPEN_METHODS:
+        method = handler_call_details.method
+        if method in OPEN_METHODS:
             return await continuation(handler_call_details)
-        if not self._is_known(handler_call_details):
-            return _DENY
-        current_principal.set(self._principal)
-        return await continuation(handler_call_details)
+        try:
+            token_id = self._token_of(handler_call_details)
+            if not self._judges_connections:
+                self._admit(method, Shown(token_id))
+        except ExecutorError as denial:
+            self._on_denial(method, denial)
+            return _denying(denial)
+        _shown_token.set(token_id)
+        handler = cast("Handler | None", await continuation(handler_call_details))
+        if self._judges_connections or (handler is not None and _streams(handler)):
+            return self._judging(method, handler)
+        return cast("Handler", handler)
 
-    def _is_known(self, call: grpc.HandlerCallDetails) -> bool:
+    def _token_of(self, call: grpc.HandlerCallDetails) -> str | None:
+        """The id of the token in a call, None for a call without one. Raises Unauthenticated for a wrong one."""
         given = [value for key, value in call.invocation_metadata or () if key == "authorization"]
-        if len(given) != 1 or not isinstance(given[0], str):
-            return False
-        scheme, _, token = given[0].partition(" ")
-        digest = hashlib.sha256(token.encode("utf-8", "surrogatepass")).digest()
-        return hmac.compare_digest(digest, self._digest) and scheme.lower() == "bearer"
+        if not given:
+            return None
+        if len(given) == 1 and isinstance(given[0], str):
+            scheme, _, token = given[0].partition(" ")
+            token_id = self._identities.tokens.id_of(token)
+            if token_id is not None and scheme.lower() == "bearer":
+                return token_id
+        raise _nobody()
+
+    def _admit(self, method: str, shown: Shown) -> Principal:
+        """Who calls. Raises Unauthenticated, Forbidden."""
+        principal = self._identities.principal_of(shown)
+        if principal is None:
+            raise _nobody()
+        current_principal.set(principal)
+        if method.startswith(_ADMIN_METHODS) and not principal.is_admin:
+            raise Forbidden(Reason.ADMIN_ONLY, "this call is for admins: it needs a token that was made with --admin")
+        return principal
+
+    def _judging(self, method: str, handler: Handler | None) -> Handler:
+        if handler is None:
+            # Not kept: there are as many of these as callers like.
+            return grpc.stream_stream_rpc_method_handler(self._judged_stream(method, _unimplemented))
+        known = self._judged.get(method)
+        if known is None or known[0] is not handler:
+            judged = grpc.stream_stream_rpc_method_handler(
+                cast("Any", self._judged_stream(method, _as_stream(handler))),
+                request_deserializer=handler.request_deserializer,
+                response_serializer=handler.response_serializer,
+            )
+            known = self._judged[method] = (handler, judged)
+        return known[1]
+
+    def _judged_stream(self, method: str, serve: _Serve) -> Any:
+        async def judged(requests: AsyncIterator[Any], context: Context) -> None:
+            try:
+                shown = self._shown_by(context)
+                principal = self._admit(method, shown)
+            except ExecutorError as denial:
+                self._on_denial(method, denial)
+                await refuse(context, denial)
+            task = cast("asyncio.Task[Any]", asyncio.current_task())
+            stream = self._streams[task] = _Stream(shown, principal)
+            try:
+                await serve(requests, context)
+            except asyncio.CancelledError:
+                if not stream.cut_off:
+                    raise
+                task.uncancel()
+                revocation = _nobody()
+                self._on_denial(method, revocation)
+                await refuse(context, revocation)
+            finally:
+                del self._streams[task]
+
+        return judged
+
+    def _shown_by(self, context: Context) -> Shown:
+        token_id = _shown_token.get()
+        if not self._judges_connections:
+            return Shown(token_id)
+        certificate = certificate_in(cast("Any", context).auth_context())
+        return Shown(token_id, certificate, self._uid_of_peer(cast("Any", context).peer()))
+
+    # -- streams that last -------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Begins to look after tokens and streams."""
+        self._watcher = asyncio.create_task(self._watch())
+
+    async def close(self) -> None:
+        if self._watcher is not None:
+            self._watcher.cancel()
+            await asyncio.gather(self._watcher, return_exceptions=True)
+
+    async def _watch(self) -> None:
+        while True:
+            await asyncio.sleep(CHECK_INTERVAL_S)
+            try:
+                await self._identities.tokens.refresh()
+                self.cut_off_strangers()
+            except Exception:  # noqa: BLE001 - a background owner: a bug of ours must not keep revoked tokens alive
+                _log.exception("looking_after_tokens_broke")
+
+    def cut_off_strangers(self) -> None:
+        """Ends the streams whose callers are not any more who they were."""
+        held: dict[Shown, Principal | None] = {}
+        for task, stream in self._streams.items():
+            if stream.shown not in held:
+                held[stream.shown] = self._identities.principal_of(stream.shown)
+            if held[stream.shown] != stream.principal and not stream.cut_off:
+                stream.cut_off = True
+                task.cancel()
 
 
-async def _deny(_requests: Any, context: Context) -> None:
-    await refuse(
-        context,
-        Unauthenticated(Reason.UNAUTHENTICATED, "no valid token: send `authorization: Bearer TOKEN` in the metadata"),
+def _nobody() -> Unauthenticated:
+    return Unauthenticated(
+        Reason.UNAUTHENTICATED,
+        "no valid credential: send `authorization: Bearer TOKEN` in the metadata; a client certificate, or the user of "
+        "the peer socket, must be a tenant's in the policy, and the token's where there is one",
     )
 
 
-# A stream handler whatever the method is: it answers before it reads anything that a stranger sends.
-_DENY: Handler = grpc.stream_stream_rpc_method_handler(_deny)
+def _denying(denial: ExecutorError) -> Handler:
+    async def deny(_requests: Any, context: Context) -> None:
+        await refuse(context, denial)
+
+    # A stream handler whatever the method is: it answers before it reads anything that a stranger sends.
+    return grpc.stream_stream_rpc_method_handler(deny)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Any handler as one of streams: on the wire they are the same
+
+_Serve = Callable[[AsyncIterator[Any], Context], Awaitable[None]]
+
+
+def _streams(handler: Handler) -> bool:
+    return bool(handler.request_streaming or handler.response_streaming)
+
+
+def _as_stream(handler: Handler) -> _Serve:
+    behaviour: Any = (
+        (handler.stream_stream if handler.response_streaming else handler.stream_unary)
+        if handler.request_streaming
+        else (handler.unary_stream if handler.response_streaming else handler.unary_unary)
+    )
+    is_generator = inspect.isasyncgenfunction(behaviour)
+
+    async def serve(requests: AsyncIterator[Any], context: Context) -> None:
+        request = requests if handler.request_streaming else await _only(requests, context)
+        if is_generator:
+            async for response in behaviour(request, context):
+                await context.write(response)
+            return
+        response = await behaviour(request, context)
+        if not handler.response_streaming:
+            await context.write(response)
+
+    return serve
+
+
+async def _only(requests: AsyncIterator[Any], context: Context) -> Any:
+    async for request in requests:
+        return request
+    return await refuse(context, InvalidRequest(Reason.INVALID_FIELD, "the call has no message"))
+
+
+async def _unimplemented(_requests: AsyncIterator[Any], context: Context) -> None:
+    await context.abort(grpc.StatusCode.UNIMPLEMENTED, "Method not found!")  # grpc's own words

@@ -1,38 +1,48 @@
 """The gRPC server: its listeners, its limits, health and reflection.
 
-A Unix socket is private (mode 0600) from the moment it exists. TCP listeners other than loopback need TLS. What is not
-limited by an option here is limited in the service.
+A Unix socket is private (mode 0600) from the moment it exists, but for the one at which users are known by their
+numbers (peer_socket.py). TCP listeners other than loopback need TLS. What is not limited by an option here is limited
+in the service.
 """
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from executor_api.v1 import admin_service_pb2 as admin_pb
+from executor_api.v1 import admin_service_pb2_grpc as admin_grpc
 from executor_api.v1 import executor_service_pb2 as service_pb
 from executor_api.v1 import executor_service_pb2_grpc as service_grpc
 from executor_server.errors import ExecutorError
 from executor_server.observer import Observer
 from executor_server.rpc import addresses
 from executor_server.rpc.addresses import Address, AddressError, TcpAddress, UnixAddress
-from executor_server.rpc.auth import TokenAuth, current_principal
+from executor_server.rpc.auth import Authentication, current_principal
 from executor_server.rpc.errors import ErrorBorder
+from executor_server.rpc.handlers import OWN_METHODS
+from executor_server.rpc.identities import Identities
+from executor_server.rpc.peer_socket import PeerRelay, PeerSocket
 from executor_server.rpc.service import ExecutorService
 
 SERVICE_NAME = service_pb.DESCRIPTOR.services_by_name["ExecutorService"].full_name
+ADMIN_SERVICE_NAME = admin_pb.DESCRIPTOR.services_by_name["AdminService"].full_name
+OTHER_METHODS = "other"
+"""What an observer is told in place of a method that is not ours: a caller can make up any number of those."""
 
 # A connection that hasn't finished its handshake by then is dropped; the default is two minutes.
 HANDSHAKE_TIMEOUT_S = 10.0
 # Clients may ping this often without being taken for a flood, and may break the rule so often.
 MIN_CLIENT_PING_INTERVAL_S = 10.0
 MAX_PING_STRIKES = 2
+# A client certificate is looked at when a connection is made, so a connection may not outlive the certificate by more.
+MAX_CONNECTION_AGE_S = 3600.0
 
 
 @dataclass(frozen=True)
@@ -56,50 +66,78 @@ class ServerSettings:
     connection_idle_s: float
     keepalive_s: float
     keepalive_timeout_s: float
+    peer_socket: PeerSocket | None = None
 
 
 class RpcServer:
-    """Serves one ExecutorService to callers that have the token."""
+    """Serves one ExecutorService, and perhaps an AdminService, to callers that `identities` knows."""
 
     def __init__(
-        self, service: ExecutorService, token: str, settings: ServerSettings, observer: Observer | None = None
+        self,
+        service: ExecutorService,
+        identities: Identities,
+        settings: ServerSettings,
+        *,
+        admin: admin_grpc.AdminServiceServicer | None = None,
+        observer: Observer | None = None,
+        interceptors: Sequence[grpc.aio.ServerInterceptor[Any, Any]] = (),
     ) -> None:
-        """Opens nothing yet. `observer` is told which calls are refused."""
+        """Opens nothing yet. `observer` is told which calls are refused; `interceptors` come after authentication."""
         told = observer or Observer()
 
         def on_refusal(method: str, error: ExecutorError) -> None:
-            told.request_refused(current_principal.get(None), method, error)
+            known = method if method in OWN_METHODS else OTHER_METHODS
+            told.request_refused(current_principal.get(None), known, error)
 
         self._settings = settings
+        self._relay = (
+            PeerRelay(settings.peer_socket, identities.knows_uid) if settings.peer_socket is not None else None
+        )
+        has_certificates = settings.tls is not None and settings.tls.client_ca is not None
+        self._authentication = Authentication(
+            identities,
+            judges_connections=has_certificates or self._relay is not None,
+            uid_of_peer=self._relay.uid_of if self._relay is not None else _no_uid,
+            on_denial=on_refusal,
+        )
         self._bound: list[Address] = []
+        self._inner: list[Address] = []  # what nobody is told of
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]  # the stubs lack it
         # The order matters: a stranger's call must not reach the handlers at all, and a denial is made outside the
         # border, whose wrappers are kept per method.
         self._server = grpc.aio.server(
-            interceptors=(
-                TokenAuth(token),
-                ErrorBorder(on_refusal),
-            ),
+            interceptors=(self._authentication, *interceptors, ErrorBorder(on_refusal)),
             options=_options(settings),
             maximum_concurrent_rpcs=settings.max_concurrent_calls,
         )
         service_grpc.add_ExecutorServiceServicer_to_server(service, self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
-        reflection.enable_server_reflection((SERVICE_NAME, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server)
+        if admin is not None:
+            admin_grpc.add_AdminServiceServicer_to_server(admin, self._server)
+        own = (SERVICE_NAME, *((ADMIN_SERVICE_NAME,) if admin is not None else ()))
+        reflection.enable_server_reflection((*own, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server)
 
     def bind(self) -> None:
         """Opens the listeners: who calls from here on waits for `start`. Raises AddressError."""
         credentials = _credentials(self._settings.tls) if self._settings.tls is not None else None
         for address in self._settings.listen:
             self._bound.append(self._bind(address, credentials))
+        if self._relay is not None and self._settings.peer_socket is not None:
+            self._inner.append(self._bind(self._settings.peer_socket.inner, None))
+            self._relay.bind()
 
     async def start(self) -> list[str]:
         """Serves. Returns the addresses, with the port that was found for port 0. Raises AddressError."""
         if not self._bound:
             self.bind()
         await self._server.start()
+        await self._authentication.start()
         await self._health.set(SERVICE_NAME, health_pb2.HealthCheckResponse.SERVING)
-        return [str(address) for address in self._bound]
+        listening = [str(address) for address in self._bound]
+        if self._relay is not None and self._settings.peer_socket is not None:
+            await self._relay.start()
+            listening.append(str(self._settings.peer_socket.outer))
+        return listening
 
     async def announce_end(self) -> None:
         """Tells probes that this daemon is going away; calls are still served."""
@@ -108,7 +146,10 @@ class RpcServer:
     async def stop(self, grace_s: float) -> None:
         """Takes no new calls, cancels those that haven't ended within the grace, and closes the listeners."""
         await self._server.stop(grace_s)
-        for address in self._bound:
+        await self._authentication.close()
+        if self._relay is not None:
+            await self._relay.close()
+        for address in (*self._bound, *self._inner):
             if isinstance(address, UnixAddress):
                 address.path.unlink(missing_ok=True)
 
@@ -116,7 +157,7 @@ class RpcServer:
         if isinstance(address, UnixAddress):
             addresses.clear_stale_socket(address)
         try:
-            with _private_files():
+            with addresses.umask(0o177):  # a socket that others have no rights to
                 if isinstance(address, TcpAddress) and credentials is not None:
                     port = self._server.add_secure_port(str(address), credentials)
                 else:
@@ -128,8 +169,16 @@ class RpcServer:
         return TcpAddress(address.host, port) if isinstance(address, TcpAddress) else address
 
 
+def _no_uid(_peer: str) -> int | None:
+    return None
+
+
 def _options(settings: ServerSettings) -> Sequence[tuple[str, int]]:
+    has_certificates = settings.tls is not None and settings.tls.client_ca is not None
+    age_ms = round(MAX_CONNECTION_AGE_S * 1000) if has_certificates else 2**31 - 1  # without end
     return (
+        # What runs on it may end; further calls go over a new one.
+        ("grpc.max_connection_age_ms", age_ms),
         ("grpc.max_receive_message_length", settings.max_message_bytes),
         ("grpc.max_metadata_size", settings.max_metadata_bytes),
         ("grpc.absolute_max_metadata_size", settings.max_metadata_bytes),
@@ -157,13 +206,3 @@ def _credentials(tls: TlsFiles) -> grpc.ServerCredentials:
     return grpc.ssl_server_credentials(
         [(key, cert)], root_certificates=client_ca, require_client_auth=client_ca is not None
     )
-
-
-@contextmanager
-def _private_files() -> Iterator[None]:
-    """What is made inside has no rights for others. Binding is synchronous, so no other task's files are affected."""
-    before = os.umask(0o177)
-    try:
-        yield
-    finally:
-        os.umask(before)

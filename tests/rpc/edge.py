@@ -34,9 +34,11 @@ from executor_server.model import (
 from executor_server.policy import Policy
 from executor_server.policy_file import ImportsTable, PolicyFile, Profile
 from executor_server.rpc.addresses import judged
+from executor_server.rpc.identities import Identities
 from executor_server.rpc.server import RpcServer, ServerSettings, TlsFiles
 from executor_server.rpc.service import ExecutorService
 from executor_server.sessions import SessionRequest, VariablesReply
+from executor_server.tokens import Tokens
 
 TOKEN = "t" * 43
 AUTH = (("authorization", f"Bearer {TOKEN}"),)
@@ -199,7 +201,8 @@ def make_server(sessions: FakeSessions, server_settings: ServerSettings) -> RpcS
     profile = Profile(imports=ImportsTable(allowed=("numpy.*",)))
     file = PolicyFile(version="1", default="default", profiles={"default": profile})
     policy = Policy(file, images=["base"], backend="local", orphan_time_s=600.0)
-    return RpcServer(ExecutorService(policy, cast("Any", sessions)), TOKEN, server_settings)
+    identities = Identities(Tokens(TOKEN), lambda: policy)
+    return RpcServer(ExecutorService(policy, cast("Any", sessions)), identities, server_settings)
 
 
 @asynccontextmanager

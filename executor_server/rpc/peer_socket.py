@@ -1,0 +1,206 @@
+"""The Unix socket at which a user of this host is known by its number, without any secret.
+
+The kernel tells who connected (SO_PEERCRED), but gRPC doesn't pass that on. So this listener accepts, asks the kernel,
+and relays bytes to a socket of the gRPC server's, over a connection that bears a random name. The server sees the name
+of each connection's other end, and `uid_of` tells whose it is.
+
+Nobody can give itself another's name. The inner socket can be connected to by the daemon's own user only (mode 0600, in
+the state directory); a name is used for one connection, which holds it as long as it is known here. That the kernel
+shows names in /proc/net/unix is of no use to anybody.
+
+Everybody may connect to the outer socket, so what a user can tie up is bounded: connections per user, those of unknown
+users as if they were one, and the bytes on their way (a side that doesn't read is not read for). Connections that are
+idle, silent or dead are the gRPC server's to close. A number that stands for a user of another user namespace is
+nobody's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import socket
+import struct
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+import structlog
+
+from executor_server.rpc import addresses
+from executor_server.rpc.addresses import AddressError, UnixAddress, umask
+
+MAX_CONNECTIONS_PER_USER = 64
+MAX_CONNECTIONS = 1024
+BACKLOG = 128
+# Kept for a side that doesn't read, before the other is not read any more.
+MAX_HELD_BYTES = 256 * 1024
+CONNECT_TIMEOUT_S = 5.0
+# For handing over what is held when the other side is gone.
+FLUSH_TIMEOUT_S = 5.0
+
+_NAME_PREFIX = "remote-executor-peer-"
+_PEER_PREFIX = f"unix-abstract:{_NAME_PREFIX}"  # as grpc shows it
+_UCRED = struct.Struct("iII")
+_OVERFLOW_UID_PATH = Path("/proc/sys/kernel/overflowuid")
+
+_log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True)
+class PeerSocket:
+    """Where users connect, and where the gRPC server listens behind it."""
+
+    outer: UnixAddress
+    inner: UnixAddress
+
+
+class PeerRelay:
+    """Owns the outer socket and the connections through it. `is_known` tells whether a user is anybody's."""
+
+    def __init__(self, places: PeerSocket, is_known: Callable[[int], bool]) -> None:
+        self._places = places
+        self._is_known = is_known
+        self._overflow_uid = int(_OVERFLOW_UID_PATH.read_text())
+        self._listener: socket.socket | None = None
+        self._server: asyncio.Server | None = None
+        self._uids: dict[str, int] = {}  # of the connections that there are, by name
+        self._counts: Counter[int | None] = Counter()  # by user; None for all that are unknown
+        self._links: set[asyncio.Task[None]] = set()
+
+    def uid_of(self, peer: str) -> int | None:
+        """The user of a connection that grpc shows as `peer`; None when it didn't come through here."""
+        return self._uids.get(peer.removeprefix(_PEER_PREFIX)) if peer.startswith(_PEER_PREFIX) else None
+
+    def bind(self) -> None:
+        """Opens the outer socket: who connects from here on waits for `start`. Raises AddressError."""
+        address = self._places.outer
+        addresses.clear_stale_socket(address)
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+        try:
+            # For everybody: its directory says who can come as far as this, and who comes is known.
+            with umask(0o111):
+                listener.bind(str(address.path))
+            listener.listen(BACKLOG)
+        except OSError as error:
+            listener.close()
+            raise AddressError(f"Can't listen on {address}: {error.strerror}.") from error
+        self._listener = listener
+
+    async def start(self) -> None:
+        """Accepts connections; the gRPC server must listen by now."""
+        assert self._listener is not None, "bind comes first"
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_unix_server(lambda: _Outside(self), sock=self._listener)
+
+    async def close(self) -> None:
+        """Cuts off every connection."""
+        if self._listener is None:
+            return
+        if self._server is not None:
+            self._server.close()
+        self._listener.close()
+        links = list(self._links)
+        for link in links:
+            link.cancel()
+        await asyncio.gather(*links, return_exceptions=True)
+        self._places.outer.path.unlink(missing_ok=True)
+
+    # -- for connections
+
+    def admit(self, uid: int, outside: _Side) -> bool:
+        """Begins to relay for a new connection of that user, if there is room for one more."""
+        known = uid != self._overflow_uid and self._is_known(uid)
+        counted_as = uid if known else None
+        if self._counts[counted_as] >= MAX_CONNECTIONS_PER_USER or len(self._links) >= MAX_CONNECTIONS:
+            _log.warning("peer_refused", uid=uid, known=known, connections=self._counts[counted_as])
+            return False
+        link = asyncio.create_task(self._link(uid, counted_as, outside))
+        self._counts[counted_as] += 1
+        self._links.add(link)
+        link.add_done_callback(self._links.discard)
+        return True
+
+    async def _link(self, uid: int, counted_as: int | None, outside: _Side) -> None:
+        """The life of one connection."""
+        name = secrets.token_hex(16)
+        if uid != self._overflow_uid:
+            self._uids[name] = uid
+        try:
+            inside = await self._connected(name)
+            outside.other, inside.other = inside, outside
+            assert outside.transport is not None and inside.transport is not None
+            outside.transport.resume_reading()
+            inside.transport.resume_reading()
+            await asyncio.wait((outside.lost, inside.lost), return_when=asyncio.FIRST_COMPLETED)
+            outside.transport.close()
+            inside.transport.close()
+            await asyncio.wait((outside.lost, inside.lost), timeout=FLUSH_TIMEOUT_S)
+        except (OSError, TimeoutError) as error:
+            _log.warning("peer_not_relayed", uid=uid, error=str(error))
+        finally:
+            for side in (outside, outside.other):
+                if side is not None and side.transport is not None:
+                    side.transport.abort()
+            self._uids.pop(name, None)
+            self._counts[counted_as] -= 1
+
+    async def _connected(self, name: str) -> _Side:
+        """The way to the gRPC server, under that name. Raises OSError, TimeoutError."""
+        loop = asyncio.get_running_loop()
+        inner = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+        try:
+            inner.bind(f"\0{_NAME_PREFIX}{name}")
+            async with asyncio.timeout(CONNECT_TIMEOUT_S):
+                await loop.sock_connect(inner, str(self._places.inner.path))
+                _transport, side = await loop.create_unix_connection(_Side, sock=inner)
+        except BaseException:
+            inner.close()
+            raise
+        return side
+
+
+class _Side(asyncio.Protocol):
+    """One end of a link: what it receives goes out at the other."""
+
+    def __init__(self) -> None:
+        self.transport: asyncio.Transport | None = None
+        self.other: _Side | None = None
+        self.lost = asyncio.get_running_loop().create_future()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast("asyncio.Transport", transport)
+        self.transport.set_write_buffer_limits(high=MAX_HELD_BYTES)
+        # Until the other end is there to take it.
+        self.transport.pause_reading()
+
+    def data_received(self, data: bytes) -> None:
+        assert self.other is not None and self.other.transport is not None, "nothing is read before both are there"
+        self.other.transport.write(data)
+
+    def pause_writing(self) -> None:
+        if self.other is not None and self.other.transport is not None:
+            self.other.transport.pause_reading()
+
+    def resume_writing(self) -> None:
+        if self.other is not None and self.other.transport is not None:
+            self.other.transport.resume_reading()
+
+    def connection_lost(self, _error: Exception | None) -> None:
+        self.lost.set_result(None)
+
+
+class _Outside(_Side):
+    """The end of a user's."""
+
+    def __init__(self, relay: PeerRelay) -> None:
+        super().__init__()
+        self._relay = relay
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        credentials = transport.get_extra_info("socket").getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
+        _pid, uid, _gid = _UCRED.unpack(credentials)
+        if not self._relay.admit(uid, self):
+            cast("asyncio.Transport", transport).abort()

@@ -106,6 +106,8 @@ class AuditLog:
         self._ticker = None
         for told in self._on_tick:
             told()
+        if self._flushing is not None:
+            await self._flush()
         await self._flush()
         self._retry_s = 0.0
         if self._gap is not None and self._mended():

@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from executor_server.backends.base import HostFinding
+from executor_server.cli.audit import audit
 from executor_server.cli.shared import (
     EXIT_CONFIG,
     EXIT_HOST,
@@ -34,6 +35,7 @@ def main() -> None:
     """Runs Python for code agents, in sandboxes."""
 
 
+main.add_command(audit)
 main.add_command(token)
 
 

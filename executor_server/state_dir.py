@@ -100,10 +100,10 @@ def claim(root: Path) -> Iterator[StateDir]:
 def read_or_make_token(state_dir: StateDir) -> str:
     """The token of this state directory, made on first use. Call it with the lock held. Raises StateDirError."""
     try:
-        return _read_token(state_dir.token_path)
+        return read_token(state_dir.token_path)
     except FileNotFoundError:
         _make_token(state_dir)
-        return _read_token(state_dir.token_path)
+        return read_token(state_dir.token_path)
 
 
 def _make_private(root: Path) -> None:
@@ -132,7 +132,8 @@ def _lock(lock_fd: int, root: Path) -> None:
         raise
 
 
-def _read_token(path: Path) -> str:
+def read_token(path: Path) -> str:
+    """The token in a file that nobody else can read. Raises StateDirError, FileNotFoundError."""
     # O_NONBLOCK: a named pipe put there must not hang the start.
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)

@@ -49,5 +49,5 @@ def _transfers(size_bytes: int, count: int | None) -> str:
 
 def _number(value: float | None) -> str:
     if value is None:
-        return ""
+        return "-"
     return f"{value:,}" if isinstance(value, int) else f"{value:,.15g}"

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc
-from google.protobuf import any_pb2
+from google.protobuf import any_pb2, duration_pb2
 from google.protobuf.message import Message
 from google.rpc import error_details_pb2, status_pb2
 
@@ -106,21 +106,33 @@ class Refusal:
     incident_id: str = ""
 
 
+def busy(code: grpc.StatusCode, reason: str, seconds: int = 0, nanos: int = 1_000_000) -> Refusal:
+    """A refusal that says when to ask again."""
+    delay = duration_pb2.Duration(seconds=seconds, nanos=nanos)
+    return Refusal(code, reason, more=(error_details_pb2.RetryInfo(retry_delay=delay),))
+
+
 class FakeDaemon(services.ExecutorServiceServicer):
-    """Set `journal`, `cuts` and `refusals`; look into `requests`, `answers` and `blobs` afterwards."""
+    """Set `journal`, `cuts` and `refusals`; look into `requests`, `metadata`, `answers` and `blobs` afterwards.
+
+    It wants `token`; None is a daemon that knows its callers otherwise.
+    """
 
     def __init__(self) -> None:
         self.address = ""
+        self.token: str | None = TOKEN
         self.journal: list[Step] = [result()]
         self.cuts: deque[Cut | None] = deque()
         self.refusals: dict[str, deque[Refusal]] = defaultdict(deque)
         self.requests: list[tuple[str, Any]] = []
+        self.metadata: list[dict[str, str]] = []
         self.answers: dict[str, list[pb.SubmitToolResultRequest]] = defaultdict(list)
         self.blobs: dict[str, bytes] = {}
         self.variables: list[pb.GetVariablesResponse] = []
         self.file: list[pb.GetFileResponse] = []
         self.files: dict[str, bytes] = {}
         self.sessions: list[types.Session] = [_session()]
+        self.policy = _policy()
         self.cancelled = threading.Event()
         self._answered: dict[str, threading.Event] = defaultdict(threading.Event)
 
@@ -136,7 +148,8 @@ class FakeDaemon(services.ExecutorServiceServicer):
 
     def _enter(self, name: str, request: Any, context: grpc.ServicerContext) -> None:
         self.requests.append((name, request))
-        if dict(context.invocation_metadata()).get("authorization") != f"Bearer {TOKEN}":
+        self.metadata.append(dict(context.invocation_metadata()))
+        if self.token is not None and self.metadata[-1].get("authorization") != f"Bearer {self.token}":
             _abort(context, Refusal(grpc.StatusCode.UNAUTHENTICATED, "UNAUTHENTICATED", "a wrong token"))
         if self.refusals[name]:
             _abort(context, self.refusals[name].popleft())
@@ -249,19 +262,17 @@ class FakeDaemon(services.ExecutorServiceServicer):
 
     def GetPolicy(self, request: Any, context: Any) -> pb.GetPolicyResponse:
         self._enter("GetPolicy", request, context)
-        limits = types.Limits(wall_time_s=30)
-        return pb.GetPolicyResponse(
-            policy=types.Policy(policy=types.PolicyRef(profile="default"), default_limits=limits, images=["base"])
-        )
+        return pb.GetPolicyResponse(policy=self.policy)
 
 
 @contextmanager
-def serve(directory: Path) -> Iterator[FakeDaemon]:
-    """A fake daemon on a Unix socket in the directory."""
+def serve(directory: Path, credentials: grpc.ServerCredentials | None = None) -> Iterator[FakeDaemon]:
+    """A fake daemon on a Unix socket in the directory; with credentials, on a port of this machine."""
     daemon = FakeDaemon()
-    daemon.address = f"unix:{directory / 'd.sock'}"
+    if credentials is None:
+        daemon.address = f"unix:{directory / 'd.sock'}"
     with ThreadPoolExecutor(8) as threads:
-        server = start(daemon, threads)
+        server = start(daemon, threads, credentials)
         try:
             yield daemon
         finally:
@@ -269,10 +280,15 @@ def serve(directory: Path) -> Iterator[FakeDaemon]:
             server.stop(grace=0).wait()
 
 
-def start(daemon: FakeDaemon, threads: ThreadPoolExecutor) -> grpc.Server:
+def start(
+    daemon: FakeDaemon, threads: ThreadPoolExecutor, credentials: grpc.ServerCredentials | None = None
+) -> grpc.Server:
     server = grpc.server(threads)
     services.add_ExecutorServiceServicer_to_server(daemon, server)
-    server.add_insecure_port(daemon.address)
+    if credentials is None:
+        server.add_insecure_port(daemon.address)
+    else:
+        daemon.address = f"localhost:{server.add_secure_port('localhost:0', credentials)}"
     server.start()
     return server
 
@@ -289,7 +305,31 @@ def _session() -> types.Session:
     session.limits.wall_time_s = 30
     session.python_version = "3.11.7"
     session.labels["team"] = "a\x1b[31m"
+    session.policy.CopyFrom(types.PolicyRef(profile="strict", version="7", fingerprint="abc"))
+    session.denied_imports.append("os")
+    session.refused_language.append("dynamic_code")
     return session
+
+
+def _policy() -> types.Policy:
+    return types.Policy(
+        policy=types.PolicyRef(profile="strict", version="7", fingerprint="abc"),
+        default_limits=types.Limits(wall_time_s=30, operations=1_000_000),
+        max_limits=types.Limits(wall_time_s=60, operations=2_000_000),
+        execution_default_limits=types.Limits(wall_time_s=10),
+        execution_max_limits=types.Limits(wall_time_s=20.5),
+        default_imports=["math"],
+        allowed_imports=["numpy.*"],
+        denied_imports=["os"],
+        refused_language=["dynamic_code"],
+        images=["base"],
+        backend="local",
+        tool_placements=["host"],
+        allowed_tools=["web_*"],
+        files=types.FileLimits(max_put_bytes=1000, max_get_bytes=2000, max_puts=3),
+        network="none",
+        quotas=types.Quotas(sessions=4, cpu_time_s_per_hour=0.5),
+    )
 
 
 def _abort(context: grpc.ServicerContext, refusal: Refusal) -> None:

@@ -11,28 +11,31 @@ from typing import Any
 
 import grpc
 import pytest
-from google.protobuf import duration_pb2
-from google.rpc import error_details_pb2
 
 from executor_api import values
 from executor_api.v1 import executor_service_pb2 as pb
 from executor_api.v1 import types_pb2 as types
 from executor_client import (
     AuthenticationError,
+    AuthorizationError,
     DaemonError,
     ExecutorClient,
+    FileLimits,
     InvalidRequest,
+    Limits,
     NotFoundError,
     OpaqueValue,
+    PolicyRef,
     PolicyViolationError,
     PreconditionError,
     ProtocolError,
+    Quotas,
     ResourceExhaustedError,
     SessionState,
     UnavailableError,
     Violation,
 )
-from tests.support.fake_daemon import SESSION, TOKEN, FakeDaemon, Refusal, blob, chunks, value
+from tests.support.fake_daemon import SESSION, TOKEN, FakeDaemon, Refusal, blob, busy, chunks, value
 
 
 def test_session_is_asked_for_and_described(client: Any, daemon: FakeDaemon) -> None:
@@ -42,9 +45,44 @@ def test_session_is_asked_for_and_described(client: Any, daemon: FakeDaemon) -> 
     assert (request.limits.memory_bytes, dict(request.labels)) == (1 << 30, {"run": "7"})
     assert (session.session_id, session.info.state, session.limits.wall_time_s) == (SESSION, SessionState.IDLE, 30)
     assert session.limits.operations is None
+    assert session.policy == PolicyRef("strict", "7", "abc")
+    assert (session.info.denied_imports, session.info.refused_language) == (("os",), ("dynamic_code",))
     session.close()
     session.close()
     assert daemon.names() == ["CreateSession", "DeleteSession"]
+
+
+def test_more_can_be_asked_for_by_name(client: Any, daemon: FakeDaemon) -> None:
+    client.create_session(backend="docker", network=["example.com"], packages=["numpy==2", "pandas"])
+    request = daemon.requests[0][1]
+    assert (request.backend, list(request.network)) == ("docker", ["example.com"])
+    assert list(request.packages) == ["numpy==2", "pandas"]
+    for name in ("authorized_imports", "network", "packages"):
+        with pytest.raises(InvalidRequest, match=f"{name} is a list"):
+            client.create_session(**{name: "numpy"})
+
+
+def test_policy_is_told_whole(client: Any) -> None:
+    policy = client.get_policy()
+    assert policy.policy == PolicyRef("strict", "7", "abc")
+    assert (policy.default_limits.wall_time_s, policy.max_limits.operations) == (30, 2_000_000)
+    assert policy.execution_default_limits == Limits(wall_time_s=10)
+    assert policy.execution_max_limits == Limits(wall_time_s=20.5)
+    assert (policy.default_imports, policy.allowed_imports, policy.denied_imports) == (("math",), ("numpy.*",), ("os",))
+    assert (policy.refused_language, policy.allowed_tools) == (("dynamic_code",), ("web_*",))
+    assert policy.files == FileLimits(max_put_bytes=1000, max_get_bytes=2000, max_puts=3)
+    assert policy.quotas == Quotas(sessions=4, cpu_time_s_per_hour=0.5)
+
+
+def test_list_without_end_is_not_taken(client: Any, daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("executor_client._convert.NAMES_LISTED_MAX", 2)
+    for name in ("denied_imports", "refused_language", "allowed_tools", "images"):
+        daemon.policy = types.Policy(**{name: ["x"] * 3})
+        with pytest.raises(ProtocolError, match="more than 2"):
+            client.get_policy()
+    daemon.sessions = [types.Session(state=types.SESSION_STATE_IDLE, denied_imports=["x"] * 3)]
+    with pytest.raises(ProtocolError, match="more than 2"):
+        client.list_sessions()
 
 
 def test_other_calls_give_values_not_messages(client: Any, daemon: FakeDaemon) -> None:
@@ -68,7 +106,7 @@ VIOLATION = ("limits.memory_bytes", "ABOVE_CEILING", "2", "at most 1", "profiles
 def violations() -> types.Violations:
     field, kind, requested, allowed, rule = VIOLATION
     entry = types.Violation(field=field, kind=f"VIOLATION_KIND_{kind}", requested=requested, allowed=allowed, rule=rule)
-    return types.Violations(violations=[entry])
+    return types.Violations(violations=[entry], omitted=2)
 
 
 @pytest.mark.parametrize(
@@ -79,8 +117,10 @@ def violations() -> types.Violations:
         (
             Refusal(grpc.StatusCode.PERMISSION_DENIED, "POLICY_VIOLATION", more=(violations(),)),
             PolicyViolationError,
-            {"violations": (Violation(*VIOLATION),)},
+            {"violations": (Violation(*VIOLATION),), "omitted": 2},
         ),
+        (Refusal(grpc.StatusCode.PERMISSION_DENIED, "ADMIN_ONLY"), AuthorizationError, {"reason": "ADMIN_ONLY"}),
+        (Refusal(grpc.StatusCode.PERMISSION_DENIED), AuthorizationError, {}),
         (Refusal(grpc.StatusCode.NOT_FOUND, "SESSION_NOT_FOUND"), NotFoundError, {}),
         (Refusal(grpc.StatusCode.FAILED_PRECONDITION, "SESSION_LOST"), PreconditionError, {}),
         (Refusal(grpc.StatusCode.RESOURCE_EXHAUSTED), ResourceExhaustedError, {"retry_after_s": None}),
@@ -100,6 +140,18 @@ def test_each_status_is_an_error_of_its_class(
     assert {name: getattr(refused.value, name) for name in attributes} == attributes
     assert isinstance(refused.value.__cause__, grpc.RpcError)
     assert daemon.names() == ["CreateSession"]
+
+
+def test_violations_are_said_a_line_each_with_their_rule(client: Any, daemon: FakeDaemon) -> None:
+    refusal = Refusal(grpc.StatusCode.PERMISSION_DENIED, "POLICY_VIOLATION", "cut off her…", more=(violations(),))
+    daemon.refusals["CreateSession"].append(refusal)
+    with pytest.raises(PolicyViolationError) as refused:
+        client.create_session()
+    assert str(refused.value).splitlines() == [
+        "the policy refuses this:",
+        "  limits.memory_bytes: asked for 2, allowed is at most 1 (profiles.a.limits.max.memory_bytes)",
+        "  and 2 more",
+    ]
 
 
 def test_wrong_token_is_an_authentication_error(daemon: FakeDaemon) -> None:
@@ -122,12 +174,6 @@ def test_call_is_repeated_unchanged_while_the_daemon_is_away(client: Any, daemon
     client.create_session()
     assert daemon.names() == ["CreateSession"] * 3
     assert len({request.request_id for _, request in daemon.requests}) == 1
-
-
-def busy(code: grpc.StatusCode, reason: str, seconds: int = 0, nanos: int = 1_000_000) -> Refusal:
-    """A refusal that says when to ask again."""
-    delay = duration_pb2.Duration(seconds=seconds, nanos=nanos)
-    return Refusal(code, reason, more=(error_details_pb2.RetryInfo(retry_delay=delay),))
 
 
 BUSY = [

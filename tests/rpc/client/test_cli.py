@@ -59,6 +59,42 @@ def test_refusal_is_exit_code_2_in_one_line(daemon: FakeDaemon, file: str, capsy
     assert "cannot be read" in capsys.readouterr().err
 
 
+def test_each_violation_stands_on_its_line(daemon: FakeDaemon, file: str, capsys: Captured) -> None:
+    names = ("memory_bytes", "operations")
+    listed = types.Violations(
+        violations=[types.Violation(field=f"limits.{name}", requested="9", allowed="at most 8") for name in names]
+    )
+    refusal = Refusal(grpc.StatusCode.PERMISSION_DENIED, "POLICY_VIOLATION", more=(listed,))
+    daemon.refusals["CreateSession"].append(refusal)
+    assert cli.main(["run", file]) == 2
+    assert capsys.readouterr().err.splitlines() == [
+        "executor: the policy refuses this:",
+        "  limits.memory_bytes: asked for 9, allowed is at most 8",
+        "  limits.operations: asked for 9, allowed is at most 8",
+    ]
+
+
+def test_warning_of_a_limit_is_a_line_on_stderr(daemon: FakeDaemon, file: str, capsys: Captured) -> None:
+    warning = types.LimitWarningEvent(limit="session_operations", used=8_000, budget=10_000)
+    daemon.journal = [types.Event(limit_warning=warning), result()]
+    assert cli.main(["run", file]) == 0
+    assert capsys.readouterr() == ("", "[warning: 8,000 of 10,000 session_operations are used up]\n")
+
+
+def test_policy_says_what_may_be_asked_for(daemon: FakeDaemon, capsys: Captured) -> None:
+    daemon.policy.images.append("data\n\x1b[2J")
+    assert cli.main(["policy"]) == 0
+    out = capsys.readouterr().out
+    rows = [line.strip().split("  ", 1) for line in out.splitlines() if line]
+    told = {name: " ".join(cells.split()) for name, cells in rows}
+    assert told["profile"] == "strict, version 7, fingerprint abc"
+    assert told["images"] == "base, data\\n\\x1b[2J"
+    assert (told["imports"], told["refused in code"]) == ("math", "dynamic_code")
+    assert (told["files put"], told["files got"]) == ("1,000 bytes each, 3 in a session", "2,000 bytes each")
+    assert (told["quota sessions"], told["quota cpu_time_s_per_hour"]) == ("4", "0.5")
+    assert (told["wall_time_s"], told["operations"]) == ("30 60 10 20.5", "1,000,000 2,000,000 - -")
+
+
 def test_images_are_saved_where_asked(daemon: FakeDaemon, file: str, tmp_path: Path, capsys: Captured) -> None:
     raw = io.BytesIO()
     PIL.Image.new("RGB", (3, 2)).save(raw, "PNG")

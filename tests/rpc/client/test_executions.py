@@ -13,6 +13,7 @@ from executor_client import (
     ConnectionLost,
     ExecutionFailed,
     InvalidRequest,
+    LimitWarningEvent,
     LogEvent,
     NotFoundError,
     OpaqueValue,
@@ -20,9 +21,10 @@ from executor_client import (
     OutputCutEvent,
     ProtocolError,
     QueuedEvent,
+    ResourceExhaustedError,
     VariablesState,
 )
-from tests.support.fake_daemon import Cut, FakeDaemon, Numbered, Refusal, blob, chunks, log, result, value
+from tests.support.fake_daemon import Cut, FakeDaemon, Numbered, Refusal, blob, busy, chunks, log, result, value
 
 
 def test_result_holds_everything_that_was_streamed(session: Any, daemon: FakeDaemon) -> None:
@@ -32,7 +34,8 @@ def test_result_holds_everything_that_was_streamed(session: Any, daemon: FakeDae
         log("err\n", types.OUTPUT_STREAM_STDERR),
         types.Event(output_cut=types.OutputCutEvent(omitted_bytes=7)),
         log("end\n"),
-        result({"a": [1, 2.5]}, generation=3, usage=types.Usage(operations=5, wall_time_s=0.5)),
+        types.Event(limit_warning=types.LimitWarningEvent(limit="operations", used=4, budget=5)),
+        result({"a": [1, 2.5]}, generation=3, usage=types.Usage(operations=5, wall_time_s=0.5), policy_fingerprint="f"),
     ]
     seen: list[Any] = []
     got = session.execute("code", on_event=seen.append)
@@ -43,12 +46,14 @@ def test_result_holds_everything_that_was_streamed(session: Any, daemon: FakeDae
         LogEvent(3, "stderr", "err\n"),
         OutputCutEvent(4, 7),
         LogEvent(5, "stdout", "end\n"),
+        LimitWarningEvent(6, "operations", 4, 5),
     ]
     assert got.logs == f"out\nerr\n{cut}end\n"
     assert (got.stdout, got.stderr, got.omitted_output_bytes) == (f"out\n{cut}end\n", f"err\n{cut}", 7)
     assert (got.outcome, got.output, got.is_final_answer) == (Outcome.SUCCEEDED, {"a": [1, 2.5]}, False)
     assert (got.state, got.generation, got.usage.operations) == (VariablesState.KEPT, 3, 5)
     assert session.generation == 3
+    assert got.policy_fingerprint == "f"
     assert daemon.requests[0][1].execution_id == got.execution_id
 
 
@@ -109,6 +114,7 @@ def test_gap_in_the_numbers_is_fetched_again_once(session: Any, daemon: FakeDaem
         "final answer of no call": [result(final_answer_call_id="never-called")],
         "unknown output stream": [log("x", 9)],
         "event of no kind": [types.Event()],
+        "warning of an unknown limit": [types.Event(limit_warning=types.LimitWarningEvent(limit="x"))],
         "tool call without id": [types.Event(tool_call=types.ToolCallEvent(name="f"))],
         "payload without content": [result(types.Value())],
         "blob too short": [*chunks("b", b"123"), result(types.Value(packed=blob("b", 4)))],
@@ -166,6 +172,25 @@ def test_refused_execution_is_neither_retried_nor_cancelled(session: Any, daemon
     with pytest.raises(NotFoundError, match="no such session") as refused:
         session.execute("code")
     assert refused.value.reason == "SESSION_NOT_FOUND"
+    assert daemon.names() == ["Execute"]
+
+
+def test_execution_without_room_is_asked_for_again_unchanged(session: Any, daemon: FakeDaemon) -> None:
+    full = busy(grpc.StatusCode.RESOURCE_EXHAUSTED, "QUEUE_FULL")
+    daemon.refusals["Execute"].extend([full, full])
+    daemon.refusals["AttachExecution"].append(full)
+    daemon.journal = [log("1"), result(7)]
+    daemon.cuts = deque([Cut(1)])
+    assert session.execute("code").output == 7
+    assert daemon.names() == ["Execute"] * 3 + ["AttachExecution"] * 2
+    assert len({request.execution_id for _, request in daemon.requests}) == 1
+
+
+def test_quota_that_frees_much_later_is_told_at_once(session: Any, daemon: FakeDaemon) -> None:
+    daemon.refusals["Execute"].append(busy(grpc.StatusCode.RESOURCE_EXHAUSTED, "QUOTA_EXCEEDED", seconds=3600))
+    with pytest.raises(ResourceExhaustedError) as refused:
+        session.execute("code")
+    assert (refused.value.reason, refused.value.retry_after_s) == ("QUOTA_EXCEEDED", 3600.001)
     assert daemon.names() == ["Execute"]
 
 

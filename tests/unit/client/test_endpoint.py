@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from executor_client import ConfigurationError, ExecutorClient, TlsConfig
+from executor_client import ConfigurationError, TlsConfig
 from executor_client._endpoint import is_local, resolve
 
 
@@ -111,8 +110,31 @@ def test_missing_token_file_says_what_makes_it(state_dir: Path) -> None:
         resolve(None, None, None)
 
 
-@pytest.mark.parametrize("field", ["ca", "cert", "key"])
-def test_missing_tls_file_is_named(tmp_path: Path, field: str) -> None:
-    tls: Any = TlsConfig(**{field: tmp_path / "missing.pem"})
-    with pytest.raises(ConfigurationError, match=r"missing\.pem"):
-        ExecutorClient("example.com:1", token="t", tls=tls)
+def test_socket_that_was_named_may_do_without_a_token(state_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (state_dir / "token").unlink()
+    assert resolve("unix:/run/peer.sock", None, None).token is None
+    monkeypatch.setenv("EXECUTOR_ADDRESS", "unix:/run/peer.sock")
+    assert resolve(None, None, None).token is None
+    with pytest.raises(ConfigurationError, match="no token"):
+        resolve("127.0.0.1:1", None, None)
+
+
+def test_own_daemons_token_is_not_shown_to_another_users_socket(
+    state_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever listens there could use it against the daemon that it is of."""
+    socket = state_dir / "peer.sock"
+    socket.touch()
+    assert resolve(f"unix:{socket}", None, None).token == "from-the-file"
+    owner = socket.stat().st_uid
+    monkeypatch.setattr("executor_client._endpoint.os.geteuid", lambda: owner + 1)
+    assert resolve(f"unix:{socket}", None, None).token is None
+    assert resolve(f"unix:{socket}", "given", None).token == "given"
+    assert resolve("unix-abstract:peer", None, None).token is None
+
+
+def test_certificate_stands_for_a_token(state_dir: Path) -> None:
+    tls = TlsConfig(cert="c.pem", key="k.pem")
+    for address in ("example.com:1", "127.0.0.1:1"):
+        assert resolve(address, None, tls).token is None
+    assert resolve("example.com:1", "given", tls).token == "given"

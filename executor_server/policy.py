@@ -113,7 +113,7 @@ class Policy:
 
     def quotas_of(self, tenant: str) -> QuotasTable:
         """What a tenant may use. One whom the policy does not know has nothing to use it for."""
-        name = self._profile_name(tenant)
+        name = self.profile_name(tenant)
         return self._file.profiles[name].quotas if name is not None else QuotasTable()
 
     def lists(self, tenant: str) -> bool:
@@ -122,7 +122,8 @@ class Policy:
 
     def profile_name(self, tenant: str) -> str | None:
         """The profile that holds for a tenant; None when the policy refuses it."""
-        return self._profile_name(tenant)
+        known = self._file.tenants.get(tenant)
+        return known.profile if known is not None and known.profile is not None else self._file.default
 
     def describe(self, principal: Principal) -> PolicySummary:
         """Raises PolicyViolation when there is no profile for who asks."""
@@ -134,7 +135,7 @@ class Policy:
             max_limits=Limits(**profile.limits.max.model_dump()),
             execution_default=_execution_default(profile, RequestedLimits(), limits),
             execution_max=_execution_max(profile, Limits(**profile.limits.max.model_dump())),
-            default_imports=tuple(sorted(profile.imports.default)),
+            default_imports=_authorized(profile, ()),
             allowed_imports=profile.imports.allowed,
             denied_imports=profile.imports.denied,
             refused_language=profile.language.refused,
@@ -181,7 +182,7 @@ class Policy:
 
     def on_reload(self, principal: Principal) -> Literal["keep", "tighten", "end"]:
         """What becomes of sessions that run when this policy comes into force. One without a profile ends."""
-        name = self._profile_name(principal.tenant)
+        name = self.profile_name(principal.tenant)
         return "end" if name is None else self._file.profiles[name].on_reload
 
     def tightened(self, principal: Principal, spec: SessionSpec) -> SessionSpec | str:
@@ -190,7 +191,7 @@ class Policy:
         What was granted is never widened: limits, imports and language rules are the stricter of both. Rules about
         tools, files and the audit log are not grants, so they are this policy's.
         """
-        name = self._profile_name(principal.tenant)
+        name = self.profile_name(principal.tenant)
         if name is None:
             return "the policy has no profile for its tenant any more"
         profile = self._file.profiles[name]
@@ -233,12 +234,8 @@ class Policy:
 
     # -- deciding
 
-    def _profile_name(self, tenant: str) -> str | None:
-        known = self._file.tenants.get(tenant)
-        return known.profile if known is not None and known.profile is not None else self._file.default
-
     def _profile_of(self, tenant: str) -> tuple[str, Profile]:
-        name = self._profile_name(tenant)
+        name = self.profile_name(tenant)
         if name is None:
             violation = Violation("tenant", ViolationKind.NOT_ALLOWED, tenant, "a tenant that is listed", "default")
             raise PolicyViolation((violation,))
@@ -271,7 +268,7 @@ class Policy:
             limits=limits,
             execution_default=_execution_default(profile, request.limits, limits),
             execution_max=execution_max,
-            authorized_imports=tuple(sorted({*profile.imports.default, *request.authorized_imports})),
+            authorized_imports=_authorized(profile, request.authorized_imports),
             denied_imports=tuple(sorted(profile.imports.denied)),
             refused_language=profile.language.refused,
             tools=_tool_rules(profile),
@@ -354,6 +351,12 @@ AnyLimits = TypeVar("AnyLimits", Limits, ExecutionLimits)
 
 def _at_most(limits: AnyLimits, ceilings: AnyLimits) -> AnyLimits:
     return replace(limits, **{f.name: min(getattr(limits, f.name), getattr(ceilings, f.name)) for f in fields(limits)})
+
+
+def _authorized(profile: Profile, asked: Sequence[str]) -> tuple[str, ...]:
+    """What is denied as a whole is not said to be authorized, though the guest would refuse it anyway."""
+    patterns = {*profile.imports.default, *asked}
+    return tuple(sorted(pattern for pattern in patterns if not is_denied(pattern, profile.imports.denied)))
 
 
 def _tool_rules(profile: Profile) -> ToolRules:

@@ -29,7 +29,7 @@ def listed(names: Iterable[str], nothing: str) -> str:
 
 def number(value: float) -> str:
     """Counts and sizes in full, seconds without needless zeros."""
-    return f"{value:,}" if isinstance(value, int) else f"{value:g}"
+    return f"{value:,}" if isinstance(value, int) else f"{value:,.12g}"
 
 
 def shortened(text: str) -> str:

@@ -142,11 +142,11 @@ def _check_texts(path: str, texts: Sequence[str], most: int) -> None:
 
 
 def _check_text(path: str, text: str) -> None:
-    """For what a refusal will show."""
+    """For what a refusal will show, and a log."""
     if len(text) > MAX_REQUESTED_TEXT_CHARS:
         raise invalid(path, f"is longer than {MAX_REQUESTED_TEXT_CHARS} characters")
-    if not _is_unicode(text):
-        raise invalid(path, "is no Unicode text")
+    if not text.isprintable():
+        raise invalid(path, "holds characters that can't be printed")
 
 
 def _is_unicode(text: str) -> bool:

@@ -12,6 +12,7 @@ import click
 
 from executor_server.backends.base import HostFinding
 from executor_server.cli.audit import audit
+from executor_server.cli.policy import policy
 from executor_server.cli.shared import (
     EXIT_CONFIG,
     EXIT_HOST,
@@ -36,6 +37,7 @@ def main() -> None:
 
 
 main.add_command(audit)
+main.add_command(policy)
 main.add_command(token)
 
 

@@ -66,7 +66,7 @@ def test_every_violation_is_listed() -> None:
     with pytest.raises(PolicyViolation) as caught:
         make_policy(("numpy.*",)).decide(ALICE, request)
     assert [(v.field, v.requested) for v in caught.value.violations] == [
-        ("limits.wall_time_s", "1e+09"),
+        ("limits.wall_time_s", "1,000,000,000"),
         ("limits.operations", "9,223,372,036,854,775,808"),
         ("authorized_imports", "os"),
         ("authorized_imports", "*"),

@@ -1,0 +1,255 @@
+"""`executor-server policy`: check, explain, diff.
+
+`check` ends with 3 when the policy can't be used, `explain` with 1 when something is refused, `diff` with 1 when the
+policies differ. What is asked of `explain` is JSON with the keys of policy_question.Question.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
+
+import click
+
+from executor_server.cli.shared import EXIT_CONFIG, configured, fail, load_config
+from executor_server.config import Config
+from executor_server.model import SessionSpec
+from executor_server.policy import Policy
+from executor_server.policy_check import policy_for, unserved
+from executor_server.policy_diff import Change, differences
+from executor_server.policy_explain import Explanation, Place, PolicyText, Refusal, explain
+from executor_server.policy_file import PolicyFile, built_in_policy, parse_policy
+from executor_server.policy_question import Question
+from executor_server.settings import NAME_FORM, ConfigError, is_name, read_bytes, validated
+
+EXIT_DIFFERENT = 1
+EXIT_REFUSED = 1
+MAX_REQUEST_BYTES = 1 << 20
+
+T = TypeVar("T")
+
+_FILE = click.argument("file", required=False, type=click.Path(path_type=Path))
+
+
+@click.group()
+def policy() -> None:
+    """Checks policy files, explains what they refuse, and compares them."""
+
+
+@policy.command()
+@_FILE
+@configured
+def check(file: Path | None, **options: Any) -> None:
+    """Says everything that is wrong with a policy FILE (default: the configuration's).
+
+    With --config, or $EXECUTOR_CONFIG, that includes what such a daemon could not serve.
+    """
+    config = load_config(**options)
+    path, _, found = _read(file, config)
+    problems = [str(problem) for problem in unserved(found, config)] if options["config_path"] is not None else []
+    if problems:
+        _fail_policy(path, problems)
+    click.echo(f"{path or 'The built-in policy'} can be used.")
+    for line in _summary(found):
+        click.echo(line)
+
+
+@policy.command("explain")
+@_FILE
+@click.option("--tenant", required=True, help="Who asks.")
+@click.option("--request", "request_", required=True, metavar="JSON|@FILE|-", help="What is asked for.")
+@click.option("--json", "as_json", is_flag=True, help="Answer in JSON.")
+@configured
+def explain_(file: Path | None, tenant: str, request_: str, as_json: bool, **options: Any) -> None:
+    """Says whether a tenant would get what it asks for, and which lines of FILE say no.
+
+    \b
+    The request is JSON with some of these keys:
+      image, backend, authorized_imports, limits, network, packages, labels, prelude    a session
+      execution                            limits of one execution in it
+      tools                                names of tools
+      put_file, get_file                   {"size_bytes": N, "so_far": HOW_MANY_BEFORE}
+      imports                              modules that code imports
+      language                             rules that code was refused for
+      usage                                what the tenant would have or have used: keys of [quotas]
+    """
+    if not is_name(tenant):
+        raise click.BadParameter(f"must be {NAME_FORM}", param_hint="--tenant")
+    config = load_config(**options)
+    path, data, found = _read(file, config)
+    source = PolicyText(_policy(found, config, options["config_path"]), data.decode(), _config_text(options))
+    explanation = explain(source, tenant, _question(request_))
+    paths = (str(path), str(options["config_path"]))
+    if as_json:
+        click.echo(json.dumps(_as_json(explanation, paths), indent=2))
+    else:
+        for line in _answer(explanation, tenant, paths):
+            click.echo(line)
+    if explanation.refusals:
+        raise SystemExit(EXIT_REFUSED)
+
+
+@policy.command()
+@click.argument("old", type=click.Path(path_type=Path))
+@click.argument("new", type=click.Path(path_type=Path))
+@click.option("--json", "as_json", is_flag=True, help="Answer in JSON.")
+def diff(old: Path, new: Path, as_json: bool) -> None:
+    """Says what changes from policy OLD to NEW, and which changes loosen or tighten it."""
+    changes = differences(_parsed(old), _parsed(new))
+    if as_json:
+        click.echo(json.dumps([asdict(change) for change in changes], indent=2))
+    else:
+        for change in changes:
+            click.echo(_change_text(change))
+    if changes:
+        raise SystemExit(EXIT_DIFFERENT)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Reading
+
+
+def _read(file: Path | None, config: Config) -> tuple[Path | None, bytes, PolicyFile]:
+    """The file that was named, else the configuration's, else the built-in policy, which has no text."""
+    path = file or config.policy.file
+    if path is None:
+        return None, b"", built_in_policy()
+    data = _checked(path, lambda: read_bytes(path, "policy file"))
+    return path, data, _checked(path, lambda: parse_policy(data, path))
+
+
+def _parsed(path: Path) -> PolicyFile:
+    return _checked(path, lambda: parse_policy(read_bytes(path, "policy file"), path))
+
+
+def _checked(path: Path, read: Callable[[], T]) -> T:
+    try:
+        return read()
+    except ConfigError as error:
+        _fail_policy(path, error.problems)
+
+
+def _fail_policy(path: Path | None, problems: list[str] | tuple[str, ...]) -> NoReturn:
+    listed = "\n".join(f"  {line}" for line in problems)
+    fail(EXIT_CONFIG, f"The policy {path or 'that is built in'} can't be used:\n{listed}")
+
+
+def _policy(file: PolicyFile, config: Config, config_path: Path | None) -> Policy:
+    """The policy of the daemon that is configured; of one with every image that the policy names when none is."""
+    if config_path is not None:
+        return policy_for(file, config)
+    named = [image for profile in file.profiles.values() for image in profile.sandbox.images or ()]
+    return policy_for(file, config, more_images=named)
+
+
+def _config_text(options: dict[str, Any]) -> str:
+    path = options["config_path"]
+    return "" if path is None else read_bytes(path, "configuration file").decode()
+
+
+def _question(request: str) -> Question:
+    try:
+        text = _request_text(request)
+        tables = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise click.BadParameter(f"is not JSON: {error}", param_hint="--request") from error
+    if not isinstance(tables, dict):
+        raise click.BadParameter("must be a JSON object", param_hint="--request")
+    try:
+        return validated(Question, tables)
+    except ConfigError as error:
+        raise click.BadParameter("; ".join(error.problems), param_hint="--request") from error
+
+
+def _request_text(request: str) -> str:
+    if request == "-":
+        return sys.stdin.read(MAX_REQUEST_BYTES)
+    if not request.startswith("@"):
+        return request
+    try:
+        return read_bytes(Path(request[1:]), "request").decode()
+    except ConfigError as error:
+        raise click.BadParameter(error.problems[0], param_hint="--request") from error
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Answering
+
+
+def _summary(file: PolicyFile) -> Iterator[str]:
+    yield f"version      {file.version}"
+    yield f"fingerprint  {file.fingerprint}"
+    yield f"default      {file.default or 'none: tenants that are not listed are refused'}"
+    for name, profile in file.profiles.items():
+        extends = f" (extends {profile.extends})" if profile.extends else ""
+        yield f"profile      {name}{extends}"
+    for name, tenant in file.tenants.items():
+        admin = ", admin" if tenant.admin else ""
+        yield f"tenant       {name}: profile {tenant.profile or file.default}{admin}"
+
+
+def _answer(explanation: Explanation, tenant: str, paths: tuple[str, str]) -> Iterator[str]:
+    who = f"tenant {tenant}, {_profile_text(explanation)}"
+    if explanation.granted is not None:
+        yield f"granted to {who}"
+        yield from _spec_lines(explanation.granted)
+        return
+    yield f"refused to {who}"
+    for refusal in explanation.refusals:
+        yield f"  {refusal.message}{_kind_text(refusal)}"
+        yield f"    {_place_text(refusal.place, paths)}"
+
+
+def _profile_text(explanation: Explanation) -> str:
+    if not explanation.lineage:
+        return "which has no profile"
+    first, *others = explanation.lineage
+    return f"profile {first}" + "".join(f", which extends {name}" for name in others)
+
+
+def _kind_text(refusal: Refusal) -> str:
+    return f" ({refusal.violation.kind.value})" if refusal.violation is not None else ""
+
+
+def _place_text(place: Place, paths: tuple[str, str]) -> str:
+    if place.line is None:
+        return place.advice
+    return f"{paths[place.is_in_config]}:{place.line.number}: {place.line.text}    # {place.advice}"
+
+
+def _spec_lines(spec: SessionSpec) -> Iterator[str]:
+    granted = asdict(spec)
+    for key in ("sandbox", "limits", "execution_default", "execution_max", "tools", "files", "audit"):
+        yield f"  {key}: " + ", ".join(f"{name} {value}" for name, value in granted[key].items() if value is not None)
+    yield f"  authorized_imports: {', '.join(spec.authorized_imports) or 'none'}"
+    yield f"  denied_imports: {', '.join(spec.denied_imports) or 'none'}"
+    yield f"  refused_language: {', '.join(spec.refused_language) or 'none'}"
+
+
+def _as_json(explanation: Explanation, paths: tuple[str, str]) -> dict[str, Any]:
+    return {
+        "granted": asdict(explanation.granted) if explanation.granted is not None else None,
+        "profiles": list(explanation.lineage),
+        "refusals": [_refusal_as_json(refusal, paths) for refusal in explanation.refusals],
+    }
+
+
+def _refusal_as_json(refusal: Refusal, paths: tuple[str, str]) -> dict[str, Any]:
+    violation, line = refusal.violation, refusal.place.line
+    return {
+        "message": refusal.message,
+        "violation": None if violation is None else {**asdict(violation), "kind": violation.kind.value},
+        "advice": refusal.place.advice,
+        "file": paths[refusal.place.is_in_config] if line is not None else None,
+        "line": line.number if line is not None else None,
+        "text": line.text if line is not None else None,
+    }
+
+
+def _change_text(change: Change) -> str:
+    direction = f"    {change.direction}" if change.direction else ""
+    return f"{change.key}: {change.old} → {change.new}{direction}"

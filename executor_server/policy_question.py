@@ -1,0 +1,179 @@
+"""A question to a policy: would this be granted, and what would be done then?
+
+The decisions are those of policy.py and session_rules.py. Nothing is decided here but what they don't see: what code
+does when it runs, by the rules of the guest, and what a tenant has used, by its quotas.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Annotated
+
+from pydantic import AfterValidator, Field
+
+from executor_server.errors import ExecutorError, PolicyViolation, Violation, ViolationKind
+from executor_server.import_patterns import is_covered, is_denied, is_pattern
+from executor_server.model import LANGUAGE_RULES, Principal, SessionSpec, ToolSpec
+from executor_server.policy import Policy
+from executor_server.policy_file import QuotasTable
+from executor_server.refusals import above_ceiling, listed, not_allowed, rule_of, shortened
+from executor_server.requested import RequestedLimits, RequestedSession
+from executor_server.session_rules import check_file_get, check_file_put, check_tools, execution_limits
+from executor_server.settings import Section
+
+
+def _check_module(text: str) -> str:
+    if "*" in text or not is_pattern(text):
+        raise ValueError("must be a dotted module name")
+    return text
+
+
+def _check_tool(text: str) -> str:
+    if not text.isidentifier():
+        raise ValueError("must be the name of a tool")
+    return text
+
+
+def _check_language_rule(text: str) -> str:
+    if text not in LANGUAGE_RULES:
+        raise ValueError(f"must be one of {', '.join(LANGUAGE_RULES)}")
+    return text
+
+
+Number = int | float
+ModuleName = Annotated[str, AfterValidator(_check_module)]
+ToolName = Annotated[str, AfterValidator(_check_tool)]
+LanguageRule = Annotated[str, AfterValidator(_check_language_rule)]
+MAX_NAMES = 1024
+
+
+class LimitsAsked(Section):
+    """Limits, of a session or of an execution."""
+
+    wall_time_s: Number | None = None
+    cpu_time_s: Number | None = None
+    operations: int | None = None
+    memory_bytes: int | None = None
+    processes: int | None = None
+    output_bytes: int | None = None
+    disk_bytes: int | None = None
+    idle_time_s: Number | None = None
+    session_time_s: Number | None = None
+    session_operations: int | None = None
+
+
+class TransferAsked(Section):
+    """A file that is put or got."""
+
+    size_bytes: Annotated[int, Field(ge=0)] = 0
+    so_far: Annotated[int, Field(ge=0)] = 0
+    """How many the session has put, or got, before."""
+
+
+class UsageAsked(Section):
+    """What a tenant would have, or have used, with this."""
+
+    sessions: int | None = None
+    executions: int | None = None
+    creations_per_minute: int | None = None
+    cpu_time_s_per_hour: Number | None = None
+    output_bytes_per_hour: int | None = None
+    calls: int | None = None
+    calls_per_second: int | None = None
+
+
+class Question(Section):
+    """A session that a tenant asks for, and what is done in it."""
+
+    image: str = ""
+    backend: str = ""
+    authorized_imports: tuple[str, ...] = ()
+    limits: LimitsAsked = LimitsAsked()
+    network: tuple[str, ...] = ()
+    packages: tuple[str, ...] = ()
+    labels: dict[str, str] = Field(default_factory=dict)
+    prelude: str = ""
+    execution: LimitsAsked = LimitsAsked()
+    """Limits asked for one execution."""
+    tools: Annotated[tuple[ToolName, ...], Field(max_length=MAX_NAMES)] = ()
+    """Names of tools that are registered."""
+    put_file: TransferAsked | None = None
+    get_file: TransferAsked | None = None
+    imports: Annotated[tuple[ModuleName, ...], Field(max_length=MAX_NAMES)] = ()
+    """Modules that code imports."""
+    language: Annotated[tuple[LanguageRule, ...], Field(max_length=MAX_NAMES)] = ()
+    """Rules that code breaks, as the error of its execution names them."""
+    usage: UsageAsked = UsageAsked()
+
+
+def answer(policy: Policy, tenant: str, question: Question) -> tuple[SessionSpec | None, list[ExecutorError]]:
+    """The session that would be granted, and every refusal. A session that is refused has nothing done in it."""
+    try:
+        spec = policy.decide(Principal(tenant, "question"), _session(question))
+    except ExecutorError as error:
+        return None, [error]
+    return spec, list(_in_session(spec, policy.quotas_of(tenant), question))
+
+
+def _session(question: Question) -> RequestedSession:
+    return RequestedSession(
+        image=question.image,
+        backend=question.backend,
+        network=question.network,
+        packages=question.packages,
+        authorized_imports=question.authorized_imports,
+        limits=_limits(question.limits),
+        labels=question.labels,
+        prelude=question.prelude,
+    )
+
+
+def _limits(asked: LimitsAsked) -> RequestedLimits:
+    return RequestedLimits(**asked.model_dump())
+
+
+def _in_session(spec: SessionSpec, quotas: QuotasTable, question: Question) -> Iterator[ExecutorError]:
+    tools = [ToolSpec(name=name, description="", parameters=(), is_final_answer=False) for name in question.tools]
+    yield from _refused(execution_limits, spec, _limits(question.execution))
+    yield from _refused(check_tools, spec, tools)
+    for transfer, check in ((question.put_file, check_file_put), (question.get_file, check_file_get)):
+        if transfer is not None:
+            yield from _refused(check, spec, transfer.size_bytes, transfer.so_far)
+    violations = (
+        *_import_violations(spec, question.imports),
+        *_language_violations(spec, question.language),
+        *_usage_violations(spec.policy.profile, quotas, question.usage),
+    )
+    if violations:
+        yield PolicyViolation(violations)
+
+
+def _refused(check: Callable[..., object], *arguments: object) -> Iterator[ExecutorError]:
+    try:
+        check(*arguments)
+    except ExecutorError as error:
+        yield error
+
+
+def _import_violations(spec: SessionSpec, modules: Sequence[str]) -> Iterator[Violation]:
+    profile = spec.policy.profile
+    for module in modules:
+        if is_denied(module, spec.denied_imports):
+            denied = shortened(f"nothing of {listed(spec.denied_imports, '')}")
+            yield Violation("imports", ViolationKind.DENIED, module, denied, rule_of(profile, "imports.denied"))
+        elif not is_covered(module, spec.authorized_imports):
+            yield not_allowed("imports", module, spec.authorized_imports, rule_of(profile, "imports.default"))
+
+
+def _language_violations(spec: SessionSpec, rules: Sequence[str]) -> Iterator[Violation]:
+    for rule in rules:
+        if rule in spec.refused_language:
+            key = rule_of(spec.policy.profile, f"language.{rule}")
+            yield Violation("language", ViolationKind.DENIED, rule, "code without it", key)
+
+
+def _usage_violations(profile: str, quotas: QuotasTable, usage: UsageAsked) -> Iterator[Violation]:
+    for name, value in usage:
+        most = getattr(quotas, name)
+        if value is not None and most is not None and value > most:
+            yield above_ceiling(f"usage.{name}", value, most, rule_of(profile, f"quotas.{name}"))

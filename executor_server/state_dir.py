@@ -141,7 +141,7 @@ def read_token(path: Path) -> str:
         raise
     except OSError as error:
         raise StateDirError(f"The token file {path} can't be read: {error.strerror}.") from error
-    with os.fdopen(fd, "rb") as file:
+    try:
         found = os.fstat(fd)
         if not stat.S_ISREG(found.st_mode):
             raise StateDirError(f"The token file {path} is not a regular file; remove it and a new one is made.")
@@ -152,7 +152,9 @@ def read_token(path: Path) -> str:
                 f"The token file {path} can be read by other users, so its token may be known to them; remove the file "
                 "and a new one is made."
             )
-        text = file.read(MAX_TOKEN_FILE_BYTES).decode("ascii", "replace").strip()
+        text = os.read(fd, MAX_TOKEN_FILE_BYTES).decode("ascii", "replace").strip()
+    finally:
+        os.close(fd)
     if not _TOKEN_FORM.fullmatch(text):
         raise StateDirError(
             f"The token file {path} holds no token (32 to 256 of A-Z a-z 0-9 _ -); remove it and a new one is made."

@@ -104,14 +104,17 @@ class TokenFile:
         try:
             # O_NONBLOCK: a named pipe put there must not hang the daemon.
             fd = os.open(self.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+            try:
+                self._check_rights(os.fstat(fd))
+                with os.fdopen(fd, "rb", closefd=False) as file:
+                    data = file.read(MAX_TOKEN_FILE_BYTES + 1)
+            finally:
+                os.close(fd)
         except FileNotFoundError:
             return ()
         except OSError as error:
             why = "it is a symbolic link" if self.path.is_symlink() else error.strerror
             raise TokenFileError(f"The file of tokens {self.path} can't be read: {why}.") from error
-        with os.fdopen(fd, "rb") as file:
-            self._check_rights(os.fstat(fd))
-            data = file.read(MAX_TOKEN_FILE_BYTES + 1)
         if len(data) > MAX_TOKEN_FILE_BYTES:
             raise TokenFileError(f"The file of tokens {self.path} is larger than {MAX_TOKEN_FILE_BYTES:,} bytes.")
         return self._parsed(data)

@@ -13,6 +13,7 @@ from executor_server.model import (
     EventKind,
     FileInfo,
     Image,
+    LimitWarning,
     Log,
     Outcome,
     OutputCut,
@@ -26,6 +27,7 @@ from executor_server.model import (
 MAX_PAYLOAD_BYTES = 256 * 1024 * 1024
 _MIME_TYPES = frozenset(("image/png", "image/jpeg"))
 _SOURCES = frozenset(("figure", "display"))
+_WARNED_LIMITS = frozenset(("operations", "session_operations"))
 _STREAMS = frozenset(("stdout", "stderr"))
 # An id goes to the client and comes back from it: of the form that requests are held to, so that it can.
 _ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
@@ -33,6 +35,9 @@ _MAX_MESSAGE_CHARS = 16_384
 _MAX_TRACEBACK_CHARS = 32_768
 _MAX_FILES = 10_000
 _MAX_ARTIFACTS = 256
+_MAX_IMPORTS = 64
+_MAX_IMPORT_CHARS = 200
+_MAX_IMPORTS_BYTES = 4096
 # The years 1 and 9999, which a timestamp on the wire can carry.
 _MIN_TIME_S, _MAX_TIME_S = -62_135_596_800.0, 253_402_300_799.0
 
@@ -50,6 +55,9 @@ def read_event(frame: Frame) -> EventKind:
         )
     if frame.kind == Kind.TOOL_CALL:
         return ToolCall(_id(head, "call"), head.text("name", 256), read_payload(head, frame.body))
+    if frame.kind == Kind.LIMIT_WARNING:
+        budget = head.integer("budget", 1)
+        return LimitWarning(_one_of(head, "limit", _WARNED_LIMITS), head.integer("used", 0, budget), budget)
     if frame.kind == Kind.BLOB_CHUNK:
         return BlobChunk(_id(head, "blob"), _bounded(frame.body))
     raise FrameError(f"frame kind {frame.kind} is not an event")
@@ -80,7 +88,17 @@ def read_result(frame: Frame) -> Result:
         final_answer_call_id=_id(head, "final") if head.text("final") else "",
         artifacts=_read_artifacts(frame.body[error_bytes : error_bytes + artifacts_bytes]),
         artifacts_truncated=head.boolean("artifacts_truncated", default=False),
+        imports=_read_imports(head) if "imports" in head else (),
     )
+
+
+def _read_imports(head: Fields) -> tuple[str, ...]:
+    names = sorted({_clean(name) for name in head.texts("imports", _MAX_IMPORTS, _MAX_IMPORT_CHARS)})
+    if sum(len(name.encode()) for name in names) > _MAX_IMPORTS_BYTES:
+        raise FrameError("too many imports")
+    if any(character <= " " for name in names for character in name):
+        raise FrameError("an import that is no name")
+    return tuple(names)
 
 
 def _read_artifacts(data: bytes) -> tuple[FileInfo, ...]:

@@ -48,7 +48,9 @@ class Mark:
 
 SENT = frozenset((Kind.EXECUTE, Kind.TOOL_RESULT, Kind.CANCEL))
 """Frames to the guest that are written down."""
-TAKEN = frozenset((Kind.LOG, Kind.OUTPUT_CUT, Kind.IMAGE, Kind.TOOL_CALL, Kind.BLOB_CHUNK, Kind.RESULT))
+TAKEN = frozenset(
+    (Kind.LOG, Kind.OUTPUT_CUT, Kind.IMAGE, Kind.TOOL_CALL, Kind.BLOB_CHUNK, Kind.LIMIT_WARNING, Kind.RESULT)
+)
 """Frames of the guest that are written down."""
 _KINDS = SENT | TAKEN | {value for name, value in vars(Mark).items() if name.isupper()}
 

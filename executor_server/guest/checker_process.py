@@ -50,7 +50,7 @@ def checker_main(sock: socket.socket, config: Any) -> None:
             sentinels=sentinels,
         )
         if verdict.code is not None:
-            link.send(sock, {"t": "verdict", "ok": True}, verdict.code)
+            link.send(sock, {"t": "verdict", "ok": True, "imports": list(verdict.imports)}, verdict.code)
         else:
             refusal = {"outcome": verdict.outcome, "error": verdict.error}
-            link.send(sock, {"t": "verdict", "ok": False}, dumps(refusal))
+            link.send(sock, {"t": "verdict", "ok": False, "imports": list(verdict.imports)}, dumps(refusal))

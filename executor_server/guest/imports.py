@@ -11,6 +11,7 @@ import ast
 import builtins
 
 from .control import Refusal
+from .run import MAX_IMPORT_CHARS, MAX_IMPORTS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -25,8 +26,6 @@ CALLED_IMPORT = "import()"
 """Where the builtins of agent code keep what its own name `__import__` means; not a name that a program can write."""
 
 # Of what a result says that its source imports.
-MAX_REPORTED = 64
-MAX_REPORTED_CHARS = 200
 _MAX_REPORTED_BYTES = 4096
 # What a refused program is told; policies can be long, and names of modules.
 _MAX_NAME_CHARS = 200
@@ -109,7 +108,7 @@ class Imports:
         room = _MAX_REPORTED_BYTES
         for name in sorted(self._modules):
             size = len(name.encode("utf-8", "replace"))
-            if len(name) <= MAX_REPORTED_CHARS and size <= room and len(names) < MAX_REPORTED:
+            if len(name) <= MAX_IMPORT_CHARS and size <= room and len(names) < MAX_IMPORTS:
                 names.append(name)
                 room -= size
         return names

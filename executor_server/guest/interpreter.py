@@ -244,7 +244,11 @@ class Interpreter:
         code, spans = self._loads(body[size:])
         last = self._last_value = LastValue()
         code = self._bind(code, self._sentinels.constants(ticks=self._meter.ticks, guard=guard, keep=last))
-        self._meter.start(head.integer("operations"))
+        marks: dict[int, list[str]] = {}
+        for name, mark in head.values["marks"].items():
+            marks.setdefault(mark, []).append(name)
+        calls = {mark: lambda names=names: self._warn(names) for mark, names in marks.items()}
+        self._meter.start(head.integer("operations"), calls, head.values["of_session"])
         self._referee.begin()
         outcome, detail = self._run_agent_code(code, filename, source, spans)
         self._referee.end()
@@ -254,6 +258,16 @@ class Interpreter:
         end = {"t": "done", "filename": filename, "outcome": outcome, "operations": operations, "error": len(error)}
         self._send(end, error + output)
         self._restore()
+
+    def _warn(self, limits: list[str]) -> None:
+        """Says that a budget is nearly spent: now if it can be, else the supervisor does when the program has ended."""
+        if self._getpid() != self._pid:
+            return
+        try:
+            for limit in limits:
+                self._send({"t": "limit", "limit": limit})
+        except (RecursionError, MemoryError):
+            return  # the program is at its own end; it must not meet ours
 
     def _run_agent_code(
         self, code: types.CodeType, filename: str, source: str, spans: list[list[int]]

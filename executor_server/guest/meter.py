@@ -6,6 +6,7 @@ and function. Both `next` and the iterator are constants of the code, so one ope
 Promises
 - A budget of N allows exactly N ticks; tick N+1 raises, and so does every tick after it until `start` or `finish`.
 - The same program spends the same count.
+- `start` can be told to call somebody when a certain tick is taken: the same tick each time, and a tick as any other.
 - `ticks` is one object for the life of the interpreter: a function defined by an earlier execution counts against the
   current one. Between executions (background threads) ticks are free.
 
@@ -15,6 +16,10 @@ segment calls nothing, for a reason: an exception on that way, by a signal handl
 recursion limit, would make `chain` drop its source for good, and counting would end. For the same reason the list never
 runs out: its last segment ends only by itself, when its phase is over and another one stands behind it. What is over is
 replaced by nothing, not removed, since the position in the list is all that its iterator knows; a place costs 8 bytes.
+
+The tick that calls is a chunk of its own, a `map` over a `repeat` of one. What is raised in there leaves `chain` where
+it is, and the tick counted, since `repeat` has given it by then. It ends in C: a segment that ended by a StopIteration
+of its own could end for two threads at once, and the second one would end the next chunk for all.
 """
 
 from __future__ import annotations
@@ -29,8 +34,9 @@ from .control import ControlException
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Callable, Iterator
+    from typing import Any, Callable, Iterator, Mapping
 
+_NO_CALLS: Mapping[int, Callable[[], object]] = {}
 FIRST_CHUNK_OPERATIONS = 1024
 # The next chunk is a quarter of those before it. What is left of the chunk in use when an execution ends has to be
 # drained one by one: so that costs a few percent of the execution at most, and a budget of 10**8 takes 54 chunks.
@@ -42,9 +48,13 @@ class OperationLimitExceeded(ControlException):
 
     __module__ = "builtins"  # so that a traceback shows its plain name
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, of_session: int | None = None) -> None:
+        """`of_session` is what all executions of the session may spend, when this one was left less of it to spend."""
+        what = f"{limit}"
+        if of_session is not None:
+            what = f"the session, session_operations = {of_session}, of which {limit} were left"
         super().__init__(
-            f"Reached the max number of operations of {limit}. Maybe there is an infinite loop somewhere in the code, "
+            f"Reached the max number of operations of {what}. Maybe there is an infinite loop somewhere in the code, "
             "or you're just asking too many calculations."
         )
         self.limit = limit
@@ -56,13 +66,31 @@ class _Ticks(chain):  # type: ignore[type-arg]  # a plain class at run time on 3
         return (repeat, (True,))
 
 
+class _Chunk:
+    """Some of the ticks of a budget: what `chain` takes them from, and what knows how many are left."""
+
+    __slots__ = ("left", "segment")
+
+    def __init__(self, size: int, call: Callable[[], object] | None = None) -> None:
+        self.left = repeat(True, size)
+        self.segment: Iterator[bool] = self.left
+        if call is not None:
+
+            def tick(_: bool) -> bool:
+                call()
+                return True
+
+            self.segment = map(tick, self.left)
+
+
 class Meter:
     """Counts operations of the current execution."""
 
     def __init__(self) -> None:
         self.limit = 0
         self.exceeded = False
-        self._chunks: list[repeat[bool]] = []
+        self._of_session: int | None = None
+        self._chunks: list[_Chunk] = []
         self._spent: int | None = 0
         self._phase = 0
         self._last: Iterator[bool] = self._last_segment(self._phase, lambda: True)
@@ -72,20 +100,32 @@ class Meter:
         self.ticks: Iterator[bool] = _Ticks.from_iterable(self._source)
         self.tick: Callable[[], bool] = self.ticks.__next__
 
-    def start(self, budget: int) -> None:
-        """Begins an execution that may spend `budget` operations."""
+    def start(
+        self, budget: int, calls: Mapping[int, Callable[[], object]] = _NO_CALLS, of_session: int | None = None
+    ) -> None:
+        """Begins an execution that may spend `budget` operations; `calls` has what to call at which of them.
+
+        What is called may raise, and that goes to the program; it must not tick. `of_session`: see the exception.
+        """
         if budget < 0:
             raise ValueError(f"an operation budget is not negative: {budget}")
         self.limit = budget
         self.exceeded = False
         self._spent = None
-        self._enter([repeat(True, size) for size in _chunk_sizes(budget)], self._refuse)
+        self._of_session = of_session
+        chunks: list[_Chunk] = []
+        begin = 0
+        for number in sorted(calls):
+            chunks += map(_Chunk, _chunk_sizes(begin, number - 1))
+            chunks.append(_Chunk(1, calls[number]))
+            begin = number
+        self._enter([*chunks, *map(_Chunk, _chunk_sizes(begin, budget))], self._refuse)
 
     def used(self) -> int:
         """Operations of the current execution so far, or else of the last one. Exact."""
         if self._spent is not None:
             return self._spent
-        return self.limit - sum(map(length_hint, self._chunks))
+        return self.limit - sum(length_hint(chunk.left) for chunk in self._chunks)
 
     def stop(self, exception: Callable[[], BaseException]) -> None:
         """From now on every tick raises what `exception` makes: a program that swallowed it once meets it again."""
@@ -104,7 +144,7 @@ class Meter:
 
     def _refuse(self) -> bool:
         self.exceeded = True
-        raise OperationLimitExceeded(self.limit)
+        raise OperationLimitExceeded(self.limit, self._of_session)
 
     def _last_segment(self, phase: int, answer: Callable[[], bool]) -> Iterator[bool]:
         """The endless segment of a phase; after it, StopIteration sends `chain` on to the next segment."""
@@ -116,29 +156,31 @@ class Meter:
 
         return map(tick, repeat(None))
 
-    def _enter(self, chunks: list[repeat[bool]], answer: Callable[[], bool]) -> None:
-        first, end = self._first, len(self._segments)
+    def _enter(self, chunks: list[_Chunk], answer: Callable[[], bool]) -> None:
+        first, old = self._first, self._chunks
+        end = len(self._segments)
         # Other threads may tick between any two lines. So: first the new segments, then the end of the old ones.
         self._chunks, self._last = chunks, self._last_segment(self._phase + 1, answer)
         self._first = end
-        self._segments.extend([*chunks, self._last])
+        self._segments.extend([*(chunk.segment for chunk in chunks), self._last])
         self._phase += 1
-        for position in range(first, end):
-            segment, self._segments[position] = self._segments[position], _NOTHING
+        for position, chunk in zip(range(first, end), [*old, None]):
+            self._segments[position] = _NOTHING
             taken = position < len(self._segments) - length_hint(self._source)
-            if taken and isinstance(segment, repeat):
-                deque(segment, maxlen=0)  # `chain` may hold it: drain it
+            if taken and chunk is not None:
+                deque(chunk.left, maxlen=0)  # `chain` may hold it: drain it
 
 
 _NOTHING: Iterator[bool] = iter(())
 
 
 @lru_cache(maxsize=8)
-def _chunk_sizes(budget: int) -> tuple[int, ...]:
+def _chunk_sizes(begin: int, end: int) -> tuple[int, ...]:
+    """Of the ticks after the first `begin`, up to `end`."""
     sizes: list[int] = []
-    total = 0
-    while total < budget:
-        size = min(max(FIRST_CHUNK_OPERATIONS, total // CHUNK_GROWTH_DIVISOR), budget - total, sys.maxsize)
+    total = begin
+    while total < end:
+        size = min(max(FIRST_CHUNK_OPERATIONS, total // CHUNK_GROWTH_DIVISOR), end - total, sys.maxsize)
         sizes.append(size)
         total += size
     return tuple(sizes)

@@ -32,6 +32,9 @@ _PIPE_BYTES = 1024 * 1024
 MAX_TOOL_CALLS = 64
 # Of one run; what it shows past that is dropped.
 MAX_IMAGES = 64
+# Of what a source imports.
+MAX_IMPORTS = 64
+MAX_IMPORT_CHARS = 200
 IMAGE_TYPES = frozenset(("image/png", "image/jpeg"))
 IMAGE_SOURCES = frozenset(("figure", "display"))
 # How a program may say that it ended; everything else is for the supervisor and the daemon to find.
@@ -40,6 +43,10 @@ OWN_OUTCOMES = frozenset(
 )
 # As JSON.
 _MAX_ERROR_BYTES = 1024 * 1024
+
+
+# A budget of which so much is spent is nearly spent.
+_WARN_NUMERATOR, _WARN_DENOMINATOR = 4, 5
 
 
 class Phase:
@@ -72,6 +79,19 @@ class Settings:
             operations=fields.integer("operations", 1),
             output_bytes=fields.integer("output_bytes", 2),
         )
+
+
+class Warning:
+    """What will be told of a limit when a run has taken `mark` operations; 0 is at its start."""
+
+    __slots__ = ("budget", "mark", "used")
+
+    def __init__(self, budget: int, spent: int = 0) -> None:
+        """`spent`: what earlier runs have spent of the budget."""
+        nearly = -(-budget * _WARN_NUMERATOR // _WARN_DENOMINATOR)
+        self.budget = budget
+        self.mark = max(0, nearly - spent)
+        self.used = max(nearly, spent)
 
 
 class Pipe:
@@ -132,6 +152,9 @@ class Run:
         self.output: Union[bytes, int, None] = None  # packed, or a sealed memory file
         self.output_size = 0
         self.operations = 0
+        self.budget = 0  # operations that it may spend
+        self.warnings: dict[str, Warning] = {}  # not told yet, by limit
+        self.imports: list[str] = []  # modules that its source imports
         self.cpu: Optional[CpuMeter] = None  # from when its code starts
         self.cpu_time_s = 0.0
         self.peak_memory_bytes = 0

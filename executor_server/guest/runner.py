@@ -23,6 +23,8 @@ from .run import (
     IMAGE_SOURCES,
     IMAGE_TYPES,
     MAX_IMAGES,
+    MAX_IMPORT_CHARS,
+    MAX_IMPORTS,
     MAX_TOOL_CALLS,
     OWN_OUTCOMES,
     Call,
@@ -30,6 +32,7 @@ from .run import (
     Pipe,
     Run,
     Settings,
+    Warning,
     error,
     read_error,
 )
@@ -73,6 +76,7 @@ class Runner:
         self.run: Optional[Run] = None
         self.rules = Rules()
         self.session_operations = 2**63 - 1
+        self._spent = 0  # operations of all runs that have ended, and all that the current one may spend
         self.tools: frozenset[str] = frozenset()
         self.final_tools: frozenset[str] = frozenset()
 
@@ -94,6 +98,10 @@ class Runner:
             self._count += 1
         self.run = Run(execution_id, source, settings, self._count, self._channel)
         self.run.hold(self._paused)
+        if self._spent >= self.session_operations:
+            message = f"the session has spent its operations: session_operations = {self.session_operations}"
+            self.finish(self.run, "operation_limit", error("OperationLimitExceeded", message))
+            return
         self.check(self.run)
 
     def check(self, run: Run) -> None:
@@ -110,6 +118,7 @@ class Runner:
         run = self.run
         if run is None or run.phase != Phase.CHECKING:
             return
+        run.imports = message.head.texts("imports", MAX_IMPORTS, MAX_IMPORT_CHARS)
         if message.head.boolean("ok"):
             self._start_code(run, body)
         else:
@@ -140,13 +149,42 @@ class Runner:
         self._next_watch = time.monotonic() + _WATCH_INTERVAL_S
         self._watch_pipes(run)
         source = run.source.encode("utf-8", "surrogatepass")
-        head = {
-            "t": "run",
-            "filename": run.filename,
-            "operations": run.settings.operations,
-            "source": len(source),
-        }
+        head = {"t": "run", "filename": run.filename, "source": len(source), **self._grant(run)}
         self._crew.post(head, source + code, fds=tuple(pipe.write_fd for pipe in run.pipes))
+
+    def _grant(self, run: Run) -> dict[str, Any]:
+        """What the run may spend, of its own budget and of the session's; it is charged with all of that until it is
+        known what it has spent, which of a program that has killed its interpreter nobody knows."""
+        asked, left = run.settings.operations, self.session_operations - self._spent
+        if run.visible:
+            run.warnings = {
+                "operations": Warning(asked),
+                "session_operations": Warning(self.session_operations, self._spent),
+            }
+        run.budget = min(asked, left)
+        self._spent += run.budget
+        marks = {limit: warning.mark for limit, warning in run.warnings.items()}
+        for limit in [limit for limit, mark in marks.items() if not 0 < mark <= run.budget]:
+            if marks.pop(limit) == 0:
+                self._warn(run, limit)
+        return {
+            "operations": run.budget,
+            "marks": marks,
+            "of_session": self.session_operations if left < asked else None,
+        }
+
+    def on_limit(self, head: Fields) -> None:
+        """The program has come to where a budget is nearly spent."""
+        run, limit = self.run, head.text("limit", 64)
+        if run is None or run.phase != Phase.RUNNING or limit not in run.warnings:
+            raise FrameError(f"a warning of {limit!r} that was not asked for")
+        self._drain_pipes(run)
+        self._warn(run, limit)
+
+    def _warn(self, run: Run, limit: str) -> None:
+        warning = run.warnings.pop(limit)
+        head = {"id": run.execution_id, "limit": limit, "used": warning.used, "budget": warning.budget}
+        self._channel.send(Kind.LIMIT_WARNING, head)
 
     # -- time and resources --------------------------------------------------------------------------------------
 
@@ -326,12 +364,15 @@ class Runner:
         outcome = head.text("outcome", 32)
         if outcome not in OWN_OUTCOMES:
             raise FrameError(f"outcome {outcome!r} is not a program's own")
-        run.operations = head.integer("operations")
+        run.operations = head.integer("operations", 0, run.budget)
+        self._spent -= run.budget - run.operations
         detail_bytes = head.integer("error", 0, len(body))
         detail = read_error(body[:detail_bytes]) if detail_bytes else None
         self._drain_pipes(run)
         if detail_bytes < len(body) and run.output is None:
             run.output, run.output_size = body[detail_bytes:], len(body) - detail_bytes
+        for limit in [limit for limit, warning in run.warnings.items() if warning.mark <= run.operations]:
+            self._warn(run, limit)  # it could not say so itself
         self.finish(run, outcome, detail)
 
     # -- ending --------------------------------------------------------------------------------------------------

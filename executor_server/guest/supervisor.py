@@ -382,6 +382,8 @@ class Supervisor:
             body = link.read_body(message)
             if kind == "booted":
                 self._booted, self._boot_failures = True, 0
+            elif kind == "limit":
+                self._runner.on_limit(message.head)
             elif kind == "op_done":
                 self._end_operation(message.head, body)
             elif kind == "done":
@@ -483,6 +485,8 @@ class Supervisor:
         listed = dumps(artifacts) if artifacts else b""
         if listed or truncated:
             head.update(artifacts=len(listed), artifacts_truncated=truncated)
+        if run.imports:
+            head["imports"] = run.imports
         details = error_body + listed
         output, run.output = run.output, None
         if output is not None and outcome == "succeeded":

@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from smolagents.local_python_executor import InterpreterError, LocalPythonExecutor, check_import_authorized
 
-from executor_server.guest.imports import MAX_REPORTED, ImportDenied, Imports, refusal
+from executor_server.guest.imports import ImportDenied, Imports, refusal
 from executor_server.guest.rules import Rules
+from executor_server.guest.run import MAX_IMPORTS
 from tests.support.agent_program import Agent
 
 _PARTS = st.sampled_from(["a", "b", "ab", "*"])
@@ -128,7 +129,7 @@ def test_reported_imports_are_sorted_and_bounded() -> None:
         return Imports(ast.parse(source), Rules(["*"])).reported
 
     assert reported("import b, a.c\nfrom a import x\nfrom . import y\ndef f():\n    import b") == [".", "a", "a.c", "b"]
-    assert reported("\n".join(f"import m{n:05}" for n in range(10_000))) == [f"m{n:05}" for n in range(MAX_REPORTED)]
+    assert reported("\n".join(f"import m{n:05}" for n in range(10_000))) == [f"m{n:05}" for n in range(MAX_IMPORTS)]
     assert reported(f"import {'x' * 201}, {'y' * 200}") == ["y" * 200]
     assert sum(map(len, reported("\n".join(f"import {'é' * 100}{n}" for n in range(64))))) <= 4096 / 2 + 64
 

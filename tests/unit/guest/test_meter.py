@@ -79,6 +79,73 @@ def test_stopped_meter_raises_at_each_tick_and_keeps_its_count() -> None:
     assert meter.finish() == 1
 
 
+@given(st.integers(1, 8 * FIRST_CHUNK_OPERATIONS), st.data())
+def test_ticks_that_call_are_ticks_and_call_once(budget: int, data: st.DataObject) -> None:
+    numbers = data.draw(st.sets(st.integers(1, budget), max_size=3))
+    meter = Meter()
+    called: list[tuple[int, int]] = []
+    meter.start(budget, {number: lambda number=number: called.append((number, meter.used())) for number in numbers})
+    assert sum(islice(meter.ticks, budget)) == meter.used() == budget
+    assert called == [(number, number) for number in sorted(numbers)]
+    with pytest.raises(OperationLimitExceeded):
+        meter.tick()
+
+
+def test_what_is_raised_in_a_call_goes_to_the_program_and_costs_no_tick() -> None:
+    meter = Meter()
+
+    def fail() -> None:
+        raise KeyError("told")
+
+    meter.start(5, {3: fail})
+    assert [meter.tick(), meter.tick()] == [True, True]
+    with pytest.raises(KeyError, match="told"):
+        meter.tick()
+    assert meter.used() == 3
+    assert [meter.tick(), meter.tick()] == [True, True]
+    with pytest.raises(OperationLimitExceeded):
+        meter.tick()
+
+
+def test_a_call_that_was_not_reached_is_never_made() -> None:
+    meter = Meter()
+    called: list[object] = []
+    meter.start(10, {2: lambda: called.append(1)})
+    meter.tick()
+    meter.finish()
+    meter.start(10)
+    assert [meter.tick() for _ in range(10)] == [True] * 10
+    assert called == []
+
+
+def test_threads_that_tick_during_a_call_lose_no_ticks() -> None:
+    """A segment that ends itself in Python ends for two threads at once; the second end then hits the next one."""
+    meter = Meter()
+    inside, go_on = threading.Event(), threading.Event()
+
+    def call() -> None:
+        inside.set()
+        go_on.wait(10)
+
+    meter.start(100, {10: call})
+    thread = threading.Thread(target=lambda: [meter.tick() for _ in range(10)])
+    thread.start()
+    assert inside.wait(10)
+    assert [meter.tick() for _ in range(90)] == [True] * 90
+    go_on.set()
+    thread.join()
+    assert meter.used() == 100
+    with pytest.raises(OperationLimitExceeded):
+        meter.tick()
+
+
+def test_the_session_s_budget_is_named_when_it_is_what_ends_a_run() -> None:
+    meter = Meter()
+    meter.start(0, of_session=500)
+    with pytest.raises(OperationLimitExceeded, match="the session, session_operations = 500, of which 0 were left"):
+        meter.tick()
+
+
 def test_largest_budget_is_accepted() -> None:
     meter = Meter()
     meter.start(2**64 - 1)

@@ -1,0 +1,82 @@
+"""Operation budgets, of an execution and of a session: exact, warned of at four fifths, and never evaded by a crash."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from executor_server.model import LimitWarning, Log, SessionSpec
+from executor_server.sessions import Session
+from tests.contract.harness import LIMITS, Harness, Transcript
+
+
+def _loops(count: int) -> str:
+    return f"for i in range({count}): pass"
+
+
+def _warnings(run: Transcript) -> list[tuple[str, int, int]]:
+    kinds = (event.kind for event in run.events)
+    return [(kind.limit, kind.used, kind.budget) for kind in kinds if isinstance(kind, LimitWarning)]
+
+
+async def test_four_fifths_of_a_budget_are_told_once_where_they_are_reached(harness: Harness) -> None:
+    session = await harness.session()
+    code = "for i in range(100):\n    if i in (78, 80): print(i)"
+    run = await harness.run(session, code, operations=100)
+    assert run.outcome == "succeeded"
+    assert _warnings(run) == [("operations", 80, 100)]
+    told = [
+        getattr(event.kind, "text", "warning") for event in run.events if isinstance(event.kind, (Log, LimitWarning))
+    ]
+    assert "".join(told) in ("78\nwarning80\n", "78\n80\nwarning")
+    assert _warnings(await harness.run(session, _loops(79), operations=100)) == []
+    assert _warnings(await harness.run(session, "while True: pass", operations=100)) == [("operations", 80, 100)]
+
+
+async def test_a_session_s_budget_is_shared_by_its_executions(harness: Harness) -> None:
+    session = await harness.session(session_operations=1000)
+    first = await harness.run(session, _loops(700))
+    assert (first.ended.usage.operations, _warnings(first)) == (700, [])
+    second = await harness.run(session, _loops(150))
+    assert (second.outcome, _warnings(second)) == ("succeeded", [("session_operations", 800, 1000)])
+    third = await harness.run(session, _loops(500))
+    assert (third.outcome, third.ended.usage.operations) == ("operation_limit", 150)
+    assert _warnings(third) == [("session_operations", 850, 1000)]
+    assert "session_operations = 1000, of which 150 were left" in third.message
+    fourth = await harness.run(session, "1 + 1")
+    assert (fourth.outcome, fourth.state, fourth.ended.usage.operations) == ("operation_limit", "kept", 0)
+    assert "session_operations = 1000" in fourth.message
+
+
+async def test_the_smaller_budget_ends_an_execution_and_is_named(harness: Harness) -> None:
+    session = await harness.session(session_operations=1000)
+    run = await harness.run(session, _loops(500), operations=100)
+    assert (run.outcome, _warnings(run)) == ("operation_limit", [("operations", 80, 100)])
+    assert "session" not in run.message
+    assert (await harness.run(session, _loops(800))).outcome == "succeeded"
+
+
+async def test_who_kills_the_interpreter_is_charged_with_all_that_it_could_have_spent(harness: Harness) -> None:
+    session = await harness.session(session_operations=1000)
+    assert (await harness.run(session, "import os\nos._exit(0)", operations=400)).outcome == "exited"
+    run = await harness.run(session, _loops(700))
+    assert (run.outcome, run.ended.usage.operations) == ("operation_limit", 600)
+
+
+async def test_the_prelude_is_charged_each_time_it_runs(harness: Harness) -> None:
+    session = await harness.session(session_operations=1000, prelude=_loops(300))
+    assert (await harness.run(session, "import os\nos._exit(0)", operations=100)).state == "reset"
+    run = await harness.run(session, "while True: pass")
+    assert run.ended.usage.operations == 300
+
+
+async def test_what_is_spent_stays_spent_under_other_limits(harness: Harness) -> None:
+    session = await harness.session(session_operations=1000)
+    await harness.run(session, _loops(600))
+    await session.restrict(_with(session, session_operations=500))
+    assert (await harness.run(session, "1")).outcome == "operation_limit"
+    await session.restrict(_with(session, session_operations=700))
+    assert (await harness.run(session, "while True: pass")).ended.usage.operations == 100
+
+
+def _with(session: Session, **limits: int) -> SessionSpec:
+    return replace(session.spec, limits=replace(LIMITS, **limits))

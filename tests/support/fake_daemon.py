@@ -125,7 +125,7 @@ class FakeDaemon(services.ExecutorServiceServicer):
         self.cuts: deque[Cut | None] = deque()
         self.refusals: dict[str, deque[Refusal]] = defaultdict(deque)
         self.requests: list[tuple[str, Any]] = []
-        self.metadata: list[dict[str, str]] = []
+        self.metadata: list[dict[str, str | bytes]] = []
         self.answers: dict[str, list[pb.SubmitToolResultRequest]] = defaultdict(list)
         self.blobs: dict[str, bytes] = {}
         self.variables: list[pb.GetVariablesResponse] = []

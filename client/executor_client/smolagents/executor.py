@@ -19,6 +19,8 @@ from smolagents.monitoring import LogLevel
 from smolagents.utils import truncate_content
 
 from executor_client import (
+    AuthenticationError,
+    AuthorizationError,
     ExecutionEvent,
     ExecutionResult,
     ExecutorClient,
@@ -28,10 +30,13 @@ from executor_client import (
     LimitWarningEvent,
     LogEvent,
     Outcome,
+    PolicyViolationError,
+    ResourceExhaustedError,
     Session,
     TlsConfig,
     UnavailableError,
 )
+from executor_client._convert import limits_to_wire
 from executor_client.smolagents.console import LogStream
 from executor_client.smolagents.failures import CodeExecutionError, DaemonLost, describe, describe_lost_session
 from executor_client.smolagents.host_tools import host_tools, unwrapped
@@ -43,6 +48,8 @@ MAX_PRINT_OUTPUTS_LENGTH = 50_000
 """Characters of logs that an observation holds; smolagents' own default for its local executor."""
 
 TOOL_PLACEMENTS = ("host",)
+
+_REFUSALS = (PolicyViolationError, AuthorizationError, AuthenticationError, ResourceExhaustedError)
 
 # What smolagents' local executor keeps for itself in the state that it shares with the agent: no variables of the task.
 _BOOKKEEPING = frozenset({"_print_outputs", "_operations_count", "__name__"})
@@ -63,7 +70,10 @@ class RemoteExecutor(PythonExecutor):  # type: ignore[misc]  # smolagents is unt
     the local daemon's own; `image` and `limits` to the policy's. `logger`, an agent's, shows prints as they come. A
     `client` that is passed in is used instead of a new one, and is not closed.
 
-    Raises `CodeExecutionError` when the code failed, `DaemonLost` (no `Exception`) when the daemon did.
+    Raises `InvalidRequest` for limits that there are not. What the policy does not grant is refused at first use, which
+    is before the model is asked anything: `PolicyViolationError` then lists all of it.
+
+    A call raises `CodeExecutionError` when the code failed, `DaemonLost` (no `Exception`) when the daemon did.
     """
 
     def __init__(
@@ -86,6 +96,7 @@ class RemoteExecutor(PythonExecutor):  # type: ignore[misc]  # smolagents is unt
             raise ValueError("address, token and tls belong to the client: pass either them or client")
         if isinstance(limits, Limits):
             limits = {name: value for name, value in dataclasses.asdict(limits).items() if value is not None}
+        limits_to_wire(limits)  # raises for what no daemon could make sense of, while the caller's line is at hand
         self.additional_authorized_imports = list(additional_authorized_imports)
         self.logger = logger
         self.max_print_outputs_length = max_print_outputs_length or MAX_PRINT_OUTPUTS_LENGTH
@@ -129,7 +140,8 @@ class RemoteExecutor(PythonExecutor):  # type: ignore[misc]  # smolagents is unt
         except ExecutorClientError as error:
             if isinstance(error, UnavailableError):
                 self._lease.abandon()
-            raise DaemonLost(f"the execution service failed: {error}") from error
+            what = "refuses to go on" if isinstance(error, _REFUSALS) else "failed"
+            raise DaemonLost(f"the execution service {what}: {error}") from error
         logs = self._keep(result)
         if not result.succeeded and not result.is_final_answer:
             text = describe(result, code_action, self._lease.limits, self._lease.variable_names)

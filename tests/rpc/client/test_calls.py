@@ -20,6 +20,7 @@ from executor_client import (
     AuthorizationError,
     DaemonError,
     ExecutorClient,
+    ExecutorClientError,
     FileLimits,
     InvalidRequest,
     Limits,
@@ -77,7 +78,8 @@ def test_policy_is_told_whole(client: Any) -> None:
 def test_list_without_end_is_not_taken(client: Any, daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("executor_client._convert.NAMES_LISTED_MAX", 2)
     for name in ("denied_imports", "refused_language", "allowed_tools", "images"):
-        daemon.policy = types.Policy(**{name: ["x"] * 3})
+        daemon.policy = types.Policy()
+        getattr(daemon.policy, name).extend(["x"] * 3)
         with pytest.raises(ProtocolError, match="more than 2"):
             client.get_policy()
     daemon.sessions = [types.Session(state=types.SESSION_STATE_IDLE, denied_imports=["x"] * 3)]
@@ -209,11 +211,12 @@ def test_busy_daemon_is_asked_again_when_it_says_so(client: Any, daemon: FakeDae
     ids=["a quota of an hour", "a time beyond all", "an image that is fetched"],
 )
 def test_what_takes_long_is_told_at_once(
-    client: Any, daemon: FakeDaemon, refusal: Refusal, kind: type[ResourceExhaustedError | UnavailableError]
+    client: Any, daemon: FakeDaemon, refusal: Refusal, kind: type[ExecutorClientError]
 ) -> None:
     daemon.refusals["CreateSession"].append(refusal)
     with pytest.raises(kind) as refused:
         client.create_session()
+    assert isinstance(refused.value, ResourceExhaustedError | UnavailableError)
     assert refused.value.retry_after_s is not None and refused.value.retry_after_s >= 1
     assert daemon.names() == ["CreateSession"]
 

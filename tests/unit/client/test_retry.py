@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from executor_client import _retry
 from executor_client._limits import BUSY_SPREAD
 from executor_client._retry import Backoff, Retries
 from executor_client.errors import ExecutorClientError, NotFoundError, ResourceExhaustedError, UnavailableError
@@ -19,7 +19,7 @@ def chance(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
     """Sets chance: 0 for the least that it gives, 1 for the most."""
 
     def set_to(part: float) -> None:
-        monkeypatch.setattr(_retry.random, "uniform", lambda least, most: least + part * (most - least))
+        monkeypatch.setattr(random, "uniform", lambda least, most: least + part * (most - least))
 
     return set_to
 

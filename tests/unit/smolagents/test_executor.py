@@ -1,0 +1,104 @@
+"""What an executor makes of what a daemon says: warnings, refusals."""
+
+from __future__ import annotations
+
+import io
+import logging
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from rich.console import Console
+from smolagents.monitoring import AgentLogger
+
+from examples.scripted import ScriptedModel
+from executor_api.v1 import types_pb2 as types
+from executor_client import InvalidRequest, Outcome, PolicyViolationError
+from executor_client.smolagents import CodeAgent, CodeExecutionError, DaemonLost, RemoteExecutor
+from tests.support.fake_daemon import TOKEN, FakeDaemon, Refusal, busy, result, serve
+
+
+@pytest.fixture
+def daemon() -> Iterator[FakeDaemon]:
+    with tempfile.TemporaryDirectory(prefix="fake") as directory, serve(Path(directory)) as daemon:
+        yield daemon
+
+
+@pytest.fixture
+def shown() -> io.StringIO:
+    return io.StringIO()
+
+
+@pytest.fixture
+def executor(daemon: FakeDaemon, shown: io.StringIO) -> Iterator[RemoteExecutor]:
+    logger = AgentLogger(console=Console(file=shown, width=200))
+    with RemoteExecutor(logger=logger, address=daemon.address, token=TOKEN) as ready:
+        yield ready
+
+
+def warning(limit: str) -> types.Event:
+    return types.Event(limit_warning=types.LimitWarningEvent(limit=limit, used=8_000, budget=10_000))
+
+
+def test_near_end_of_a_limit_is_told_to_the_watcher_once(
+    daemon: FakeDaemon, executor: RemoteExecutor, shown: io.StringIO
+) -> None:
+    daemon.journal = [warning("operations"), result()]
+    assert [executor("1").logs for _ in range(3)] == ["", "", ""]
+    assert shown.getvalue() == "Warning: 8,000 of the 10,000 operations that the policy allows are used up\n"
+
+
+def test_near_end_of_a_sessions_limit_is_told_to_the_model_once(daemon: FakeDaemon, executor: RemoteExecutor) -> None:
+    daemon.journal = [warning("session_operations"), result()]
+    told = "Note: 8,000 of the 10,000 session_operations that the policy allows are used up"
+    assert [executor("1").logs for _ in range(2)] == [told, ""]
+
+
+def test_warning_without_an_agents_logger_goes_to_the_log(daemon: FakeDaemon, caplog: pytest.LogCaptureFixture) -> None:
+    daemon.journal = [warning("operations"), result()]
+    with RemoteExecutor(address=daemon.address, token=TOKEN) as executor, caplog.at_level(logging.WARNING):
+        executor("1")
+    assert "8,000 of the 10,000 operations" in caplog.text
+
+
+def test_what_the_policy_forbids_reads_as_in_the_local_executor(daemon: FakeDaemon, executor: RemoteExecutor) -> None:
+    message = "Forbidden access to dunder attribute: __class__"
+    error = types.ErrorDetail(type="PolicyDenied", message=message, line=1, statement="().__class__")
+    daemon.journal = [result(outcome=types.OUTCOME_POLICY_DENIED, error=error)]
+    with pytest.raises(CodeExecutionError) as raised:
+        executor("().__class__")
+    assert raised.value.outcome is Outcome.POLICY_DENIED
+    first = str(raised.value).splitlines()[0]
+    assert first == f"Code execution failed at line '().__class__' due to: InterpreterError: {message}"
+
+
+def test_limits_that_there_are_not_are_refused_when_the_executor_is_made() -> None:
+    with pytest.raises(InvalidRequest, match="no such limits: wall_time"):
+        RemoteExecutor(limits={"wall_time": 30})
+    with pytest.raises(InvalidRequest, match=r"limits\.operations"):
+        RemoteExecutor(limits={"operations": -1})
+
+
+def test_more_than_the_policy_grants_is_refused_before_the_model_is_asked(daemon: FakeDaemon) -> None:
+    listed = types.Violations(
+        violations=[types.Violation(field="limits.wall_time_s", requested="1e+09", allowed="at most 3600")]
+    )
+    refusal = Refusal(grpc.StatusCode.PERMISSION_DENIED, "POLICY_VIOLATION", more=(listed,))
+    daemon.refusals["CreateSession"].append(refusal)
+    access: dict[str, Any] = {"address": daemon.address, "token": TOKEN, "limits": {"wall_time_s": 1e9}}
+    model = ScriptedModel([])  # fails when it is asked
+    with (
+        CodeAgent(tools=[], model=model, executor_kwargs=access, verbosity_level=-1) as agent,
+        pytest.raises(PolicyViolationError, match=r"limits\.wall_time_s: asked for 1e\+09, allowed is at most 3600"),
+    ):
+        agent.run("go")
+
+
+def test_quota_that_is_used_up_stops_the_run(daemon: FakeDaemon, executor: RemoteExecutor) -> None:
+    """No code can mend it: an observation would cost the model step after step."""
+    daemon.refusals["Execute"].append(busy(grpc.StatusCode.RESOURCE_EXHAUSTED, "QUOTA_EXCEEDED", seconds=3600))
+    with pytest.raises(DaemonLost, match="refuses to go on"):
+        executor("1")

@@ -18,6 +18,7 @@ import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, cast
 
 import grpc
@@ -35,9 +36,10 @@ CHECK_INTERVAL_S = 1.0
 _ADMIN_METHODS = f"/{admin_pb.DESCRIPTOR.services_by_name['AdminService'].full_name}/"
 
 current_principal: ContextVar[Principal] = ContextVar("current_principal")
-"""Who calls, for handlers and what is put around them. grpc.aio runs all of a call in one task.
+"""Who calls, for handlers and for interceptors after this one. grpc.aio runs all of a call in one task.
 
-Interceptors themselves can't rely on it: who calls without a token is known when the handler runs.
+Where connections are judged, those interceptors are asked twice about a call: first for the form of its method, when
+nobody is set here yet, then for its handler.
 """
 
 _shown_token: ContextVar[str | None] = ContextVar("shown_token")
@@ -72,8 +74,6 @@ class Authentication(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         self._judges_connections = judges_connections
         self._uid_of_peer = uid_of_peer
         self._on_denial = on_denial
-        # By method: the set of those that exist is what the server was built with.
-        self._judged: dict[str, tuple[Handler, Handler]] = {}
         self._streams: dict[asyncio.Task[Any], _Stream] = {}
         self._watcher: asyncio.Task[None] | None = None
 
@@ -96,8 +96,15 @@ class Authentication(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
             return _denying(denial)
         _shown_token.set(token_id)
         handler = cast("Handler | None", await continuation(handler_call_details))
-        if self._judges_connections or (handler is not None and _streams(handler)):
-            return self._judging(method, handler)
+        if self._judges_connections:
+
+            async def serve(requests: AsyncIterator[Any], context: Context) -> None:
+                known = cast("Handler | None", await continuation(handler_call_details))
+                await _serve(known, requests, context)
+
+            return self._judging(method, handler, serve)
+        if handler is not None and (handler.request_streaming or handler.response_streaming):
+            return self._judging(method, handler, partial(_serve, handler))
         return cast("Handler", handler)
 
     def _token_of(self, call: grpc.HandlerCallDetails) -> str | None:
@@ -122,21 +129,9 @@ class Authentication(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
             raise Forbidden(Reason.ADMIN_ONLY, "this call is for admins: it needs a token that was made with --admin")
         return principal
 
-    def _judging(self, method: str, handler: Handler | None) -> Handler:
-        if handler is None:
-            # Not kept: there are as many of these as callers like.
-            return grpc.stream_stream_rpc_method_handler(self._judged_stream(method, _unimplemented))
-        known = self._judged.get(method)
-        if known is None or known[0] is not handler:
-            judged = grpc.stream_stream_rpc_method_handler(
-                cast("Any", self._judged_stream(method, _as_stream(handler))),
-                request_deserializer=handler.request_deserializer,
-                response_serializer=handler.response_serializer,
-            )
-            known = self._judged[method] = (handler, judged)
-        return known[1]
+    def _judging(self, method: str, form: Handler | None, serve: _Serve) -> Handler:
+        """Serves the call when its caller is known; cuts it off when that ends."""
 
-    def _judged_stream(self, method: str, serve: _Serve) -> Any:
         async def judged(requests: AsyncIterator[Any], context: Context) -> None:
             try:
                 shown = self._shown_by(context)
@@ -158,7 +153,11 @@ class Authentication(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
             finally:
                 del self._streams[task]
 
-        return judged
+        return grpc.stream_stream_rpc_method_handler(
+            cast("Any", judged),
+            request_deserializer=form.request_deserializer if form is not None else None,
+            response_serializer=form.response_serializer if form is not None else None,
+        )
 
     def _shown_by(self, context: Context) -> Shown:
         token_id = _shown_token.get()
@@ -220,36 +219,25 @@ def _denying(denial: ExecutorError) -> Handler:
 _Serve = Callable[[AsyncIterator[Any], Context], Awaitable[None]]
 
 
-def _streams(handler: Handler) -> bool:
-    return bool(handler.request_streaming or handler.response_streaming)
-
-
-def _as_stream(handler: Handler) -> _Serve:
+async def _serve(handler: Handler | None, requests: AsyncIterator[Any], context: Context) -> None:
+    if handler is None:
+        await context.abort(grpc.StatusCode.UNIMPLEMENTED, "Method not found!")  # grpc's own words
     behaviour: Any = (
         (handler.stream_stream if handler.response_streaming else handler.stream_unary)
         if handler.request_streaming
         else (handler.unary_stream if handler.response_streaming else handler.unary_unary)
     )
-    is_generator = inspect.isasyncgenfunction(behaviour)
-
-    async def serve(requests: AsyncIterator[Any], context: Context) -> None:
-        request = requests if handler.request_streaming else await _only(requests, context)
-        if is_generator:
-            async for response in behaviour(request, context):
-                await context.write(response)
-            return
-        response = await behaviour(request, context)
-        if not handler.response_streaming:
+    request = requests if handler.request_streaming else await _only(requests, context)
+    if inspect.isasyncgenfunction(behaviour):
+        async for response in behaviour(request, context):
             await context.write(response)
-
-    return serve
+        return
+    response = await behaviour(request, context)
+    if not handler.response_streaming:
+        await context.write(response)
 
 
 async def _only(requests: AsyncIterator[Any], context: Context) -> Any:
     async for request in requests:
         return request
     return await refuse(context, InvalidRequest(Reason.INVALID_FIELD, "the call has no message"))
-
-
-async def _unimplemented(_requests: AsyncIterator[Any], context: Context) -> None:
-    await context.abort(grpc.StatusCode.UNIMPLEMENTED, "Method not found!")  # grpc's own words

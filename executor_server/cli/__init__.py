@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from executor_server.backends.base import HostFinding
+from executor_server.cli.admin import admin
 from executor_server.cli.audit import audit
 from executor_server.cli.policy import policy
 from executor_server.cli.shared import (
@@ -36,6 +37,7 @@ def main() -> None:
     """Runs Python for code agents, in sandboxes."""
 
 
+main.add_command(admin)
 main.add_command(audit)
 main.add_command(policy)
 main.add_command(token)

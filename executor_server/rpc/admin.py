@@ -1,0 +1,119 @@
+"""AdminService: calls for who runs the daemon.
+
+That its callers are admins is seen to where callers are authenticated (auth.py), for every method of the service. Here
+each call is recorded before it has an effect.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+
+import structlog
+
+from executor_api.v1 import admin_service_pb2 as admin_pb
+from executor_api.v1 import admin_service_pb2_grpc as admin_grpc
+from executor_server.errors import InvalidRequest, Reason
+from executor_server.model import Principal
+from executor_server.policy import Policy
+from executor_server.quotas import Quotas
+from executor_server.rpc import checks, convert
+from executor_server.rpc.auth import current_principal
+from executor_server.rpc.errors import Context
+from executor_server.sessions import SessionManager
+from executor_server.settings import ConfigError, is_name
+
+_log = structlog.get_logger(__name__)
+
+
+class AdminService(admin_grpc.AdminServiceServicer):
+    """Serves executor_api.v1.AdminService.
+
+    `policy` is the one in force. `reload` reads the policy file and the tokens again, says whether the policy has
+    changed, and raises ConfigError when it can't be used. `record` is told who calls which method with which arguments.
+    """
+
+    def __init__(
+        self,
+        sessions: SessionManager,
+        quotas: Quotas,
+        policy: Callable[[], Policy],
+        reload: Callable[[], Awaitable[bool]],
+        record: Callable[[Principal, str, Mapping[str, str]], None],
+    ) -> None:
+        self._sessions = sessions
+        self._quotas = quotas
+        self._policy = policy
+        self._reload = reload
+        self._record = record
+
+    async def ListAllSessions(
+        self, request: admin_pb.ListAllSessionsRequest, context: Context
+    ) -> admin_pb.ListAllSessionsResponse:
+        tenant = _tenant(request.tenant)
+        self._note("ListAllSessions", tenant=tenant)
+        sessions = sorted(self._sessions.list_all(), key=lambda session: session.create_time_s)
+        return admin_pb.ListAllSessionsResponse(
+            sessions=[
+                admin_pb.OwnedSession(
+                    tenant=session.owner.tenant, principal=session.owner.name, session=convert.session_to(session)
+                )
+                for session in sessions
+                if tenant in ("", session.owner.tenant)
+            ]
+        )
+
+    async def KillSession(self, request: admin_pb.KillSessionRequest, context: Context) -> admin_pb.KillSessionResponse:
+        session_id = checks.identifier(request.session_id, "session_id")
+        self._note("KillSession", session_id=session_id)
+        await self._sessions.kill(session_id)
+        return admin_pb.KillSessionResponse()
+
+    async def Drain(self, request: admin_pb.DrainRequest, context: Context) -> admin_pb.DrainResponse:
+        self._note("Drain", resume=str(request.resume).lower())
+        if request.resume:
+            self._sessions.take_again()
+        else:
+            self._sessions.stop_taking()
+        states = [session.state for session in self._sessions.list_all()]
+        return admin_pb.DrainResponse(draining=self._sessions.draining, sessions=len(states), busy=states.count("busy"))
+
+    async def Reload(self, request: admin_pb.ReloadRequest, context: Context) -> admin_pb.ReloadResponse:
+        self._note("Reload")
+        try:
+            changed = await self._reload()
+        except ConfigError as error:
+            listed = "\n".join(error.problems)
+            raise InvalidRequest(Reason.INVALID_FIELD, f"not valid, so nothing has changed:\n{listed}") from error
+        policy = self._policy()
+        return admin_pb.ReloadResponse(version=policy.version, fingerprint=policy.fingerprint, changed=changed)
+
+    async def GetUsage(self, request: admin_pb.GetUsageRequest, context: Context) -> admin_pb.GetUsageResponse:
+        tenant = _tenant(request.tenant)
+        self._note("GetUsage", tenant=tenant)
+        tenants = [tenant] if tenant else self._quotas.tenants()
+        return admin_pb.GetUsageResponse(tenants=[self._usage_of(each) for each in tenants])
+
+    def _usage_of(self, tenant: str) -> admin_pb.TenantUsage:
+        policy, use = self._policy(), self._quotas.use_of(tenant)
+        return admin_pb.TenantUsage(
+            tenant=tenant,
+            profile=policy.profile_name(tenant) or "",
+            sessions=use.sessions,
+            executions=use.executions,
+            creations_in_last_minute=use.creations_in_last_minute,
+            cpu_time_s_in_last_hour=use.cpu_time_s_in_last_hour,
+            output_bytes_in_last_hour=use.output_bytes_in_last_hour,
+            calls=use.calls,
+            quotas=convert.quotas_to(policy.quotas_of(tenant)),
+        )
+
+    def _note(self, method: str, **arguments: str) -> None:
+        principal = current_principal.get()
+        self._record(principal, method, arguments)
+        _log.info("admin_called", method=method, caller=f"{principal.tenant}/{principal.name}", **arguments)
+
+
+def _tenant(name: str) -> str:
+    if name and not is_name(name):
+        raise checks.invalid("tenant", "is no name that a tenant can have")
+    return name

@@ -1,0 +1,138 @@
+"""The other end of AdminService, for the command line of whoever runs the daemon."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import grpc
+from google.protobuf import json_format
+from google.protobuf.message import Message
+
+from executor_api.v1 import admin_service_pb2 as admin_pb
+from executor_api.v1 import admin_service_pb2_grpc as admin_grpc
+from executor_server.rpc import addresses
+from executor_server.rpc.addresses import Address, AddressError, TcpAddress, UnixAddress
+
+CALL_TIME_S = 60.0
+MAX_PEM_BYTES = 1024 * 1024
+# Of sessions there may be many, and each may have a thousand patterns of imports.
+MAX_RESPONSE_BYTES = 64 * 1024 * 1024
+
+
+class AdminError(Exception):
+    """The call could not be made, or was refused; the message says why."""
+
+
+@dataclass(frozen=True)
+class AdminEndpoint:
+    """Where the daemon is, and what we show it. PEM files as for the daemon: `ca` is whom to trust."""
+
+    address: str
+    token: str | None = field(default=None, repr=False)
+    tls: bool = False
+    ca: Path | None = None
+    cert: Path | None = None
+    key: Path | None = None
+
+
+class AdminClient:
+    """Makes admin calls. Each raises AdminError."""
+
+    def __init__(self, channel: grpc.Channel, token: str | None) -> None:
+        self._stub: Any = admin_grpc.AdminServiceStub(channel)
+        self._metadata = (("authorization", f"Bearer {token}"),) if token is not None else ()
+
+    def sessions(self, tenant: str = "") -> Message:
+        return self._call("ListAllSessions", admin_pb.ListAllSessionsRequest(tenant=tenant))
+
+    def kill(self, session_id: str) -> Message:
+        return self._call("KillSession", admin_pb.KillSessionRequest(session_id=session_id))
+
+    def drain(self, *, resume: bool = False) -> Message:
+        return self._call("Drain", admin_pb.DrainRequest(resume=resume))
+
+    def reload(self) -> Message:
+        return self._call("Reload", admin_pb.ReloadRequest())
+
+    def usage(self, tenant: str = "") -> Message:
+        return self._call("GetUsage", admin_pb.GetUsageRequest(tenant=tenant))
+
+    def _call(self, method: str, request: Message) -> Message:
+        try:
+            answer: Message = getattr(self._stub, method)(request, metadata=self._metadata, timeout=CALL_TIME_S)
+        except grpc.RpcError as error:
+            call: Any = error
+            raise AdminError(f"{call.code().name}: {call.details()}") from error
+        return answer
+
+
+@contextmanager
+def admin_client(endpoint: AdminEndpoint) -> Iterator[AdminClient]:
+    """Raises AdminError when the endpoint can't be one."""
+    options = [
+        ("grpc.max_receive_message_length", MAX_RESPONSE_BYTES),
+        # In the environment of the command there may be a proxy, which has nothing to do between it and the daemon.
+        ("grpc.enable_http_proxy", 0),
+    ]
+    target = _target(endpoint)
+    if endpoint.tls:
+        credentials = grpc.ssl_channel_credentials(
+            root_certificates=_pem(endpoint.ca), private_key=_pem(endpoint.key), certificate_chain=_pem(endpoint.cert)
+        )
+        channel = grpc.secure_channel(target, credentials, options)
+    else:
+        channel = grpc.insecure_channel(target, options)
+    with channel:
+        yield AdminClient(channel, endpoint.token)
+
+
+def is_own(address: str) -> bool:
+    """Whether our own token may go there: to this machine, and to no other user's socket. Raises AdminError."""
+    parsed = _parsed(address)
+    if isinstance(parsed, TcpAddress):
+        return parsed.is_loopback
+    try:
+        return parsed.path.stat().st_uid in (os.geteuid(), 0)
+    except OSError:
+        return False  # nobody listens, or nobody whom we can reach
+
+
+def as_dict(message: Message) -> dict[str, Any]:
+    """A message as JSON has it, with the names of the protocol and every field."""
+    return json_format.MessageToDict(
+        message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
+    )
+
+
+def _target(endpoint: AdminEndpoint) -> str:
+    address = _parsed(endpoint.address)
+    if isinstance(address, TcpAddress) and not address.is_loopback and not endpoint.tls:
+        raise AdminError(f"{address} is not on this machine: the token would travel unprotected. Use --tls.")
+    if isinstance(address, UnixAddress) and endpoint.tls:
+        raise AdminError("There is no TLS at a Unix socket.")
+    return str(address)
+
+
+def _parsed(address: str) -> Address:
+    try:
+        return addresses.parse(address)
+    except AddressError as error:
+        raise AdminError(f"{address!r} is no address of a daemon; write HOST:PORT or unix:/PATH.") from error
+
+
+def _pem(path: Path | None) -> bytes | None:
+    if path is None:
+        return None
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_PEM_BYTES + 1)
+    except OSError as error:
+        raise AdminError(f"The TLS file {path} can't be read: {error.strerror}.") from error
+    if len(data) > MAX_PEM_BYTES:
+        raise AdminError(f"The TLS file {path} is larger than {MAX_PEM_BYTES} bytes.")
+    return data

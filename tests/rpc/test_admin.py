@@ -1,0 +1,324 @@
+"""Admin calls over the wire, and the command line that makes them, on a session layer of plain values."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, cast
+
+import grpc
+import pytest
+import structlog
+from click.testing import CliRunner, Result
+
+from executor_api.v1 import admin_service_pb2 as pb
+from executor_api.v1 import admin_service_pb2_grpc as pb_grpc
+from executor_api.v1 import types_pb2
+from executor_server.cli import main
+from executor_server.errors import NotFound, Reason
+from executor_server.model import AuditRules, PolicyRef, Principal, SandboxSpec, SessionFacts
+from executor_server.policy import Policy
+from executor_server.policy_file import PolicyFile, Profile, QuotasTable, Tenant
+from executor_server.quotas import Quotas
+from executor_server.rpc.admin import AdminService
+from executor_server.rpc.identities import Identities
+from executor_server.rpc.server import RpcServer
+from executor_server.rpc.service import ExecutorService
+from executor_server.settings import ConfigError
+from executor_server.tokens import Tokens
+from tests.rpc.edge import AUTH, TOKEN, FakeSession, refusal, refused, settings
+from tests.support.specs import session_spec
+
+SPEC = session_spec(SandboxSpec("base", 2**28, 16, 2**24, 600.0))
+FILE = PolicyFile(
+    version="7",
+    default="plain",
+    profiles={"plain": Profile(), "batch": Profile(quotas=QuotasTable(sessions=3, cpu_time_s_per_hour=7200.0))},
+    tenants={"acme": Tenant(profile="batch")},
+)
+
+
+@dataclass
+class FakeManager:
+    sessions: dict[str, FakeSession] = field(default_factory=dict)
+    draining: bool = False
+
+    def list_all(self) -> list[FakeSession]:
+        return list(self.sessions.values())
+
+    async def kill(self, session_id: str) -> None:
+        if session_id not in self.sessions:
+            raise NotFound(Reason.SESSION_NOT_FOUND, f"there is no session {session_id!r}")
+        del self.sessions[session_id]
+
+    def stop_taking(self) -> None:
+        self.draining = True
+
+    def take_again(self) -> None:
+        self.draining = False
+
+
+class World:
+    """A daemon's admin side, with two sessions of two tenants."""
+
+    def __init__(self) -> None:
+        self.manager = FakeManager()
+        self.policy = Policy(FILE, images=["base"], backend="local", orphan_time_s=600.0)
+        self.quotas = Quotas(lambda tenant: self.policy.quotas_of(tenant))
+        self.recorded: list[tuple[str, str, dict[str, str]]] = []
+        self.reload_raises: ConfigError | None = None
+        for number, tenant in enumerate(("globex", "acme")):
+            owner = Principal(tenant, "ci")
+            session = FakeSession(f"s{number}", owner, SPEC, create_time_s=1_700_000_000.0 - number)
+            self.manager.sessions[session.session_id] = session
+            facts = SessionFacts(
+                session_id=session.session_id,
+                request_id="r",
+                owner=owner,
+                policy=PolicyRef("batch", "7", "f"),
+                audit=AuditRules(),
+                backend="local",
+                image="base",
+                warm=True,
+            )
+            self.quotas.session_created(facts, 0.0)
+
+    async def reload(self) -> bool:
+        if self.reload_raises is not None:
+            raise self.reload_raises
+        before = self.policy.fingerprint
+        file = FILE.model_copy(update={"version": "8"})
+        self.policy = Policy(file, images=["base"], backend="local", orphan_time_s=600.0)
+        return before != self.policy.fingerprint
+
+    def record(self, principal: Principal, method: str, arguments: Mapping[str, str]) -> None:
+        self.recorded.append((principal.tenant, method, dict(arguments)))
+
+    def service(self) -> AdminService:
+        manager = cast("Any", self.manager)
+        return AdminService(manager, self.quotas, lambda: self.policy, self.reload, self.record)
+
+
+@asynccontextmanager
+async def serving(world: World, directory: Path) -> AsyncIterator[str]:
+    identities = Identities(Tokens(TOKEN), lambda: world.policy)
+    server = RpcServer(
+        ExecutorService(world.policy, cast("Any", None)),
+        identities,
+        settings(f"unix:{directory}/s"),
+        admin=world.service(),
+    )
+    (address,) = await server.start()
+    try:
+        yield address
+    finally:
+        await server.stop(0)
+
+
+@pytest.fixture(autouse=True)
+def logged() -> Iterator[list[Any]]:
+    """Keeps the daemon's log apart from what the command line prints in the same process."""
+    with structlog.testing.capture_logs() as lines:
+        yield lines
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+@pytest.fixture
+async def address(world: World, tmp_path: Path) -> AsyncIterator[str]:
+    async with serving(world, tmp_path) as found:
+        yield found
+
+
+@pytest.fixture
+async def stub(address: str) -> AsyncIterator[Any]:
+    async with grpc.aio.insecure_channel(address) as channel:
+        yield pb_grpc.AdminServiceStub(channel)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The service
+
+
+async def test_sessions_of_all_tenants_are_listed_oldest_first(stub: Any) -> None:
+    answer = await stub.ListAllSessions(pb.ListAllSessionsRequest(), metadata=AUTH)
+    assert [(s.tenant, s.principal, s.session.session_id) for s in answer.sessions] == [
+        ("acme", "ci", "s1"),
+        ("globex", "ci", "s0"),
+    ]
+
+
+async def test_sessions_of_one_tenant_are_listed(stub: Any) -> None:
+    answer = await stub.ListAllSessions(pb.ListAllSessionsRequest(tenant="acme"), metadata=AUTH)
+    assert [s.session.session_id for s in answer.sessions] == ["s1"]
+
+
+async def test_anybodys_session_can_be_killed_once(world: World, stub: Any) -> None:
+    await stub.KillSession(pb.KillSessionRequest(session_id="s0"), metadata=AUTH)
+    assert list(world.manager.sessions) == ["s1"]
+    again = stub.KillSession(pb.KillSessionRequest(session_id="s0"), metadata=AUTH)
+    assert await refused(again) == ("NOT_FOUND", "SESSION_NOT_FOUND")
+
+
+async def test_a_drain_can_be_taken_back(world: World, stub: Any) -> None:
+    world.manager.sessions["s0"].state = "busy"
+    drained = await stub.Drain(pb.DrainRequest(), metadata=AUTH)
+    assert (drained.draining, drained.sessions, drained.busy) == (True, 2, 1)
+    assert not (await stub.Drain(pb.DrainRequest(resume=True), metadata=AUTH)).draining
+
+
+async def test_a_reload_tells_what_is_in_force(world: World, stub: Any) -> None:
+    answer = await stub.Reload(pb.ReloadRequest(), metadata=AUTH)
+    assert (answer.version, answer.fingerprint, answer.changed) == ("8", world.policy.fingerprint, True)
+    assert not (await stub.Reload(pb.ReloadRequest(), metadata=AUTH)).changed
+
+
+async def test_a_reload_of_what_is_not_valid_lists_every_problem(world: World, stub: Any) -> None:
+    world.reload_raises = ConfigError(["profiles.a.limits: is wrong", "default: there is no profile 'x'"])
+    found = await refusal(stub.Reload(pb.ReloadRequest(), metadata=AUTH))
+    assert found.code.name == "INVALID_ARGUMENT"
+    assert found.message.endswith("profiles.a.limits: is wrong\ndefault: there is no profile 'x'")
+
+
+async def test_usage_is_told_beside_its_quotas(stub: Any) -> None:
+    answer = await stub.GetUsage(pb.GetUsageRequest(), metadata=AUTH)
+    assert [(use.tenant, use.profile, use.sessions) for use in answer.tenants] == [
+        ("acme", "batch", 1),
+        ("globex", "plain", 1),
+    ]
+    assert answer.tenants[0].quotas == types_pb2.Quotas(sessions=3, cpu_time_s_per_hour=7200.0)
+
+
+async def test_a_tenant_that_has_used_nothing_has_its_quotas(stub: Any) -> None:
+    (use,) = (await stub.GetUsage(pb.GetUsageRequest(tenant="nobody"), metadata=AUTH)).tenants
+    assert (use.tenant, use.profile, use.sessions) == ("nobody", "plain", 0)
+
+
+async def test_every_call_is_recorded_before_its_effect(world: World, stub: Any) -> None:
+    await stub.ListAllSessions(pb.ListAllSessionsRequest(tenant="acme"), metadata=AUTH)
+    await refused(stub.KillSession(pb.KillSessionRequest(session_id="none"), metadata=AUTH))
+    await stub.Drain(pb.DrainRequest(resume=True), metadata=AUTH)
+    await stub.Reload(pb.ReloadRequest(), metadata=AUTH)
+    await stub.GetUsage(pb.GetUsageRequest(), metadata=AUTH)
+    assert world.recorded == [
+        ("local", "ListAllSessions", {"tenant": "acme"}),
+        ("local", "KillSession", {"session_id": "none"}),
+        ("local", "Drain", {"resume": "true"}),
+        ("local", "Reload", {}),
+        ("local", "GetUsage", {"tenant": ""}),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("method", "request_message"),
+    [
+        ("KillSession", pb.KillSessionRequest()),
+        ("KillSession", pb.KillSessionRequest(session_id="../s0")),
+        ("ListAllSessions", pb.ListAllSessionsRequest(tenant="a\nb")),
+        ("GetUsage", pb.GetUsageRequest(tenant="x" * 65)),
+    ],
+    ids=lambda value: str(value)[:40].strip(),
+)
+async def test_what_has_a_wrong_form_is_refused(world: World, stub: Any, method: str, request_message: Any) -> None:
+    assert await refused(getattr(stub, method)(request_message, metadata=AUTH)) == ("INVALID_ARGUMENT", "INVALID_FIELD")
+    assert not world.recorded
+
+
+async def test_who_shows_nothing_is_told_nothing(stub: Any) -> None:
+    for method, request in (("ListAllSessions", pb.ListAllSessionsRequest()), ("Reload", pb.ReloadRequest())):
+        assert (await refused(getattr(stub, method)(request)))[0] == "UNAUTHENTICATED"
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The command line
+
+
+@pytest.fixture
+async def run(address: str) -> Any:
+    async def in_thread(*arguments: str, token: str | None = TOKEN) -> Result:
+        environment = {"EXECUTOR_ADDRESS": address, "EXECUTOR_TOKEN": token}
+        return await asyncio.to_thread(CliRunner().invoke, main, ["admin", *arguments], env=environment)
+
+    return in_thread
+
+
+async def test_the_command_line_lists_sessions_as_a_table(run: Any) -> None:
+    lines = (await run("sessions")).stdout.splitlines()
+    assert lines[0].split() == ["SESSION", "TENANT", "PRINCIPAL", "STATE", "IMAGE", "PROFILE", "CREATED", "EXPIRES"]
+    assert lines[1].split()[:6] == ["s1", "acme", "ci", "idle", "base", "default"]
+
+
+async def test_the_command_line_answers_scripts_in_json(run: Any) -> None:
+    answer = json.loads((await run("sessions", "--tenant", "globex", "--json")).stdout)
+    assert [session["tenant"] for session in answer["sessions"]] == ["globex"]
+
+
+async def test_the_command_line_kills_drains_resumes_and_reloads(world: World, run: Any) -> None:
+    assert (await run("kill", "s0")).stdout == "Session s0 has ended.\n"
+    assert (await run("drain")).stdout == "The daemon takes no new sessions. There are 1, of which 0 are busy.\n"
+    assert (await run("resume")).stdout == "The daemon takes new sessions. There are 1, of which 0 are busy.\n"
+    told = (await run("reload")).stdout
+    assert told == f"The policy is now version 8, fingerprint {world.policy.fingerprint}.\n"
+
+
+async def test_the_command_line_tells_use_and_quota(run: Any) -> None:
+    lines = (await run("usage")).stdout.splitlines()
+    assert lines[0].startswith("TENANT  PROFILE  SESSIONS")
+    assert lines[1].startswith("acme    batch    1 of 3    ")
+    assert "0 of 7,200" in lines[1]
+
+
+async def test_a_refusal_is_a_sentence_and_an_exit_code(run: Any) -> None:
+    failed = await run("kill", "none")
+    assert (failed.exit_code, failed.stdout) == (1, "")
+    assert failed.stderr == "NOT_FOUND: there is no session 'none'\n"
+
+
+async def test_a_wrong_token_is_refused(run: Any) -> None:
+    failed = await run("sessions", token="x" * 43)
+    assert failed.exit_code == 1 and failed.stderr.startswith("UNAUTHENTICATED: ")
+
+
+def invoke(*arguments: str, **environment: str) -> Result:
+    return CliRunner().invoke(main, ["admin", "sessions", *arguments], env=environment)
+
+
+def test_a_daemon_that_is_not_there_is_a_sentence(tmp_path: Path) -> None:
+    failed = invoke("--state-dir", str(tmp_path))
+    assert failed.exit_code == 1 and failed.stderr.startswith("UNAVAILABLE: ")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "exit_code", "told"),
+    [
+        (["--address", "example.org:1"], 1, "the token would travel unprotected"),
+        (["--address", "nonsense"], 1, "is no address of a daemon"),
+        (["--address", "unix:/x", "--tls"], 1, "There is no TLS at a Unix socket"),
+        (["--tls-ca", "/no/such/file", "--address", "127.0.0.1:1"], 1, "can't be read: No such file"),
+        (["--tls-cert", "/x"], 2, "must be given together"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_what_can_not_be_an_endpoint_is_a_sentence(arguments: list[str], exit_code: int, told: str) -> None:
+    failed = invoke(*arguments, EXECUTOR_TOKEN=TOKEN)
+    assert failed.exit_code == exit_code and told in failed.stderr
+
+
+def test_the_token_of_this_user_is_not_sent_to_others(tmp_path: Path) -> None:
+    """Else whoever names an address would be shown it."""
+    (tmp_path / "token").write_text("secret\n")  # malformed: reading it would be another refusal
+    failed = invoke("--address", "example.org:1", "--tls", "--tls-ca", "/no/such/file", "--state-dir", str(tmp_path))
+    assert "/no/such/file can't be read" in failed.stderr
+
+
+async def test_text_that_could_steer_a_terminal_is_not_printed(world: World, run: Any) -> None:
+    session = world.manager.sessions["s1"]
+    world.manager.sessions["s1"] = replace(session, owner=Principal("acme", "\x1b[2J"))
+    assert "\x1b" not in (await run("sessions")).stdout

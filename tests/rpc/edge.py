@@ -6,7 +6,7 @@ Only for tests whose subject is the edge. The fake sessions do what tests tell t
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,9 +32,10 @@ from executor_server.model import (
     ToolSpec,
 )
 from executor_server.policy import Policy
-from executor_server.policy_file import ImportsTable, PolicyFile, Profile
+from executor_server.policy_file import ImportsTable, PolicyFile, Profile, Tenant
 from executor_server.rpc.addresses import judged
 from executor_server.rpc.identities import Identities
+from executor_server.rpc.peer_socket import PeerSocket
 from executor_server.rpc.server import RpcServer, ServerSettings, TlsFiles
 from executor_server.rpc.service import ExecutorService
 from executor_server.sessions import SessionRequest, VariablesReply
@@ -182,7 +183,7 @@ class Edge:
         return getattr(self.channel, shape)(f"/executor_api.v1.ExecutorService/{method}")
 
 
-def settings(*listen: str, tls: TlsFiles | None = None) -> ServerSettings:
+def settings(*listen: str, tls: TlsFiles | None = None, peer_socket: PeerSocket | None = None) -> ServerSettings:
     server = Config().server
     return ServerSettings(
         listen=judged(listen, has_tls=tls is not None),
@@ -194,21 +195,35 @@ def settings(*listen: str, tls: TlsFiles | None = None) -> ServerSettings:
         connection_idle_s=server.connection_idle_s,
         keepalive_s=server.keepalive_s,
         keepalive_timeout_s=server.keepalive_timeout_s,
+        peer_socket=peer_socket,
     )
 
 
-def make_server(sessions: FakeSessions, server_settings: ServerSettings) -> RpcServer:
+def make_policy(**tenants: Tenant) -> Policy:
     profile = Profile(imports=ImportsTable(allowed=("numpy.*",)))
-    file = PolicyFile(version="1", default="default", profiles={"default": profile})
-    policy = Policy(file, images=["base"], backend="local", orphan_time_s=600.0)
-    identities = Identities(Tokens(TOKEN), lambda: policy)
-    return RpcServer(ExecutorService(policy, cast("Any", sessions)), identities, server_settings)
+    file = PolicyFile(version="1", default="default", profiles={"default": profile}, tenants=tenants)
+    return Policy(file, images=["base"], backend="local", orphan_time_s=600.0)
+
+
+def make_server(
+    sessions: FakeSessions,
+    server_settings: ServerSettings,
+    *,
+    tokens: Tokens | None = None,
+    current_policy: Callable[[], Policy] = make_policy,
+    **more: Any,
+) -> RpcServer:
+    """`more` goes to RpcServer."""
+    identities = Identities(tokens or Tokens(TOKEN), current_policy)
+    service = ExecutorService(current_policy(), cast("Any", sessions))
+    return RpcServer(service, identities, server_settings, **more)
 
 
 @asynccontextmanager
-async def serving(directory: Path) -> AsyncIterator[Edge]:
+async def serving(directory: Path, **more: Any) -> AsyncIterator[Edge]:
+    """`more` goes to `make_server`."""
     sessions = FakeSessions()
-    server = make_server(sessions, settings(f"unix:{directory}/s"))
+    server = make_server(sessions, settings(f"unix:{directory}/s"), **more)
     (address,) = await server.start()
     try:
         async with grpc.aio.insecure_channel(address) as channel:

@@ -13,6 +13,7 @@ from typing import Any
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from executor_server.audit import AuditStats
 from executor_server.metrics import PREFIX, Described, Metrics, Names
 from executor_server.model import SandboxSpec
 from executor_server.policy import Policy
@@ -63,6 +64,15 @@ _USED = {
 }
 _POOL_NAMES = {"ready_count": "ready", "ready_time_sum_s": "ready_seconds"}
 
+AUDIT_FAILING = Described(f"{PREFIX}audit_failing", "gauge", (), "1 while the audit log can't be written, else 0.")
+AUDIT_COUNTERS = {
+    "records": "Records written to the audit log.",
+    "bytes": "Their bytes.",
+    "lost_records": "Records that could not be written.",
+    "failures": "Times that the audit log began to fail.",
+    "flushes": "Times that it was forced to the disk.",
+}
+
 DESCRIBED = (
     SESSIONS,
     POLICY,
@@ -73,6 +83,8 @@ DESCRIBED = (
         Described(f"{PREFIX}pool_{_POOL_NAMES.get(name, name)}_total", "counter", ("image",), text)
         for name, text in POOL_COUNTERS.items()
     ),
+    AUDIT_FAILING,
+    *(Described(f"{PREFIX}audit_{name}_total", "counter", (), text) for name, text in AUDIT_COUNTERS.items()),
 )
 
 
@@ -84,6 +96,7 @@ class Sources:
     pool: Callable[[], Mapping[SandboxSpec, PoolStats]]
     policy: Callable[[], Policy]
     quotas: Quotas
+    audit: AuditStats | None  # None: there is no audit log
 
 
 class SourcesCollector(Collector):
@@ -106,6 +119,8 @@ class SourcesCollector(Collector):
         yield from self._pool()
         yield self._policy()
         yield from self._quotas()
+        if self._sources.audit is not None:
+            yield from _audit(self._sources.audit)
 
     def _sessions(self) -> Metric:
         counts = Counter(
@@ -159,6 +174,14 @@ class SourcesCollector(Collector):
                     allowed.add_metric((tenant, name), most)
         yield uses
         yield allowed
+
+
+def _audit(stats: AuditStats) -> Iterator[Metric]:
+    failing = _gauge(AUDIT_FAILING)
+    failing.add_metric((), stats.is_failing)
+    yield failing
+    for name, text in AUDIT_COUNTERS.items():
+        yield CounterMetricFamily(f"{PREFIX}audit_{name}", text, value=getattr(stats, name))
 
 
 def _gauge(described: Described) -> GaugeMetricFamily:

@@ -15,6 +15,7 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.parser import text_string_to_metric_families
 
 from executor_server import metrics_endpoint
+from executor_server.audit import AuditStats
 from executor_server.errors import (
     NotFound,
     PolicyViolation,
@@ -60,6 +61,7 @@ FACTS = SessionFacts(
 )
 SUCCEEDED = Result(Outcome.SUCCEEDED, VariablesState.KEPT, 1)
 SANDBOX = SandboxSpec("base", 2**28, 16, 2**24, 600.0)
+AUDIT = AuditStats(records=9, bytes=900, lost_records=2, failures=1, flushes=4, is_failing=True)
 STATS = PoolStats(2, 1, 1, 5, 3, 6, 0, 1, 0, 0, 9, 4.5, 0.5)
 
 
@@ -189,7 +191,7 @@ def collector(metrics: Metrics, pool: dict[SandboxSpec, PoolStats], *states: str
     for tenant in ("acme", "unlisted"):
         quotas.session_created(replace(FACTS, owner=Principal(tenant, "ci")), 0.0)
     sessions = cast("Any", [Open(state) for state in states])
-    return SourcesCollector(metrics, Sources(lambda: sessions, lambda: pool, lambda: current, quotas))
+    return SourcesCollector(metrics, Sources(lambda: sessions, lambda: pool, lambda: current, quotas, AUDIT))
 
 
 def test_sessions_are_read_by_state(metrics: Metrics) -> None:
@@ -222,6 +224,12 @@ def test_counts_of_a_kind_that_is_kept_no_more_stay(metrics: Metrics) -> None:
     pool.clear()
     pool[replace(SANDBOX, policy="another")] = replace(STATS, hits=1)
     assert value(metrics, "pool_hits_total", image="base") == 6
+
+
+def test_an_audit_log_that_fails_is_told(metrics: Metrics) -> None:
+    metrics.registry.register(collector(metrics, {}))
+    assert value(metrics, "audit_failing") == 1
+    assert value(metrics, "audit_lost_records_total") == 2
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -110,6 +110,13 @@ imports: $(STAMP)  ## Check which way imports run
 	@$(BIN)/lint-imports --no-cache --no-logo
 
 # ---------------------------------------------------------------------------------------------------------------------
+# What is generated from the sources
+
+.PHONY: policy-docs
+policy-docs: $(STAMP)  ## Write docs/policy.md from the model of the policy file and tools/policy_intro.md
+	@$(BIN)/python tools/policy_docs.py
+
+# ---------------------------------------------------------------------------------------------------------------------
 # The wire
 
 # $(call generate,DIR): the stubs of every .proto, into DIR.

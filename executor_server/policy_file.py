@@ -26,6 +26,7 @@ from executor_server.settings import (
     MIB,
     Bytes,
     Count,
+    Form,
     ImageName,
     ImportPattern,
     KeyPath,
@@ -58,6 +59,8 @@ MAX_IDENTITIES = 64
 _FINGERPRINT_CHARS = 16
 _CERTIFICATE_FINGERPRINT = re.compile(r"sha256:[0-9a-f]{64}")
 _MAX_CERTIFICATE_CHARS = 255
+_MAX_TOOL_PATTERN_CHARS = 200
+_MAX_VERSION_CHARS = 64
 
 # What smolagents authorizes by itself (BASE_BUILTIN_MODULES), so that its prompts hold here too.
 SMOLAGENTS_BASE_IMPORTS = (
@@ -75,38 +78,29 @@ SMOLAGENTS_BASE_IMPORTS = (
 )
 
 
-def _check_no_network(value: object) -> object:
-    if value != "none":
-        raise ValueError('must be "none": an allowlist of hosts could not be enforced yet, and so is refused')
-    return value
+def _is_tool_pattern(text: str) -> bool:
+    return len(text) <= _MAX_TOOL_PATTERN_CHARS and (text == "*" or text.removesuffix("*").isidentifier())
 
 
-def _check_no_installation(value: object) -> object:
-    if value is not False:
-        raise ValueError("must be false: packages come with the image; a sandbox has no network to fetch them by")
-    return value
+def _is_certificate(text: str) -> bool:
+    if text.startswith("sha256:"):
+        return _CERTIFICATE_FINGERPRINT.fullmatch(text) is not None
+    return 0 < len(text) <= _MAX_CERTIFICATE_CHARS and text.isprintable() and text == text.strip()
 
 
-def _check_tool_pattern(text: str) -> str:
-    if text != "*" and not text.removesuffix("*").isidentifier():
-        raise ValueError('must be the name of a tool ("search"), the beginning of one ("web_*"), or "*"')
-    return text
+def _is_version(text: str) -> bool:
+    return 0 < len(text) <= _MAX_VERSION_CHARS and text.isprintable()
 
 
-def _check_certificate(text: str) -> str:
-    if text.startswith("sha256:") and not _CERTIFICATE_FINGERPRINT.fullmatch(text):
-        raise ValueError('must be "sha256:" and 64 of 0-9 a-f')
-    if not (0 < len(text) <= _MAX_CERTIFICATE_CHARS and text.isprintable() and text == text.strip()):
-        raise ValueError(f'must be a name of 1 to {_MAX_CERTIFICATE_CHARS} characters, or "sha256:" and a fingerprint')
-    return text
+_NO_NETWORK = Form('"none": an allowlist of hosts could not be enforced yet', lambda value: value == "none")
+_NO_INSTALLATION = Form("false: packages come with the image", lambda value: value is False)
+_TOOL_PATTERN = Form('a tool ("search"), the beginning of some ("web_*"), or "*"', _is_tool_pattern)
+_CERTIFICATE = Form(
+    f'a name of 1 to {_MAX_CERTIFICATE_CHARS} characters, or "sha256:" and 64 of 0-9 a-f', _is_certificate
+)
+_VERSION = Form(f"1 to {_MAX_VERSION_CHARS} characters that can be printed", _is_version)
 
-
-def _check_version(text: str) -> str:
-    if not (0 < len(text) <= 64 and text.isprintable()):
-        raise ValueError("must be 1 to 64 characters that can be printed")
-    return text
-
-
+Flag = Annotated[bool, Field(strict=True)]
 Time = Annotated[float, Field(strict=True, ge=MIN_TIME_S, le=365 * DAY_S, allow_inf_nan=False)]
 Memory = Annotated[int, Field(strict=True, ge=MIN_MEMORY_BYTES, lt=2**63)]
 Processes = Annotated[int, Field(strict=True, ge=MIN_PROCESSES, le=1_000_000)]
@@ -114,11 +108,11 @@ Output = Annotated[int, Field(strict=True, ge=MIN_OUTPUT_BYTES, lt=2**63)]
 Disk = Annotated[int, Field(strict=True, ge=MIN_DISK_BYTES, lt=2**63)]
 Cpus = Annotated[float, Field(strict=True, ge=0.01, le=1024, allow_inf_nan=False)]
 ImportPatterns = Annotated[tuple[ImportPattern, ...], Field(max_length=MAX_PATTERNS)]
-ToolPattern = Annotated[str, Field(max_length=200), AfterValidator(_check_tool_pattern)]
+ToolPattern = Annotated[str, AfterValidator(_TOOL_PATTERN)]
 ToolPatterns = Annotated[tuple[ToolPattern, ...], Field(max_length=MAX_PATTERNS)]
 Placement = Literal["host", "sandbox"]
-Version = Annotated[str, AfterValidator(_check_version)]
-Certificate = Annotated[str, AfterValidator(_check_certificate)]
+Version = Annotated[str, AfterValidator(_VERSION)]
+Certificate = Annotated[str, AfterValidator(_CERTIFICATE)]
 Uid = Annotated[int, Field(strict=True, ge=0, lt=2**32 - 1)]
 
 
@@ -244,21 +238,21 @@ class LanguageTable(Section):
     preset: Literal["standard", "strict"] = "standard"
     """`standard` permits everything and leaves it to isolation; `strict` permits nothing of this table, and so refuses
     what smolagents' local executor refuses."""
-    dunder_access: bool | None = None
+    dunder_access: Flag | None = None
     """Attributes and names of the form `__x__`, but for `__init__`, `__str__`, `__repr__` and `__name__`."""
-    dynamic_code: bool | None = None
+    dynamic_code: Flag | None = None
     """`eval`, `exec` and `compile`."""
-    namespaces: bool | None = None
+    namespaces: Flag | None = None
     """`globals`, `locals` and `vars`."""
-    module_attributes: bool | None = None
+    module_attributes: Flag | None = None
     """Modules that are not authorized, reached as attributes of others (`random._os`)."""
-    dangerous_functions: bool | None = None
+    dangerous_functions: Flag | None = None
     """Functions that start processes (`os.system`, `os.popen`, `subprocess.run` …), however they are reached."""
-    open: bool | None = None
+    open: Flag | None = None
     """The builtin `open`, for reading too."""
-    file_writing: bool | None = None
+    file_writing: Flag | None = None
     """Opening files for writing."""
-    unlisted_builtins: bool | None = None
+    unlisted_builtins: Flag | None = None
     """Builtins that smolagents' local executor does not have."""
 
     @property
@@ -277,11 +271,11 @@ class SandboxTable(Section):
     """Images that may be asked for; the first is the default. Not set: all that are configured."""
     backends: tuple[Literal["local", "docker"], ...] = ("local", "docker")
     """Backends that may run the sessions of this profile."""
-    pull_images: bool = False
+    pull_images: Flag = False
     """Whether an image that the Engine lacks may be fetched from its registry."""
-    network: Annotated[Any, AfterValidator(_check_no_network)] = "none"
+    network: Annotated[Any, AfterValidator(_NO_NETWORK)] = "none"
     """`"none"`: a sandbox reaches nothing outside of it."""
-    install_packages: Annotated[Any, AfterValidator(_check_no_installation)] = False
+    install_packages: Annotated[Any, AfterValidator(_NO_INSTALLATION)] = False
     """Whether code may install packages while it runs."""
 
 
@@ -289,7 +283,8 @@ class ToolsTable(Section):
     """Which tools a session may have."""
 
     placements: tuple[Placement, ...] = ("host",)
-    """Where tools may run: `host` is the client's process, `sandbox` the sandbox. Empty: no tools at all."""
+    """Where tools may run: `host` is the client's process, `sandbox` the sandbox, where none is served yet. Empty: no
+    tools at all."""
     allowed: ToolPatterns = ("*",)
     """Names that tools may have."""
 
@@ -331,7 +326,7 @@ class AuditTable(Section):
 
     code: Literal["none", "hash", "full"] = "hash"
     """Of the code of an execution: nothing, its SHA-256, or all of it."""
-    fail_closed: bool = False
+    fail_closed: Flag = False
     """When the audit log can't be written: true stops executions, false lets them go on."""
 
 
@@ -346,7 +341,8 @@ class Profile(Section):
     imports: ImportsTable = ImportsTable()
     """What agent code may import. A guard-rail; the wall is the sandbox."""
     language: LanguageTable = LanguageTable()
-    """What agent code may do besides importing."""
+    """What agent code may do besides importing: a guard-rail too. Each key permits something; what is not set is as
+    `preset` has it."""
     limits: LimitsTable = LimitsTable()
     """Defaults and ceilings of what a session and an execution may use."""
     sandbox: SandboxTable = SandboxTable()
@@ -366,7 +362,7 @@ class Tenant(Section):
 
     profile: Name | None = None
     """Its profile. Not set: the default one."""
-    admin: bool = False
+    admin: Flag = False
     """Whether its certificates and users may make admin calls. A token has this by itself (`token new --admin`)."""
     certificates: Annotated[tuple[Certificate, ...], Field(max_length=MAX_IDENTITIES)] = ()
     """Names of client certificates that are this tenant's: a DNS name or a URI among the subject's alternative names,

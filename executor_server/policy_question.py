@@ -19,31 +19,14 @@ from executor_server.policy_file import QuotasTable
 from executor_server.refusals import above_ceiling, listed, not_allowed, rule_of, shortened
 from executor_server.requested import RequestedLimits, RequestedSession
 from executor_server.session_rules import check_file_get, check_file_put, check_tools, execution_limits
-from executor_server.settings import Section
-
-
-def _check_module(text: str) -> str:
-    if "*" in text or not is_pattern(text):
-        raise ValueError("must be a dotted module name")
-    return text
-
-
-def _check_tool(text: str) -> str:
-    if not text.isidentifier():
-        raise ValueError("must be the name of a tool")
-    return text
-
-
-def _check_language_rule(text: str) -> str:
-    if text not in LANGUAGE_RULES:
-        raise ValueError(f"must be one of {', '.join(LANGUAGE_RULES)}")
-    return text
-
+from executor_server.settings import Form, Section
 
 Number = int | float
-ModuleName = Annotated[str, AfterValidator(_check_module)]
-ToolName = Annotated[str, AfterValidator(_check_tool)]
-LanguageRule = Annotated[str, AfterValidator(_check_language_rule)]
+ModuleName = Annotated[
+    str, AfterValidator(Form("a dotted module name", lambda text: "*" not in text and is_pattern(text)))
+]
+ToolName = Annotated[str, AfterValidator(Form("the name of a tool", str.isidentifier))]
+LanguageRule = Annotated[str, AfterValidator(Form(f"one of {', '.join(LANGUAGE_RULES)}", LANGUAGE_RULES.__contains__))]
 MAX_NAMES = 1024
 
 

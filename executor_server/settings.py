@@ -11,7 +11,7 @@ import os
 import re
 import stat
 import tomllib
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_args, get_origin
@@ -33,6 +33,7 @@ DAY_S = 86_400.0
 _IMAGE_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 NAME_FORM = "1 to 64 of A-Z a-z 0-9 . _ -, beginning with a letter or a digit"
+IMAGE_NAME_FORM = "1 to 64 of a-z 0-9 . _ -, beginning with a letter or a digit"
 
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 _KEY_PART = re.compile(r'[A-Za-z0-9_-]+|"(?:[^"\\]|\\.)*"')
@@ -70,38 +71,29 @@ def is_name(text: str) -> bool:
     return _NAME.fullmatch(text) is not None
 
 
-def _check_name(text: str) -> str:
-    if not is_name(text):
-        raise ValueError(f"must be {NAME_FORM}")
-    return text
+@dataclass(frozen=True)
+class Form:
+    """What a text has to look like; a validator that can say what it asks for, to whom it refuses and in the docs."""
 
+    text: str
+    is_right: Callable[[Any], bool]
 
-def _check_pattern(text: str) -> str:
-    if not is_pattern(text):
-        raise ValueError(f"must be {PATTERN_FORM}")
-    return text
-
-
-def _check_image_name(text: str) -> str:
-    if not _IMAGE_NAME.fullmatch(text):
-        raise ValueError("must be 1 to 64 of a-z 0-9 . _ -, beginning with a letter or a digit")
-    return text
-
-
-def _check_absolute(path: Path) -> Path:
-    if not path.is_absolute() or "\0" in str(path):
-        raise ValueError("must be an absolute path")
-    return path
+    def __call__(self, value: Any) -> Any:
+        if not self.is_right(value):
+            raise ValueError(f"must be {self.text}")
+        return value
 
 
 Count = Annotated[int, Field(strict=True, gt=0, lt=2**63)]
 CountOrZero = Annotated[int, Field(strict=True, ge=0, lt=2**63)]
 Bytes = Annotated[int, Field(strict=True, gt=0, lt=2**63)]
 Seconds = Annotated[float, Field(strict=True, gt=0, le=365 * DAY_S, allow_inf_nan=False)]
-Name = Annotated[str, AfterValidator(_check_name)]
-ImportPattern = Annotated[str, AfterValidator(_check_pattern)]
-ImageName = Annotated[str, AfterValidator(_check_image_name)]
-AbsolutePath = Annotated[Path, AfterValidator(_check_absolute)]
+Name = Annotated[str, AfterValidator(Form(NAME_FORM, is_name))]
+ImportPattern = Annotated[str, AfterValidator(Form(PATTERN_FORM, is_pattern))]
+ImageName = Annotated[str, AfterValidator(Form(IMAGE_NAME_FORM, lambda text: _IMAGE_NAME.fullmatch(text) is not None))]
+AbsolutePath = Annotated[
+    Path, AfterValidator(Form("an absolute path", lambda path: path.is_absolute() and "\0" not in str(path)))
+]
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -1,0 +1,157 @@
+"""Writes docs/policy.md: the introduction beside this file, and every key of the policy file, from the model itself.
+
+    python tools/policy_docs.py [--check]
+
+`--check` writes nothing, and fails when the file is not what would be written.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import astuple, dataclass
+from itertools import groupby
+from pathlib import Path
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin
+
+from annotated_types import Ge, Gt, Le, Lt
+from pydantic import AfterValidator
+from pydantic.fields import FieldInfo
+
+from executor_server.policy_file import PolicyFile
+from executor_server.settings import Form, Section
+
+INTRODUCTION = Path(__file__).with_name("policy_intro.md")
+TARGET = Path(__file__).parents[1] / "docs/policy.md"
+ENTRY_NAME = "NAME"  # stands for the name that a profile or a tenant is given
+NO_BOUND = 2**62  # a bound above this is none to a reader
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table of the file."""
+
+    path: str
+    meaning: str
+    model: type[Section]
+
+    def keys(self) -> dict[str, FieldInfo]:
+        return {name: field for name, field in self.model.model_fields.items() if _model_in(field.annotation) is None}
+
+    def tables(self) -> Iterator[Table]:
+        for name, field in self.model.model_fields.items():
+            model = _model_in(field.annotation)
+            if model is not None:
+                entry = f".{ENTRY_NAME}" if get_origin(field.annotation) is dict else ""
+                yield Table(f"{self.path}.{name}{entry}".removeprefix("."), _meaning(self.model, name), model)
+
+
+def document() -> str:
+    return INTRODUCTION.read_text() + "\n" + "\n".join(_lines([Table("", "", PolicyFile)]))
+
+
+def _lines(tables: Sequence[Table]) -> Iterator[str]:
+    """The keys of a table, or of several that have the same keys, and then the tables in the first of them."""
+    if tables[0].keys():
+        yield "### " + (" and ".join(f"`[{table.path}]`" for table in tables) if tables[0].path else "At the top")
+        yield ""
+        for table in tables:
+            name = f"`{_last(table)}`: " if len(tables) > 1 else ""
+            yield from [f"{name}{table.meaning}", ""] if table.meaning else []
+        yield from _key_lines(tables)
+        yield ""
+    for _, group in groupby(tables[0].tables(), key=lambda table: list(table.keys())):
+        yield from _lines(list(group))
+
+
+def _key_lines(tables: Sequence[Table]) -> Iterator[str]:
+    heads = ["Default"] if len(tables) == 1 else [f"`{_last(table)}`" for table in tables]
+    yield f"| Key | Allowed | {' | '.join(heads)} | Meaning |"
+    yield "|---|---|" + "---|" * len(heads) + "---|"
+    for name, field in tables[0].keys().items():
+        defaults = [_default(table.model.model_fields[name]) for table in tables]
+        cells = [f"`{name}`", _allowed(field.annotation, field.metadata), *defaults, _meaning(tables[0].model, name)]
+        yield "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
+def _last(table: Table) -> str:
+    return table.path.rpartition(".")[2]
+
+
+def _meaning(model: type[Section], name: str) -> str:
+    """The docstring of a key, which stands where it was declared first."""
+    for each in model.__mro__:
+        field = each.model_fields.get(name) if issubclass(each, Section) else None
+        if field is not None and field.description:
+            return " ".join(field.description.split())
+    raise LookupError(f"{model.__name__}.{name} has no docstring")
+
+
+def _model_in(annotation: Any) -> type[Section] | None:
+    """The table that a key leads to, when it leads to one."""
+    if isinstance(annotation, type) and issubclass(annotation, Section):
+        return annotation
+    return next((model for each in get_args(annotation) if (model := _model_in(each)) is not None), None)
+
+
+def _default(field: FieldInfo) -> str:
+    if field.is_required():
+        return "*must be set*"
+    value = field.get_default(call_default_factory=True)
+    return "*not set*" if value is None else f"`{_toml(value)}`"
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, (int, float)):
+        return f"{value:_}"
+    if isinstance(value, tuple):
+        return f"[{', '.join(map(_toml, value))}]"
+    return f'"{value}"'
+
+
+def _allowed(annotation: Any, metadata: Sequence[Any] = ()) -> str:
+    """The values that a key can have, in words."""
+    form = next((each.func for each in metadata if isinstance(each, AfterValidator)), None)
+    if isinstance(form, Form):
+        return form.text
+    arguments = get_args(annotation)
+    if hasattr(annotation, "__metadata__"):
+        inner = [item for each in annotation.__metadata__ for item in _items(each)]
+        return _allowed(arguments[0], inner)
+    if get_origin(annotation) in (Union, UnionType):
+        return " or ".join(_allowed(each) for each in arguments if each is not type(None))
+    if get_origin(annotation) is tuple:
+        return f"array; each {_allowed(arguments[0])}"
+    if get_origin(annotation) is Literal:
+        return " or ".join(f"`{_toml(each)}`" for each in arguments)
+    if annotation is bool:
+        return "`true` or `false`"
+    return _number(annotation, metadata)
+
+
+def _items(metadata: Any) -> list[Any]:
+    """Constraints come as themselves, or in a Field."""
+    return list(metadata.metadata) if isinstance(metadata, FieldInfo) else [metadata]
+
+
+def _number(kind: type, metadata: Sequence[Any]) -> str:
+    noun = {int: "integer", float: "number"}[kind]
+    words = {Ge: "from", Gt: "above", Le: "to", Lt: "below"}
+    bounds = [(words[type(each)], astuple(each)[0]) for each in metadata if type(each) in words]
+    return " ".join([noun, *(f"{word} {_toml(bound)}" for word, bound in bounds if bound < NO_BOUND)])
+
+
+def main() -> None:
+    fresh = document()
+    if sys.argv[1:] == ["--check"]:
+        if TARGET.read_text() != fresh:
+            sys.exit(f"{TARGET.name} is not what the model says; run: make policy-docs")
+    else:
+        TARGET.write_text(fresh)
+
+
+if __name__ == "__main__":
+    main()

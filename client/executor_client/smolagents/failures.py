@@ -71,22 +71,19 @@ def _headline(result: ExecutionResult, code: str, limits: Limits) -> str:
         case Outcome.EXCEPTION:
             return _failed_at(detail, code, _cause(detail))
         case Outcome.IMPORT_DENIED | Outcome.POLICY_DENIED:
-            return _failed_at(detail, code, f"InterpreterError: {detail.message}")
+            return _failed_at(detail, code, f"InterpreterError: {_said(detail, 'the policy refuses it')}")
         case Outcome.OPERATION_LIMIT:
             return _failed_at(
-                detail,
-                code,
-                f"InterpreterError: Reached the max number of operations of {limits.operations}. Maybe there is an "
-                "infinite loop somewhere in the code, or you're just asking too many calculations.",
+                detail, code, f"InterpreterError: {_said(detail, 'Reached the max number of operations')}"
             )
         case Outcome.TIMEOUT:
-            return f"Code execution exceeded the maximum execution time of {_number(limits.wall_time_s)} seconds"
+            return f"Code execution exceeded the maximum execution time: {_said(detail, 'it took too long')}"
         case Outcome.CPU_LIMIT:
-            return f"Code execution exceeded the maximum CPU time of {_number(limits.cpu_time_s)} seconds"
+            return f"Code execution exceeded the maximum CPU time: {_said(detail, 'it calculated too long')}"
         case Outcome.OUT_OF_MEMORY:
             return f"Code execution ran out of memory: at most {limits.memory_bytes} bytes can be used"
         case Outcome.OUTPUT_LIMIT:
-            return f"Code execution was stopped: it printed far more than the {limits.output_bytes} bytes that are kept"
+            return f"Code execution was stopped: {_said(detail, 'it printed far more than is kept')}"
         case Outcome.EXITED:
             return _failed_at(detail, code, _cause(detail) or "the code ended its own interpreter")
         case Outcome.CANCELLED:
@@ -104,18 +101,18 @@ def _failed_at(detail: ErrorDetail, code: str, cause: str) -> str:
     return f"Code execution failed at line '{truncate_content(statement, STATEMENT_CHARS_MAX)}' due to: {cause}"
 
 
+def _said(detail: ErrorDetail, otherwise: str) -> str:
+    """The sandbox's own words. Of a limit only it knows which one held: an execution's may be below its session's."""
+    return truncate_content(_ANSI.sub("", detail.message), MESSAGE_CHARS_MAX) or otherwise
+
+
 def _cause(detail: ErrorDetail) -> str:
-    message = truncate_content(_ANSI.sub("", detail.message), MESSAGE_CHARS_MAX)
-    return ": ".join(part for part in (detail.type, message) if part)
+    return ": ".join(part for part in (detail.type, _said(detail, "")) if part)
 
 
 def _source_line(code: str, line: int) -> str:
     lines = code.splitlines()
     return lines[line - 1].strip() if 0 < line <= len(lines) else ""
-
-
-def _number(value: float | None) -> str:
-    return "an unknown number of" if value is None else f"{value:g}"
 
 
 # ---------------------------------------------------------------------------------------------------------------------

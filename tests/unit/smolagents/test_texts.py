@@ -16,7 +16,7 @@ from executor_client.smolagents.console import LINE_CHARS_MAX, LogStream, escape
 from executor_client.smolagents.failures import TRACEBACK_LINES_MAX, CodeExecutionError, describe
 from executor_client.smolagents.lease import PRELUDE
 
-LIMITS = Limits(wall_time_s=30.0, cpu_time_s=60.0, operations=1000, memory_bytes=2**20, output_bytes=1024)
+LIMITS = Limits(memory_bytes=2**20)
 
 
 def failure(outcome: Outcome, *, state: VariablesState = VariablesState.KEPT, **error: Any) -> ExecutionResult:
@@ -65,11 +65,12 @@ def test_a_syntax_error_that_the_code_raised_is_no_parse_error() -> None:
 @pytest.mark.parametrize(
     ("outcome", "said"),
     [
-        (Outcome.TIMEOUT, "Code execution exceeded the maximum execution time of 30 seconds"),
-        (Outcome.CPU_LIMIT, "exceeded the maximum CPU time of 60 seconds"),
-        (Outcome.OPERATION_LIMIT, "Reached the max number of operations of 1000"),
-        (Outcome.OUT_OF_MEMORY, "ran out of memory"),
-        (Outcome.OUTPUT_LIMIT, "far more than the 1024 bytes"),
+        (Outcome.TIMEOUT, "Code execution exceeded the maximum execution time"),
+        (Outcome.CPU_LIMIT, "exceeded the maximum CPU time"),
+        (Outcome.OPERATION_LIMIT, "Reached the max number of operations"),
+        (Outcome.POLICY_DENIED, "the policy refuses it"),
+        (Outcome.OUT_OF_MEMORY, "ran out of memory: at most 1048576 bytes can be used"),
+        (Outcome.OUTPUT_LIMIT, "far more than is kept"),
         (Outcome.EXITED, "ended its own interpreter"),
         (Outcome.CANCELLED, "was cancelled"),
         (Outcome.CRASHED, "the interpreter crashed"),
@@ -78,6 +79,15 @@ def test_a_syntax_error_that_the_code_raised_is_no_parse_error() -> None:
 )
 def test_each_outcome_says_what_happened(outcome: Outcome, said: str) -> None:
     assert said in text_of(failure(outcome)).splitlines()[0]
+
+
+@pytest.mark.parametrize(
+    "outcome",
+    [Outcome.TIMEOUT, Outcome.CPU_LIMIT, Outcome.OPERATION_LIMIT, Outcome.OUTPUT_LIMIT, Outcome.POLICY_DENIED],
+)
+def test_the_limit_that_held_is_the_sandboxs_to_say(outcome: Outcome) -> None:
+    """An execution's may be below the session's, which is all that a session tells."""
+    assert text_of(failure(outcome, message="at most 7")).splitlines()[0].endswith(": at most 7")
 
 
 def test_a_reset_says_what_is_lost_and_what_is_back() -> None:

@@ -22,9 +22,11 @@ from executor_api.v1 import executor_service_pb2 as service_pb
 from executor_api.v1 import executor_service_pb2_grpc as service_grpc
 from executor_server.errors import ExecutorError
 from executor_server.observer import Observer
+from executor_server.quotas import Quotas
 from executor_server.rpc import addresses
 from executor_server.rpc.addresses import Address, AddressError, TcpAddress, UnixAddress
 from executor_server.rpc.auth import Authentication, current_principal
+from executor_server.rpc.calls import CallLimits
 from executor_server.rpc.errors import ErrorBorder
 from executor_server.rpc.handlers import OWN_METHODS
 from executor_server.rpc.identities import Identities
@@ -80,9 +82,14 @@ class RpcServer:
         *,
         admin: admin_grpc.AdminServiceServicer | None = None,
         observer: Observer | None = None,
+        quotas: Quotas | None = None,
         interceptors: Sequence[grpc.aio.ServerInterceptor[Any, Any]] = (),
     ) -> None:
-        """Opens nothing yet. `observer` is told which calls are refused; `interceptors` come after authentication."""
+        """Opens nothing yet.
+
+        `quotas` says how many calls a tenant may have; `observer` is told which are refused; `interceptors` come after
+        authentication.
+        """
         told = observer or Observer()
 
         def on_refusal(method: str, error: ExecutorError) -> None:
@@ -99,6 +106,7 @@ class RpcServer:
             judges_connections=has_certificates or self._relay is not None,
             uid_of_peer=self._relay.uid_of if self._relay is not None else _no_uid,
             on_denial=on_refusal,
+            admit_call=CallLimits(quotas).admit if quotas is not None else _admit_all,
         )
         self._bound: list[Address] = []
         self._inner: list[Address] = []  # what nobody is told of
@@ -167,6 +175,10 @@ class RpcServer:
                 f"Can't listen on {address}: it is in use, or not an address of this machine."
             ) from error
         return TcpAddress(address.host, port) if isinstance(address, TcpAddress) else address
+
+
+async def _admit_all(_tenant: str) -> None:
+    return
 
 
 def _no_uid(_peer: str) -> int | None:

@@ -1,0 +1,204 @@
+"""A tenant has no more calls open, and makes no more in a second, than its quotas say."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from executor_api.v1 import executor_service_pb2 as pb
+from executor_api.v1 import executor_service_pb2_grpc as pb_grpc
+from executor_server.errors import ExecutorError
+from executor_server.model import Principal
+from executor_server.observer import Observer
+from executor_server.policy_file import QuotasTable
+from executor_server.quotas import CALL_RETRY_S, Quotas
+from executor_server.rpc import calls
+from tests.rpc.edge import AUTH, Edge, FakeExecution, FakeSessions, make_server, refusal, settings
+from tests.support.polling import eventually_async
+
+TENANT = "local"
+_POLICY = pb.GetPolicyRequest()
+
+
+class Refusals(Observer):
+    def __init__(self) -> None:
+        self.seen: list[tuple[str, str]] = []
+
+    def request_refused(self, principal: Principal | None, method: str, error: ExecutorError) -> None:
+        assert principal is not None and principal.tenant == TENANT
+        self.seen.append((method.rpartition("/")[2], error.reason.value))
+
+
+class Limited:
+    """An edge whose tenant has quotas."""
+
+    def __init__(self, edge: Edge, quotas: Quotas, refusals: Refusals) -> None:
+        self.edge = edge
+        self.quotas = quotas
+        self.refusals = refusals
+
+    def ask(self) -> Any:
+        return self.edge.stub.GetPolicy(_POLICY, metadata=AUTH)
+
+    @property
+    def open_calls(self) -> int:
+        return self.quotas.use_of(TENANT).calls
+
+    async def has_open(self, count: int) -> bool:
+        return await eventually_async(lambda: self.open_calls == count)
+
+
+@asynccontextmanager
+async def limited(directory: Path, **limits: int) -> AsyncIterator[Limited]:
+    quotas, refusals, sessions = Quotas(lambda _: QuotasTable.model_validate(limits)), Refusals(), FakeSessions()
+    server = make_server(sessions, settings(f"unix:{directory}/s"), quotas=quotas, observer=refusals)
+    (address,) = await server.start()
+    try:
+        async with grpc.aio.insecure_channel(address) as channel:
+            edge = Edge(server, sessions, address, channel, pb_grpc.ExecutorServiceStub(channel))
+            yield Limited(edge, quotas, refusals)
+    finally:
+        await server.stop(0)
+
+
+@asynccontextmanager
+async def followed(edge: Edge, count: int) -> AsyncIterator[Sequence[Any]]:
+    """So many streams, that stay open until they are cancelled."""
+    session = await edge.session()
+    session.executions["e"] = FakeExecution(stays_open=True)
+    request = pb.AttachExecutionRequest(session_id="s1", execution_id="e")
+    async with AsyncExitStack() as stack:
+        streams = []
+        for _ in range(count):
+            stream = edge.stub.AttachExecution(request, metadata=AUTH)
+            stack.callback(stream.cancel)
+            streams.append(stream)
+        yield streams
+
+
+async def test_a_call_above_the_quota_is_refused_and_told_when_to_come_again(tmp_path: Path) -> None:
+    async with limited(tmp_path, calls=2) as its, followed(its.edge, 2):
+        assert await its.has_open(2)
+        found = await refusal(its.ask())
+        assert (found.code.name, found.reason) == ("RESOURCE_EXHAUSTED", "QUOTA_EXCEEDED")
+        assert found.retry_delay_s == CALL_RETRY_S
+        assert "calls: 2" in found.message
+        assert its.refusals.seen == [("GetPolicy", "QUOTA_EXCEEDED")]
+
+
+async def test_a_stream_that_ended_makes_room(tmp_path: Path) -> None:
+    async with limited(tmp_path, calls=1) as its, followed(its.edge, 1) as (stream,):
+        assert await its.has_open(1)
+        stream.cancel()
+        assert await its.has_open(0)
+        await its.ask()
+
+
+async def test_calls_that_are_over_are_not_counted(tmp_path: Path) -> None:
+    async with limited(tmp_path, calls=1) as its:
+        for _ in range(3):
+            await its.ask()
+            assert await its.has_open(0)
+
+
+async def test_a_caller_that_sends_no_request_holds_a_call_until_it_goes_away(tmp_path: Path) -> None:
+    async with limited(tmp_path, calls=1) as its:
+        silent = its.edge.raw("GetPolicy", "stream_unary")(metadata=AUTH)
+        assert await its.has_open(1)
+        assert (await refusal(its.ask())).reason == "QUOTA_EXCEEDED"
+        silent.cancel()
+        assert await its.has_open(0)
+
+
+async def test_a_call_that_fails_is_over(tmp_path: Path) -> None:
+    async with limited(tmp_path, calls=1) as its:
+        for _ in range(2):
+            call = its.edge.stub.GetSession(pb.GetSessionRequest(session_id="none"), metadata=AUTH)
+            assert (await refusal(call)).reason == "SESSION_NOT_FOUND"
+            assert await its.has_open(0)
+
+
+async def test_an_upload_is_refused_before_any_of_it_is_read(tmp_path: Path) -> None:
+    async with limited(tmp_path, calls=1) as its, followed(its.edge, 1):
+        assert await its.has_open(1)
+
+        async def endless() -> AsyncIterator[pb.PutFileRequest]:
+            while True:
+                yield pb.PutFileRequest(data=bytes(100_000))
+
+        assert (await refusal(its.edge.stub.PutFile(endless(), metadata=AUTH))).reason == "QUOTA_EXCEEDED"
+
+
+async def test_methods_that_do_not_exist_count_too(tmp_path: Path) -> None:
+    async with limited(tmp_path, calls=1) as its, followed(its.edge, 1):
+        assert await its.has_open(1)
+        assert (await refusal(its.edge.raw("Secret")(b"", metadata=AUTH))).reason == "QUOTA_EXCEEDED"
+
+
+async def test_calls_above_the_rate_wait_their_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calls, "BURST_S", 0.0)
+    async with limited(tmp_path, calls_per_second=20) as its:
+        loop = asyncio.get_running_loop()
+        began_s = loop.time()
+        await asyncio.gather(*(its.ask() for _ in range(5)))
+        assert loop.time() - began_s >= 4 / 20
+        assert its.refusals.seen == []
+
+
+async def test_what_was_not_used_in_the_last_second_may_be_used_at_once(tmp_path: Path) -> None:
+    async with limited(tmp_path, calls_per_second=1) as its:
+        await its.ask()
+        waiting = asyncio.ensure_future(its.ask())
+        assert await its.has_open(1)
+        waiting.cancel()
+
+
+async def test_so_many_calls_wait_and_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calls, "MAX_WAITING_CALLS", 2)
+    async with limited(tmp_path, calls_per_second=1) as its:
+        await its.ask()
+        waiting = [asyncio.ensure_future(its.ask()) for _ in range(2)]
+        assert await its.has_open(2)
+        found = await refusal(its.ask())
+        assert found.reason == "QUOTA_EXCEEDED"
+        assert found.retry_delay_s is not None and 1 < found.retry_delay_s <= 3
+        for call in waiting:
+            call.cancel()
+        assert await its.has_open(0)
+
+
+async def test_no_call_waits_longer_than_it_is_worth(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calls, "MAX_WAIT_S", 0.5)
+    async with limited(tmp_path, calls_per_second=1) as its:
+        await its.ask()
+        assert (await refusal(its.ask())).reason == "QUOTA_EXCEEDED"
+
+
+async def test_waiting_calls_are_open_calls(tmp_path: Path) -> None:
+    async with limited(tmp_path, calls=2, calls_per_second=1) as its:
+        await its.ask()
+        waiting = [asyncio.ensure_future(its.ask()) for _ in range(2)]
+        assert await its.has_open(2)
+        assert "quota calls:" in (await refusal(its.ask())).message
+        for call in waiting:
+            call.cancel()
+
+
+async def test_a_tenant_without_quotas_is_not_held_back(tmp_path: Path) -> None:
+    async with limited(tmp_path) as its:
+        await asyncio.gather(*(its.ask() for _ in range(50)))
+        assert its.refusals.seen == []
+
+
+def test_tenants_that_have_stopped_calling_are_forgotten() -> None:
+    limits = calls.CallLimits(Quotas(lambda _: QuotasTable()))
+    for number in range(100):
+        limits._pace_of(f"t{number}", 1000.0).next_s = 1000.0
+    limits._pace_of("new", 1002.0)
+    assert list(limits._paces) == ["new"]

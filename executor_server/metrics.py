@@ -123,7 +123,13 @@ class Metrics(Observer):
     def _make_instruments(self) -> None:
         book = _Book(self.registry)
         self._build = book.gauge("build_info", "1; its labels say what runs.", "version", "python", "backend")
-        self._created = book.counter("sessions_created", "Sessions made.", "profile", "image", "start")
+        self._created = book.counter(
+            "sessions_created",
+            "Sessions made; `start`: `warm` of a kept sandbox, or `cold`.",
+            "profile",
+            "image",
+            "start",
+        )
         self._creation = book.histogram(
             "session_creation_seconds", "From a request for a session to the session.", "start"
         )
@@ -145,15 +151,23 @@ class Metrics(Observer):
         )
         self._warnings = book.counter("limit_warnings", "Executions warned that a budget is nearly spent.", "limit")
         self._tool_calls = book.counter("tool_calls", "Tools that clients were told to run.", "profile")
-        self._tool_answers = book.counter("tool_answers", "Answers of clients to tool calls.", "result")
+        self._tool_answers = book.counter(
+            "tool_answers", "Answers of clients to tool calls: a `value` or an `error`.", "result"
+        )
         self._files = book.counter("files_got", "Files and archives got out of sessions.", "profile")
-        self._file_bytes = book.counter("files_got_bytes", "Their bytes.", "profile")
+        self._file_bytes = book.counter(
+            "files_got_bytes", "Bytes of files and archives got out of sessions.", "profile"
+        )
         self._misbehaved = book.counter(
             "guest_protocol_violations", "Times that what came out of a sandbox was not of the protocol."
         )
         self._refused = book.counter("requests_refused", "Calls refused.", "reason", "method")
         self._violations = book.counter("policy_violations", "What was asked for and is not granted.", "kind")
-        self._reloads = book.counter("policy_reloads", "Times the policy was read again.", "result")
+        self._reloads = book.counter(
+            "policy_reloads",
+            "Times the policy was read again: `changed`, `unchanged`, or `refused`, not being valid.",
+            "result",
+        )
         self._calls = book.histogram("rpc_seconds", "Calls served, streams to their end.", "method")
         self._call_ends = book.counter("rpc_ended", "Calls that ended, by gRPC status.", "method", "code")
         self._open_calls = book.gauge("rpc_open", "Calls and streams that are being served.", "method")

@@ -21,7 +21,9 @@ from executor_server.pool import PoolStats
 from executor_server.quotas import Quotas
 from executor_server.session import Session
 
-SESSIONS = Described(f"{PREFIX}sessions", "gauge", ("state", "profile"), "Sessions that there are.")
+SESSIONS = Described(
+    f"{PREFIX}sessions", "gauge", ("state", "profile"), "Sessions that there are; `state`: `idle`, `busy` or `lost`."
+)
 POLICY = Described(
     f"{PREFIX}policy_info", "gauge", ("version", "fingerprint"), "1; its labels say which policy is in force."
 )
@@ -35,7 +37,7 @@ TENANT_QUOTA = Described(
     f"{PREFIX}tenant_quota",
     "gauge",
     ("tenant", "quota"),
-    "What it may have and use, where there is a quota.",
+    "What a listed tenant may have and use, where there is a quota.",
 )
 POOL_GAUGES = {
     "size": "Sandboxes that are to be kept ready.",
@@ -46,12 +48,12 @@ POOL_COUNTERS = {
     "hits": "Sessions that got a kept sandbox.",
     "misses": "Sessions of a kind that is kept, for which a sandbox had to be made.",
     "made": "Sandboxes made, to be kept.",
-    "failed": "Attempts at that which failed.",
+    "failed": "Attempts to make a sandbox to be kept that failed.",
     "lost": "Kept sandboxes that died.",
     "outdated": "Kept sandboxes thrown away: their image, the guest or the policy is another by now.",
     "closed": "Kept sandboxes that ended with the pool.",
     "ready_count": "Sandboxes that got ready, to be kept or on the spot.",
-    "ready_time_sum_s": "Time that took, in seconds.",
+    "ready_time_sum_s": "Time that getting ready took, in seconds.",
 }
 # Of quotas.TenantUse, by the name of the quota.
 _USED = {
@@ -67,10 +69,10 @@ _POOL_NAMES = {"ready_count": "ready", "ready_time_sum_s": "ready_seconds"}
 AUDIT_FAILING = Described(f"{PREFIX}audit_failing", "gauge", (), "1 while the audit log can't be written, else 0.")
 AUDIT_COUNTERS = {
     "records": "Records written to the audit log.",
-    "bytes": "Their bytes.",
+    "bytes": "Bytes written to the audit log.",
     "lost_records": "Records that could not be written.",
     "failures": "Times that the audit log began to fail.",
-    "flushes": "Times that it was forced to the disk.",
+    "flushes": "Times that the audit log was forced to the disk.",
 }
 
 DESCRIBED = (

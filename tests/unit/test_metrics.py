@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import runpy
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -165,6 +167,13 @@ async def test_every_metric_that_is_served_is_described(metrics: Metrics) -> Non
         for family in text_string_to_metric_families((await page(metrics.registry)).decode())
     }
     assert {name for name in served if name.startswith(PREFIX)} == described
+
+
+def test_the_table_of_metrics_is_what_the_metrics_say() -> None:
+    """docs/operations.md; `python tools/metrics_docs.py` writes it."""
+    tool = Path(__file__).parents[2] / "tools/metrics_docs.py"
+    made = runpy.run_path(str(tool))
+    assert made["TARGET"].read_text() == made["document"]()
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -52,7 +52,7 @@ class CallLimits:
     async def _wait_for_time(self, tenant: str, rate: int) -> None:
         now_s = asyncio.get_running_loop().time()
         pace = self._pace_of(tenant, now_s)
-        due_s = max(pace.next_s, now_s - BURST_S)
+        due_s = max(pace.next_s, now_s - max(0.0, BURST_S - 1 / rate))
         wait_s = due_s - now_s
         if wait_s > 0 and (wait_s > MAX_WAIT_S or pace.waiting >= MAX_WAITING_CALLS):
             message = f"quota calls_per_second: {rate}, and {pace.waiting} more wait already"

@@ -68,9 +68,11 @@ async def limited(directory: Path, **limits: int) -> AsyncIterator[Limited]:
 
 
 @asynccontextmanager
-async def followed(edge: Edge, count: int) -> AsyncIterator[Sequence[Any]]:
+async def followed(its: Limited, count: int) -> AsyncIterator[Sequence[Any]]:
     """So many streams, that stay open until they are cancelled."""
+    edge = its.edge
     session = await edge.session()
+    assert await its.has_open(0)
     session.executions["e"] = FakeExecution(stays_open=True)
     request = pb.AttachExecutionRequest(session_id="s1", execution_id="e")
     async with AsyncExitStack() as stack:
@@ -79,12 +81,12 @@ async def followed(edge: Edge, count: int) -> AsyncIterator[Sequence[Any]]:
             stream = edge.stub.AttachExecution(request, metadata=AUTH)
             stack.callback(stream.cancel)
             streams.append(stream)
+        assert await its.has_open(count)
         yield streams
 
 
 async def test_a_call_above_the_quota_is_refused_and_told_when_to_come_again(tmp_path: Path) -> None:
-    async with limited(tmp_path, calls=2) as its, followed(its.edge, 2):
-        assert await its.has_open(2)
+    async with limited(tmp_path, calls=2) as its, followed(its, 2):
         found = await refusal(its.ask())
         assert (found.code.name, found.reason) == ("RESOURCE_EXHAUSTED", "QUOTA_EXCEEDED")
         assert found.retry_delay_s == CALL_RETRY_S
@@ -93,8 +95,7 @@ async def test_a_call_above_the_quota_is_refused_and_told_when_to_come_again(tmp
 
 
 async def test_a_stream_that_ended_makes_room(tmp_path: Path) -> None:
-    async with limited(tmp_path, calls=1) as its, followed(its.edge, 1) as (stream,):
-        assert await its.has_open(1)
+    async with limited(tmp_path, calls=1) as its, followed(its, 1) as (stream,):
         stream.cancel()
         assert await its.has_open(0)
         await its.ask()
@@ -125,8 +126,7 @@ async def test_a_call_that_fails_is_over(tmp_path: Path) -> None:
 
 
 async def test_an_upload_is_refused_before_any_of_it_is_read(tmp_path: Path) -> None:
-    async with limited(tmp_path, calls=1) as its, followed(its.edge, 1):
-        assert await its.has_open(1)
+    async with limited(tmp_path, calls=1) as its, followed(its, 1):
 
         async def endless() -> AsyncIterator[pb.PutFileRequest]:
             while True:
@@ -136,8 +136,7 @@ async def test_an_upload_is_refused_before_any_of_it_is_read(tmp_path: Path) -> 
 
 
 async def test_methods_that_do_not_exist_count_too(tmp_path: Path) -> None:
-    async with limited(tmp_path, calls=1) as its, followed(its.edge, 1):
-        assert await its.has_open(1)
+    async with limited(tmp_path, calls=1) as its, followed(its, 1):
         assert (await refusal(its.edge.raw("Secret")(b"", metadata=AUTH))).reason == "QUOTA_EXCEEDED"
 
 

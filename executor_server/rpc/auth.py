@@ -18,7 +18,6 @@ import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextvars import ContextVar
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, cast
 
 import grpc
@@ -36,10 +35,9 @@ CHECK_INTERVAL_S = 1.0
 _ADMIN_METHODS = f"/{admin_pb.DESCRIPTOR.services_by_name['AdminService'].full_name}/"
 
 current_principal: ContextVar[Principal] = ContextVar("current_principal")
-"""Who calls, for handlers and for interceptors after this one. grpc.aio runs all of a call in one task.
+"""Who calls, for handlers and what is put around them. grpc.aio runs all of a call in one task.
 
-Where connections are judged, those interceptors are asked twice about a call: first for the form of its method, when
-nobody is set here yet, then for its handler.
+For other interceptors themselves it may be too early: who calls without a token is known when the handler runs.
 """
 
 _shown_token: ContextVar[str | None] = ContextVar("shown_token")
@@ -99,16 +97,8 @@ class Authentication(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
             return _denying(denial)
         _shown_token.set(token_id)
         handler = cast("Handler | None", await continuation(handler_call_details))
-        if self._judges_connections:
-
-            async def serve(requests: AsyncIterator[Any], context: Context) -> None:
-                known = cast("Handler | None", await continuation(handler_call_details))
-                await _serve(known, requests, context)
-
-            return self._judging(method, handler, serve)
-        if handler is not None and (handler.request_streaming or handler.response_streaming):
-            return self._judging(method, handler, partial(_serve, handler))
-        return cast("Handler", handler)
+        lasts = handler is not None and (handler.request_streaming or handler.response_streaming)
+        return self._judging(method, handler) if self._judges_connections or lasts else cast("Handler", handler)
 
     def _token_of(self, call: grpc.HandlerCallDetails) -> str | None:
         """The id of the token in a call, None for a call without one. Raises Unauthenticated for a wrong one."""
@@ -132,7 +122,7 @@ class Authentication(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
             raise Forbidden(Reason.ADMIN_ONLY, "this call is for admins: it needs a token that was made with --admin")
         return principal
 
-    def _judging(self, method: str, form: Handler | None, serve: _Serve) -> Handler:
+    def _judging(self, method: str, handler: Handler | None) -> Handler:
         """Serves the call when its caller is known; cuts it off when that ends."""
 
         async def judged(requests: AsyncIterator[Any], context: Context) -> None:
@@ -147,7 +137,7 @@ class Authentication(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
             task = cast("asyncio.Task[Any]", asyncio.current_task())
             stream = self._streams[task] = _Stream(shown, principal)
             try:
-                await serve(requests, context)
+                await _serve(handler, requests, context)
             except asyncio.CancelledError:
                 if not stream.cut_off:
                     raise
@@ -160,8 +150,8 @@ class Authentication(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
 
         return grpc.stream_stream_rpc_method_handler(
             cast("Any", judged),
-            request_deserializer=form.request_deserializer if form is not None else None,
-            response_serializer=form.response_serializer if form is not None else None,
+            request_deserializer=handler.request_deserializer if handler is not None else None,
+            response_serializer=handler.response_serializer if handler is not None else None,
         )
 
     def _shown_by(self, context: Context) -> Shown:
@@ -220,8 +210,6 @@ def _denying(denial: ExecutorError) -> Handler:
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Any handler as one of streams: on the wire they are the same
-
-_Serve = Callable[[AsyncIterator[Any], Context], Awaitable[None]]
 
 
 async def _serve(handler: Handler | None, requests: AsyncIterator[Any], context: Context) -> None:

@@ -1,8 +1,11 @@
-"""Nobody gets anywhere without the token."""
+"""Nobody gets anywhere without a token that holds."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +14,16 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
+from executor_api.v1 import admin_service_pb2 as admin_pb
+from executor_api.v1 import admin_service_pb2_grpc as admin_grpc
 from executor_api.v1 import executor_service_pb2 as pb
-from tests.rpc.edge import AUTH, TOKEN, Edge, refused, serving
+from executor_api.v1 import types_pb2
+from executor_server.errors import ExecutorError
+from executor_server.model import Event, Log, Principal
+from executor_server.observer import Observer
+from executor_server.token_file import TokenFile
+from executor_server.tokens import Tokens
+from tests.rpc.edge import AUTH, TOKEN, Edge, FakeExecution, refusal, refused, serving
 
 DENIED = ("UNAUTHENTICATED", "UNAUTHENTICATED")
 METHODS = pb.DESCRIPTOR.services_by_name["ExecutorService"].methods
@@ -81,3 +92,141 @@ async def test_oversized_metadata_does_not_reach_us(edge: Edge) -> None:
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await edge.stub.GetPolicy(pb.GetPolicyRequest(), metadata=(*AUTH, ("x", "y" * 65_536)))
     assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+# -- tenants' tokens
+
+
+def bearer(token: str) -> Any:
+    return (("authorization", f"Bearer {token}"),)
+
+
+@dataclass
+class Told(Observer):
+    refusals: list[tuple[Principal | None, str, str]] = field(default_factory=list)
+
+    def request_refused(self, principal: Principal | None, method: str, error: ExecutorError) -> None:
+        self.refusals.append((principal, method, error.reason.value))
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> TokenFile:
+    return TokenFile(tmp_path / "tokens.json")
+
+
+async def test_a_tenants_token_makes_sessions_of_the_tenant(tmp_path: Path, file: TokenFile) -> None:
+    record, token = file.new("acme", "ci")
+    async with serving(tmp_path, tokens=Tokens(TOKEN, file)) as edge:
+        await edge.stub.CreateSession(pb.CreateSessionRequest(request_id="r"), metadata=bearer(token))
+        assert edge.sessions.sessions["r"].owner == Principal("acme", f"token:ci:{record.id}")
+
+
+async def test_all_wrong_credentials_get_the_same_answer(tmp_path: Path, file: TokenFile) -> None:
+    now = datetime.now(UTC)
+    _, expired = file.new("acme", "ci", expire_time=now - timedelta(seconds=1))
+    revoked_record, revoked = file.new("acme", "ci")
+    _, mine = file.new("mine", "x")
+    _, theirs = file.new("theirs", "x")
+    file.revoke(revoked_record.id)
+    wrong = (expired, revoked, theirs[:17] + mine[17:], mine[:-1], mine + "A", "A" * 10_000, "", "ret_", mine[17:])
+    async with serving(tmp_path, tokens=Tokens(TOKEN, file)) as edge:
+        answers = [await refusal(edge.stub.GetPolicy(pb.GetPolicyRequest(), metadata=bearer(text))) for text in wrong]
+        answers.append(await refusal(edge.stub.GetPolicy(pb.GetPolicyRequest())))
+        answers.append(await refusal(edge.stub.GetPolicy(pb.GetPolicyRequest(), metadata=bearer(mine) * 2)))
+    assert {(answer.code.name, answer.reason) for answer in answers} == {DENIED}
+    assert len({answer.message for answer in answers}) == 1
+
+
+async def test_a_denial_is_told_with_no_name_that_a_stranger_chose(tmp_path: Path) -> None:
+    told = Told()
+    async with serving(tmp_path, observer=told) as edge:
+        await refused(edge.stub.GetPolicy(pb.GetPolicyRequest()))
+        await refused(edge.raw("Made-up")(b""))
+    own = "/executor_api.v1.ExecutorService/GetPolicy"
+    assert told.refusals == [(None, own, "UNAUTHENTICATED"), (None, "other", "UNAUTHENTICATED")]
+
+
+async def open_stream(edge: Edge, metadata: Any) -> Any:
+    """An execution's stream that has shown its first event and stays open."""
+    create = pb.CreateSessionRequest(request_id="r")
+    await edge.stub.CreateSession(create, metadata=metadata)
+    session = edge.sessions.sessions["r"]
+    session.next_execution = FakeExecution([Event(1, Log("stdout", "hello"))], stays_open=True)
+    request = pb.ExecuteRequest(
+        session_id="r", execution_id="e", code="1", output_mode=types_pb2.OUTPUT_MODE_TRAILING_EXPRESSION
+    )
+    call = edge.stub.Execute(request, metadata=metadata)
+    assert (await anext(aiter(call))).event.log.text == "hello"
+    return call
+
+
+async def test_a_revoked_tokens_open_stream_ends_and_its_execution_goes_on(tmp_path: Path, file: TokenFile) -> None:
+    record, token = file.new("acme", "ci")
+    async with serving(tmp_path, tokens=Tokens(TOKEN, file)) as edge:
+        stream = await open_stream(edge, bearer(token))
+        file.revoke(record.id)
+        assert await refused(stream) == DENIED
+        execution = edge.sessions.sessions["r"].next_execution
+        await asyncio.wait_for(execution.closed.wait(), 10)
+        assert "cancel" not in execution.asked
+
+
+async def test_an_expired_tokens_open_stream_ends(tmp_path: Path, file: TokenFile) -> None:
+    time = datetime.now(UTC)
+    _, token = file.new("acme", "ci", expire_time=time + timedelta(hours=1))
+    async with serving(tmp_path, tokens=Tokens(TOKEN, file, lambda: time)) as edge:
+        stream = await open_stream(edge, bearer(token))
+        time += timedelta(hours=1)
+        assert await refused(stream) == DENIED
+
+
+async def test_an_upload_ends_with_its_token(tmp_path: Path, file: TokenFile) -> None:
+    record, token = file.new("acme", "ci")
+    async with serving(tmp_path, tokens=Tokens(TOKEN, file)) as edge:
+        await edge.stub.CreateSession(pb.CreateSessionRequest(request_id="r"), metadata=bearer(token))
+        upload = edge.stub.PutFile(metadata=bearer(token))
+        await upload.write(pb.PutFileRequest(header=pb.PutFileHeader(session_id="r", path="a", size_bytes=1000)))
+        file.revoke(record.id)
+        assert await refused(upload) == DENIED
+
+
+async def test_streams_of_other_tokens_stay_open(tmp_path: Path, file: TokenFile) -> None:
+    record, _ = file.new("acme", "ci")
+    _, token = file.new("acme", "ci")
+    async with serving(tmp_path, tokens=Tokens(TOKEN, file)) as edge:
+        stream = await open_stream(edge, bearer(token))
+        file.revoke(record.id)
+        tokens = edge.server._authentication._identities.tokens
+        await tokens.refresh()
+        edge.server._authentication.cut_off_strangers()
+        assert not stream.done()
+        stream.cancel()
+
+
+# -- admin calls
+
+
+class Admin(admin_grpc.AdminServiceServicer):
+    async def GetUsage(self, request: Any, context: Any) -> admin_pb.GetUsageResponse:
+        return admin_pb.GetUsageResponse()
+
+
+@pytest.mark.parametrize("method", [m.name for m in admin_pb.DESCRIPTOR.services_by_name["AdminService"].methods])
+async def test_every_admin_call_is_for_admins_only(tmp_path: Path, file: TokenFile, method: str) -> None:
+    told = Told()
+    record, token = file.new("acme", "ci")
+    async with serving(tmp_path, tokens=Tokens(TOKEN, file), admin=Admin(), observer=told) as edge:
+        path = f"/executor_api.v1.AdminService/{method}"
+        call: Any = edge.channel.unary_unary(path)  # type: ignore[call-arg]
+        assert await refused(call(b"", metadata=bearer(token))) == ("PERMISSION_DENIED", "ADMIN_ONLY")
+        assert await refused(call(b"")) == DENIED
+    principal = Principal("acme", f"token:ci:{record.id}")
+    assert told.refusals == [(principal, path, "ADMIN_ONLY"), (None, path, "UNAUTHENTICATED")]
+
+
+async def test_an_admins_token_may_make_admin_calls(tmp_path: Path, file: TokenFile) -> None:
+    _, token = file.new("acme", "ops", admin=True)
+    async with serving(tmp_path, tokens=Tokens(TOKEN, file), admin=Admin()) as edge:
+        stub: Any = admin_grpc.AdminServiceStub(edge.channel)
+        for credentials in (bearer(token), AUTH):
+            await stub.GetUsage(admin_pb.GetUsageRequest(), metadata=credentials)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +13,7 @@ from executor_api.v1 import executor_service_pb2_grpc as pb_grpc
 from executor_server.rpc.addresses import AddressError
 from executor_server.rpc.server import TlsFiles
 from tests.rpc.edge import AUTH, FakeSessions, make_server, serving, settings
+from tests.support.certificates import Authority
 
 
 async def get_policy(channel: grpc.aio.Channel, timeout_s: float = 10.0) -> Any:
@@ -62,52 +61,17 @@ async def test_port_0_says_which_port_it_got() -> None:
     await server.stop(0)
 
 
-@pytest.fixture(scope="session")
-def certificate(tmp_path_factory: pytest.TempPathFactory) -> TlsFiles:
-    """One self-signed certificate that serves as the server's, the client's, and the authority."""
-    if shutil.which("openssl") is None:
-        pytest.skip("openssl, which makes the certificate of these tests, is not installed")
-    directory = tmp_path_factory.mktemp("tls")
-    cert, key = directory / "cert.pem", directory / "key.pem"
-    command = [
-        "openssl",
-        "req",
-        "-x509",
-        "-newkey",
-        "ec",
-        "-pkeyopt",
-        "ec_paramgen_curve:P-256",
-        "-nodes",
-        "-days",
-        "2",
-    ]
-    names = ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
-    subprocess.run([*command, *names, "-out", cert, "-keyout", key], check=True, capture_output=True)
-    return TlsFiles(cert, key)
-
-
-async def test_with_tls_a_plain_client_gets_nothing(certificate: TlsFiles) -> None:
-    server = make_server(FakeSessions(), settings("127.0.0.1:0", tls=certificate))
+async def test_with_tls_a_plain_client_gets_nothing(tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    pair = authority.server()
+    server = make_server(FakeSessions(), settings("127.0.0.1:0", tls=TlsFiles(pair.cert, pair.key)))
     (address,) = await server.start()
-    credentials = grpc.ssl_channel_credentials(certificate.cert.read_bytes())
+    credentials = grpc.ssl_channel_credentials(authority.cert.read_bytes())
     async with grpc.aio.secure_channel(address, credentials) as channel:
         assert (await get_policy(channel)).policy.policy.profile == "default"
     async with grpc.aio.insecure_channel(address) as channel:
         with pytest.raises(grpc.aio.AioRpcError):
             await get_policy(channel)
-    await server.stop(0)
-
-
-async def test_with_a_client_authority_the_token_alone_is_not_enough(certificate: TlsFiles) -> None:
-    mutual = TlsFiles(certificate.cert, certificate.key, client_ca=certificate.cert)
-    server = make_server(FakeSessions(), settings("127.0.0.1:0", tls=mutual))
-    (address,) = await server.start()
-    cert, key = certificate.cert.read_bytes(), certificate.key.read_bytes()
-    async with grpc.aio.secure_channel(address, grpc.ssl_channel_credentials(cert)) as channel:
-        with pytest.raises(grpc.aio.AioRpcError):
-            await get_policy(channel)
-    async with grpc.aio.secure_channel(address, grpc.ssl_channel_credentials(cert, key, cert)) as channel:
-        assert (await get_policy(channel)).policy.policy.profile == "default"
     await server.stop(0)
 
 

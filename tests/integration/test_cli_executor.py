@@ -13,10 +13,18 @@ from pathlib import Path
 import pytest
 
 from executor_client import ExecutorClient
-from tests.support.daemon import Daemon
+from tests.support.daemon import Daemon, running_daemon
 from tests.support.polling import eventually
 
 TIMEOUT_S = 60.0
+POLICY = """
+default = "small"
+[profiles.small]
+language.preset = "strict"
+imports.denied = ["os"]
+limits.default = { operations = 1000, wall_time_s = 30.0 }
+limits.max = { operations = 1000, wall_time_s = 60.0 }
+"""
 EXECUTOR = [sys.executable, "-m", "executor_client.cli"]
 
 
@@ -100,6 +108,33 @@ def test_run_refuses_in_one_line(environment: dict[str, str], tmp_path: Path) ->
         code, out, err = executor(environment, *arguments)
         assert (code, out) == (2, ""), arguments
         assert said in err.splitlines()[0] and "Traceback" not in err
+
+
+def test_policy_tells_what_may_be_asked_for(environment: dict[str, str], client: ExecutorClient) -> None:
+    code, out, _ = executor(environment, "policy")
+    assert code == 0
+    policy = client.get_policy()
+    assert policy.policy.fingerprint in out.splitlines()[0]
+    assert [line for line in out.splitlines() if line.startswith("wall_time_s")]
+
+
+def test_run_tells_what_a_strict_policy_does(tmp_path_factory: pytest.TempPathFactory) -> None:
+    directory = tmp_path_factory.mktemp("c")
+    (directory / "p.toml").write_text(POLICY)
+    (directory / "c.toml").write_text(f'policy.file = "{directory}/p.toml"\n')
+    with running_daemon(directory, "--config", str(directory / "c.toml")) as daemon:
+        environment = {**os.environ, "EXECUTOR_STATE_DIR": str(daemon.state_dir)}
+        code, out, err = executor(environment, "run", "-", stdin="for i in range(900): pass\nprint(i)")
+        assert (code, out) == (0, "899\n")
+        assert "operations are used up]" in err and err.startswith("[warning: ")
+        code, out, err = executor(environment, "run", "-", stdin="print(().__class__)")
+        assert (code, out) == (1, "")
+        assert "executor: policy denied\n" in err and "__class__" in err
+        code, out, err = executor(environment, "run", "-", "--imports", "os", "--timeout", "99", stdin="1")
+        assert (code, out) == (2, "")
+        _, limit, imports = err.splitlines()
+        assert limit.startswith("  limits.wall_time_s: asked for 99, ")
+        assert imports.startswith("  authorized_imports: asked for os, ")
 
 
 def test_repl_keeps_variables_and_survives_an_interrupt(environment: dict[str, str], client: ExecutorClient) -> None:

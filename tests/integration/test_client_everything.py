@@ -22,6 +22,7 @@ from executor_client import (
     ExecutorClient,
     ExecutorClientError,
     InvalidRequest,
+    LimitWarningEvent,
     LogEvent,
     NotFoundError,
     Outcome,
@@ -172,8 +173,12 @@ def test_limits_of_one_execution_hold_for_it_alone(client: Any) -> None:
         assert (spent.outcome, spent.state) == (Outcome.OPERATION_LIMIT, VariablesState.KEPT)
         assert session.execute("import time\ntime.sleep(1e6)", limits={"wall_time_s": 0.2}).outcome is Outcome.TIMEOUT
         assert session.execute("for i in range(10**4): pass\ni").output == 9999
-        with pytest.raises(InvalidRequest, match="above the session's"):
+        with pytest.raises(PolicyViolationError) as refused:
             session.execute("1", limits={"wall_time_s": session.limits.wall_time_s + 1})
+        assert [(each.field, each.kind) for each in refused.value.violations] == [
+            ("limits.wall_time_s", "ABOVE_CEILING")
+        ]
+        assert session.execute("1").output == 1
 
 
 def test_a_session_is_described_found_again_and_kept_alive(client: Any) -> None:
@@ -199,6 +204,26 @@ def test_the_policy_says_what_can_be_asked_for(client: Any) -> None:
         )
     assert len(refusal.value.violations) == 2, "every violation is listed"
     assert refusal.value.reason == "POLICY_VIOLATION"
+    with pytest.raises(PolicyViolationError) as refusal:
+        client.create_session(backend="docker", network=["example.com"], packages=["pandas"])
+    assert [each.field for each in refusal.value.violations] == ["backend", "network", "packages"]
+
+
+def test_the_policy_is_named_by_sessions_and_results(client: Any) -> None:
+    policy = client.get_policy().policy
+    assert policy.fingerprint and policy.profile == "default"
+    with client.create_session() as session:
+        assert session.policy == policy
+        assert session.execute("1").policy_fingerprint == policy.fingerprint
+
+
+def test_the_near_end_of_the_operations_is_told(client: Any) -> None:
+    events: list[Any] = []
+    with client.create_session(limits={"operations": 1000}) as session:
+        session.execute("for i in range(900): pass", on_event=events.append)
+    (warning,) = [each for each in events if isinstance(each, LimitWarningEvent)]
+    assert (warning.limit, warning.budget) == ("operations", 1000)
+    assert 800 <= warning.used <= 1000
 
 
 @pytest.mark.parametrize(

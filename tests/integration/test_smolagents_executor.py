@@ -141,6 +141,22 @@ def test_a_refused_import_can_be_corrected(daemon: Daemon) -> None:
         assert agent.run("go") == pytest.approx(3.14159, abs=1e-5)
 
 
+def test_what_a_strict_policy_refuses_can_be_corrected(tmp_path_factory: pytest.TempPathFactory) -> None:
+    directory = tmp_path_factory.mktemp("p")
+    (directory / "p.toml").write_text('default = "a"\n[profiles.a.language]\npreset = "strict"\n')
+    (directory / "c.toml").write_text(f'policy.file = "{directory}/p.toml"\n')
+    told = [
+        "Code execution failed at line 'x = ().__class__' due to: InterpreterError: Forbidden access: ",
+        "__class__",
+    ]
+    steps = ("x = ().__class__", Reply("", "final_answer(type(()).__name__)", told))
+    with (
+        running_daemon(directory, "--config", str(directory / "c.toml")) as strict,
+        agent_on(strict, *steps) as agent,
+    ):
+        assert agent.run("go") == "tuple"
+
+
 def test_an_endless_loop_is_stopped_and_the_variables_are_kept(daemon: Daemon) -> None:
     loop = "kept = 1\nprint('in')\nimport time\nwhile True:\n    time.sleep(0.01)"
     expected = [

@@ -70,8 +70,11 @@ def _headline(result: ExecutionResult, code: str, limits: Limits) -> str:
             return f"Code parsing failed on line {detail.line} due to: {_cause(detail)}\n{_source_and_caret(detail)}"
         case Outcome.EXCEPTION:
             return _failed_at(detail, code, _cause(detail))
-        case Outcome.IMPORT_DENIED | Outcome.POLICY_DENIED:
-            return _failed_at(detail, code, f"InterpreterError: {_said(detail, 'the policy refuses it')}")
+        case Outcome.IMPORT_DENIED:
+            return _failed_at(detail, code, f"InterpreterError: {_said(detail, 'an import is not allowed')}")
+        case Outcome.POLICY_DENIED:
+            said = _said(detail, "the policy refuses it")
+            return _failed_at(detail, code, f"InterpreterError: Forbidden access: {said}")
         case Outcome.OPERATION_LIMIT:
             return _failed_at(
                 detail, code, f"InterpreterError: {_said(detail, 'Reached the max number of operations')}"

@@ -65,14 +65,16 @@ def test_warning_without_an_agents_logger_goes_to_the_log(daemon: FakeDaemon, ca
 
 
 def test_what_the_policy_forbids_reads_as_in_the_local_executor(daemon: FakeDaemon, executor: RemoteExecutor) -> None:
-    message = "Forbidden access to dunder attribute: __class__"
+    message = "Attribute __class__ is not allowed"
     error = types.ErrorDetail(type="PolicyDenied", message=message, line=1, statement="().__class__")
     daemon.journal = [result(outcome=types.OUTCOME_POLICY_DENIED, error=error)]
     with pytest.raises(CodeExecutionError) as raised:
         executor("().__class__")
     assert raised.value.outcome is Outcome.POLICY_DENIED
     first = str(raised.value).splitlines()[0]
-    assert first == f"Code execution failed at line '().__class__' due to: InterpreterError: {message}"
+    assert (
+        first == f"Code execution failed at line '().__class__' due to: InterpreterError: Forbidden access: {message}"
+    )
 
 
 def test_limits_that_there_are_not_are_refused_when_the_executor_is_made() -> None:

@@ -38,7 +38,7 @@ MAX_NAMES = 200
 MAX_METHODS = 64
 
 # A warm session takes milliseconds, a program up to hours.
-_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800)
+_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1, 5, 30, 300, 1800)
 _LAG_SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 5)
 
 # Else each counter and histogram comes with a second series that says when it began, and which nobody looks at.

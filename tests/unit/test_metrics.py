@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -385,6 +385,22 @@ async def test_an_address_in_use_is_a_sentence(metrics: Metrics) -> None:
 def test_what_is_no_host_and_port_is_refused(metrics: Metrics, listen: str) -> None:
     with pytest.raises(AddressError):
         MetricsEndpoint(metrics, listen)
+
+
+async def test_a_page_that_is_made_in_steps_is_what_is_made_at_once(
+    metrics: Metrics, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(metrics_endpoint, "PIECE_SAMPLES", 3)
+    for outcome in Outcome:
+        metrics.execution_ended(FACTS, "e1", replace(SUCCEEDED, outcome=outcome), 0.1)
+    in_steps = (await page(metrics.registry)).decode()
+    at_once = generate_latest(metrics.registry).decode()
+    assert _without_process(in_steps) == _without_process(at_once)
+
+
+def _without_process(text: str) -> list[str]:
+    """Lines that are the same however soon one looks again."""
+    return [line for line in text.splitlines() if "process_" not in line]
 
 
 async def test_an_empty_registry_is_an_empty_page() -> None:

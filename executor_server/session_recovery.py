@@ -36,6 +36,9 @@ class GoneSandbox:
         self.sandbox_id = sandbox_id
         self.endpoint = GuestEndpoint(Path("/nonexistent"), b"")
 
+    def set_cpu_share(self, share: float) -> None:
+        return
+
     async def oom_kills(self) -> int | None:
         return None
 

@@ -71,6 +71,10 @@ class Sandbox(Protocol):
         """Shows on the host whose it is now. Best effort: it raises nothing, and nothing depends on it."""
         ...
 
+    def set_cpu_share(self, share: float) -> None:
+        """Where processors are scarce: it gets this part, up to 1, of what a sandbox gets. Best effort, as `label`."""
+        ...
+
     async def destroy(self) -> None:
         """Ends every process of the sandbox and removes all that it left on the host. Idempotent, bounded in time.
 

@@ -24,6 +24,7 @@ class FakeSandbox:
         self.cause: str | None = None
         self.destroyed = 0
         self.failure: SandboxFailure | None = None  # what destroying it raises
+        self.cpu_shares: list[float] = []
 
     @property
     def endpoint(self) -> GuestEndpoint:
@@ -39,6 +40,9 @@ class FakeSandbox:
 
     async def label(self, session_id: str) -> None:
         self.owner = session_id
+
+    def set_cpu_share(self, share: float) -> None:
+        self.cpu_shares.append(share)
 
     async def destroy(self) -> None:
         self.destroyed += 1

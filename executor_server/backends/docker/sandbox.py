@@ -13,12 +13,13 @@ import contextlib
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 import structlog
 
 from executor_server.backends.base import GuestEndpoint
-from executor_server.backends.docker.cgroup import OomCounter, oom_counter
+from executor_server.backends.docker.cgroup import CpuGroup, OomCounter, cpu_group, oom_counter
 from executor_server.backends.docker.engine import ContainerState, Engine, EngineFailure
 from executor_server.errors import SandboxFailure
 
@@ -84,6 +85,14 @@ class DockerSandbox:
             await self.engine.rename(self.container, _NAME.format(session_id))
         except EngineFailure as failure:
             _log.debug("sandbox_not_labelled", sandbox_id=self.sandbox_id, reason=str(failure))
+
+    def set_cpu_share(self, share: float) -> None:
+        if self._cpu_group is not None:
+            self._cpu_group.set_share(share)
+
+    @cached_property
+    def _cpu_group(self) -> CpuGroup | None:
+        return cpu_group(self.container)
 
     async def destroy(self) -> None:
         """Runs to its end even if the caller is cancelled; a failed attempt can be repeated."""

@@ -19,6 +19,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from executor_server.backends import cpu_share
 from executor_server.errors import SandboxFailure
 
 _PREFIX = "executor"
@@ -146,6 +147,11 @@ class Cgroup:
         files = [str(directory / file) for directory in self.unique_directories]
         moves = "".join(f'echo 0 > "${number}"; ' for number in range(1, len(files) + 1))
         return ["/bin/sh", "-c", f'set -e; {moves}shift {len(files)}; exec "$@"', "sh", *files, *command]
+
+    def set_cpu_share(self, share: float) -> None:
+        """Where the host lets us weigh it; see cpu_share.py."""
+        if "cpu" in self.directories:
+            cpu_share.set_cpu_share(self.directories["cpu"], self.version, share)
 
     def oom_kills(self) -> int | None:
         """How many of its processes the kernel killed for memory; None where it does not count, or is gone."""

@@ -73,6 +73,10 @@ class LocalSandbox:
     async def label(self, session_id: str) -> None:
         return
 
+    def set_cpu_share(self, share: float) -> None:
+        if self.cgroup is not None:
+            self.cgroup.set_cpu_share(share)
+
     @property
     def is_undead(self) -> bool:
         """Whether it was to be destroyed, and something of it is still there."""

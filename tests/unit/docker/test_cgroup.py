@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from executor_server.backends.docker.cgroup import oom_counter
+from executor_server.backends.docker.cgroup import cpu_group, oom_counter
 
 CONTAINER = "4f" * 32
 
@@ -48,3 +48,24 @@ def test_the_group_of_somebody_else_is_not_taken_for_it(tmp_path: Path) -> None:
 
 def test_a_process_that_has_ended_has_none(tmp_path: Path) -> None:
     assert oom_counter(78, CONTAINER, _host(tmp_path, 2, f"/docker/{CONTAINER}")) is None
+
+
+@pytest.mark.parametrize("place", ["docker/{}", "system.slice/docker-{}.scope"])
+@pytest.mark.parametrize(("version", "file", "weight"), [(1, "cpu.shares", "128"), (2, "cpu.weight", "12")])
+def test_a_containers_share_of_the_processors_is_weighed_where_the_engine_keeps_it(
+    tmp_path: Path, version: int, place: str, file: str, weight: str
+) -> None:
+    proc = _host(tmp_path, version, "/")
+    mountinfo = proc / "self" / "mountinfo"
+    mountinfo.write_text(mountinfo.read_text().replace("rw,memory", "rw,cpu,cpuacct"))
+    group = tmp_path / "sys" / place.format(CONTAINER)
+    group.mkdir(parents=True)
+    (group / file).write_text("")
+    found = cpu_group(CONTAINER, proc)
+    assert found is not None
+    found.set_share(0.5)
+    assert (group / file).read_text() == weight
+
+
+def test_a_container_whose_group_is_elsewhere_is_not_weighed(tmp_path: Path) -> None:
+    assert cpu_group(CONTAINER, _host(tmp_path, 2, "/elsewhere")) is None

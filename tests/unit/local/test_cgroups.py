@@ -118,6 +118,32 @@ def _quota(trees: CgroupTrees, cpus: float | None) -> dict[str, str]:
 
 
 @pytest.mark.parametrize(
+    ("version", "file", "share", "weight"),
+    [
+        (1, "cpu.shares", 1.0, "256"),
+        (1, "cpu.shares", 1 / 8, "32"),
+        (1, "cpu.shares", 1e-9, "2"),
+        (2, "cpu.weight", 1.0, "25"),
+        (2, "cpu.weight", 1e-9, "1"),
+    ],
+)
+def test_a_share_of_the_processors_is_a_weight_below_what_is_not_weighed(
+    tmp_path: Path, version: int, file: str, share: float, weight: str
+) -> None:
+    group = Cgroup(version, {"cpu": tmp_path})
+    (tmp_path / file).write_text("")
+    group.set_cpu_share(share)
+    assert (tmp_path / file).read_text() == weight
+
+
+def test_a_group_that_is_gone_or_cannot_be_weighed_is_left_as_it_is(tmp_path: Path) -> None:
+    Cgroup(1, {"cpu": tmp_path / "gone"}).set_cpu_share(0.5)
+    Cgroup(2, {"cpu": tmp_path}).set_cpu_share(0.5)
+    Cgroup(1, {"memory": tmp_path}).set_cpu_share(0.5)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
     ("version", "cpus", "written"),
     [
         (2, 1.5, {"cpu.max": "150000 100000"}),

@@ -1,0 +1,26 @@
+"""What a sandbox gets of the processors where more than one wants them: the weight of its control group.
+
+A whole share is a quarter of what the kernel gives to what nobody has weighed: the daemon itself, and a sandbox that is
+still being made. So those are served first, however much the sandboxes compute.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+
+# By version of control groups: the file, the weight of a whole share, the least that the kernel takes.
+_FILES = {1: ("cpu.shares", 256, 2), 2: ("cpu.weight", 25, 1)}
+
+
+def set_cpu_share(directory: Path, version: int, share: float) -> None:
+    """Weighs the group, as far as this is possible: when it is gone, or not ours to weigh, nothing depends on it."""
+    name, whole, least = _FILES[version]
+    with contextlib.suppress(OSError):
+        # Not made where it is not: what is no control group gets no file.
+        fd = os.open(directory / name, os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC)
+        try:
+            os.write(fd, str(max(least, round(whole * share))).encode())
+        finally:
+            os.close(fd)

@@ -1,0 +1,84 @@
+"""A tenant's share of the processors does not grow with the number of its sandboxes."""
+
+from __future__ import annotations
+
+from executor_server.cpu_shares import CpuShares
+from executor_server.model import Outcome, Result, SessionFacts, VariablesState
+from tests.unit.test_quotas import facts
+
+_RESULT = Result(Outcome.SUCCEEDED, VariablesState.KEPT, 1)
+
+
+class Shares:
+    """What each session was last given."""
+
+    def __init__(self) -> None:
+        self.now: dict[str, float] = {}
+        self.writes = 0
+        self.shares = CpuShares(self._set)
+
+    def _set(self, session: SessionFacts, share: float) -> None:
+        self.now[session.session_id] = share
+        self.writes += 1
+
+    def start(self, *sessions: str, tenant: str = "t") -> None:
+        for session in sessions:
+            self.shares.execution_started(facts(session, tenant), "e")
+
+    def end(self, session: str, tenant: str = "t") -> None:
+        self.shares.execution_ended(facts(session, tenant), "e", _RESULT, 1.0)
+
+
+def test_a_tenant_that_runs_in_one_sandbox_has_a_whole_share() -> None:
+    its = Shares()
+    its.start("a")
+    assert its.now == {"a": 1.0}
+
+
+def test_sandboxes_of_one_tenant_divide_its_share() -> None:
+    its = Shares()
+    its.start("a", "b", "c", "d")
+    assert its.now["d"] == 1 / 4
+    its.shares.even_out()
+    assert its.now == dict.fromkeys("abcd", 1 / 4)
+
+
+def test_another_tenants_sandboxes_do_not_count() -> None:
+    its = Shares()
+    its.start("a", "b")
+    its.start("x", tenant="u")
+    assert its.now["x"] == 1.0
+
+
+def test_what_goes_on_gets_back_what_those_had_that_ended() -> None:
+    its = Shares()
+    its.start("a", "b")
+    its.end("b")
+    its.shares.even_out()
+    assert its.now["a"] == 1.0
+
+
+def test_a_sandbox_is_busy_until_all_that_waits_in_it_has_ended() -> None:
+    its = Shares()
+    its.start("a", "b", "b")
+    its.end("b")
+    its.shares.even_out()
+    assert its.now["a"] == 1 / 2
+
+
+def test_a_session_that_ended_divides_nothing_any_more() -> None:
+    its = Shares()
+    its.start("a", "b")
+    its.shares.session_ended(facts("b"), "deleted")
+    its.end("b")
+    its.shares.even_out()
+    assert its.now["a"] == 1.0
+
+
+def test_beginning_costs_one_write_at_most() -> None:
+    its = Shares()
+    its.start(*(str(number) for number in range(64)))
+    assert its.writes == 64
+    its.end("63")
+    its.start("63")
+    assert its.writes == 65

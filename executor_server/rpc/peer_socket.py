@@ -116,35 +116,40 @@ class PeerRelay:
         if self._counts[counted_as] >= MAX_CONNECTIONS_PER_USER or len(self._links) >= MAX_CONNECTIONS:
             _log.warning("peer_refused", uid=uid, known=known, connections=self._counts[counted_as])
             return False
-        link = asyncio.create_task(self._link(uid, counted_as, outside))
-        self._counts[counted_as] += 1
-        self._links.add(link)
-        link.add_done_callback(self._links.discard)
-        return True
-
-    async def _link(self, uid: int, counted_as: int | None, outside: _Side) -> None:
-        """The life of one connection."""
         name = secrets.token_hex(16)
         if uid != self._overflow_uid:
             self._uids[name] = uid
+        self._counts[counted_as] += 1
+        link = asyncio.create_task(self._link(name, outside))
+        self._links.add(link)
+
+        def forget(_link: asyncio.Task[None]) -> None:
+            outside.transport.abort()
+            self._links.discard(link)
+            self._counts[counted_as] -= 1
+            self._uids.pop(name, None)
+
+        # Not at the end of the task itself, which has none if it is cancelled before it begins.
+        link.add_done_callback(forget)
+        return True
+
+    async def _link(self, name: str, outside: _Side) -> None:
+        """The life of one connection, which bears that name inside."""
         try:
             inside = await self._connected(name)
-            outside.other, inside.other = inside, outside
-            assert outside.transport is not None and inside.transport is not None
-            outside.transport.resume_reading()
-            inside.transport.resume_reading()
+        except (OSError, TimeoutError) as error:
+            _log.warning("peer_not_relayed", error=str(error))
+            return
+        try:
+            outside.link_to(inside)
+            inside.link_to(outside)
             await asyncio.wait((outside.lost, inside.lost), return_when=asyncio.FIRST_COMPLETED)
+            # What one has said before it went is still handed over.
             outside.transport.close()
             inside.transport.close()
             await asyncio.wait((outside.lost, inside.lost), timeout=FLUSH_TIMEOUT_S)
-        except (OSError, TimeoutError) as error:
-            _log.warning("peer_not_relayed", uid=uid, error=str(error))
         finally:
-            for side in (outside, outside.other):
-                if side is not None and side.transport is not None:
-                    side.transport.abort()
-            self._uids.pop(name, None)
-            self._counts[counted_as] -= 1
+            inside.transport.abort()
 
     async def _connected(self, name: str) -> _Side:
         """The way to the gRPC server, under that name. Raises OSError, TimeoutError."""
@@ -164,28 +169,48 @@ class PeerRelay:
 class _Side(asyncio.Protocol):
     """One end of a link: what it receives goes out at the other."""
 
+    transport: asyncio.Transport  # from connection_made on
+
     def __init__(self) -> None:
-        self.transport: asyncio.Transport | None = None
-        self.other: _Side | None = None
         self.lost = asyncio.get_running_loop().create_future()
+        self._other: _Side | None = None
+        self._early = b""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast("asyncio.Transport", transport)
         self.transport.set_write_buffer_limits(high=MAX_HELD_BYTES)
-        # Until the other end is there to take it.
-        self.transport.pause_reading()
+
+    def link_to(self, other: _Side) -> None:
+        """From here on, and with what came before."""
+        self._other = other
+        if self._early:
+            other.transport.write(self._early)
+            self._early = b""
+            self.set_reading(True)
 
     def data_received(self, data: bytes) -> None:
-        assert self.other is not None and self.other.transport is not None, "nothing is read before both are there"
-        self.other.transport.write(data)
+        if self._other is None:
+            # Not paused from the beginning: uvloop begins to read after connection_made, whatever was said there.
+            self._early += data
+            self.set_reading(False)
+        elif not self._other.transport.is_closing():
+            self._other.transport.write(data)
 
     def pause_writing(self) -> None:
-        if self.other is not None and self.other.transport is not None:
-            self.other.transport.pause_reading()
+        if self._other is not None:
+            self._other.set_reading(False)
 
     def resume_writing(self) -> None:
-        if self.other is not None and self.other.transport is not None:
-            self.other.transport.resume_reading()
+        if self._other is not None:
+            self._other.set_reading(True)
+
+    def set_reading(self, reads: bool) -> None:
+        if self.transport.is_closing():
+            return
+        if reads:
+            self.transport.resume_reading()
+        else:
+            self.transport.pause_reading()
 
     def connection_lost(self, _error: Exception | None) -> None:
         self.lost.set_result(None)
@@ -203,4 +228,4 @@ class _Outside(_Side):
         credentials = transport.get_extra_info("socket").getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
         _pid, uid, _gid = _UCRED.unpack(credentials)
         if not self._relay.admit(uid, self):
-            cast("asyncio.Transport", transport).abort()
+            self.transport.abort()

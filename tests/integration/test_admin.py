@@ -1,0 +1,122 @@
+"""Admin calls against a real daemon: what an operator does is what clients meet."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from executor_client import ExecutorClient, ExecutorClientError
+from tests.support.backends import require
+from tests.support.polling import eventually
+from tests.support.watched import Watched, watched_daemon
+
+
+@pytest.fixture(scope="module")
+def watched() -> Iterator[Watched]:
+    require("local")
+    with watched_daemon() as running:
+        yield running
+
+
+@pytest.fixture
+def client(watched: Watched) -> Iterator[ExecutorClient]:
+    with watched.daemon.client() as connected:
+        yield connected
+
+
+def admin(watched: Watched, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """`executor-server admin`, as somebody on the daemon's machine runs it."""
+    command = [sys.executable, "-m", "executor_server", "admin", *arguments]
+    variables = {**os.environ, "EXECUTOR_STATE_DIR": str(watched.daemon.state_dir), **environment}
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, env=variables)
+
+
+def answer(watched: Watched, *arguments: str) -> dict:
+    ran = admin(watched, *arguments, "--json")
+    assert ran.returncode == 0, ran.stderr
+    found: dict = json.loads(ran.stdout)
+    return found
+
+
+def tenant_token(watched: Watched, tenant: str) -> str:
+    command = [sys.executable, "-m", "executor_server", "token", "new", "--tenant", tenant]
+    command += ["--state-dir", str(watched.daemon.state_dir)]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def test_a_session_that_is_killed_is_gone_for_its_client(watched: Watched, client: ExecutorClient) -> None:
+    session = client.create_session()
+    (listed,) = answer(watched, "sessions")["sessions"]
+    assert (listed["tenant"], listed["session"]["session_id"]) == ("local", session.session_id)
+    assert admin(watched, "kill", session.session_id).returncode == 0
+    with pytest.raises(ExecutorClientError):
+        session.execute("1")
+    assert answer(watched, "sessions")["sessions"] == []
+    assert eventually(lambda: watched.value("sessions_ended_total", profile="plain", reason="killed") == 1)
+
+
+def test_a_drained_daemon_goes_on_with_what_there_is(watched: Watched, client: ExecutorClient) -> None:
+    with client.create_session() as session:
+        assert answer(watched, "drain") == {"draining": True, "sessions": 1, "busy": 0}
+        try:
+            assert session.execute("1 + 1").output == 2
+            with pytest.raises(ExecutorClientError, match="no new sessions"):
+                client.create_session()
+        finally:
+            assert not answer(watched, "resume")["draining"]
+    with client.create_session() as session:
+        assert session.execute("1 + 1").output == 2
+
+
+def test_a_reload_brings_another_policy_into_force(watched: Watched, client: ExecutorClient) -> None:
+    watched.write_policy("2")
+    told = answer(watched, "reload")
+    policy = client.get_policy().policy
+    assert (told["version"], told["fingerprint"]) == ("2", policy.fingerprint) == (policy.version, policy.fingerprint)
+    assert watched.value("policy_info", version="2", fingerprint=policy.fingerprint) == 1
+
+
+def test_a_policy_that_is_not_valid_changes_nothing_and_is_told(watched: Watched, client: ExecutorClient) -> None:
+    before, valid = client.get_policy().policy, watched.policy_path.read_text()
+    watched.policy_path.write_text(valid.replace("plain", "other", 1))
+    try:
+        refused = admin(watched, "reload")
+    finally:
+        watched.policy_path.write_text(valid)
+    assert refused.returncode == 1
+    assert "default: there is no profile 'other'" in refused.stderr
+    assert client.get_policy().policy == before
+    assert watched.value("policy_reloads_total", result="refused")
+
+
+def test_usage_tells_what_a_tenant_has(watched: Watched, client: ExecutorClient) -> None:
+    with client.create_session() as session:
+        session.execute("sum(range(10**6))")
+        (use,) = answer(watched, "usage", "--tenant", "local")["tenants"]
+    assert (use["profile"], use["sessions"], use["quotas"]["sessions"]) == ("plain", 1, 3)
+    assert use["cpu_time_s_in_last_hour"] > 0
+
+
+def test_admin_calls_are_for_admins(watched: Watched) -> None:
+    token = tenant_token(watched, "acme")
+
+    def refused() -> str:
+        return admin(watched, "sessions", EXECUTOR_TOKEN=token).stderr
+
+    assert eventually(lambda: refused().startswith("PERMISSION_DENIED")), refused()
+
+
+def test_admin_calls_are_in_the_audit_log(watched: Watched) -> None:
+    admin(watched, "kill", "nothing-of-that-name")
+    records = [
+        json.loads(line)
+        for file in sorted((watched.daemon.state_dir / "audit").glob("audit-*.jsonl"))
+        for line in file.read_text().splitlines()
+    ]
+    called = [record for record in records if record["kind"] == "admin_called"]
+    assert any("nothing-of-that-name" in json.dumps(record) for record in called)

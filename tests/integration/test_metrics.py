@@ -1,0 +1,130 @@
+"""Metrics of a real daemon: what clients did is what Prometheus is told."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from executor_client import ExecutorClient, ExecutorClientError
+from tests.support.backends import require
+from tests.support.polling import eventually
+from tests.support.watched import Watched, watched_daemon
+
+
+@pytest.fixture(scope="module")
+def watched() -> Iterator[Watched]:
+    require("local")
+    with watched_daemon() as running:
+        yield running
+
+
+@pytest.fixture
+def client(watched: Watched) -> Iterator[ExecutorClient]:
+    with watched.daemon.client() as connected:
+        yield connected
+
+
+def test_executions_and_sessions_are_counted(watched: Watched, client: ExecutorClient) -> None:
+    with client.create_session() as session:
+        session.execute("1 + 1")
+        session.execute("1 / 0")
+        assert watched.value("sessions", state="idle", profile="plain") == 1
+    assert watched.value("executions_total", outcome="succeeded", profile="plain") == 1
+    assert watched.value("executions_total", outcome="exception", profile="plain") == 1
+    assert watched.value("executions_unfinished") == 0
+    assert eventually(lambda: watched.value("sessions_ended_total", profile="plain", reason="deleted") == 1)
+    created = [watched.value("session_creation_seconds_count", start=start) or 0 for start in ("warm", "cold")]
+    assert sum(created) == 1
+
+
+def test_phases_of_an_execution_are_measured(watched: Watched, client: ExecutorClient) -> None:
+    with client.create_session() as session:
+        session.register_tools({"double": lambda x: 2 * x})
+        assert session.execute("double(21)").output == 42
+    for phase in ("gate", "queued", "first_event", "running", "tool"):
+        assert watched.value("phase_seconds_count", phase=phase), phase
+    assert watched.value("tool_calls_total", profile="plain") == 1
+    assert watched.value("tool_answers_total", result="value") == 1
+
+
+def test_refusals_are_counted_by_reason_and_method(watched: Watched, client: ExecutorClient) -> None:
+    with pytest.raises(ExecutorClientError):
+        client.create_session(limits={"memory_bytes": 2**60})
+    labels = {"reason": "POLICY_VIOLATION", "method": "ExecutorService/CreateSession"}
+    assert watched.value("requests_refused_total", **labels) == 1
+    assert watched.value("policy_violations_total", kind="above_ceiling") == 1
+
+
+def test_wrong_tokens_are_counted(watched: Watched) -> None:
+    with ExecutorClient(watched.daemon.address, token="x" * 43) as stranger, pytest.raises(ExecutorClientError):
+        stranger.get_policy()
+    labels = {"reason": "UNAUTHENTICATED", "method": "ExecutorService/GetPolicy"}
+    assert watched.value("requests_refused_total", **labels) == 1
+
+
+def test_a_warning_of_a_limit_is_counted(watched: Watched, client: ExecutorClient) -> None:
+    with client.create_session(limits={"operations": 1000}) as session:
+        session.execute("for i in range(900): pass")
+    assert watched.value("limit_warnings_total", limit="operations") == 1
+
+
+def test_pool_policy_tenant_and_build_are_told(watched: Watched, client: ExecutorClient) -> None:
+    assert eventually(lambda: watched.value("pool_depth", image="base") == watched.value("pool_size", image="base"))
+    with client.create_session():
+        assert watched.value("tenant_use", tenant="local", quota="sessions") == 1
+    assert watched.value("tenant_quota", tenant="local", quota="sessions") == 3
+    fingerprint = client.get_policy().policy.fingerprint
+    assert watched.value("policy_info", version="1", fingerprint=fingerprint) == 1
+    assert "remote_executor_build_info{" in watched.page()
+    assert (watched.value("audit_records_total") or 0) > 0
+
+
+def test_a_scraper_that_hangs_delays_no_execution(watched: Watched, client: ExecutorClient) -> None:
+    """Sixteen that ask and never read, and sixteen that never ask."""
+    host, port = watched.metrics_url.removeprefix("http://").removesuffix("/metrics").split(":")
+    with contextlib.ExitStack() as stack:
+        for number in range(32):
+            hung = stack.enter_context(socket.create_connection((host, int(port))))
+            with contextlib.suppress(OSError):  # one too many may have been let go of already
+                hung.sendall(b"GET /metrics HTTP/1.1\r\n\r\n" if number % 2 else b"GET")
+        with client.create_session() as session:
+            assert session.execute("1 + 1").output == 2
+
+
+def test_scrapes_under_load_tell_the_truth(watched: Watched, client: ExecutorClient) -> None:
+    before = watched.value("executions_total", outcome="succeeded", profile="plain") or 0
+    stopped = threading.Event()
+
+    def scrape() -> None:
+        while not stopped.is_set():
+            watched.page()
+
+    scraper = threading.Thread(target=scrape)
+    scraper.start()
+    try:
+        with client.create_session() as session:
+            for _ in range(50):
+                session.execute("1 + 1")
+    finally:
+        stopped.set()
+        scraper.join()
+    assert eventually(lambda: watched.value("executions_total", outcome="succeeded", profile="plain") == before + 50)
+
+
+def test_a_port_that_is_taken_ends_the_start_with_a_sentence(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        (tmp_path / "c.toml").write_text(f'[metrics]\nlisten = "{address}"\n')
+        command = [sys.executable, "-m", "executor_server", "serve", "--config", str(tmp_path / "c.toml")]
+        command += ["--listen", f"unix:{tmp_path}/s.sock", "--state-dir", str(tmp_path / "s")]
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 4
+    assert f"Can't listen on {address} for metrics: it is in use" in ended.stderr
+    assert "Traceback" not in ended.stderr

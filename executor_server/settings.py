@@ -37,7 +37,17 @@ IMAGE_NAME_FORM = "1 to 64 of a-z 0-9 . _ -, beginning with a letter or a digit"
 
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 _KEY_PART = re.compile(r'[A-Za-z0-9_-]+|"(?:[^"\\]|\\.)*"')
+# tomllib takes quadratic time for a dotted key. A match begins where no part is under way, so that this takes linear.
+_PART = r"""(?:[A-Za-z0-9_-]++|"[^"\n]*+"|'[^'\n]*+')"""
+_LONG_KEY = re.compile(rf"(?<![A-Za-z0-9_-]){_PART}(?:[ \t]*+\.[ \t]*+{_PART}){{256}}")
 _CONTRADICTION = "contradiction"
+_IN_TOML = {
+    "missing": "is missing",
+    "model_type": "must be a table",
+    "dict_type": "must be a table",
+    "tuple_type": "must be an array",
+    "too_short": "must have an entry",
+}
 _MAX_ROUNDS = 5
 _MAX_SHOWN_CHARS = 100
 _MAX_SHOWN_NUMBER = 10**30
@@ -108,7 +118,10 @@ def read_toml(path: Path, kind: str) -> dict[str, Any]:
 def parse_toml(data: bytes, file: str) -> dict[str, Any]:
     """The tables in the bytes of what is called `file`. Raises ConfigError."""
     try:
-        tables = tomllib.loads(data.decode("utf-8"))
+        text = data.decode("utf-8")
+        if _LONG_KEY.search(text) is not None:
+            raise ConfigError([f"The {file} is nested too deeply."])
+        tables = tomllib.loads(text)
     except RecursionError as error:
         raise ConfigError([f"The {file} is nested too deeply."]) from error
     except ValueError as error:  # not TOML, not UTF-8, or a number of thousands of digits
@@ -236,7 +249,9 @@ def _problem(model: type[BaseModel], details: ErrorDetails) -> Problem:
         return Problem(path, f"no such key; there are {', '.join(_model_at(model, path[:-1]).model_fields)}")
     if path and path[-1] == "[key]":  # pydantic's way to say that it is not about the entry, but about its name
         path = path[:-1]
-    message = details["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
+    message = _IN_TOML.get(details["type"]) or details["msg"].removeprefix("Value error, ").removeprefix(
+        "Input should be "
+    )
     value = details["input"]
     shown = "" if isinstance(value, (dict, BaseModel)) else f" (it is {_shown(value)})"
     if details["type"] != _CONTRADICTION:

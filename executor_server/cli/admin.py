@@ -17,8 +17,6 @@ from executor_server.cli.shared import EXIT_PLACE, fail
 from executor_server.state_dir import StateDir, StateDirError, default_state_dir, read_token
 
 if TYPE_CHECKING:
-    from google.protobuf.message import Message
-
     from executor_server.rpc.admin_client import AdminClient, AdminEndpoint
 
 EXIT_REFUSED = 1
@@ -165,14 +163,14 @@ def usage(tenant: str, as_json: bool, **access: Any) -> None:
 # Asking
 
 
-def _asked(access: Mapping[str, Any], ask: Callable[[AdminClient], Message]) -> dict[str, Any]:
+def _asked(access: Mapping[str, Any], ask: Callable[[AdminClient], dict[str, Any]]) -> dict[str, Any]:
     """What the daemon answers. Ends the process with a sentence when it doesn't, or refuses."""
     # Imported here: the other commands don't need gRPC.
-    from executor_server.rpc.admin_client import AdminError, admin_client, as_dict
+    from executor_server.rpc.admin_client import AdminError, admin_client
 
     try:
         with admin_client(_endpoint(**access)) as client:
-            return as_dict(ask(client))
+            return ask(client)
     except AdminError as error:
         fail(EXIT_REFUSED, "\n".join(_shown(line) for line in str(error).split("\n")))
 

@@ -41,34 +41,36 @@ class AdminEndpoint:
 
 
 class AdminClient:
-    """Makes admin calls. Each raises AdminError."""
+    """Makes admin calls. Each returns the answer as JSON has it, with every field, and raises AdminError."""
 
     def __init__(self, channel: grpc.Channel, token: str | None) -> None:
         self._stub: Any = admin_grpc.AdminServiceStub(channel)
         self._metadata = (("authorization", f"Bearer {token}"),) if token is not None else ()
 
-    def sessions(self, tenant: str = "") -> Message:
+    def sessions(self, tenant: str = "") -> dict[str, Any]:
         return self._call("ListAllSessions", admin_pb.ListAllSessionsRequest(tenant=tenant))
 
-    def kill(self, session_id: str) -> Message:
+    def kill(self, session_id: str) -> dict[str, Any]:
         return self._call("KillSession", admin_pb.KillSessionRequest(session_id=session_id))
 
-    def drain(self, *, resume: bool = False) -> Message:
+    def drain(self, *, resume: bool = False) -> dict[str, Any]:
         return self._call("Drain", admin_pb.DrainRequest(resume=resume))
 
-    def reload(self) -> Message:
+    def reload(self) -> dict[str, Any]:
         return self._call("Reload", admin_pb.ReloadRequest())
 
-    def usage(self, tenant: str = "") -> Message:
+    def usage(self, tenant: str = "") -> dict[str, Any]:
         return self._call("GetUsage", admin_pb.GetUsageRequest(tenant=tenant))
 
-    def _call(self, method: str, request: Message) -> Message:
+    def _call(self, method: str, request: Message) -> dict[str, Any]:
         try:
             answer: Message = getattr(self._stub, method)(request, metadata=self._metadata, timeout=CALL_TIME_S)
         except grpc.RpcError as error:
             call: Any = error
             raise AdminError(f"{call.code().name}: {call.details()}") from error
-        return answer
+        return json_format.MessageToDict(
+            answer, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
+        )
 
 
 @contextmanager
@@ -100,13 +102,6 @@ def is_own(address: str) -> bool:
         return parsed.path.stat().st_uid in (os.geteuid(), 0)
     except OSError:
         return False  # nobody listens, or nobody whom we can reach
-
-
-def as_dict(message: Message) -> dict[str, Any]:
-    """A message as JSON has it, with the names of the protocol and every field."""
-    return json_format.MessageToDict(
-        message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
-    )
 
 
 def _target(endpoint: AdminEndpoint) -> str:

@@ -77,10 +77,8 @@ class Endpoint:
         return grpc.ssl_channel_credentials(root_certificates=ca, private_key=key, certificate_chain=cert)
 
     @property
-    def shown(self) -> str:
-        """What of us the daemon got to see, for the message of its refusal."""
-        if self.token is not None:
-            return "a token was sent"
+    def why_no_token(self) -> str:
+        """For whom a daemon refuses that was sent none."""
         if self.tls is not None and self.tls.cert is not None:
             return "our certificate was shown, and no token"
         return f"no token was sent: none was given, {TOKEN_VARIABLE} is not set, and none lies in {state_dir()}"
@@ -99,14 +97,17 @@ def resolve(address: str | None, token: str | None, tls: TlsConfig | bool | None
         raise ConfigurationError(
             f"{address} is not on this machine: the token would travel unprotected. Give tls=True or a TlsConfig"
         )
-    token = token or os.environ.get(TOKEN_VARIABLE) or _own_token(address, tls_config, may_lack=named is not None)
+    token = token or os.environ.get(TOKEN_VARIABLE)
+    if not token:
+        # The user's own daemon wants its token; one that was named may know its users.
+        token = _own_token(address, tls_config, needed=named is None or not address.startswith(_UNIX_SCHEMES))
     if token is not None and not (token.isascii() and token.isprintable() and " " not in token):
         raise ConfigurationError("the token has characters that cannot be sent: printable ASCII without spaces only")
     return Endpoint(address, token, tls_config)
 
 
-def _own_token(address: str, tls: TlsConfig | None, *, may_lack: bool) -> str | None:
-    """The local daemon's token from its file, None where the daemon may know us without; `may_lack` is said of sockets.
+def _own_token(address: str, tls: TlsConfig | None, *, needed: bool) -> str | None:
+    """The local daemon's token from its file; None where none is needed and there is none that this daemon may see.
 
     A certificate is what the caller chose to be known by: a token that merely lies there is not sent beside it.
     """
@@ -116,12 +117,11 @@ def _own_token(address: str, tls: TlsConfig | None, *, may_lack: bool) -> str | 
         raise ConfigurationError(
             f"no token for {address}: give token=... or a TlsConfig with cert and key, or set {TOKEN_VARIABLE}"
         )
-    may_lack = may_lack and address.startswith(_UNIX_SCHEMES)
-    if may_lack and _is_of_another_user(address):
+    if not needed and _is_of_another_user(address):
         return None
     path = state_dir() / "token"
     token = _read_token(path)
-    if token is None and not may_lack:
+    if token is None and needed:
         raise ConfigurationError(
             f"no token: {TOKEN_VARIABLE} is not set and {path} does not exist. `executor-server serve` makes it"
         )

@@ -126,8 +126,8 @@ def unreachable(endpoint: Endpoint, error: ExecutorClientError) -> UnavailableEr
 
 
 def judged(endpoint: Endpoint, error: grpc.RpcError) -> ExecutorClientError:
-    """What to raise for a gRPC error. Whoever is not known to the daemon learns what it was shown."""
+    """What to raise for a gRPC error. Whoever is refused for want of a token learns where one was looked for."""
     translated = _status.translate(error)
-    if isinstance(translated, AuthenticationError):
-        return AuthenticationError(f"{translated.message} ({endpoint.shown})", reason=translated.reason)
+    if isinstance(translated, AuthenticationError) and endpoint.token is None:
+        return AuthenticationError(f"{translated.message} ({endpoint.why_no_token})", reason=translated.reason)
     return translated

@@ -12,13 +12,15 @@ import marshal
 import traceback
 import warnings
 
-from .imports import Imports, refusal
+from .imports import ImportDenied, Imports
 from .instrument import Sentinels, compile_tree, instrument, spans
+from .language import PolicyDenied, find_refused
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Optional, Sequence
 
+    from .control import Refusal
     from .rules import Rules
 
 MAX_SOURCE_LINE_CHARS = 200
@@ -69,9 +71,10 @@ def _check(source: str, filename: str, rules: Rules, output_mode: str, sentinels
             tree = _parse(source, filename)
             imports = Imports(tree, rules)
             statements = spans(tree)
-            if imports.denied:
-                return _import_denied(source, filename, statements, imports, rules)
-            instrument(tree, sentinels, output_mode=output_mode)
+            refused = _first_refusal(imports, find_refused(tree, rules) if rules.refused else [], rules)
+            if refused is not None:
+                return _refused(source, filename, statements, *refused, imports.reported)
+            instrument(tree, sentinels, rules=rules, output_mode=output_mode)
             code = compile_tree(tree, filename, flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
             packed = marshal.dumps((code, statements))
     except SyntaxError as error:
@@ -135,25 +138,38 @@ def _narrow(error: SyntaxError) -> None:
         error.end_offset = min(max(end - start, 1), len(error.text) + 1)  # type: ignore[attr-defined,unused-ignore]
 
 
-def _import_denied(
+def _first_refusal(
+    imports: Imports, uses: Sequence[tuple[int, str, str]], rules: Rules
+) -> Optional[tuple[int, Refusal]]:
+    """What is refused, with its line: the import that is first, or the use if it stands before that."""
+    if imports.denied and not (uses and uses[0][0] < imports.denied[0][0]):
+        line, module = imports.denied[0]
+        return line, ImportDenied(module, rules)
+    if uses:
+        line, rule, what = uses[0]
+        return line, PolicyDenied(rule, what)
+    return None
+
+
+def _refused(
     source: str,
     filename: str,
     statements: Sequence[Sequence[int]],
-    imports: Imports,
-    rules: Rules,
+    line: int,
+    refusal: Refusal,
+    imports: Sequence[str],
 ) -> Verdict:
-    line, module = imports.denied[0]
-    message = refusal(module, rules)
+    name, message = type(refusal).__name__, str(refusal)
     text = _line_of(source, line).strip()[:MAX_SOURCE_LINE_CHARS]
-    first, last = next((span[0], span[1]) for span in statements if span[0] <= line <= span[1])
+    first, last = next(((span[0], span[1]) for span in statements if span[0] <= line <= span[1]), (line, line))
     detail = {
-        "type": "ImportDenied",
+        "type": name,
         "message": message,
         "line": line,
-        "traceback": f'  File "{filename}", line {line}\n    {text}\nImportDenied: {message}\n',
+        "traceback": f'  File "{filename}", line {line}\n    {text}\n{name}: {message}\n',
         "statement": "\n".join(source.splitlines()[first - 1 : last])[:MAX_STATEMENT_CHARS],
     }
-    return Verdict(outcome="import_denied", error=_encodable(detail), imports=imports.reported)
+    return Verdict(outcome=refusal.outcome, error=_encodable(detail), imports=imports)
 
 
 def _line_of(source: str, line: int) -> str:

@@ -19,11 +19,13 @@ from types import CodeType, FrameType, ModuleType
 
 from .imports import CALLED_IMPORT, ImportDenied, Imports, make_import, make_statement_import
 from .instrument import Sentinels, bind, compile_tree, instrument
+from .language import PolicyDenied, find_refused
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Callable, Iterator, Protocol
 
+    from .hooks import Hooks
     from .referee import Referee
 
     class _Ticking(Protocol):
@@ -50,10 +52,11 @@ def agent_builtins(
     meter: _Ticking,
     guard: Callable[[], object],
     sentinels: Sentinels,
+    hooks: Hooks,
     imported: Callable[[str], object],
 ) -> dict[str, Any]:
     """A new dict for `__builtins__` in the namespace of agent code; `imported` is told what agent code has imported."""
-    instrumenter = _Instrumenter(referee, sentinels, sentinels.constants(ticks=meter.ticks, guard=guard))
+    instrumenter = _Instrumenter(referee, sentinels, sentinels.constants(ticks=meter.ticks, guard=guard, hooks=hooks))
     namespace = dict(vars(builtins))
     module = _AgentBuiltins(namespace)
 
@@ -65,7 +68,7 @@ def agent_builtins(
 
     namespace[CALLED_IMPORT] = called = make_import(referee, given)
     namespace[AGENT_BUILTINS] = module
-    namespace["__import__"] = make_statement_import(called, builtins.__import__)
+    namespace["__import__"] = make_statement_import(called, hooks.members, builtins.__import__)
     namespace["compile"] = _make_compile(instrumenter)
     namespace["exec"] = _make_exec(instrumenter, meter.tick, namespace)
     namespace["eval"] = _make_eval(instrumenter, meter.tick, namespace)
@@ -117,7 +120,11 @@ class _Instrumenter:
         rules = self._referee.rules
         for _, module in Imports(tree, rules).denied[:1]:
             self._referee.refuse(ImportDenied(module, rules))
-        instrument(tree, self._sentinels, string_annotations=bool(flags & future.annotations.compiler_flag))
+        for _, rule, what in find_refused(tree, rules)[:1] if rules.refused else ():
+            self._referee.refuse(PolicyDenied(rule, what))
+        instrument(
+            tree, self._sentinels, rules=rules, string_annotations=bool(flags & future.annotations.compiler_flag)
+        )
         return bind(compile_tree(tree, filename, mode, flags=flags, optimize=optimize), self._constants)
 
 

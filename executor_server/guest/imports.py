@@ -51,10 +51,10 @@ def refusal(module: str, rules: Rules) -> str:
     elif rules.denies(module):
         why = ": the policy denies it"
     name = module if len(module) <= _MAX_NAME_CHARS else f"{module[:_MAX_NAME_CHARS]}…"
-    return f"Import of {name} is not allowed{why}. Authorized imports are: {_listed(rules.authorized)}"
+    return f"Import of {name} is not allowed{why}. Authorized imports are: {listed(rules.authorized)}"
 
 
-def _listed(patterns: Sequence[str]) -> str:
+def listed(patterns: Sequence[str]) -> str:
     text = str(list(patterns))
     if len(text) <= _MAX_LISTED_CHARS:
         return text
@@ -130,8 +130,12 @@ def make_import(
     return __import__
 
 
-def make_statement_import(checked: Callable[..., Any], real_import: Callable[..., Any]) -> Callable[..., Any]:
+def make_statement_import(
+    checked: Callable[..., Any], members: Callable[[Any, Any], Any], real_import: Callable[..., Any]
+) -> Callable[..., Any]:
     """The `__import__` behind the import statements of agent code, and behind libraries written in C.
+
+    `members` makes of a module what `from module import names` takes them from.
 
     C code imports (PyImport_Import) through the builtins of whatever Python frame called it, so what numpy or time need
     for themselves comes here as if the agent had asked. It always comes with a new list and the same namespace twice,
@@ -141,7 +145,8 @@ def make_statement_import(checked: Callable[..., Any], real_import: Callable[...
     def __import__(name: str, globals: Any = None, locals: Any = None, fromlist: Any = (), level: int = 0) -> Any:
         if type(fromlist) is list and not fromlist and level == 0 and globals is not None and globals is locals:
             return real_import(name, globals, locals, fromlist, level)
-        return checked(name, globals, locals, fromlist, level)
+        module = checked(name, globals, locals, fromlist, level)
+        return members(module, fromlist) if fromlist else module
 
     return __import__
 

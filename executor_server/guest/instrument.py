@@ -5,6 +5,7 @@ Promises
   too) ticks. What is left, straight-line code, is bounded by the size of its source.
 - The head of every `except` calls the guard, which raises control exceptions on.
 - The value of the trailing expression, or of the last statement, is handed to `keep`.
+- Under rules of the language, accesses go through hooks (accesses.py).
 - Nothing else changes: results, scopes, laziness, docstrings, line and column numbers.
 
 What is called are constants, not names, so the program can't shadow them. A constant in a syntax tree must be a plain
@@ -21,11 +22,15 @@ from ast import AST, Call, Constant, Expr, Load, expr, stmt
 from itertools import compress
 from types import CodeType
 
+from .accesses import hook_accesses
 from .imports import CALLED_IMPORT
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Callable, Iterator, Mapping
+    from typing import Any, Callable, Iterator, Mapping, Sequence
+
+    from .hooks import Hooks
+    from .rules import Rules
 
 TRAILING_EXPRESSION = "trailing_expression"
 LAST_STATEMENT = "last_statement"
@@ -33,10 +38,13 @@ LAST_STATEMENT = "last_statement"
 _builtin_compile = compile
 
 
+_HOOKS = ("load", "match", "special", "verify")
+
+
 class Sentinels:
     """Stand-ins for the objects that instrumented code calls; both sides of a compilation make them of one mark."""
 
-    __slots__ = ("compress", "guard", "keep", "next", "ticks")
+    __slots__ = ("compress", "guard", "keep", "load", "match", "next", "special", "ticks", "verify")
 
     def __init__(self, mark: str) -> None:
         """`mark` is random, so that no constant of a program is taken for a sentinel."""
@@ -45,16 +53,30 @@ class Sentinels:
         self.ticks = f"{mark}:ticks".encode()
         self.guard = f"{mark}:guard".encode()
         self.keep = f"{mark}:keep".encode()
+        self.load = f"{mark}:load".encode()
+        self.verify = f"{mark}:verify".encode()
+        self.special = f"{mark}:special".encode()
+        self.match = f"{mark}:match".encode()
 
     @classmethod
     def of(cls, mark: str) -> Sentinels:
         return cls(mark)
 
     def constants(
-        self, *, ticks: Iterator[bool], guard: Callable[[], object], keep: LastValue | None = None
+        self,
+        *,
+        ticks: Iterator[bool],
+        guard: Callable[[], object],
+        keep: LastValue | None = None,
+        hooks: Hooks | None = None,
     ) -> dict[bytes, object]:
-        """What `bind` puts in the place of each sentinel; only code made with an output mode needs `keep`."""
+        """What `bind` puts in the place of each sentinel.
+
+        Only code made with an output mode needs `keep`, and only code made under rules of the language `hooks`.
+        """
+        hooked = {} if hooks is None else {getattr(self, name): getattr(hooks, name) for name in _HOOKS}
         return {
+            **hooked,
             self.next: next,
             self.compress: compress,
             self.ticks: ticks,
@@ -105,7 +127,12 @@ def compile_tree(tree: AST, filename: str, mode: str = "exec", *, flags: int = 0
 
 
 def instrument(
-    tree: AST, sentinels: Sentinels, *, output_mode: str | None = None, string_annotations: bool = False
+    tree: AST,
+    sentinels: Sentinels,
+    *,
+    rules: Rules,
+    output_mode: str | None = None,
+    string_annotations: bool = False,
 ) -> None:
     """Rewrites the tree in place.
 
@@ -113,7 +140,10 @@ def instrument(
     their source text: they are no code then, and are left alone.
     """
     editor = _Editor(sentinels)
-    nodes = list(_walk(tree, skip_annotations=string_annotations or _has_string_annotations(tree)))
+    skipped = _ANNOTATIONS if string_annotations or _has_string_annotations(tree) else ()
+    nodes = list(_walk(tree, skipped))
+    if rules.refused:
+        hook_accesses([node for node, _ in nodes], sentinels, rules, skipped)
     if output_mode is not None and isinstance(tree, ast.Module):
         editor.keep_value(tree.body, last_statement=output_mode == LAST_STATEMENT)
     for node, in_loop in nodes:
@@ -133,8 +163,10 @@ def instrument(
 
 _STATEMENT_LISTS = ("body", "orelse", "finalbody")
 _TryStar: Any = getattr(ast, "TryStar", None)  # CPython 3.11 and later
-_READABLE = (ast.Name, ast.Attribute, ast.Subscript, ast.Constant, ast.UnaryOp, ast.BinOp, ast.Tuple, ast.Slice)
-_CONTEXTS = (ast.expr_context, ast.operator, ast.unaryop)
+_READABLE = (
+    *(ast.Name, ast.Attribute, ast.Subscript, ast.Constant, ast.UnaryOp, ast.BinOp, ast.Tuple, ast.Slice),
+    *(ast.expr_context, ast.operator, ast.unaryop),
+)
 
 
 class _Editor:
@@ -206,7 +238,7 @@ class _Editor:
                     if statement.value is not None:
                         statement.value = self._keep(statement.value)
                 elif isinstance(statement, ast.AugAssign):
-                    if all(isinstance(node, _READABLE + _CONTEXTS) for node in ast.walk(statement.target)):
+                    if all(isinstance(node, _READABLE) or _is_hook(node) for node in ast.walk(statement.target)):
                         kept.append(_statement(self._keep(_loaded(statement.target))))
                 elif isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
                     name = ast.Name(id=statement.name, ctx=Load(), **_position(statement))
@@ -278,6 +310,10 @@ def _is_docstring(statement: Any) -> bool:
     )
 
 
+def _is_hook(node: AST) -> bool:
+    return isinstance(node, Call) and isinstance(node.func, Constant)
+
+
 def _loaded(target: Any) -> expr:
     """A copy of an assignment's target that reads it."""
     fields: dict[str, Any] = {name: getattr(target, name) for name in target._fields}
@@ -295,13 +331,13 @@ def _has_string_annotations(tree: AST) -> bool:
     )
 
 
+_ANNOTATIONS = ("annotation", "returns")
 _LOOPS = (ast.For, ast.AsyncFor, ast.While)
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
-def _walk(tree: AST, *, skip_annotations: bool) -> Iterator[tuple[AST, bool]]:
+def _walk(tree: AST, skipped: Sequence[str]) -> Iterator[tuple[AST, bool]]:
     """All nodes, and whether each stands in a loop of its function; without recursion, as trees may be very deep."""
-    skipped = ("annotation", "returns") if skip_annotations else ()
     pending = [(tree, False)]
     while pending:
         node, in_loop = pending.pop()

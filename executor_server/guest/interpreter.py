@@ -21,17 +21,20 @@ import types
 from executor_api.values import encode
 
 from . import display, libc, link
+from .audit import Audit
 from .control import ExecutionInterrupted, FinalAnswerGiven, Refusal
 from .dynamic import agent_builtins
 from .failures import describe, text_of
 from .frames import Fields
 from .guard import guard
+from .hooks import Hooks
 from .host_tools import Inbox, ToolBox, decode_value
 from .instrument import LastValue, Sentinels, bind
 from .lean import dumps, loads, signal
 from .meter import Meter, OperationLimitExceeded
 from .referee import Referee
 from .relays import Relays
+from .restricted import Builtins
 from .rules import Rules
 
 TYPE_CHECKING = False
@@ -94,22 +97,24 @@ class Interpreter:
         self._sock = sock
         self._inbox = Inbox(sock)
         self._tools = ToolBox(sock, self._inbox)
-        self._tool_names: list[str] = []
         self._meter = Meter()
         self._sentinels = Sentinels.of(config.mark)
         self._referee = Referee(self._meter)
         self._main = types.ModuleType("__main__")
-        self._builtins: dict[str, Any] = agent_builtins(
+        self._hooks = Hooks(self._referee)
+        self._names: dict[str, Any] = agent_builtins(
             referee=self._referee,
             meter=self._meter,
             guard=guard,
             sentinels=self._sentinels,
+            hooks=self._hooks,
             imported=lambda module: self._relays.guard(module),
         )
-        self._builtins["display"] = display.display
-        self._main.__dict__["__builtins__"] = self._builtins
+        self._names["display"] = display.display
+        self._builtins = Builtins(self._names, self._referee, self._hooks)
+        self._audit = Audit(self._names, self._referee, config.workspace)
         sys.modules["__main__"] = self._main
-        self._relays = Relays(self._builtins, self._referee)
+        self._relays = Relays(self._names, self._referee)
         display.connect(self._tools.show)
         self._staged: dict[str, Any] = {}
         self._staging_error = ""
@@ -177,16 +182,18 @@ class Interpreter:
 
     def _on_settings(self, message: link.Message) -> None:
         self._referee.rules = Rules.read(Fields(loads(link.read_body(message))))
+        self._builtins.on_rules()
+        self._audit.on_rules()
 
     def _on_tools(self, message: link.Message) -> None:
-        for name in self._tool_names:
-            self._builtins.pop(name, None)
-        self._tool_names = []
-        for spec in loads(link.read_body(message)):
-            # Among the builtins: a program that reuses the name hides the tool, until the tools are sent again.
-            self._builtins[spec["name"]] = self._tools.stub(spec["name"], spec["description"], spec["parameters"])
-            self._main.__dict__.pop(spec["name"], None)
-            self._tool_names.append(spec["name"])
+        specs = loads(link.read_body(message))
+        # Among the builtins: a program that reuses the name hides the tool, until the tools are sent again.
+        stubs = {
+            spec["name"]: self._tools.stub(spec["name"], spec["description"], spec["parameters"]) for spec in specs
+        }
+        self._builtins.add(stubs)
+        for name in stubs:
+            self._main.__dict__.pop(name, None)
 
     def _on_variable(self, message: link.Message) -> None:
         name = message.head.text("name", 256)
@@ -243,7 +250,9 @@ class Interpreter:
         linecache.cache[filename] = (size, None, source.splitlines(keepends=True), filename)
         code, spans = self._loads(body[size:])
         last = self._last_value = LastValue()
-        code = self._bind(code, self._sentinels.constants(ticks=self._meter.ticks, guard=guard, keep=last))
+        code = self._bind(
+            code, self._sentinels.constants(ticks=self._meter.ticks, guard=guard, keep=last, hooks=self._hooks)
+        )
         marks: dict[int, list[str]] = {}
         for name, mark in head.values["marks"].items():
             marks.setdefault(mark, []).append(name)
@@ -298,6 +307,7 @@ class Interpreter:
         return "succeeded", None
 
     def _evaluate(self, code: types.CodeType) -> None:
+        self._main.__dict__["__builtins__"] = self._names  # whatever an earlier program made of them
         result = eval(code, self._main.__dict__)
         if code.co_flags & _CO_COROUTINE:
             if self._loop is None:

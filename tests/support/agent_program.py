@@ -10,9 +10,11 @@ from typing import Any, NamedTuple
 from executor_server.guest.checker import CO_COROUTINE, check
 from executor_server.guest.dynamic import agent_builtins
 from executor_server.guest.guard import guard
+from executor_server.guest.hooks import Hooks
 from executor_server.guest.instrument import TRAILING_EXPRESSION, LastValue, Sentinels, bind
 from executor_server.guest.meter import Meter
 from executor_server.guest.referee import Referee
+from executor_server.guest.restricted import Builtins
 from executor_server.guest.rules import Rules
 
 SENTINELS = Sentinels.of("5f3c")
@@ -35,9 +37,16 @@ class Agent:
         self.meter = Meter()
         self.referee = Referee(self.meter)
         self.referee.rules = Rules(authorized, denied, refused)
+        self.hooks = Hooks(self.referee)
         self.builtins = agent_builtins(
-            referee=self.referee, meter=self.meter, guard=guard, sentinels=SENTINELS, imported=lambda _: None
+            referee=self.referee,
+            meter=self.meter,
+            guard=guard,
+            sentinels=SENTINELS,
+            hooks=self.hooks,
+            imported=lambda _: None,
         )
+        Builtins(self.builtins, self.referee, self.hooks).on_rules()
         self.namespace: dict[str, Any] = {"__name__": "__main__", "__builtins__": self.builtins}
         self.executions = 0
 
@@ -53,7 +62,7 @@ class Agent:
         assert verdict.code is not None, verdict.error
         last = LastValue()
         code = marshal.loads(verdict.code)[0]
-        code = bind(code, SENTINELS.constants(ticks=self.meter.ticks, guard=guard, keep=last))
+        code = bind(code, SENTINELS.constants(ticks=self.meter.ticks, guard=guard, keep=last, hooks=self.hooks))
         error: BaseException | None = None
         self.meter.start(budget)
         self.referee.begin()

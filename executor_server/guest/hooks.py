@@ -1,0 +1,305 @@
+"""What rewritten code calls in place of its accesses (accesses.py), and the checked getattr and its like.
+
+A module is of use by its attributes only, so that is where modules that are not authorized are refused: in whatever way
+the program came by one. `load`, `verify` and `special` are called all the time. What they let pass at once is told by
+the type of a value: `_plain` are types that are known not to be modules.
+"""
+
+from __future__ import annotations
+
+import sys
+from _string import formatter_field_name_split, formatter_parser  # type: ignore[import-not-found]
+from itertools import count
+from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType, SimpleNamespace
+
+from .imports import listed
+from .language import PolicyDenied, name_rule, starts_processes
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Callable, Iterator
+
+    from .referee import Referee
+
+_MAX_PLAIN_TYPES = 4096
+_MAX_FORMAT_DEPTH = 4
+_SURELY_PLAIN = (
+    *(bool, bytes, complex, dict, float, frozenset, int, list, range, set, slice, str, tuple, type, type(None)),
+    *(BuiltinFunctionType, FunctionType, MethodType),
+)
+_getattr, _setattr, _hasattr, _delattr = getattr, setattr, hasattr, delattr
+_type, _issubclass, _isinstance = type, issubclass, isinstance
+
+
+class Hooks:
+    """The hooks of one interpreter. `given` has, by identity, what agent code gets in the place of an object."""
+
+    def __init__(self, referee: Referee) -> None:
+        self._referee = referee
+        self._plain: set[type] = set(_SURELY_PLAIN)
+        self._modules: dict[int, tuple[ModuleType, bool]] = {}
+        self.given: dict[int, tuple[Any, Any]] = {}
+
+    def on_rules(self, given: list[tuple[Any, Any]]) -> None:
+        """Other rules are in force; `given` has what agent code gets in the place of what else."""
+        self._modules = {}
+        self.given = {id(real): (real, ours) for real, ours in (*given, *self._substitutes(bool(given)))}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # cloudpickle ships functions with their constants (joblib does). In another process nothing is refused.
+        return (eval, (_ELSEWHERE,))
+
+    def members(self, module: Any, names: Any) -> Any:
+        """What `from module import names` takes the names from: the module, or what may be had of it."""
+        if not self.given:
+            return module
+        taken = SimpleNamespace()
+        if "*" in names:
+            names = taken.__all__ = _public_names(module)
+        for name in names:
+            value = _getattr(module, name, self)
+            if value is self:
+                return module  # to say that it has no such name
+            # A module that comes with all the others is refused when it is used.
+            ours = self.given.get(id(value), (value, value))[1] if "__all__" in vars(taken) else self.load(module, name)
+            _setattr(taken, name, ours)
+        return taken
+
+    # -- called by rewritten code
+
+    def load(self, obj: Any, name: str) -> Any:
+        """obj.name"""
+        plain = self._plain
+        if _type(obj) in plain:
+            value = _getattr(obj, name)
+            if _type(value) in plain:
+                return value
+            return self._inspected(value)
+        if _issubclass(_type(obj), ModuleType):
+            self._check_module(obj)
+            return self._inspected_member(_getattr(obj, name))
+        self._learn(_type(obj))
+        return self.verify(_getattr(obj, name))
+
+    def verify(self, value: Any) -> Any:
+        """An item, or what a call gave."""
+        return value if _type(value) in self._plain else self._inspected(value)
+
+    def special(self, obj: Any, name: str) -> Any:
+        """obj.name, where the name is one of SPECIAL_ATTRIBUTES."""
+        if _isinstance(obj, str) and name in ("format", "format_map"):
+            return _Formatting(self, _getattr(obj, name), obj)
+        if _isinstance(obj, type) and _issubclass(obj, str) and name in ("format", "format_map"):
+            return _Formatting(self, _getattr(obj, name))
+        return self.load(obj, name)
+
+    def match(self, cls: Any) -> bool:
+        """Before a pattern takes a class apart: never true."""
+        for name in _getattr(cls, "__match_args__", ()):
+            self.check_name(name)
+        return False
+
+    # -- called by checked builtins
+
+    def check_name(self, name: Any) -> Any:
+        """The name of an attribute as text that can't change any more. Refuses it if a rule does."""
+        if not _isinstance(name, str):
+            return name  # what it is used for says what is wrong with it
+        if _type(name) is not str:
+            name = str.__getitem__(name, slice(None))
+        rule = name_rule(name, self._referee.rules)
+        if rule:
+            self._referee.refuse(PolicyDenied(rule, f"Attribute {name}"))
+        return name
+
+    def builtins(self) -> dict[str, Callable[..., Any]]:
+        """getattr and its like, checked."""
+        hooks = self
+
+        def getattr(obj: Any, name: str, /, *default: Any) -> Any:
+            """getattr(object, name[, default]) -> value"""
+            name = hooks.check_name(name)
+            if len(default) > 1 or not _isinstance(name, str):
+                return _getattr(obj, name, *default)
+            try:
+                return hooks.special(obj, name)
+            except AttributeError:
+                if not default:
+                    raise
+                return default[0]
+
+        def hasattr(obj: Any, name: str, /) -> bool:
+            """Return whether the object has an attribute with the given name."""
+            return _hasattr(obj, hooks.check_name(name))
+
+        def setattr(obj: Any, name: str, value: Any, /) -> None:
+            """Sets the named attribute on the given object to the specified value."""
+            _setattr(obj, hooks.check_name(name), value)
+
+        def delattr(obj: Any, name: str, /) -> None:
+            """Deletes the named attribute from the given object."""
+            _delattr(obj, hooks.check_name(name))
+
+        return {each.__name__: each for each in (getattr, hasattr, setattr, delattr)}
+
+    def _substitutes(self, needed: bool) -> list[tuple[Any, Any]]:
+        """What takes names of attributes as text."""
+        if not needed:
+            return []
+        import operator
+        import string
+
+        return [
+            (operator.attrgetter, self._attrgetter),
+            (operator.methodcaller, self._methodcaller),
+            (string.Formatter, self._formatter()),
+        ]
+
+    def _attrgetter(self, *names: Any) -> Callable[[Any], Any]:
+        """operator.attrgetter"""
+        import operator
+
+        operator.attrgetter(*names)  # which says what is wrong with them
+        paths = [[self.check_name(part) for part in name.split(".")] for name in names]
+
+        def walked(obj: Any, path: list[str]) -> Any:
+            for part in path:
+                obj = self.special(obj, part)
+            return obj
+
+        if len(paths) == 1:
+            return lambda obj: walked(obj, paths[0])
+        return lambda obj: tuple(walked(obj, path) for path in paths)
+
+    def _methodcaller(self, name: Any, /, *args: Any, **kwargs: Any) -> Callable[[Any], Any]:
+        """operator.methodcaller"""
+        import operator
+
+        operator.methodcaller(name)
+        name = self.check_name(name)
+        return lambda obj: self.verify(self.special(obj, name)(*args, **kwargs))
+
+    def _formatter(self) -> type:
+        import string
+
+        hooks = self
+
+        class Formatter(string.Formatter):
+            def get_field(self, field_name: str, args: Any, kwargs: Any) -> Any:
+                for is_attribute, key in formatter_field_name_split(field_name)[1]:
+                    if is_attribute:
+                        hooks.check_name(key)
+                value, used = super().get_field(field_name, args, kwargs)
+                return hooks.verify(value), used
+
+        return Formatter
+
+    # -- formats
+
+    def check_fields(self, text: str, value_of: Callable[[Any], Any], numbers: Iterator[int], depth: int = 0) -> None:
+        """Refuses what the fields of a format reach; `value_of` gives the argument of this name or number.
+
+        Raises whatever a wrong format raises.
+        """
+        for _, field, spec, _ in formatter_parser(text):
+            if field is not None:
+                first, rest = formatter_field_name_split(field)
+                value = value_of(next(numbers) if first == "" else first)
+                for is_attribute, key in rest:
+                    value = self.special(value, self.check_name(key)) if is_attribute else self.verify(value[key])
+            if spec and depth < _MAX_FORMAT_DEPTH:
+                self.check_fields(spec, value_of, numbers, depth + 1)
+
+    # -- values
+
+    def _inspected(self, value: Any) -> Any:
+        kind = _type(value)
+        if _issubclass(kind, ModuleType):
+            self._check_module(value)
+            return self.given.get(id(value), (value, value))[1]
+        self._learn(kind)
+        return value
+
+    def _inspected_member(self, value: Any) -> Any:
+        """An attribute of a module."""
+        if id(value) in self.given:
+            return self.given[id(value)][1]
+        kind = _type(value)
+        if kind is BuiltinFunctionType or kind is FunctionType or kind is type:
+            module, name = _getattr(value, "__module__", None), value.__name__
+            if "dangerous_functions" in self._referee.rules.refused and starts_processes(str(module), name):
+                self._referee.refuse(PolicyDenied("dangerous_functions", f"Function {module}.{name}"))
+            return value
+        return self.verify(value)
+
+    def _learn(self, kind: type) -> None:
+        if len(self._plain) >= _MAX_PLAIN_TYPES:  # of programs that make types without end
+            self._plain.clear()
+            self._plain.update(_SURELY_PLAIN)
+        self._plain.add(kind)
+
+    def _check_module(self, module: ModuleType) -> None:
+        known = self._modules.get(id(module))
+        if known is None:
+            known = self._modules[id(module)] = module, self._is_authorized(module)
+        if not known[1]:
+            name = str(ModuleType.__getattribute__(module, "__name__"))
+            more = f" Authorized imports are: {listed(self._referee.rules.authorized)}"
+            self._referee.refuse(PolicyDenied("module_attributes", f"Module {name}", more))
+
+    def _is_authorized(self, module: ModuleType) -> bool:
+        rules = self._referee.rules
+        if "module_attributes" not in rules.refused:
+            return True
+        names = {name for name, each in list(sys.modules.items()) if each is module}
+        names = names or {str(ModuleType.__getattribute__(module, "__name__"))}
+        return any(map(rules.authorizes, names)) and not any(map(rules.denies, names))
+
+
+def _public_names(module: Any) -> list[str]:
+    """As `from module import *` has them."""
+    names = _getattr(module, "__all__", None)
+    return [name for name in vars(module) if name[:1] != "_"] if names is None else list(names)
+
+
+class _Formatting:
+    """str.format or str.format_map, bound to a text or not."""
+
+    def __init__(self, hooks: Hooks, method: Callable[..., str], text: str | None = None) -> None:
+        self._hooks = hooks
+        self._method = method
+        self._text = text
+        self.__name__ = method.__name__
+        self.__doc__ = method.__doc__
+
+    def __call__(self, *args: Any, **kwargs: Any) -> str:
+        text: Any = self._text
+        given = args
+        if text is None and args:
+            text, given = args[0], args[1:]
+        if _isinstance(text, str):
+            self._check(str.__getitem__(text, slice(None)), given, kwargs)
+        return self._method(*args, **kwargs)
+
+    def _check(self, text: str, given: tuple[Any, ...], named: dict[str, Any]) -> None:
+        if "." not in text and "[" not in text:
+            return
+        values: Any = named
+        if self.__name__ == "format_map":
+            values, given = (given[0] if given else {}), ()
+
+        def value_of(key: Any) -> Any:
+            return given[key] if _isinstance(key, int) else values[key]
+
+        try:
+            self._hooks.check_fields(text, value_of, count())
+        except Exception:  # noqa: BLE001 (of the program's values; the method itself will say what is wrong)
+            return
+
+    def __repr__(self) -> str:
+        return repr(self._method)
+
+
+_ELSEWHERE = """__import__("types").SimpleNamespace(
+    load=getattr, special=getattr, verify=lambda value: value, match=lambda _: False
+)"""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import ssl
 import stat
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -200,8 +201,6 @@ def _pem(path: Path | str | None) -> bytes | None:
 
 def _check_tls(tls: TlsConfig) -> None:
     """Tries the files: gRPC takes any bytes, and then fails at each handshake without saying why."""
-    import ssl  # costs more to load than a client without TLS should pay
-
     if (tls.cert is None) != (tls.key is None):
         raise ConfigurationError("a certificate and its key must be given together: cert and key of the TlsConfig")
     trial = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)

@@ -1,0 +1,66 @@
+"""The same programs get the same verdicts about their imports on every CPython, in the source and at run time."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import tempfile
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from executor_server.backends.local import LocalBackend
+from executor_server.config import LocalImage
+from executor_server.sessions import Session, SessionRequest
+from tests.contract.harness import PRINCIPAL, Harness, Transcript, pieces
+from tests.support.backends import require
+from tests.support.import_corpus import AUTHORIZED, DENIED, MODULES, OK, PROGRAMS, Program
+from tests.support.interpreters import find_python
+
+_REFUSAL = re.compile(r"Import of (.{1,200}?)…? is not allowed.*\. Authorized imports are: \['collections', ")
+
+
+@pytest.fixture(params=["3.9", "3.10", "3.11", "3.12", "3.13"])
+async def harness(request: pytest.FixtureRequest) -> AsyncIterator[Harness]:
+    require("local")
+    python = find_python(request.param)
+    if python is None:
+        pytest.skip(f"there is no CPython {request.param} on this machine")
+    directory = Path(tempfile.mkdtemp(prefix="c-"))
+    directory.chmod(0o755)
+    async with Harness(LocalBackend(directory, {"base": LocalImage(python=python)})) as ready:
+        yield ready
+    shutil.rmtree(directory)
+
+
+async def _session(harness: Harness) -> Session:
+    spec = replace(harness.spec(imports=AUTHORIZED), denied_imports=DENIED)
+    session = await harness.manager.create(PRINCIPAL, SessionRequest("request", spec))
+    for path, text in MODULES.items():
+        await session.put_file(path, len(text), pieces(text.encode()))
+    return session
+
+
+def _expected(program: Program) -> tuple[object, ...]:
+    if program.verdict == OK:
+        return "succeeded", "kept", 1, program.value
+    return "import_denied", "kept", 1, program.verdict[:200], program.line
+
+
+def _seen(run: Transcript) -> tuple[object, ...]:
+    outcome, generation = run.outcome, run.ended.generation
+    if run.ended.error is None:
+        return outcome, run.state, generation, run.output
+    refused = _REFUSAL.match(run.message)
+    named = refused.group(1) if refused is not None else f"{run.ended.error.type}: {run.message[:300]}"
+    return outcome, run.state, generation, named, run.ended.error.line
+
+
+async def test_every_program_gets_its_verdict_in_one_session(harness: Harness) -> None:
+    session = await _session(harness)
+    seen = {name: _seen(await harness.run(session, program.source)) for name, program in PROGRAMS.items()}
+    expected = {name: _expected(program) for name, program in PROGRAMS.items()}
+    assert {name: seen[name] for name in seen if seen[name] != expected[name]} == {}
+    assert len(PROGRAMS) >= 80

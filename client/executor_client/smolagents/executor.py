@@ -49,6 +49,7 @@ MAX_PRINT_OUTPUTS_LENGTH = 50_000
 
 TOOL_PLACEMENTS = ("host",)
 
+_NOBODY_THERE = ("", "DRAINING")
 _REFUSALS = (PolicyViolationError, AuthorizationError, AuthenticationError, ResourceExhaustedError)
 
 # What smolagents' local executor keeps for itself in the state that it shares with the agent: no variables of the task.
@@ -138,7 +139,7 @@ class RemoteExecutor(PythonExecutor):  # type: ignore[misc]  # smolagents is unt
         except InvalidRequest as error:
             raise CodeExecutionError(f"Code execution failed: {error.message}") from error
         except ExecutorClientError as error:
-            if isinstance(error, UnavailableError):
+            if isinstance(error, UnavailableError) and error.reason in _NOBODY_THERE:
                 self._lease.abandon()
             what = "refuses to go on" if isinstance(error, _REFUSALS) else "failed"
             raise DaemonLost(f"the execution service {what}: {error}") from error

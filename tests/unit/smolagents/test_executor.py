@@ -104,3 +104,14 @@ def test_quota_that_is_used_up_stops_the_run(daemon: FakeDaemon, executor: Remot
     daemon.refusals["Execute"].append(busy(grpc.StatusCode.RESOURCE_EXHAUSTED, "QUOTA_EXCEEDED", seconds=3600))
     with pytest.raises(DaemonLost, match="refuses to go on"):
         executor("1")
+
+
+def test_session_of_a_daemon_that_cannot_write_its_audit_log_is_ended(
+    daemon: FakeDaemon, executor: RemoteExecutor
+) -> None:
+    """It answers: the session need not be left to its idle end."""
+    daemon.refusals["Execute"].append(Refusal(grpc.StatusCode.UNAVAILABLE, "AUDIT_UNAVAILABLE"))
+    with pytest.raises(DaemonLost):
+        executor("1")
+    executor.cleanup()
+    assert daemon.names()[-1] == "DeleteSession"

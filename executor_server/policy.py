@@ -269,7 +269,7 @@ class Policy:
             execution_default=_execution_default(profile, request.limits, limits),
             execution_max=execution_max,
             authorized_imports=_authorized(profile, request.authorized_imports),
-            denied_imports=tuple(sorted(profile.imports.denied)),
+            denied_imports=tuple(sorted(set(profile.imports.denied))),
             refused_language=profile.language.refused,
             tools=_tool_rules(profile),
             files=_file_rules(profile),

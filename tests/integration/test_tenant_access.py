@@ -13,6 +13,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -78,9 +79,9 @@ class Access:
         return ExecutorClient(self.daemon.address, token=token)
 
     @contextmanager
-    def over_tls(self, pair: Pair | None, token: str | None = None) -> Iterator[ExecutorClient]:
+    def over_tls(self, pair: Pair | None, token: str | None = None, **options: Any) -> Iterator[ExecutorClient]:
         tls = TlsConfig(ca=self.authority.cert, **({"cert": pair.cert, "key": pair.key} if pair is not None else {}))
-        with ExecutorClient(f"localhost:{self.port}", token=token, tls=tls) as client:
+        with ExecutorClient(f"localhost:{self.port}", token=token, tls=tls, **options) as client:
             yield client
 
 
@@ -167,7 +168,7 @@ def test_bad_certificates_get_nowhere(access: Access, tmp_path: Path) -> None:
         None,
     ]
     for pair in bad:
-        with access.over_tls(pair, token) as client, pytest.raises(UnavailableError):
+        with access.over_tls(pair, token, connect_timeout_s=0.5) as client, pytest.raises(UnavailableError):
             client.get_policy()
 
 

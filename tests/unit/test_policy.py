@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -11,11 +13,11 @@ from hypothesis import strategies as st
 from smolagents.local_python_executor import check_import_authorized
 
 from executor_server.config import PoolSection
-from executor_server.errors import InvalidRequest, PolicyViolation, Reason
-from executor_server.import_patterns import is_covered
-from executor_server.model import Limits, Principal
+from executor_server.errors import InvalidRequest, PolicyViolation, Reason, Violation, ViolationKind
+from executor_server.import_patterns import is_covered, is_denied
+from executor_server.model import Limits, PolicyRef, Principal, SessionSpec, ToolSpec
 from executor_server.policy import Policy
-from executor_server.policy_file import ImportsTable, PolicyFile, Profile
+from executor_server.policy_file import ImportsTable, PolicyFile, Profile, parse_policy
 from executor_server.requested import (
     MAX_LABELS,
     MAX_PRELUDE_BYTES,
@@ -23,9 +25,11 @@ from executor_server.requested import (
     RequestedLimits,
     RequestedSession,
 )
-from executor_server.session_rules import execution_limits
+from executor_server.session_rules import check_file_get, check_file_put, check_tools, execution_limits
 
 ALICE = Principal("local", "token")
+ABOVE_CEILING, NOT_ALLOWED = ViolationKind.ABOVE_CEILING, ViolationKind.NOT_ALLOWED
+DENIED, UNSUPPORTED = ViolationKind.DENIED, ViolationKind.UNSUPPORTED
 LIMIT_NAMES = [f.name for f in fields(Limits)]
 
 
@@ -180,3 +184,278 @@ def test_what_is_covered_never_authorizes_more_than_the_grant(asked: str, grante
     """Against smolagents' own meaning of a pattern."""
     if is_covered(asked, [granted]) and check_import_authorized(module, [asked]):
         assert check_import_authorized(module, [granted])
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Each violation
+
+
+def policy_from(text: str, backend: str = "local") -> Policy:
+    file = parse_policy(text.encode(), Path("p.toml"))
+    return Policy(file, images=["base", "data"], backend=backend, orphan_time_s=600.0)
+
+
+VIOLATIONS: list[tuple[str, RequestedSession, tuple[str, ViolationKind, str, str, str]]] = [
+    (
+        "limits = {default.wall_time_s = 1, max.wall_time_s = 2.5}",
+        RequestedSession(limits=RequestedLimits(wall_time_s=3.0)),
+        ("limits.wall_time_s", ABOVE_CEILING, "3", "at most 2.5", "profiles.a.limits.max.wall_time_s"),
+    ),
+    (
+        "imports = {allowed = ['numpy.*', 'x']}",
+        RequestedSession(authorized_imports=("numpyx",)),
+        ("authorized_imports", NOT_ALLOWED, "numpyx", "numpy.*, x", "profiles.a.imports.allowed"),
+    ),
+    (
+        "imports = {allowed = []}",
+        RequestedSession(authorized_imports=("x",)),
+        ("authorized_imports", NOT_ALLOWED, "x", "nothing more than the defaults", "profiles.a.imports.allowed"),
+    ),
+    (
+        "imports = {denied = ['os']}",
+        RequestedSession(authorized_imports=("os.path.*",)),
+        ("authorized_imports", DENIED, "os.path.*", "nothing of os", "profiles.a.imports.denied"),
+    ),
+    (
+        "sandbox = {images = ['data']}",
+        RequestedSession(image="base"),
+        ("image", NOT_ALLOWED, "base", "data", "profiles.a.sandbox.images"),
+    ),
+    (
+        "sandbox = {images = ['elsewhere']}",
+        RequestedSession(),
+        ("image", NOT_ALLOWED, "the default image", "nothing", "profiles.a.sandbox.images"),
+    ),
+    (
+        "sandbox = {backends = ['docker']}",
+        RequestedSession(),
+        ("backend", NOT_ALLOWED, "local", "docker", "profiles.a.sandbox.backends"),
+    ),
+    (
+        "sandbox = {backends = ['local']}",
+        RequestedSession(backend="e2b"),
+        ("backend", NOT_ALLOWED, "e2b", "local", "profiles.a.sandbox.backends"),
+    ),
+    (
+        "",
+        RequestedSession(backend="docker"),
+        ("backend", UNSUPPORTED, "docker", "local", "server.backend"),
+    ),
+    (
+        "",
+        RequestedSession(network=("example.com",)),
+        ("network", UNSUPPORTED, "example.com", "none", "profiles.a.sandbox.network"),
+    ),
+    (
+        "",
+        RequestedSession(packages=("requests",)),
+        ("packages", UNSUPPORTED, "requests", "none", "profiles.a.sandbox.install_packages"),
+    ),
+]
+
+
+@pytest.mark.parametrize(("profile", "request_", "violation"), VIOLATIONS)
+def test_a_violation_says_what_was_asked_what_is_allowed_and_by_which_key(
+    profile: str, request_: RequestedSession, violation: tuple[str, ViolationKind, str, str, str]
+) -> None:
+    policy = policy_from(f"default = 'a'\n[profiles.a]\n{profile}")
+    with pytest.raises(PolicyViolation) as caught:
+        policy.decide(ALICE, request_)
+    assert caught.value.violations == (Violation(*violation),)
+
+
+def test_a_tenant_without_a_profile_is_refused() -> None:
+    policy = policy_from("[profiles.a]\n[tenants]\nbob.profile = 'a'")
+    with pytest.raises(PolicyViolation) as caught:
+        policy.decide(ALICE, RequestedSession())
+    assert caught.value.violations == (Violation("tenant", NOT_ALLOWED, "local", "a tenant that is listed", "default"),)
+
+
+def test_a_rule_names_its_profile_as_toml_would() -> None:
+    policy = policy_from("default = 'a.b'\n[profiles.'a.b']\nsandbox.backends = []")
+    with pytest.raises(PolicyViolation) as caught:
+        policy.decide(ALICE, RequestedSession())
+    assert caught.value.violations[0].rule == 'profiles."a.b".sandbox.backends'
+
+
+def test_what_a_violation_shows_has_a_bound() -> None:
+    allowed = [f"module{number}" for number in range(1000)]
+    policy = policy_from(f"default = 'a'\n[profiles.a]\nimports.allowed = {allowed}")
+    with pytest.raises(PolicyViolation) as caught:
+        policy.decide(ALICE, RequestedSession(authorized_imports=("x" * 200,) * 256))
+    assert all(len(each.allowed) <= 256 for each in caught.value.violations)
+
+
+@pytest.mark.parametrize("text", ["x" * 257, "a\nb", "\x1b[2J", "\ud800"], ids=["long", "lines", "escape", "half"])
+@pytest.mark.parametrize("field", ["image", "backend", "network", "packages"])
+def test_a_text_that_a_refusal_could_not_show_is_refused_itself(field: str, text: str) -> None:
+    value: Any = (text,) if field in ("network", "packages") else text
+    with pytest.raises(InvalidRequest) as caught:
+        make_policy().decide(ALICE, replace(RequestedSession(), **{field: value}))
+    assert caught.value.field.partition("[")[0] == field
+
+
+def test_what_is_denied_is_not_said_to_be_authorized() -> None:
+    policy = policy_from("default = 'a'\n[profiles.a]\nimports = {default = ['os', 'os.path', 're'], denied = ['os']}")
+    spec = policy.decide(ALICE, RequestedSession())
+    assert (spec.authorized_imports, spec.denied_imports) == (("re",), ("os",))
+    assert policy.describe(ALICE).default_imports == ("re",)
+
+
+@pytest.mark.parametrize(
+    ("asked", "denied", "is_denied_"),
+    [
+        ("os", "os", True),
+        ("os.path", "os", True),
+        ("os.*", "os", True),
+        ("os", "os.path", False),
+        ("os.path", "os.path", True),
+        ("os.path.*", "os.*", True),
+        ("os.*", "os.path", False),
+        ("*", "os", False),
+        ("*", "*", True),
+        ("os", "*", True),
+        ("osx", "os", False),
+    ],
+)
+def test_a_pattern_denies_downwards(asked: str, denied: str, is_denied_: bool) -> None:
+    assert is_denied(asked, [denied]) is is_denied_
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# In a session
+
+
+@pytest.mark.parametrize(
+    ("profile", "violation"),
+    [
+        (
+            "limits.default.wall_time_s = 60",
+            ("at most 60, as its session", "profiles.a.limits.default.wall_time_s"),
+        ),
+        (
+            "limits.execution_max.wall_time_s = 30",
+            ("at most 30", "profiles.a.limits.execution_max.wall_time_s"),
+        ),
+    ],
+)
+def test_an_execution_is_told_whether_its_session_or_the_profile_says_no(
+    profile: str, violation: tuple[str, str]
+) -> None:
+    spec = policy_from(f"default = 'a'\n[profiles.a]\n{profile}").decide(ALICE, RequestedSession())
+    with pytest.raises(PolicyViolation) as caught:
+        execution_limits(spec, RequestedLimits(wall_time_s=61))
+    assert caught.value.violations == (Violation("limits.wall_time_s", ABOVE_CEILING, "61", *violation),)
+
+
+def test_an_execution_gets_what_the_profile_says_of_one_unless_its_session_asked_for_itself() -> None:
+    policy = policy_from("default = 'a'\n[profiles.a]\nlimits.execution_default.wall_time_s = 5")
+    assert execution_limits(policy.decide(ALICE, RequestedSession()), RequestedLimits()).wall_time_s == 5
+    asked = RequestedSession(limits=RequestedLimits(wall_time_s=40.0))
+    assert execution_limits(policy.decide(ALICE, asked), RequestedLimits()).wall_time_s == 40
+
+
+def tool(name: str) -> ToolSpec:
+    return ToolSpec(name=name, description="", parameters=(), is_final_answer=False)
+
+
+def test_tools_are_refused_by_name_and_by_place() -> None:
+    text = "default = 'a'\n[profiles.a]\ntools = {placements = ['sandbox'], allowed = ['web_*', 'search']}"
+    spec = policy_from(text).decide(ALICE, RequestedSession())
+    with pytest.raises(PolicyViolation) as caught:
+        check_tools(spec, [tool("search"), tool("searching"), tool("web_")])
+    assert caught.value.violations == (
+        Violation("tools", NOT_ALLOWED, "host", "no tools", "profiles.a.tools.placements"),
+        Violation("tools[1].name", NOT_ALLOWED, "searching", "web_*, search", "profiles.a.tools.allowed"),
+    )
+    check_tools(spec, [])
+
+
+def test_a_file_is_refused_by_size_and_by_number() -> None:
+    text = "default = 'a'\n[profiles.a]\nfiles = {max_put_bytes = 10, max_puts = 2, max_get_bytes = 20}"
+    spec = policy_from(text).decide(ALICE, RequestedSession())
+    check_file_put(spec, 10, 1)
+    check_file_get(spec, 20, 10**6)
+    with pytest.raises(PolicyViolation) as caught:
+        check_file_put(spec, 11, 2)
+    assert caught.value.violations == (
+        Violation("size_bytes", ABOVE_CEILING, "11", "at most 10", "profiles.a.files.max_put_bytes"),
+        Violation("path", ABOVE_CEILING, "3", "at most 2", "profiles.a.files.max_puts"),
+    )
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# When the policy changes
+
+WIDE = "default = 'a'\n[profiles.a]\nimports = {default = ['re'], allowed = ['*']}\n"
+
+
+def tightened(new: str, request: RequestedSession | None = None, principal: Principal = ALICE) -> SessionSpec | str:
+    spec = policy_from(WIDE).decide(ALICE, request or RequestedSession())
+    return policy_from(new).tightened(principal, spec)
+
+
+@pytest.mark.parametrize(
+    ("new", "reason"),
+    [
+        ("[profiles.a]", "the policy has no profile for its tenant any more"),
+        ("sandbox.backends = ['docker']", "the policy does not allow the local backend any more"),
+        ("sandbox.images = ['data']", "the policy does not allow the image base any more"),
+        (
+            "limits = {default.memory_bytes = 100_000_000, max.memory_bytes = 1_000_000_000}",
+            "its sandbox has memory_bytes 2,147,483,648, and the policy allows at most 1,000,000,000 now",
+        ),
+        (
+            "limits = {default.processes = 4, max.processes = 5}",
+            "its sandbox has processes 128, and the policy allows at most 5 now",
+        ),
+        ("limits.cpus = 1.5", "its sandbox may use more processors than the 1.5 that the policy allows now"),
+    ],
+)
+def test_a_sandbox_that_is_not_allowed_any_more_cannot_be_kept(new: str, reason: str) -> None:
+    text = new if new.startswith("[") else f"default = 'a'\n[profiles.a]\n{new}"
+    assert tightened(text) == reason
+
+
+def test_a_session_is_held_to_the_stricter_of_both_policies() -> None:
+    request = RequestedSession(
+        authorized_imports=("numpy.*", "os", "pandas"), limits=RequestedLimits(wall_time_s=900.0), labels={"a": "b"}
+    )
+    new = """
+        version = "2"
+        default = "b"
+        [profiles.b]
+        imports = {default = ["math"], allowed = ["numpy.linalg", "os", "pandas.*"], denied = ["os"]}
+        language.open = false
+        limits.max.wall_time_s = 300
+        limits.execution_max.wall_time_s = 100
+        tools.allowed = ["search"]
+        files.max_puts = 3
+        audit.code = "full"
+    """
+    spec = tightened(new, request)
+    assert isinstance(spec, SessionSpec)
+    assert spec.authorized_imports == ("numpy.linalg", "pandas")
+    assert spec.denied_imports == ("os",)
+    assert spec.refused_language == ("open",)
+    assert (spec.limits.wall_time_s, spec.execution_max.wall_time_s, spec.execution_default.wall_time_s) == (
+        300,
+        100,
+        100,
+    )
+    assert (spec.tools.allowed, spec.files.max_puts, spec.audit.code) == (("search",), 3, "full")
+    assert spec.policy == PolicyRef("b", "2", policy_from(new).fingerprint)
+    assert spec.labels == {"a": "b"}
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("default = 'a'\n[profiles.a]", "keep"),
+        ("default = 'a'\n[profiles.a]\non_reload = 'tighten'", "tighten"),
+        ("default = 'a'\n[profiles.a]\n[profiles.b]\non_reload = 'end'\n[tenants]\nlocal.profile = 'b'", "end"),
+        ("[profiles.a]\non_reload = 'keep'", "end"),
+    ],
+)
+def test_the_new_policy_says_what_becomes_of_a_session(text: str, expected: str) -> None:
+    assert policy_from(text).on_reload(ALICE) == expected

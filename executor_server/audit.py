@@ -62,6 +62,8 @@ class _Gap:
     since: str
     error: str
     lost: Counter[str] = field(default_factory=Counter)
+    # The disk failed to keep what the kernel took: only a flush can show that it does again.
+    needs_flush: bool = False
 
 
 class AuditLog:
@@ -109,8 +111,9 @@ class AuditLog:
         if self._flushing is not None:
             await self._flush()
         await self._flush()
-        self._retry_s = 0.0
-        if self._gap is not None and self._mended():
+        if self._gap is not None:
+            self._retry_s = 0.0
+            await self._recover()
             await self._flush()
         if self._gap is not None:
             _log.error("audit_records_lost", lost=self._gap.lost.total(), error=self._gap.error)
@@ -149,8 +152,8 @@ class AuditLog:
         """Waits until what has been written is as safe as it is to be. False: it is not, and won't be."""
         if self._settings.sync != "always":
             return True
-        wanted = self._files.position.seq
-        while self._flushed_seq < wanted and self._gap is None:
+        wanted, failures = self._files.position.seq, self.stats.failures
+        while self._flushed_seq < wanted and self._gap is None and self.stats.failures == failures:
             # Whoever comes while one flush runs waits for the next, and all of them for the same.
             await self._flush()
         return self._flushed_seq >= wanted
@@ -173,17 +176,19 @@ class AuditLog:
         for told in self._on_tick:
             told()
         if self._gap is not None:
-            self._mended()
+            await self._recover()
         elif self._settings.sync == "interval" and self._flushed_seq < self._files.position.seq:
             await self._flush()
 
     async def _flush(self) -> None:
         """Waits for the flush that runs, or for one that is begun now, as long as a disk may take."""
         if self._flushing is None:
+            if not self._files.is_open:
+                return
             self._flushing = self._begun_flush()
         done, _ = await asyncio.wait((self._flushing,), timeout=FLUSH_TIME_S)
         if not done:
-            self._fail(OSError(errno.ETIMEDOUT, "the disk does not answer"), new_file=True)
+            self._fail(OSError(errno.ETIMEDOUT, "the disk does not answer"), in_flush=True)
 
     def _begun_flush(self) -> asyncio.Task[None]:
         return asyncio.create_task(self._run_flush(self._files.flush()))
@@ -194,17 +199,22 @@ class AuditLog:
             await asyncio.get_running_loop().run_in_executor(self._thread, lambda: flush.run(sync=sync))
             self._flushed_seq = flush.position.seq
             self.stats.flushes += 1
+            if self._gap is not None:
+                self._gap.needs_flush = False
         except OSError as error:
             # What the kernel could not bring to the disk it may have let go of: a new file has no such holes.
-            self._fail(error, new_file=True)
+            self._fail(error, in_flush=True)
+        except Exception:  # noqa: BLE001 - a background owner: a bug of ours is one more reason why nothing is safe
+            _log.exception("audit_flush_broke")
+            self._fail(OSError(errno.EIO, "internal error"), in_flush=True)
         finally:
             self._flushing = None
 
     # -- failing ---------------------------------------------------------------------------------------------------
 
-    def _fail(self, error: OSError, *, new_file: bool = False) -> None:
+    def _fail(self, error: OSError, *, in_flush: bool = False) -> None:
         self.stats.failures += 1
-        self._new_file = self._new_file or new_file or error.errno == errno.EFBIG
+        self._new_file = self._new_file or in_flush or error.errno == errno.EFBIG
         self._retry_s = time.monotonic() + RETRY_INTERVAL_S
         if self._gap is None:
             self._gap = _Gap(_now(), errno.errorcode.get(error.errno or 0, "EIO"))
@@ -213,6 +223,7 @@ class AuditLog:
             for told in self._on_failing:
                 # Not from here: whoever writes a record is in the middle of something.
                 asyncio.get_running_loop().call_soon(told)
+        self._gap.needs_flush = self._gap.needs_flush or in_flush
 
     def _lose(self, kind: AuditKind) -> None:
         assert self._gap is not None
@@ -226,12 +237,22 @@ class AuditLog:
         self._complaint_s = time.monotonic()
         _log.error("audit_not_written", error=self._gap.error, since=self._gap.since, lost=self._gap.lost.total())
 
+    async def _recover(self) -> None:
+        """Tries to have a log that failed written again."""
+        if self._gap is not None and self._gap.needs_flush and self._flushing is None:
+            try:
+                self._files.mend(new_file=True)
+            except (OSError, AuditDirError):
+                return
+            await self._flush()
+        self._mended()
+
     def _mended(self) -> bool:
         """Whether the log, which failed, can be written again; if so, it says what it lacks."""
         gap = self._gap
         now_s = time.monotonic()
         # What a flush that hangs still uses is not to be closed under it.
-        if gap is None or now_s < self._retry_s or self._flushing is not None:
+        if gap is None or gap.needs_flush or now_s < self._retry_s or self._flushing is not None:
             return gap is None
         self._retry_s = now_s + RETRY_INTERVAL_S
         try:

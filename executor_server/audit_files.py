@@ -287,6 +287,11 @@ class AuditFiles:
             self._next_file()
 
     @property
+    def is_open(self) -> bool:
+        """Whether there is a file to write to: not after the directory was taken away."""
+        return self._fd >= 0
+
+    @property
     def files_changed(self) -> bool:
         """Whether a file was begun since the last flush."""
         return self._names_changed

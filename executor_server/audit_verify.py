@@ -122,11 +122,15 @@ class _Verifier:
             self._damaged()
             return
         self.verdict.records += 1
-        if link.actual_hash != link.stated_hash:
-            self.problem(link.seq, "was changed: its hash is not that of its content")
-        self._check_order(link)
-        self._seq, self._hashes = link.seq, (link.stated_hash, link.actual_hash)
         self.verdict.last = link.position
+        if link.actual_hash != link.stated_hash:
+            # Its own number may be what was changed.
+            self._seq = self.next_seq if self._seq is not None or link.prev == GENESIS.hash else link.seq
+            self.problem(self._seq, "was changed: its hash is not that of its content")
+            self._hashes = (link.stated_hash, link.actual_hash)
+            return
+        self._check_order(link)
+        self._seq, self._hashes = link.seq, (link.actual_hash,)
         self._check_known(link)
         self._check_kind(link, line)
 
@@ -180,9 +184,11 @@ class _Verifier:
             self.problem(last_seq, "is the last, and there is no anchor: an end that is missing would not be noticed")
         elif self._anchor.seq > last_seq:
             missing = _count(self._anchor.seq - last_seq)
-            self.problem(last_seq, f"is the last, and the anchor names record {self._anchor.seq}: {missing} missing")
+            self.problem(
+                last_seq + 1, f"should come at the end, up to {self._anchor.seq} by the anchor: {missing} missing"
+            )
         if self._expected is not None and self._expected.seq > last_seq:
-            self.problem(last_seq, f"is the last, and record {self._expected.seq} is expected")
+            self.problem(self._expected.seq, "is expected, and the log ends before it")
         elif self._expected is not None and self._expected.seq <= last_seq - self.verdict.records:
             self.problem(self._expected.seq, "is expected, and was removed with old files")
 

@@ -1,0 +1,161 @@
+"""Nothing happens in a session before its quota is reserved and its record is written."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from executor_server.admission import Admission
+from executor_server.audit import AuditLog
+from executor_server.errors import Reason, ResourceExhausted, Unavailable
+from executor_server.fair_queue import FairQueue
+from executor_server.gate import Answer
+from executor_server.model import AuditRules, BlobRef, ExecutionLimits, SandboxSpec, SessionFacts, ToolCall, ToolSpec
+from executor_server.policy_file import QuotasTable
+from executor_server.quotas import Quotas
+from tests.support.audit import PRINCIPAL, audit_log, facts, kinds, records
+from tests.support.specs import session_spec
+
+CODE = "print('é')"
+LIMITS = ExecutionLimits(1.0, 1.0, 1000, 1000)
+SPEC = session_spec(SandboxSpec("base", 2**28, 16, 2**24, 60.0), imports=("numpy",), prelude="x = 1")
+CLOSED = replace(SPEC, audit=AuditRules(fail_closed=True))
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    return tmp_path / "audit"
+
+
+@pytest.fixture
+async def log(directory: Path) -> AsyncIterator[AuditLog]:
+    async with audit_log(directory, sync="always") as log:
+        yield log
+
+
+def admission(log: AuditLog | None, **quotas: int) -> Admission:
+    return Admission(Quotas(lambda _tenant: QuotasTable.model_validate(quotas)), FairQueue(1), log)
+
+
+@pytest.fixture
+def gate(log: AuditLog) -> Admission:
+    return admission(log)
+
+
+async def test_what_is_granted_to_a_session_is_written_down_first(gate: Admission, directory: Path) -> None:
+    await gate.session(PRINCIPAL, "r1", SPEC)
+    (record,) = records(directory)
+    wanted = {"kind": "session_requested", "tenant": "acme", "principal": "ci", "request": "r1", "image": "base"}
+    assert wanted.items() <= record.items()
+    assert record["imports"] == ["numpy"]
+    assert record["limits"]["memory_bytes"] == SPEC.limits.memory_bytes
+    assert record["prelude_sha256"] == hashlib.sha256(b"x = 1").hexdigest()
+
+
+@pytest.mark.parametrize("code", ["none", "hash", "full"])
+async def test_of_code_is_written_what_the_profile_says(gate: Admission, directory: Path, code: str) -> None:
+    await gate.execution(facts(code=code), "e1", CODE, LIMITS)
+    (record,) = records(directory)
+    digest = hashlib.sha256(CODE.encode()).hexdigest()
+    assert (record["execution"], record["code_bytes"]) == ("e1", len(CODE.encode()))
+    assert record.get("code_sha256") == (None if code == "none" else digest)
+    assert record.get("code") == (CODE if code == "full" else None)
+    assert record["limits"]["operations"] == 1000
+
+
+async def test_tools_variables_and_files_are_written_down_by_name_and_size(gate: Admission, directory: Path) -> None:
+    session = facts()
+    await gate.tools(session, [ToolSpec("search", "finds", (), is_final_answer=False)])
+    await gate.variables(session, ["x", "y"], write=True)
+    await gate.variables(session, ["x"], write=False)
+    await gate.file_put(session, "a.csv", 12, tar=False)
+    await gate.file_get(session, "out", tar=True)
+    gate.tool_call(session, "e1", ToolCall("c1", "search", b"12345"))
+    gate.tool_call(session, "e1", ToolCall("c2", "search", BlobRef("b", 10**6)))
+    await gate.tool_answer(session, "e1", Answer("c1", 7, failed=False))
+    found = records(directory)
+    assert kinds(directory) == [
+        "tools_registered",
+        "variables_set",
+        "variables_read",
+        "file_put",
+        "file_requested",
+        "tool_called",
+        "tool_called",
+        "tool_answered",
+    ]
+    assert [found[0]["names"], found[1]["names"], found[3]["bytes"], found[4]["archive"]] == [
+        ["search"],
+        ["x", "y"],
+        12,
+        True,
+    ]
+    assert [found[5]["argument_bytes"], found[6]["argument_bytes"], found[7]["bytes"]] == [5, 10**6, 7]
+
+
+async def test_a_quota_that_is_used_up_refuses_before_anything_is_written(log: AuditLog, directory: Path) -> None:
+    gate = admission(log, sessions=1)
+    await gate.session(PRINCIPAL, "r1", SPEC)
+    with pytest.raises(ResourceExhausted):
+        await gate.session(PRINCIPAL, "r2", SPEC)
+    assert kinds(directory) == ["session_requested"]
+
+
+EFFECTS: dict[str, Callable[[Admission, SessionFacts], Awaitable[object]]] = {
+    "execution": lambda gate, session: gate.execution(session, "e", CODE, LIMITS),
+    "answer": lambda gate, session: gate.tool_answer(session, "e", Answer("c", 1, failed=False)),
+    "tools": lambda gate, session: gate.tools(session, []),
+    "variables": lambda gate, session: gate.variables(session, ["x"], write=False),
+    "put": lambda gate, session: gate.file_put(session, "a", 1, tar=False),
+    "get": lambda gate, session: gate.file_get(session, "a", tar=False),
+}
+
+
+@pytest.mark.parametrize("effect", EFFECTS)
+async def test_nothing_happens_unrecorded_where_the_profile_is_fail_closed(
+    gate: Admission, directory: Path, effect: str
+) -> None:
+    directory.rename(directory.with_name("hidden"))
+    with pytest.raises(Unavailable) as refusal:
+        await EFFECTS[effect](gate, facts(fail_closed=True))
+    assert (refusal.value.reason, refusal.value.retry_after_s) == (Reason.AUDIT_UNAVAILABLE, 2.0)
+
+
+@pytest.mark.parametrize("effect", EFFECTS)
+async def test_everything_goes_on_where_the_profile_is_not(gate: Admission, directory: Path, effect: str) -> None:
+    directory.rename(directory.with_name("hidden"))
+    await EFFECTS[effect](gate, facts())
+
+
+async def test_a_tool_is_not_called_unrecorded_where_the_profile_is_fail_closed(
+    gate: Admission, directory: Path
+) -> None:
+    directory.rename(directory.with_name("hidden"))
+    gate.tool_call(facts(), "e", ToolCall("c", "search", b""))
+    with pytest.raises(Unavailable):
+        gate.tool_call(facts(fail_closed=True), "e", ToolCall("c", "search", b""))
+
+
+async def test_a_session_that_can_not_be_recorded_leaves_its_quota(log: AuditLog, directory: Path) -> None:
+    gate = admission(log, sessions=1)
+    hidden = directory.rename(directory.with_name("hidden"))
+    with pytest.raises(Unavailable):
+        await gate.session(PRINCIPAL, "r1", CLOSED)
+    hidden.rename(directory)
+    await gate.session(PRINCIPAL, "r1", SPEC)
+
+
+async def test_without_a_log_only_what_need_not_be_recorded_is_done() -> None:
+    gate = admission(None)
+    await gate.session(PRINCIPAL, "r1", SPEC)
+    with pytest.raises(Unavailable):
+        await gate.session(PRINCIPAL, "r2", CLOSED)
+
+
+async def test_sandboxes_are_made_in_turns(gate: Admission) -> None:
+    async with gate.creation_turn("a"):
+        pass

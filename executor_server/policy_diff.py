@@ -77,11 +77,18 @@ def _profile_changes(path: str, old: Profile, new: Profile) -> Iterator[Change]:
         compare = _comparison(key)
         if was == is_now or (compare in _OF_PATTERNS and compare(was, is_now) and compare(is_now, was)):
             continue
-        unset = _UNSET.get(key.split(".")[0], "not set")
+        unset = next(text for beginning, text in _UNSET.items() if key.startswith(beginning))
         yield Change(f"{path}.{key}", _shown(was, unset), _shown(is_now, unset), _direction(compare, was, is_now))
 
 
-_UNSET = {"quotas": "no quota", "files": "no limit", "sandbox": "all", "limits": "no other than the session's"}
+_UNSET = {
+    "quotas.": "no quota",
+    "files.": "no limit",
+    "sandbox.images": "all",
+    "limits.cpus": "all",
+    "limits.execution_": "the session's",
+    "": "not set",
+}
 
 
 def _values(profile: Profile) -> Iterator[tuple[str, Any]]:

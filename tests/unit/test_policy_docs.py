@@ -1,0 +1,47 @@
+"""docs/policy.md is what the model says, and what it shows is true."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from executor_server.cli import main
+
+ROOT = Path(__file__).parents[2]
+TEXT = (ROOT / "docs/policy.md").read_text()
+
+
+@pytest.fixture
+def example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The example of the page, as policy.toml of the current directory."""
+    (found,) = re.findall(r"```toml\n(.*?)```", TEXT, re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    Path("policy.toml").write_text(found)
+    return Path("policy.toml")
+
+
+def test_the_page_is_what_the_generator_makes() -> None:
+    command = [sys.executable, "tools/policy_docs.py", "--check"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_the_example_can_be_used(example: Path) -> None:
+    result = CliRunner().invoke(main, ["policy", "check", str(example)])
+    assert result.exit_code == 0, result.output
+
+
+def test_the_explanation_is_what_is_printed(example: Path) -> None:
+    (command,) = re.findall(r"    executor-server policy explain FILE (.*)\n", TEXT)
+    arguments = re.fullmatch(r"--tenant (\w+) --request '(.*)'", command)
+    assert arguments is not None
+    result = CliRunner().invoke(
+        main, ["policy", "explain", str(example), "--tenant", arguments[1], "--request", arguments[2]]
+    )
+    assert result.exit_code == 1
+    assert "\n".join(f"    {line}" for line in result.output.splitlines()) in TEXT

@@ -8,10 +8,10 @@ Nobody can give itself another's name. The inner socket can be connected to by t
 the state directory); a name is used for one connection, which holds it as long as it is known here. That the kernel
 shows names in /proc/net/unix is of no use to anybody.
 
-Everybody may connect to the outer socket, so what a user can tie up is bounded: connections per user, those of unknown
-users as if they were one, and the bytes on their way (a side that doesn't read is not read for). Connections that are
-idle, silent or dead are the gRPC server's to close. A number that stands for a user of another user namespace is
-nobody's.
+Everybody may connect to the outer socket, so what a user can tie up is bounded: connections per user, fewer of all
+unknown users together, and the bytes on their way (a side that doesn't read is not read for). An unknown user is let in
+to be told so by the gRPC server, as everywhere; it also closes connections that are idle, silent or dead. A number that
+stands for a user of another user namespace is nobody's.
 """
 
 from __future__ import annotations
@@ -31,8 +31,10 @@ import structlog
 from executor_server.rpc import addresses
 from executor_server.rpc.addresses import AddressError, UnixAddress, umask
 
-MAX_CONNECTIONS_PER_USER = 64
-MAX_CONNECTIONS = 1024
+# Each takes three descriptors of the daemon's.
+MAX_CONNECTIONS_PER_USER = 128
+MAX_CONNECTIONS_OF_UNKNOWN = 16
+MAX_CONNECTIONS = 512
 BACKLOG = 128
 # Kept for a side that doesn't read, before the other is not read any more.
 MAX_HELD_BYTES = 256 * 1024
@@ -113,7 +115,8 @@ class PeerRelay:
         """Begins to relay for a new connection of that user, if there is room for one more."""
         known = uid != self._overflow_uid and self._is_known(uid)
         counted_as = uid if known else None
-        if self._counts[counted_as] >= MAX_CONNECTIONS_PER_USER or len(self._links) >= MAX_CONNECTIONS:
+        most = MAX_CONNECTIONS_PER_USER if known else MAX_CONNECTIONS_OF_UNKNOWN
+        if self._counts[counted_as] >= most or len(self._links) >= MAX_CONNECTIONS:
             _log.warning("peer_refused", uid=uid, known=known, connections=self._counts[counted_as])
             return False
         name = secrets.token_hex(16)

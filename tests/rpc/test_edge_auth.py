@@ -60,6 +60,13 @@ async def test_every_method_denies_strangers_before_it_reads_what_they_send(edge
     assert await refused(edge.raw(method, "stream_stream")()) == DENIED
 
 
+async def test_a_flood_of_strangers_leaves_nothing_open(edge: Edge) -> None:
+    """They say nothing and hang up never, and have their answer all the same."""
+    silent = [edge.raw("PutFile", "stream_stream")() for _ in range(200)]
+    assert {await refused(call) for call in silent} == {DENIED}
+    await edge.stub.GetPolicy(pb.GetPolicyRequest(), metadata=AUTH)
+
+
 async def test_a_stranger_does_not_learn_which_methods_exist(edge: Edge) -> None:
     call = edge.raw("Secret")
     assert await refused(call(b"")) == DENIED

@@ -373,8 +373,8 @@ async def test_one_user_has_so_many_connections_and_no_more(peers: PeerEdge, mon
         assert (await peers.owner()).tenant == "me"
 
 
-async def test_strangers_share_one_users_connections(peers: PeerEdge, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(peer_socket, "MAX_CONNECTIONS_PER_USER", 1)
+async def test_strangers_share_a_few_connections(peers: PeerEdge, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peer_socket, "MAX_CONNECTIONS_OF_UNKNOWN", 1)
     async with peers.serving() as server:
         relay = server._relay
         assert relay is not None

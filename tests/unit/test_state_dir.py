@@ -70,3 +70,10 @@ def test_a_token_is_not_read_through_a_link(tmp_path: Path) -> None:
         state_dir.token_path.symlink_to(tmp_path / "other")
         with pytest.raises(StateDirError, match="can't be read"):
             read_or_make_token(state_dir)
+
+
+def test_a_directory_in_the_place_of_the_token_is_told_in_a_sentence(tmp_path: Path) -> None:
+    with claim(tmp_path / "state") as state_dir:
+        state_dir.token_path.mkdir()
+        with pytest.raises(StateDirError, match="is not a regular file"):
+            read_or_make_token(state_dir)

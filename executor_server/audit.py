@@ -50,7 +50,7 @@ class AuditStats:
     records: int = 0
     bytes: int = 0
     lost_records: int = 0
-    failures: int = 0
+    failures: int = 0  # times that it began to fail
     flushes: int = 0
     is_failing: bool = False
 
@@ -213,10 +213,10 @@ class AuditLog:
     # -- failing ---------------------------------------------------------------------------------------------------
 
     def _fail(self, error: OSError, *, in_flush: bool = False) -> None:
-        self.stats.failures += 1
         self._new_file = self._new_file or in_flush or error.errno == errno.EFBIG
         self._retry_s = time.monotonic() + RETRY_INTERVAL_S
         if self._gap is None:
+            self.stats.failures += 1
             self._gap = _Gap(_now(), errno.errorcode.get(error.errno or 0, "EIO"))
             self.stats.is_failing = True
             self._complain()
@@ -261,7 +261,6 @@ class AuditLog:
             lost = {"records": gap.lost.total(), "kinds": dict(gap.lost), "since": gap.since, "error": gap.error}
             self._append(AuditKind.AUDIT_GAP, lost)
         except (OSError, AuditDirError):
-            self.stats.failures += 1
             return False
         self._gap = None
         self.stats.is_failing = False

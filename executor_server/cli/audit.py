@@ -90,10 +90,11 @@ def verify_log(directory: Path | None, expected: Position | None, **options: Any
     for problem in verdict.problems:
         click.echo(_safe(problem), err=True)
     if verdict.more:
-        click.echo(f"… and {verdict.more} more", err=True)
+        click.echo(f"... and {verdict.more} more", err=True)
+    size = f"records: {verdict.records}, files: {verdict.files}"
     if not verdict.whole:
-        fail(EXIT_BROKEN, f"The log is NOT whole: {verdict.records} records in {verdict.files} files.")
-    click.echo(f"The log is whole: {verdict.records} records in {verdict.files} files.")
+        fail(EXIT_BROKEN, f"The log is NOT whole ({size}).")
+    click.echo(f"The log is whole ({size}).")
     click.echo(f"Its last record is {verdict.last.seq}:{verdict.last.hash}")
 
 

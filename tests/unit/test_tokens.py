@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
@@ -309,6 +310,19 @@ def test_a_bad_file_is_not_overwritten(file: TokenFile) -> None:
 def test_the_file_is_private_and_nothing_lies_beside_it(file: TokenFile) -> None:
     file.new("acme", "ci")
     assert file.path.stat().st_mode & 0o777 == 0o600
+    assert {path.name for path in file.path.parent.iterdir()} == {"tokens.json", "tokens.json.lock"}
+
+
+def test_a_disk_that_is_full_leaves_the_file_as_it_was(file: TokenFile, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_fd: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    file.new("acme", "ci")
+    before = file.path.read_bytes()
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(TokenFileError, match="can't be written: No space left on device"):
+        file.new("acme", "ci")
+    assert file.path.read_bytes() == before
     assert {path.name for path in file.path.parent.iterdir()} == {"tokens.json", "tokens.json.lock"}
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import statistics
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -19,7 +20,7 @@ _LONG_MS = 10_000
 
 HEADINGS = ("figure", "p50", "p99", "min - max", "reference", "p50", "ratio", "aim", "")
 _TEXT_COLUMNS = (0, 4, 8)
-_CAPTION = "Where a figure says “best”, the smallest sample of each side is compared, else the median (p50)."
+_CAPTION = "Compared is the median (p50) of each side; where a figure says so, its smallest sample (best) or its p99."
 
 
 def print_table(figures: Sequence[Figure]) -> None:
@@ -48,8 +49,8 @@ def print_markdown(figures: Sequence[Figure]) -> None:
 def _cells(figure: Figure) -> list[str]:
     ratio, reference = figure.ratio, figure.reference_typical
     return [
-        figure.name + (" (best)" if figure.by_best else ""),
-        _quantity(figure.typical, figure.unit),
+        figure.name + (" (best)" if figure.by_best else " (p99)" if figure.by_p99 else ""),
+        _quantity(statistics.median(figure.samples) if figure.by_p99 else figure.typical, figure.unit),
         _quantity(quantile(figure.samples, 0.99), figure.unit),
         f"{_number(min(figure.samples))} - {_number(max(figure.samples))}",
         figure.reference.name if figure.reference is not None else "",

@@ -33,6 +33,10 @@ class CpuShares(Observer):
         self._set_share = set_share
         self._busy: dict[str, dict[str, _Busy]] = {}  # by tenant and session
 
+    def session_created(self, session: SessionFacts, took_s: float) -> None:
+        """Other things than executions are done in it, too."""
+        self._set_share(session, 1 / (1 + len(self._busy.get(session.owner.tenant, ()))))
+
     def execution_started(self, session: SessionFacts, execution_id: str) -> None:
         self._begin(session)
 

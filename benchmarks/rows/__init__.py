@@ -9,6 +9,7 @@ from benchmarks.figures import Figure
 from benchmarks.rows import (
     containers,
     executions,
+    flood,
     jupyter,
     local_agent,
     memory,
@@ -36,6 +37,7 @@ MEASUREMENTS: dict[str, Measurement] = {
     "local": local_agent.local_executor,
     "tape": tapes.tape,
     "recovery": recovery.local,
+    "flood": flood.local,
     "docker-warm": containers.warm,
     "docker-cold": containers.cold,
     "docker-execute": containers.execute,
@@ -44,5 +46,6 @@ MEASUREMENTS: dict[str, Measurement] = {
     "docker-memory": jupyter.memory,
     "docker-recovery": recovery.docker,
     "docker-preload": preload.pandas,
+    "docker-flood": flood.docker,
     "docker-executor": jupyter.docker_executor,
 }

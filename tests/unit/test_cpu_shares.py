@@ -43,6 +43,13 @@ def test_sandboxes_of_one_tenant_divide_its_share() -> None:
     assert its.now == dict.fromkeys("abcd", 1 / 4)
 
 
+def test_a_new_session_has_the_share_of_one_more() -> None:
+    its = Shares()
+    its.start("a")
+    its.shares.session_created(facts("b"), 0.1)
+    assert its.now == {"a": 1.0, "b": 1 / 2}
+
+
 def test_another_tenants_sandboxes_do_not_count() -> None:
     its = Shares()
     its.start("a", "b")

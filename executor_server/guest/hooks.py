@@ -14,12 +14,12 @@ from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType, Sim
 
 from .imports import listed
 from .language import PolicyDenied, name_rule, starts_processes
+from .meter import Meter
+from .referee import Referee
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Callable, Iterator
-
-    from .referee import Referee
 
 _MAX_PLAIN_TYPES = 4096
 _MAX_FORMAT_DEPTH = 4
@@ -47,7 +47,7 @@ class Hooks:
 
     def __reduce__(self) -> tuple[Any, ...]:
         # cloudpickle ships functions with their constants (joblib does). In another process nothing is refused.
-        return (eval, (_ELSEWHERE,))
+        return (elsewhere, ())
 
     def members(self, module: Any, names: Any) -> Any:
         """What `from module import names` takes the names from: the module, or what may be had of it."""
@@ -300,6 +300,6 @@ class _Formatting:
         return repr(self._method)
 
 
-_ELSEWHERE = """__import__("types").SimpleNamespace(
-    load=getattr, special=getattr, verify=lambda value: value, match=lambda _: False
-)"""
+def elsewhere() -> Hooks:
+    """Hooks that refuse nothing."""
+    return Hooks(Referee(Meter()))

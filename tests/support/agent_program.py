@@ -46,9 +46,14 @@ class Agent:
             hooks=self.hooks,
             imported=lambda _: None,
         )
-        Builtins(self.builtins, self.referee, self.hooks).on_rules()
+        self._restricted = Builtins(self.builtins, self.referee, self.hooks)
+        self._restricted.on_rules()
         self.namespace: dict[str, Any] = {"__name__": "__main__", "__builtins__": self.builtins}
         self.executions = 0
+
+    def hold_to(self, rules: Rules) -> None:
+        self.referee.rules = rules
+        self._restricted.on_rules()
 
     def run(self, source: str, budget: int = BUDGET, output_mode: str = TRAILING_EXPRESSION) -> Ended:
         self.executions += 1

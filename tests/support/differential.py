@@ -1,4 +1,4 @@
-"""Runs every program of the corpus plain and instrumented, and prints the differences as JSON.
+"""Runs every program of the corpus plain, instrumented, and with its accesses hooked; prints the differences as JSON.
 
 A script of its own, so that each CPython at hand can run it: `PYTHONPATH=<repository> pythonX.Y differential.py`.
 """
@@ -13,6 +13,7 @@ import linecache
 import re
 import sys
 import traceback
+from collections.abc import Sequence
 from typing import Any
 
 from tests.support.agent_program import BUDGET, Agent
@@ -27,10 +28,13 @@ def main() -> None:
     for name, source in corpus.items():
         linecache.cache[FILENAME] = (len(source), None, source.splitlines(keepends=True), FILENAME)
         plain, instrumented, again = _plain(source), _instrumented(source), _instrumented(source)
+        hooked = _instrumented(source, refused=("module_attributes", "dangerous_functions"))
         if plain != instrumented[0]:
             differences.append([name, plain, instrumented[0]])
         if instrumented != again:
             differences.append([name, instrumented, again])
+        if instrumented != hooked:
+            differences.append([name, instrumented, hooked])
     sys.stdout.write(json.dumps({"ran": len(corpus), "differences": differences}))
 
 
@@ -52,8 +56,8 @@ def _plain(source: str) -> list[str]:
     return _observed(go, namespace)
 
 
-def _instrumented(source: str) -> tuple[list[str], int]:
-    agent = Agent()
+def _instrumented(source: str, refused: Sequence[str] = ()) -> tuple[list[str], int]:
+    agent = Agent(refused=refused)
     ended: list[Any] = []
 
     def go() -> Any:
@@ -81,7 +85,9 @@ def _own_traceback(error: BaseException) -> str:
     trace = error.__traceback__
     while trace is not None and trace.tb_frame.f_code.co_filename != FILENAME:
         trace = trace.tb_next
-    return "".join(traceback.format_exception(type(error), error, trace))
+    captured = traceback.TracebackException(type(error), error, trace)
+    captured.stack[:] = [frame for frame in captured.stack if not frame.filename.endswith("/guest/hooks.py")]
+    return "".join(captured.format())
 
 
 def _no_addresses(text: str) -> str:

@@ -1,0 +1,179 @@
+"""The rules of the language in a real sandbox: what the audit hook sees, what libraries may, and how rules change."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from executor_server.guest.rules import LANGUAGE_RULES
+from executor_server.model import SessionSpec
+from executor_server.sessions import Session, SessionRequest
+from tests.contract.harness import PRINCIPAL, Harness, pieces
+from tests.support.language_corpus import BASE, ORDINARY
+
+LIBRARY = """\
+import ctypes, os, subprocess, tempfile, threading
+ctypes.CDLL(None)
+AT_IMPORT = subprocess.run(["/bin/true"]).returncode
+def load(): return ctypes.CDLL(None) is not None
+def start(): return subprocess.run(["/bin/true"]).returncode
+def in_thread():
+    thread = threading.Thread(target=os.system, args=("true",))
+    thread.start()
+    thread.join()
+def scratch():
+    with tempfile.TemporaryFile("w") as file: return file.write("abc")
+def save(path):
+    with open(path, "w") as file: return file.write("abc")
+def read(path):
+    with open(path) as file: return file.read()
+"""
+
+
+async def _session(harness: Harness, *refused: str, imports: tuple[str, ...] = ("*",)) -> Session:
+    spec = replace(harness.spec(imports=imports), refused_language=refused)
+    session = await harness.manager.create(PRINCIPAL, SessionRequest("request", spec))
+    for path, text in (("library.py", LIBRARY), ("there.txt", "there")):
+        await session.put_file(path, len(text), pieces(text.encode()))
+    return session
+
+
+@pytest.mark.parametrize(
+    ("rule", "source", "line"),
+    [
+        ("file_writing", "x = 1\nopen('a.txt', 'w')", 2),
+        ("file_writing", "open('/tmp/a.txt', 'a')", 1),
+        ("file_writing", "open('there.txt', 'r+')", 1),
+        ("file_writing", "import io\nio.open('a.txt', 'x')", 2),
+        ("file_writing", "import os\nos.open('/tmp/a', os.O_CREAT | os.O_WRONLY)", 2),
+        ("file_writing", "import pathlib\npathlib.Path('/tmp/a.txt').write_text('a')", 2),
+        ("file_writing", "import tempfile\ntempfile.NamedTemporaryFile()", 2),
+        ("file_writing", "import shutil\nshutil.copy('there.txt', '/tmp/a.txt')", 2),
+        ("file_writing", "import gzip\ngzip.open('/tmp/a.gz', 'wb')", 2),
+        ("file_writing", "f = open\nlist(map(f, ['a.txt'], ['w']))", 2),
+        ("file_writing", "import library\nlibrary.save('a.txt')", 2),
+        ("file_writing", "import library\nlibrary.save('/workspace/../workspace/a.txt')", 2),
+        ("file_writing", "import os, library\nos.chdir('/')\nlibrary.save('workspace/a.txt')", 3),
+        ("file_writing", "try:\n    open('a.txt', 'w')\nexcept BaseException:\n    pass", 2),
+        ("open", "open('there.txt')", 1),
+        ("open", "import io\nio.open('there.txt')", 2),
+        ("open", "import builtins\nbuiltins.open('there.txt')", 2),
+        ("dangerous_functions", "import os\ngetattr(os, 'sys' + 'tem')('true')", 2),
+        ("dangerous_functions", "f = __import__('posix').__dict__['system']\nf('true')", 2),
+        ("dangerous_functions", "import os\nvars(os)['fork']()", 2),
+        ("dangerous_functions", "import os\nos.__dict__['posix_spawn']('/bin/true', ['true'], {})", 2),
+        ("dangerous_functions", "import multiprocessing as m\nm.Process(target=print).start()", 2),
+        ("dangerous_functions", "import library\nlibrary.start()", 2),
+        ("dangerous_functions", "import library\nlibrary.in_thread()", 0),
+        ("dangerous_functions", "import ctypes\nctypes.CDLL(None)", 2),
+        ("dangerous_functions", "import pty\npty.__dict__['spawn'](['/bin/true'])", 2),
+    ],
+)
+async def test_refused_however_it_is_reached(harness: Harness, rule: str, source: str, line: int) -> None:
+    session = await _session(harness, rule)
+    await harness.run(session, "kept = 1")
+    run = await harness.run(session, source)
+    assert run.outcome == "policy_denied", run.ended
+    assert run.ended.error is not None
+    assert (run.ended.error.type, run.ended.error.line, run.state) == ("PolicyDenied", line, "kept")
+    assert f"(language.{rule})" in run.message
+    assert (await harness.run(session, "kept")).output == 1
+
+
+@pytest.mark.parametrize(
+    ("source", "output"),
+    [
+        ("import library\nlibrary.AT_IMPORT", 0),
+        ("import library\nlibrary.load()", True),
+        ("import library\nlibrary.scratch()", 3),
+        ("import library\nlibrary.save('/tmp/a.txt')", 3),
+        ("import library\nlibrary.read('there.txt')", "there"),
+        ("import pathlib\npathlib.Path('there.txt').read_text()", "there"),
+        ("import numpy\nint(numpy.arange(9).sum())", 36),
+        ("import numpy.ctypeslib\nnumpy.ctypeslib.as_array([1]).shape", (1,)),
+        ("import uuid\nlen(str(uuid.uuid4()))", 36),
+        ("import datetime\ndatetime.datetime.strptime('2020', '%Y').year", 2020),
+        ("import dataclasses\n@dataclasses.dataclass\nclass P:\n    x: int\nP(1).x", 1),
+        ("import contextlib, os\nwith contextlib.redirect_stdout(None):\n    print(1)\n2", 2),
+    ],
+)
+async def test_libraries_do_for_themselves_what_the_program_may_not(
+    harness: Harness, source: str, output: object
+) -> None:
+    session = await _session(harness, *sorted(LANGUAGE_RULES), imports=("*",))
+    run = await harness.run(session, source)
+    assert run.outcome == "succeeded", run.ended
+    assert run.output == output
+
+
+async def test_ordinary_programs_run_one_after_the_other_in_strict(harness: Harness) -> None:
+    session = await _session(harness, *sorted(LANGUAGE_RULES), imports=BASE)
+    for source in ORDINARY.values():
+        run = await harness.run(session, source)
+        assert run.outcome == "succeeded", (source, run.ended)
+
+
+async def test_tools_and_display_are_no_builtins_that_a_rule_means(harness: Harness) -> None:
+    session = await _session(harness, *sorted(LANGUAGE_RULES), imports=BASE)
+    run = await harness.run_with_tools(session, "open('x') + eval(2)", {"open": lambda x: x, "eval": lambda n: str(n)})
+    assert run.output == "x2"
+    run = await harness.run_with_tools(session, "display\nopen('x')", {})
+    assert (run.outcome, "language.open" in run.message) == ("policy_denied", True)
+
+
+def _held_to(session: Session, **changes: object) -> SessionSpec:
+    return replace(session.spec, **changes)  # type: ignore[arg-type]
+
+
+async def test_other_rules_hold_from_the_next_execution_on(harness: Harness) -> None:
+    session = await _session(harness)
+    await harness.run(
+        session, "import json\ndef f(name):\n    return __import__(name).__name__\ndef g():\n    return eval('3')"
+    )
+    await session.restrict(
+        _held_to(session, authorized_imports=("math",), denied_imports=("os",), refused_language=("dynamic_code",))
+    )
+    assert (await harness.run(session, "import json")).outcome == "import_denied"
+    assert (await harness.run(session, "f('json')")).outcome == "import_denied"
+    assert (await harness.run(session, "f('math')")).output == "math"
+    assert (await harness.run(session, "g()")).outcome == "policy_denied"
+    await session.restrict(_held_to(session, authorized_imports=("*",), denied_imports=("os",)))
+    assert (await harness.run(session, "g(), f('json'), json.dumps(1)")).output == (3, "json", "1")
+    assert (await harness.run(session, "import os")).outcome == "import_denied"
+
+
+async def test_what_runs_is_not_touched_by_other_rules(harness: Harness) -> None:
+    session = await _session(harness)
+    execution = harness.begin(
+        session, "print('runs', flush=True)\nimport time\ntime.sleep(0.3)\nimport json\njson.dumps(1)"
+    )
+    await anext(execution.events())
+    await session.restrict(_held_to(session, authorized_imports=("math",)))
+    await execution.wait()
+    assert (await harness.run(session, "json.dumps(2)")).output == "2"
+    assert (await harness.run(session, "import json")).outcome == "import_denied"
+
+
+async def test_an_interpreter_that_takes_another_s_place_has_the_latest_rules(harness: Harness) -> None:
+    session = await _session(harness)
+    await session.restrict(_held_to(session, authorized_imports=("os",), refused_language=("dynamic_code",)))
+    assert (await harness.run(session, "import os\nos._exit(1)")).state == "reset"
+    assert (await harness.run(session, "__import__('json')")).outcome == "import_denied"
+    assert (await harness.run(session, "eval('1')")).outcome == "policy_denied"
+
+
+async def test_a_program_cannot_leave_other_builtins_to_the_next(harness: Harness) -> None:
+    session = await _session(harness, "dynamic_code")
+    await harness.run(session, "import os\n__builtins__ = os.__builtins__")
+    assert (await harness.run(session, "eval('1')")).outcome == "policy_denied"
+    assert (await harness.run(session, "print('fine')")).stdout == "fine\n"
+
+
+async def test_results_say_what_their_sources_import(harness: Harness) -> None:
+    session = await _session(harness, imports=("math", "os"))
+    run = await harness.run(session, "import os, math\nfrom math import pi\nif 0:\n    import os.path as p")
+    assert (run.outcome, run.ended.imports) == ("import_denied", ("math", "os", "os.path"))
+    assert (await harness.run(session, "import math")).ended.imports == ("math",)
+    assert (await harness.run(session, "1")).ended.imports == ()
+    assert (await harness.run(session, "def")).ended.imports == ()

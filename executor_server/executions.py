@@ -59,9 +59,18 @@ class _Reader:
 class Execution:
     """One run of code: its identity, its journal, its open tool calls."""
 
-    def __init__(self, execution_id: str, fingerprint: bytes, journal_bytes: int, control: ExecutionControl) -> None:
+    def __init__(
+        self,
+        execution_id: str,
+        fingerprint: bytes,
+        policy_fingerprint: str,
+        journal_bytes: int,
+        control: ExecutionControl,
+    ) -> None:
         self.execution_id = execution_id
         self.fingerprint = fingerprint
+        self.policy_fingerprint = policy_fingerprint
+        self.cancel_reason = ""  # when it was not its client that cancelled it
         self.done = False
         self.last_number = 0
         self.journal_size = 0
@@ -169,14 +178,15 @@ class Execution:
         """Whether a tool call of this id can be made now: it is a new one, and not too many are open."""
         return call_id not in self._open_calls and len(self._open_calls) - len(self._answered) < _MAX_OPEN_CALLS
 
-    def cancel(self) -> None:
-        """Asks for its end, once; nothing when it has ended."""
+    def cancel(self, reason: str = "") -> None:
+        """Asks for its end, once; nothing when it has ended. `reason`, when its client did not ask for it."""
         if not self.done and not self._cancelled:
             self._cancelled = True
+            self.cancel_reason = reason
             self._control.cancel(self.execution_id)
 
-    async def submit_tool_result(self, call_id: str, answer: Payload | ToolFailure) -> None:
-        """Passes the answer of a tool call on. Raises NotFound, PreconditionFailed; an answer counts once."""
+    def check_answer(self, call_id: str) -> None:
+        """Raises NotFound, PreconditionFailed when nobody waits for the answer of this tool call."""
         answered = self._open_calls.get(call_id)
         if answered is None:
             raise NotFound(Reason.TOOL_CALL_NOT_FOUND, f"this execution has made no tool call {call_id!r}")
@@ -184,6 +194,10 @@ class Execution:
             raise PreconditionFailed(Reason.TOOL_CALL_ANSWERED, f"tool call {call_id!r} has been answered")
         if self.done:
             raise PreconditionFailed(Reason.EXECUTION_ENDED, "the execution has ended; nobody waits for this answer")
+
+    def submit_tool_result(self, call_id: str, answer: Payload | ToolFailure) -> None:
+        """Passes the answer of a tool call on. Raises as `check_answer`: an answer counts once."""
+        self.check_answer(call_id)
         self._control.answer(self.execution_id, call_id, answer)
         self.note_answer(call_id, len(answer) if isinstance(answer, bytes) else 0)
 
@@ -204,6 +218,7 @@ class Execution:
         return {
             "id": self.execution_id,
             "fingerprint": self.fingerprint.hex(),
+            "policy": self.policy_fingerprint,
             "first": self.first_number,
             "last": self.last_number,
             "done": self.done,

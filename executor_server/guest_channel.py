@@ -88,6 +88,7 @@ class GuestChannel(asyncio.Protocol):
         self._room = asyncio.Event()
         self._room.set()
         self._closing = False
+        self.violated = False  # what came was not of the protocol
         self.info: GuestInfo | None = None
         self.last_heard_s = time.monotonic()
         self.on_frame: Callable[[Frame], None] = _nobody_listens
@@ -218,6 +219,7 @@ class GuestChannel(asyncio.Protocol):
 
     def _violated(self, error: FrameError) -> None:
         reason = f"the guest broke the protocol: {error}"
+        self.violated = True
         self.close()
         if self._ready is not None and not self._ready.done():
             self._ready.set_exception(SandboxFailure(reason))

@@ -52,6 +52,8 @@ class LedgerControl:
     send: Callable[[int, dict[str, Any], bytes], None]
     hold: Callable[[object, bool], None]
     judge: Callable[[str], None]  # find out what killed the interpreter, then call `judge`
+    refuses: Callable[[str, ToolCall], str | None]  # why a client must not be told of a call
+    on_event: Callable[[str, EventKind], None]  # an event that is not the last
     on_end: Callable[[str, Result], None]
 
 
@@ -106,6 +108,7 @@ class Ledger:
         self._finished_bytes = 0
         self._suspects: dict[str, _Suspect] = {}
         self._verdicts: dict[str, int | None] = {}  # replaying: read, and the result that they are on is next
+        self._withheld: str | None = None  # the call whose frame is next, and which no client is to be told of
         self._on_their_way: deque[_OnItsWay] = deque()
         self._sent_count = 0
         self._spans: list[_Span] = []
@@ -145,27 +148,29 @@ class Ledger:
             )
         return known
 
-    def execute(self, execution_id: str, code: str, mode: OutputMode, limits: ExecutionLimits) -> Execution:
-        """Starts an execution."""
+    def execute(
+        self, execution_id: str, code: str, mode: OutputMode, limits: ExecutionLimits, policy: str
+    ) -> Execution:
+        """Starts an execution under the policy of this fingerprint."""
         head, source = _head(execution_id, mode, limits), code.encode()
-        self._control.send(Kind.EXECUTE, head, source)
-        return self._begin(execution_id, _fingerprint(head, source))
+        self._control.send(Kind.EXECUTE, {**head, "policy": policy}, source)
+        return self._begin(execution_id, _fingerprint(head, source), policy)
 
-    def _begin(self, execution_id: str, fingerprint: bytes) -> Execution:
+    def _begin(self, execution_id: str, fingerprint: bytes, policy: str) -> Execution:
         self._forget(execution_id)
-        execution = self._add(execution_id, fingerprint)
+        execution = self._add(execution_id, fingerprint, policy)
         self.running[execution_id] = execution
         if len(self.running) > 1:
             execution.publish(Queued(len(self.running) - 1))
         return execution
 
-    def _add(self, execution_id: str, fingerprint: bytes) -> Execution:
+    def _add(self, execution_id: str, fingerprint: bytes, policy: str) -> Execution:
         control = ExecutionControl(
             cancel=lambda execution_id: self._control.send(Kind.CANCEL, {"id": execution_id}, b""),
             answer=self._answer,
             hold=lambda held: self._control.hold(execution_id, held),
         )
-        execution = Execution(execution_id, fingerprint, self._limits.journal_bytes, control)
+        execution = Execution(execution_id, fingerprint, policy, self._limits.journal_bytes, control)
         self._executions[execution_id] = execution
         return execution
 
@@ -198,10 +203,23 @@ class Ledger:
     def take(self, frame: Frame) -> None:
         """A frame about an execution. Raises FrameError, and has changed nothing then."""
         execution, event = self._read(frame)
+        if isinstance(event, ToolCall) and (refusal := self._control.refuses(execution.execution_id, event)):
+            self._withhold(frame, execution, event, refusal)
+            return
         self._write(frame.raw)
         self._apply(frame, execution, event)
         if execution.execution_id in self._suspects:
             self._control.judge(execution.execution_id)
+        elif not isinstance(event, Result):
+            self._control.on_event(execution.execution_id, event)
+
+    def _withhold(self, frame: Frame, execution: Execution, call: ToolCall, refusal: str) -> None:
+        """Answers a call of which no client is told, and ends the execution."""
+        self._write(encode_frame(Mark.WITHHELD, {"call": call.call_id}), bytes(frame.raw))
+        self._withheld = call.call_id
+        self._apply(frame, execution, call)
+        self._answer(execution.execution_id, call.call_id, ToolFailure("RuntimeError", refusal))
+        execution.cancel(refusal)
 
     def _read(self, frame: Frame) -> tuple[Execution, EventKind]:
         if frame.kind not in TAKEN:
@@ -223,6 +241,9 @@ class Ledger:
     def _apply(self, frame: Frame, execution: Execution, event: EventKind) -> None:
         self.taken_seq = frame.seq
         self.note_delivered(frame.ack)
+        if isinstance(event, ToolCall) and event.call_id == self._withheld:
+            self._withheld = None
+            return
         if not isinstance(event, Result):
             execution.publish(event, len(frame.raw))
             return
@@ -271,6 +292,9 @@ class Ledger:
             self._end(execution, suspect.result if suspect is not None else lost)
 
     def _end(self, execution: Execution, result: Result, frame_bytes: int = 0) -> None:
+        result = replace(result, policy_fingerprint=execution.policy_fingerprint)
+        if result.outcome is Outcome.CANCELLED and execution.cancel_reason:
+            result = replace(result, error=ErrorDetail("Cancelled", execution.cancel_reason))
         execution.publish(result, frame_bytes)
         del self.running[execution.execution_id]
         self._finished[execution.execution_id] = execution
@@ -389,11 +413,14 @@ class Ledger:
             self._sent_count += 1
             if record.kind == Kind.EXECUTE:
                 self._verdicts.pop(head.text("id", 64), None)  # torn from its result, which was judged anew
-                self._begin(head.text("id", 64), _fingerprint(head.values, record.body))
+                asked = {name: value for name, value in head.values.items() if name != "policy"}
+                self._begin(head.text("id", 64), _fingerprint(asked, record.body), head.text("policy", 64))
             elif record.kind == Kind.TOOL_RESULT and (execution := self.known(head.text("id", 64))) is not None:
                 execution.note_answer(head.text("call", 64), len(record.body))
         elif record.kind == Mark.VERDICT:
             self._verdicts[head.text("id", 64)] = head.integer("oom_kills") if "oom_kills" in head else None
+        elif record.kind == Mark.WITHHELD:
+            self._withheld = head.text("call", 64)
         elif record.kind == Mark.LOST:
             self._lose(record.body.decode())
         elif record.kind == Mark.RESUMED:
@@ -447,7 +474,7 @@ class Ledger:
         execution = self.known(execution_id)
         if execution is None or execution.fingerprint != fingerprint or execution.done > fields.boolean("done"):
             self._forget(execution_id)  # the id has come to name another one
-            execution = self._add(execution_id, fingerprint)
+            execution = self._add(execution_id, fingerprint, fields.text("policy", 64))
         execution.restore(fields)
         return execution
 

@@ -15,6 +15,7 @@ import contextlib
 import enum
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import asdict, dataclass, field
 
 import structlog
@@ -162,10 +163,24 @@ class WarmPool:
 
     async def start(self, kinds: Sequence[WarmSandboxes]) -> None:
         """Begins to keep these ready, in the background."""
-        self._kinds = {kind.spec: _Kind(kind.spec, kind.size) for kind in kinds}
+        self.replace(kinds)
+
+    def replace(self, kinds: Sequence[WarmSandboxes]) -> None:
+        """Keeps these ready from here on. What was kept of others is discarded, and what is being made of them too."""
+        wanted = {kind.spec: kind.size for kind in kinds}
+        for spec in self._kinds.keys() - wanted:
+            retired = self._kinds.pop(spec)
+            retired.size = 0
+            while retired.kept:
+                self._discard(retired, retired.kept.popleft(), _Discard.OUTDATED)
+        for spec, size in wanted.items():
+            self._kinds.setdefault(spec, _Kind(spec, size)).size = size
         self._note_depth()
-        if not any(kind.size for kind in self._kinds.values()):
-            return
+        self._wanted.set()
+        if not self._tasks and any(wanted.values()):
+            self._start_tasks()
+
+    def _start_tasks(self) -> None:
         settings = self._settings
         self._tasks = [asyncio.create_task(self._refill_forever()) for _ in range(settings.concurrency)]
         for step, interval_s in (
@@ -175,19 +190,23 @@ class WarmPool:
         ):
             self._tasks.append(asyncio.create_task(_repeat(step, interval_s)))
 
-    async def take(self, spec: SandboxSpec) -> ReadySandbox:
-        """A ready sandbox of this spec: a kept one, else a new one. Raises SandboxFailure."""
+    async def take(
+        self, spec: SandboxSpec, turn: Callable[[], AbstractAsyncContextManager[None]] = contextlib.nullcontext
+    ) -> ReadySandbox:
+        """A ready sandbox of this spec: a kept one, else one that is made when it is its `turn`. Raises SandboxFailure."""
         kind = self._kinds.get(spec)
         if kind is None:
-            return await make_ready(self._backend, spec, warm=False)
+            async with turn():
+                return await make_ready(self._backend, spec, warm=False)
         self._wanted.set()
         kept = self._take_kept(kind)
         if kept is not None:
             kind.hits += 1
             return kept
         kind.misses += 1
-        started_s = _now_s()
-        ready = await make_ready(self._backend, spec, warm=False)
+        async with turn():
+            started_s = _now_s()
+            ready = await make_ready(self._backend, spec, warm=False)
         kind.note_ready(_now_s() - started_s)
         return ready
 
@@ -238,6 +257,9 @@ class WarmPool:
             self._note_depth()
 
         kind.made += 1
+        if self._kinds.get(kind.spec) is not kind:  # nobody is served it any more
+            self._discard(kind, ready, _Discard.OUTDATED)
+            return
         kind.kept.append(ready)
         ready.channel.on_lost = on_lost
         if not ready.channel.connected:

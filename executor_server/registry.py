@@ -45,6 +45,8 @@ CREATE TABLE sessions (
     connections INTEGER NOT NULL,
     generation INTEGER NOT NULL,
     last_used_s REAL NOT NULL,
+    puts INTEGER NOT NULL,
+    gets INTEGER NOT NULL,
     lost_reason TEXT
 ) STRICT, WITHOUT ROWID
 """
@@ -52,7 +54,7 @@ CREATE TABLE sessions (
 # Named as the fields of SessionRecord.
 _COLUMNS = (
     "session_id, tenant, principal, request_id, spec, backend, sandbox_id, token, protocol, python_version, warm, "
-    "create_time_s, connections, generation, last_used_s, lost_reason"
+    "create_time_s, connections, generation, last_used_s, puts, gets, lost_reason"
 )
 _INSERT = f"INSERT INTO sessions ({_COLUMNS}) VALUES (:{_COLUMNS.replace(', ', ', :')})"
 
@@ -83,8 +85,21 @@ class SessionRecord:
     connections: int  # to its guest, that may have been begun
     generation: int = 1
     last_used_s: float = 0.0
+    puts: int = 0  # files put and got
+    gets: int = 0
     lost_reason: str | None = None
     protocol: int = PROTOCOL_VERSION  # that its guest speaks
+
+
+@dataclass(frozen=True)
+class SessionUse:
+    """What changes as a session is used."""
+
+    session_id: str
+    last_used_s: float
+    generation: int
+    puts: int
+    gets: int
 
 
 class Registry:
@@ -185,10 +200,15 @@ class Registry:
         """The guest may have been shown so many tokens."""
         self._try("UPDATE sessions SET connections = ? WHERE session_id = ?", [(count, session_id)])
 
-    def note_use(self, used: Sequence[tuple[str, float, int]]) -> None:
-        """(session_id, last_used_s, generation) of sessions that may have been used since the last time."""
-        rows = [(last_used_s, generation, session_id) for session_id, last_used_s, generation in used]
-        self._try("UPDATE sessions SET last_used_s = ?, generation = ? WHERE session_id = ?", rows)
+    def note_spec(self, session_id: str, spec: SessionSpec) -> None:
+        """Another spec has been approved for it."""
+        written = json.dumps(_written(spec))
+        self._try("UPDATE sessions SET spec = ? WHERE session_id = ?", [(written, session_id)])
+
+    def note_use(self, used: Sequence[SessionUse]) -> None:
+        """Of sessions that may have been used since the last time."""
+        rows = [(use.last_used_s, use.generation, use.puts, use.gets, use.session_id) for use in used]
+        self._try("UPDATE sessions SET last_used_s = ?, generation = ?, puts = ?, gets = ? WHERE session_id = ?", rows)
         self._forget_rest()
 
     def _try(self, statement: str, rows: Sequence[tuple[object, ...]]) -> bool:

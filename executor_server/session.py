@@ -10,19 +10,42 @@ from __future__ import annotations
 
 import asyncio
 import time
+from dataclasses import replace
 from typing import Any
 
 import structlog
 
 from executor_server.backends.base import Sandbox
-from executor_server.errors import NotFound, PreconditionFailed, Reason, ResourceExhausted, SandboxFailure, Unavailable
-from executor_server.executions import Execution
+from executor_server.errors import (
+    ExecutorError,
+    NotFound,
+    PreconditionFailed,
+    Reason,
+    ResourceExhausted,
+    SandboxFailure,
+    Unavailable,
+)
+from executor_server.executions import Execution, ToolFailure
+from executor_server.gate import Answer
 from executor_server.guest.frames import Frame, Kind
 from executor_server.guest_channel import GuestChannel
 from executor_server.ledger import Ledger, LedgerControl, LedgerLimits
-from executor_server.model import ErrorDetail, ExecutionLimits, Outcome, OutputMode, Result
-from executor_server.registry import Registry, SessionRecord
-from executor_server.session_requests import GuestRequests, SessionSettings
+from executor_server.model import (
+    BlobRef,
+    ErrorDetail,
+    EventKind,
+    ExecutionLimits,
+    LimitWarning,
+    Outcome,
+    OutputMode,
+    Payload,
+    Result,
+    SessionFacts,
+    SessionSpec,
+    ToolCall,
+)
+from executor_server.registry import Registry, SessionRecord, SessionUse
+from executor_server.session_requests import GuestRequests, SessionSettings, Watch
 from executor_server.tape import TapeError
 
 _log = structlog.get_logger(__name__)
@@ -45,9 +68,11 @@ class Session(GuestRequests):
         channel: GuestChannel,
         registry: Registry,
         settings: SessionSettings,
+        watch: Watch | None = None,
     ) -> None:
-        super().__init__(record.spec, channel, settings)
+        super().__init__(_facts(record), record.spec, channel, settings, watch or Watch())
         self.record = record
+        self.puts, self.gets = record.puts, record.gets
         self.session_id = record.session_id
         self.owner = record.owner
         self.backend_name = record.backend
@@ -62,13 +87,14 @@ class Session(GuestRequests):
         self._ledger = Ledger(
             registry.tape_of(record.session_id),
             LedgerLimits(settings.journal_bytes, settings.max_finished_executions),
-            LedgerControl(channel.send, self._hold, self._on_kill, self._on_end),
+            LedgerControl(channel.send, self._hold, self._on_kill, self._refuses, self._on_event, self._on_end),
             record.generation,
         )
         self._tasks: set[asyncio.Task[None]] = set()
         self._held: set[object] = set()  # executions and operations whose readers are behind
         self._reconnects = 0
         self._pinged_s = 0.0
+        self._begun_s: dict[str, float] = {}  # when this daemon heard of the executions that run
         self._log = _log.bind(session_id=record.session_id, tenant=record.owner.tenant)
 
     def begin(self) -> None:
@@ -106,6 +132,11 @@ class Session(GuestRequests):
     def last_used_s(self) -> float:
         """When it was used last; Unix time."""
         return time.time() if self._in_use else self._last_used_s
+
+    @property
+    def use(self) -> SessionUse:
+        """What is written down of it now and then."""
+        return SessionUse(self.session_id, self.last_used_s, self.generation, self.puts, self.gets)
 
     @property
     def expire_time_s(self) -> float:
@@ -159,11 +190,28 @@ class Session(GuestRequests):
 
     # -- executions ----------------------------------------------------------------------------------------------
 
-    def execute(self, execution_id: str, code: str, mode: OutputMode, limits: ExecutionLimits) -> Execution:
+    async def execute(self, execution_id: str, code: str, mode: OutputMode, limits: ExecutionLimits) -> Execution:
         """Starts an execution, or finds the one that this id already names. See errors for what it raises."""
         known = self._ledger.known_as(execution_id, code, mode, limits)
         if known is not None:
             return known
+        self._require_room()
+        give_back = await self._gate.execution(self.facts, execution_id, code, limits)
+        try:
+            # While the gate was asked others may have come, the same caller once more among them.
+            known = self._ledger.known_as(execution_id, code, mode, limits)
+            if known is not None:
+                return known
+            self._require_room()
+            execution = self._ledger.execute(execution_id, code, mode, limits, self.spec.policy.fingerprint)
+            self._begun_s[execution_id] = time.monotonic()
+            self._observer.execution_started(self.facts, execution_id)
+        finally:
+            give_back()
+        self._log.debug("execution_started", execution_id=execution_id, source_chars=len(code))
+        return execution
+
+    def _require_room(self) -> None:
         self._require_alive()
         if self._refuses_new:
             raise Unavailable(Reason.DRAINING, "the daemon is about to stop and takes no new executions")
@@ -173,9 +221,6 @@ class Session(GuestRequests):
                 f"{len(self._ledger.running)} executions of this session run or wait",
                 retry_after_s=1.0,
             )
-        execution = self._ledger.execute(execution_id, code, mode, limits)
-        self._log.debug("execution_started", execution_id=execution_id, source_chars=len(code))
-        return execution
 
     def execution(self, execution_id: str) -> Execution:
         """An execution of this session. Raises NotFound when there is none, or it has been forgotten."""
@@ -184,6 +229,32 @@ class Session(GuestRequests):
             raise NotFound(Reason.EXECUTION_NOT_FOUND, f"there is no execution {execution_id!r} in this session")
         self.touch()
         return found
+
+    async def submit_tool_result(self, execution_id: str, call_id: str, answer: Payload | ToolFailure) -> None:
+        """Passes the answer of a tool call on. Raises NotFound, PreconditionFailed; an answer counts once."""
+        execution = self.execution(execution_id)
+        execution.check_answer(call_id)
+        told = Answer(call_id, _size_bytes(answer), isinstance(answer, ToolFailure))
+        await self._gate.tool_answer(self.facts, execution_id, told)
+        execution.submit_tool_result(call_id, answer)
+        self._observer.tool_answered(self.facts, execution_id, told)
+
+    def cancel_all(self, reason: str) -> None:
+        """Cancels what runs or waits; its clients are told why."""
+        for execution in list(self._ledger.running.values()):
+            execution.cancel(reason)
+
+    def set_cpu_share(self, share: float) -> None:
+        """The part of a whole sandbox's share of the processors that this one is to have."""
+        self._sandbox.set_cpu_share(share)
+
+    async def hold_to(self, spec: SessionSpec) -> None:
+        """Holds it to another spec of the same sandbox: from its next execution on. Raises PreconditionFailed."""
+        await self.restrict(spec)
+        self.spec = spec
+        self.record = replace(self.record, spec=spec)
+        self.facts = _facts(self.record)
+        self._registry.note_spec(self.session_id, spec)
 
     def refuse_new(self) -> None:
         """Takes no new executions from here on; those that run or wait go on."""
@@ -210,6 +281,19 @@ class Session(GuestRequests):
             return
         self._ledger.take(frame)
 
+    def _refuses(self, execution_id: str, call: ToolCall) -> str | None:
+        try:
+            self._gate.tool_call(self.facts, execution_id, call)
+        except ExecutorError as refusal:
+            return refusal.message
+        return None
+
+    def _on_event(self, execution_id: str, event: EventKind) -> None:
+        if isinstance(event, ToolCall):
+            self._observer.tool_called(self.facts, execution_id, event)
+        elif isinstance(event, LimitWarning):
+            self._observer.limit_warned(self.facts, execution_id, event)
+
     def _on_kill(self, execution_id: str) -> None:
         self._spawn(self._judge_kill(execution_id))
 
@@ -219,9 +303,11 @@ class Session(GuestRequests):
     def _on_end(self, execution_id: str, result: Result) -> None:
         self.touch()
         # Readers have been woken; they go first.
-        asyncio.get_running_loop().call_soon(self._log_end, execution_id, result)
+        asyncio.get_running_loop().call_soon(self._tell_end, execution_id, result)
 
-    def _log_end(self, execution_id: str, result: Result) -> None:
+    def _tell_end(self, execution_id: str, result: Result) -> None:
+        now_s = time.monotonic()
+        self._observer.execution_ended(self.facts, execution_id, result, now_s - self._begun_s.pop(execution_id, now_s))
         self._log.info(
             "execution_ended",
             execution_id=execution_id,
@@ -261,6 +347,10 @@ class Session(GuestRequests):
         for kind, head, body in self._ledger.resume(self._channel.sent_seq):
             self._channel.send(kind, head, body)
         self._channel.on_send = self._ledger.note_sent
+        self._observer.session_recovered(self.facts)
+        for execution_id in self._ledger.running:
+            self._begun_s[execution_id] = time.monotonic()
+            self._observer.execution_recovered(self.facts, execution_id)
         for execution_id in self._ledger.unjudged():
             self._on_kill(execution_id)
         self._spawn(self._label())
@@ -268,6 +358,8 @@ class Session(GuestRequests):
     # -- the end -------------------------------------------------------------------------------------------------
 
     def _on_channel_lost(self, reason: str) -> None:
+        if self._channel.violated:
+            self._observer.guest_misbehaved(self.facts, reason)
         self._spawn(self._reconnect(reason))
 
     async def _reconnect(self, reason: str) -> None:
@@ -306,6 +398,7 @@ class Session(GuestRequests):
         self._lost = reason
         self._channel.close()
         self._log.warning("session_lost", reason=reason)
+        self._observer.session_lost(self.facts, reason)
         self._ledger.lose(reason)
         self._registry.note_lost(self.session_id, reason)
         self._fail_operations(reason)
@@ -354,3 +447,27 @@ class Session(GuestRequests):
             # A bug of ours. What waited for this task would wait for ever.
             self._log.error("session_task_broke", exc_info=error)
             self._lose("an internal error of the daemon")
+
+
+def _facts(record: SessionRecord) -> SessionFacts:
+    spec = record.spec
+    return SessionFacts(
+        session_id=record.session_id,
+        owner=record.owner,
+        request_id=record.request_id,
+        policy=spec.policy,
+        audit=spec.audit,
+        backend=record.backend,
+        image=spec.sandbox.image,
+        warm=record.warm,
+    )
+
+
+def _size_bytes(answer: Payload | ToolFailure) -> int:
+    match answer:
+        case ToolFailure():
+            return len(answer.message.encode())
+        case BlobRef():
+            return answer.size_bytes
+        case bytes():
+            return len(answer)

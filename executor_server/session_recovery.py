@@ -18,7 +18,7 @@ from executor_server.guest.frames import PROTOCOL_VERSION
 from executor_server.guest_channel import GuestChannel
 from executor_server.registry import Registry, SessionRecord
 from executor_server.session import Session
-from executor_server.session_requests import SessionSettings
+from executor_server.session_requests import SessionSettings, Watch
 
 # Guests that are connected to at one time: more than a tenant may have that do not answer, since the time is for all,
 # and who waited behind those would be lost for them.
@@ -52,7 +52,9 @@ class GoneSandbox:
         return
 
 
-async def recover_sessions(backend: Backend, registry: Registry, settings: SessionSettings) -> Sequence[Session]:
+async def recover_sessions(
+    backend: Backend, registry: Registry, settings: SessionSettings, watch: Watch
+) -> Sequence[Session]:
     """All sessions of the registry. To be called once, after the backend's start and before it makes anything.
 
     Raises StateDirError, SandboxFailure.
@@ -66,7 +68,7 @@ async def recover_sessions(backend: Backend, registry: Registry, settings: Sessi
         gone = _why_not(record, backend) or "its sandbox was gone when the daemon came back"
         kept = sandbox or GoneSandbox(record.sandbox_id)
         channel = GuestChannel(kept.endpoint, shown=record.connections)
-        session = Session(record, kept, channel, registry, settings)
+        session = Session(record, kept, channel, registry, settings, watch)
         session.recall(gone=None if sandbox is not None else gone)
         sessions.append(session)
         await asyncio.sleep(0)  # reading takes its time, and signals are to be heard

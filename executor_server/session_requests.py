@@ -12,14 +12,16 @@ import secrets
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from executor_server.errors import InvalidRequest, Reason, ResourceExhausted
+from executor_server.gate import Gate
 from executor_server.guest.frames import MAX_BODY_BYTES, Frame, Kind
 from executor_server.guest_channel import GuestChannel
 from executor_server.guest_events import MAX_PAYLOAD_BYTES
-from executor_server.model import BlobChunk, BlobRef, FileInfo, Payload, SessionSpec, ToolSpec
+from executor_server.model import BlobChunk, BlobRef, FileInfo, Payload, SessionFacts, SessionSpec, ToolSpec
+from executor_server.observer import Observer
 from executor_server.operations import (
     Operation,
     VariablesReply,
@@ -29,6 +31,7 @@ from executor_server.operations import (
     variables_part,
     written_file,
 )
+from executor_server.session_rules import check_file_get, check_file_put
 
 T = TypeVar("T")
 
@@ -54,13 +57,28 @@ class SessionSettings:
     recovery_s: float = 15.0
 
 
+@dataclass(frozen=True)
+class Watch:
+    """Who is asked before something happens in a session, and who is told after it has."""
+
+    gate: Gate = field(default_factory=Gate)
+    observer: Observer = field(default_factory=Observer)
+
+
 class GuestRequests(ABC):
     """The part of a session that asks its guest for something."""
 
-    def __init__(self, spec: SessionSpec, channel: GuestChannel, settings: SessionSettings) -> None:
+    def __init__(
+        self, facts: SessionFacts, spec: SessionSpec, channel: GuestChannel, settings: SessionSettings, watch: Watch
+    ) -> None:
+        self.facts = facts
         self.spec = spec
+        self.puts = 0
+        self.gets = 0
         self._channel = channel
         self._settings = settings
+        self._gate = watch.gate
+        self._observer = watch.observer
         self._operations: dict[int, Operation[Any]] = {}
         self._next_op = 0
 
@@ -96,6 +114,8 @@ class GuestRequests(ABC):
 
     async def register_tools(self, tools: Sequence[ToolSpec]) -> None:
         """Replaces the host tools."""
+        self._require_alive()
+        await self._gate.tools(self.facts, tools)
         listed = [
             {"name": t.name, "description": t.description, "parameters": list(t.parameters), "final": t.is_final_answer}
             for t in tools
@@ -104,6 +124,8 @@ class GuestRequests(ABC):
 
     async def set_variables(self, variables: Sequence[tuple[str, Payload]]) -> None:
         """Sets variables, all or none."""
+        self._require_alive()
+        await self._gate.variables(self.facts, [name for name, _ in variables], write=True)
         listed: list[dict[str, Any]] = []
         inline: list[bytes] = []
         for name, payload in variables:
@@ -117,6 +139,8 @@ class GuestRequests(ABC):
 
     async def get_variables(self, names: Sequence[str]) -> AsyncIterator[BlobChunk | VariablesReply]:
         """Blob chunks, then the variables that refer to them."""
+        self._require_alive()
+        await self._gate.variables(self.facts, names, write=False)
         operation = Operation[BlobChunk | VariablesReply](variables_part, self._hold)
         with self._asking(operation, Kind.GET_VARIABLES, {}, json.dumps(list(names)).encode()):
             while (part := await operation.next()) is not None:
@@ -153,6 +177,10 @@ class GuestRequests(ABC):
         """Writes a file of the workspace, whole or not at all; or unpacks an archive into a directory."""
         if size_bytes > self._settings.max_file_bytes:
             raise ResourceExhausted(Reason.TOO_LARGE, f"a file has at most {self._settings.max_file_bytes} bytes")
+        self._require_alive()
+        check_file_put(self.spec, size_bytes, self.puts)
+        self.puts += 1
+        await self._gate.file_put(self.facts, path, size_bytes, tar=tar)
         operation = Operation(written_file, self._hold)
         with self._asking(operation, Kind.FILE_PUT, {"path": path, "size": size_bytes, "tar": tar}) as op:
             received = 0
@@ -172,10 +200,17 @@ class GuestRequests(ABC):
 
     async def get_file(self, path: str, *, tar: bool = False) -> AsyncIterator[FileInfo | bytes]:
         """The description of a file, then its bytes; of a directory, those of an archive."""
-        head = {"path": path, "max_bytes": self._settings.max_file_bytes, "tar": tar}
+        self._require_alive()
+        check_file_get(self.spec, 0, self.gets)
+        self.gets += 1
+        await self._gate.file_get(self.facts, path, tar=tar)
+        most = min(self._settings.max_file_bytes, self.spec.files.max_get_bytes)
+        head = {"path": path, "max_bytes": most, "tar": tar}
         operation = Operation[FileInfo | bytes](file_part, self._hold)
         with self._asking(operation, Kind.FILE_GET, head):
             while (part := await operation.next()) is not None:
+                if isinstance(part, FileInfo):
+                    self._observer.file_got(self.facts, part)
                 if part:
                     yield part
 

@@ -10,12 +10,14 @@ import asyncio
 import contextlib
 import secrets
 import time
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
 
 import structlog
 
 from executor_server.backends.base import Backend
 from executor_server.errors import (
+    ExecutorError,
     ImageNotReady,
     NotFound,
     PreconditionFailed,
@@ -24,15 +26,17 @@ from executor_server.errors import (
     SandboxFailure,
     Unavailable,
 )
-from executor_server.model import Principal, SandboxSpec, SessionSpec
+from executor_server.model import Principal, SandboxSpec, SessionFacts, SessionSpec
+from executor_server.observer import SessionEnd
 from executor_server.operations import VariablesReply
+from executor_server.policy import Policy
 from executor_server.pool import ReadySandbox, WarmPool
 from executor_server.registry import Registry, RegistryError, SessionRecord
 from executor_server.session import Session
 from executor_server.session_recovery import recover_sessions
-from executor_server.session_requests import SessionSettings
+from executor_server.session_requests import SessionSettings, Watch
 
-__all__ = ["Session", "SessionManager", "SessionRequest", "SessionSettings", "VariablesReply"]
+__all__ = ["Session", "SessionManager", "SessionRequest", "SessionSettings", "VariablesReply", "Watch"]
 
 _log = structlog.get_logger(__name__)
 
@@ -52,7 +56,16 @@ class SessionRequest:
 class SessionManager:
     """Owns every session."""
 
-    def __init__(self, backend: Backend, pool: WarmPool, registry: Registry, settings: SessionSettings) -> None:
+    def __init__(
+        self,
+        backend: Backend,
+        pool: WarmPool,
+        registry: Registry,
+        settings: SessionSettings,
+        watch: Watch | None = None,
+    ) -> None:
+        self._watch = watch or Watch()
+        self._policy: Policy | None = None  # that sessions are held to; None: whatever approved them
         self._backend = backend
         self._pool = pool
         self._registry = registry
@@ -62,7 +75,8 @@ class SessionManager:
         self._reserved = 0
         self._in_set_up: set[Session] = set()
         self._endings: set[asyncio.Task[None]] = set()
-        self._draining = False
+        self._draining = False  # for an administrator, who may change their mind
+        self._stopping = False
         self._sweeper: asyncio.Task[None] | None = None
         self._noted_use_s = time.monotonic()
 
@@ -72,7 +86,7 @@ class SessionManager:
         Takes over its sandboxes from the backend: to be called once, before the pool and anything else makes one.
         Raises StateDirError, SandboxFailure.
         """
-        for session in await recover_sessions(self._backend, self._registry, self._settings):
+        for session in await recover_sessions(self._backend, self._registry, self._settings, self._watch):
             tenant = session.owner.tenant
             self._sessions[tenant, session.session_id] = session
             request = self._requests[tenant, session.record.request_id] = asyncio.get_running_loop().create_future()
@@ -94,8 +108,8 @@ class SessionManager:
         key = (principal.tenant, request.request_id)
         creation = self._requests.get(key)
         if creation is None:
-            if self._draining:
-                raise Unavailable(Reason.DRAINING, "the daemon is about to stop and takes no new sessions")
+            if self.draining:
+                raise Unavailable(Reason.DRAINING, "the daemon takes no new sessions now")
             if len(self._sessions) + self._reserved >= self._settings.max_sessions:
                 raise ResourceExhausted(
                     Reason.TOO_MANY_SESSIONS,
@@ -116,8 +130,14 @@ class SessionManager:
 
     async def _create(self, principal: Principal, request: SessionRequest) -> Session:
         started = time.monotonic()
-        session = await self._set_up(principal, request)
-        self._sessions[principal.tenant, session.session_id] = session
+        give_back = await self._watch.gate.session(principal, request.request_id, request.spec)
+        try:
+            session = await self._set_up(principal, request)
+            self._sessions[principal.tenant, session.session_id] = session
+            self._watch.observer.session_created(session.facts, time.monotonic() - started)
+        finally:
+            give_back()
+        self._follow_policy(session)  # another may have come into force since this one was approved
         _log.info(
             "session_created",
             session_id=session.session_id,
@@ -131,9 +151,9 @@ class SessionManager:
     async def _set_up(self, principal: Principal, request: SessionRequest) -> Session:
         """A session whose guest knows what it may do. A kept sandbox that dies of it is replaced by a new one."""
         while True:
-            ready = await self._take_sandbox(request.spec.sandbox)
+            ready = await self._take_sandbox(principal.tenant, request.spec.sandbox)
             record = self._record(principal, request, ready)
-            session = Session(record, ready.sandbox, ready.channel, self._registry, self._settings)
+            session = Session(record, ready.sandbox, ready.channel, self._registry, self._settings, self._watch)
             self._in_set_up.add(session)
             try:
                 session.begin()
@@ -157,9 +177,9 @@ class SessionManager:
             finally:
                 self._in_set_up.discard(session)
 
-    async def _take_sandbox(self, spec: SandboxSpec) -> ReadySandbox:
+    async def _take_sandbox(self, tenant: str, spec: SandboxSpec) -> ReadySandbox:
         try:
-            return await self._pool.take(spec)
+            return await self._pool.take(spec, lambda: self._watch.gate.creation_turn(tenant))
         except ImageNotReady as failure:
             raise Unavailable(Reason.IMAGE_NOT_READY, str(failure), failure.retry_after_s) from failure
         except SandboxFailure as failure:
@@ -198,11 +218,35 @@ class SessionManager:
         """The caller's sessions, oldest first."""
         return [session for (tenant, _), session in self._sessions.items() if tenant == principal.tenant]
 
+    def list_all(self) -> Sequence[Session]:
+        """Those of all tenants, oldest first."""
+        return list(self._sessions.values())
+
     async def delete(self, principal: Principal, session_id: str) -> None:
         """Ends a session; returns when its sandbox is gone. Raises NotFound."""
         session = self.get(principal, session_id)
         self._remove(session)
-        await asyncio.shield(self._ending(session, "the session was deleted"))
+        await asyncio.shield(self._ending(session, SessionEnd.DELETED))
+
+    async def kill(self, session_id: str) -> None:
+        """Ends a session, whoever owns it; returns when its sandbox is gone. Raises NotFound."""
+        session = next((each for each in self._sessions.values() if each.session_id == session_id), None)
+        if session is None:
+            raise NotFound(Reason.SESSION_NOT_FOUND, f"there is no session {session_id!r}")
+        self._remove(session)
+        await asyncio.shield(self._ending(session, SessionEnd.KILLED))
+
+    def stop_executions(self, concerned: Callable[[SessionFacts], bool], reason: str) -> None:
+        """Cancels what runs or waits in the sessions that are concerned."""
+        for session in self._sessions.values():
+            if concerned(session.facts):
+                session.cancel_all(reason)
+
+    def set_cpu_share(self, facts: SessionFacts, share: float) -> None:
+        """The part of a whole sandbox's share of the processors that a session is to have."""
+        session = self._sessions.get((facts.owner.tenant, facts.session_id))
+        if session is not None:
+            session.set_cpu_share(share)
 
     def _remove(self, session: Session) -> None:
         """Nobody finds it from here on, so only one caller ends it."""
@@ -218,13 +262,17 @@ class SessionManager:
 
     def _ending(self, session: Session, reason: str) -> asyncio.Task[None]:
         """Ends it, whether or not whoever asked for it still waits; `close` does."""
-        ending = asyncio.create_task(self._end(session, reason))
+        return self._begin_ending(self._end(session, reason))
+
+    def _begin_ending(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
+        ending = asyncio.create_task(work)
         self._endings.add(ending)
         ending.add_done_callback(self._endings.discard)
         return ending
 
     async def _end(self, session: Session, reason: str) -> None:
         await self._close(session, reason)
+        self._watch.observer.session_ended(session.facts, reason)
         _log.info("session_ended", session_id=session.session_id, tenant=session.owner.tenant, reason=reason)
 
     async def _close(self, session: Session, reason: str) -> None:
@@ -234,6 +282,42 @@ class SessionManager:
             await session.close(reason)
         except SandboxFailure as failure:
             _log.error("sandbox_not_destroyed", session_id=session.session_id, error=str(failure))
+
+    # -- another policy ----------------------------------------------------------------------------------------------
+
+    def follow(self, policy: Policy) -> None:
+        """From here on this policy holds; sessions that another one approved are kept, held to it, or end."""
+        self._policy = policy
+        for session in list(self._sessions.values()):
+            self._follow_policy(session)
+
+    def _follow_policy(self, session: Session) -> None:
+        policy = self._policy
+        if policy is None or session.spec.policy.fingerprint == policy.fingerprint or session.state == "lost":
+            return
+        match policy.on_reload(session.owner):
+            case "end":
+                self._end_by_policy(session, "the policy has changed, and ends the sessions of the one before")
+            case "tighten":
+                held = policy.tightened(session.owner, session.spec)
+                if isinstance(held, str):
+                    self._end_by_policy(session, f"the policy has changed: {held}")
+                else:
+                    _ = self._begin_ending(self._hold_to(session, held))
+
+    async def _hold_to(self, session: Session, spec: SessionSpec) -> None:
+        try:
+            await session.hold_to(spec)
+        except ExecutorError as failure:
+            if session.state != "lost":
+                self._end_by_policy(
+                    session, f"the policy has changed, and could not be put in force: {failure.message}"
+                )
+
+    def _end_by_policy(self, session: Session, reason: str) -> None:
+        if (session.owner.tenant, session.session_id) in self._sessions:
+            self._remove(session)
+            _ = self._ending(session, reason)
 
     # -- sweeping and stopping -----------------------------------------------------------------------------------
 
@@ -254,7 +338,7 @@ class SessionManager:
             session.check_guest()
         if time.monotonic() - self._noted_use_s > _NOTE_USE_INTERVAL_S:
             self._noted_use_s = time.monotonic()
-            self._registry.note_use([(s.session_id, s.last_used_s, s.generation) for s in self._sessions.values()])
+            self._registry.note_use([session.use for session in self._sessions.values()])
         await self._end_expired()
 
     async def _end_expired(self) -> None:
@@ -262,11 +346,23 @@ class SessionManager:
         expired = [session for session in self._sessions.values() if session.expire_time_s <= now]
         for session in expired:
             self._remove(session)
-        await asyncio.shield(asyncio.gather(*(self._ending(session, "the session expired") for session in expired)))
+        await asyncio.shield(asyncio.gather(*(self._ending(session, SessionEnd.EXPIRED) for session in expired)))
+
+    @property
+    def draining(self) -> bool:
+        """Whether no new sessions are taken."""
+        return self._draining or self._stopping
+
+    def stop_taking(self) -> None:
+        """Takes no new sessions until `take_again`; what there is goes on."""
+        self._draining = True
+
+    def take_again(self) -> None:
+        self._draining = False
 
     async def drain(self, grace_s: float) -> None:
         """Takes nothing new, lets what runs end within `grace_s`, then ends every session."""
-        self._draining = True
+        self._stopping = True
         for session in self._sessions.values():
             session.refuse_new()
         with contextlib.suppress(TimeoutError):
@@ -276,7 +372,7 @@ class SessionManager:
 
     async def close(self) -> None:
         """Ends the sweeper and every session, now."""
-        self._draining = True
+        self._stopping = True
         if self._sweeper is not None:
             self._sweeper.cancel()
             await asyncio.gather(self._sweeper, return_exceptions=True)
@@ -287,4 +383,4 @@ class SessionManager:
         for session in sessions:
             self._remove(session)
         begun = list(self._endings)
-        await asyncio.gather(*begun, *(self._ending(session, "the daemon stopped") for session in sessions))
+        await asyncio.gather(*begun, *(self._ending(session, SessionEnd.STOPPED) for session in sessions))

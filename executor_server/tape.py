@@ -44,6 +44,7 @@ class Mark:
     VERDICT = 129  # what the daemon found out about a result
     LOST = 130  # the session is lost, and what ran with it
     RESUMED = 131  # another daemon: how far the guest had taken what was sent
+    WITHHELD = 132  # the tool call that follows is one of which no client was told
 
 
 SENT = frozenset((Kind.EXECUTE, Kind.TOOL_RESULT, Kind.CANCEL))

@@ -326,6 +326,7 @@ def _result_to(result: Result) -> pb.ExecutionResult:
         final_answer_call_id=result.final_answer_call_id,
         artifacts=[file_to(file) for file in result.artifacts],
         artifacts_truncated=result.artifacts_truncated,
+        policy_fingerprint=result.policy_fingerprint,
     )
 
 

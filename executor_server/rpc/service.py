@@ -76,7 +76,7 @@ class ExecutorService(service_grpc.ExecutorServiceServicer):
 
     async def Execute(self, request: service_pb.ExecuteRequest, context: Context) -> None:
         session = self._session(request.session_id)
-        execution = session.execute(
+        execution = await session.execute(
             execution_id=checks.identifier(request.execution_id, "execution_id"),
             code=checks.source(request.code, "code"),
             mode=convert.output_mode_from(request.output_mode),
@@ -101,9 +101,11 @@ class ExecutorService(service_grpc.ExecutorServiceServicer):
     async def SubmitToolResult(
         self, request: service_pb.SubmitToolResultRequest, context: Context
     ) -> service_pb.SubmitToolResultResponse:
-        execution = self._execution(request.session_id, request.execution_id)
+        session = self._session(request.session_id)
+        execution_id = checks.identifier(request.execution_id, "execution_id")
+        structlog.contextvars.bind_contextvars(execution_id=execution_id)
         call_id = checks.identifier(request.call_id, "call_id")
-        await execution.submit_tool_result(call_id, convert.answer_from(request))
+        await session.submit_tool_result(execution_id, call_id, convert.answer_from(request))
         return service_pb.SubmitToolResultResponse()
 
     # -- tools, variables, blobs

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
+import pytest
+
+from executor_server import cpu_shares
 from executor_server.cpu_shares import CpuShares
 from executor_server.model import Outcome, Result, SessionFacts, VariablesState
+from tests.support.polling import eventually_async
 from tests.unit.test_quotas import facts
 
 _RESULT = Result(Outcome.SUCCEEDED, VariablesState.KEPT, 1)
@@ -29,52 +35,60 @@ class Shares:
         self.shares.execution_ended(facts(session, tenant), "e", _RESULT, 1.0)
 
 
-def test_a_tenant_that_runs_in_one_sandbox_has_a_whole_share() -> None:
+@pytest.fixture
+def its() -> Iterator[Shares]:
     its = Shares()
+    yield its
+    its.shares.close()
+
+
+async def test_a_tenant_that_runs_in_one_sandbox_has_a_whole_share(its: Shares) -> None:
     its.start("a")
     assert its.now == {"a": 1.0}
 
 
-def test_sandboxes_of_one_tenant_divide_its_share() -> None:
-    its = Shares()
+async def test_sandboxes_of_one_tenant_divide_its_share(its: Shares) -> None:
     its.start("a", "b", "c", "d")
     assert its.now["d"] == 1 / 4
     its.shares.even_out()
     assert its.now == dict.fromkeys("abcd", 1 / 4)
 
 
-def test_a_new_session_has_the_share_of_one_more() -> None:
-    its = Shares()
+async def test_a_new_session_has_the_share_of_one_more(its: Shares) -> None:
     its.start("a")
     its.shares.session_created(facts("b"), 0.1)
     assert its.now == {"a": 1.0, "b": 1 / 2}
 
 
-def test_another_tenants_sandboxes_do_not_count() -> None:
-    its = Shares()
+async def test_shares_follow_by_themselves(its: Shares, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cpu_shares, "EVEN_OUT_DELAY_S", 0.0)
+    its.start("a", "b")
+    assert await eventually_async(lambda: its.now["a"] == 1 / 2)
+    its.end("b")
+    assert await eventually_async(lambda: its.now["a"] == 1.0)
+
+
+async def test_another_tenants_sandboxes_do_not_count(its: Shares) -> None:
     its.start("a", "b")
     its.start("x", tenant="u")
     assert its.now["x"] == 1.0
 
 
-def test_what_goes_on_gets_back_what_those_had_that_ended() -> None:
-    its = Shares()
+async def test_what_goes_on_gets_back_what_those_had_that_ended(its: Shares) -> None:
     its.start("a", "b")
     its.end("b")
     its.shares.even_out()
     assert its.now["a"] == 1.0
 
 
-def test_a_sandbox_is_busy_until_all_that_waits_in_it_has_ended() -> None:
-    its = Shares()
+async def test_a_sandbox_is_busy_until_all_that_waits_in_it_has_ended(its: Shares) -> None:
     its.start("a", "b", "b")
     its.end("b")
     its.shares.even_out()
     assert its.now["a"] == 1 / 2
 
 
-def test_a_session_that_ended_divides_nothing_any_more() -> None:
-    its = Shares()
+async def test_a_session_that_ended_divides_nothing_any_more(its: Shares) -> None:
     its.start("a", "b")
     its.shares.session_ended(facts("b"), "deleted")
     its.end("b")
@@ -82,8 +96,7 @@ def test_a_session_that_ended_divides_nothing_any_more() -> None:
     assert its.now["a"] == 1.0
 
 
-def test_beginning_costs_one_write_at_most() -> None:
-    its = Shares()
+async def test_beginning_costs_one_write_at_most(its: Shares) -> None:
     its.start(*(str(number) for number in range(64)))
     assert its.writes == 64
     its.end("63")

@@ -298,6 +298,7 @@ class Result:
     final_answer_call_id: str = ""
     artifacts: tuple[FileInfo, ...] = ()
     artifacts_truncated: bool = False  # it made or changed more files than are listed
+    policy_fingerprint: str = ""  # of the policy that it was begun under
     imports: tuple[str, ...] = ()  # modules that its source imports, as far as it was looked at, sorted
 
 

@@ -193,7 +193,7 @@ class WarmPool:
     async def take(
         self, spec: SandboxSpec, turn: Callable[[], AbstractAsyncContextManager[None]] = contextlib.nullcontext
     ) -> ReadySandbox:
-        """A ready sandbox of this spec: a kept one, else one that is made when it is its `turn`. Raises SandboxFailure."""
+        """A ready sandbox of this spec: a kept one, else one that is made in its `turn`. Raises SandboxFailure."""
         kind = self._kinds.get(spec)
         if kind is None:
             async with turn():

@@ -1,7 +1,8 @@
 """What Prometheus is told: counters and histograms that are kept as things happen.
 
-Metrics is an Observer: each note costs microseconds, and none can fail. What can be read off the daemon's parts
-at any moment (sessions, pool, quotas) is not counted here but read when somebody asks (metrics_sources.py).
+Metrics is an Observer and a PolicyListener: each note costs microseconds, and none can fail. What can be read off the
+daemon's parts at any moment (sessions, pool, quotas) is not counted here but read when somebody asks
+(metrics_sources.py).
 
 Labels are closed: words of ours, and names that an operator chose. No client's text ever becomes one, and even an
 operator's names are told apart only up to a number, so that reloads without end don't make series without end.
@@ -27,6 +28,8 @@ from executor_server.errors import ExecutorError, PolicyViolation
 from executor_server.gate import Answer
 from executor_server.model import FileInfo, Limits, LimitWarning, Principal, Result, SessionFacts, ToolCall
 from executor_server.observer import Observer, SessionEnd
+from executor_server.policies import PolicyListener
+from executor_server.policy import Policy
 from executor_server.turns import Turns
 
 PREFIX = "remote_executor_"
@@ -105,7 +108,7 @@ class _Book:
         self.entries.append(Described(f"{PREFIX}{name}", kind, labels, meaning))
 
 
-class Metrics(Observer):
+class Metrics(Observer, PolicyListener):
     """Counts what happens. `registry` holds it all, and nothing else does: the library's own registry is not used."""
 
     def __init__(self, *, version: str, backend: str, methods: Collection[str]) -> None:
@@ -135,7 +138,9 @@ class Metrics(Observer):
         )
         self._recovered = book.counter("sessions_recovered", "Sessions of an earlier daemon brought back.", "profile")
         self._lost = book.counter("sessions_lost", "Sessions whose sandbox was gone.", "profile")
-        self._ended = book.counter("sessions_ended", "Sessions that ended.", "profile", "reason")
+        self._ended = book.counter(
+            "sessions_ended", "Sessions that ended; `reason`: `other` is another policy.", "profile", "reason"
+        )
         self._executions = book.counter("executions", "Executions that ended.", "outcome", "profile")
         self._execution = book.histogram(
             "execution_seconds", "From the acceptance of an execution to its end, waiting included.", "profile"
@@ -254,9 +259,14 @@ class Metrics(Observer):
             for violation in error.violations:
                 self._violations.labels(violation.kind.value.lower()).inc()
 
-    def policy_read(self, *, changed: bool | None) -> None:
-        """The policy was read again; None: it can't be used, and the one before stays in force."""
-        self._reloads.labels({True: "changed", False: "unchanged", None: "refused"}[changed]).inc()
+    def policy_changed(self, before: Policy, now: Policy) -> None:
+        self._reloads.labels("changed").inc()
+
+    def policy_unchanged(self) -> None:
+        self._reloads.labels("unchanged").inc()
+
+    def policy_refused(self, current: Policy, problems: Sequence[str]) -> None:
+        self._reloads.labels("refused").inc()
 
     # -- calls and the loop --------------------------------------------------------------------------------------
 

@@ -154,6 +154,13 @@ def test_each_violation_of_a_refused_request_is_counted(metrics: Metrics) -> Non
     assert value(metrics, "policy_violations_total", kind="not_allowed") == 2
 
 
+def test_readings_of_the_policy_are_counted_by_what_they_found(metrics: Metrics) -> None:
+    metrics.policy_changed(policy(), policy())
+    metrics.policy_unchanged()
+    metrics.policy_refused(policy(), ["default: is missing"])
+    assert all(value(metrics, "policy_reloads_total", result=r) == 1 for r in ("changed", "unchanged", "refused"))
+
+
 def test_names_beyond_a_number_are_not_told_apart() -> None:
     names = Names(most=2)
     assert [names.label(name) for name in ("a", "b", "c", "a")] == ["a", "b", OTHER, "a"]

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -39,6 +39,17 @@ class _Entry:
         return self.record is None or self.record.is_valid(now)
 
 
+@dataclass(frozen=True)
+class TokenNews:
+    """What has become of the tokens: ids of those that came, went, or say something else; or why none of it did."""
+
+    in_force: int
+    added: tuple[str, ...] = ()
+    changed: tuple[str, ...] = ()
+    removed: tuple[str, ...] = ()
+    problem: str = ""
+
+
 # What no secret has as its digest, so that an unknown id is compared with something too.
 _NO_ENTRY = _Entry("0" * 64, Principal(tenant="", name=""), None)
 
@@ -59,6 +70,7 @@ class Tokens:
         self._entries = {_LOCAL_ID: self._local}
         self._seen: FileVersion | None = None
         self._told = ""
+        self._listeners: list[Callable[[TokenNews], None]] = []
         if file is not None:
             self._seen = file.version()
             self._entries = self._read()
@@ -76,6 +88,10 @@ class Tokens:
         entry = self._entries.get(token_id)
         return entry.principal if entry is not None and entry.is_valid(self._now()) else None
 
+    def listen(self, told: Callable[[TokenNews], None]) -> None:
+        """Has this told whatever becomes of the tokens from here on."""
+        self._listeners.append(told)
+
     async def refresh(self) -> None:
         """Reads the file if it has changed; one that can't be used is told to the log."""
         try:
@@ -85,6 +101,7 @@ class Tokens:
             if str(error) != self._told:
                 self._told = str(error)
                 _log.error("token_file_refused", problem=self._told, tokens_in_force=len(self._entries) - 1)
+                self._tell(TokenNews(len(self._entries) - 1, problem=self._told))
 
     async def reload(self) -> bool:
         """Reads the file; whether other tokens are in force now. Raises TokenFileError, and then changes nothing."""
@@ -98,7 +115,12 @@ class Tokens:
         if self._entries == before:
             return False
         _log.info("tokens_changed", tokens_in_force=len(self._entries) - 1)
+        self._tell(_news(before, self._entries))
         return True
+
+    def _tell(self, news: TokenNews) -> None:
+        for told in self._listeners:
+            told(news)
 
     def _read(self) -> dict[str, _Entry]:
         assert self._file is not None
@@ -107,3 +129,12 @@ class Tokens:
             principal = Principal(record.tenant, f"token:{record.name}:{record.id}", record.admin)
             entries[record.id] = _Entry(record.digest, principal, record)
         return entries
+
+
+def _news(before: Mapping[str, _Entry], now: Mapping[str, _Entry]) -> TokenNews:
+    return TokenNews(
+        in_force=len(now) - 1,
+        added=tuple(sorted(now.keys() - before.keys())),
+        changed=tuple(sorted(token_id for token_id in now.keys() & before.keys() if now[token_id] != before[token_id])),
+        removed=tuple(sorted(before.keys() - now.keys())),
+    )

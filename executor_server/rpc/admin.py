@@ -6,7 +6,7 @@ each call is recorded before it has an effect.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 
 import structlog
 
@@ -29,7 +29,7 @@ class AdminService(admin_grpc.AdminServiceServicer):
     """Serves executor_api.v1.AdminService.
 
     `policy` is the one in force. `reload` reads the policy file and the tokens again, says whether the policy has
-    changed, and raises ConfigError when it can't be used. `record` is told who calls which method with which arguments.
+    changed, and raises ConfigError when it can't be used. `record` is told who calls which method, and what it is about.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class AdminService(admin_grpc.AdminServiceServicer):
         quotas: Quotas,
         policy: Callable[[], Policy],
         reload: Callable[[], Awaitable[bool]],
-        record: Callable[[Principal, str, Mapping[str, str]], None],
+        record: Callable[[Principal, str, str], None],
     ) -> None:
         self._sessions = sessions
         self._quotas = quotas
@@ -50,7 +50,7 @@ class AdminService(admin_grpc.AdminServiceServicer):
         self, request: admin_pb.ListAllSessionsRequest, context: Context
     ) -> admin_pb.ListAllSessionsResponse:
         tenant = _tenant(request.tenant)
-        self._note("ListAllSessions", tenant=tenant)
+        self._note("ListAllSessions", tenant)
         sessions = sorted(self._sessions.list_all(), key=lambda session: session.create_time_s)
         return admin_pb.ListAllSessionsResponse(
             sessions=[
@@ -64,12 +64,12 @@ class AdminService(admin_grpc.AdminServiceServicer):
 
     async def KillSession(self, request: admin_pb.KillSessionRequest, context: Context) -> admin_pb.KillSessionResponse:
         session_id = checks.identifier(request.session_id, "session_id")
-        self._note("KillSession", session_id=session_id)
+        self._note("KillSession", session_id)
         await self._sessions.kill(session_id)
         return admin_pb.KillSessionResponse()
 
     async def Drain(self, request: admin_pb.DrainRequest, context: Context) -> admin_pb.DrainResponse:
-        self._note("Drain", resume=str(request.resume).lower())
+        self._note("Drain", "resume" if request.resume else "")
         if request.resume:
             self._sessions.take_again()
         else:
@@ -89,7 +89,7 @@ class AdminService(admin_grpc.AdminServiceServicer):
 
     async def GetUsage(self, request: admin_pb.GetUsageRequest, context: Context) -> admin_pb.GetUsageResponse:
         tenant = _tenant(request.tenant)
-        self._note("GetUsage", tenant=tenant)
+        self._note("GetUsage", tenant)
         tenants = [tenant] if tenant else self._quotas.tenants()
         return admin_pb.GetUsageResponse(tenants=[self._usage_of(each) for each in tenants])
 
@@ -107,10 +107,10 @@ class AdminService(admin_grpc.AdminServiceServicer):
             quotas=convert.quotas_to(policy.quotas_of(tenant)),
         )
 
-    def _note(self, method: str, **arguments: str) -> None:
+    def _note(self, method: str, target: str = "") -> None:
         principal = current_principal.get()
-        self._record(principal, method, arguments)
-        _log.info("admin_called", method=method, caller=f"{principal.tenant}/{principal.name}", **arguments)
+        self._record(principal, method, target)
+        _log.info("admin_called", method=method, target=target, tenant=principal.tenant, principal=principal.name)
 
 
 def _tenant(name: str) -> str:

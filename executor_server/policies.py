@@ -56,8 +56,10 @@ class PolicyStore:
         interval_s: float,
         listener: PolicyListener | None = None,
     ) -> None:
-        """Reads it. `make` raises ConfigError for a policy that is valid and can't be served here; it is called in other
-        threads, too. Raises ConfigError."""
+        """Reads it. `make` raises ConfigError for what is valid and can't be served here; other threads call it, too.
+
+        Raises ConfigError.
+        """
         self._path = path
         self._make = make
         self._interval_s = interval_s

@@ -29,7 +29,7 @@ class AdminService(admin_grpc.AdminServiceServicer):
     """Serves executor_api.v1.AdminService.
 
     `policy` is the one in force. `reload` reads the policy file and the tokens again, says whether the policy has
-    changed, and raises ConfigError when it can't be used. `record` is told who calls which method, and what it is about.
+    changed, and raises ConfigError when it can't be used. `record` is told who calls which method, and about what.
     """
 
     def __init__(

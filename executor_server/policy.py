@@ -299,12 +299,11 @@ class Policy:
     def _sandbox_violations(self, name: str, profile: Profile, request: RequestedSession) -> Iterator[Violation]:
         sandbox = profile.sandbox
         backend = request.backend or self._backend
-        if backend not in sandbox.backends:
-            yield not_allowed("backend", backend, sandbox.backends, rule_of(name, "sandbox.backends"))
-        elif backend != self._backend:
-            # The daemon has one backend, so no policy grants another.
+        if backend != self._backend:  # which a daemon has one of, so no policy grants another
             allowed = self._backend if self._backend in sandbox.backends else "nothing"
             yield Violation("backend", ViolationKind.UNSUPPORTED, backend, allowed, CONFIGURED_BACKEND)
+        elif backend not in sandbox.backends:
+            yield not_allowed("backend", backend, sandbox.backends, rule_of(name, "sandbox.backends"))
         images = self._allowed_images(profile)
         if request.image not in images and (request.image or not images):
             image = request.image or "the default image"

@@ -16,7 +16,7 @@ from executor_server.import_patterns import is_covered
 from executor_server.model import Principal, SessionSpec
 from executor_server.policy import CONFIGURED_BACKEND, Policy
 from executor_server.policy_inheritance import lineage
-from executor_server.policy_lines import Line, Lines
+from executor_server.policy_lines import Line, Lines, Room
 from executor_server.policy_question import Question, answer
 from executor_server.settings import KeyPath, dotted, undotted
 
@@ -37,6 +37,7 @@ class Place:
     advice: str
     line: Line | None = None
     is_in_config: bool = False  # the line is one of the configuration
+    room: Room | None = None  # where the key could be written, when it is not
 
 
 @dataclass(frozen=True)
@@ -102,11 +103,19 @@ def _place(written: _Written, question: Question, violation: Violation) -> Place
         return written.place_in_config(undotted(CONFIGURED_BACKEND))
     place = written.place(undotted(violation.rule))
     if violation.kind is ViolationKind.UNSUPPORTED:
-        return Place("no value of it would grant this: it can't be enforced yet", place.line)
+        advice = f"{dotted(undotted(violation.rule)[2:])}: no value of it would grant this, it can't be enforced yet"
+        return Place(advice, place.line)
     limit = violation.field.removeprefix("limits.")
     if ".limits.default." in violation.rule and getattr(question.limits, limit, None) is not None:
         return Place(f"nothing of the policy: the session itself asks for no more (limits.{limit} of the request)")
     return place
+
+
+_WAYS = {
+    "below": "to change that, write `{} = …` below this line",
+    "within": "to change that, write `{} = …` into the table of this line",
+    "new": "to change that, write it under `{}`",
+}
 
 
 class _Written:
@@ -147,13 +156,13 @@ class _Written:
         line = self._lines.of_key(rule)
         if line is not None:
             return Place(dotted(rule), line)
-        return Place(f"{dotted(rule)}, which is not written; it would go before this line", self._lines.first_table())
+        return Place(f"{dotted(rule)}, which is not written; it would go above this line", self._lines.first_header())
 
     def _place_of_default(self, rule: KeyPath) -> Place:
-        around = self._lines.of_table(rule)
-        assert around is not None, rule  # the profile itself is written
-        advice = f"{dotted(rule[2:])} is not written, so it has its default; it would go into [{dotted(rule[:-1])}]"
-        return Place(advice, around[1])
+        room = self._lines.room_for(rule)
+        assert room is not None, rule  # the profile itself is written
+        advice = f"{dotted(rule[2:])} is not written, so it has its default; {_WAYS[room.kind].format(room.write)}"
+        return Place(advice, room.line, room=room)
 
 
 def _deciding_instead(key: KeyPath) -> Iterator[KeyPath]:

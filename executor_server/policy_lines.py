@@ -10,14 +10,14 @@ import re
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from executor_server.policy_inheritance import is_written
-from executor_server.settings import KeyPath
+from executor_server.settings import KeyPath, dotted
 
-# What can hide a bracket or the end of a line; brackets; ends of lines. Longest quotes first.
+# What can hide the others, longest quotes first; brackets; the sign between key and value; the end of a line.
 _TOKEN = re.compile(
-    r'"""(?:[^\\]|\\.)*?"{3,5}|\'\'\'.*?\'{3,5}|"(?:[^"\\\n]|\\.)*"|\'[^\'\n]*\'|#[^\n]*|[\[{]|[\]}]|\n', re.DOTALL
+    r'"""(?:[^\\]|\\.)*?"{3,5}|\'\'\'.*?\'{3,5}|"(?:[^"\\\n]|\\.)*"|\'[^\'\n]*\'|#[^\n]*|[\[{]|[\]}]|=|\n', re.DOTALL
 )
 
 
@@ -28,11 +28,24 @@ class Line:
 
 
 @dataclass(frozen=True)
+class Room:
+    """Where a key that is not written could be."""
+
+    line: Line
+    kind: Literal["below", "within", "new"]  # below this line, in its inline table, or under a header of its own
+    write: str  # the key as it would be written there; for a header of its own, the header
+
+
+@dataclass(frozen=True)
 class _Statement:
     line: Line
-    table: KeyPath  # in which it stands
-    says: Mapping[str, Any]
-    opens_table: bool
+    table: KeyPath  # in which it stands; of a header, the one that it opens
+    key: KeyPath  # all that is left of the equals sign; nothing for a header
+    says: Mapping[str, Any]  # from the root of the file
+
+    @property
+    def is_header(self) -> bool:
+        return not self.key
 
 
 class Lines:
@@ -43,25 +56,23 @@ class Lines:
 
     def of_key(self, path: KeyPath) -> Line | None:
         """The line where what is at a path begins, by itself or as a part of an inline table."""
-        return next((each.line for each in self._statements if _says(each, path)), None)
+        return next((each.line for each in self._statements if is_written(each.says, path)), None)
 
-    def of_table(self, path: KeyPath) -> tuple[KeyPath, Line] | None:
-        """The innermost table around a path that is written, and the line where it begins."""
-        for depth in range(len(path) - 1, 0, -1):
-            around = path[:depth]
-            saying = [each for each in self._statements if _says(each, around)]
-            opening = [each for each in saying if each.opens_table and _opened(each) == around]
-            if saying:
-                return around, (opening or saying)[0].line
-        return None
+    def room_for(self, path: KeyPath) -> Room | None:
+        """Where a key could be written that is not; None when nothing of the file is near."""
+        for each in self._statements:
+            whole = (*each.table, *each.key)
+            if not each.is_header and whole == path[: len(whole)]:
+                return Room(each.line, "within", dotted(path[len(whole) :]))
+        near = [each for each in self._statements if each.table and each.table == path[: len(each.table)]]
+        if near:
+            header = max((each for each in near if each.is_header), key=lambda each: len(each.table))
+            return Room(header.line, "below", dotted(path[len(header.table) :]))
+        line = self.of_key(path[:2])
+        return Room(line, "new", f"[{dotted(path[:-1])}]") if line is not None else None
 
-    def first_table(self) -> Line | None:
-        return next((each.line for each in self._statements if each.opens_table), None)
-
-
-def _says(statement: _Statement, path: KeyPath) -> bool:
-    depth = len(statement.table)
-    return path[:depth] == statement.table and len(path) > depth and is_written(statement.says, path[depth:])
+    def first_header(self) -> Line | None:
+        return next((each.line for each in self._statements if each.is_header), None)
 
 
 def _statements(text: str) -> Iterator[_Statement]:
@@ -70,20 +81,31 @@ def _statements(text: str) -> Iterator[_Statement]:
         says = tomllib.loads(source)
         if not says:  # a comment, or nothing
             continue
-        opens_table = source.lstrip().startswith("[")
-        statement = _Statement(line, () if opens_table else table, says, opens_table)
-        if opens_table:
-            table = _opened(statement)
-        yield statement
+        if source.lstrip().startswith("["):
+            table = _path_of(says)
+            yield _Statement(line, table, (), says)
+        else:
+            yield _Statement(line, table, _path_of(_key_alone(source)), _below(table, says))
 
 
-def _opened(statement: _Statement) -> KeyPath:
+def _key_alone(source: str) -> dict[str, Any]:
+    """The key of a statement, as the only one of tables that hold nothing."""
+    end = next(token.start() for token in _TOKEN.finditer(source) if token.group() == "=")
+    return tomllib.loads(f"{source[:end]}= {{}}")
+
+
+def _path_of(tables: Any) -> KeyPath:
     path: list[str] = []
-    inner: Any = statement.says
-    while isinstance(inner, dict) and inner:
-        name, inner = next(iter(inner.items()))
+    while isinstance(tables, dict) and tables:
+        name, tables = next(iter(tables.items()))
         path.append(name)
     return tuple(path)
+
+
+def _below(table: KeyPath, says: Mapping[str, Any]) -> Mapping[str, Any]:
+    for name in reversed(table):
+        says = {str(name): says}
+    return says
 
 
 def _cut(text: str) -> Iterator[tuple[Line, str]]:

@@ -234,7 +234,7 @@ VIOLATIONS: list[tuple[str, RequestedSession, tuple[str, ViolationKind, str, str
     (
         "sandbox = {backends = ['local']}",
         RequestedSession(backend="e2b"),
-        ("backend", NOT_ALLOWED, "e2b", "local", "profiles.a.sandbox.backends"),
+        ("backend", UNSUPPORTED, "e2b", "local", "server.backend"),
     ),
     (
         "",

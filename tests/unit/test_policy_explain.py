@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from executor_server.policy_explain import Explanation, PolicyText, explain
 from executor_server.policy_file import built_in_policy, parse_policy
 from executor_server.policy_lines import Lines
 from executor_server.policy_question import Question
-from executor_server.settings import KeyPath, undotted
+from executor_server.settings import undotted
 
 TEXT = '''\
 # a comment [profiles.none]
@@ -68,20 +69,45 @@ def test_the_text_of_a_line_is_as_it_is_written() -> None:
 
 
 @pytest.mark.parametrize(
-    ("key", "table", "line"),
+    ("key", "kind", "line", "write"),
     [
-        ("profiles.base.imports.denied", ("profiles", "base", "imports"), 6),
-        ("profiles.base.limits.max.wall_time_s", ("profiles", "base", "limits", "max"), 13),
-        ('profiles."with.dot".limits.max.processes', ("profiles", "with.dot", "limits", "max"), 15),
-        ('profiles."with.dot".quotas.calls', ("profiles", "with.dot"), 15),
-        ("profiles.late.quotas.calls", ("profiles", "late"), 18),
-        ("tenants.x.profile", ("tenants", "x"), 19),
+        ("profiles.base.imports.denied", "below", 5, "imports.denied"),
+        ("profiles.base.limits.max.wall_time_s", "within", 13, "max.wall_time_s"),
+        ('profiles."with.dot".limits.max.processes', "below", 15, "processes"),
+        ('profiles."with.dot".quotas.calls', "below", 17, '"with.dot".quotas.calls'),
+        ("profiles.late.quotas.calls", "below", 17, "late.quotas.calls"),
+        ("tenants.x.profile", "below", 19, "profile"),
     ],
 )
-def test_a_key_that_is_not_written_has_a_place_to_go(key: str, table: KeyPath, line: int) -> None:
-    found = Lines(TEXT).of_table(undotted(key))
+def test_a_key_that_is_not_written_has_a_place_to_go(key: str, kind: str, line: int, write: str) -> None:
+    found = Lines(TEXT).room_for(undotted(key))
     assert found is not None
-    assert (found[0], found[1].number) == (table, line)
+    assert (found.kind, found.line.number, found.write) == (kind, line, write)
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "write"),
+    [
+        ("[profiles.a]\nlimits.max.processes = 9\n[profiles.a.limits.default]\n", "below", "limits.max.wall_time_s"),
+        ("[profiles.a]\n[profiles.a.limits.default]\n[profiles.b]\n", "below", "limits.max.wall_time_s"),
+        ("[profiles.a.limits]\nmax.processes = 9\n[profiles.a]\n", "below", "max.wall_time_s"),
+        ("[profiles]\na.limits.max.processes = 9\n", "below", "a.limits.max.wall_time_s"),
+        ("[profiles.a.limits.default]\nprocesses = 9\n", "new", "[profiles.a.limits.max]"),
+        ("profiles.a.files.max_puts = 9\n[profiles.b]\n", "new", "[profiles.a.limits.max]"),
+    ],
+)
+def test_a_key_can_be_written_where_it_is_said_to_go(text: str, kind: str, write: str) -> None:
+    path = ("profiles", "a", "limits", "max", "wall_time_s")
+    room = Lines(text).room_for(path)
+    assert room is not None
+    assert (room.kind, room.write) == (kind, write)
+    lines = text.splitlines()
+    if kind == "below":
+        lines.insert(room.line.number, f"{write} = 5")
+    else:
+        lines += [write, "wall_time_s = 5"]
+    assert Lines("\n".join(lines)).of_key(path) is not None
+    tomllib.loads("\n".join(lines))
 
 
 POLICY = """\
@@ -123,9 +149,8 @@ REFUSALS: list[tuple[dict[str, Any], str, int, str]] = [
     ({"authorized_imports": ["torch"]}, "authorized_imports", 2, "imports.allowed of profile base, which mine extends"),
     ({"authorized_imports": ["os.path"]}, "authorized_imports", 3, "imports.denied of profile base, which mine"),
     ({"image": "data"}, "image", 17, "sandbox.images of profile mine"),
-    ({"backend": "e2b"}, "backend", 7, "sandbox.backends of profile base, which mine extends"),
-    ({"network": ["a.example"]}, "network", 17, "no value of it would grant this"),
-    ({"packages": ["a"]}, "packages", 17, "no value of it would grant this"),
+    ({"network": ["a.example"]}, "network", 13, "sandbox.network: no value of it would grant this"),
+    ({"packages": ["a"]}, "packages", 13, "sandbox.install_packages: no value of it would grant this"),
     ({"limits": {"processes": 5000}}, "limits.processes", 13, "limits.max.processes is not written, so it has its"),
     ({"execution": {"wall_time_s": 55}}, "limits.wall_time_s", 11, "limits.execution_max.wall_time_s of profile base"),
     ({"execution": {"cpu_time_s": 500}}, "limits.cpu_time_s", 13, "limits.default.cpu_time_s is not written, so it"),
@@ -155,7 +180,7 @@ def test_a_refusal_names_the_line_behind_it(asked: dict[str, Any], field: str, l
 
 def test_a_default_that_is_not_written_is_told_where_it_would_go() -> None:
     (refusal,) = explained({"limits": {"processes": 5000}}).refusals
-    assert refusal.place.advice.endswith("it would go into [profiles.mine.limits.max]")
+    assert refusal.place.advice.endswith("write `limits.max.processes = …` below this line")
 
 
 def test_every_refusal_is_explained_at_once() -> None:

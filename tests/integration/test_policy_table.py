@@ -1,0 +1,239 @@
+"""Tenants with different profiles against one daemon: each request gets exactly its verdict, on every backend.
+
+What is refused is explained by the line that a person would have to change; and with that line changed it is granted.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from executor_client import ExecutorClient, InvalidRequest, Outcome, PolicyViolationError, Session
+from executor_server.cli import main
+from executor_server.errors import Violation, ViolationKind
+from executor_server.import_patterns import is_denied
+from executor_server.policy import Policy
+from executor_server.policy_explain import Explanation, PolicyText, Refusal, explain
+from executor_server.policy_file import parse_policy
+from executor_server.policy_question import Question
+from executor_server.settings import undotted
+from tests.support.backends import DOCKER_IMAGE, require
+from tests.support.daemon import Daemon, running_daemon
+from tests.support.policy_table import CASES, CODE_OF_RULE, POLICY, Case
+
+TENANTS = ("research", "support", "far", "stranger")
+SESSION_KEYS = ("image", "backend", "authorized_imports", "limits", "network", "packages")
+OTHER = {"local": "docker", "docker": "local"}
+MAX_CHANGES = 10
+
+
+def for_backend(value: Any, backend: str) -> Any:
+    """With the names of backends in place."""
+    text = json.dumps(value).replace("{backend}", backend).replace("{other}", OTHER[backend])
+    return json.loads(text)
+
+
+def policy_text(backend: str) -> str:
+    return POLICY.replace("{other}", OTHER[backend])
+
+
+def violations_of(case: Case, backend: str) -> list[tuple[str, ...]]:
+    """As the daemon gives them: rules of the tenant's profile by their whole path."""
+    return [
+        (*others, rule if rule in ("default", "server.backend") else f"profiles.{case.tenant}.{rule}")
+        for *others, rule in for_backend(case.violations, backend)
+    ]
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# A daemon
+
+
+@dataclass(frozen=True)
+class Tenants:
+    """One daemon, and a connection of each tenant."""
+
+    backend: str
+    clients: dict[str, ExecutorClient]
+    sessions: dict[str, Session]  # for what is asked of a session that is nothing special
+
+    @contextmanager
+    def session(self, tenant: str, asked: dict[str, Any], *, own: bool) -> Iterator[Session]:
+        if not asked and not own:
+            yield self.sessions[tenant]
+            return
+        with self.clients[tenant].create_session(**asked) as session:
+            yield session
+
+
+@pytest.fixture(scope="module", params=["local", "docker"])
+def tenants(request: pytest.FixtureRequest) -> Iterator[Tenants]:
+    backend: str = request.param
+    require(backend)
+    directory = Path(tempfile.mkdtemp(prefix="p-"))
+    image = DOCKER_IMAGE if backend == "docker" else sys.executable
+    (directory / "policy.toml").write_text(policy_text(backend))
+    (directory / "executor.toml").write_text(
+        f'[policy]\nfile = "{directory}/policy.toml"\n[pool]\nsize = 0\n'
+        f'[{backend}.images]\nbase = "{image}"\ndata = "{image}"\nweb = "{image}"\n'
+    )
+    options = ("--config", str(directory / "executor.toml"), "--backend", backend)
+    with running_daemon(directory, *options) as daemon, ExitStack() as stack:
+        clients = {
+            name: stack.enter_context(ExecutorClient(daemon.address, token=_token(daemon, name))) for name in TENANTS
+        }
+        sessions = {name: stack.enter_context(clients[name].create_session()) for name in ("research", "support")}
+        yield Tenants(backend, clients, sessions)
+    shutil.rmtree(directory)
+
+
+def _token(daemon: Daemon, tenant: str) -> str:
+    arguments = ["token", "new", "--tenant", tenant, "--state-dir", str(daemon.state_dir)]
+    result = CliRunner().invoke(main, arguments, catch_exceptions=False)
+    return result.stdout.strip()
+
+
+def do(tenants: Tenants, case: Case) -> Outcome:
+    """Does what is asked for, and tells how code ends that does its part. Raises what the client raises."""
+    asked = for_backend(dict(case.asked), tenants.backend)
+    of_session = {key: asked[key] for key in SESSION_KEYS if key in asked}
+    with tenants.session(case.tenant, of_session, own="put_file" in asked or "tools" in asked) as session:
+        if "tools" in asked:
+            session.register_tools(dict.fromkeys(asked["tools"], lambda: None))
+        if "put_file" in asked:
+            for number in range(asked["put_file"].get("so_far", 0)):
+                session.put_file(f"file-{number}", b"x")
+            session.put_file("file", b"x" * asked["put_file"]["size_bytes"])
+        code = [f"import {module}" for module in asked.get("imports", ())]
+        code += [CODE_OF_RULE[rule] for rule in asked.get("language", ())]
+        result = session.execute("\n".join(code) or "1 + 1", limits=asked.get("execution"))
+        if result.outcome is Outcome.POLICY_DENIED:  # and it says by which rule
+            assert result.error is not None
+            assert f"language.{asked['language'][0]}" in result.error.message
+        return result.outcome
+
+
+@pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
+def test_each_request_gets_exactly_its_verdict(tenants: Tenants, case: Case) -> None:
+    if case.violations:
+        with pytest.raises(PolicyViolationError) as refused:
+            do(tenants, case)
+        found = [(each.field, each.kind, each.requested, each.allowed, each.rule) for each in refused.value.violations]
+        assert (found, refused.value.omitted) == (violations_of(case, tenants.backend), 0)
+    elif case.invalid:
+        with pytest.raises(InvalidRequest) as invalid:
+            do(tenants, case)
+        assert case.invalid in invalid.value.message
+    else:
+        assert do(tenants, case) is (case.outcome or Outcome.SUCCEEDED)
+
+
+def test_the_table_is_long_enough() -> None:
+    assert len(CASES) >= 60
+    assert len({case.name for case in CASES}) == len(CASES)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Explained
+
+
+def explained(text: str, backend: str, case: Case) -> Explanation:
+    file = parse_policy(text.encode(), Path("policy.toml"))
+    policy = Policy(file, images=["base", "data", "web"], backend=backend, orphan_time_s=600.0)
+    config_text = f'[server]\nbackend = "{backend}"\n'
+    question = Question.model_validate(for_backend(dict(case.asked), backend))
+    return explain(PolicyText(policy, text, config_text), case.tenant, question)
+
+
+def has_line(refusal: Refusal) -> bool:
+    """Whether there is a line that would grant it: not what can't be enforced, nor what the session did not ask for."""
+    violation = refusal.violation
+    assert violation is not None
+    return violation.kind is not ViolationKind.UNSUPPORTED and "nothing of the policy" not in refusal.place.advice
+
+
+def changed(text: str, refusal: Refusal) -> str:
+    """The policy with the one statement changed, or written, that the refusal points to."""
+    violation, line = refusal.violation, refusal.place.line
+    assert violation is not None
+    assert line is not None
+    lines = text.splitlines()
+    assert lines[line.number - 1].strip() == line.text
+    rule = undotted(violation.rule)
+    old = _value_in(text, refusal)
+    value = json.dumps(_granting(violation, old))
+    if rule == ("default",):
+        return "\n".join([*lines[: line.number - 1], f"default = {value}", *lines[line.number - 1 :]]) + "\n"
+    if refusal.place.room is not None:
+        assert refusal.place.room.kind == "below"
+        return "\n".join([*lines[: line.number], f"{refusal.place.room.write} = {value}", *lines[line.number :]]) + "\n"
+    end = line.number
+    while "]" not in lines[end - 1] and lines[end - 1].rstrip().endswith(("[", ",")):
+        end += 1
+    key = line.text.partition("=")[0]
+    return "\n".join([*lines[: line.number - 1], f"{key}= {value}", *lines[end:]]) + "\n"
+
+
+def _value_in(text: str, refusal: Refusal) -> Any:
+    """What the policy has there now, inherited or not."""
+    assert refusal.violation is not None
+    _, *rule = undotted(refusal.violation.rule)
+    if not rule:
+        return None
+    found: Any = parse_policy(text.encode(), Path("policy.toml")).profiles[str(rule[0])]
+    for part in rule[1:]:
+        found = getattr(found, str(part))
+    return found
+
+
+def _granting(violation: Violation, old: Any) -> Any:
+    """A value under which what was asked for would be granted."""
+    if violation.field == "tenant":
+        return "research"
+    if violation.field == "language":
+        return "standard" if old is None else True
+    if violation.kind is ViolationKind.DENIED:
+        return [pattern for pattern in old if not is_denied(violation.requested, [pattern])]
+    if isinstance(old, tuple):
+        return [*old, violation.requested]
+    return json.loads(violation.requested.replace(",", ""))
+
+
+REFUSED = [case for case in CASES if case.violations or case.outcome in (Outcome.POLICY_DENIED, Outcome.IMPORT_DENIED)]
+
+
+@pytest.mark.parametrize("case", REFUSED, ids=[case.name for case in REFUSED])
+def test_each_refusal_is_explained_by_a_line_and_granted_when_it_is_changed(case: Case) -> None:
+    text = policy_text("local")
+    explanation = explained(text, "local", case)
+    assert explanation.granted is None
+    if case.violations:
+        violations = [each.violation for each in explanation.refusals if each.violation is not None]
+        found = [(each.field, each.kind.value, each.requested, each.allowed, each.rule) for each in violations]
+        assert found == violations_of(case, "local")
+    hopeless = [refusal for refusal in explanation.refusals if not has_line(refusal)]
+    for _ in range(MAX_CHANGES):
+        mendable = [refusal for refusal in explained(text, "local", case).refusals if has_line(refusal)]
+        if not mendable:
+            break
+        text = changed(text, mendable[0])
+    rest = explained(text, "local", case)
+    assert len(rest.refusals) == len(hopeless)
+    assert (rest.granted is not None) is (not hopeless)
+
+
+@pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
+def test_what_is_granted_by_a_daemon_is_granted_by_the_explanation(case: Case) -> None:
+    is_granted = explained(policy_text("local"), "local", case).granted is not None
+    refused = case.violations or case.invalid or case in REFUSED
+    assert is_granted is not bool(refused)

@@ -32,8 +32,6 @@ from executor_server.model import (
     SessionSpec,
 )
 from executor_server.observer import Observer
-from executor_server.policies import PolicyListener
-from executor_server.policy import Policy
 from executor_server.tokens import TokenNews
 
 REFUSALS_WINDOW_S = 60.0
@@ -144,7 +142,7 @@ class _Window:
         self.counted[sort] += 1
 
 
-class AuditTrail(Observer, PolicyListener):
+class AuditTrail(Observer):
     """Writes down what it is told of."""
 
     def __init__(self, log: AuditLog, clock: Callable[[], float] = time.monotonic) -> None:
@@ -216,21 +214,24 @@ class AuditTrail(Observer, PolicyListener):
         """It stops in order, and its sessions have ended."""
         self._log.write(AuditKind.DAEMON_STOPPED, {})
 
-    def policy_changed(self, before: Policy, now: Policy) -> None:
-        fields = {"before": before.fingerprint, "policy": now.fingerprint, "policy_version": now.version}
+    def policy_reloaded(self, before: str, policy: str, version: str, actions: Mapping[str, int] | None = None) -> None:
+        """`before` and `policy` are fingerprints; `actions` says how many sessions were kept, tightened, ended."""
+        fields: dict[str, Any] = {"before": before, "policy": policy, "policy_version": version}
+        if actions is not None:
+            fields["sessions"] = dict(actions)
         self._log.write(AuditKind.POLICY_RELOADED, fields)
 
-    def policy_refused(self, current: Policy, problems: Sequence[str]) -> None:
-        self._log.write(AuditKind.POLICY_REFUSED, {"policy": current.fingerprint, "problems": list(problems)})
+    def policy_refused(self, policy: str, problems: Sequence[str]) -> None:
+        """A policy file can't be used, and the one of this fingerprint stays in force."""
+        self._log.write(AuditKind.POLICY_REFUSED, {"policy": policy, "problems": list(problems)})
 
     def tokens_changed(self, news: TokenNews) -> None:
         """For `Tokens.listen`."""
         self._log.write(AuditKind.TOKENS_RELOADED, asdict(news))
 
-    def admin_called(self, principal: Principal, method: str, arguments: Mapping[str, str]) -> None:
-        """An administrator is about to do something. For AdminService."""
-        said = [f"{name}={value}" for name, value in arguments.items()]
-        self._log.write(AuditKind.ADMIN_CALLED, {**of_principal(principal), "method": method, "arguments": said})
+    def admin_called(self, principal: Principal, method: str, target: str = "") -> None:
+        """An administrator is about to do something. `target` is what to, where that is something."""
+        self._log.write(AuditKind.ADMIN_CALLED, {**of_principal(principal), "method": method, "target": target})
 
     # -- refusals --------------------------------------------------------------------------------------------------
 

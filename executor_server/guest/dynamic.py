@@ -89,6 +89,8 @@ class _AgentBuiltins(ModuleType):
         namespace = object.__getattribute__(self, "_namespace")
         if name == "__import__":
             return namespace[CALLED_IMPORT]  # the other one is for import statements
+        if name == "__dict__":
+            return namespace
         return namespace[name] if name in namespace else object.__getattribute__(self, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -99,7 +101,7 @@ class _AgentBuiltins(ModuleType):
             raise AttributeError(name)
 
     def __dir__(self) -> list[str]:
-        return sorted(object.__getattribute__(self, "_namespace"))
+        return sorted(name for name in object.__getattribute__(self, "_namespace") if name.isidentifier())
 
 
 class _Instrumenter:

@@ -53,6 +53,8 @@ class Builtins:
     def _restricted(self) -> dict[str, Any]:
         refused = self._referee.rules.refused
         restricted: dict[str, Any] = {}
+        if not refused:
+            return restricted
         if refused & _HOOKED:
             restricted.update(self._hooks.builtins())
         for name, value in self._ordinary.items():

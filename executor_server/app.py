@@ -10,30 +10,57 @@ import asyncio
 import ctypes
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, closing, contextmanager
+from functools import partial
+from importlib.metadata import version
 
 import structlog
 import uvloop
 
 from executor_server import logs, state_dir
-from executor_server.backends.base import Backend, HostFinding
-from executor_server.backends.local import LocalBackend
-from executor_server.config import Config, ServerSection
+from executor_server.admission import STOPPED_TEXT, Admission, must_stop
+from executor_server.app_settings import (
+    audit_files,
+    audit_settings,
+    backend_of,
+    policy_of,
+    pool_settings,
+    server_settings,
+    session_settings,
+)
+from executor_server.audit import AuditLog
+from executor_server.audit_trail import AuditTrail
+from executor_server.backends.base import HostFinding
+from executor_server.config import Config
+from executor_server.cpu_shares import CpuShares
+from executor_server.fair_queue import FairQueue
 from executor_server.host_sweeper import HostSweeper
+from executor_server.metrics import Metrics
+from executor_server.metrics_endpoint import MetricsEndpoint
+from executor_server.metrics_sources import Sources, SourcesCollector
+from executor_server.model import Principal
+from executor_server.observer import Observers
+from executor_server.policies import PolicyListener, PolicyStore
 from executor_server.policy import Policy
-from executor_server.policy_file import load_policy
-from executor_server.pool import PoolSettings, WarmPool
+from executor_server.pool import WarmPool
+from executor_server.quotas import Quotas
 from executor_server.registry import Registry
-from executor_server.rpc.addresses import judged, unix_address
+from executor_server.rpc.admin import AdminService
+from executor_server.rpc.handlers import OWN_METHODS
 from executor_server.rpc.identities import Identities
-from executor_server.rpc.peer_socket import PeerSocket
-from executor_server.rpc.server import RpcServer, ServerSettings, TlsFiles
+from executor_server.rpc.meter import metering
+from executor_server.rpc.server import RpcServer
 from executor_server.rpc.service import ExecutorService
-from executor_server.sessions import SessionManager, SessionSettings
-from executor_server.token_file import TokenFile
+from executor_server.rpc.tracing import call_tracing, load_tracing
+from executor_server.sessions import SessionManager, Watch
+from executor_server.settings import ConfigError
+from executor_server.timed_gate import TimedGate
+from executor_server.token_file import TokenFile, TokenFileError
 from executor_server.tokens import Tokens
+from executor_server.usage_store import UsageStore
 
+VERSION = version("remote-executor")
 # When the sessions have ended, calls only have to deliver what is already there.
 STOP_GRACE_S = 2.0
 # mallopt(3)
@@ -53,7 +80,7 @@ def serve(config: Config) -> None:
 def check_host(config: Config) -> Sequence[HostFinding]:
     """What this host can isolate and limit."""
     logs.configure(config.log.level, config.log.format)
-    return uvloop.run(_make_backend(config).check_host())
+    return uvloop.run(backend_of(config).check_host())
 
 
 def _keep_freed_memory() -> None:
@@ -69,52 +96,163 @@ def _keep_freed_memory() -> None:
 
 
 async def _serve(config: Config) -> None:
-    server_settings = _server_settings(config)
+    settings = server_settings(config)
     async with AsyncExitStack() as stack:
-        stop = stack.enter_context(_stop_signals())
+        signals = stack.enter_context(_signals())
         own_state = stack.enter_context(state_dir.claim(config.server.state_dir))
-        token_file = TokenFile(config.server.token_file or own_state.tokens_path)
-        tokens = Tokens(state_dir.read_or_make_token(own_state), token_file)
-
+        tokens = Tokens(
+            state_dir.read_or_make_token(own_state), TokenFile(config.server.token_file or own_state.tokens_path)
+        )
         registry = stack.enter_context(closing(Registry(own_state)))
 
-        backend = _make_backend(config)
+        backend = backend_of(config)
         stack.push_async_callback(backend.close)
         await backend.start()
-        policy = _make_policy(config, backend)
-        warm = policy.warm_sandboxes(config.pool)
 
-        pool = WarmPool(backend, _pool_settings(config))
+        # Who watches. Quotas and the audit log are asked before something happens, the others told after it has.
+        metrics = Metrics(version=VERSION, backend=backend.name, methods=OWN_METHODS)
+        log = AuditLog(audit_files(config), audit_settings(config)) if config.audit.enabled else None
+        trail = AuditTrail(log) if log is not None else None
+        news = _PolicyNews([metrics] if trail is None else [trail, metrics])
+        policies = PolicyStore(
+            config.policy.file, partial(policy_of, config, backend), config.policy.watch_interval_s, news
+        )
+        usage = stack.enter_context(closing(UsageStore(own_state.usage_path)))
+        quotas = stack.enter_context(closing(Quotas(lambda tenant: policies.current.quotas_of(tenant), usage)))
+        if log is not None and trail is not None:
+            stack.push_async_callback(log.close)
+            await log.start()
+            tokens.listen(trail.tokens_changed)
+            trail.daemon_started(
+                version=VERSION,
+                backend=backend.name,
+                policy=policies.current.fingerprint,
+                policy_version=policies.current.version,
+            )
+        tracing = load_tracing(config.tracing, VERSION)
+        if tracing is not None:
+            stack.push_async_callback(tracing.close)
+        shares = stack.enter_context(closing(CpuShares(lambda session, share: sessions.set_cpu_share(session, share))))
+        observer = Observers([each for each in (quotas, trail, metrics, tracing, shares) if each is not None])
+        gate = TimedGate(Admission(quotas, FairQueue(config.sessions.creations), log), metrics)
+
+        pool = WarmPool(backend, pool_settings(config))
         stack.push_async_callback(pool.close)
-        sessions = SessionManager(backend, pool, registry, _session_settings(config))
-        identities = Identities(tokens, lambda: policy)
-        server = RpcServer(ExecutorService(policy, sessions), identities, server_settings)
+        sessions = SessionManager(backend, pool, registry, session_settings(config), Watch(gate, observer))
+
+        def follow(policy: Policy) -> None:
+            # First the pool: from here on nobody gets a sandbox that the earlier policy approved.
+            pool.replace(policy.warm_sandboxes(config.pool))
+            sessions.follow(policy)
+
+        news.on_change(follow)
+        if log is not None:
+            log.on_failing(lambda: sessions.stop_executions(must_stop, STOPPED_TEXT))
+        around = [metering(metrics)] if tracing is None else [call_tracing(tracing), metering(metrics)]
+        admin = AdminService(
+            sessions,
+            quotas,
+            lambda: policies.current,
+            partial(_reload, policies, tokens),
+            _record_nothing if trail is None else trail.admin_called,
+        )
+        server = RpcServer(
+            ExecutorService(lambda: policies.current, sessions),
+            Identities(tokens, lambda: policies.current),
+            settings,
+            admin=admin,
+            observer=observer,
+            quotas=quotas,
+            interceptors=around,
+        )
+        if trail is not None:
+            stack.callback(trail.daemon_stopped)
         # The sessions end before the server does: what still runs ends as cancelled, and its callers are told so.
         stack.push_async_callback(server.stop, STOP_GRACE_S)
         stack.push_async_callback(sessions.close)
         # Recovered sessions end with this daemon, so all that can be wrong with its configuration comes before them.
         server.bind()
+        if config.metrics.listen is not None:
+            metrics.registry.register(SourcesCollector(metrics, _sources(sessions, pool, policies, quotas, log)))
+            endpoint = MetricsEndpoint(metrics, config.metrics.listen)
+            stack.push_async_callback(endpoint.close)
+            await endpoint.start()
         # And this before anything makes a sandbox: what no session of an earlier daemon owns is destroyed here.
         await sessions.recover()
-        await pool.start(warm)
+        sessions.follow(policies.current)
+        await pool.start(policies.current.warm_sandboxes(config.pool))
         await sessions.start()
         sweeper = HostSweeper(backend, config.sessions.host_sweep_interval_s)
         stack.push_async_callback(sweeper.close)
         await sweeper.start()
+        stack.push_async_callback(policies.close)
+        await policies.start()
+        signals.on_reload(policies.reload_soon)
         listening = await server.start()
         _announce(listening, own_state)
 
-        await stop.first()
+        await signals.first()
         _log.info("daemon_draining", drain_s=config.sessions.drain_s)
         await server.announce_end()
-        await _unless_hurried(stop, sessions, config.sessions.drain_s)
+        await _unless_hurried(signals, sessions, config.sessions.drain_s)
         _log.info("daemon_stopping")
 
 
-async def _unless_hurried(stop: StopSignals, sessions: SessionManager, drain_s: float) -> None:
+class _PolicyNews(PolicyListener):
+    """Brings another policy to whom it concerns, and all news of policies to who counts them and writes them down."""
+
+    def __init__(self, told: Sequence[PolicyListener]) -> None:
+        self._told = told
+        self._follow: Callable[[Policy], None] | None = None
+
+    def on_change(self, follow: Callable[[Policy], None]) -> None:
+        """What has to follow another policy, before the store begins to watch."""
+        self._follow = follow
+
+    def policy_changed(self, before: Policy, now: Policy) -> None:
+        for each in self._told:
+            each.policy_changed(before, now)
+        if self._follow is not None:
+            self._follow(now)
+
+    def policy_unchanged(self) -> None:
+        for each in self._told:
+            each.policy_unchanged()
+
+    def policy_refused(self, current: Policy, problems: Sequence[str]) -> None:
+        for each in self._told:
+            each.policy_refused(current, problems)
+
+
+async def _reload(policies: PolicyStore, tokens: Tokens) -> bool:
+    """Reads policy and tokens again; whether the policy is another one. Raises ConfigError."""
+    try:
+        await tokens.reload()
+    except TokenFileError as error:
+        raise ConfigError([str(error)]) from error
+    return await policies.reload()
+
+
+def _record_nothing(_principal: Principal, _method: str, _target: str) -> None:
+    """There is no audit log."""
+
+
+def _sources(
+    sessions: SessionManager, pool: WarmPool, policies: PolicyStore, quotas: Quotas, log: AuditLog | None
+) -> Sources:
+    return Sources(
+        sessions=sessions.list_all,
+        pool=pool.stats,
+        policy=lambda: policies.current,
+        quotas=quotas,
+        audit=log.stats if log is not None else None,
+    )
+
+
+async def _unless_hurried(signals: Signals, sessions: SessionManager, drain_s: float) -> None:
     """Drains the sessions; a second signal breaks it off."""
     drain = asyncio.create_task(sessions.drain(drain_s))
-    hurry = asyncio.create_task(stop.second())
+    hurry = asyncio.create_task(signals.second())
     try:
         await asyncio.wait((drain, hurry), return_when=asyncio.FIRST_COMPLETED)
         if not drain.done():
@@ -127,12 +265,21 @@ async def _unless_hurried(stop: StopSignals, sessions: SessionManager, drain_s: 
         drain.result()
 
 
-class StopSignals:
-    """Counts the requests to stop."""
+class Signals:
+    """Counts the requests to stop, and passes on those to reload."""
 
     def __init__(self) -> None:
         self._first = asyncio.Event()
         self._second = asyncio.Event()
+        self._reload: Callable[[], None] | None = None
+
+    def on_reload(self, reload: Callable[[], None]) -> None:
+        """What SIGHUP asks for; before, it is heard and nothing is done."""
+        self._reload = reload
+
+    def reload_asked(self) -> None:
+        if self._reload is not None:
+            self._reload()
 
     def received(self) -> None:
         if self._first.is_set():
@@ -147,15 +294,20 @@ class StopSignals:
 
 
 @contextmanager
-def _stop_signals() -> Iterator[StopSignals]:
+def _signals() -> Iterator[Signals]:
     loop = asyncio.get_running_loop()
-    stop = StopSignals()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.received)
+    signals = Signals()
+    handlers = {
+        signal.SIGTERM: signals.received,
+        signal.SIGINT: signals.received,
+        signal.SIGHUP: signals.reload_asked,
+    }
+    for number, handler in handlers.items():
+        loop.add_signal_handler(number, handler)
     try:
-        yield stop
+        yield signals
     finally:
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in handlers:
             loop.remove_signal_handler(number)
 
 
@@ -164,77 +316,3 @@ def _announce(listening: Sequence[str], own_state: state_dir.StateDir) -> None:
     sys.stdout.write(f"executor-server listens on {' and '.join(listening)}; the token is in {own_state.token_path}\n")
     sys.stdout.flush()
     _log.info("daemon_listening", addresses=list(listening))
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# From the configuration to the parts' settings
-
-
-def _make_backend(config: Config) -> Backend:
-    if config.server.backend == "docker":
-        # Imported here: nobody else pays for the SDK's imports.
-        from executor_server.backends.docker import DockerBackend
-
-        return DockerBackend(config.server.state_dir, config.docker)
-    return LocalBackend(config.server.state_dir, config.local.images, bwrap=config.local.bwrap)
-
-
-def _make_policy(config: Config, backend: Backend) -> Policy:
-    return Policy(
-        load_policy(config.policy.file),
-        images=backend.images,
-        backend=backend.name,
-        orphan_time_s=config.sessions.orphan_time_s,
-    )
-
-
-def _pool_settings(config: Config) -> PoolSettings:
-    pool = config.pool
-    return PoolSettings(
-        concurrency=pool.concurrency,
-        backoff_s=pool.backoff_s,
-        max_backoff_s=pool.max_backoff_s,
-        ping_interval_s=config.sessions.ping_interval_s,
-    )
-
-
-def _session_settings(config: Config) -> SessionSettings:
-    sessions = config.sessions
-    return SessionSettings(
-        max_sessions=sessions.max_sessions,
-        max_queued_executions=sessions.max_queued_executions,
-        max_finished_executions=sessions.max_finished_executions,
-        journal_bytes=sessions.journal_bytes,
-        staging_bytes=sessions.staging_bytes,
-        max_file_bytes=sessions.max_file_bytes,
-        sweep_interval_s=sessions.sweep_interval_s,
-        ping_interval_s=sessions.ping_interval_s,
-        silence_s=sessions.silence_s,
-        recovery_s=sessions.recovery_s,
-    )
-
-
-def _server_settings(config: Config) -> ServerSettings:
-    server = config.server
-    tls = None
-    if server.tls_cert is not None and server.tls_key is not None:
-        tls = TlsFiles(cert=server.tls_cert, key=server.tls_key, client_ca=server.tls_client_ca)
-    return ServerSettings(
-        listen=judged(config.listen_addresses, has_tls=tls is not None),
-        tls=tls,
-        max_message_bytes=server.max_message_bytes,
-        max_metadata_bytes=server.max_metadata_bytes,
-        max_concurrent_streams=server.max_concurrent_streams,
-        max_concurrent_calls=server.max_concurrent_calls,
-        connection_idle_s=server.connection_idle_s,
-        keepalive_s=server.keepalive_s,
-        keepalive_timeout_s=server.keepalive_timeout_s,
-        peer_socket=_peer_socket(server),
-    )
-
-
-def _peer_socket(server: ServerSection) -> PeerSocket | None:
-    if server.peer_socket is None:
-        return None
-    inner = state_dir.StateDir(server.state_dir).inner_socket_path
-    return PeerSocket(outer=unix_address(server.peer_socket), inner=unix_address(inner))

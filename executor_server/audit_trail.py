@@ -32,6 +32,7 @@ from executor_server.model import (
     SessionSpec,
 )
 from executor_server.observer import Observer
+from executor_server.policies import PolicyListener
 from executor_server.tokens import TokenNews
 
 REFUSALS_WINDOW_S = 60.0
@@ -142,7 +143,7 @@ class _Window:
         self.counted[sort] += 1
 
 
-class AuditTrail(Observer):
+class AuditTrail(Observer, PolicyListener):
     """Writes down what it is told of."""
 
     def __init__(self, log: AuditLog, clock: Callable[[], float] = time.monotonic) -> None:

@@ -9,7 +9,7 @@ does not touch its execution, which belongs to the session.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
@@ -33,7 +33,8 @@ T = TypeVar("T")
 class ExecutorService(service_grpc.ExecutorServiceServicer):
     """Serves executor_api.v1.ExecutorService from a session manager."""
 
-    def __init__(self, policy: Policy, sessions: SessionManager) -> None:
+    def __init__(self, policy: Callable[[], Policy], sessions: SessionManager) -> None:
+        """`policy` gives the one in force."""
         self._policy = policy
         self._sessions = sessions
 
@@ -44,7 +45,7 @@ class ExecutorService(service_grpc.ExecutorServiceServicer):
     ) -> service_pb.CreateSessionResponse:
         principal = current_principal.get()
         request_id = checks.identifier(request.request_id, "request_id")
-        spec = self._policy.decide(principal, convert.requested_session_from(request))
+        spec = self._policy().decide(principal, convert.requested_session_from(request))
         session = await self._sessions.create(principal, SessionRequest(request_id=request_id, spec=spec))
         return service_pb.CreateSessionResponse(session=convert.session_to(session))
 
@@ -178,7 +179,7 @@ class ExecutorService(service_grpc.ExecutorServiceServicer):
         return convert.files_to(files, truncated=truncated)
 
     async def GetPolicy(self, request: service_pb.GetPolicyRequest, context: Context) -> service_pb.GetPolicyResponse:
-        return service_pb.GetPolicyResponse(policy=convert.policy_to(self._policy.describe(current_principal.get())))
+        return service_pb.GetPolicyResponse(policy=convert.policy_to(self._policy().describe(current_principal.get())))
 
     # -- who and which
 

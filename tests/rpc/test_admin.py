@@ -107,7 +107,7 @@ class World:
 async def serving(world: World, directory: Path) -> AsyncIterator[str]:
     identities = Identities(Tokens(TOKEN), lambda: world.policy)
     server = RpcServer(
-        ExecutorService(world.policy, cast("Any", None)),
+        ExecutorService(lambda: world.policy, cast("Any", None)),
         identities,
         settings(f"unix:{directory}/s"),
         admin=world.service(),

@@ -1,0 +1,109 @@
+"""From the configuration to the settings of the daemon's parts, which do not know the configuration."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from executor_server.audit import AuditSettings
+from executor_server.audit_files import AuditFiles
+from executor_server.backends.base import Backend
+from executor_server.backends.local import LocalBackend
+from executor_server.config import Config, ServerSection
+from executor_server.policy import Policy
+from executor_server.policy_file import PolicyFile
+from executor_server.pool import PoolSettings
+from executor_server.rpc.addresses import judged, unix_address
+from executor_server.rpc.peer_socket import PeerSocket
+from executor_server.rpc.server import ServerSettings, TlsFiles
+from executor_server.session_requests import SessionSettings
+from executor_server.state_dir import StateDir
+
+_AUDIT_DIRECTORY = "audit"
+
+
+def backend_of(config: Config) -> Backend:
+    """Not started yet."""
+    if config.server.backend == "docker":
+        # Imported here: nobody else pays for the SDK's imports.
+        from executor_server.backends.docker import DockerBackend
+
+        return DockerBackend(config.server.state_dir, config.docker)
+    return LocalBackend(config.server.state_dir, config.local.images, bwrap=config.local.bwrap)
+
+
+def policy_of(config: Config, backend: Backend, file: PolicyFile) -> Policy:
+    """What a policy file says of this daemon. Raises ConfigError when the pool asks for what it does not grant."""
+    policy = Policy(file, images=backend.images, backend=backend.name, orphan_time_s=config.sessions.orphan_time_s)
+    policy.warm_sandboxes(config.pool)
+    return policy
+
+
+def audit_directory(config: Config) -> Path:
+    return config.audit.directory or config.server.state_dir / _AUDIT_DIRECTORY
+
+
+def audit_files(config: Config) -> AuditFiles:
+    audit = config.audit
+    return AuditFiles(
+        audit_directory(config),
+        max_file_bytes=audit.max_file_bytes,
+        max_files=audit.max_files,
+        anchor_after_sync=audit.sync == "always",
+    )
+
+
+def audit_settings(config: Config) -> AuditSettings:
+    return AuditSettings(sync=config.audit.sync, sync_interval_s=config.audit.sync_interval_s)
+
+
+def pool_settings(config: Config) -> PoolSettings:
+    pool = config.pool
+    return PoolSettings(
+        concurrency=pool.concurrency,
+        backoff_s=pool.backoff_s,
+        max_backoff_s=pool.max_backoff_s,
+        ping_interval_s=config.sessions.ping_interval_s,
+    )
+
+
+def session_settings(config: Config) -> SessionSettings:
+    sessions = config.sessions
+    return SessionSettings(
+        max_sessions=sessions.max_sessions,
+        max_queued_executions=sessions.max_queued_executions,
+        max_finished_executions=sessions.max_finished_executions,
+        journal_bytes=sessions.journal_bytes,
+        staging_bytes=sessions.staging_bytes,
+        max_file_bytes=sessions.max_file_bytes,
+        sweep_interval_s=sessions.sweep_interval_s,
+        ping_interval_s=sessions.ping_interval_s,
+        silence_s=sessions.silence_s,
+        recovery_s=sessions.recovery_s,
+    )
+
+
+def server_settings(config: Config) -> ServerSettings:
+    """Raises AddressError."""
+    server = config.server
+    tls = None
+    if server.tls_cert is not None and server.tls_key is not None:
+        tls = TlsFiles(cert=server.tls_cert, key=server.tls_key, client_ca=server.tls_client_ca)
+    return ServerSettings(
+        listen=judged(config.listen_addresses, has_tls=tls is not None),
+        tls=tls,
+        max_message_bytes=server.max_message_bytes,
+        max_metadata_bytes=server.max_metadata_bytes,
+        max_concurrent_streams=server.max_concurrent_streams,
+        max_concurrent_calls=server.max_concurrent_calls,
+        connection_idle_s=server.connection_idle_s,
+        keepalive_s=server.keepalive_s,
+        keepalive_timeout_s=server.keepalive_timeout_s,
+        peer_socket=_peer_socket(server),
+    )
+
+
+def _peer_socket(server: ServerSection) -> PeerSocket | None:
+    if server.peer_socket is None:
+        return None
+    inner = StateDir(server.state_dir).inner_socket_path
+    return PeerSocket(outer=unix_address(server.peer_socket), inner=unix_address(inner))

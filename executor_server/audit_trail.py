@@ -33,6 +33,7 @@ from executor_server.model import (
 )
 from executor_server.observer import Observer
 from executor_server.policies import PolicyListener
+from executor_server.policy import Policy
 from executor_server.tokens import TokenNews
 
 REFUSALS_WINDOW_S = 60.0
@@ -215,16 +216,12 @@ class AuditTrail(Observer, PolicyListener):
         """It stops in order, and its sessions have ended."""
         self._log.write(AuditKind.DAEMON_STOPPED, {})
 
-    def policy_reloaded(self, before: str, policy: str, version: str, actions: Mapping[str, int] | None = None) -> None:
-        """`before` and `policy` are fingerprints; `actions` says how many sessions were kept, tightened, ended."""
-        fields: dict[str, Any] = {"before": before, "policy": policy, "policy_version": version}
-        if actions is not None:
-            fields["sessions"] = dict(actions)
+    def policy_changed(self, before: Policy, now: Policy) -> None:
+        fields = {"before": before.fingerprint, "policy": now.fingerprint, "policy_version": now.version}
         self._log.write(AuditKind.POLICY_RELOADED, fields)
 
-    def policy_refused(self, policy: str, problems: Sequence[str]) -> None:
-        """A policy file can't be used, and the one of this fingerprint stays in force."""
-        self._log.write(AuditKind.POLICY_REFUSED, {"policy": policy, "problems": list(problems)})
+    def policy_refused(self, current: Policy, problems: Sequence[str]) -> None:
+        self._log.write(AuditKind.POLICY_REFUSED, {"policy": current.fingerprint, "problems": list(problems)})
 
     def tokens_changed(self, news: TokenNews) -> None:
         """For `Tokens.listen`."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -18,17 +17,32 @@ from pydantic import AfterValidator, Field, model_validator
 from pydantic_core import InitErrorDetails
 
 from executor_server.model import LANGUAGE_RULES
+from executor_server.policy_forms import (
+    MAX_PATTERNS,
+    NO_INSTALLATION,
+    NO_NETWORK,
+    Certificate,
+    Cpus,
+    Disk,
+    Flag,
+    ImportPatterns,
+    Memory,
+    Output,
+    Placement,
+    Processes,
+    Time,
+    ToolPatterns,
+    Uid,
+    Version,
+)
 from executor_server.policy_inheritance import is_written, lineage, with_inherited
 from executor_server.settings import (
     DAY_S,
     GIB,
-    KIB,
     MIB,
     Bytes,
     Count,
-    Form,
     ImageName,
-    ImportPattern,
     KeyPath,
     Name,
     Problem,
@@ -44,23 +58,11 @@ from executor_server.settings import (
 
 BUILT_IN_PROFILE = "default"
 
-# Below these no interpreter comes up in a sandbox, nothing could run, and no output could be kept.
-MIN_MEMORY_BYTES = 32 * MIB
-MIN_PROCESSES = 4
-MIN_DISK_BYTES = 64 * KIB
-MIN_TIME_S = 0.001
-MIN_OUTPUT_BYTES = 2
-
 MAX_PROFILES = 1024
 MAX_TENANTS = 65_536
-MAX_PATTERNS = 1024
 MAX_IDENTITIES = 64
 
 _FINGERPRINT_CHARS = 16
-_CERTIFICATE_FINGERPRINT = re.compile(r"sha256:[0-9a-f]{64}")
-_MAX_CERTIFICATE_CHARS = 255
-_MAX_TOOL_PATTERN_CHARS = 200
-_MAX_VERSION_CHARS = 64
 
 # What smolagents authorizes by itself (BASE_BUILTIN_MODULES), so that its prompts hold here too.
 SMOLAGENTS_BASE_IMPORTS = (
@@ -76,44 +78,6 @@ SMOLAGENTS_BASE_IMPORTS = (
     "time",
     "unicodedata",
 )
-
-
-def _is_tool_pattern(text: str) -> bool:
-    return len(text) <= _MAX_TOOL_PATTERN_CHARS and (text == "*" or text.removesuffix("*").isidentifier())
-
-
-def _is_certificate(text: str) -> bool:
-    if text.startswith("sha256:"):
-        return _CERTIFICATE_FINGERPRINT.fullmatch(text) is not None
-    return 0 < len(text) <= _MAX_CERTIFICATE_CHARS and text.isprintable() and text == text.strip()
-
-
-def _is_version(text: str) -> bool:
-    return 0 < len(text) <= _MAX_VERSION_CHARS and text.isprintable()
-
-
-_NO_NETWORK = Form('"none": an allowlist of hosts could not be enforced yet', lambda value: value == "none")
-_NO_INSTALLATION = Form("false: packages come with the image", lambda value: value is False)
-_TOOL_PATTERN = Form('a tool ("search"), the beginning of some ("web_*"), or "*"', _is_tool_pattern)
-_CERTIFICATE = Form(
-    f'a name of 1 to {_MAX_CERTIFICATE_CHARS} characters, or "sha256:" and 64 of 0-9 a-f', _is_certificate
-)
-_VERSION = Form(f"1 to {_MAX_VERSION_CHARS} characters that can be printed", _is_version)
-
-Flag = Annotated[bool, Field(strict=True)]
-Time = Annotated[float, Field(strict=True, ge=MIN_TIME_S, le=365 * DAY_S, allow_inf_nan=False)]
-Memory = Annotated[int, Field(strict=True, ge=MIN_MEMORY_BYTES, lt=2**63)]
-Processes = Annotated[int, Field(strict=True, ge=MIN_PROCESSES, le=1_000_000)]
-Output = Annotated[int, Field(strict=True, ge=MIN_OUTPUT_BYTES, lt=2**63)]
-Disk = Annotated[int, Field(strict=True, ge=MIN_DISK_BYTES, lt=2**63)]
-Cpus = Annotated[float, Field(strict=True, ge=0.01, le=1024, allow_inf_nan=False)]
-ImportPatterns = Annotated[tuple[ImportPattern, ...], Field(max_length=MAX_PATTERNS)]
-ToolPattern = Annotated[str, AfterValidator(_TOOL_PATTERN)]
-ToolPatterns = Annotated[tuple[ToolPattern, ...], Field(max_length=MAX_PATTERNS)]
-Placement = Literal["host", "sandbox"]
-Version = Annotated[str, AfterValidator(_VERSION)]
-Certificate = Annotated[str, AfterValidator(_CERTIFICATE)]
-Uid = Annotated[int, Field(strict=True, ge=0, lt=2**32 - 1)]
 
 
 class LimitValues(Section):
@@ -273,9 +237,9 @@ class SandboxTable(Section):
     """Backends that may run the sessions of this profile."""
     pull_images: Flag = False
     """Whether an image that the Engine lacks may be fetched from its registry."""
-    network: Annotated[Any, AfterValidator(_NO_NETWORK)] = "none"
+    network: Annotated[Any, AfterValidator(NO_NETWORK)] = "none"
     """`"none"`: a sandbox reaches nothing outside of it."""
-    install_packages: Annotated[Any, AfterValidator(_NO_INSTALLATION)] = False
+    install_packages: Annotated[Any, AfterValidator(NO_INSTALLATION)] = False
     """Whether code may install packages while it runs."""
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, fields
 
 from executor_server.errors import InvalidRequest, Reason
 from executor_server.import_patterns import PATTERN_FORM, is_pattern
-from executor_server.policy_file import (
+from executor_server.policy_forms import (
     MIN_DISK_BYTES,
     MIN_MEMORY_BYTES,
     MIN_OUTPUT_BYTES,

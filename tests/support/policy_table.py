@@ -73,6 +73,9 @@ profile = "support"
 
 [tenants.far]
 profile = "far"
+
+[tenants.local]
+profile = "common"
 """
 
 Row = tuple[str, str, str, str, str]

@@ -29,6 +29,8 @@ from executor_server.model import (
     VariablesState,
 )
 from executor_server.observer import SessionEnd
+from executor_server.policy import Policy
+from executor_server.policy_file import built_in_policy
 from executor_server.tokens import TokenNews
 from tests.support.audit import PRINCIPAL, audit_log, facts, records
 
@@ -200,8 +202,9 @@ async def test_what_was_counted_is_written_before_the_log_is_closed(tmp_path: Pa
 
 async def test_what_is_done_to_the_daemon_is_written_down(trail: AuditTrail, tmp_path: Path) -> None:
     trail.daemon_started(version="1", backend="local", policy="f", policy_version="7")
-    trail.policy_reloaded("f", "g", "8", {"keep": 2})
-    trail.policy_refused("g", ["profiles: is missing"])
+    policy = Policy(built_in_policy(), images=["base"], backend="local", orphan_time_s=600.0)
+    trail.policy_changed(policy, policy)
+    trail.policy_refused(policy, ["profiles: is missing"])
     trail.tokens_changed(TokenNews(3, added=("t1",)))
     trail.admin_called(PRINCIPAL, "KillSession", "5" * 32)
     trail.daemon_stopped()

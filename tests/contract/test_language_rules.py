@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 
 import pytest
@@ -11,6 +12,7 @@ from executor_server.model import SessionSpec
 from executor_server.sessions import Session, SessionRequest
 from tests.contract.harness import PRINCIPAL, Harness, pieces
 from tests.support.language_corpus import BASE, ORDINARY
+from tests.support.polling import eventually_async
 
 LIBRARY = """\
 import ctypes, os, subprocess, tempfile, threading
@@ -145,13 +147,10 @@ async def test_other_rules_hold_from_the_next_execution_on(harness: Harness) -> 
 
 async def test_what_runs_is_not_touched_by_other_rules(harness: Harness) -> None:
     session = await _session(harness)
-    execution = harness.begin(
-        session, "print('runs', flush=True)\nimport time\ntime.sleep(0.3)\nimport json\njson.dumps(1)"
-    )
-    await anext(execution.events())
+    running = asyncio.ensure_future(harness.run(session, "import time\ntime.sleep(0.2)\n__import__('json').dumps(1)"))
+    assert await eventually_async(lambda: session.state == "busy")
     await session.restrict(_held_to(session, authorized_imports=("math",)))
-    await execution.wait()
-    assert (await harness.run(session, "json.dumps(2)")).output == "2"
+    assert (await running).output == "1"
     assert (await harness.run(session, "import json")).outcome == "import_denied"
 
 

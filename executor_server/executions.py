@@ -16,7 +16,8 @@ from typing import Any
 
 from executor_server.errors import NotFound, OutOfRange, PreconditionFailed, Reason
 from executor_server.guest.frames import Fields
-from executor_server.model import BlobChunk, Event, EventKind, Image, Log, Payload, Result, ToolCall
+from executor_server.model import BlobChunk, Event, EventKind, Image, Log, OutputMode, Payload, Result, ToolCall
+from executor_server.requested import RequestedLimits
 
 _EVENT_OVERHEAD_BYTES = 256
 _FILE_OVERHEAD_BYTES = 256  # of an artifact
@@ -24,6 +25,17 @@ _FILE_OVERHEAD_BYTES = 256  # of an artifact
 _MAX_ANSWERED_CALLS = 4096
 # At one time; an honest supervisor stops far below.
 _MAX_OPEN_CALLS = 1024
+_MAX_REASON_CHARS = 1024
+
+
+@dataclass(frozen=True)
+class ExecutionRequest:
+    """An execution as a client asks for it. The same id again must come with the same of all else."""
+
+    execution_id: str
+    code: str
+    mode: OutputMode
+    limits: RequestedLimits
 
 
 @dataclass(frozen=True)
@@ -70,7 +82,7 @@ class Execution:
         self.execution_id = execution_id
         self.fingerprint = fingerprint
         self.policy_fingerprint = policy_fingerprint
-        self.cancel_reason = ""  # when it was not its client that cancelled it
+        self.stopped = ""  # why the daemon stopped it, when it did
         self.done = False
         self.last_number = 0
         self.journal_size = 0
@@ -178,12 +190,15 @@ class Execution:
         """Whether a tool call of this id can be made now: it is a new one, and not too many are open."""
         return call_id not in self._open_calls and len(self._open_calls) - len(self._answered) < _MAX_OPEN_CALLS
 
-    def cancel(self, reason: str = "") -> None:
-        """Asks for its end, once; nothing when it has ended. `reason`, when its client did not ask for it."""
+    def cancel(self) -> None:
+        """Asks for its end, once; nothing when it has ended."""
         if not self.done and not self._cancelled:
             self._cancelled = True
-            self.cancel_reason = reason
             self._control.cancel(self.execution_id)
+
+    def note_stop(self, reason: str) -> None:
+        """The daemon is about to cancel it, and says why in its result."""
+        self.stopped = self.stopped or reason[:_MAX_REASON_CHARS]
 
     def check_answer(self, call_id: str) -> None:
         """Raises NotFound, PreconditionFailed when nobody waits for the answer of this tool call."""
@@ -201,8 +216,9 @@ class Execution:
         self._control.answer(self.execution_id, call_id, answer)
         self.note_answer(call_id, len(answer) if isinstance(answer, bytes) else 0)
 
-    def note_answer(self, call_id: str, size_bytes: int) -> None:
-        """A call has been answered. On the tape the answer lies as long as the event before it, and is in its cost."""
+    def note_answer(self, call_id: str, size_bytes: int = 0) -> None:
+        """A call has been answered, or never will be. On the tape an answer lies as long as the event before it, and is
+        in its cost."""
         if self._costs:
             self._costs[-1] += size_bytes
             self.journal_size += size_bytes
@@ -219,6 +235,7 @@ class Execution:
             "id": self.execution_id,
             "fingerprint": self.fingerprint.hex(),
             "policy": self.policy_fingerprint,
+            "stopped": self.stopped,
             "first": self.first_number,
             "last": self.last_number,
             "done": self.done,
@@ -228,6 +245,7 @@ class Execution:
 
     def restore(self, snapshot: Fields) -> None:
         """Becomes as in a snapshot: what it holds of the events is kept as far as they lead up to it without a gap."""
+        self.stopped = snapshot.text("stopped", _MAX_REASON_CHARS)
         last = snapshot.integer("last")
         first = snapshot.integer("first", 1, last + 1)
         if self.last_number != last:

@@ -1,7 +1,8 @@
 """The executions of a session: which run, which are kept, and the tape by which a later daemon knows them again.
 
 Theory of operation. All that happens to the executions of a session is a record: a frame of ours that starts one,
-answers or cancels it, a frame of the guest's about one, a finding of the daemon's own. A record is written to the tape
+answers or cancels it, or holds those that follow to other rules; a frame of the guest's about one; a finding of the
+daemon's own. A record is written to the tape
 before it takes effect, hence also before the guest is told that its frame has arrived. `replay` reads the records and
 lets them take effect by the same methods, so the later daemon has the same events under the same numbers; what it has
 not read, the guest has not been told the arrival of, and sends again.
@@ -19,12 +20,12 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from executor_server.errors import InvalidRequest, Reason
-from executor_server.executions import Execution, ExecutionControl, ToolFailure
+from executor_server.executions import Execution, ExecutionControl, ExecutionRequest, ToolFailure
 from executor_server.guest.frames import Fields, Frame, FrameError, Kind, encode_frame
 from executor_server.guest_events import read_event, read_result
 from executor_server.model import (
@@ -33,7 +34,6 @@ from executor_server.model import (
     EventKind,
     ExecutionLimits,
     Outcome,
-    OutputMode,
     Payload,
     Queued,
     Result,
@@ -108,7 +108,6 @@ class Ledger:
         self._finished_bytes = 0
         self._suspects: dict[str, _Suspect] = {}
         self._verdicts: dict[str, int | None] = {}  # replaying: read, and the result that they are on is next
-        self._withheld: str | None = None  # the call whose frame is next, and which no client is to be told of
         self._on_their_way: deque[_OnItsWay] = deque()
         self._sent_count = 0
         self._spans: list[_Span] = []
@@ -139,26 +138,29 @@ class Ledger:
     def known(self, execution_id: str) -> Execution | None:
         return self._executions.get(execution_id)
 
-    def known_as(self, execution_id: str, code: str, mode: OutputMode, limits: ExecutionLimits) -> Execution | None:
-        """The execution that this id names already. Raises InvalidRequest when that one is of other code."""
-        known = self._executions.get(execution_id)
-        if known is not None and known.fingerprint != _fingerprint(_head(execution_id, mode, limits), code.encode()):
+    def known_as(self, request: ExecutionRequest) -> Execution | None:
+        """The execution that this id names already. Raises InvalidRequest when that one is of other code.
+
+        What was asked for is compared, and not what was granted: that may be less by now.
+        """
+        known = self._executions.get(request.execution_id)
+        if known is not None and known.fingerprint != _fingerprint(Fields(_asked(request)), request.code.encode()):
             raise InvalidRequest(
-                Reason.EXECUTION_ID_REUSED, f"execution id {execution_id!r} names another execution of this session"
+                Reason.EXECUTION_ID_REUSED,
+                f"execution id {request.execution_id!r} names another execution of this session",
             )
         return known
 
-    def execute(
-        self, execution_id: str, code: str, mode: OutputMode, limits: ExecutionLimits, policy: str
-    ) -> Execution:
-        """Starts an execution under the policy of this fingerprint."""
-        head, source = _head(execution_id, mode, limits), code.encode()
-        self._control.send(Kind.EXECUTE, {**head, "policy": policy}, source)
-        return self._begin(execution_id, _fingerprint(head, source), policy)
+    def execute(self, request: ExecutionRequest, limits: ExecutionLimits, policy: str) -> Execution:
+        """Starts an execution, with these limits and under the policy of this fingerprint."""
+        head, source = {**_asked(request), **vars(limits), "policy": policy}, request.code.encode()
+        self._control.send(Kind.EXECUTE, head, source)
+        return self._begin(Fields(head), source)
 
-    def _begin(self, execution_id: str, fingerprint: bytes, policy: str) -> Execution:
+    def _begin(self, head: Fields, source: bytes) -> Execution:
+        execution_id = head.text("id", 64)
         self._forget(execution_id)
-        execution = self._add(execution_id, fingerprint, policy)
+        execution = self._add(execution_id, _fingerprint(head, source), head.text("policy", 64))
         self.running[execution_id] = execution
         if len(self.running) > 1:
             execution.publish(Queued(len(self.running) - 1))
@@ -173,6 +175,14 @@ class Ledger:
         execution = Execution(execution_id, fingerprint, policy, self._limits.journal_bytes, control)
         self._executions[execution_id] = execution
         return execution
+
+    def stop(self, execution_id: str, reason: str) -> None:
+        """Cancels what runs or waits; its result says why."""
+        execution = self.running.get(execution_id)
+        if execution is not None and not execution.stopped:
+            self._write(encode_frame(Mark.STOPPED, {"id": execution_id}, reason.encode("utf-8", "replace")))
+            execution.note_stop(reason)
+            execution.cancel()
 
     def _answer(self, execution_id: str, call_id: str, answer: Payload | ToolFailure) -> None:
         head: dict[str, Any] = {"id": execution_id, "call": call_id}
@@ -214,12 +224,21 @@ class Ledger:
             self._control.on_event(execution.execution_id, event)
 
     def _withhold(self, frame: Frame, execution: Execution, call: ToolCall, refusal: str) -> None:
-        """Answers a call of which no client is told, and ends the execution."""
-        self._write(encode_frame(Mark.WITHHELD, {"call": call.call_id}), bytes(frame.raw))
-        self._withheld = call.call_id
-        self._apply(frame, execution, call)
-        self._answer(execution.execution_id, call.call_id, ToolFailure("RuntimeError", refusal))
-        execution.cancel(refusal)
+        """Ends an execution, instead of telling a client of the call that it makes.
+
+        What is written has the frame's number and takes its place. The program is not answered: it is cancelled while
+        it waits, so that it can't go on without the answer.
+        """
+        head = {"id": execution.execution_id, "call": call.call_id}
+        self._write(encode_frame(Mark.STOPPED, head, refusal.encode("utf-8", "replace"), frame.seq, frame.ack))
+        self._apply_withheld(frame, execution, call.call_id, refusal)
+        execution.cancel()
+
+    def _apply_withheld(self, frame: Frame, execution: Execution, call_id: str, reason: str) -> None:
+        self.taken_seq = frame.seq
+        self.note_delivered(frame.ack)
+        execution.note_answer(call_id)
+        execution.note_stop(reason)
 
     def _read(self, frame: Frame) -> tuple[Execution, EventKind]:
         if frame.kind not in TAKEN:
@@ -241,9 +260,6 @@ class Ledger:
     def _apply(self, frame: Frame, execution: Execution, event: EventKind) -> None:
         self.taken_seq = frame.seq
         self.note_delivered(frame.ack)
-        if isinstance(event, ToolCall) and event.call_id == self._withheld:
-            self._withheld = None
-            return
         if not isinstance(event, Result):
             execution.publish(event, len(frame.raw))
             return
@@ -293,8 +309,8 @@ class Ledger:
 
     def _end(self, execution: Execution, result: Result, frame_bytes: int = 0) -> None:
         result = replace(result, policy_fingerprint=execution.policy_fingerprint)
-        if result.outcome is Outcome.CANCELLED and execution.cancel_reason:
-            result = replace(result, error=ErrorDetail("Cancelled", execution.cancel_reason))
+        if result.outcome is Outcome.CANCELLED and execution.stopped:
+            result = replace(result, error=ErrorDetail("Cancelled", execution.stopped))
         execution.publish(result, frame_bytes)
         del self.running[execution.execution_id]
         self._finished[execution.execution_id] = execution
@@ -413,14 +429,17 @@ class Ledger:
             self._sent_count += 1
             if record.kind == Kind.EXECUTE:
                 self._verdicts.pop(head.text("id", 64), None)  # torn from its result, which was judged anew
-                asked = {name: value for name, value in head.values.items() if name != "policy"}
-                self._begin(head.text("id", 64), _fingerprint(asked, record.body), head.text("policy", 64))
+                self._begin(head, record.body)
             elif record.kind == Kind.TOOL_RESULT and (execution := self.known(head.text("id", 64))) is not None:
                 execution.note_answer(head.text("call", 64), len(record.body))
         elif record.kind == Mark.VERDICT:
             self._verdicts[head.text("id", 64)] = head.integer("oom_kills") if "oom_kills" in head else None
-        elif record.kind == Mark.WITHHELD:
-            self._withheld = head.text("call", 64)
+        elif record.kind == Mark.STOPPED:
+            execution, reason = self.running[head.text("id", 64)], record.body.decode()
+            if "call" in head:
+                self._apply_withheld(record, execution, head.text("call", 64), reason)
+            else:
+                execution.note_stop(reason)
         elif record.kind == Mark.LOST:
             self._lose(record.body.decode())
         elif record.kind == Mark.RESUMED:
@@ -489,24 +508,28 @@ class Ledger:
         """What is to be sent again, before all else, to a guest that has taken our frames up to this number."""
         self._write(encode_frame(Mark.RESUMED, {"taken": taken}))
         self._renumber(taken)
-        return [(frame.kind, frame.head, frame.body) for frame in self._on_their_way]
+        # Killed at that moment, the earlier daemon may not have cancelled what it had stopped. Twice does no harm.
+        stopped = [execution_id for execution_id, execution in self.running.items() if execution.stopped]
+        return [
+            *((frame.kind, frame.head, frame.body) for frame in self._on_their_way),
+            *((int(Kind.CANCEL), {"id": execution_id}, b"") for execution_id in stopped),
+        ]
 
     def unjudged(self) -> list[str]:
         """Executions whose result still waits for its verdict."""
         return list(self._suspects)
 
 
-def _head(execution_id: str, mode: OutputMode, limits: ExecutionLimits) -> dict[str, Any]:
-    return {
-        "id": execution_id,
-        "mode": mode.value,
-        "wall_time_s": limits.wall_time_s,
-        "cpu_time_s": limits.cpu_time_s,
-        "operations": limits.operations,
-        "output_bytes": limits.output_bytes,
-    }
+def _asked(request: ExecutionRequest) -> dict[str, Any]:
+    """What a client asks for, as the head of the frame says it beside what is granted."""
+    limits = {name: value for name, value in vars(request.limits).items() if value is not None}
+    return {"id": request.execution_id, "mode": request.mode.value, "asked": limits}
 
 
-def _fingerprint(head: Mapping[str, Any], source: bytes) -> bytes:
+def _fingerprint(head: Fields, source: bytes) -> bytes:
     """What tells an execution from another of the same id. JSON gives back each of these as it was."""
-    return hashlib.sha256(source + repr(sorted(head.items())).encode()).digest()
+    asked = head.object("asked")
+    if asked is None:
+        raise FrameError("an execution that does not say what was asked for")
+    said = (head.text("id", 64), head.text("mode"), sorted(asked.values.items()))
+    return hashlib.sha256(source + repr(said).encode()).digest()

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Coroutine
 from dataclasses import replace
 from typing import Any
 
@@ -25,7 +26,7 @@ from executor_server.errors import (
     SandboxFailure,
     Unavailable,
 )
-from executor_server.executions import Execution, ToolFailure
+from executor_server.executions import Execution, ExecutionRequest, ToolFailure
 from executor_server.gate import Answer
 from executor_server.guest.frames import Frame, Kind
 from executor_server.guest_channel import GuestChannel
@@ -34,7 +35,6 @@ from executor_server.model import (
     BlobRef,
     ErrorDetail,
     EventKind,
-    ExecutionLimits,
     LimitWarning,
     Outcome,
     OutputMode,
@@ -43,9 +43,12 @@ from executor_server.model import (
     SessionFacts,
     SessionSpec,
     ToolCall,
+    ToolSpec,
 )
 from executor_server.registry import Registry, SessionRecord, SessionUse
+from executor_server.requested import RequestedLimits
 from executor_server.session_requests import GuestRequests, SessionSettings, Watch
+from executor_server.session_rules import check_tools, execution_limits
 from executor_server.tape import TapeError
 
 _log = structlog.get_logger(__name__)
@@ -190,20 +193,23 @@ class Session(GuestRequests):
 
     # -- executions ----------------------------------------------------------------------------------------------
 
-    async def execute(self, execution_id: str, code: str, mode: OutputMode, limits: ExecutionLimits) -> Execution:
+    async def execute(self, execution_id: str, code: str, mode: OutputMode, limits: RequestedLimits) -> Execution:
         """Starts an execution, or finds the one that this id already names. See errors for what it raises."""
-        known = self._ledger.known_as(execution_id, code, mode, limits)
+        request = ExecutionRequest(execution_id, code, mode, limits)
+        known = self._ledger.known_as(request)
         if known is not None:
             return known
         self._require_room()
-        give_back = await self._gate.execution(self.facts, execution_id, code, limits)
+        granted = execution_limits(self.spec, limits)
+        give_back = await self._gate.execution(self.facts, execution_id, code, granted)
         try:
-            # While the gate was asked others may have come, the same caller once more among them.
-            known = self._ledger.known_as(execution_id, code, mode, limits)
+            # While the gate was asked others may have come, the same caller once more among them; or another policy.
+            known = self._ledger.known_as(request)
             if known is not None:
                 return known
             self._require_room()
-            execution = self._ledger.execute(execution_id, code, mode, limits, self.spec.policy.fingerprint)
+            granted = execution_limits(self.spec, limits)
+            execution = self._ledger.execute(request, granted, self.spec.policy.fingerprint)
             self._begun_s[execution_id] = time.monotonic()
             self._observer.execution_started(self.facts, execution_id)
         finally:
@@ -241,19 +247,28 @@ class Session(GuestRequests):
 
     def cancel_all(self, reason: str) -> None:
         """Cancels what runs or waits; its clients are told why."""
-        for execution in list(self._ledger.running.values()):
-            execution.cancel(reason)
+        for execution_id in list(self._ledger.running):
+            self._ledger.stop(execution_id, reason)
 
     def set_cpu_share(self, share: float) -> None:
         """The part of a whole sandbox's share of the processors that this one is to have."""
         self._sandbox.set_cpu_share(share)
 
-    async def hold_to(self, spec: SessionSpec) -> None:
-        """Holds it to another spec of the same sandbox: from its next execution on. Raises PreconditionFailed."""
-        await self.restrict(spec)
+    def hold_to(self, spec: SessionSpec) -> Coroutine[Any, Any, None]:
+        """Holds it to another spec of the same sandbox, from its next execution on.
+
+        What is returned is to be awaited, and raises what the guest refuses with. PreconditionFailed when it is lost.
+        """
+        # The guest does what it is told in order, so what is executed from here on is under the new rules.
+        held = self.restrict(spec)
         self.spec = spec
         self.record = replace(self.record, spec=spec)
         self.facts = _facts(self.record)
+        return self._confirm(held, spec)
+
+    async def _confirm(self, held: Coroutine[Any, Any, None], spec: SessionSpec) -> None:
+        """Writes down what the guest is held to by now; a daemon that comes before that finds the old spec."""
+        await held
         self._registry.note_spec(self.session_id, spec)
 
     def refuse_new(self) -> None:
@@ -283,6 +298,9 @@ class Session(GuestRequests):
 
     def _refuses(self, execution_id: str, call: ToolCall) -> str | None:
         try:
+            if self._ledger.running[execution_id].policy_fingerprint == self.spec.policy.fingerprint:
+                # Registered it may have been under an earlier policy; or not at all, which only a liar calls.
+                check_tools(self.spec, [ToolSpec(call.name, "", (), is_final_answer=False)])
             self._gate.tool_call(self.facts, execution_id, call)
         except ExecutorError as refusal:
             return refusal.message
@@ -332,6 +350,15 @@ class Session(GuestRequests):
         else:
             self._channel.go_on_after(self._ledger.taken_seq)
 
+    def announce(self) -> None:
+        """Tells of what was recalled: before its guest is heard, who may have ended some of it meanwhile."""
+        if self._lost is not None:
+            return
+        self._observer.session_recovered(self.facts)
+        for execution_id in self._ledger.running:
+            self._begun_s[execution_id] = time.monotonic()
+            self._observer.execution_recovered(self.facts, execution_id)
+
     async def resume(self, deadline_s: float) -> None:
         """Goes on with its guest; is lost when that can't be."""
         if self._lost is not None:
@@ -347,10 +374,6 @@ class Session(GuestRequests):
         for kind, head, body in self._ledger.resume(self._channel.sent_seq):
             self._channel.send(kind, head, body)
         self._channel.on_send = self._ledger.note_sent
-        self._observer.session_recovered(self.facts)
-        for execution_id in self._ledger.running:
-            self._begun_s[execution_id] = time.monotonic()
-            self._observer.execution_recovered(self.facts, execution_id)
         for execution_id in self._ledger.unjudged():
             self._on_kill(execution_id)
         self._spawn(self._label())
@@ -398,7 +421,8 @@ class Session(GuestRequests):
         self._lost = reason
         self._channel.close()
         self._log.warning("session_lost", reason=reason)
-        self._observer.session_lost(self.facts, reason)
+        if self.record.lost_reason is None:  # else an earlier daemon has told
+            self._observer.session_lost(self.facts, reason)
         self._ledger.lose(reason)
         self._registry.note_lost(self.session_id, reason)
         self._fail_operations(reason)

@@ -8,7 +8,7 @@ sandbox that can be neither taken over nor destroyed stops the start.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import structlog
@@ -53,11 +53,11 @@ class GoneSandbox:
 
 
 async def recover_sessions(
-    backend: Backend, registry: Registry, settings: SessionSettings, watch: Watch
-) -> Sequence[Session]:
-    """All sessions of the registry. To be called once, after the backend's start and before it makes anything.
+    backend: Backend, registry: Registry, settings: SessionSettings, watch: Watch, found: Callable[[Session], None]
+) -> None:
+    """All sessions of the registry: `found` is given each before anybody is told of it, and before its guest is heard.
 
-    Raises StateDirError, SandboxFailure.
+    To be called once, after the backend's start and before it makes anything. Raises StateDirError, SandboxFailure.
     """
     records = registry.load()
     ours = [record for record in records if _why_not(record, backend) is None]
@@ -71,12 +71,13 @@ async def recover_sessions(
         session = Session(record, kept, channel, registry, settings, watch)
         session.recall(gone=None if sandbox is not None else gone)
         sessions.append(session)
+        found(session)
+        session.announce()
         await asyncio.sleep(0)  # reading takes its time, and signals are to be heard
     await _resume(sessions, settings.recovery_s)
     if sessions:
         lost = sum(session.state == "lost" for session in sessions)
         _log.info("sessions_recovered", count=len(sessions) - lost, lost=lost)
-    return sessions
 
 
 def _why_not(record: SessionRecord, backend: Backend) -> str | None:

@@ -10,8 +10,8 @@ import asyncio
 import json
 import secrets
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -108,9 +108,21 @@ class GuestRequests(ABC):
             self._begin_tape()
             await operation.next()
 
-    async def restrict(self, spec: SessionSpec) -> None:
-        """Holds the session to the rules of another spec, from its next execution on."""
-        await self._request(nothing, Kind.RESTRICT, {}, _settings(spec))
+    def restrict(self, spec: SessionSpec) -> Coroutine[Any, Any, None]:
+        """Asks the guest now to hold the session to the rules of another spec, from its next execution on.
+
+        What is returned waits until it does, which is when what runs has ended; to be awaited.
+        """
+        operation: Operation[None] = Operation(nothing, self._hold)
+        asking = ExitStack()
+        # However much its client asks for at a time, this gets through.
+        asking.enter_context(self._asking(operation, Kind.RESTRICT, {}, _settings(spec), counts=False))
+
+        async def done() -> None:
+            with asking:
+                await operation.next()
+
+        return done()
 
     async def register_tools(self, tools: Sequence[ToolSpec]) -> None:
         """Replaces the host tools."""
@@ -227,10 +239,12 @@ class GuestRequests(ABC):
             return await operation.next()
 
     @contextmanager
-    def _asking(self, operation: Operation[Any], kind: int, head: dict[str, Any], body: bytes = b"") -> Iterator[int]:
+    def _asking(
+        self, operation: Operation[Any], kind: int, head: dict[str, Any], body: bytes = b"", *, counts: bool = True
+    ) -> Iterator[int]:
         """Asks the guest, and has what still comes dropped once the caller leaves."""
         self._require_alive()
-        if len(self._operations) >= _MAX_OPERATIONS:
+        if counts and len(self._operations) >= _MAX_OPERATIONS:
             raise ResourceExhausted(
                 Reason.QUEUE_FULL, f"{_MAX_OPERATIONS} operations of this session run or wait", retry_after_s=1.0
             )

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import secrets
 import time
+from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
 
@@ -86,12 +87,14 @@ class SessionManager:
         Takes over its sandboxes from the backend: to be called once, before the pool and anything else makes one.
         Raises StateDirError, SandboxFailure.
         """
-        for session in await recover_sessions(self._backend, self._registry, self._settings, self._watch):
-            tenant = session.owner.tenant
-            self._sessions[tenant, session.session_id] = session
-            request = self._requests[tenant, session.record.request_id] = asyncio.get_running_loop().create_future()
-            request.set_result(session)
+        await recover_sessions(self._backend, self._registry, self._settings, self._watch, self._add_recovered)
         await self._end_expired()
+
+    def _add_recovered(self, session: Session) -> None:
+        tenant = session.owner.tenant
+        self._sessions[tenant, session.session_id] = session
+        request = self._requests[tenant, session.record.request_id] = asyncio.get_running_loop().create_future()
+        request.set_result(session)
 
     async def start(self) -> None:
         """Begins to sweep: sessions that nobody uses, or that are too old, end."""
@@ -102,8 +105,8 @@ class SessionManager:
     async def create(self, principal: Principal, request: SessionRequest) -> Session:
         """Makes a session, or finds the one that this request already made.
 
-        Raises ResourceExhausted (too many sessions), Unavailable (draining, or no sandbox can be made), InvalidRequest
-        (the prelude fails).
+        Raises ResourceExhausted (too many sessions), Unavailable (draining, no sandbox can be made, or the policy has
+        changed meanwhile), InvalidRequest (the prelude fails), and what the gate refuses with.
         """
         key = (principal.tenant, request.request_id)
         creation = self._requests.get(key)
@@ -137,7 +140,9 @@ class SessionManager:
             self._watch.observer.session_created(session.facts, time.monotonic() - started)
         finally:
             give_back()
-        self._follow_policy(session)  # another may have come into force since this one was approved
+        if self._follow_policy(session) == "ended":  # another has come into force since it was approved
+            message = "the policy has changed while the session was made; ask again"
+            raise Unavailable(Reason.BACKEND_UNAVAILABLE, message, _RETRY_AFTER_S)
         _log.info(
             "session_created",
             session_id=session.session_id,
@@ -272,8 +277,9 @@ class SessionManager:
 
     async def _end(self, session: Session, reason: str) -> None:
         await self._close(session, reason)
+        await asyncio.sleep(0)  # the ends of its executions are told first
         self._watch.observer.session_ended(session.facts, reason)
-        _log.info("session_ended", session_id=session.session_id, tenant=session.owner.tenant, reason=reason)
+        _log.info("session_ended", session_id=session.session_id, tenant=session.owner.tenant, reason=str(reason))
 
     async def _close(self, session: Session, reason: str) -> None:
         # First: what no registry names is destroyed by the next daemon, should this one not come to it.
@@ -285,39 +291,43 @@ class SessionManager:
 
     # -- another policy ----------------------------------------------------------------------------------------------
 
-    def follow(self, policy: Policy) -> None:
-        """From here on this policy holds; sessions that another one approved are kept, held to it, or end."""
+    def follow(self, policy: Policy) -> Counter[str]:
+        """From here on this policy holds. Sessions that another one approved are kept, tightened or ended: so many."""
         self._policy = policy
-        for session in list(self._sessions.values()):
-            self._follow_policy(session)
+        done = Counter(self._follow_policy(session) for session in list(self._sessions.values()))
+        del done[""]
+        return done
 
-    def _follow_policy(self, session: Session) -> None:
+    def _follow_policy(self, session: Session) -> str:
+        """What was done with it; nothing when there is nothing to be done."""
         policy = self._policy
         if policy is None or session.spec.policy.fingerprint == policy.fingerprint or session.state == "lost":
-            return
-        match policy.on_reload(session.owner):
-            case "end":
-                self._end_by_policy(session, "the policy has changed, and ends the sessions of the one before")
-            case "tighten":
-                held = policy.tightened(session.owner, session.spec)
-                if isinstance(held, str):
-                    self._end_by_policy(session, f"the policy has changed: {held}")
-                else:
-                    _ = self._begin_ending(self._hold_to(session, held))
+            return ""
+        on_reload = policy.on_reload(session.owner)
+        if on_reload == "keep":
+            return "kept"
+        if on_reload == "end" and policy.profile_name(session.owner.tenant) is not None:
+            return self._end_by_policy(session, "the policy has changed, and ends the sessions of the one before")
+        held = policy.tightened(session.owner, session.spec)
+        if isinstance(held, str):
+            return self._end_by_policy(session, f"the policy has changed: {held}")
+        _ = self._begin_ending(self._see_held(session, session.hold_to(held)))
+        return "tightened"
 
-    async def _hold_to(self, session: Session, spec: SessionSpec) -> None:
+    async def _see_held(self, session: Session, held: Coroutine[None, None, None]) -> None:
         try:
-            await session.hold_to(spec)
+            await held
         except ExecutorError as failure:
             if session.state != "lost":
                 self._end_by_policy(
                     session, f"the policy has changed, and could not be put in force: {failure.message}"
                 )
 
-    def _end_by_policy(self, session: Session, reason: str) -> None:
+    def _end_by_policy(self, session: Session, reason: str) -> str:
         if (session.owner.tenant, session.session_id) in self._sessions:
             self._remove(session)
             _ = self._ending(session, reason)
+        return "ended"
 
     # -- sweeping and stopping -----------------------------------------------------------------------------------
 

@@ -44,10 +44,10 @@ class Mark:
     VERDICT = 129  # what the daemon found out about a result
     LOST = 130  # the session is lost, and what ran with it
     RESUMED = 131  # another daemon: how far the guest had taken what was sent
-    WITHHELD = 132  # the tool call that follows is one of which no client was told
+    STOPPED = 132  # the daemon stopped an execution; in the place of a tool call that no client is told of
 
 
-SENT = frozenset((Kind.EXECUTE, Kind.TOOL_RESULT, Kind.CANCEL))
+SENT = frozenset((Kind.EXECUTE, Kind.TOOL_RESULT, Kind.CANCEL, Kind.RESTRICT))
 """Frames to the guest that are written down."""
 TAKEN = frozenset(
     (Kind.LOG, Kind.OUTPUT_CUT, Kind.IMAGE, Kind.TOOL_CALL, Kind.BLOB_CHUNK, Kind.LIMIT_WARNING, Kind.RESULT)

@@ -24,7 +24,7 @@ from executor_server.rpc import checks, convert
 from executor_server.rpc.auth import current_principal
 from executor_server.rpc.errors import Context
 from executor_server.rpc.upload import Upload
-from executor_server.session_rules import check_tools, execution_limits
+from executor_server.session_rules import check_tools
 from executor_server.sessions import Session, SessionManager, SessionRequest
 
 T = TypeVar("T")
@@ -81,7 +81,7 @@ class ExecutorService(service_grpc.ExecutorServiceServicer):
             execution_id=checks.identifier(request.execution_id, "execution_id"),
             code=checks.source(request.code, "code"),
             mode=convert.output_mode_from(request.output_mode),
-            limits=execution_limits(session.spec, convert.requested_limits_from(request.limits)),
+            limits=convert.requested_limits_from(request.limits),
         )
         async with _released(execution.events()) as events:
             async for event in events:

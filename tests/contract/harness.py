@@ -21,7 +21,6 @@ from executor_server.executions import Execution, ToolFailure
 from executor_server.model import (
     BlobChunk,
     Event,
-    ExecutionLimits,
     Image,
     Limits,
     Log,
@@ -37,6 +36,7 @@ from executor_server.model import (
 )
 from executor_server.pool import PoolSettings, WarmPool
 from executor_server.registry import Registry
+from executor_server.requested import RequestedLimits
 from executor_server.sessions import Session, SessionManager, SessionRequest, SessionSettings, VariablesReply
 from executor_server.state_dir import StateDir
 from tests.support.specs import session_spec
@@ -166,15 +166,12 @@ class Harness:
         request = SessionRequest(f"request-{next(self._names)}", self.spec(**options))
         return await self.manager.create(PRINCIPAL, request)
 
-    def begin(self, session: Session, code: str, *, last_statement: bool = False, **limits: Any) -> Execution:
-        bounds = session.spec.limits
-        of_execution: dict[str, Any] = {"wall_time_s": bounds.wall_time_s, "cpu_time_s": bounds.cpu_time_s}
-        of_execution |= {"operations": bounds.operations, "output_bytes": bounds.output_bytes} | limits
+    async def begin(self, session: Session, code: str, *, last_statement: bool = False, **limits: Any) -> Execution:
         mode = OutputMode.LAST_STATEMENT if last_statement else OutputMode.TRAILING_EXPRESSION
-        return session.execute(f"execution-{next(self._names)}", code, mode, ExecutionLimits(**of_execution))
+        return await session.execute(f"execution-{next(self._names)}", code, mode, RequestedLimits(**limits))
 
     async def run(self, session: Session, code: str, **options: Any) -> Transcript:
-        return await follow(self.begin(session, code, **options))
+        return await follow(await self.begin(session, code, **options))
 
     async def run_with_tools(
         self, session: Session, code: str, tools: dict[str, Callable[..., Any]], final: str = ""
@@ -182,7 +179,7 @@ class Harness:
         """Runs code and answers its tool calls, as a client would."""
         specs = [ToolSpec(name, "", (), name == final) for name in tools]
         await session.register_tools(specs)
-        execution = self.begin(session, code)
+        execution = await self.begin(session, code)
 
         async def answer(call: ToolCall, transcript: Transcript) -> None:
             args, kwargs = decode(transcript.bytes_of(call.arguments))
@@ -190,7 +187,7 @@ class Harness:
                 reply: bytes | ToolFailure = encode(tools[call.name](*args, **kwargs))
             except Exception as error:  # noqa: BLE001 - as the client carries it over
                 reply = ToolFailure(type(error).__name__, str(error))
-            await execution.submit_tool_result(call.call_id, reply)
+            await session.submit_tool_result(execution.execution_id, call.call_id, reply)
 
         return await follow(execution, answer)
 

@@ -120,19 +120,19 @@ async def test_operations_are_counted_and_deterministic(harness: Harness) -> Non
 
 async def test_an_id_names_one_execution(harness: Harness) -> None:
     session = await harness.session()
-    first = harness.begin(session, "count = globals().get('count', 0) + 1\ncount")
-    again = session.execute(
+    first = await harness.begin(session, "count = globals().get('count', 0) + 1\ncount")
+    again = await session.execute(
         first.execution_id, "count = globals().get('count', 0) + 1\ncount", *_mode_and_limits(session)
     )
     assert again is first
     assert (await follow(again)).output == 1
     with pytest.raises(InvalidRequest, match="another execution"):
-        session.execute(first.execution_id, "other", *_mode_and_limits(session))
+        await session.execute(first.execution_id, "other", *_mode_and_limits(session))
 
 
 async def test_a_reader_that_comes_back_gets_the_rest(harness: Harness) -> None:
     session = await harness.session()
-    execution = harness.begin(session, "print('a')\nimport time\ntime.sleep(0.1)\nprint('b')")
+    execution = await harness.begin(session, "print('a')\nimport time\ntime.sleep(0.1)\nprint('b')")
     first = [event async for event in execution.events()]
     rest = [event async for event in execution.events(after=1)]
     assert rest == first[1:]
@@ -140,8 +140,8 @@ async def test_a_reader_that_comes_back_gets_the_rest(harness: Harness) -> None:
 
 async def test_executions_of_one_session_wait_for_each_other(harness: Harness) -> None:
     session = await harness.session()
-    slow = harness.begin(session, "import time\ntime.sleep(0.2)\nx = 1")
-    second = harness.begin(session, "x")
+    slow = await harness.begin(session, "import time\ntime.sleep(0.2)\nx = 1")
+    second = await harness.begin(session, "x")
     run = await follow(second)
     assert run.events[0].kind == Queued(1)
     assert run.output == 1 and slow.done
@@ -151,7 +151,7 @@ async def test_too_many_waiting_executions_are_refused(harness: Harness) -> None
     session = await harness.session()
     with pytest.raises(ResourceExhausted, match="run or wait"):
         for _ in range(100):
-            harness.begin(session, "import time\ntime.sleep(0.01)")
+            await harness.begin(session, "import time\ntime.sleep(0.01)")
 
 
 async def test_the_prelude_runs_first_and_in_every_interpreter(harness: Harness) -> None:

@@ -52,7 +52,7 @@ async def test_an_empty_file_is_a_file(harness: Harness) -> None:
 
 async def test_files_are_served_while_a_program_hangs(harness: Harness) -> None:
     session = await harness.session()
-    execution = harness.begin(session, "print('runs')\nimport time\ntime.sleep(1e6)")
+    execution = await harness.begin(session, "print('runs')\nimport time\ntime.sleep(1e6)")
     await anext(execution.events())
     await session.put_file("a", 1, pieces(b"x"))
     assert await read(session, "a") == b"x"
@@ -193,7 +193,7 @@ async def test_artifacts_are_bounded(harness: Harness) -> None:
 
 async def test_what_a_client_puts_while_a_program_runs_is_not_the_programs(harness: Harness) -> None:
     session = await harness.session()
-    execution = harness.begin(session, "print('runs')\nimport os\nwhile not os.path.exists('go'): pass")
+    execution = await harness.begin(session, "print('runs')\nimport os\nwhile not os.path.exists('go'): pass")
     await anext(execution.events())
     await session.put_file("go", 0, pieces(b""))
     transcript = await follow(execution)

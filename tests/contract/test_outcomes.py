@@ -116,7 +116,7 @@ async def test_a_hostile_source_costs_one_execution(harness: Harness, what: str,
 
 async def test_cancelling_interrupts_and_says_so(harness: Harness) -> None:
     session = await harness.session()
-    execution = harness.begin(session, "print('runs')\nimport time\ntime.sleep(1e6)")
+    execution = await harness.begin(session, "print('runs')\nimport time\ntime.sleep(1e6)")
     events = execution.events()
     assert "runs" in str(await anext(events))
     execution.cancel()
@@ -126,8 +126,8 @@ async def test_cancelling_interrupts_and_says_so(harness: Harness) -> None:
 
 async def test_a_waiting_execution_can_be_cancelled(harness: Harness) -> None:
     session = await harness.session()
-    first = harness.begin(session, "import time\ntime.sleep(0.3)")
-    second = harness.begin(session, "x = 1")
+    first = await harness.begin(session, "import time\ntime.sleep(0.3)")
+    second = await harness.begin(session, "x = 1")
     second.cancel()
     assert (await follow(second)).outcome == "cancelled"
     assert (await follow(first)).outcome == "succeeded"
@@ -149,7 +149,7 @@ async def test_code_that_kills_everything_else_hurts_itself_only(harness: Harnes
 
 async def test_a_killed_interpreter_is_a_crash(harness: Harness) -> None:
     session = await harness.session()
-    execution = harness.begin(session, "import time\nprint('runs')\ntime.sleep(1e6)")
+    execution = await harness.begin(session, "import time\nprint('runs')\ntime.sleep(1e6)")
     await anext(execution.events())
     os.kill(supervisor_of(session).children()[0].pid, signal.SIGKILL)
     run = await follow(execution)
@@ -160,19 +160,19 @@ async def test_a_killed_interpreter_is_a_crash(harness: Harness) -> None:
 
 async def test_a_killed_supervisor_loses_the_session_and_says_so(harness: Harness) -> None:
     session = await harness.session()
-    execution = harness.begin(session, "import time\nprint('runs')\ntime.sleep(1e6)")
+    execution = await harness.begin(session, "import time\nprint('runs')\ntime.sleep(1e6)")
     await anext(execution.events())
     supervisor_of(session).kill()
     run = await follow(execution)
     assert (run.outcome, run.state) == ("lost", "lost")
     assert session.state == "lost"
     with pytest.raises(PreconditionFailed, match="sandbox is gone"):
-        harness.begin(session, "1")
+        await harness.begin(session, "1")
 
 
 async def test_a_broken_connection_loses_nothing(harness: Harness) -> None:
     session = await harness.session()
-    execution = harness.begin(
+    execution = await harness.begin(
         session, "import time\nfor i in range(20):\n    print(i, flush=True)\n    time.sleep(0.02)\n'end'"
     )
     await anext(execution.events())
@@ -195,7 +195,7 @@ async def test_an_orphaned_sandbox_ends_itself(harness: Harness) -> None:
 async def test_unused_sessions_end(harness: Harness) -> None:
     session = await harness.session(idle_time_s=0.2)
     supervisor = supervisor_of(session)
-    busy = harness.begin(session, "import time\ntime.sleep(0.5)\n1")
+    busy = await harness.begin(session, "import time\ntime.sleep(0.5)\n1")
     assert (await follow(busy)).output == 1  # a session in use is not idle
     assert await eventually_async(lambda: not harness.manager.list(session.owner))
     assert await eventually_async(lambda: not supervisor.is_running())
@@ -203,7 +203,7 @@ async def test_unused_sessions_end(harness: Harness) -> None:
 
 async def test_old_sessions_end_even_in_use(harness: Harness) -> None:
     session = await harness.session(session_time_s=0.3)
-    execution = harness.begin(session, "import time\ntime.sleep(1e6)")
+    execution = await harness.begin(session, "import time\ntime.sleep(1e6)")
     run = await follow(execution)
     assert run.outcome == "cancelled" and "expired" in run.message
 

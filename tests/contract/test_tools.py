@@ -25,7 +25,7 @@ async def test_a_tool_call_carries_arguments_and_answer(harness: Harness) -> Non
 async def test_a_large_answer_and_large_arguments_travel_whole(harness: Harness) -> None:
     session = await harness.session()
     await session.register_tools([ToolSpec("double", "", (), False)])
-    execution = harness.begin(session, "len(double(bytes(700_000)))")
+    execution = await harness.begin(session, "len(double(bytes(700_000)))")
 
     async def answer(call: ToolCall, transcript: Any) -> None:
         (data,), _ = decode(transcript.bytes_of(call.arguments))
@@ -34,7 +34,7 @@ async def test_a_large_answer_and_large_arguments_travel_whole(harness: Harness)
         from tests.contract.harness import pieces
 
         blob = BlobRef(await session.upload_blob(len(packed), pieces(packed)), len(packed))
-        await execution.submit_tool_result(call.call_id, blob)
+        await session.submit_tool_result(execution.execution_id, call.call_id, blob)
 
     assert (await follow(execution, answer)).output == 1_400_000
 
@@ -54,7 +54,7 @@ async def test_a_tools_exception_arrives_by_type_and_message(harness: Harness) -
 async def test_threads_call_tools_at_the_same_time(harness: Harness) -> None:
     session = await harness.session()
     await session.register_tools([ToolSpec("tool", "", (), False)])
-    execution = harness.begin(
+    execution = await harness.begin(
         session,
         "from concurrent.futures import ThreadPoolExecutor\nwith ThreadPoolExecutor(8) as pool:\n    r = list(pool.map(tool, range(8)))\nr",
     )
@@ -65,7 +65,7 @@ async def test_threads_call_tools_at_the_same_time(harness: Harness) -> None:
         calls.append((call.call_id, number))
         if len(calls) == 8:  # all of them wait at once; answered in another order than asked
             for call_id, asked in sorted(calls, key=lambda c: -c[1]):
-                await execution.submit_tool_result(call_id, encode(asked * asked))
+                await session.submit_tool_result(execution.execution_id, call_id, encode(asked * asked))
 
     assert (await follow(execution, answer)).output == [n * n for n in range(8)]
 
@@ -97,11 +97,11 @@ async def test_a_final_answer_that_is_swallowed_by_other_means_still_counts(harn
 async def test_the_wall_clock_stands_still_while_a_tool_is_called(harness: Harness) -> None:
     session = await harness.session()
     await session.register_tools([ToolSpec("slow", "", (), False)])
-    execution = harness.begin(session, "slow()", wall_time_s=0.3)
+    execution = await harness.begin(session, "slow()", wall_time_s=0.3)
 
     async def answer(call: ToolCall, _: Any) -> None:
         await asyncio.sleep(0.6)  # longer than the execution may take: time is what this test is about
-        await execution.submit_tool_result(call.call_id, encode("done"))
+        await session.submit_tool_result(execution.execution_id, call.call_id, encode("done"))
 
     run = await follow(execution, answer)
     assert run.output == "done"
@@ -111,14 +111,14 @@ async def test_the_wall_clock_stands_still_while_a_tool_is_called(harness: Harne
 async def test_an_answer_counts_once_and_only_when_asked_for(harness: Harness) -> None:
     session = await harness.session()
     await session.register_tools([ToolSpec("tool", "", (), False)])
-    execution = harness.begin(session, "tool()")
+    execution = await harness.begin(session, "tool()")
 
     async def answer(call: ToolCall, _: Any) -> None:
         with pytest.raises(NotFound):
-            await execution.submit_tool_result("nobody-asked", encode(1))
-        await execution.submit_tool_result(call.call_id, encode(1))
+            await session.submit_tool_result(execution.execution_id, "nobody-asked", encode(1))
+        await session.submit_tool_result(execution.execution_id, call.call_id, encode(1))
         with pytest.raises(PreconditionFailed):
-            await execution.submit_tool_result(call.call_id, encode(2))
+            await session.submit_tool_result(execution.execution_id, call.call_id, encode(2))
 
     assert (await follow(execution, answer)).output == 1
 
@@ -167,14 +167,14 @@ threading.Timer(0.1, go.set).start()
 async def test_a_cancelled_tool_call_does_not_confuse_the_next(harness: Harness) -> None:
     session = await harness.session()
     await session.register_tools([ToolSpec("tool", "", (), False)])
-    execution = harness.begin(session, "tool('first')")
+    execution = await harness.begin(session, "tool('first')")
     events = execution.events()
     call = (await anext(events)).kind
     assert isinstance(call, ToolCall)
     execution.cancel()
     assert (await follow(execution)).outcome == "cancelled"
     with pytest.raises(PreconditionFailed):
-        await execution.submit_tool_result(call.call_id, encode("late"))
+        await session.submit_tool_result(execution.execution_id, call.call_id, encode("late"))
     run = await harness.run_with_tools(session, "tool('second')", {"tool": lambda text: text})
     assert run.output == "second"
 
@@ -183,10 +183,10 @@ async def test_tools_are_in_place_again_after_a_reset(harness: Harness) -> None:
     session = await harness.session()
     await harness.run_with_tools(session, "tool()", {"tool": lambda: 1})
     assert (await harness.run(session, "import os\nos._exit(0)")).state == "reset"
-    execution = harness.begin(session, "tool()")
+    execution = await harness.begin(session, "tool()")
 
     async def answer(call: ToolCall, _: Any) -> None:
-        await execution.submit_tool_result(call.call_id, ToolFailure("ValueError", "asked again"))
+        await session.submit_tool_result(execution.execution_id, call.call_id, ToolFailure("ValueError", "asked again"))
 
     run = await follow(execution, answer)
     assert run.message == "asked again"

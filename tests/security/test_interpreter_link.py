@@ -93,12 +93,12 @@ async def test_the_id_of_a_call_is_never_the_programs_own(harness: Harness) -> N
     session = await harness.session(wall_time_s=5.0)
     await session.register_tools([ToolSpec("real", "", (), False)])
     calls = 'for odd in ("\\ud800", "a b", "", "\\x00", "c1", "c1"):\n    say({"t": "tool_call", "call": odd, "name": "real"}, b"x")'
-    execution = harness.begin(session, LINK + calls + "\nlink.recv(9); link.recv(9)")
+    execution = await harness.begin(session, LINK + calls + "\nlink.recv(9); link.recv(9)")
     seen: list[str] = []
 
     async def answer(call: ToolCall, _transcript: object) -> None:
         seen.append(call.call_id)
-        await execution.submit_tool_result(call.call_id, b"answer")
+        await session.submit_tool_result(execution.execution_id, call.call_id, b"answer")
 
     await follow(execution, answer)
     assert seen == ["c1", "c2", "c3", "c4", "c5", "c6"]
@@ -118,10 +118,10 @@ async def test_a_flood_fills_the_program_and_not_the_supervisor(harness: Harness
     await session.register_tools([ToolSpec("real", "", (), False)])
     supervisor = supervisor_of(session)
     before = supervisor.memory_info().rss
-    execution = harness.begin(session, f"{LINK}end = time.monotonic() + 0.5\n{FLOODS[flood]}")
+    execution = await harness.begin(session, f"{LINK}end = time.monotonic() + 0.5\n{FLOODS[flood]}")
 
     async def answer(call: ToolCall, _transcript: object) -> None:
-        await execution.submit_tool_result(call.call_id, b"")
+        await session.submit_tool_result(execution.execution_id, call.call_id, b"")
 
     assert (await follow(execution, answer)).outcome in ("crashed", "timeout", "succeeded")
     assert supervisor.memory_info().rss < before + 64 * MIB

@@ -69,7 +69,7 @@ async def test_a_call_is_not_made_twice(bench: Bench, answered: bool) -> None:
     execution = bench.execute("e")
     bench.call("e", "c1")
     if answered:
-        await execution.submit_tool_result("c1", ToolFailure("E", "no"))
+        execution.submit_tool_result("c1", ToolFailure("E", "no"))
     with pytest.raises(FrameError, match="made before"):
         bench.call("e", "c1")
 

@@ -28,7 +28,7 @@ class Asked:
         control = ExecutionControl(
             self.cancelled.append, lambda *answer: self.answered.append(answer), self.held.append
         )
-        return Execution("e", b"", journal_bytes, control)
+        return Execution("e", b"", "policy", journal_bytes, control)
 
 
 def log(text: str = "x") -> Log:
@@ -200,8 +200,8 @@ async def test_a_tool_call_is_answered_exactly_once() -> None:
     execution = asked.execution()
     execution.publish(ToolCall("c1", "f", b""))
     execution.publish(ToolCall("c2", "f", b""))
-    await execution.submit_tool_result("c2", b"two")
-    await execution.submit_tool_result("c1", ToolFailure("ValueError", "no"))
+    execution.submit_tool_result("c2", b"two")
+    execution.submit_tool_result("c1", ToolFailure("ValueError", "no"))
     for call_id in ("c1", "c2"):
         assert await refusal(execution, call_id) == (PreconditionFailed, Reason.TOOL_CALL_ANSWERED)
     assert asked.answered == [("e", "c2", b"two"), ("e", "c1", ToolFailure("ValueError", "no"))]
@@ -212,7 +212,7 @@ async def test_an_answer_to_nothing_or_too_late_is_refused_by_its_reason() -> No
     execution = asked.execution()
     execution.publish(ToolCall("open", "f", b""))
     execution.publish(ToolCall("answered", "f", b""))
-    await execution.submit_tool_result("answered", b"")
+    execution.submit_tool_result("answered", b"")
     execution.publish(END)
     assert await refusal(execution, "never") == (NotFound, Reason.TOOL_CALL_NOT_FOUND)
     assert await refusal(execution, "open") == (PreconditionFailed, Reason.EXECUTION_ENDED)
@@ -222,5 +222,5 @@ async def test_an_answer_to_nothing_or_too_late_is_refused_by_its_reason() -> No
 
 async def refusal(execution: Execution, call_id: str) -> tuple[type[ExecutorError], Reason]:
     with pytest.raises(ExecutorError) as refused:
-        await execution.submit_tool_result(call_id, b"late")
+        execution.submit_tool_result(call_id, b"late")
     return type(refused.value), refused.value.reason

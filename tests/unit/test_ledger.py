@@ -13,14 +13,26 @@ import pytest
 
 from executor_server import tape as tape_module
 from executor_server.errors import InvalidRequest, OutOfRange
-from executor_server.executions import Execution, ToolFailure
+from executor_server.executions import Execution, ExecutionRequest, ToolFailure
 from executor_server.guest.frames import Fields, FrameDecoder, FrameError, Kind, encode_frame, encode_prefix
 from executor_server.ledger import Ledger, LedgerControl, LedgerLimits
-from executor_server.model import ErrorDetail, Event, ExecutionLimits, Log, Outcome, OutputMode, Queued, Result
+from executor_server.model import (
+    ErrorDetail,
+    Event,
+    EventKind,
+    ExecutionLimits,
+    Log,
+    Outcome,
+    OutputMode,
+    Queued,
+    Result,
+)
+from executor_server.requested import RequestedLimits
 from executor_server.tape import Tape, TapeError
 from tests.support.fake_guest import USAGE
 
 LIMITS = ExecutionLimits(1.5, 2.0, 1000, 1000)
+ASKED = RequestedLimits(wall_time_s=1.5)
 MODE = OutputMode.TRAILING_EXPRESSION
 Files = dict[str, bytes]
 
@@ -38,7 +50,16 @@ class Bench:
         self.guest_seq = 0
         self.delivered = 0
         self.tape = Tape(directory)
-        control = LedgerControl(self._send, self._hold, self.judged.append, lambda name, _: self.ended.append(name))
+        self.refusal: str | None = None  # of every tool call
+        self.told: list[EventKind] = []
+        control = LedgerControl(
+            self._send,
+            self._hold,
+            self.judged.append,
+            lambda *_: self.refusal,
+            lambda _, event: self.told.append(event),
+            lambda name, _: self.ended.append(name),
+        )
         self.ledger = Ledger(self.tape, LedgerLimits(journal_bytes, max_finished), control)
 
     def _send(self, kind: int, head: dict[str, Any], body: bytes) -> None:
@@ -51,7 +72,7 @@ class Bench:
         (self.held.add if held else self.held.discard)(holder)
 
     def execute(self, name: str, code: str = "1") -> Execution:
-        return self.ledger.execute(name, code, MODE, LIMITS)
+        return self.ledger.execute(ExecutionRequest(name, code, MODE, ASKED), LIMITS, "policy")
 
     def say(self, kind: int, head: dict[str, Any], body: bytes = b"", *, ack: int | None = None) -> None:
         self.guest_seq += 1
@@ -111,7 +132,7 @@ async def test_events_come_back_under_their_numbers(bench: Bench, tmp_path: Path
     first, second = bench.execute("e1"), bench.execute("e2", "2")
     bench.log("e1", "one")
     bench.call("e1", "c1")
-    await first.submit_tool_result("c1", b"value")
+    first.submit_tool_result("c1", b"value")
     bench.end("e1", generation=3)
     bench.log("e2", "two")
     with replayed(bench.files, tmp_path / "next") as after:
@@ -125,9 +146,9 @@ async def test_events_come_back_under_their_numbers(bench: Bench, tmp_path: Path
         running = ledger.known("e2")
         assert running is not None
         assert held_events(running) == held_events(second) == [Event(1, Queued(1)), Event(2, Log("stdout", "two"))]
-        assert ledger.known_as("e2", "2", MODE, LIMITS) is running
+        assert ledger.known_as(ExecutionRequest("e2", "2", MODE, ASKED)) is running
         with pytest.raises(InvalidRequest):
-            ledger.known_as("e2", "3", MODE, LIMITS)
+            ledger.known_as(ExecutionRequest("e2", "3", MODE, ASKED))
         after.guest_seq = ledger.taken_seq
         after.end("e2", generation=3)
         assert running.done
@@ -138,14 +159,14 @@ async def test_an_answered_call_is_answered_in_the_next_daemon_too(bench: Bench,
     execution = bench.execute("e")
     bench.call("e", "c1")
     bench.call("e", "c2")
-    await execution.submit_tool_result("c1", ToolFailure("ValueError", "no"))
+    execution.submit_tool_result("c1", ToolFailure("ValueError", "no"))
     with replayed(bench.files, tmp_path / "next") as after:
         again = after.ledger.known("e")
         assert again is not None
         with pytest.raises(Exception, match="has been answered"):
-            await again.submit_tool_result("c1", b"late")
+            again.submit_tool_result("c1", b"late")
         assert again.waits_for_client
-        await again.submit_tool_result("c2", b"now")
+        again.submit_tool_result("c2", b"now")
         assert not again.waits_for_client
 
 
@@ -269,7 +290,7 @@ class Drama:
         elif what < 0.75 and self.open:
             name, call_id = self.open.pop()
             if (called := self.bench.ledger.running.get(name)) is not None and call_id in called._open_calls:
-                await called.submit_tool_result(call_id, self.chance.randbytes(self.chance.randrange(300)))
+                called.submit_tool_result(call_id, self.chance.randbytes(self.chance.randrange(300)))
         elif what < 0.85:
             await self._read_some(execution)
         else:

@@ -16,7 +16,7 @@ from executor_server import policies
 from executor_server.policies import PolicyListener, PolicyStore
 from executor_server.policy import Policy
 from executor_server.policy_file import PolicyFile
-from executor_server.settings import ConfigError
+from executor_server.settings import ConfigError, read_bytes
 from tests.support.polling import eventually_async
 
 FIRST = 'version = "1"\ndefault = "all"\n[profiles.all]\n'
@@ -194,10 +194,9 @@ async def test_a_file_in_the_middle_of_a_write_is_not_taken_though_it_is_valid(b
         file.flush()
         await bench.store.start()
         read = threading.Event()
-        really = policies.read_bytes
 
         def reading(path: Path, kind: str) -> bytes:
-            data = really(path, kind)
+            data = read_bytes(path, kind)
             read.set()
             return data
 

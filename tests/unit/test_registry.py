@@ -22,7 +22,7 @@ from executor_server.model import (
     SessionSpec,
     ToolRules,
 )
-from executor_server.registry import Registry, RegistryError, SessionRecord
+from executor_server.registry import Registry, RegistryError, SessionRecord, SessionUse
 from executor_server.state_dir import StateDir, StateDirError
 
 SPEC = SessionSpec(
@@ -70,9 +70,11 @@ def test_what_was_written_is_read_back_as_it_was(registry: Registry, tmp_path: P
 def test_what_is_noted_later_is_read_too(registry: Registry, tmp_path: Path) -> None:
     registry.add(RECORD)
     registry.note_connections("s1", 7)
-    registry.note_use([("s1", 9.5, 4), ("nobody", 1.0, 1)])
+    registry.note_use([SessionUse("s1", 9.5, 4, 2, 3), SessionUse("nobody", 1.0, 1, 0, 0)])
     registry.note_lost("s1", "it caught fire")
-    expected = replace(RECORD, connections=7, last_used_s=9.5, generation=4, lost_reason="it caught fire")
+    expected = replace(
+        RECORD, connections=7, last_used_s=9.5, generation=4, puts=2, gets=3, lost_reason="it caught fire"
+    )
     assert reopened(registry, tmp_path) == [expected]
 
 

@@ -55,8 +55,8 @@ class Bench:
         self.sandbox = sandbox
         self.guest: FakeGuest = sandbox.guest
 
-    def execute(self, execution_id: str = "e", code: str = "1") -> Execution:
-        return self.session.execute(execution_id, code, OutputMode.TRAILING_EXPRESSION, EXECUTION_LIMITS)
+    async def execute(self, execution_id: str = "e", code: str = "1") -> Execution:
+        return await self.session.execute(execution_id, code, OutputMode.TRAILING_EXPRESSION, EXECUTION_LIMITS)
 
     @property
     def heard_s(self) -> float:
@@ -112,7 +112,7 @@ async def result_of(execution: Execution) -> Result:
 
 
 async def test_events_of_the_guest_become_events_of_their_execution(bench: Bench) -> None:
-    first, second = bench.execute("e1"), bench.execute("e2", "2")
+    first, second = await bench.execute("e1"), await bench.execute("e2", "2")
     assert bytes((await bench.guest.got(Kind.EXECUTE, 2)).body) == b"2"
     bench.guest.log("e1", "one")
     bench.guest.end("e1")
@@ -125,69 +125,69 @@ async def test_events_of_the_guest_become_events_of_their_execution(bench: Bench
 
 
 async def test_the_same_id_attaches_and_another_code_is_refused(bench: Bench) -> None:
-    execution = bench.execute("e")
-    assert bench.execute("e") is execution is bench.session.execution("e")
+    execution = await bench.execute("e")
+    assert await bench.execute("e") is execution is bench.session.execution("e")
     with pytest.raises(InvalidRequest) as refused:
-        bench.execute("e", "other")
+        await bench.execute("e", "other")
     assert refused.value.reason is Reason.EXECUTION_ID_REUSED
     bench.guest.end("e")
     await execution.wait()
-    assert bench.execute("e") is execution
+    assert await bench.execute("e") is execution
     assert len(bench.guest.of_kind(Kind.EXECUTE)) == 1
 
 
 async def test_one_runs_and_a_bounded_number_waits(make: Any) -> None:
     bench = await make(max_queued_executions=2)
     for number in range(3):
-        bench.execute(f"e{number}")
+        await bench.execute(f"e{number}")
     with pytest.raises(ResourceExhausted) as refused:
-        bench.execute("e3")
+        await bench.execute("e3")
     assert refused.value.reason is Reason.QUEUE_FULL
-    assert bench.execute("e1").execution_id == "e1"
+    assert (await bench.execute("e1")).execution_id == "e1"
     bench.guest.end("e0")
-    await bench.execute("e0").wait()
-    bench.execute("e3")
+    await (await bench.execute("e0")).wait()
+    await bench.execute("e3")
 
 
 async def test_old_executions_are_forgotten_by_number_and_by_size(make: Any) -> None:
     bench = await make(max_finished_executions=2, journal_bytes=10_000)
     for number in range(3):
-        execution = bench.execute(f"e{number}")
+        execution = await bench.execute(f"e{number}")
         bench.guest.log(f"e{number}", "x" * 2000)
         bench.guest.end(f"e{number}")
         await execution.wait()
     with pytest.raises(NotFound) as refused:
         bench.session.execution("e0")
     assert refused.value.reason is Reason.EXECUTION_NOT_FOUND
-    large = bench.execute("large")
+    large = await bench.execute("large")
     bench.guest.log("large", "x" * 9000)
     bench.guest.end("large")
     await large.wait()
-    bench.execute("last")
+    await bench.execute("last")
     with pytest.raises(NotFound):
         bench.session.execution("e2")
     assert bench.session.execution("large") is large
 
 
 async def test_a_draining_session_takes_no_new_execution_and_ends_the_old(bench: Bench) -> None:
-    execution = bench.execute()
+    execution = await bench.execute()
     bench.session.refuse_new()
     with pytest.raises(Unavailable):
-        bench.execute("e2")
-    assert bench.execute() is execution
+        await bench.execute("e2")
+    assert await bench.execute() is execution
     idle = asyncio.create_task(bench.session.wait_idle())
     bench.guest.end("e")
     await idle
 
 
 async def test_answers_and_cancellations_reach_the_guest(bench: Bench) -> None:
-    execution = bench.execute()
+    execution = await bench.execute()
     for call in ("c1", "c2", "c3"):
         bench.guest.say(Kind.TOOL_CALL, {"id": "e", "call": call, "name": "f"}, b"args")
     assert await eventually_async(lambda: bench.session.state == "busy" and execution.journal_size > 3 * 256)
-    await execution.submit_tool_result("c1", b"value")
-    await execution.submit_tool_result("c2", ToolFailure("ValueError", "no"))
-    await execution.submit_tool_result("c3", BlobRef("b", 9))
+    await bench.session.submit_tool_result(execution.execution_id, "c1", b"value")
+    await bench.session.submit_tool_result(execution.execution_id, "c2", ToolFailure("ValueError", "no"))
+    await bench.session.submit_tool_result(execution.execution_id, "c3", BlobRef("b", 9))
     execution.cancel()
     assert (await bench.guest.got(Kind.CANCEL)).head.text("id") == "e"
     heads = [(frame.head.values, frame.body) for frame in bench.guest.of_kind(Kind.TOOL_RESULT)]
@@ -224,7 +224,7 @@ LIES = {
 
 @pytest.mark.parametrize("what", LIES)
 async def test_a_guest_that_lies_loses_the_session_with_a_reason(bench: Bench, what: str) -> None:
-    execution = bench.execute()
+    execution = await bench.execute()
     await bench.guest.got(Kind.EXECUTE)
     bench.guest.write_raw(LIES[what])
     result = await result_of(execution)
@@ -237,11 +237,11 @@ async def test_a_guest_that_lies_loses_the_session_with_a_reason(bench: Bench, w
         await bench.session.list_files("")
     assert refused.value.reason is Reason.SESSION_LOST
     assert "broke the protocol" in refused.value.message
-    assert bench.execute() is execution, "what the journal holds can still be read"
+    assert await bench.execute() is execution, "what the journal holds can still be read"
 
 
 async def test_events_after_the_result_are_a_lie(bench: Bench) -> None:
-    execution = bench.execute()
+    execution = await bench.execute()
     bench.guest.end("e")
     bench.guest.log("e", "late")
     assert (await result_of(execution)).outcome is Outcome.SUCCEEDED
@@ -302,7 +302,7 @@ async def test_an_answer_that_nobody_waits_for_any_more_is_dropped(bench: Bench)
     asking.cancel()
     await asyncio.gather(asking, return_exceptions=True)
     bench.guest.done(asked, b"[]", truncated=False)
-    execution = bench.execute()
+    execution = await bench.execute()
     bench.guest.end("e")
     assert (await result_of(execution)).outcome is Outcome.SUCCEEDED
 
@@ -330,7 +330,7 @@ async def test_each_refusal_of_the_guest_is_its_error(bench: Bench, reason: str)
 
 
 async def test_everything_that_waits_for_a_dead_guest_learns_so(bench: Bench) -> None:
-    execution = bench.execute()
+    execution = await bench.execute()
     asking = asyncio.create_task(bench.session.list_files(""))
     await bench.guest.got(Kind.FILE_LIST)
     await bench.guest.die()
@@ -341,7 +341,7 @@ async def test_everything_that_waits_for_a_dead_guest_learns_so(bench: Bench) ->
 
 
 async def test_a_sandbox_that_the_kernel_killed_for_its_memory_says_so(bench: Bench) -> None:
-    execution = bench.execute()
+    execution = await bench.execute()
     bench.sandbox.kills = 1
     await bench.guest.die()
     error = (await result_of(execution)).error
@@ -350,7 +350,7 @@ async def test_a_sandbox_that_the_kernel_killed_for_its_memory_says_so(bench: Be
 
 
 async def test_a_channel_that_breaks_is_made_again_and_no_event_is_lost_or_doubled(bench: Bench) -> None:
-    execution = bench.execute()
+    execution = await bench.execute()
     await bench.guest.got(Kind.EXECUTE)
     for count in range(1, 4):
         bench.guest.log("e", f"{count} ")
@@ -377,7 +377,7 @@ async def test_a_guest_that_greets_and_hangs_up_again_and_again_is_given_up(benc
 
 
 async def test_a_guest_of_another_version_is_not_taken_after_a_break(bench: Bench) -> None:
-    execution = bench.execute()
+    execution = await bench.execute()
     bench.guest.ready = {"protocol": 99, "python": "3.11.0", "generation": 1}
     bench.guest.hang_up()
     assert (await result_of(execution)).outcome is Outcome.LOST
@@ -392,7 +392,7 @@ async def test_a_silent_guest_is_asked_and_then_given_up(make: Any) -> None:
     assert await eventually_async(lambda: bench.session.check_guest() or bench.session.state == "lost")
     execution_refused = pytest.raises(PreconditionFailed, match="has not answered")
     with execution_refused:
-        bench.execute()
+        await bench.execute()
 
 
 async def test_a_guest_that_answers_is_not_given_up(make: Any) -> None:
@@ -414,7 +414,7 @@ async def test_a_guest_that_answers_is_not_given_up(make: Any) -> None:
 async def test_only_the_kernel_says_that_memory_was_the_cause(
     bench: Bench, kills: int | None, outcome: Outcome
 ) -> None:
-    execution = bench.execute()
+    execution = await bench.execute()
     bench.sandbox.kills = kills
     bench.guest.end("e", outcome="crashed", variables="reset", generation=2, oom_suspect=True)
     result = await result_of(execution)
@@ -425,7 +425,7 @@ async def test_an_earlier_kill_is_no_cause_of_a_later_crash(bench: Bench) -> Non
     bench.sandbox.kills = 1
     outcomes = []
     for name in ("e1", "e2"):
-        execution = bench.execute(name)
+        execution = await bench.execute(name)
         bench.guest.end(name, outcome="crashed", oom_suspect=True)
         outcomes.append((await result_of(execution)).outcome)
     assert outcomes == [Outcome.OUT_OF_MEMORY, Outcome.CRASHED]
@@ -436,7 +436,7 @@ async def test_an_earlier_kill_is_no_cause_of_a_later_crash(bench: Bench) -> Non
 
 async def test_a_full_journal_stops_the_guest_also_over_a_broken_channel(make: Any) -> None:
     bench = await make(journal_bytes=4 * CHUNK_BYTES)
-    execution = bench.execute()
+    execution = await bench.execute()
     await bench.guest.got(Kind.EXECUTE)
     total = 64
     for _ in range(total):
@@ -496,7 +496,7 @@ async def test_a_reader_of_a_file_that_leaves_does_not_hold_the_session_up(bench
     async with aclosing(bench.session.get_file("a")) as parts:  # type: ignore[type-var]
         await anext(parts)
         await asking_for_a_while(bench)
-    execution = bench.execute()
+    execution = await bench.execute()
     bench.guest.end("e")
     assert (await result_of(execution)).outcome is Outcome.SUCCEEDED
 
@@ -551,7 +551,7 @@ async def test_sizes_over_the_limits_are_refused_before_anything_is_sent(make: A
 
 
 async def test_closing_ends_what_runs_as_cancelled_and_is_idempotent(bench: Bench) -> None:
-    execution = bench.execute()
+    execution = await bench.execute()
     asking = asyncio.create_task(bench.session.register_tools([ToolSpec("f", "", (), False)]))
     bench.guest.on[Kind.REGISTER_TOOLS] = lambda _: None
     await bench.guest.got(Kind.REGISTER_TOOLS)
@@ -565,13 +565,13 @@ async def test_closing_ends_what_runs_as_cancelled_and_is_idempotent(bench: Benc
 
 
 async def test_a_tool_call_that_the_end_overtook_is_not_answered(bench: Bench) -> None:
-    execution = bench.execute()
+    execution = await bench.execute()
     bench.guest.say(Kind.TOOL_CALL, {"id": "e", "call": "c1", "name": "f"}, b"")
     bench.guest.end("e", outcome="cancelled")
     await execution.wait()
     assert [type(event.kind) async for event in execution.events()] == [ToolCall, Result]
     with pytest.raises(PreconditionFailed) as refused:
-        await execution.submit_tool_result("c1", b"")
+        await bench.session.submit_tool_result(execution.execution_id, "c1", b"")
     assert refused.value.reason is Reason.EXECUTION_ENDED
 
 
@@ -601,7 +601,7 @@ async def test_a_task_that_breaks_loses_the_session_and_leaves_nobody_waiting(
         raise RuntimeError("a bug of ours")
 
     monkeypatch.setattr(bench.sandbox, "oom_kills", broken)
-    execution = bench.execute()
+    execution = await bench.execute()
     await bench.guest.got(Kind.EXECUTE)
     bench.guest.end("e", outcome="crashed", oom_suspect=True)
     async with asyncio.timeout(10):

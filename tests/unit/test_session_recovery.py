@@ -23,7 +23,7 @@ from executor_server.model import (
     Result,
 )
 from executor_server.pool import PoolSettings, WarmPool
-from executor_server.registry import Registry
+from executor_server.registry import Registry, SessionUse
 from executor_server.sessions import Session, SessionManager, SessionRequest, SessionSettings
 from executor_server.state_dir import StateDir
 from tests.support.fake_backend import SPEC, FakeBackend
@@ -90,8 +90,8 @@ def guest_of(daemon: Daemon, number: int = -1) -> FakeGuest:
     return daemon.backend.made[number].guest
 
 
-def execute(session: Session, name: str = "e", code: str = "1") -> Execution:
-    return session.execute(name, code, OutputMode.TRAILING_EXPRESSION, EXECUTION_LIMITS)
+async def execute(session: Session, name: str = "e", code: str = "1") -> Execution:
+    return await session.execute(name, code, OutputMode.TRAILING_EXPRESSION, EXECUTION_LIMITS)
 
 
 async def told(execution: Execution) -> tuple[str, Result]:
@@ -119,16 +119,16 @@ async def test_a_session_is_the_same_after_a_restart(start: Any) -> None:
 async def test_what_was_said_before_meanwhile_and_after_is_told_once_and_in_order(start: Any) -> None:
     first = await start()
     session = await first.create()
-    execute(session)
+    await execute(session)
     guest = guest_of(first)
     await guest.got(Kind.EXECUTE)
     guest.log("e", "before ")
-    assert await eventually_async(lambda: execute(session).last_number == 1)
+    assert await eventually_async(lambda: session.execution("e").last_number == 1)
     guest.log("e", "on its way ")
     await first.kill()
     guest.log("e", "meanwhile ")
     second = await start()
-    execution = execute(second.session(session.session_id))
+    execution = await execute(second.session(session.session_id))
     guest.log("e", "after")
     guest.end("e")
     text, result = await told(execution)
@@ -139,8 +139,8 @@ async def test_what_was_said_before_meanwhile_and_after_is_told_once_and_in_orde
 async def test_an_execution_that_ended_while_nobody_listened_has_its_result(start: Any) -> None:
     first = await start()
     session = await first.create()
-    execute(session, "e1")
-    execute(session, "e2")
+    await execute(session, "e1")
+    await execute(session, "e2")
     guest = guest_of(first)
     await guest.got(Kind.EXECUTE, 2)
     await first.kill()
@@ -162,11 +162,11 @@ async def test_what_the_guest_never_got_is_sent_once(start: Any) -> None:
     guest = guest_of(first)
     guest.hang_up()
     assert await eventually_async(lambda: not session._channel.connected)
-    execute(session, "e", "code")
+    await execute(session, "e", "code")
     for _ in range(2):
         daemon = await start()
     await guest.got(Kind.EXECUTE)
-    execution = execute(daemon.session(session.session_id), "e", "code")
+    execution = await execute(daemon.session(session.session_id), "e", "code")
     guest.end("e")
     await told(execution)
     assert [frame.body for frame in guest.of_kind(Kind.EXECUTE)] == [b"code"]
@@ -175,17 +175,16 @@ async def test_what_the_guest_never_got_is_sent_once(start: Any) -> None:
 async def test_a_call_that_waits_for_its_answer_gets_it_after_a_restart(start: Any) -> None:
     first = await start()
     session = await first.create()
-    execute(session)
+    await execute(session)
     guest = guest_of(first)
     guest.say(Kind.TOOL_CALL, {"id": "e", "call": "c1", "name": "f"}, b"args")
-    assert await eventually_async(lambda: execute(session).last_number == 1)
+    assert await eventually_async(lambda: session.execution("e").last_number == 1)
     second = await start()
-    execution = execute(second.session(session.session_id))
-    await execution.submit_tool_result("c1", BlobRef("b", 9))
+    await second.session(session.session_id).submit_tool_result("e", "c1", BlobRef("b", 9))
     assert (await guest.got(Kind.TOOL_RESULT)).head.text("blob") == "b"
     third = await start()
     with pytest.raises(PreconditionFailed) as refused:
-        await third.session(session.session_id).execution("e").submit_tool_result("c1", b"again")
+        await third.session(session.session_id).submit_tool_result("e", "c1", b"again")
     assert refused.value.reason is Reason.TOOL_CALL_ANSWERED
     assert len(guest.of_kind(Kind.TOOL_RESULT)) == 1
 
@@ -216,7 +215,7 @@ async def test_numbers_that_were_let_go_and_not_written_down_are_not_asked_for(s
     await guest.got(Kind.REGISTER_TOOLS, 3)
     second = await start()
     after = second.session(session.session_id)
-    execution = execute(after)
+    execution = await execute(after)
     guest.end("e")
     assert (await told(execution))[1].outcome is Outcome.SUCCEEDED
 
@@ -225,7 +224,7 @@ async def test_what_killed_the_interpreter_is_found_out_by_the_next_daemon(start
     first = await start()
     session = await first.create()
     session._sandbox.oom_kills = asyncio.Event().wait
-    execute(session)
+    await execute(session)
     guest_of(first).end("e", outcome="crashed", variables="reset", generation=2, oom_suspect=True)
     assert await eventually_async(lambda: session._ledger.unjudged())
     del first.backend.made[0].oom_kills
@@ -259,11 +258,11 @@ async def lost(daemon: Daemon, before: Session, reason: str) -> Session:
 async def test_a_sandbox_that_is_gone_leaves_what_had_finished_and_loses_what_ran(start: Any) -> None:
     first = await start()
     session = await first.create()
-    execute(session, "e1")
+    await execute(session, "e1")
     guest_of(first).log("e1", "text")
     guest_of(first).end("e1")
-    await told(execute(session, "e1"))
-    execute(session, "e2")
+    await told(await execute(session, "e1"))
+    await execute(session, "e2")
     await first.kill()
     await first.backend.made[0].destroy()
     for _ in range(2):
@@ -273,7 +272,7 @@ async def test_a_sandbox_that_is_gone_leaves_what_had_finished_and_loses_what_ra
         result = (await told(after.execution("e2")))[1]
         assert (result.outcome, result.error and result.error.message) == (Outcome.LOST, after.lost_reason)
         with pytest.raises(PreconditionFailed) as refused:
-            execute(after, "e3")
+            await execute(after, "e3")
         assert refused.value.reason is Reason.SESSION_LOST
         assert await daemon.create() is after
 
@@ -314,7 +313,7 @@ async def test_a_tape_that_could_not_be_written_is_a_reason(start: Any, tmp_path
     first = await start()
     session = await first.create()
     session._ledger._tape._give_up(OSError("No space left on device"))
-    execution = execute(session)
+    execution = await execute(session)
     guest_of(first).end("e")
     assert (await told(execution))[1].outcome is Outcome.SUCCEEDED
     await lost(await start(), session, "could not be written")
@@ -360,7 +359,7 @@ async def test_a_session_that_expired_meanwhile_ends_at_once(start: Any, tmp_pat
 async def test_the_idle_time_goes_on_over_a_restart(start: Any) -> None:
     first = await start()
     session = await first.create(idle_time_s=100.0)
-    first.registry.note_use([(session.session_id, session.create_time_s - 200.0, 1)])
+    first.registry.note_use([SessionUse(session.session_id, session.create_time_s - 200.0, 1, 0, 0)])
     assert (await start()).manager.list(OWNER) == []
 
 

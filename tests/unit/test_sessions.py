@@ -43,8 +43,8 @@ class Bench:
         return asyncio.create_task(self.create(*args, **kwargs))
 
 
-def execute(session: Session) -> Execution:
-    return session.execute("e", "1", OutputMode.TRAILING_EXPRESSION, EXECUTION_LIMITS)
+async def execute(session: Session) -> Execution:
+    return await session.execute("e", "1", OutputMode.TRAILING_EXPRESSION, EXECUTION_LIMITS)
 
 
 @pytest.fixture
@@ -198,7 +198,7 @@ async def test_a_session_exists_for_its_owner_only(bench: Bench) -> None:
 
 async def test_deleting_destroys_the_sandbox_and_frees_the_request(bench: Bench) -> None:
     session = await bench.create()
-    execution = execute(session)
+    execution = await execute(session)
     await bench.manager.delete(ALICE, session.session_id)
     assert not bench.backend.living
     assert await outcome_of(execution) is Outcome.CANCELLED
@@ -231,7 +231,7 @@ async def test_a_session_that_nobody_uses_ends(bench: Bench) -> None:
 
 async def test_a_session_that_works_is_in_use_but_not_for_ever(bench: Bench) -> None:
     session = await bench.create()
-    execute(session)
+    await execute(session)
     session.spec = replace(session.spec, limits=replace(LIMITS, idle_time_s=1e-3))
     assert await swept(bench, 3)
     assert session.state == "busy"
@@ -250,7 +250,7 @@ async def swept(bench: Bench, times: int) -> bool:
 
 async def test_a_lost_session_stays_to_be_asked_until_it_expires(bench: Bench) -> None:
     session = await bench.create()
-    execution = execute(session)
+    execution = await execute(session)
     await bench.backend.made[0].guest.die()
     assert await outcome_of(execution) is Outcome.LOST
     assert await swept(bench, 1)
@@ -272,13 +272,13 @@ async def test_the_sweeper_gives_up_a_guest_that_is_silent(make: Any) -> None:
 
 async def test_draining_lets_what_runs_end_and_takes_nothing_new(bench: Bench) -> None:
     session = await bench.create()
-    execution = execute(session)
+    execution = await execute(session)
     draining = asyncio.create_task(bench.manager.drain(30.0))
     await asyncio.sleep(0)
     with pytest.raises(Unavailable):
         await bench.create("late")
     with pytest.raises(Unavailable):
-        session.execute("late", "1", OutputMode.TRAILING_EXPRESSION, EXECUTION_LIMITS)
+        await session.execute("late", "1", OutputMode.TRAILING_EXPRESSION, EXECUTION_LIMITS)
     assert await bench.create() is session, "a request that was already granted is still answered"
     assert not draining.done()
     bench.backend.made[0].guest.end("e")
@@ -287,7 +287,7 @@ async def test_draining_lets_what_runs_end_and_takes_nothing_new(bench: Bench) -
 
 
 async def test_draining_does_not_wait_longer_than_its_grace(bench: Bench) -> None:
-    execution = execute(await bench.create())
+    execution = await execute(await bench.create())
     await bench.manager.drain(0.01)
     assert not execution.done
     await bench.manager.close()

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from executor_client import ExecutorClient, InvalidRequest, Outcome, PolicyViolationError, Session
+from executor_client import AuthenticationError, ExecutorClient, InvalidRequest, Outcome, PolicyViolationError, Session
 from executor_server.cli import main
 from executor_server.errors import Violation, ViolationKind
 from executor_server.import_patterns import is_denied
@@ -30,8 +30,9 @@ from executor_server.settings import undotted
 from tests.support.backends import DOCKER_IMAGE, require
 from tests.support.daemon import Daemon, running_daemon
 from tests.support.policy_table import CASES, CODE_OF_RULE, POLICY, Case
+from tests.support.polling import eventually
 
-TENANTS = ("research", "support", "far", "stranger")
+TENANTS = ("far", "stranger", "support", "research")
 SESSION_KEYS = ("image", "backend", "authorized_imports", "limits", "network", "packages")
 OTHER = {"local": "docker", "docker": "local"}
 MAX_CHANGES = 10
@@ -89,9 +90,11 @@ def tenants(request: pytest.FixtureRequest) -> Iterator[Tenants]:
     )
     options = ("--config", str(directory / "executor.toml"), "--backend", backend)
     with running_daemon(directory, *options) as daemon, ExitStack() as stack:
+        tokens = {name: _token(daemon, name) for name in TENANTS}
         clients = {
-            name: stack.enter_context(ExecutorClient(daemon.address, token=_token(daemon, name))) for name in TENANTS
+            name: stack.enter_context(ExecutorClient(daemon.address, token=token)) for name, token in tokens.items()
         }
+        assert eventually(lambda: _is_known(clients[TENANTS[-1]]))  # and so all of them are
         sessions = {name: stack.enter_context(clients[name].create_session()) for name in ("research", "support")}
         yield Tenants(backend, clients, sessions)
     shutil.rmtree(directory)
@@ -103,17 +106,33 @@ def _token(daemon: Daemon, tenant: str) -> str:
     return result.stdout.strip()
 
 
+def _is_known(client: ExecutorClient) -> bool:
+    try:
+        client.get_policy()
+    except AuthenticationError:
+        return False
+    return True
+
+
 def do(tenants: Tenants, case: Case) -> Outcome:
     """Does what is asked for, and tells how code ends that does its part. Raises what the client raises."""
     asked = for_backend(dict(case.asked), tenants.backend)
     of_session = {key: asked[key] for key in SESSION_KEYS if key in asked}
-    with tenants.session(case.tenant, of_session, own="put_file" in asked or "tools" in asked) as session:
+    if case.tenant not in tenants.sessions:
+        tenants.clients[case.tenant].create_session(**of_session).close()
+    with tenants.session(
+        case.tenant, of_session, own=bool({"tools", "put_file", "get_file"} & asked.keys())
+    ) as session:
         if "tools" in asked:
             session.register_tools(dict.fromkeys(asked["tools"], lambda: None))
         if "put_file" in asked:
             for number in range(asked["put_file"].get("so_far", 0)):
                 session.put_file(f"file-{number}", b"x")
             session.put_file("file", b"x" * asked["put_file"]["size_bytes"])
+        if "get_file" in asked:
+            session.put_file("got", b"x" * asked["get_file"].get("size_bytes", 0))
+            for _ in range(asked["get_file"].get("so_far", 0) + 1):
+                session.get_file("got")
         code = [f"import {module}" for module in asked.get("imports", ())]
         code += [CODE_OF_RULE[rule] for rule in asked.get("language", ())]
         result = session.execute("\n".join(code) or "1 + 1", limits=asked.get("execution"))

@@ -45,6 +45,7 @@ limits.execution_max.wall_time_s = 60
 tools.allowed = ["search", "web_*"]
 files.max_put_bytes = 1000
 files.max_puts = 2
+files.max_gets = 1
 
 [profiles.support]
 extends = "common"
@@ -98,7 +99,7 @@ CODE_OF_RULE = {
     "dunder_access": "().__class__",
     "dynamic_code": "eval('1 + 1')",
     "namespaces": "globals()",
-    "module_attributes": "import random\nrandom._os",
+    "module_attributes": "import random\nrandom._random",
     "dangerous_functions": "import os\nos.system('true')",
     "open": "open('/dev/null').read()",
     "file_writing": "open('written', 'w').close()",
@@ -293,6 +294,13 @@ CASES = [
         "research",
         {"put_file": {"size_bytes": 1, "so_far": 2}},
         (("path", "ABOVE_CEILING", "3", "at most 2", "files.max_puts"),),
+    ),
+    Case("a file that is got", "research", {"get_file": {"size_bytes": 10}}),
+    Case(
+        "one file too many that is got",
+        "research",
+        {"get_file": {"so_far": 1}},
+        (("path", "ABOVE_CEILING", "2", "at most 1", "files.max_gets"),),
     ),
     # -- what code does
     Case("a default module", "research", {"imports": ["math"]}, outcome=Outcome.SUCCEEDED),

@@ -1,4 +1,4 @@
-"""The same programs get the same verdicts about their imports on every CPython, in the source and at run time."""
+"""The same programs get the same verdicts on every CPython: about their imports, and by the rules of the language."""
 
 from __future__ import annotations
 
@@ -13,11 +13,13 @@ import pytest
 
 from executor_server.backends.local import LocalBackend
 from executor_server.config import LocalImage
+from executor_server.model import LANGUAGE_RULES
 from executor_server.sessions import Session, SessionRequest
 from tests.contract.harness import PRINCIPAL, Harness, Transcript, pieces
 from tests.support.backends import require
 from tests.support.import_corpus import AUTHORIZED, DENIED, MODULES, OK, PROGRAMS, Program
 from tests.support.interpreters import find_python
+from tests.support.language_corpus import BASE, MORE_PYTHON, ORDINARY, REFUSED
 
 _REFUSAL = re.compile(r"Import of (.{1,200}?)…? is not allowed.*\. Authorized imports are: \['collections', ")
 
@@ -64,3 +66,30 @@ async def test_every_program_gets_its_verdict_in_one_session(harness: Harness) -
     expected = {name: _expected(program) for name, program in PROGRAMS.items()}
     assert {name: seen[name] for name in seen if seen[name] != expected[name]} == {}
     assert len(PROGRAMS) >= 80
+
+
+def _runs_on(session: Session, source: str) -> bool:
+    return "match " not in source or not session.python_version.startswith("3.9.")
+
+
+async def test_every_rule_of_the_language_refuses_the_same_programs(harness: Harness) -> None:
+    session = await _session(harness)
+    for name, program in REFUSED.items():
+        imports = tuple(sorted({*BASE, *program.imports}))
+        rules = replace(session.spec, authorized_imports=imports, denied_imports=(), refused_language=LANGUAGE_RULES)
+        await session.restrict(rules)
+        run = await harness.run(session, program.source)
+        if _runs_on(session, program.source):
+            assert (run.outcome, run.state) == ("policy_denied", "kept"), (name, run.ended)
+            assert f"(language.{program.rule})" in run.message, name
+
+
+async def test_what_strict_lets_pass_has_the_same_value(harness: Harness) -> None:
+    session = await _session(harness)
+    await session.restrict(replace(session.spec, authorized_imports=BASE, refused_language=LANGUAGE_RULES))
+    for name, source in ORDINARY.items():
+        assert (await harness.run(session, source)).outcome == "succeeded", name
+    for name, (source, value) in MORE_PYTHON.items():
+        run = await harness.run(session, source)
+        if _runs_on(session, source):
+            assert (run.outcome, run.output) == ("succeeded", value), (name, run.ended)

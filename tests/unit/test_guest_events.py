@@ -19,6 +19,7 @@ from executor_server.model import (
     Event,
     FileInfo,
     Image,
+    LimitWarning,
     Log,
     Outcome,
     OutputCut,
@@ -40,6 +41,7 @@ RESULT = {
     "peak_memory_bytes": 1,
     "output_bytes": 0,
 }
+WARNING = {"limit": "session_operations", "used": 8, "budget": 10}
 IMAGE = {"mime": "image/png", "source": "figure"}
 ERROR = {"type": "ValueError", "message": "no"}
 FILE = {"path": "a", "size": 1, "directory": False, "modified": 0.5}
@@ -76,6 +78,7 @@ def test_each_event_is_read() -> None:
     )
     assert read_event(frame(Kind.TOOL_CALL, {"call": "c", "name": "f"}, b"()")) == ToolCall("c", "f", b"()")
     assert read_event(frame(Kind.BLOB_CHUNK, {"blob": "g1"}, b"x")) == BlobChunk("g1", b"x")
+    assert read_event(frame(Kind.LIMIT_WARNING, WARNING)) == LimitWarning("session_operations", 8, 10)
 
 
 def test_a_result_is_read() -> None:
@@ -84,6 +87,8 @@ def test_a_result_is_read() -> None:
     assert (ended.output, ended.error, ended.final_answer_call_id) == (b"packed", None, "c1")
     assert read_result(result(blob="g1", size=3)).output == BlobRef("g1", 3)
     assert read_result(result()).output is None
+    assert read_result(result()).imports == ()
+    assert read_result(result(imports=["os.path", "math", ".x", "math"])).imports == (".x", "math", "os.path")
     detail = read_result(failed(line=3, exit_code=2)).error
     assert detail == ErrorDetail("ValueError", "no", line=3, exit_code=2)
 
@@ -128,6 +133,15 @@ MALFORMED: dict[str, tuple[Callable[[Frame], Any], Frame]] = {
     ),
     "a chunk of no blob": (read_event, frame(Kind.BLOB_CHUNK, {}, b"x")),
     "a chunk that is too large": (read_event, frame(Kind.BLOB_CHUNK, {"blob": "b"}, bytes(CHUNK_BYTES + 1))),
+    "a warning of another limit": (read_event, frame(Kind.LIMIT_WARNING, {**WARNING, "limit": "memory_bytes"})),
+    "a warning of more than all": (read_event, frame(Kind.LIMIT_WARNING, {**WARNING, "used": 11})),
+    "a warning of no budget": (read_event, frame(Kind.LIMIT_WARNING, {**WARNING, "used": 0, "budget": 0})),
+    "a warning of a huge budget": (read_event, frame(Kind.LIMIT_WARNING, {**WARNING, "budget": 2**63})),
+    "too many imports": (read_result, result(imports=["m"] * 65)),
+    "an import of a long name": (read_result, result(imports=["m" * 201])),
+    "imports of a great length": (read_result, result(imports=[f"{n:03}" + "é" * 100 for n in range(64)])),
+    "an import of several lines": (read_result, result(imports=["a\nb"])),
+    "imports that are a text": (read_result, result(imports="math")),
     "an outcome of its own": (read_result, result(outcome="won")),
     "artifacts that are no list": (read_result, made({})),
     "artifacts that are not JSON": (read_result, result(b"[", artifacts=1)),
@@ -192,12 +206,21 @@ _HEADS = st.fixed_dictionaries(
     optional={
         **{
             key: st.just(value) | _VALUES
-            for key, value in {**RESULT, **IMAGE, **FILE, "stream": "stdout", "call": "c", "name": "f"}.items()
+            for key, value in {
+                **RESULT,
+                **IMAGE,
+                **FILE,
+                **WARNING,
+                "stream": "stdout",
+                "call": "c",
+                "name": "f",
+            }.items()
         },
         "names": st.integers(0, 60),
         "blob": _TEXTS,
         "output": _VALUES,
         "omitted": _VALUES,
+        "imports": st.lists(_TEXTS, max_size=3) | _VALUES,
         "truncated": st.booleans(),
     },
 )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable
 from typing import Any
 
@@ -161,8 +160,3 @@ def test_types_without_end_do_not_fill_the_interpreter() -> None:
     agent = _strict()
     agent.run("for i in range(9000):\n    type('C', (), {'a': 1})().a", budget=100_000)
     assert len(agent.hooks._plain) <= 4096 + 64
-
-
-@pytest.mark.skipif(sys.version_info < (3, 12), reason="type parameters")
-def test_type_parameters_are_rewritten() -> None:
-    assert _strict().run("import math\ndef f[T: math.pi](x: T) -> T:\n    return x\nf(1)").value == 1

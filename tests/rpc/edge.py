@@ -23,7 +23,6 @@ from executor_server.errors import NotFound, Reason
 from executor_server.model import (
     BlobChunk,
     Event,
-    ExecutionLimits,
     FileInfo,
     OutputMode,
     Payload,
@@ -33,11 +32,13 @@ from executor_server.model import (
 )
 from executor_server.policy import Policy
 from executor_server.policy_file import ImportsTable, PolicyFile, Profile, Tenant
+from executor_server.requested import RequestedLimits
 from executor_server.rpc.addresses import judged
 from executor_server.rpc.identities import Identities
 from executor_server.rpc.peer_socket import PeerSocket
 from executor_server.rpc.server import RpcServer, ServerSettings, TlsFiles
 from executor_server.rpc.service import ExecutorService
+from executor_server.session_rules import execution_limits
 from executor_server.sessions import SessionRequest, VariablesReply
 from executor_server.tokens import Tokens
 
@@ -95,8 +96,8 @@ class FakeSession:
     def touch(self) -> None:
         self.asked.append("touch")
 
-    def execute(self, execution_id: str, code: str, mode: OutputMode, limits: ExecutionLimits) -> FakeExecution:
-        self._do(("execute", execution_id, code, mode, limits))
+    async def execute(self, execution_id: str, code: str, mode: OutputMode, limits: RequestedLimits) -> FakeExecution:
+        self._do(("execute", execution_id, code, mode, execution_limits(self.spec, limits)))
         self.executions[execution_id] = self.next_execution
         return self.next_execution
 
@@ -104,6 +105,9 @@ class FakeSession:
         if execution_id not in self.executions:
             raise NotFound(Reason.EXECUTION_NOT_FOUND, "no such execution")
         return self.executions[execution_id]
+
+    async def submit_tool_result(self, execution_id: str, call_id: str, answer: Any) -> None:
+        await self.execution(execution_id).submit_tool_result(call_id, answer)
 
     async def register_tools(self, tools: Sequence[ToolSpec]) -> None:
         self._do(("tools", list(tools)))

@@ -181,8 +181,9 @@ class ExecutorServiceServicer(object):
         """Runs code and streams its numbered events, the last of which is the result. Executions of one session run one
         after the other, in order of arrival. An execution belongs to its session: when the caller goes away, it goes on.
         Repeated with the same execution_id and code: attaches to that execution, from its first event.
-        INVALID_ARGUMENT (source not UTF-8 text, over 1 MiB, with NUL; id used for other code; limits above the
-        session's), NOT_FOUND, RESOURCE_EXHAUSTED (too many executions wait), FAILED_PRECONDITION (the session is lost).
+        INVALID_ARGUMENT (source not UTF-8 text, over 1 MiB, with NUL; id used for other code), PERMISSION_DENIED (limits
+        above what the session may give to one), NOT_FOUND, RESOURCE_EXHAUSTED (too many executions wait, or a quota is
+        full), FAILED_PRECONDITION (the session is lost), UNAVAILABLE (draining, or the audit log can't be written).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -50,6 +50,7 @@ def serve(**options: Any) -> None:
     config = load_config(**options)
     # Imported here: the other commands need neither gRPC nor the session layer.
     from executor_server import app
+    from executor_server.audit_files import AuditDirError
     from executor_server.rpc.addresses import AddressError
     from executor_server.state_dir import StateDirError
 
@@ -57,7 +58,7 @@ def serve(**options: Any) -> None:
         app.serve(config)
     except ConfigError as error:
         fail_config(error)
-    except (StateDirError, AddressError) as error:
+    except (StateDirError, AddressError, AuditDirError) as error:
         fail(EXIT_PLACE, str(error))
     except SandboxFailure as error:
         fail(EXIT_HOST, f"{error}\n`executor-server check-host` says more.")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -10,7 +12,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from executor_server.audit_chain import AuditKind
-from executor_server.cli import main
+from executor_server.cli import EXIT_PLACE, main
 from executor_server.cli.audit import EXIT_BROKEN
 from tests.support.audit import audit_log, paths, records
 
@@ -71,7 +73,7 @@ def test_the_log_is_found_by_the_configuration(log: Path, tmp_path: Path) -> Non
 
 def test_no_log_is_not_a_whole_log(tmp_path: Path) -> None:
     assert run("verify", tmp_path).exit_code == EXIT_BROKEN
-    assert run("verify", tmp_path / "none").exit_code == 4
+    assert run("verify", tmp_path / "none").exit_code == EXIT_PLACE
 
 
 def test_records_are_shown_for_people_a_line_each(log: Path) -> None:
@@ -121,3 +123,14 @@ def test_what_is_said_of_a_hostile_log_is_printable_ascii(log: Path) -> None:
     result = run("verify", log)
     assert result.exit_code == EXIT_BROKEN
     assert all(character == "\n" or " " <= character <= "~" for character in result.output)
+
+
+def test_a_daemon_whose_log_can_not_be_opened_does_not_start_and_says_why(tmp_path: Path) -> None:
+    place = tmp_path / "file"
+    place.touch()
+    config = tmp_path / "c.toml"
+    config.write_text(f'[audit]\ndirectory = "{place}"\n')
+    command = [sys.executable, "-m", "executor_server", "serve", "--config", config, "--state-dir", tmp_path / "s"]
+    started = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert started.returncode == EXIT_PLACE
+    assert started.stderr.splitlines()[-1].startswith(f"The audit log in {place} can't be opened: File exists.")

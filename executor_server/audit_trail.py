@@ -114,7 +114,7 @@ def of_request(principal: Principal, request_id: str, spec: SessionSpec) -> dict
 def of_code(session: SessionFacts, execution_id: str, code: str, limits: ExecutionLimits) -> dict[str, Any]:
     """An execution, with as much of its code as the profile says."""
     source = code.encode("utf-8", "surrogatepass")
-    fields = {**of_execution(session, execution_id), "limits": asdict(limits), "code_bytes": len(source)}
+    fields = {**of_execution(session, execution_id), "limits": dict(vars(limits)), "code_bytes": len(source)}
     if session.audit.code != "none":
         fields["code_sha256"] = hashlib.sha256(source).hexdigest()
     if session.audit.code == "full":
@@ -183,7 +183,7 @@ class AuditTrail(Observer, PolicyListener):
         self._log.write(AuditKind.LIMIT_WARNED, {**of_execution(session, execution_id), **asdict(warning)})
 
     def execution_ended(self, session: SessionFacts, execution_id: str, result: Result, took_s: float) -> None:
-        usage = asdict(result.usage)
+        usage = vars(result.usage)
         fields = {
             "outcome": result.outcome.value,
             "limit": _LIMIT_OF.get(result.outcome),

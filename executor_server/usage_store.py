@@ -16,6 +16,8 @@ from pathlib import Path
 
 import structlog
 
+from executor_server.state_dir import StateDirError
+
 # Of the table.
 _VERSION = 1
 _TABLE = """
@@ -47,15 +49,18 @@ class UsageStore:
     """Owns the file. Everything takes microseconds, so it is done in the event loop; what fails is logged."""
 
     def __init__(self, path: Path) -> None:
-        """Opens it, or makes it; one that can't be used is put aside. Raises OSError, sqlite3.Error."""
+        """Opens it, or makes it; one that can't be used is put aside. Raises StateDirError when that can't be done."""
         self._path = path
         try:
             self._database = _opened(path)
         except sqlite3.DatabaseError as error:
             aside = path.with_name(path.name + ".harmed")
             _log.error("usage_begun_anew", path=str(path), put_aside=str(aside), error=str(error))
-            _put_aside(path, aside)
-            self._database = _opened(path)
+            try:
+                _put_aside(path, aside)
+                self._database = _opened(path)
+            except (OSError, sqlite3.Error) as failure:
+                raise StateDirError(f"The file of tenants' usage {path} can't be used: {failure}.") from error
 
     def close(self) -> None:
         self._database.close()

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from executor_server.errors import InvalidRequest, ResourceExhausted
-from executor_server.model import Image, Log, Queued
+from executor_server.model import Image, Log, OutputMode, Queued
+from executor_server.requested import RequestedLimits
 from tests.contract.harness import Harness, follow
 
 
@@ -121,13 +122,12 @@ async def test_operations_are_counted_and_deterministic(harness: Harness) -> Non
 async def test_an_id_names_one_execution(harness: Harness) -> None:
     session = await harness.session()
     first = await harness.begin(session, "count = globals().get('count', 0) + 1\ncount")
-    again = await session.execute(
-        first.execution_id, "count = globals().get('count', 0) + 1\ncount", *_mode_and_limits(session)
-    )
+    asked = OutputMode.TRAILING_EXPRESSION, RequestedLimits()
+    again = await session.execute(first.execution_id, "count = globals().get('count', 0) + 1\ncount", *asked)
     assert again is first
     assert (await follow(again)).output == 1
     with pytest.raises(InvalidRequest, match="another execution"):
-        await session.execute(first.execution_id, "other", *_mode_and_limits(session))
+        await session.execute(first.execution_id, "other", *asked)
 
 
 async def test_a_reader_that_comes_back_gets_the_rest(harness: Harness) -> None:
@@ -172,11 +172,3 @@ def harness_principal():  # type: ignore[no-untyped-def]
     from tests.contract.harness import PRINCIPAL
 
     return PRINCIPAL
-
-
-def _mode_and_limits(session):  # type: ignore[no-untyped-def]
-    from executor_server.model import ExecutionLimits, OutputMode
-
-    bounds = session.spec.limits
-    limits = ExecutionLimits(bounds.wall_time_s, bounds.cpu_time_s, bounds.operations, bounds.output_bytes)
-    return OutputMode.TRAILING_EXPRESSION, limits

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import ExitStack
 
 import pytest
 
@@ -57,16 +58,17 @@ def test_a_session_that_is_killed_is_gone_for_its_client(watched: Watched, clien
     with pytest.raises(ExecutorClientError):
         session.execute("1")
     assert answer(watched, "sessions")["sessions"] == []
-    assert eventually(lambda: watched.value("sessions_ended_total", profile="plain", reason="killed") == 1)
+    assert watched.tells(1, "sessions_ended_total", profile="plain", reason="killed")
 
 
 def test_a_drained_daemon_goes_on_with_what_there_is(watched: Watched, client: ExecutorClient) -> None:
-    with client.create_session() as session:
+    with client.create_session() as session, ExitStack() as stack:
         assert answer(watched, "drain") == {"draining": True, "sessions": 1, "busy": 0}
         try:
             assert session.execute("1 + 1").output == 2
+            impatient = stack.enter_context(watched.daemon.client(reconnect_timeout_s=0.01))
             with pytest.raises(ExecutorClientError, match="no new sessions"):
-                client.create_session()
+                impatient.create_session()
         finally:
             assert not answer(watched, "resume")["draining"]
     with client.create_session() as session:
@@ -78,7 +80,7 @@ def test_a_reload_brings_another_policy_into_force(watched: Watched, client: Exe
     told = answer(watched, "reload")
     policy = client.get_policy().policy
     assert (told["version"], told["fingerprint"]) == ("2", policy.fingerprint) == (policy.version, policy.fingerprint)
-    assert watched.value("policy_info", version="2", fingerprint=policy.fingerprint) == 1
+    assert watched.tells(1, "policy_info", version="2", fingerprint=policy.fingerprint)
 
 
 def test_a_policy_that_is_not_valid_changes_nothing_and_is_told(watched: Watched, client: ExecutorClient) -> None:
@@ -89,16 +91,16 @@ def test_a_policy_that_is_not_valid_changes_nothing_and_is_told(watched: Watched
     finally:
         watched.policy_path.write_text(valid)
     assert refused.returncode == 1
-    assert "default: there is no profile 'other'" in refused.stderr
+    assert "default: there is no such profile" in refused.stderr
     assert client.get_policy().policy == before
-    assert watched.value("policy_reloads_total", result="refused")
+    assert eventually(lambda: watched.value("policy_reloads_total", result="refused"))
 
 
 def test_usage_tells_what_a_tenant_has(watched: Watched, client: ExecutorClient) -> None:
     with client.create_session() as session:
         session.execute("sum(range(10**6))")
         (use,) = answer(watched, "usage", "--tenant", "local")["tenants"]
-    assert (use["profile"], use["sessions"], use["quotas"]["sessions"]) == ("plain", 1, 3)
+    assert (use["profile"], use["sessions"], use["quotas"]["sessions"]) == ("plain", 1, "3")
     assert use["cpu_time_s_in_last_hour"] > 0
 
 

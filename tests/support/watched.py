@@ -16,6 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.support.daemon import Daemon, running_daemon
 from tests.support.otlp import Collector, collecting
+from tests.support.polling import eventually
 
 PREFIX = "remote_executor_"
 POLICY = """
@@ -53,6 +54,10 @@ class Watched:
                     return float(sample.value)
         return None
 
+    def tells(self, value: float, name: str, **labels: str) -> bool:
+        """Whether a sample comes to have this value: who asks soon again is told what was told before."""
+        return eventually(lambda: self.value(name, **labels) == value)
+
     def write_policy(self, version: str) -> None:
         self.policy_path.write_text(POLICY.format(version=version))
 
@@ -81,6 +86,6 @@ def watched_daemon(*, endpoint: str | None = None) -> Iterator[Watched]:
 
 
 def _metrics_url(daemon: Daemon) -> str:
-    found = re.search(r"metrics_listening\W.*?(127\.0\.0\.1:\d+)", daemon.log.read_text())
+    found = re.search(r'"address": "([^"]+)", "event": "metrics_listening"', daemon.log.read_text())
     assert found is not None, daemon.log.read_text()
     return f"http://{found[1]}/metrics"

@@ -46,6 +46,9 @@ if TYPE_CHECKING:
     """An error as it travels: type, message, traceback, line, statement."""
 
 _WATCH_INTERVAL_S = 0.1
+# More than any machine does, and more than the kernel's clocks are wrong.
+_MAX_OPERATIONS_PER_S = 2 * 10**8
+_CPU_ERROR_S = 0.05
 _READS_PER_EVENT = 8
 # A background process that prints without end must not hold up a result.
 _READS_PER_DRAIN = 64
@@ -153,8 +156,7 @@ class Runner:
         self._crew.post(head, source + code, fds=tuple(pipe.write_fd for pipe in run.pipes))
 
     def _grant(self, run: Run) -> dict[str, Any]:
-        """What the run may spend, of its own budget and of the session's; it is charged with all of that until it is
-        known what it has spent, which of a program that has killed its interpreter nobody knows."""
+        """What the run may spend, of its own budget and of the session's; charged with that until it has ended."""
         asked, left = run.settings.operations, self.session_operations - self._spent
         if run.visible:
             run.warnings = {
@@ -382,6 +384,8 @@ class Runner:
         run = self.run
         assert run is not None
         self._drain_pipes(run)
+        # What it has spent died with it. So it is charged with all that it can have spent in the time that it took.
+        self._spent -= run.budget - min(run.budget, int((cpu_time_s + _CPU_ERROR_S) * _MAX_OPERATIONS_PER_S))
         outcome, detail, signum = "crashed", None, None
         if status is not None and run.ended_by is None:
             code, signum = describe_exit(status)

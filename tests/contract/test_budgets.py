@@ -55,7 +55,13 @@ async def test_the_smaller_budget_ends_an_execution_and_is_named(harness: Harnes
     assert (await harness.run(session, _loops(800))).outcome == "succeeded"
 
 
-async def test_who_kills_the_interpreter_is_charged_with_all_that_it_could_have_spent(harness: Harness) -> None:
+async def test_a_crash_costs_a_session_no_more_than_it_can_have_spent(harness: Harness) -> None:
+    session = await harness.session(session_operations=10**12, operations=10**12)
+    assert (await harness.run(session, "import os\nos._exit(0)")).outcome == "exited"
+    assert (await harness.run(session, _loops(1000))).outcome == "succeeded"
+
+
+async def test_who_kills_the_interpreter_is_charged_with_all_that_it_can_have_spent(harness: Harness) -> None:
     session = await harness.session(session_operations=1000)
     assert (await harness.run(session, "import os\nos._exit(0)", operations=400)).outcome == "exited"
     run = await harness.run(session, _loops(700))

@@ -70,7 +70,7 @@ ENDS: dict[str, tuple[str, dict[str, float], str, str]] = {
 async def test_an_end_is_told_as_what_it_is_and_the_session_goes_on(harness: Harness, name: str) -> None:
     code, limits, outcome, state = ENDS[name]
     imports = ("os", "time", "signal", "ctypes") if name == "import" else ("*",)
-    session = await harness.session(memory_bytes=256 * MIB, imports=imports)
+    session = await harness.session(memory_bytes=256 * MIB, imports=imports, operations=10**12)
     assert (await harness.run(session, "kept = 'kept'")).outcome == "succeeded"
     run = await harness.run(session, f"print('said')\n{code}" if name not in ("syntax", "import") else code, **limits)
     assert (run.outcome, run.state) == (outcome, state), run.ended
@@ -84,7 +84,7 @@ async def test_an_end_is_told_as_what_it_is_and_the_session_goes_on(harness: Har
 
 
 async def test_a_fork_bomb_is_bounded_and_the_session_goes_on(harness: Harness) -> None:
-    session = await harness.session(processes=32)
+    session = await harness.session(processes=32, operations=10**12)
     bomb = "import os\nwhile True:\n    try:\n        os.fork()\n    except OSError:\n        pass"
     run = await harness.run(session, bomb, wall_time_s=0.5, operations=10**12)
     assert run.outcome in ("timeout", "cpu_limit")

@@ -28,7 +28,6 @@ LIES = {
     "an end as lost": 'done("lost")',
     "an end as timeout": 'done("timeout")',
     "an end as cancelled": 'done("cancelled")',
-    "an end as policy_denied": 'done("policy_denied")',
     "the end of another execution": 'done(filename="<execution-99>")',
     "an error that is no object": 'done("exception", b"[1]")',
     "an error of brackets": 'done("exception", b"[" * 60_000)',

@@ -1,0 +1,233 @@
+"""Quotas of a tenant, with a real daemon and the client: what is refused, what comes free again, what a kill forgives."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from executor_client import ExecutorClient, ResourceExhaustedError, Session
+from tests.support.backends import require
+from tests.support.daemon import Daemon, running_daemon
+from tests.support.polling import eventually
+
+POLICY = """
+default = "open"
+[profiles.open]
+[profiles.few.quotas]
+sessions = 2
+executions = 1
+[profiles.often.quotas]
+creations_per_minute = 3
+[profiles.computing.quotas]
+cpu_time_s_per_hour = 0.5
+[profiles.talking.quotas]
+output_bytes_per_hour = 1000
+[profiles.calling.quotas]
+calls = 4
+[tenants.few]
+profile = "few"
+[tenants.often]
+profile = "often"
+[tenants.computing]
+profile = "computing"
+[tenants.burning]
+profile = "computing"
+[tenants.talking]
+profile = "talking"
+[tenants.calling]
+profile = "calling"
+"""
+_BURN = "import time\nend = time.process_time() + 0.6\nwhile time.process_time() < end: pass"
+_FOR_EVER = "import time\nwhile True: time.sleep(0.01)"
+_SHARE_FILES = {"cpu.shares": 256, "cpu.weight": 25}
+
+
+@dataclass
+class Tenants:
+    """The daemon that is running, and a client of each tenant, who waits for nothing."""
+
+    daemon: Daemon
+    directory: Path
+
+    @contextmanager
+    def client(self, tenant: str) -> Iterator[ExecutorClient]:
+        made = subprocess.run(
+            [sys.executable, "-m", "executor_server", "token", "new", "--tenant", tenant],
+            env={**os.environ, "EXECUTOR_STATE_DIR": str(self.daemon.state_dir)},
+            check=True,
+            capture_output=True,
+            text=True,
+        )
+        with ExecutorClient(self.daemon.address, token=made.stdout.strip(), busy_timeout_s=0) as client:
+            assert eventually(lambda: _answers(client))
+            yield client
+
+
+def _answers(client: ExecutorClient) -> bool:
+    """A new token is taken up within a second."""
+    try:
+        client.get_policy()
+    except Exception:  # noqa: BLE001 - whatever it is, it is tried again, and told at the end
+        return False
+    return True
+
+
+@contextmanager
+def serving(directory: Path) -> Iterator[Tenants]:
+    policy = directory / "policy.toml"
+    policy.write_text(POLICY)
+    config = directory / "config.toml"
+    config.write_text(f'[policy]\nfile = "{policy}"\n[pool]\nsize = 0\n')
+    with running_daemon(directory, "--config", str(config)) as daemon:
+        yield Tenants(daemon, directory)
+
+
+@pytest.fixture(scope="module")
+def tenants() -> Iterator[Tenants]:
+    require("local")
+    with tempfile.TemporaryDirectory(prefix="q-", dir="/tmp") as directory, serving(Path(directory)) as tenants:
+        yield tenants
+
+
+def refusal(call: Callable[[], object]) -> ResourceExhaustedError:
+    with pytest.raises(ResourceExhaustedError) as refused:
+        call()
+    assert refused.value.reason == "QUOTA_EXCEEDED"
+    assert refused.value.retry_after_s is not None
+    return refused.value
+
+
+def test_a_tenant_has_no_more_sessions_than_its_quota_however_many_ask_at_once(tenants: Tenants) -> None:
+    with tenants.client("few") as client, ThreadPoolExecutor(8) as callers, ExitStack() as stack:
+
+        def create() -> Session | None:
+            try:
+                return client.create_session()
+            except ResourceExhaustedError as error:
+                assert error.reason == "QUOTA_EXCEEDED"
+                return None
+
+        made = [session for session in callers.map(lambda _: create(), range(8)) if session is not None]
+        for session in made:
+            stack.enter_context(session)
+        assert len(made) == 2
+        made[0].close()
+        stack.enter_context(client.create_session())
+
+
+def test_executions_that_run_or_wait_count_over_all_sessions(tenants: Tenants) -> None:
+    with (
+        tenants.client("few") as client,
+        client.create_session() as one,
+        client.create_session() as two,
+        ThreadPoolExecutor(1) as others,
+    ):
+        running = others.submit(one.execute, _FOR_EVER)
+        assert eventually(lambda: one.refresh().state.value == "busy")
+        assert "executions: 1" in refusal(lambda: two.execute("1")).message
+        one.close()
+        assert running.result().outcome.value == "cancelled"
+        assert two.execute("1+1").output == 2
+
+
+def test_creations_of_a_minute_are_limited(tenants: Tenants) -> None:
+    with tenants.client("often") as client:
+        for _ in range(3):
+            client.create_session().close()
+        refused = refusal(client.create_session)
+        assert "creations_per_minute: 3" in refused.message
+        assert refused.retry_after_s is not None and 30 < refused.retry_after_s <= 61
+
+
+def test_output_of_an_hour_is_limited_and_what_was_left_out_counts(tenants: Tenants) -> None:
+    with tenants.client("talking") as client, client.create_session() as session:
+        session.execute("print('x' * 999)")
+        assert "output_bytes_per_hour: 1000" in refusal(lambda: session.execute("1")).message
+
+
+def test_a_session_that_is_deleted_takes_along_no_cpu_time(tenants: Tenants) -> None:
+    """Else who computes, and deletes the session before the end, computes for nothing."""
+    with tenants.client("burning") as client, ThreadPoolExecutor(1) as others:
+        session = client.create_session()
+        running = others.submit(session.execute, "while True: pass")
+        assert eventually(lambda: session.refresh().state.value == "busy")
+        assert not eventually(running.done, timeout_s=0.6)
+        session.close()
+        running.result()
+        with client.create_session() as another:
+            assert "cpu_time_s_per_hour" in refusal(lambda: another.execute("1")).message
+
+
+def test_another_tenant_does_what_it_likes_meanwhile(tenants: Tenants) -> None:
+    with tenants.client("open") as client, ExitStack() as stack:
+        sessions = [stack.enter_context(client.create_session()) for _ in range(4)]
+        assert [session.execute("print('x' * 2000); 1").output for session in sessions] == [1] * 4
+
+
+def test_the_client_waits_as_it_is_told_and_then_gets_its_session(tenants: Tenants) -> None:
+    with tenants.client("few") as client, ThreadPoolExecutor(1) as others, ExitStack() as stack:
+        held = [client.create_session() for _ in range(2)]
+        patient = stack.enter_context(ExecutorClient(client.address, token=_token_of(tenants, "few")))
+        waiting = others.submit(patient.create_session)
+        assert not eventually(waiting.done, timeout_s=0.3)
+        for session in held:
+            session.close()
+        stack.enter_context(waiting.result())
+
+
+def _token_of(tenants: Tenants, tenant: str) -> str:
+    with tenants.client(tenant) as client:
+        return client._transport.endpoint.token or ""
+
+
+def test_a_killed_daemon_forgives_nothing_that_is_a_second_old() -> None:
+    require("local")
+    with (
+        tempfile.TemporaryDirectory(prefix="q-", dir="/tmp") as directory,
+        serving(Path(directory)) as first,
+        first.client("computing") as client,
+    ):
+        session = client.create_session()
+        session.execute(_BURN)
+        assert eventually(lambda: _is_written(first.daemon.state_dir))
+        first.daemon.kill()
+        with serving(Path(directory)) as second, second.client("computing") as again:
+            recovered = again.get_session(session.session_id)
+            assert "cpu_time_s_per_hour" in refusal(lambda: recovered.execute("1")).message
+            recovered.close()
+
+
+def _is_written(state_dir: Path) -> bool:
+    database = sqlite3.connect(state_dir / "usage.db")
+    try:
+        return bool(database.execute("SELECT 1 FROM usage WHERE cpu_time_s > 0.5").fetchone())
+    finally:
+        database.close()
+
+
+def test_sandboxes_of_one_tenant_divide_one_share_of_the_processors(tenants: Tenants) -> None:
+    with tenants.client("open") as client, ThreadPoolExecutor(4) as others, ExitStack() as stack:
+        sessions = [stack.enter_context(client.create_session()) for _ in range(4)]
+        file = next((name for name in _SHARE_FILES if _weights(tenants, name)), None)
+        if file is None:
+            pytest.skip("the sandboxes of this host have no weights")
+        for session in sessions:
+            stack.callback(others.submit(session.execute, _FOR_EVER).cancel)
+        assert eventually(lambda: _weights(tenants, file) == [_SHARE_FILES[file] // 4] * 4)
+
+
+def _weights(tenants: Tenants, file: str) -> list[int]:
+    """Of the control groups of the daemon's sandboxes."""
+    sandboxes = (tenants.daemon.state_dir / "sandboxes").iterdir()
+    found = [path for sandbox in sandboxes for path in Path("/sys/fs/cgroup").glob(f"**/*-{sandbox.name}/{file}")]
+    return [int(path.read_text()) for path in found]

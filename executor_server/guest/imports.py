@@ -3,6 +3,9 @@
 Only imports of agent code are checked; what a library imports for itself is free. Both checks come to the same verdict.
 The first sees what never runs too, as `import` in a branch that is not taken: such a program is refused as a whole. A
 refusal is no ImportError: a program that handled it as one would go on as if the module were merely missing.
+
+What is there already is no import: who authorizes `sys` authorizes `sys.modules`, and a module's attributes are looked
+at by the rule language.module_attributes only (hooks.py).
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ import os
 import stat
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -250,7 +250,8 @@ class AuditFiles:
             return
         gone = {path.name for path in self._removed}
         numbers = [n for n in file_numbers(self._directory) if file_path(self._directory, n).name not in gone]
-        for number, following in pairwise(numbers[: len(numbers) - self._max_files + 1]):
+        surplus = max(0, len(numbers) - self._max_files)
+        for number, following in islice(pairwise(numbers), surplus):
             path = file_path(self._directory, number)
             fields = {"file": path.name, "bytes": path.stat().st_size, **self._end_before(following)}
             line, after = encode(self.position, time, AuditKind.FILE_REMOVED, fields)

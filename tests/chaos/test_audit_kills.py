@@ -23,7 +23,7 @@ from tests.support.polling import eventually
 KILLS = 50
 SESSIONS = 3
 # Of the log, from a daemon's start to its end: a little more each time, so that it is killed at another place.
-LEAST_BYTES = 4_000
+LEAST_BYTES = 2_000
 MORE_BYTES = 37
 SMALL_FILES = "max_file_bytes = 65_536\n"
 
@@ -80,6 +80,12 @@ def test_fifty_kills_under_load_leave_one_chain(start: StartDaemon) -> None:
     found = records(audit_dir(daemon))
     assert sum(record["kind"] == "daemon_started" for record in found) == KILLS + 1
     assert verify(audit_dir(daemon)).records == found[-1]["seq"]
+    requested, ended = (
+        [record["execution"] for record in found if record["kind"] == kind]
+        for kind in ("execution_requested", "execution_ended")
+    )
+    assert len(set(ended)) == len(ended)
+    assert set(ended) <= set(requested)
 
 
 # -- a full disk

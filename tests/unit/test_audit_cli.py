@@ -130,7 +130,8 @@ def test_a_daemon_whose_log_can_not_be_opened_does_not_start_and_says_why(tmp_pa
     place.touch()
     config = tmp_path / "c.toml"
     config.write_text(f'[audit]\ndirectory = "{place}"\n')
-    command = [sys.executable, "-m", "executor_server", "serve", "--config", config, "--state-dir", tmp_path / "s"]
+    options = ["--config", str(config), "--state-dir", str(tmp_path / "s")]
+    command = [sys.executable, "-m", "executor_server", "serve", *options]
     started = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert started.returncode == EXIT_PLACE
     assert started.stderr.splitlines()[-1].startswith(f"The audit log in {place} can't be opened: File exists.")

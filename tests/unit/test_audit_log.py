@@ -77,6 +77,11 @@ async def test_old_files_go_and_the_log_says_so(directory: Path) -> None:
     assert kept.name != "audit-000001.jsonl"
 
 
+async def test_no_file_goes_before_there_are_too_many(directory: Path) -> None:
+    await write_log(directory, 600, max_file_bytes=2**15, max_files=7)
+    assert (len(paths(directory)), "file_removed" in kinds(directory)) == (5, False)
+
+
 async def test_half_a_record_at_the_end_is_cut_off_and_that_is_written_down(directory: Path) -> None:
     await write_log(directory, 3)
     with paths(directory)[0].open("ab") as file:

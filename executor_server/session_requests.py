@@ -10,12 +10,12 @@ import asyncio
 import json
 import secrets
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from contextlib import ExitStack, aclosing, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from executor_server.errors import InvalidRequest, Reason, ResourceExhausted
+from executor_server.errors import ExecutorError, InvalidRequest, Reason, ResourceExhausted
 from executor_server.gate import Gate
 from executor_server.guest.frames import MAX_BODY_BYTES, Frame, Kind
 from executor_server.guest_channel import GuestChannel
@@ -191,8 +191,15 @@ class GuestRequests(ABC):
             raise ResourceExhausted(Reason.TOO_LARGE, f"a file has at most {self._settings.max_file_bytes} bytes")
         self._require_alive()
         check_file_put(self.spec, size_bytes, self.puts)
-        self.puts += 1
-        await self._gate.file_put(self.facts, path, size_bytes, tar=tar)
+        self.puts += 1  # before anything is waited for: two can't be the last
+        try:
+            await self._gate.file_put(self.facts, path, size_bytes, tar=tar)
+            return await self._put(path, size_bytes, chunks, tar=tar)
+        except ExecutorError:
+            self.puts -= 1
+            raise
+
+    async def _put(self, path: str, size_bytes: int, chunks: AsyncIterator[bytes], *, tar: bool) -> FileInfo:
         operation = Operation(written_file, self._hold)
         with self._asking(operation, Kind.FILE_PUT, {"path": path, "size": size_bytes, "tar": tar}) as op:
             received = 0
@@ -215,14 +222,25 @@ class GuestRequests(ABC):
         self._require_alive()
         check_file_get(self.spec, 0, self.gets)
         self.gets += 1
-        await self._gate.file_get(self.facts, path, tar=tar)
+        given = False
+        try:
+            await self._gate.file_get(self.facts, path, tar=tar)
+            async with aclosing(self._get(path, tar=tar)) as parts:
+                async for part in parts:
+                    given = True
+                    if isinstance(part, FileInfo):
+                        self._observer.file_got(self.facts, part)
+                    yield part
+        except ExecutorError:
+            self.gets -= not given
+            raise
+
+    async def _get(self, path: str, *, tar: bool) -> AsyncGenerator[FileInfo | bytes, None]:
         most = min(self._settings.max_file_bytes, self.spec.files.max_get_bytes)
         head = {"path": path, "max_bytes": most, "tar": tar}
         operation = Operation[FileInfo | bytes](file_part, self._hold)
         with self._asking(operation, Kind.FILE_GET, head):
             while (part := await operation.next()) is not None:
-                if isinstance(part, FileInfo):
-                    self._observer.file_got(self.facts, part)
                 if part:
                     yield part
 

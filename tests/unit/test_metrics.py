@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
+import structlog
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.parser import text_string_to_metric_families
@@ -386,6 +387,15 @@ async def test_an_address_in_use_is_a_sentence(metrics: Metrics) -> None:
     async with serving(metrics) as (host, port):
         with pytest.raises(AddressError, match=f"Can't listen on 127.0.0.1:{port} for metrics: it is in use"):
             await MetricsEndpoint(metrics, f"{host}:{port}").start()
+
+
+@pytest.mark.parametrize(("listen", "warned"), [("127.0.0.1:0", False), ("0.0.0.0:0", True)])
+async def test_an_address_that_other_machines_reach_is_warned_of(metrics: Metrics, listen: str, warned: bool) -> None:
+    endpoint = MetricsEndpoint(metrics, listen)
+    with structlog.testing.capture_logs() as logged:
+        await endpoint.start()
+    await endpoint.close()
+    assert ("metrics_exposed" in [line["event"] for line in logged]) is warned
 
 
 @pytest.mark.parametrize("listen", ["9464", ":9464", "unix:/tmp/metrics", "127.0.0.1:99999", ""])

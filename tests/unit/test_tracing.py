@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
@@ -31,6 +32,7 @@ from executor_server.model import (
 )
 from executor_server.observer import SessionEnd
 from executor_server.rpc.tracing import load_tracing
+from executor_server.settings import ConfigError
 from executor_server.tracing import LoggedExporter, Tracing, make_tracing, remote_parent
 from tests.support.otlp import attributes, collecting
 from tests.support.specs import POLICY
@@ -297,6 +299,13 @@ def test_what_a_dead_collector_costs_is_logged_once_each_time() -> None:
         for _ in range(5):
             exporter.export([])
     assert [line["event"] for line in logged] == ["spans_lost", "spans_arrive_again", "spans_lost"]
+
+
+def test_an_sdk_that_is_missing_is_a_wrong_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "executor_server.tracing")
+    monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)
+    with pytest.raises(ConfigError, match=r"tracing\.endpoint: needs .*pip install 'remote-executor\[otel\]'"):
+        load_tracing(TracingSection(endpoint="http://127.0.0.1:4318"), "1")
 
 
 def test_nothing_is_traced_unless_it_is_configured() -> None:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from executor_server.config import Config
 from executor_server.policy import Policy
 from executor_server.policy_file import PolicyFile, Profile
-from executor_server.settings import ConfigError, Problem
+from executor_server.settings import ConfigError, Problem, some_of
 
 
 def configured_images(config: Config) -> tuple[str, ...]:
@@ -50,11 +50,11 @@ def _unserved(name: str, profile: Profile, config: Config) -> Iterator[Problem]:
     known = (*config.local.images, *config.docker.images)
     for image in sandbox.images or ():
         if image not in known:
-            allowed = ", ".join(dict.fromkeys(known))
+            allowed = some_of(dict.fromkeys(known))
             yield Problem((*path, "images"), f"the configuration has no image {image!r}; it has {allowed}")
     if backend not in sandbox.backends:
         yield Problem((*path, "backends"), f"the daemon's backend is {backend!r}, so it can serve no session of these")
     elif sandbox.images is not None and not set(sandbox.images) & set(configured_images(config)):
-        allowed = ", ".join(configured_images(config))
+        allowed = some_of(configured_images(config))
         text = f"none is an image of the {backend} backend, so no session can be served; it has {allowed}"
         yield Problem((*path, "images"), text)

@@ -54,6 +54,7 @@ from executor_server.settings import (
     parse_toml,
     read_bytes,
     refuse,
+    some_of,
 )
 
 BUILT_IN_PROFILE = "default"
@@ -363,7 +364,7 @@ class PolicyFile(Section):
         return self
 
     def _no_profile(self, path: KeyPath, name: str) -> InitErrorDetails:
-        text = f"there is no such profile; there are {', '.join(self.profiles)}"
+        text = f"there is no such profile; there are {some_of(self.profiles)}"
         return contradiction(path, text, name, also=[("profiles", name)])
 
     def _claimed_twice(self) -> Iterator[InitErrorDetails]:

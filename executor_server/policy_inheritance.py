@@ -10,7 +10,9 @@ from collections.abc import Mapping
 from itertools import takewhile
 from typing import Any
 
-from executor_server.settings import KeyPath, Problem
+from executor_server.settings import KeyPath, Problem, cut, some_of
+
+_MAX_SHOWN_CIRCLE = 20
 
 
 def with_inherited(profiles: Mapping[str, Any]) -> tuple[dict[str, Any], list[Problem]]:
@@ -54,12 +56,16 @@ def _problems(profiles: Mapping[str, Any]) -> list[Problem]:
         path = ("profiles", name, "extends")
         parent = _parent(profiles[name])
         if parent and parent not in profiles:
-            problems.append(Problem(path, f"there is no profile {parent!r}; there are {', '.join(profiles)}"))
+            problems.append(Problem(path, f"there is no profile {cut(parent)!r}; there are {some_of(profiles)}"))
         descent = lineage(name, profiles)
         if len(descent) > 1 and descent[-1] == name and name not in in_circles:
             in_circles |= set(descent)
-            problems.append(Problem(path, f"goes round in a circle: {' → '.join(descent)}"))
+            problems.append(Problem(path, f"goes round in a circle: {_circle(descent)}"))
     return problems
+
+
+def _circle(names: list[str]) -> str:
+    return " → ".join(names if len(names) <= _MAX_SHOWN_CIRCLE else [*names[:_MAX_SHOWN_CIRCLE], "…", names[-1]])
 
 
 def _parent(table: Any) -> str:

@@ -6,12 +6,13 @@ key that is not known is a problem too, since it would be a wish that is not obe
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
 import stat
 import tomllib
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_args, get_origin
@@ -50,6 +51,7 @@ _IN_TOML = {
 }
 _MAX_ROUNDS = 5
 _MAX_SHOWN_CHARS = 100
+_MAX_SHOWN_NAMES = 20
 _MAX_SHOWN_NUMBER = 10**30
 
 KeyPath = tuple[int | str, ...]
@@ -209,7 +211,8 @@ def examined(model: type[Model], tables: Mapping[str, Any]) -> tuple[Model | Non
             found = [_problem(model, details) for details in error.errors()]
         else:
             return (None if problems else settings), problems
-        problems += [problem for problem in found if not _is_aftermath(problem, taken_out)]
+        around = {path[:depth] for path in taken_out for depth in range(len(path))}
+        problems += [problem for problem in found if not _is_aftermath(problem, taken_out, around)]
         tables, removed = _without(tables, found)
         if not removed:
             break
@@ -231,7 +234,8 @@ def refuse(model: BaseModel, contradictions: Sequence[InitErrorDetails]) -> None
 
 def dotted(path: KeyPath) -> str:
     """A path as TOML would write it: `images."a.b"`."""
-    return ".".join(str(part) if _BARE_KEY.fullmatch(str(part)) else _quoted(str(part)) for part in path)
+    parts = [cut(str(part)) for part in path]
+    return ".".join(part if _BARE_KEY.fullmatch(part) else json.dumps(part) for part in parts)
 
 
 def undotted(path: str) -> KeyPath:
@@ -239,8 +243,15 @@ def undotted(path: str) -> KeyPath:
     return tuple(json.loads(part) if part.startswith('"') else part for part in _KEY_PART.findall(path))
 
 
-def _quoted(part: str) -> str:
-    return json.dumps(part if len(part) <= _MAX_SHOWN_CHARS else part[:_MAX_SHOWN_CHARS] + "…")
+def cut(text: str) -> str:
+    """A text of the file for a sentence."""
+    return text if len(text) <= _MAX_SHOWN_CHARS else text[:_MAX_SHOWN_CHARS] + "…"
+
+
+def some_of(names: Collection[str]) -> str:
+    """Names for a sentence, of which there may be many."""
+    shown = ", ".join(itertools.islice(names, _MAX_SHOWN_NAMES))
+    return shown if len(names) <= _MAX_SHOWN_NAMES else f"{shown} and {len(names) - _MAX_SHOWN_NAMES:,} more"
 
 
 def _problem(model: type[BaseModel], details: ErrorDetails) -> Problem:
@@ -261,9 +272,12 @@ def _problem(model: type[BaseModel], details: ErrorDetails) -> Problem:
     return Problem(path, f"{context['text']}{shown}", tuple((*table, *each) for each in context["also"]))
 
 
-def _is_aftermath(problem: Problem, taken_out: Set[KeyPath]) -> bool:
-    """Whether a problem may only be there because of what was taken out, and has been told of already."""
-    return any(path[: len(each)] == each[: len(path)] for path in (problem.path, *problem.also) for each in taken_out)
+def _is_aftermath(problem: Problem, taken_out: Set[KeyPath], around: Set[KeyPath]) -> bool:
+    """Whether a problem may only be there because of what was taken out, of it or around it: that has been told of."""
+    return any(
+        path in around or any(path[:depth] in taken_out for depth in range(1, len(path) + 1))
+        for path in (problem.path, *problem.also)
+    )
 
 
 def _without(tables: Mapping[str, Any], problems: Sequence[Problem]) -> tuple[dict[str, Any], set[KeyPath]]:
@@ -312,4 +326,4 @@ def _shown(value: object) -> str:
     if isinstance(value, int) and abs(value) >= _MAX_SHOWN_NUMBER:
         return f"a number of {value.bit_length():,} bits"
     text = repr(value) if not isinstance(value, (list, tuple)) else f"an array of {len(value):,}"
-    return text if len(text) <= _MAX_SHOWN_CHARS else text[:_MAX_SHOWN_CHARS] + "…"
+    return cut(text)

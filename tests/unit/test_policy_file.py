@@ -256,3 +256,15 @@ def test_a_pool_that_the_policy_does_not_grant_is_told_of() -> None:
 
 def test_a_policy_that_can_be_served_has_no_problem() -> None:
     assert unserved(policy("[profiles.a]\nsandbox.images = ['data', 'base']"), config("docker")) == []
+
+
+def test_a_sentence_does_not_list_a_thousand_profiles() -> None:
+    profiles = "".join(f"[profiles.p{number}]\n" for number in range(1000))
+    (problem,) = problems(f"default = 'x'\n{profiles}")
+    assert problem.startswith("default: there is no such profile; there are p0, p1,")
+    assert problem.endswith("p19 and 980 more (it is 'x')")
+
+
+def test_a_key_of_a_megabyte_is_cut() -> None:
+    (problem,) = problems(f"{'k' * 1_000_000} = 1\n[profiles.a]")
+    assert len(problem) < 500

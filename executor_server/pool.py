@@ -160,6 +160,7 @@ class WarmPool:
         self._tasks: list[asyncio.Task[None]] = []
         self._discards: set[asyncio.Task[None]] = set()
         self._logged: dict[SandboxSpec, PoolStats] = {}
+        self._closed = False
 
     async def start(self, kinds: Sequence[WarmSandboxes]) -> None:
         """Begins to keep these ready, in the background."""
@@ -167,14 +168,15 @@ class WarmPool:
 
     def replace(self, kinds: Sequence[WarmSandboxes]) -> None:
         """Keeps these ready from here on. What was kept of others is discarded, and what is being made of them too."""
+        if self._closed:
+            return
         wanted = {kind.spec: kind.size for kind in kinds}
-        for spec in self._kinds.keys() - wanted:
-            retired = self._kinds.pop(spec)
-            retired.size = 0
-            while retired.kept:
-                self._discard(retired, retired.kept.popleft(), _Discard.OUTDATED)
-        for spec, size in wanted.items():
-            self._kinds.setdefault(spec, _Kind(spec, size)).size = size
+        for kind in self._kinds.values():
+            kind.size = wanted.get(kind.spec, 0)
+            while len(kind.kept) > kind.size:
+                self._discard(kind, kind.kept.pop(), _Discard.OUTDATED)
+        self._kinds = {spec: self._kinds.get(spec) or _Kind(spec, size) for spec, size in wanted.items()}
+        self._logged = {spec: stats for spec, stats in self._logged.items() if spec in wanted}
         self._note_depth()
         self._wanted.set()
         if not self._tasks and any(wanted.values()):
@@ -220,6 +222,7 @@ class WarmPool:
 
     async def close(self) -> None:
         """Ends refilling and destroys what is kept."""
+        self._closed = True
         tasks, self._tasks = self._tasks, []
         for task in tasks:
             task.cancel()
@@ -370,7 +373,7 @@ class WarmPool:
                 ready.channel.ping()
 
     async def _check(self) -> None:
-        for kind in self._kinds.values():
+        for kind in list(self._kinds.values()):  # others may take their places meanwhile
             if kind.size:
                 await self._check_kind(kind)
 

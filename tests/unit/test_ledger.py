@@ -228,6 +228,32 @@ async def test_a_lost_session_stays_lost_for_the_same_reason(bench: Bench, tmp_p
         assert await read(again) == await read(execution)
 
 
+def test_other_rules_keep_their_place_among_what_is_sent_again(bench: Bench, tmp_path: Path) -> None:
+    """Else what was begun under the new policy would run under the rules of the old one."""
+    bench.execute("before")
+    bench._send(Kind.RESTRICT, {"op": 1}, b"{}")
+    bench.execute("after")
+    with replayed(bench.files, tmp_path / "next") as after:
+        assert [kind for kind, _, _ in after.ledger.resume(1)] == [Kind.RESTRICT, Kind.EXECUTE]
+
+
+def test_what_was_stopped_is_cancelled_by_the_daemon_that_comes_before_it_has_ended(
+    bench: Bench, tmp_path: Path
+) -> None:
+    bench.execute("e")
+    bench.refusal = "not recorded"
+    bench.call("e", "c1")
+    assert bench.sent[-1][0] == Kind.CANCEL
+    with replayed(bench.files, tmp_path / "next") as after:
+        assert after.ledger.resume(bench.seq) == [(Kind.CANCEL, {"id": "e"}, b"")]
+        assert after.ledger.taken_seq == bench.guest_seq
+        after.end("e", outcome="cancelled")
+        (last,) = (event.kind for event in held_events(after.ledger._executions["e"]))
+    assert isinstance(last, Result)
+    assert last.error == ErrorDetail("Cancelled", "not recorded")
+    assert last.policy_fingerprint == "policy"
+
+
 def test_a_frame_that_is_refused_is_not_on_the_tape(bench: Bench, tmp_path: Path) -> None:
     bench.execute("e")
     for kind, head in (
@@ -254,6 +280,7 @@ class Drama:
         self.chance = random.Random(seed)
         self.names = 0
         self.open: list[tuple[str, str]] = []
+        self.wrote_one = True  # in the last step, which is then done or not when it is torn
 
     def come_back(self, directory: Path, **limits: int) -> Bench:
         """The daemon is killed; the next one goes on, with a guest that has taken some of what was sent."""
@@ -266,6 +293,7 @@ class Drama:
         return self.bench
 
     async def step(self) -> None:
+        self.wrote_one = True
         running = list(self.bench.ledger.running)
         free = [name for name in running if name not in self.bench.ledger._suspects]
         if len(running) < 3 and (not free or self.chance.random() < 0.2):
@@ -291,12 +319,24 @@ class Drama:
             name, call_id = self.open.pop()
             if (called := self.bench.ledger.running.get(name)) is not None and call_id in called._open_calls:
                 called.submit_tool_result(call_id, self.chance.randbytes(self.chance.randrange(300)))
-        elif what < 0.85:
+        elif what < 0.82:
             await self._read_some(execution)
+        elif what < 0.85:
+            self._stop(name, withheld=what < 0.835)
         else:
             self.bench.end(
                 name, generation=self.bench.ledger.generation + self.chance.randrange(2), oom_suspect=what > 0.95
             )
+
+    def _stop(self, name: str, *, withheld: bool) -> None:
+        """Of what is written the cancellation comes second."""
+        self.wrote_one = False
+        if withheld:
+            self.bench.refusal = f"refused {self.names}"
+            self.bench.call(name, f"w{self.bench.ledger.taken_seq}")
+            self.bench.refusal = None
+        else:
+            self.bench.ledger.stop(name, f"stopped {self.names}")
 
     async def _read_some(self, execution: Execution) -> None:
         """A reader that has come to the end, so far as there is one: what it has may be let go."""
@@ -317,7 +357,10 @@ def known(bench: Bench) -> dict[str, Any]:
         "taken": ledger.taken_seq,
         "unjudged": ledger.unjudged(),
         "executions": {
-            name: (each.fingerprint, each.last_number, each.done, dict(each._open_calls), held_events(each))
+            name: (
+                *(each.fingerprint, each.policy_fingerprint, each.stopped),
+                *(each.last_number, each.done, dict(each._open_calls), held_events(each)),
+            )
             for name, each in ledger._executions.items()
         },
         "on their way": sorted(frame.seq for frame in ledger._on_their_way),
@@ -335,7 +378,8 @@ def assert_knows(after: Bench, expected: dict[str, Any]) -> None:
         # What readers had let go may be there again; nothing that was held is missing, and there is no gap.
         assert found_events[len(found_events) - len(events) :] == events
         numbers = [event.number for event in found_events]
-        assert numbers == list(range(numbers[0], facts[1] + 1)) if numbers else facts[1] == 0 or not events
+        last = facts[3]
+        assert numbers == list(range(numbers[0], last + 1)) if numbers else last == 0 or not events
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -355,7 +399,7 @@ async def test_every_prefix_of_a_tape_is_a_moment_that_was(
         with replayed(files, tmp_path / "next", **limits) as after:
             assert_knows(after, now)
         last = str(bench.tape.segment)
-        if bench.tape.segment == position[0] and len(files[last]) > position[1]:
+        if drama.wrote_one and bench.tape.segment == position[0] and len(files[last]) > position[1]:
             cut = drama.chance.randrange(position[1], len(files[last]))
             with replayed({**files, last: files[last][:cut]}, tmp_path / "next", **limits) as after:
                 assert_knows(after, before)

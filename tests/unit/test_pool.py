@@ -370,6 +370,73 @@ async def test_closing_destroys_what_is_kept_once_even_if_that_fails(backend: Ba
     assert [sandbox.destroyed for sandbox in backend.made] == [1, 1]
 
 
+# -- other kinds
+
+
+async def test_nothing_that_an_earlier_policy_approved_is_served_or_kept(backend: Backend, make_pool: Any) -> None:
+    pool = await make_pool(SPEC)
+    await full(pool)
+    kept, newer = list(backend.living), replace(SPEC, policy="newer")
+    pool.replace([WarmSandboxes(newer, 2)])
+    await full(pool)
+    assert await eventually_async(lambda: all(sandbox.destroyed for sandbox in kept))
+    assert set(pool.stats()) == {newer}
+    for spec, warm in ((SPEC, False), (newer, True)):
+        ready = await pool.take(spec)
+        assert (ready.warm, ready.sandbox in kept) == (warm, False)
+        ready.channel.close()
+
+
+async def test_what_is_being_made_for_an_earlier_policy_is_discarded(backend: Backend, make_pool: Any) -> None:
+    backend.gate.clear()
+    pool = await make_pool(SPEC, size=1)
+    assert await eventually_async(lambda: backend.asked)
+    newer = replace(SPEC, policy="newer")
+    pool.replace([WarmSandboxes(newer, 1)])
+    backend.gate.set()
+    await full(pool)
+    assert await eventually_async(lambda: backend.made[0].destroyed)
+    assert len(backend.living) == 1
+
+
+async def test_a_taker_that_waits_while_the_kinds_change_gets_what_was_approved_for_it(
+    backend: Backend, make_pool: Any
+) -> None:
+    pool = await make_pool(SPEC, size=0)
+    backend.gate.clear()
+    taking = asyncio.create_task(pool.take(SPEC))
+    assert await eventually_async(lambda: backend.asked)
+    pool.replace([])
+    backend.gate.set()
+    ready = await taking
+    assert not backend.made[0].destroyed
+    ready.channel.close()
+
+
+async def test_kinds_that_stay_keep_their_sandboxes_and_take_another_size(backend: Backend, make_pool: Any) -> None:
+    pool = await make_pool(SPEC, size=1)
+    await full(pool)
+    (before,) = backend.living
+    pool.replace([WarmSandboxes(SPEC, 2)])
+    await full(pool)
+    assert not before.destroyed
+    assert len(backend.living) == 2
+    pool.replace([WarmSandboxes(SPEC, 1)])
+    assert await eventually_async(lambda: len(backend.living) == 1)
+
+
+async def test_a_pool_that_kept_nothing_can_come_to_keep_some_but_not_when_it_is_closed(
+    backend: Backend, make_pool: Any
+) -> None:
+    pool = await make_pool(SPEC, size=0)
+    pool.replace([WarmSandboxes(SPEC, 1)])
+    await full(pool)
+    await pool.close()
+    pool.replace([WarmSandboxes(SPEC, 2)])
+    assert not backend.living
+    assert len(asyncio.all_tasks()) == 1
+
+
 async def test_a_taken_sandbox_is_not_the_pool_s_any_more(backend: Backend, make_pool: Any) -> None:
     pool = await make_pool(size=1)
     await full(pool)

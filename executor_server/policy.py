@@ -70,7 +70,6 @@ _LIMIT_NAMES = tuple(f.name for f in fields(Limits))
 _EXECUTION_LIMIT_NAMES = tuple(f.name for f in fields(ExecutionLimits))
 _SANDBOX_LIMIT_NAMES = ("memory_bytes", "processes", "disk_bytes")
 
-
 CONFIGURED_BACKEND = "server.backend"
 """The rule behind a refusal that no policy can change: a key of the daemon's configuration."""
 
@@ -293,7 +292,7 @@ class Policy:
     def _check_image(self, profile: Profile, image: str) -> None:
         """Raises InvalidRequest for an image that is none; whether it may be had is another question."""
         if image and image not in self._images:
-            allowed = ", ".join(self._allowed_images(profile)) or "none"
+            allowed = listed(self._allowed_images(profile), "none")
             raise InvalidRequest(Reason.UNKNOWN_IMAGE, f"no such image; there are {allowed}", "image")
 
     def _sandbox_violations(self, name: str, profile: Profile, request: RequestedSession) -> Iterator[Violation]:

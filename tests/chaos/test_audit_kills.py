@@ -47,7 +47,7 @@ def grown(directory: Path, by_bytes: int) -> bool:
     return eventually(lambda: size_bytes(directory) > enough, timeout_s=WAIT_S)
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(600)
 def test_fifty_kills_under_load_leave_one_chain(start: StartDaemon) -> None:
     config = f"pool.size = 0\n[audit]\n{SMALL_FILES}"
     daemon = start(config)

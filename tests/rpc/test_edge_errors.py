@@ -61,7 +61,7 @@ async def test_every_violation_of_the_policy_is_a_field_of_the_answer(edge: Edge
     found = await refusal(edge.stub.CreateSession(request, metadata=AUTH))
     assert (found.code, found.reason) == (grpc.StatusCode.PERMISSION_DENIED, "POLICY_VIOLATION")
     assert [(each.field, each.requested, each.allowed, each.rule) for each in found.violations] == [
-        ("limits.wall_time_s", "1e+06", "at most 3600", "profiles.default.limits.max.wall_time_s"),
+        ("limits.wall_time_s", "1,000,000", "at most 3,600", "profiles.default.limits.max.wall_time_s"),
         ("authorized_imports", "os", "numpy.*", "profiles.default.imports.allowed"),
     ]
 

@@ -9,7 +9,8 @@ minutes. A part of a window counts until all of it is older than the window, so 
 CPU time and output are known when an execution has ended, and its limits are not cut down to what is left of a quota:
 a tenant is promised what its execution was granted. So an hour's use can pass its quota by what the executions that
 run at one time may use, at most `quotas.executions` times their limits. One that nobody could account for in the end,
-because its session was deleted or lost, counts with as much CPU time as it can have used.
+because its session was deleted or lost, counts with as much CPU time as it can have used, and with the output that had
+come by then.
 """
 
 from __future__ import annotations
@@ -246,7 +247,8 @@ class Quotas(Observer):
 
     def execution_ended(self, session: SessionFacts, execution_id: str, result: Result, took_s: float) -> None:
         possible_s = self._end(session, execution_id)
-        cpu_time_s = possible_s if result.usage == Usage() else result.usage.cpu_time_s
+        nobody_knows = result.usage == Usage(output_bytes=result.usage.output_bytes)
+        cpu_time_s = possible_s if nobody_knows else result.usage.cpu_time_s
         self._charge(session.owner.tenant, cpu_time_s, result.usage.output_bytes)
 
     def _begin(self, session: SessionFacts, execution_id: str) -> None:

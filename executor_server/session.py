@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Coroutine
 from dataclasses import replace
 from typing import Any
@@ -36,7 +37,9 @@ from executor_server.model import (
     ErrorDetail,
     EventKind,
     LimitWarning,
+    Log,
     Outcome,
+    OutputCut,
     OutputMode,
     Payload,
     Result,
@@ -44,6 +47,7 @@ from executor_server.model import (
     SessionSpec,
     ToolCall,
     ToolSpec,
+    Usage,
 )
 from executor_server.registry import Registry, SessionRecord, SessionUse
 from executor_server.requested import RequestedLimits
@@ -98,6 +102,7 @@ class Session(GuestRequests):
         self._reconnects = 0
         self._pinged_s = 0.0
         self._begun_s: dict[str, float] = {}  # when this daemon heard of the executions that run
+        self._printed_bytes: Counter[str] = Counter()  # by them, as far as this daemon was told
         self._log = _log.bind(session_id=record.session_id, tenant=record.owner.tenant)
 
     def begin(self) -> None:
@@ -307,7 +312,11 @@ class Session(GuestRequests):
         return None
 
     def _on_event(self, execution_id: str, event: EventKind) -> None:
-        if isinstance(event, ToolCall):
+        if isinstance(event, Log):
+            self._printed_bytes[execution_id] += len(event.text.encode("utf-8", "replace"))
+        elif isinstance(event, OutputCut):
+            self._printed_bytes[execution_id] += event.omitted_bytes
+        elif isinstance(event, ToolCall):
             self._observer.tool_called(self.facts, execution_id, event)
         elif isinstance(event, LimitWarning):
             self._observer.limit_warned(self.facts, execution_id, event)
@@ -325,7 +334,11 @@ class Session(GuestRequests):
 
     def _tell_end(self, execution_id: str, result: Result) -> None:
         now_s = time.monotonic()
-        self._observer.execution_ended(self.facts, execution_id, result, now_s - self._begun_s.pop(execution_id, now_s))
+        took_s, printed_bytes = now_s - self._begun_s.pop(execution_id, now_s), self._printed_bytes.pop(execution_id, 0)
+        if result.usage == Usage():
+            # Nobody could account for it: whoever ends a session in the middle has had its output all the same.
+            result = replace(result, usage=Usage(output_bytes=printed_bytes))
+        self._observer.execution_ended(self.facts, execution_id, result, took_s)
         self._log.info(
             "execution_ended",
             execution_id=execution_id,

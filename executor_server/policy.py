@@ -70,6 +70,9 @@ _LIMIT_NAMES = tuple(f.name for f in fields(Limits))
 _EXECUTION_LIMIT_NAMES = tuple(f.name for f in fields(ExecutionLimits))
 _SANDBOX_LIMIT_NAMES = ("memory_bytes", "processes", "disk_bytes")
 
+# A token outlives its tenant's profile, and must not give more calls than one that has a profile.
+NO_PROFILE_QUOTAS = QuotasTable(calls=4, calls_per_second=10)
+
 CONFIGURED_BACKEND = "server.backend"
 """The rule behind a refusal that no policy can change: a key of the daemon's configuration."""
 
@@ -111,9 +114,9 @@ class Policy:
         return None if tenant is None else (tenant, self._file.tenants[tenant].admin)
 
     def quotas_of(self, tenant: str) -> QuotasTable:
-        """What a tenant may use. One whom the policy does not know has nothing to use it for."""
+        """What a tenant may use. One whom the policy does not know may only come to be told so."""
         name = self.profile_name(tenant)
-        return self._file.profiles[name].quotas if name is not None else QuotasTable()
+        return self._file.profiles[name].quotas if name is not None else NO_PROFILE_QUOTAS
 
     def lists(self, tenant: str) -> bool:
         """Whether the file names this tenant, so that there is a bounded number of such."""

@@ -86,9 +86,9 @@ def of_execution(session: SessionFacts, execution_id: str) -> dict[str, Any]:
 
 
 def of_request(principal: Principal, request_id: str, spec: SessionSpec) -> dict[str, Any]:
-    """All that is granted to a session."""
-    prelude = spec.prelude.encode("utf-8", "surrogatepass")
-    return {
+    """All that is granted to a session, with as much of its prelude as the profile says of code."""
+    prelude, recorded = spec.prelude.encode("utf-8", "surrogatepass"), spec.audit.code if spec.prelude else "none"
+    fields = {
         **of_principal(principal),
         "request": clipped(request_id, _SHORT_CHARS),
         "policy": spec.policy.fingerprint,
@@ -106,9 +106,13 @@ def of_request(principal: Principal, request_id: str, spec: SessionSpec) -> dict
         "code_recorded": spec.audit.code,
         "fail_closed": spec.audit.fail_closed,
         "prelude_bytes": len(prelude),
-        "prelude_sha256": hashlib.sha256(prelude).hexdigest() if prelude else "",
         "labels": [f"{key}={value}" for key, value in spec.labels.items()],
     }
+    if recorded != "none":
+        fields["prelude_sha256"] = hashlib.sha256(prelude).hexdigest()
+    if recorded == "full":
+        fields["code"] = spec.prelude
+    return fields
 
 
 def of_code(session: SessionFacts, execution_id: str, code: str, limits: ExecutionLimits) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """What a sandbox gets of the processors where more than one wants them: the weight of its control group.
 
-A whole share is a quarter of what the kernel gives to what nobody has weighed: the daemon itself, and a sandbox that is
-still being made. So those are served first, however much the sandboxes compute.
+A whole share is what the kernel gives to a group that nobody has weighed, so a sandbox is worth no less than before
+beside whatever else this host runs; only those that divide a share are.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import os
 from pathlib import Path
 
 # By version of control groups: the file, the weight of a whole share, the least that the kernel takes.
-_FILES = {1: ("cpu.shares", 256, 2), 2: ("cpu.weight", 25, 1)}
+_FILES = {1: ("cpu.shares", 1024, 2), 2: ("cpu.weight", 100, 1)}
 
 
 def set_cpu_share(directory: Path, version: int, share: float) -> None:

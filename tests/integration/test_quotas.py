@@ -49,7 +49,7 @@ profile = "calling"
 """
 _BURN = "import time\nend = time.process_time() + 0.6\nwhile time.process_time() < end: pass"
 _FOR_EVER = "import time\nwhile True: time.sleep(0.01)"
-_SHARE_FILES = {"cpu.shares": 256, "cpu.weight": 25}
+_SHARE_FILES = {"cpu.shares": 1024, "cpu.weight": 100}
 
 
 @dataclass

@@ -51,7 +51,7 @@ def test_a_process_that_has_ended_has_none(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("place", ["docker/{}", "system.slice/docker-{}.scope"])
-@pytest.mark.parametrize(("version", "file", "weight"), [(1, "cpu.shares", "128"), (2, "cpu.weight", "12")])
+@pytest.mark.parametrize(("version", "file", "weight"), [(1, "cpu.shares", "512"), (2, "cpu.weight", "50")])
 def test_a_containers_share_of_the_processors_is_weighed_where_the_engine_keeps_it(
     tmp_path: Path, version: int, place: str, file: str, weight: str
 ) -> None:

@@ -120,14 +120,14 @@ def _quota(trees: CgroupTrees, cpus: float | None) -> dict[str, str]:
 @pytest.mark.parametrize(
     ("version", "file", "share", "weight"),
     [
-        (1, "cpu.shares", 1.0, "256"),
-        (1, "cpu.shares", 1 / 8, "32"),
+        (1, "cpu.shares", 1.0, "1024"),
+        (1, "cpu.shares", 1 / 8, "128"),
         (1, "cpu.shares", 1e-9, "2"),
-        (2, "cpu.weight", 1.0, "25"),
+        (2, "cpu.weight", 1.0, "100"),
         (2, "cpu.weight", 1e-9, "1"),
     ],
 )
-def test_a_share_of_the_processors_is_a_weight_below_what_is_not_weighed(
+def test_a_share_of_the_processors_is_that_part_of_the_kernels_own_weight(
     tmp_path: Path, version: int, file: str, share: float, weight: str
 ) -> None:
     group = Cgroup(version, {"cpu": tmp_path})

@@ -112,9 +112,10 @@ imports: $(STAMP)  ## Check which way imports run
 # ---------------------------------------------------------------------------------------------------------------------
 # What is generated from the sources
 
-.PHONY: policy-docs
-policy-docs: $(STAMP)  ## Write docs/policy.md from the model of the policy file and tools/policy_intro.md
+.PHONY: docs
+docs: $(STAMP)  ## Write what docs/policy.md and docs/operations.md list, from the models that they describe
 	@$(BIN)/python tools/policy_docs.py
+	@$(BIN)/python tools/metrics_docs.py
 
 # ---------------------------------------------------------------------------------------------------------------------
 # The wire

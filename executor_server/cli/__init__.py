@@ -1,7 +1,8 @@
 """`executor-server`: serve, check-host, print-config, and the groups of commands in the files beside this one.
 
 What goes wrong is said in sentences on stderr. Exit codes: 0 done; 1 the host lacks something (check-host, serve);
-2 wrong usage; 3 wrong configuration; 4 the state directory or an address can't be had.
+2 wrong usage; 3 wrong configuration or policy; 4 the state directory, a file of it or an address can't be had; 5 an
+audit log that is not whole (audit verify). `policy diff` and `policy explain` say their own.
 """
 
 from __future__ import annotations

@@ -148,7 +148,7 @@ def main() -> None:
     fresh = document()
     if sys.argv[1:] == ["--check"]:
         if TARGET.read_text() != fresh:
-            sys.exit(f"{TARGET.name} is not what the model says; run: make policy-docs")
+            sys.exit(f"{TARGET.name} is not what the model says; run: make docs")
     else:
         TARGET.write_text(fresh)
 

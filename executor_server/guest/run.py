@@ -70,6 +70,18 @@ class Settings:
         """As the daemon sends them."""
         return {name: getattr(self, name) for name in self.__slots__}
 
+    def at_most(self, ceilings: Optional[Fields]) -> Settings:
+        """These, or less where the policy allows an execution of the session less."""
+        if ceilings is None:
+            return self
+        return Settings(
+            mode=self.mode,
+            wall_time_s=min(self.wall_time_s, ceilings.number("wall_time_s", 0.001)),
+            cpu_time_s=min(self.cpu_time_s, ceilings.number("cpu_time_s", 0.001)),
+            operations=min(self.operations, ceilings.integer("operations", 1)),
+            output_bytes=min(self.output_bytes, ceilings.integer("output_bytes", 2)),
+        )
+
     @classmethod
     def read(cls, fields: Fields) -> Settings:
         return cls(

@@ -110,6 +110,7 @@ class Supervisor:
         self._configuring: Optional[int] = None
         self._tools: list[dict[str, Any]] = []
         self._prelude = ""
+        self._prelude_settings = _PRELUDE
         self._prelude_due = False  # it has to run again, in a new interpreter
         self._notices: list[str] = []
         self._generation = 1
@@ -246,7 +247,7 @@ class Supervisor:
         # The prelude can wait for the interpreter that imports ahead, but not longer than anybody else waits.
         if self._prelude_due and not (self._runner.busy or self._stop) and (self._jobs or not self._crew.imports_ahead):
             self._prelude_due = False
-            self._runner.begin("", self._prelude, _PRELUDE)
+            self._runner.begin("", self._prelude, self._prelude_settings)
         while self._jobs and not self._runner.busy and self._operation is None and not self._stop:
             job = self._jobs.popleft()
             if not self._crew.started and not self._is_settings(job):
@@ -280,7 +281,7 @@ class Supervisor:
         self._prelude = job.body[size:].decode("utf-8", "replace")
         if self._prelude:
             self._configuring = op
-            self._runner.begin("", self._prelude, _PRELUDE)
+            self._runner.begin("", self._prelude, self._prelude_settings)
         else:
             self._channel.done(op)
 
@@ -293,6 +294,7 @@ class Supervisor:
         fields = decode_head(settings)
         self._runner.rules = Rules.read(fields)
         self._runner.session_operations = fields.integer("session_operations", 1)
+        self._prelude_settings = _PRELUDE.at_most(fields.object("execution_max"))
         if self._crew.started:
             self._post_settings()
 

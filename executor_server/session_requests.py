@@ -192,11 +192,13 @@ class GuestRequests(ABC):
         self._require_alive()
         check_file_put(self.spec, size_bytes, self.puts)
         self.puts += 1  # before anything is waited for: two can't be the last
+        in_part = False
         try:
             await self._gate.file_put(self.facts, path, size_bytes, tar=tar)
+            in_part = tar  # of an archive that breaks off, what came before is there
             return await self._put(path, size_bytes, chunks, tar=tar)
         except ExecutorError:
-            self.puts -= 1
+            self.puts -= not in_part
             raise
 
     async def _put(self, path: str, size_bytes: int, chunks: AsyncIterator[bytes], *, tar: bool) -> FileInfo:
@@ -289,6 +291,7 @@ def _settings(spec: SessionSpec) -> bytes:
             "denied": spec.denied_imports,
             "refused": spec.refused_language,
             "session_operations": spec.limits.session_operations,
+            "execution_max": vars(spec.execution_max),
         }
     ).encode()
 

@@ -6,7 +6,7 @@ import shutil
 import tempfile
 import threading
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -68,8 +68,8 @@ class Tenant:
 
     @property
     def usage(self) -> admin_pb.TenantUsage:
-        (usage,) = self.admin(admin_pb.GetUsageRequest(tenant=self.name)).tenants
-        return usage
+        tenants: Sequence[admin_pb.TenantUsage] = self.admin(admin_pb.GetUsageRequest(tenant=self.name)).tenants
+        return tenants[0]
 
 
 @pytest.fixture(scope="module")
@@ -110,7 +110,7 @@ def code_of(call: Callable[[], Any]) -> str:
     try:
         call()
     except grpc.RpcError as error:
-        return str(error.code().name)  # type: ignore[attr-defined]
+        return str(error.code().name)
     return "OK"
 
 

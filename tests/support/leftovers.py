@@ -66,7 +66,7 @@ def _leftovers(before: Snapshot) -> list[str]:
     if before.mounts is not None:
         found += [f"mount {line}" for line in _mounts() - before.mounts]
     if before.containers is not None:
-        found += [f"container {name}" for name in _containers() - before.containers]
+        found += [f"container {name}" for number, name in _containers().items() if number not in before.containers]
     return sorted(found)
 
 
@@ -108,17 +108,22 @@ def _mounts() -> set[str]:
     return {point for point in points if "executor" in point or point.startswith(tempfile.gettempdir())}
 
 
-def _containers() -> set[str]:
-    """Names of those that bear our label and see something of the run's directory; others are another run's."""
+def _containers() -> dict[str, str]:
+    """Those that bear our label and see something of the run's directory; others are another run's.
+
+    Id to name: the daemon renames a container at a time of its own.
+    """
     if not os.access(ENGINE_SOCKET, os.W_OK):
-        return set()
+        return {}
     try:
         client = docker.APIClient(f"unix://{ENGINE_SOCKET}")
     except docker.errors.DockerException:  # nobody there: no tests that need it either
-        return set()
+        return {}
     try:
         listed = client.containers(all=True, filters={"label": "executor.daemon"})
     finally:
         client.close()
     own = tempfile.gettempdir()
-    return {one["Names"][0] for one in listed if any(mount["Source"].startswith(own) for mount in one["Mounts"])}
+    return {
+        one["Id"]: one["Names"][0] for one in listed if any(mount["Source"].startswith(own) for mount in one["Mounts"])
+    }

@@ -10,52 +10,19 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter
 from collections.abc import Coroutine
 from dataclasses import replace
 from typing import Any
 
-import structlog
-
 from executor_server.backends.base import Sandbox
-from executor_server.errors import (
-    ExecutorError,
-    NotFound,
-    PreconditionFailed,
-    Reason,
-    ResourceExhausted,
-    SandboxFailure,
-    Unavailable,
-)
-from executor_server.executions import Execution, ExecutionRequest, ToolFailure
-from executor_server.gate import Answer
+from executor_server.errors import PreconditionFailed, Reason, SandboxFailure
 from executor_server.guest.frames import Frame, Kind
 from executor_server.guest_channel import GuestChannel
-from executor_server.ledger import Ledger, LedgerControl, LedgerLimits
-from executor_server.model import (
-    BlobRef,
-    ErrorDetail,
-    EventKind,
-    LimitWarning,
-    Log,
-    Outcome,
-    OutputCut,
-    OutputMode,
-    Payload,
-    Result,
-    SessionFacts,
-    SessionSpec,
-    ToolCall,
-    ToolSpec,
-    Usage,
-)
+from executor_server.model import ErrorDetail, Outcome, SessionSpec
 from executor_server.registry import Registry, SessionRecord, SessionUse
-from executor_server.requested import RequestedLimits
-from executor_server.session_requests import GuestRequests, SessionSettings, Watch
-from executor_server.session_rules import check_tools, execution_limits
+from executor_server.session_executions import SessionExecutions, facts_of
+from executor_server.session_requests import SessionSettings, Watch
 from executor_server.tape import TapeError
-
-_log = structlog.get_logger(__name__)
 
 # For the guest to connect again after its channel broke; it is on the same host, and there or dead.
 _RECONNECT_TIME_S = 2.0
@@ -65,7 +32,7 @@ _LABEL_PAUSE_S = 0.1
 _MAX_RECONNECTS = 8
 
 
-class Session(GuestRequests):
+class Session(SessionExecutions):
     """One session. Its methods are called by the RPC layer, one caller having been checked to own it."""
 
     def __init__(
@@ -77,10 +44,8 @@ class Session(GuestRequests):
         settings: SessionSettings,
         watch: Watch | None = None,
     ) -> None:
-        super().__init__(_facts(record), record.spec, channel, settings, watch or Watch())
+        super().__init__(record, channel, registry, settings, watch or Watch())
         self.record = record
-        self.puts, self.gets = record.puts, record.gets
-        self.session_id = record.session_id
         self.owner = record.owner
         self.backend_name = record.backend
         self.warm = record.warm
@@ -90,20 +55,10 @@ class Session(GuestRequests):
         self._registry = registry
         self._last_used_s = record.last_used_s
         self._lost: str | None = None
-        self._refuses_new = False
-        self._ledger = Ledger(
-            registry.tape_of(record.session_id),
-            LedgerLimits(settings.journal_bytes, settings.max_finished_executions),
-            LedgerControl(channel.send, self._hold, self._on_kill, self._refuses, self._on_event, self._on_end),
-            record.generation,
-        )
         self._tasks: set[asyncio.Task[None]] = set()
         self._held: set[object] = set()  # executions and operations whose readers are behind
         self._reconnects = 0
         self._pinged_s = 0.0
-        self._begun_s: dict[str, float] = {}  # when this daemon heard of the executions that run
-        self._printed_bytes: Counter[str] = Counter()  # by them, as far as this daemon was told
-        self._log = _log.bind(session_id=record.session_id, tenant=record.owner.tenant)
 
     def begin(self) -> None:
         """Starts it on a guest that has just been connected to. `configure` must follow."""
@@ -196,64 +151,7 @@ class Session(GuestRequests):
             raise PreconditionFailed(Reason.SESSION_LOST, f"the session's sandbox is gone: {self._lost}")
         self.touch()
 
-    # -- executions ----------------------------------------------------------------------------------------------
-
-    async def execute(self, execution_id: str, code: str, mode: OutputMode, limits: RequestedLimits) -> Execution:
-        """Starts an execution, or finds the one that this id already names. See errors for what it raises."""
-        request = ExecutionRequest(execution_id, code, mode, limits)
-        known = self._ledger.known_as(request)
-        if known is not None:
-            return known
-        self._require_room()
-        granted = execution_limits(self.spec, limits)
-        give_back = await self._gate.execution(self.facts, execution_id, code, granted)
-        try:
-            # While the gate was asked others may have come, the same caller once more among them; or another policy.
-            known = self._ledger.known_as(request)
-            if known is not None:
-                return known
-            self._require_room()
-            granted = execution_limits(self.spec, limits)
-            execution = self._ledger.execute(request, granted, self.spec.policy.fingerprint)
-            self._begun_s[execution_id] = time.monotonic()
-            self._observer.execution_started(self.facts, execution_id)
-        finally:
-            give_back()
-        self._log.debug("execution_started", execution_id=execution_id, source_chars=len(code))
-        return execution
-
-    def _require_room(self) -> None:
-        self._require_alive()
-        if self._refuses_new:
-            raise Unavailable(Reason.DRAINING, "the daemon is about to stop and takes no new executions")
-        if len(self._ledger.running) > self._settings.max_queued_executions:
-            raise ResourceExhausted(
-                Reason.QUEUE_FULL,
-                f"{len(self._ledger.running)} executions of this session run or wait",
-                retry_after_s=1.0,
-            )
-
-    def execution(self, execution_id: str) -> Execution:
-        """An execution of this session. Raises NotFound when there is none, or it has been forgotten."""
-        found = self._ledger.known(execution_id)
-        if found is None:
-            raise NotFound(Reason.EXECUTION_NOT_FOUND, f"there is no execution {execution_id!r} in this session")
-        self.touch()
-        return found
-
-    async def submit_tool_result(self, execution_id: str, call_id: str, answer: Payload | ToolFailure) -> None:
-        """Passes the answer of a tool call on. Raises NotFound, PreconditionFailed; an answer counts once."""
-        execution = self.execution(execution_id)
-        execution.check_answer(call_id)
-        told = Answer(call_id, _size_bytes(answer), isinstance(answer, ToolFailure))
-        await self._gate.tool_answer(self.facts, execution_id, told)
-        execution.submit_tool_result(call_id, answer)
-        self._observer.tool_answered(self.facts, execution_id, told)
-
-    def cancel_all(self, reason: str) -> None:
-        """Cancels what runs or waits; its clients are told why."""
-        for execution_id in list(self._ledger.running):
-            self._ledger.stop(execution_id, reason)
+    # -- steering -----------------------------------------------------------------------------------------------
 
     def set_cpu_share(self, share: float) -> None:
         """The part of a whole sandbox's share of the processors that this one is to have."""
@@ -268,17 +166,13 @@ class Session(GuestRequests):
         held = self.restrict(spec)
         self.spec = spec
         self.record = replace(self.record, spec=spec)
-        self.facts = _facts(self.record)
+        self.facts = facts_of(self.record)
         return self._confirm(held, spec)
 
     async def _confirm(self, held: Coroutine[Any, Any, None], spec: SessionSpec) -> None:
         """Writes down what the guest is held to by now; a daemon that comes before that finds the old spec."""
         await held
         self._registry.note_spec(self.session_id, spec)
-
-    def refuse_new(self) -> None:
-        """Takes no new executions from here on; those that run or wait go on."""
-        self._refuses_new = True
 
     def _hold(self, holder: object, held: bool) -> None:
         """Stops or resumes taking frames while a journal, or what an operation brought, is full."""
@@ -301,53 +195,6 @@ class Session(GuestRequests):
             return
         self._ledger.take(frame)
 
-    def _refuses(self, execution_id: str, call: ToolCall) -> str | None:
-        try:
-            if self._ledger.running[execution_id].policy_fingerprint == self.spec.policy.fingerprint:
-                # Registered it may have been under an earlier policy; or not at all, which only a liar calls.
-                check_tools(self.spec, [ToolSpec(call.name, "", (), is_final_answer=False)])
-            self._gate.tool_call(self.facts, execution_id, call)
-        except ExecutorError as refusal:
-            return refusal.message
-        return None
-
-    def _on_event(self, execution_id: str, event: EventKind) -> None:
-        if isinstance(event, Log):
-            self._printed_bytes[execution_id] += len(event.text.encode("utf-8", "replace"))
-        elif isinstance(event, OutputCut):
-            self._printed_bytes[execution_id] += event.omitted_bytes
-        elif isinstance(event, ToolCall):
-            self._observer.tool_called(self.facts, execution_id, event)
-        elif isinstance(event, LimitWarning):
-            self._observer.limit_warned(self.facts, execution_id, event)
-
-    def _on_kill(self, execution_id: str) -> None:
-        self._spawn(self._judge_kill(execution_id))
-
-    async def _judge_kill(self, execution_id: str) -> None:
-        self._ledger.judge(execution_id, await self._sandbox.oom_kills())
-
-    def _on_end(self, execution_id: str, result: Result) -> None:
-        self.touch()
-        # Readers have been woken; they go first.
-        asyncio.get_running_loop().call_soon(self._tell_end, execution_id, result)
-
-    def _tell_end(self, execution_id: str, result: Result) -> None:
-        now_s = time.monotonic()
-        took_s, printed_bytes = now_s - self._begun_s.pop(execution_id, now_s), self._printed_bytes.pop(execution_id, 0)
-        if result.usage == Usage():
-            # Nobody could account for it: whoever ends a session in the middle has had its output all the same.
-            result = replace(result, usage=Usage(output_bytes=printed_bytes))
-        self._observer.execution_ended(self.facts, execution_id, result, took_s)
-        self._log.info(
-            "execution_ended",
-            execution_id=execution_id,
-            outcome=result.outcome.value,
-            generation=result.generation,
-            operations=result.usage.operations,
-            wall_time_s=round(result.usage.wall_time_s, 4),
-        )
-
     # -- after another daemon ------------------------------------------------------------------------------------
 
     def recall(self, gone: str | None) -> None:
@@ -368,9 +215,7 @@ class Session(GuestRequests):
         if self._lost is not None:
             return
         self._observer.session_recovered(self.facts)
-        for execution_id in self._ledger.running:
-            self._begun_s[execution_id] = time.monotonic()
-            self._observer.execution_recovered(self.facts, execution_id)
+        self._announce_executions()
 
     async def resume(self, deadline_s: float) -> None:
         """Goes on with its guest; is lost when that can't be."""
@@ -417,8 +262,11 @@ class Session(GuestRequests):
         if self._held:
             self._channel.pause_reading()  # the new connection knows nothing of it
 
+    async def _oom_kills(self) -> int | None:
+        return await self._sandbox.oom_kills()
+
     async def _cause_of_death(self, reason: str) -> str:
-        kills = await self._sandbox.oom_kills()
+        kills = await self._oom_kills()
         if kills is not None and kills > self._ledger.oom_kills:
             return "the kernel killed the sandbox for its memory"
         return await self._sandbox.cause_of_death() or reason
@@ -473,7 +321,7 @@ class Session(GuestRequests):
         await asyncio.sleep(_LABEL_PAUSE_S)
         await self._sandbox.label(self.session_id)
 
-    def _spawn(self, work: Any) -> None:
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._on_task_end)
@@ -484,27 +332,3 @@ class Session(GuestRequests):
             # A bug of ours. What waited for this task would wait for ever.
             self._log.error("session_task_broke", exc_info=error)
             self._lose("an internal error of the daemon")
-
-
-def _facts(record: SessionRecord) -> SessionFacts:
-    spec = record.spec
-    return SessionFacts(
-        session_id=record.session_id,
-        owner=record.owner,
-        request_id=record.request_id,
-        policy=spec.policy,
-        audit=spec.audit,
-        backend=record.backend,
-        image=spec.sandbox.image,
-        warm=record.warm,
-    )
-
-
-def _size_bytes(answer: Payload | ToolFailure) -> int:
-    match answer:
-        case ToolFailure():
-            return len(answer.message.encode())
-        case BlobRef():
-            return answer.size_bytes
-        case bytes():
-            return len(answer)

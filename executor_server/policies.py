@@ -31,6 +31,7 @@ _log = structlog.get_logger(__name__)
 
 # Device, inode, size, times of the content and of the inode; None: there is nothing to be looked at.
 _Signature = tuple[int, ...] | None
+_LOOK_AGAIN: _Signature = ()  # which nothing looks like
 
 
 class PolicyListener:
@@ -120,6 +121,8 @@ class PolicyStore:
                 found = await self._read_settled(path)
                 policy = await asyncio.to_thread(lambda: self._make(parse_policy(found, path)))
             except ConfigError as error:
+                if not found:  # it may be the system that had no time for it
+                    self._seen = _LOOK_AGAIN
                 self._complain(hashlib.sha256(found + repr(error.problems).encode()).hexdigest(), error, asked=asked)
                 raise
             self._complained_of = ""
@@ -133,7 +136,6 @@ class PolicyStore:
             await asyncio.sleep(SETTLE_S)
             if _signature(path) == before:
                 return data
-        self._seen = None  # to be looked at again, whatever it looks like then
         raise ConfigError([f"The policy file {path} is being written all the time."])
 
     def _take(self, policy: Policy, *, asked: bool) -> bool:

@@ -243,6 +243,21 @@ async def test_a_file_that_never_stands_still_is_given_up_and_looked_at_again(
     assert await watched.comes_to_be("2")
 
 
+async def test_a_file_that_could_not_be_read_is_tried_again_though_it_has_not_changed(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: Path, kind: str) -> bytes:
+        raise ConfigError(["The policy file can't be read: Too many open files."])
+
+    bench.replace(SECOND)
+    with monkeypatch.context() as patch:
+        patch.setattr(policies, "read_bytes", refuse)
+        await bench.store.start()
+        assert await bench.refuses()
+    assert await bench.comes_to_be("2")
+    assert len(bench.told.refusals) == 1
+
+
 async def test_a_bug_in_reading_does_not_end_the_watch(watched: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     broken = threading.Event()
 

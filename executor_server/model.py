@@ -168,6 +168,7 @@ class SessionSpec:
     tools: ToolRules = ToolRules()
     files: FileRules = FileRules()
     audit: AuditRules = AuditRules()
+    profile_fingerprint: str = ""  # of its profile alone: another policy may leave that as it is
     labels: Mapping[str, str] = field(default_factory=dict)
 
 

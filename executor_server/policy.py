@@ -87,6 +87,7 @@ class Policy:
         self._orphan_time_s = orphan_time_s
         self.version = file.version
         self.fingerprint = file.fingerprint
+        self._profile_fingerprints = {name: profile.fingerprint for name, profile in file.profiles.items()}
         self._certificates = {text: name for name, tenant in file.tenants.items() for text in tenant.certificates}
         self._uids = {uid: name for name, tenant in file.tenants.items() for uid in tenant.uids}
 
@@ -182,10 +183,17 @@ class Policy:
 
     # -- when it takes the place of another
 
-    def on_reload(self, principal: Principal) -> Literal["keep", "tighten", "end"]:
-        """What becomes of sessions that run when this policy comes into force. One without a profile ends."""
+    def on_reload(self, principal: Principal, spec: SessionSpec) -> Literal["keep", "tighten", "end"]:
+        """What becomes of a session that runs when this policy comes into force. One without a profile ends.
+
+        One whose profile says what it said before is kept, whatever else of the policy has changed.
+        """
         name = self.profile_name(principal.tenant)
-        return "end" if name is None else self._file.profiles[name].on_reload
+        if name is None:
+            return "end"
+        profile = self._file.profiles[name]
+        unchanged = (name, self._profile_fingerprints[name]) == (spec.policy.profile, spec.profile_fingerprint)
+        return "keep" if unchanged else profile.on_reload
 
     def tightened(self, principal: Principal, spec: SessionSpec) -> SessionSpec | str:
         """The session held to this policy, or why that can't be done. Its sandbox stays as it is.
@@ -217,6 +225,7 @@ class Policy:
             files=_file_rules(profile),
             audit=_audit_rules(profile),
             policy=self._ref(name),
+            profile_fingerprint=self._profile_fingerprints[name],
         )
 
     def _why_sandbox_must_go(self, profile: Profile, sandbox: SandboxSpec) -> str | None:
@@ -277,6 +286,7 @@ class Policy:
             files=_file_rules(profile),
             audit=_audit_rules(profile),
             policy=self._ref(name),
+            profile_fingerprint=self._profile_fingerprints[name],
             prelude=request.prelude,
             labels=dict(request.labels),
         )

@@ -301,8 +301,8 @@ class Profile(Section):
     extends: Name | None = None
     """A profile that says what this one does not say."""
     on_reload: Literal["keep", "tighten", "end"] = "keep"
-    """What happens to running sessions when the policy has changed: they `keep` what they were granted; or are held to
-    the new policy from their next execution on (`tighten`), and end where that can't be done; or `end` at once."""
+    """What happens to running sessions when this profile has changed: they `keep` what they were granted; or are held
+    to the new policy from their next execution on (`tighten`), and end where that can't be done; or `end` at once."""
     imports: ImportsTable = ImportsTable()
     """What agent code may import. A guard-rail; the wall is the sandbox."""
     language: LanguageTable = LanguageTable()
@@ -320,6 +320,12 @@ class Profile(Section):
     """What each tenant of this profile may have or use, over all its sessions."""
     audit: AuditTable = AuditTable()
     """What the audit log says of this profile's sessions."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Short, and different for profiles that say different things."""
+        # What a profile extends says nothing: what it has from there is in it.
+        return _fingerprint_of(self.model_dump(mode="json", exclude={"extends"}))
 
 
 class Tenant(Section):
@@ -381,9 +387,11 @@ class PolicyFile(Section):
     @property
     def fingerprint(self) -> str:
         """Short, and different for policies that say different things, however they are written."""
-        # What a profile extends says nothing: what it has from there is in it.
-        said = self.model_dump(mode="json", exclude={"profiles": {"__all__": {"extends"}}})
-        return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()[:_FINGERPRINT_CHARS]
+        return _fingerprint_of(self.model_dump(mode="json", exclude={"profiles": {"__all__": {"extends"}}}))
+
+
+def _fingerprint_of(said: object) -> str:
+    return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()[:_FINGERPRINT_CHARS]
 
 
 def built_in_policy() -> PolicyFile:

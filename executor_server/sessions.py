@@ -303,7 +303,7 @@ class SessionManager:
         policy = self._policy
         if policy is None or session.spec.policy.fingerprint == policy.fingerprint or session.state == "lost":
             return ""
-        on_reload = policy.on_reload(session.owner)
+        on_reload = policy.on_reload(session.owner, session.spec)
         if on_reload == "keep":
             return "kept"
         if on_reload == "end" and policy.profile_name(session.owner.tenant) is not None:

@@ -458,4 +458,12 @@ def test_a_session_is_held_to_the_stricter_of_both_policies() -> None:
     ],
 )
 def test_the_new_policy_says_what_becomes_of_a_session(text: str, expected: str) -> None:
-    assert policy_from(text).on_reload(ALICE) == expected
+    spec = policy_from("default = 'a'\n[profiles.a]\nimports.denied = ['os']").decide(ALICE, RequestedSession())
+    assert policy_from(text).on_reload(ALICE, spec) == expected
+
+
+def test_a_session_whose_profile_says_what_it_said_is_kept_whatever_else_has_changed() -> None:
+    profile = "default = 'a'\n[profiles.a]\non_reload = 'end'\n"
+    spec = policy_from(profile).decide(ALICE, RequestedSession())
+    assert policy_from(profile + "[profiles.b]\n[tenants]\nbob.profile = 'b'").on_reload(ALICE, spec) == "keep"
+    assert policy_from(profile + "imports.denied = ['os']").on_reload(ALICE, spec) == "end"

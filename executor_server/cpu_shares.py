@@ -2,7 +2,8 @@
 
 A backend makes all sandboxes alike, so who computes in sixteen of them would get sixteen times what others get; and
 an execution of one line, which waits for the processor at each step of its way, would wait for all of the sixteen. So
-a sandbox in which something runs gets the share of its tenant divided by how many of the tenant's there are.
+a sandbox in which something runs gets the share of its tenant divided by how many of the tenant's there are. One in
+which nothing runs may still compute, for files and variables: it gets the tenant's share divided by all its sandboxes.
 
 The one in which something begins gets its share at once. The others follow a moment later, all together, so that a
 tenant with many does not make each of its executions cost as many writes to files.
@@ -21,12 +22,11 @@ EVEN_OUT_DELAY_S = 0.5
 
 
 @dataclass
-class _Busy:
-    """A session in which something runs or waits."""
+class _Sandbox:
+    """Of a session: how much runs or waits in it, and what it was given."""
 
     facts: SessionFacts
     executions: int = 0
-    share: float = 0.0
 
 
 class CpuShares(Observer):
@@ -34,7 +34,7 @@ class CpuShares(Observer):
 
     def __init__(self, set_share: Callable[[SessionFacts, float], None]) -> None:
         self._set_share = set_share
-        self._busy: dict[str, dict[str, _Busy]] = {}  # by tenant and session
+        self._tenants: dict[str, dict[str, _Sandbox]] = {}  # by session
         self._evening_out: asyncio.TimerHandle | None = None
 
     def close(self) -> None:
@@ -43,8 +43,17 @@ class CpuShares(Observer):
             self._evening_out.cancel()
 
     def session_created(self, session: SessionFacts, took_s: float) -> None:
-        """Other things than executions are done in it, too."""
-        self._set_share(session, 1 / (1 + len(self._busy.get(session.owner.tenant, ()))))
+        self._add(session)
+
+    def session_recovered(self, session: SessionFacts) -> None:
+        self._add(session)
+
+    def session_ended(self, session: SessionFacts, reason: str) -> None:
+        sandboxes = self._tenants.get(session.owner.tenant, {})
+        sandboxes.pop(session.session_id, None)
+        if not sandboxes:
+            self._tenants.pop(session.owner.tenant, None)
+        self._even_out_soon()
 
     def execution_started(self, session: SessionFacts, execution_id: str) -> None:
         self._begin(session)
@@ -53,45 +62,44 @@ class CpuShares(Observer):
         self._begin(session)
 
     def execution_ended(self, session: SessionFacts, execution_id: str, result: Result, took_s: float) -> None:
-        busy = self._busy.get(session.owner.tenant, {}).get(session.session_id)
-        if busy is not None:
-            busy.executions -= 1
-            if not busy.executions:
-                self._forget(session)
-
-    def session_ended(self, session: SessionFacts, reason: str) -> None:
-        self._forget(session)
+        sandbox = self._tenants.get(session.owner.tenant, {}).get(session.session_id)
+        if sandbox is not None and sandbox.executions:
+            sandbox.executions -= 1
+            self._even_out_soon()
 
     def even_out(self) -> None:
         """Gives all of them what they are to have by now."""
         self._evening_out = None
-        for sessions in self._busy.values():
-            for busy in sessions.values():
-                self._weigh(busy, 1 / len(sessions))
+        for sandboxes in self._tenants.values():
+            share, idle_share = 1 / max(1, _busy(sandboxes)), 1 / len(sandboxes)
+            for sandbox in sandboxes.values():
+                self._weigh(sandbox, share if sandbox.executions else idle_share)
+
+    def _add(self, session: SessionFacts) -> None:
+        sandboxes = self._tenants.setdefault(session.owner.tenant, {})
+        sandbox = sandboxes[session.session_id] = _Sandbox(session)
+        self._weigh(sandbox, 1 / len(sandboxes))
+        self._even_out_soon()
 
     def _begin(self, session: SessionFacts) -> None:
-        sessions = self._busy.setdefault(session.owner.tenant, {})
-        busy = sessions.get(session.session_id)
-        if busy is None:
-            busy = sessions[session.session_id] = _Busy(session)
-            self._even_out_soon()
-        busy.executions += 1
-        self._weigh(busy, 1 / len(sessions))
-
-    def _weigh(self, busy: _Busy, share: float) -> None:
-        if busy.share != share:
-            busy.share = share
-            self._set_share(busy.facts, share)
-
-    def _forget(self, session: SessionFacts) -> None:
-        sessions = self._busy.get(session.owner.tenant, {})
-        if sessions.pop(session.session_id, None) is None:
+        sandboxes = self._tenants.get(session.owner.tenant, {})
+        sandbox = sandboxes.get(session.session_id)
+        if sandbox is None:
             return
-        if sessions:
-            self._even_out_soon()
-        else:
-            del self._busy[session.owner.tenant]
+        sandbox.executions += 1
+        self._weigh(sandbox, 1 / _busy(sandboxes))
+        self._even_out_soon()
+
+    def _weigh(self, sandbox: _Sandbox, share: float) -> None:
+        if sandbox.share != share:
+            sandbox.share = share
+            self._set_share(sandbox.facts, share)
 
     def _even_out_soon(self) -> None:
         if self._evening_out is None:
             self._evening_out = asyncio.get_running_loop().call_later(EVEN_OUT_DELAY_S, self.even_out)
+
+
+def _busy(sandboxes: dict[str, _Sandbox]) -> int:
+    """In how many something runs or waits."""
+    return sum(1 for sandbox in sandboxes.values() if sandbox.executions)

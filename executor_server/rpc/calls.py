@@ -5,6 +5,10 @@ above `quotas.calls_per_second` waits for its time, as an open call, and is refu
 would wait too long. So what one tenant sends costs the daemon no more than its quotas say, and of the calls that the
 daemon serves at one time others always find some.
 
+Refusing costs something too, and who has no regard for it asks again at once: thousands of times a second. So a refusal
+is told after a pause, in which its caller can do nothing with that stream. So many may be held like this, over all
+tenants; what is refused beyond them is told at once.
+
 A call counts until its task ends: grpc.aio runs all of a call in one task, which also ends when the caller goes away in
 the middle of its request.
 """
@@ -22,6 +26,7 @@ BURST_S = 1.0
 # A call waits no longer for its time, and no more of one tenant wait; beyond, it is better off asking again.
 MAX_WAIT_S = 5.0
 MAX_WAITING_CALLS = 128
+REFUSAL_PAUSE_S = 1.0
 
 
 @dataclass
@@ -35,19 +40,37 @@ class _Pace:
 class CallLimits:
     """Holds tenants to their quotas of calls."""
 
-    def __init__(self, quotas: Quotas) -> None:
+    def __init__(self, quotas: Quotas, max_held: int) -> None:
         self._quotas = quotas
         self._paces: dict[str, _Pace] = {}
+        self._held = 0  # refusals
+        self._max_held = max_held
 
     async def admit(self, tenant: str) -> None:
         """To be awaited in the call's task; returns when the call may go on. Raises ResourceExhausted."""
+        try:
+            await self._admit(tenant)
+        except ResourceExhausted:
+            if self._held < self._max_held:
+                self._held += 1
+                try:
+                    await asyncio.sleep(REFUSAL_PAUSE_S)
+                finally:
+                    self._held -= 1
+            raise
+
+    async def _admit(self, tenant: str) -> None:
         release = self._quotas.reserve_call(tenant)
+        rate = self._quotas.calls_per_second(tenant)
+        try:
+            if rate is not None:
+                await self._wait_for_time(tenant, rate)
+        except BaseException:
+            release()
+            raise
         task = asyncio.current_task()
         assert task is not None
         task.add_done_callback(lambda _task: release())
-        rate = self._quotas.calls_per_second(tenant)
-        if rate is not None:
-            await self._wait_for_time(tenant, rate)
 
     async def _wait_for_time(self, tenant: str, rate: int) -> None:
         now_s = asyncio.get_running_loop().time()

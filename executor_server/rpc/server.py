@@ -7,7 +7,7 @@ in the service.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -106,7 +106,7 @@ class RpcServer:
             judges_connections=has_certificates or self._relay is not None,
             uid_of_peer=self._relay.uid_of if self._relay is not None else _no_uid,
             on_denial=on_refusal,
-            admit_call=CallLimits(quotas).admit if quotas is not None else _admit_all,
+            admit_call=_admission(quotas, settings),
         )
         self._bound: list[Address] = []
         self._inner: list[Address] = []  # what nobody is told of
@@ -175,6 +175,13 @@ class RpcServer:
                 f"Can't listen on {address}: it is in use, or not an address of this machine."
             ) from error
         return TcpAddress(address.host, port) if isinstance(address, TcpAddress) else address
+
+
+def _admission(quotas: Quotas | None, settings: ServerSettings) -> Callable[[str], Awaitable[None]]:
+    if quotas is None:
+        return _admit_all
+    # Refusals that are held are calls: others are to find at least half of what there may be.
+    return CallLimits(quotas, max_held=settings.max_concurrent_calls // 2).admit
 
 
 async def _admit_all(_tenant: str) -> None:

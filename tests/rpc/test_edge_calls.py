@@ -13,7 +13,7 @@ import pytest
 
 from executor_api.v1 import executor_service_pb2 as pb
 from executor_api.v1 import executor_service_pb2_grpc as pb_grpc
-from executor_server.errors import ExecutorError
+from executor_server.errors import ExecutorError, ResourceExhausted
 from executor_server.model import Principal
 from executor_server.observer import Observer
 from executor_server.policy_file import QuotasTable
@@ -24,6 +24,12 @@ from tests.support.polling import eventually_async
 
 TENANT = "local"
 _POLICY = pb.GetPolicyRequest()
+
+
+@pytest.fixture(autouse=True)
+def no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before a refusal is told."""
+    monkeypatch.setattr(calls, "REFUSAL_PAUSE_S", 0.0)
 
 
 class Refusals(Observer):
@@ -92,6 +98,32 @@ async def test_a_call_above_the_quota_is_refused_and_told_when_to_come_again(tmp
         assert found.retry_delay_s == CALL_RETRY_S
         assert "calls: 2" in found.message
         assert its.refusals.seen == [("GetPolicy", "QUOTA_EXCEEDED")]
+
+
+async def test_a_refusal_is_told_after_a_pause(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who asks again at once would else be refused thousands of times a second."""
+    monkeypatch.setattr(calls, "REFUSAL_PAUSE_S", 0.3)
+    async with limited(tmp_path, calls=1) as its, followed(its, 1):
+        loop = asyncio.get_running_loop()
+        began_s = loop.time()
+        await refusal(its.ask())
+        assert loop.time() - began_s >= 0.3
+
+
+async def test_so_many_refusals_are_held_back_and_others_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calls, "REFUSAL_PAUSE_S", 60.0)
+    limits = calls.CallLimits(Quotas(lambda _: QuotasTable(calls=1)), max_held=1)
+
+    async def call() -> None:
+        await limits.admit(TENANT)
+        await asyncio.Event().wait()
+
+    tasks = [asyncio.create_task(call()) for _ in range(3)]  # one is open, one is held back
+    done, pending = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    assert [type(task.exception()) for task in done] == [ResourceExhausted]
+    for task in pending:
+        task.cancel()
+    await asyncio.wait(pending)
 
 
 async def test_a_stream_that_ended_makes_room(tmp_path: Path) -> None:
@@ -196,7 +228,7 @@ async def test_a_tenant_without_quotas_is_not_held_back(tmp_path: Path) -> None:
 
 
 def test_tenants_that_have_stopped_calling_are_forgotten() -> None:
-    limits = calls.CallLimits(Quotas(lambda _: QuotasTable()))
+    limits = calls.CallLimits(Quotas(lambda _: QuotasTable()), max_held=0)
     for number in range(100):
         limits._pace_of(f"t{number}", 1000.0).next_s = 1000.0
     limits._pace_of("new", 1002.0)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import structlog
+
 from executor_server.audit import AuditSettings
 from executor_server.audit_files import AuditFiles
 from executor_server.backends.base import Backend
 from executor_server.backends.local import LocalBackend
 from executor_server.config import Config, ServerSection
 from executor_server.policy import Policy
+from executor_server.policy_check import unserved
 from executor_server.policy_file import PolicyFile
 from executor_server.pool import PoolSettings
 from executor_server.rpc.addresses import judged, unix_address
@@ -19,6 +22,8 @@ from executor_server.session_requests import SessionSettings
 from executor_server.state_dir import StateDir
 
 _AUDIT_DIRECTORY = "audit"
+
+_log = structlog.get_logger(__name__)
 
 
 def backend_of(config: Config) -> Backend:
@@ -35,6 +40,8 @@ def policy_of(config: Config, backend: Backend, file: PolicyFile) -> Policy:
     """What a policy file says of this daemon. Raises ConfigError when the pool asks for what it does not grant."""
     policy = Policy(file, images=backend.images, backend=backend.name, orphan_time_s=config.sessions.orphan_time_s)
     policy.warm_sandboxes(config.pool)
+    for problem in unserved(file, config):
+        _log.warning("policy_not_served", problem=str(problem))
     return policy
 
 

@@ -125,6 +125,9 @@ class PolicyStore:
                     self._seen = _LOOK_AGAIN
                 self._complain(hashlib.sha256(found + repr(error.problems).encode()).hexdigest(), error, asked=asked)
                 raise
+            except asyncio.CancelledError:
+                self._seen = None  # who asked for it has gone in the middle: the watcher has to look for itself
+                raise
             self._complained_of = ""
             return self._take(policy, asked=asked)
 

@@ -68,7 +68,8 @@ class Tokens:
         self._file = file
         self._now = now
         self._entries = {_LOCAL_ID: self._local}
-        self._seen: FileVersion | None = None
+        self._seen: FileVersion | None = None  # None: to be read, whatever it is
+        self._turn = asyncio.Lock()  # of readings: one that began earlier must not have the last word
         self._told = ""
         self._listeners: list[Callable[[TokenNews], None]] = []
         if file is not None:
@@ -107,16 +108,21 @@ class Tokens:
         """Reads the file; whether other tokens are in force now. Raises TokenFileError, and then changes nothing."""
         if self._file is None:
             return False
-        # Before the reading: what is written meanwhile is another version, and read the next time.
-        self._seen = self._file.version()
-        before = self._entries
-        self._entries = await asyncio.to_thread(self._read)  # a large file takes a while to parse
-        self._told = ""
-        if self._entries == before:
-            return False
-        _log.info("tokens_changed", tokens_in_force=len(self._entries) - 1)
-        self._tell(_news(before, self._entries))
-        return True
+        async with self._turn:
+            # Before the reading: what is written meanwhile is another version, and read the next time.
+            self._seen = self._file.version()
+            before = self._entries
+            try:
+                self._entries = await asyncio.to_thread(self._read)  # a large file takes a while to parse
+            except asyncio.CancelledError:
+                self._seen = None  # who asked for it has gone in the middle: what is new has not been seen
+                raise
+            self._told = ""
+            if self._entries == before:
+                return False
+            _log.info("tokens_changed", tokens_in_force=len(self._entries) - 1)
+            self._tell(_news(before, self._entries))
+            return True
 
     def _tell(self, news: TokenNews) -> None:
         for told in self._listeners:

@@ -151,6 +151,17 @@ async def test_readings_that_are_asked_for_together_take_turns(bench: Bench) -> 
     assert sorted(await asyncio.gather(*(bench.store.reload() for _ in range(5)))) == [False] * 4 + [True]
 
 
+async def test_who_asks_and_goes_away_takes_nothing_along(bench: Bench) -> None:
+    bench.replace(SECOND)
+    asked = asyncio.create_task(bench.store.reload())
+    await asyncio.sleep(0)
+    asked.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asked
+    await bench.store.start()
+    assert await bench.comes_to_be("2")
+
+
 # -- watched
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import json
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -20,7 +22,7 @@ from click.testing import CliRunner, Result
 from executor_server.cli import EXIT_CONFIG, EXIT_PLACE, main
 from executor_server.cli.token import EXIT_UNKNOWN
 from executor_server.model import Principal
-from executor_server.token_file import MAX_TOKEN_FILE_BYTES, TokenFile, TokenFileError
+from executor_server.token_file import MAX_TOKEN_FILE_BYTES, TokenFile, TokenFileError, TokenRecord
 from executor_server.tokens import LOCAL_PRINCIPAL, Tokens
 
 LOCAL_TOKEN = "l" * 43
@@ -173,6 +175,45 @@ async def test_a_file_that_is_mended_counts_again(file: TokenFile) -> None:
     file.path.chmod(0o600)
     file.revoke(record.id)
     await tokens.refresh()
+    assert accepted(tokens, token) is None
+
+
+async def test_who_asks_for_a_reload_and_goes_away_keeps_no_revoked_token_alive(file: TokenFile) -> None:
+    record, token = file.new("acme", "ci")
+    tokens = Tokens(LOCAL_TOKEN, file)
+    file.revoke(record.id)
+    asked = asyncio.create_task(tokens.reload())
+    await asyncio.sleep(0)
+    asked.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asked
+    await tokens.refresh()
+    assert accepted(tokens, token) is None
+
+
+async def test_a_reading_that_takes_long_does_not_undo_a_later_one(
+    file: TokenFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record, token = file.new("acme", "ci")
+    tokens = Tokens(LOCAL_TOKEN, file)
+    file.new("acme", "other")
+    has_read, may_go_on, read = threading.Event(), threading.Event(), file.read
+
+    def slow_read() -> tuple[TokenRecord, ...]:
+        found = read()
+        has_read.set()
+        may_go_on.wait()
+        return found
+
+    monkeypatch.setattr(file, "read", slow_read)
+    slow = asyncio.create_task(tokens.refresh())
+    await asyncio.to_thread(has_read.wait)
+    monkeypatch.setattr(file, "read", read)
+    file.revoke(record.id)
+    later = asyncio.create_task(tokens.reload())
+    await asyncio.sleep(0)
+    may_go_on.set()
+    await asyncio.gather(slow, later)
     assert accepted(tokens, token) is None
 
 

@@ -191,30 +191,24 @@ async def test_who_asks_for_a_reload_and_goes_away_keeps_no_revoked_token_alive(
     assert accepted(tokens, token) is None
 
 
-async def test_a_reading_that_takes_long_does_not_undo_a_later_one(
+async def test_readings_take_turns_so_that_an_earlier_one_has_not_the_last_word(
     file: TokenFile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    record, token = file.new("acme", "ci")
     tokens = Tokens(LOCAL_TOKEN, file)
-    file.new("acme", "other")
-    has_read, may_go_on, read = threading.Event(), threading.Event(), file.read
+    at_work: list[int] = []
+    together: list[int] = []
+    read = file.read
 
     def slow_read() -> tuple[TokenRecord, ...]:
-        found = read()
-        has_read.set()
-        may_go_on.wait()
-        return found
+        at_work.append(1)
+        threading.Event().wait(0.01)  # time enough for another to come
+        together.append(len(at_work))
+        at_work.pop()
+        return read()
 
     monkeypatch.setattr(file, "read", slow_read)
-    slow = asyncio.create_task(tokens.refresh())
-    await asyncio.to_thread(has_read.wait)
-    monkeypatch.setattr(file, "read", read)
-    file.revoke(record.id)
-    later = asyncio.create_task(tokens.reload())
-    await asyncio.sleep(0)
-    may_go_on.set()
-    await asyncio.gather(slow, later)
-    assert accepted(tokens, token) is None
+    await asyncio.gather(*(tokens.reload() for _ in range(5)))
+    assert together == [1] * 5
 
 
 async def test_who_asks_for_a_reload_is_told_what_is_wrong(file: TokenFile) -> None:

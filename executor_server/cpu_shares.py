@@ -27,6 +27,7 @@ class _Sandbox:
 
     facts: SessionFacts
     executions: int = 0
+    share: float = 0.0
 
 
 class CpuShares(Observer):

@@ -1,0 +1,272 @@
+"""Bad input against the real thing: at the start of a daemon, at a reload while it serves, and in what clients ask."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from executor_api.v1 import admin_service_pb2 as admin_pb
+from executor_api.v1 import admin_service_pb2_grpc as admin_services
+from executor_client import (
+    AuthenticationError,
+    ExecutorClient,
+    ExecutorClientError,
+    InvalidRequest,
+    PolicyViolationError,
+)
+from executor_server.token_file import TokenFile
+from tests.support.backends import require
+from tests.support.daemon import Daemon, running_daemon
+from tests.support.polling import eventually
+
+EXIT_CONFIG, EXIT_PLACE = 3, 4
+GOOD = 'version = "{version}"\ndefault = "all"\n[profiles.all]\n'
+GIGABYTE = 2**30
+TIMEOUT_S = 60.0
+
+
+def _sparse(path: Path) -> None:
+    with path.open("wb") as file:
+        file.truncate(GIGABYTE)
+
+
+def _socket(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as bound:
+        bound.bind(str(path))
+
+
+def _text(text: str) -> Callable[[Path], object]:
+    return lambda path: path.write_text(text)
+
+
+# What is put in the place of the policy file, and what is said of it.
+BAD_FILES: dict[str, tuple[Callable[[Path], object], str]] = {
+    "missing": (lambda path: None, "can't be read: No such file or directory"),
+    "a link to nothing": (lambda path: path.symlink_to("/nowhere"), "can't be read: No such file or directory"),
+    "a link to itself": (lambda path: path.symlink_to(path), "can't be read: Too many levels of symbolic links"),
+    "unreadable": (lambda path: path.symlink_to("/proc/1/mem"), "can't be read: "),
+    "a directory": (lambda path: path.mkdir(), "is not a regular file"),
+    "a pipe": (os.mkfifo, "is not a regular file"),
+    "a socket": (_socket, "can't be read: "),
+    "a device without end": (lambda path: path.symlink_to("/dev/zero"), "is not a regular file"),
+    "a gigabyte": (_sparse, "is larger than 1,048,576 bytes"),
+    "not TOML": (_text("[profiles"), "is not TOML"),
+    "not text": (lambda path: path.write_bytes(b"\xff\xfe\0"), "is not TOML"),
+    "half of one": (_text(GOOD.format(version="half")[:-5]), "is not TOML"),
+    "empty": (_text(""), "profiles: is missing"),
+    "nested deeply": (_text("a = " + "[" * 100_000), "is nested too deeply"),
+    "a default over its ceiling": (
+        _text(GOOD.format(version="c") + "limits.default.wall_time_s = 90\nlimits.max.wall_time_s = 60"),
+        "profiles.all.limits.default.wall_time_s: must be at most 60",
+    ),
+    "a profile that extends itself": (
+        _text(GOOD.format(version="c") + 'extends = "all"'),
+        "profiles.all.extends: goes round in a circle: all → all",
+    ),
+    "an unknown key": (_text(GOOD.format(version="c") + "imprts.allowed = []"), "profiles.all.imprts: no such key"),
+    "a network": (_text(GOOD.format(version="c") + 'sandbox.network = ["a.b"]'), "could not be enforced yet"),
+}
+# Each takes a process of its own, so not all of them.
+AT_START = (
+    "missing",
+    "a link to itself",
+    "a directory",
+    "a pipe",
+    "a gigabyte",
+    "not TOML",
+    "a default over its ceiling",
+)
+
+
+@dataclass(frozen=True)
+class Served:
+    """A daemon, and the file of its policy."""
+
+    daemon: Daemon
+    policy_path: Path
+
+    def remove_policy(self) -> None:
+        if self.policy_path.is_dir():
+            self.policy_path.rmdir()
+        else:
+            self.policy_path.unlink(missing_ok=True)
+
+    def reload(self) -> str:
+        """What is said against it; nothing when it is in force."""
+        with grpc.insecure_channel(self.daemon.address) as channel:
+            stub = admin_services.AdminServiceStub(channel)
+            metadata = (("authorization", f"Bearer {self.daemon.token}"),)
+            try:
+                stub.Reload(admin_pb.ReloadRequest(), metadata=metadata, timeout=TIMEOUT_S)
+            except grpc.RpcError as refused:
+                return str(refused.details())
+        return ""
+
+    def events(self, event: str) -> list[dict[str, Any]]:
+        lines = (json.loads(line) for line in self.daemon.log.read_text().splitlines() if line.startswith("{"))
+        return [line for line in lines if line["event"] == event]
+
+    def version(self) -> str:
+        with self.daemon.client() as client:
+            return client.get_policy().policy.version
+
+
+def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """`executor-server`, to its end."""
+    command = [sys.executable, "-m", "executor_server", *arguments]
+    variables = {**os.environ, **environment}
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, env=variables)
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[Served]:
+    require("local")
+    directory = Path(tempfile.mkdtemp(prefix="b-"))
+    policy_path = directory / "policy.toml"
+    policy_path.write_text(GOOD.format(version="first"))
+    (directory / "executor.toml").write_text(
+        f'[policy]\nfile = "{policy_path}"\nwatch_interval_s = 0.1\n[pool]\nsize = 0\n'
+    )
+    with running_daemon(directory, "--config", str(directory / "executor.toml")) as daemon:
+        yield Served(daemon, policy_path)
+    shutil.rmtree(directory)
+
+
+# -- the policy file
+
+
+@pytest.mark.parametrize("what", AT_START)
+def test_a_daemon_does_not_start_with_a_policy_that_it_cannot_use(what: str, tmp_path: Path) -> None:
+    make, said = BAD_FILES[what]
+    make(tmp_path / "p")
+    config = tmp_path / "executor.toml"
+    config.write_text(f'policy.file = "{tmp_path}/p"\n[server]\nlisten = ["unix:{tmp_path}/x"]\n')
+    ended = run("serve", "--config", str(config), EXECUTOR_STATE_DIR=str(tmp_path / "s"))
+    assert (ended.returncode, ended.stdout) == (EXIT_CONFIG, "")
+    assert said in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+@pytest.mark.parametrize("what", BAD_FILES)
+def test_a_policy_that_cannot_be_used_changes_nothing_and_is_complained_of(served: Served, what: str) -> None:
+    make, said = BAD_FILES[what]
+    complaints = len(served.events("policy_refused"))
+    served.remove_policy()
+    make(served.policy_path)
+    try:
+        assert said in served.reload()
+        assert len(served.events("policy_refused")) > complaints
+        assert served.version() == "first"
+    finally:
+        served.remove_policy()
+        served.policy_path.write_text(GOOD.format(version="first"))
+
+
+def test_a_file_that_is_written_slowly_is_taken_when_it_is_whole(served: Served) -> None:
+    """Each of its parts is a policy, and one under which less is refused."""
+    changes = len(served.events("policy_changed"))
+    with served.policy_path.open("w") as file:
+        for line in (*GOOD.format(version="slow").splitlines(keepends=True), 'imports.denied = ["os"]\n'):
+            file.write(line)
+            file.flush()
+            os.fsync(file.fileno())
+            served.daemon.process.send_signal(signal.SIGHUP)
+    assert eventually(lambda: served.version() == "slow")
+    served.policy_path.write_text(GOOD.format(version="first"))
+    assert eventually(lambda: served.version() == "first")
+    assert len(served.events("policy_changed")) - changes == 2
+
+
+def test_a_storm_of_signals_costs_no_call(served: Served) -> None:
+    with served.daemon.client(reconnect_timeout_s=0.0) as client, client.create_session() as session:
+        for number in range(500):
+            served.daemon.process.send_signal(signal.SIGHUP)
+            if number % 100 == 0:
+                assert session.execute("1 + 1").output == 2
+
+
+# -- what clients ask for
+
+
+@pytest.mark.parametrize(
+    ("asked", "error", "said"),
+    [
+        ({"limits": {"memory_bytes": 10**18}}, PolicyViolationError, "limits.memory_bytes"),
+        ({"limits": {"memory_bytes": 2**64 - 1}}, PolicyViolationError, "limits.memory_bytes"),
+        ({"limits": {"wall_time_s": -1.0}}, InvalidRequest, "limits.wall_time_s must be a finite number above 0"),
+        ({"limits": {"wall_time_s": 0.0}}, InvalidRequest, "limits.wall_time_s must be a finite number above 0"),
+        ({"limits": {"wall_time_s": float("nan")}}, InvalidRequest, "limits.wall_time_s must be a finite number"),
+        ({"limits": {"wall_time_s": float("inf")}}, InvalidRequest, "limits.wall_time_s must be a finite number"),
+        ({"limits": {"wall_time_s": 1e308}}, PolicyViolationError, "limits.wall_time_s"),
+        ({"limits": {"operations": 0}}, InvalidRequest, "limits.operations must be a finite number above 0"),
+        ({"authorized_imports": ["a"] * 10**6}, InvalidRequest, "authorized_imports has more than 256 patterns"),
+        ({"authorized_imports": ["a" * 10**6]}, InvalidRequest, "authorized_imports[0] must be"),
+        ({"image": "nope"}, InvalidRequest, "no such image; there are base"),
+        ({"image": "../../etc"}, InvalidRequest, "no such image; there are base"),
+    ],
+)
+def test_a_request_that_means_nothing_or_too_much_is_refused(
+    served: Served, asked: dict[str, Any], error: type[ExecutorClientError], said: str
+) -> None:
+    with served.daemon.client() as client, pytest.raises(error) as refused:
+        client.create_session(**asked)
+    assert said in str(refused.value)
+
+
+# -- tokens
+
+
+def answers(daemon: Daemon, token: str) -> bool:
+    try:
+        with ExecutorClient(daemon.address, token=token) as client:
+            client.get_policy()
+    except AuthenticationError:
+        return False
+    return True
+
+
+def test_a_token_of_another_length_or_expired_is_nobodys(served: Served) -> None:
+    file = TokenFile(served.daemon.state_dir / "tokens.json")
+    _, expired = file.new("a", "expired", expire_time=datetime.now(UTC) - timedelta(seconds=1))
+    _, good = file.new("a", "good")
+    assert eventually(partial(answers, served.daemon, good))
+    for wrong in (expired, good[:-1], good + "A", good * 2, good[:17] + expired[17:], "ret_", "A", "A" * 8000):
+        assert not answers(served.daemon, wrong)
+
+
+def test_a_file_of_tokens_that_others_can_read_is_refused_and_the_tokens_before_stay(served: Served) -> None:
+    file = TokenFile(served.daemon.state_dir / "tokens.json")
+    _, before = file.new("a", "before")
+    assert eventually(partial(answers, served.daemon, before))
+    file.path.chmod(0o644)
+    try:
+        assert eventually(lambda: bool(served.events("token_file_refused")))
+        assert "chmod 600" in served.reload()
+        assert answers(served.daemon, before)
+    finally:
+        file.path.chmod(0o600)
+
+
+def test_a_daemon_does_not_start_with_a_file_of_tokens_that_others_can_read(tmp_path: Path) -> None:
+    TokenFile(tmp_path / "tokens.json").new("a", "b")
+    (tmp_path / "tokens.json").chmod(0o604)
+    config = tmp_path / "executor.toml"
+    config.write_text(f'server.token_file = "{tmp_path}/tokens.json"\nserver.listen = ["unix:{tmp_path}/x"]\n')
+    ended = run("serve", "--config", str(config), EXECUTOR_STATE_DIR=str(tmp_path / "s"))
+    assert (ended.returncode, ended.stdout) == (EXIT_PLACE, "")
+    assert "can be read or written by other users; run: chmod 600" in ended.stderr

@@ -143,7 +143,7 @@ class Quotas(Observer):
         self,
         quotas_of: Callable[[str], QuotasTable],
         store: UsageStore | None = None,
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] | None = None,
         processors: int | None = os.cpu_count(),
     ) -> None:
         """`quotas_of` is asked each time, so that another policy counts at once; `clock` is Unix time.
@@ -152,7 +152,7 @@ class Quotas(Observer):
         """
         self._quotas_of = quotas_of
         self._store = store
-        self._clock = clock
+        self._clock = clock = clock or _steady_clock()
         self._processors = processors or 1
         self._tenants: dict[str, _Tenant] = {}
         self._forgot_s = clock()
@@ -342,6 +342,12 @@ def _once(give_back: Callable[[], None]) -> Callable[[], None]:
             each()
 
     return give_back_once
+
+
+def _steady_clock() -> Callable[[], float]:
+    """Unix time as it is now, and evenly on: setting the host's clock neither forgives what was used nor locks out."""
+    ahead_s = time.time() - time.monotonic()
+    return lambda: ahead_s + time.monotonic()
 
 
 def _minute(now_s: float) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import sqlite3
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -196,7 +197,7 @@ def test_creations_of_a_minute_are_limited_and_the_refusal_says_until_when(clock
 def test_who_has_used_the_quota_of_an_hour_waits_until_it_is_over(
     clock: Clock, limits: dict[str, float], result: Result, message: str
 ) -> None:
-    quotas = quotas_with(clock, **limits)
+    quotas = quotas_with(clock, None, **limits)
     run(quotas, result)
     refused = refusal(lambda: quotas.reserve_execution(facts(), "e2", LIMITS))
     assert message in refused.message
@@ -217,6 +218,17 @@ def test_an_execution_that_its_session_took_along_counts_with_what_it_can_have_u
     quotas.execution_ended(facts(), "runs", UNACCOUNTED, 7.0)
     quotas.execution_ended(facts(), "waits", UNACCOUNTED, 7.0)
     assert quotas.use_of("t").cpu_time_s_in_last_hour == 14.0  # on both of two processors
+
+
+def test_an_execution_that_its_session_took_along_counts_with_the_output_that_came(clock: Clock) -> None:
+    quotas = quotas_with(clock)
+    quotas.session_created(facts(), 0.0)
+    quotas.execution_started(facts(), "e")
+    clock.now_s += 3
+    quotas.execution_ended(facts(), "e", replace(UNACCOUNTED, usage=Usage(output_bytes=5)), 3.0)
+    use = quotas.use_of("t")
+    assert use.output_bytes_in_last_hour == 5
+    assert use.cpu_time_s_in_last_hour == pytest.approx(6.0)
 
 
 def test_what_it_can_have_used_is_at_most_its_limit(clock: Clock) -> None:
@@ -256,6 +268,20 @@ def test_a_clock_that_is_set_back_forgives_nothing(clock: Clock) -> None:
     clock.now_s -= 7200
     run(quotas, used(cpu_time_s=6.0))
     refusal(lambda: quotas.reserve_execution(facts(), "e2", LIMITS))
+
+
+def test_setting_the_hosts_clock_neither_forgives_nor_locks_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    quotas = Quotas(lambda _: QuotasTable(creations_per_minute=2))
+    quotas.reserve_session("t")()
+    set_back_s = time.time() - 86_400
+    monkeypatch.setattr(time, "time", lambda: set_back_s)
+    quotas.reserve_session("t")()
+    refused = refusal(lambda: quotas.reserve_session("t"))
+    assert refused.retry_after_s is not None
+    assert refused.retry_after_s <= 62
+    set_forward_s = set_back_s + 2 * 86_400
+    monkeypatch.setattr(time, "time", lambda: set_forward_s)
+    refusal(lambda: quotas.reserve_session("t"))
 
 
 def test_tenants_that_use_nothing_are_forgotten(clock: Clock) -> None:

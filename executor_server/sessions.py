@@ -140,7 +140,7 @@ class SessionManager:
             self._watch.observer.session_created(session.facts, time.monotonic() - started)
         finally:
             give_back()
-        if self._follow_policy(session) == "ended":  # another has come into force since it was approved
+        if self._follow_policy(session, is_new=True) == "ended":  # another has come into force since it was approved
             message = "the policy has changed while the session was made; ask again"
             raise Unavailable(Reason.BACKEND_UNAVAILABLE, message, _RETRY_AFTER_S)
         _log.info(
@@ -298,13 +298,16 @@ class SessionManager:
         del done[""]
         return done
 
-    def _follow_policy(self, session: Session) -> str:
-        """What was done with it; nothing when there is nothing to be done."""
+    def _follow_policy(self, session: Session, *, is_new: bool = False) -> str:
+        """What was done with it; nothing when there is nothing to be done.
+
+        A new session has nothing to keep: many may have waited to be made, and none gets what is not granted any more.
+        """
         policy = self._policy
         if policy is None or session.spec.policy.fingerprint == policy.fingerprint or session.state == "lost":
             return ""
         on_reload = policy.on_reload(session.owner, session.spec)
-        if on_reload == "keep":
+        if on_reload == "keep" and not is_new:
             return "kept"
         if on_reload == "end" and policy.profile_name(session.owner.tenant) is not None:
             return self._end_by_policy(session, "the policy has changed, and ends the sessions of the one before")

@@ -8,6 +8,7 @@ import tarfile
 import tempfile
 import uuid
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -39,6 +40,7 @@ audit.code = "full"
 files = {{ max_put_bytes = 30_000, max_puts = 2, max_get_bytes = 5_000 }}
 limits.execution_max = {{ wall_time_s = {wall_time_s}, operations = 1_000_000 }}
 [profiles.free]
+limits.execution_max.wall_time_s = {wall_time_s}
 [tenants.held]
 profile = "held"
 [tenants.free]
@@ -219,6 +221,21 @@ def test_an_id_from_before_gives_nothing_that_the_new_policy_does_not(held: Held
     finally:
         held.call("DeleteSession", pb.DeleteSessionRequest(session_id=session_id))
         held.reload("1", 2)
+
+
+def test_a_session_on_its_way_gets_what_the_new_policy_grants(held: Held) -> None:
+    """Its profile keeps sessions as they were granted; this one is none yet."""
+    prelude = "import time\nfor _ in range(10): time.sleep(0.1)"
+    log = held.daemon.state_dir / "audit"
+    with ThreadPoolExecutor(1) as threads:
+        request = pb.CreateSessionRequest(request_id="on-its-way", prelude=prelude)
+        creation = threads.submit(held.call, "CreateSession", request, "free")
+        assert eventually(lambda: "on-its-way" in [each.get("request") for each in records(log)])
+        held.reload("3", 1.5)
+        session = creation.result().session
+    held.reload("1", 2)
+    held.call("DeleteSession", pb.DeleteSessionRequest(session_id=session.session_id), "free")
+    assert session.policy.version == "3"
 
 
 def reason_of(call: Callable[[], Any]) -> str:

@@ -110,10 +110,14 @@ async def _serve(config: Config) -> None:
         await backend.start()
 
         # Who watches. Quotas and the audit log are asked before something happens, the others told after it has.
-        metrics = Metrics(version=VERSION, backend=backend.name, methods=OWN_METHODS)
+        metrics = (
+            Metrics(version=VERSION, backend=backend.name, methods=OWN_METHODS)
+            if config.metrics.listen is not None
+            else None
+        )
         log = AuditLog(audit_files(config), audit_settings(config)) if config.audit.enabled else None
         trail = AuditTrail(log) if log is not None else None
-        news = _PolicyNews([metrics] if trail is None else [trail, metrics])
+        news = _PolicyNews([each for each in (trail, metrics) if each is not None])
         policies = PolicyStore(
             config.policy.file, partial(policy_of, config, backend), config.policy.watch_interval_s, news
         )
@@ -134,7 +138,8 @@ async def _serve(config: Config) -> None:
             stack.push_async_callback(tracing.close)
         shares = stack.enter_context(closing(CpuShares(lambda session, share: sessions.set_cpu_share(session, share))))
         observer = Observers([each for each in (quotas, trail, metrics, tracing, shares) if each is not None])
-        gate = TimedGate(Admission(quotas, FairQueue(config.sessions.creations), log), metrics)
+        admission = Admission(quotas, FairQueue(config.sessions.creations), log)
+        gate = admission if metrics is None else TimedGate(admission, metrics)
 
         pool = WarmPool(backend, pool_settings(config))
         stack.push_async_callback(pool.close)
@@ -148,7 +153,8 @@ async def _serve(config: Config) -> None:
         news.on_change(follow)
         if log is not None:
             log.on_failing(lambda: sessions.stop_executions(must_stop, STOPPED_TEXT))
-        around = [metering(metrics)] if tracing is None else [call_tracing(tracing), metering(metrics)]
+        around = [] if tracing is None else [call_tracing(tracing)]
+        around += [] if metrics is None else [metering(metrics)]
         admin = AdminService(
             sessions,
             quotas,
@@ -172,7 +178,7 @@ async def _serve(config: Config) -> None:
         stack.push_async_callback(sessions.close)
         # Recovered sessions end with this daemon, so all that can be wrong with its configuration comes before them.
         server.bind()
-        if config.metrics.listen is not None:
+        if metrics is not None and config.metrics.listen is not None:
             metrics.registry.register(SourcesCollector(metrics, _sources(sessions, pool, policies, quotas, log)))
             endpoint = MetricsEndpoint(metrics, config.metrics.listen)
             stack.push_async_callback(endpoint.close)

@@ -47,6 +47,9 @@ class RequestedLimits:
     session_operations: int | None = None
 
 
+LIMIT_NAMES = tuple(each.name for each in fields(RequestedLimits))
+
+
 @dataclass(frozen=True)
 class RequestedSession:
     """A session as a client asks for it; an empty image or backend means the default."""
@@ -88,8 +91,8 @@ def check_request(request: RequestedSession) -> None:
 
 def check_limits(requested: RequestedLimits) -> None:
     """Raises InvalidRequest for the first limit that means nothing."""
-    for each in fields(requested):
-        name, value = each.name, getattr(requested, each.name)
+    for name in LIMIT_NAMES:
+        value = getattr(requested, name)
         if value is None:
             continue
         if isinstance(value, int) and value > MAX_NUMBER:  # before anything prints it

@@ -12,18 +12,19 @@ from dataclasses import fields
 from executor_server.errors import PolicyViolation, Violation
 from executor_server.model import ExecutionLimits, SessionSpec, ToolSpec
 from executor_server.refusals import above_ceiling, not_allowed, rule_of
-from executor_server.requested import RequestedLimits, check_limits, invalid
+from executor_server.requested import LIMIT_NAMES, RequestedLimits, check_limits, invalid
 
 _EXECUTION_LIMIT_NAMES = tuple(each.name for each in fields(ExecutionLimits))
+_SESSION_LIMIT_NAMES = tuple(name for name in LIMIT_NAMES if name not in _EXECUTION_LIMIT_NAMES)
 
 
 def execution_limits(spec: SessionSpec, requested: RequestedLimits) -> ExecutionLimits:
     """The limits of one execution. Raises InvalidRequest, PolicyViolation."""
     check_limits(requested)
-    for each in fields(requested):
-        if each.name not in _EXECUTION_LIMIT_NAMES and getattr(requested, each.name) is not None:
+    for name in _SESSION_LIMIT_NAMES:
+        if getattr(requested, name) is not None:
             allowed = ", ".join(_EXECUTION_LIMIT_NAMES)
-            raise invalid(f"limits.{each.name}", f"can't be set for one execution; {allowed} can")
+            raise invalid(f"limits.{name}", f"can't be set for one execution; {allowed} can")
     chosen, violations = {}, []
     for name in _EXECUTION_LIMIT_NAMES:
         value, ceiling = getattr(requested, name), getattr(spec.execution_max, name)

@@ -279,8 +279,10 @@ class Quotas(Observer):
         cpu_time_s = min(cpu_time_s, _MAX_CPU_TIME_S)
         output_bytes = min(output_bytes, _MAX_OUTPUT_BYTES)
         used = self._add_use(tenant, cpu_time_s, output_bytes, self._clock())
+        if self._store is None:
+            return
         self._unwritten[tenant, used.minute] = used
-        if self._store is not None and self._writing is None:
+        if self._writing is None:
             self._writing = asyncio.get_running_loop().call_later(WRITE_INTERVAL_S, self._write)
 
     def _add_use(self, tenant: str, cpu_time_s: float, output_bytes: int, now_s: float) -> MinuteUse:
@@ -290,9 +292,12 @@ class Quotas(Observer):
         return MinuteUse(tenant, minute, cpu_sum_s, int(output_sum))
 
     def _write(self) -> None:
-        """What could not be written is tried again with what follows."""
+        """What could not be written is tried again with what follows, for as long as it counts."""
         self._writing = None
-        if self._store is not None and self._store.write(list(self._unwritten.values()), _minute(self._clock()) - 60):
+        oldest = _minute(self._clock()) - 60
+        for key in [key for key in self._unwritten if key[1] < oldest]:
+            del self._unwritten[key]
+        if self._store is not None and self._store.write(list(self._unwritten.values()), oldest):
             self._unwritten.clear()
 
     def _tenant(self, name: str) -> _Tenant:

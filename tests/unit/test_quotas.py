@@ -6,7 +6,7 @@ import asyncio
 import copy
 import sqlite3
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -341,6 +341,24 @@ async def test_a_daemon_that_stops_writes_down_the_last_second(path: Path, store
     run(quotas, used(cpu_time_s=6.0))
     quotas.close()
     assert store.load(0) == [MinuteUse("t", int(NOON_S // 60), 6.0, 0)]
+
+
+async def test_what_a_disk_that_fails_does_not_take_is_kept_no_longer_than_it_counts(
+    store: UsageStore, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    quotas, tried = quotas_with(clock, store), list[int]()
+
+    def fails(used: Sequence[MinuteUse], from_minute: int) -> bool:
+        tried.append(len(used))
+        return False
+
+    monkeypatch.setattr(store, "write", fails)
+    for _ in range(180):
+        quotas._charge("t", 1.0, 1)
+        quotas._write()
+        clock.now_s += 60
+    quotas.close()
+    assert max(tried) <= 61
 
 
 async def test_what_is_older_than_an_hour_is_let_go_of(store: UsageStore, clock: Clock) -> None:

@@ -126,6 +126,14 @@ class SessionManager:
         # A caller that goes away leaves the creation to go on: repeating the request finds the session.
         return await asyncio.shield(creation)
 
+    async def created(self, principal: Principal, request_id: str) -> Session | None:
+        """The session that this request has made or is making; None when it is a new one. Raises as `create`.
+
+        To be asked before a request is judged: what was granted once is answered, whatever has changed since.
+        """
+        creation = self._requests.get((principal.tenant, request_id))
+        return None if creation is None else await asyncio.shield(creation)
+
     def _settle_request(self, key: tuple[str, str], creation: asyncio.Future[Session]) -> None:
         self._reserved -= 1
         if creation.cancelled() or creation.exception() is not None:

@@ -45,8 +45,10 @@ class ExecutorService(service_grpc.ExecutorServiceServicer):
     ) -> service_pb.CreateSessionResponse:
         principal = current_principal.get()
         request_id = checks.identifier(request.request_id, "request_id")
-        spec = self._policy().decide(principal, convert.requested_session_from(request))
-        session = await self._sessions.create(principal, SessionRequest(request_id=request_id, spec=spec))
+        session = await self._sessions.created(principal, request_id)
+        if session is None:
+            spec = self._policy().decide(principal, convert.requested_session_from(request))
+            session = await self._sessions.create(principal, SessionRequest(request_id=request_id, spec=spec))
         return service_pb.CreateSessionResponse(session=convert.session_to(session))
 
     async def GetSession(

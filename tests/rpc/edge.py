@@ -155,6 +155,9 @@ class FakeSessions:
             raise self.raises
         return self.sessions.setdefault(request.request_id, FakeSession(request.request_id, principal, request.spec))
 
+    async def created(self, principal: Principal, request_id: str) -> FakeSession | None:
+        return None
+
     def get(self, principal: Principal, session_id: str) -> FakeSession:
         session = self.sessions.get(session_id)
         if session is None or session.owner != principal:

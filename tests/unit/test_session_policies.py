@@ -269,3 +269,10 @@ async def test_what_is_killed_is_gone_whoever_owned_it(bench: Bench) -> None:
     assert not bench.backend.living
     with pytest.raises(NotFound):
         await bench.manager.kill(session.session_id)
+
+
+async def test_a_repeated_request_finds_its_session_whatever_the_policy_has_become(bench: Bench) -> None:
+    session = await bench.create("r")
+    assert await bench.manager.created(OWNER, "r") is session
+    assert await bench.manager.created(OWNER, "another") is None
+    assert await bench.manager.created(Principal("other", "name"), "r") is None

@@ -247,6 +247,22 @@ async def test_a_known_sandbox_that_has_died_is_removed_and_not_taken_over(state
         assert _sandboxes_on_disk(state_dir) == []
 
 
+async def test_a_sandbox_that_a_killed_daemon_was_making_is_removed_with_its_group(
+    state_dir: Path, orphan: Orphan
+) -> None:
+    """It has a directory, and no record that names the group."""
+    if not orphan.cgroups:
+        pytest.skip("this host has no control groups")
+    name, half_made = orphan.cgroups[0].name.rpartition("-")[0], "f" * 16
+    (state_dir / "sandboxes" / half_made).mkdir()
+    group = orphan.cgroups[0].with_name(f"{name}-{half_made}")
+    group.mkdir()
+    async with _started(state_dir) as backend:
+        await backend.adopt(())
+        assert not group.exists()
+        assert _sandboxes_on_disk(state_dir) == []
+
+
 @as_root
 async def test_the_user_of_an_adopted_sandbox_is_nobody_elses(state_dir: Path, orphan: Orphan) -> None:
     """In a container there may be few users; here there are two, besides the examination's."""

@@ -227,11 +227,12 @@ class LocalBackend:
 
     async def _remove(self, means: _Means, sandboxes: Sequence[LocalSandbox]) -> int:
         """Destroys these, and the control groups of none; says how many. Tries all before it raises SandboxFailure."""
+        deadline = asyncio.get_running_loop().time() + _SWEEP_TIMEOUT_S
+        results = await asyncio.gather(*(sandbox.destroy() for sandbox in sandboxes), return_exceptions=True)
+        # After them: what a killed daemon was making may have a group that no record of it names yet.
         living = {sandbox.sandbox_id for sandbox in self._live}
         groups = means.kit.leftover_cgroups(means.directory.daemon_id, living)
-        deadline = asyncio.get_running_loop().time() + _SWEEP_TIMEOUT_S
-        removals = (*(sandbox.destroy() for sandbox in sandboxes), *(group.remove(deadline) for group in groups))
-        results = await asyncio.gather(*removals, return_exceptions=True)
+        results += await asyncio.gather(*(group.remove(deadline) for group in groups), return_exceptions=True)
         failures = [result for result in results if isinstance(result, BaseException)]
         for failure in failures:
             _log.warning("sandbox_left_over", error=str(failure))

@@ -28,6 +28,7 @@ from executor_server.guest.frames import (
     encode_prefix,
 )
 from executor_server.guest.tokens import CHAIN_LENGTH, chained
+from executor_server.reading_shares import ReadingShares
 
 # For a guest to answer the first frame: an interpreter starts within a tenth of that, even on a loaded host.
 READY_TIME_S = 30.0
@@ -87,6 +88,10 @@ class GuestChannel(asyncio.Protocol):
         self._writable = True
         self._room = asyncio.Event()
         self._room.set()
+        self._held = False  # by its owner, who has no room for more
+        self._rests = False  # since its tenant has had its share
+        self._shares: ReadingShares | None = None
+        self._tenant = ""
         self._closing = False
         self.violated = False  # what came was not of the protocol
         self.info: GuestInfo | None = None
@@ -98,6 +103,10 @@ class GuestChannel(asyncio.Protocol):
     def go_on_after(self, taken_seq: int) -> None:
         """Before the first connection: how far earlier daemons took the guest's frames and remember them."""
         self._last_seq = taken_seq
+
+    def share_reading(self, shares: ReadingShares, tenant: str) -> None:
+        """From here on, what it reads counts for the tenant."""
+        self._shares, self._tenant = shares, tenant
 
     # -- connecting ----------------------------------------------------------------------------------------------
 
@@ -199,6 +208,8 @@ class GuestChannel(asyncio.Protocol):
         self._unacknowledged_bytes += len(data)
         if self._unacknowledged_bytes > _ACK_BYTES:
             self._say(Kind.ACK)
+        if self._shares is not None:
+            self._shares.note(self._tenant, self, len(data), self.last_heard_s)
 
     def _take(self, frame: Frame) -> None:
         self._acknowledge(frame.ack)
@@ -229,12 +240,31 @@ class GuestChannel(asyncio.Protocol):
 
     def pause_reading(self) -> None:
         """Takes nothing more for now: the guest will hold its program back."""
-        if self._transport is not None and self._transport.is_reading():
-            self._transport.pause_reading()
+        self._held = True
+        self._update_reading()
 
     def resume_reading(self) -> None:
-        if self._transport is not None and not self._transport.is_reading():
+        self._held = False
+        self._update_reading()
+
+    def rest(self) -> None:
+        """The same, until `go_on`, and whatever the owner wants."""
+        self._rests = True
+        self._update_reading()
+
+    def go_on(self) -> None:
+        self._rests = False
+        self._update_reading()
+
+    def _update_reading(self) -> None:
+        if self._transport is None or self._transport.is_closing():
+            return
+        # What the guest answers first is read in any case, or it would not count as there.
+        reads = not (self._rests or (self._held and self._greeted))
+        if reads and not self._transport.is_reading():
             self._transport.resume_reading()
+        elif not reads and self._transport.is_reading():
+            self._transport.pause_reading()
 
     # -- sending -------------------------------------------------------------------------------------------------
 

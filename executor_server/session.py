@@ -19,6 +19,7 @@ from executor_server.errors import PreconditionFailed, Reason, SandboxFailure
 from executor_server.guest.frames import Frame, Kind
 from executor_server.guest_channel import GuestChannel
 from executor_server.model import ErrorDetail, Outcome, SessionSpec
+from executor_server.reading_shares import ReadingShares
 from executor_server.registry import Registry, SessionRecord, SessionUse
 from executor_server.session_executions import SessionExecutions, facts_of
 from executor_server.session_requests import SessionSettings, Watch
@@ -152,6 +153,10 @@ class Session(SessionExecutions):
         self.touch()
 
     # -- steering -----------------------------------------------------------------------------------------------
+
+    def share_reading(self, shares: ReadingShares) -> None:
+        """From here on, what its guest sends counts for its owner."""
+        self._channel.share_reading(shares, self.owner.tenant)
 
     def set_cpu_share(self, share: float) -> None:
         """The part of a whole sandbox's share of the processors that this one is to have."""

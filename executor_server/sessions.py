@@ -32,6 +32,7 @@ from executor_server.observer import SessionEnd
 from executor_server.operations import VariablesReply
 from executor_server.policy import Policy
 from executor_server.pool import ReadySandbox, WarmPool
+from executor_server.reading_shares import ReadingShares
 from executor_server.registry import Registry, RegistryError, SessionRecord
 from executor_server.session import Session
 from executor_server.session_recovery import recover_sessions
@@ -80,6 +81,7 @@ class SessionManager:
         self._stopping = False
         self._sweeper: asyncio.Task[None] | None = None
         self._noted_use_s = time.monotonic()
+        self._reading = ReadingShares()
 
     async def recover(self) -> None:
         """Brings back the sessions of an earlier daemon; those whose time is over end at once.
@@ -91,6 +93,7 @@ class SessionManager:
         await self._end_expired()
 
     def _add_recovered(self, session: Session) -> None:
+        session.share_reading(self._reading)
         tenant = session.owner.tenant
         self._sessions[tenant, session.session_id] = session
         request = self._requests[tenant, session.record.request_id] = asyncio.get_running_loop().create_future()
@@ -167,6 +170,7 @@ class SessionManager:
             ready = await self._take_sandbox(principal.tenant, request.spec.sandbox)
             record = self._record(principal, request, ready)
             session = Session(record, ready.sandbox, ready.channel, self._registry, self._settings, self._watch)
+            session.share_reading(self._reading)
             self._in_set_up.add(session)
             try:
                 session.begin()
@@ -405,3 +409,4 @@ class SessionManager:
             self._remove(session)
         begun = list(self._endings)
         await asyncio.gather(*begun, *(self._ending(session, SessionEnd.STOPPED) for session in sessions))
+        self._reading.close()

@@ -2,14 +2,15 @@
 
 Two tenants, each with its own token. `quiet` executes one line in a session, again and again, then makes sessions for
 one line each. `flood` (benchmarks/flood.py) does one kind of thing as much as it can, then all kinds at once, held to
-quotas that a team who runs such a daemon for many would set. The last figures show what these buy: the same flood by a
-tenant without quotas.
+what a team who runs such a daemon for many would set: quotas, of which the one of executions and the processors that
+each may use leave half of the host to others. The last figures show what these buy: the same flood without them.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -35,11 +36,15 @@ QUOTAS = {
     "calls_per_second": 100,
 }
 """Of the tenant that floods."""
+CPUS = (os.cpu_count() or 1) / 2 / QUOTAS["executions"]
+"""Of each of its sandboxes."""
 _POLICY = f"""
 default = "open"
 [profiles.open]
 [profiles.limited.quotas]
 {"".join(f"{name} = {value}{chr(10)}" for name, value in QUOTAS.items())}
+[profiles.limited.limits]
+cpus = {float(CPUS)}
 [tenants.flood]
 profile = "limited"
 """

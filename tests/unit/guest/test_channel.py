@@ -354,6 +354,30 @@ async def test_the_guest_is_full_until_the_daemon_has_taken_enough(both: Both) -
     assert await eventually_async(lambda: not both.guest.full), "the daemon acknowledges by itself"
 
 
+async def test_a_channel_that_rests_goes_on_only_when_its_owner_wants_that_too(both: Both) -> None:
+    end = both.daemon()
+    await end.channel.connect()
+    end.channel.rest()
+    end.channel.pause_reading()
+    both.guest.send(Kind.BLOB_CHUNK, {"id": "e", "blob": "g"}, b"x")
+    end.channel.go_on()
+    assert not await eventually_async(lambda: end.frames, timeout_s=0.1)
+    end.channel.resume_reading()
+    assert await end.got(1)
+
+
+async def test_a_channel_that_is_held_can_be_connected_again(both: Both) -> None:
+    end = both.daemon()
+    await end.channel.connect()
+    end.channel.pause_reading()
+    end.break_off()
+    assert await eventually_async(lambda: not end.channel.connected)
+    await end.channel.connect()
+    end.channel.resume_reading()
+    both.guest.send(Kind.BLOB_CHUNK, {"id": "e", "blob": "g"}, b"x")
+    assert await end.got(1)
+
+
 async def test_a_daemon_that_sends_much_waits_for_the_guest(both: Both) -> None:
     end = both.daemon()
     await end.channel.connect()

@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 import structlog
 
 from executor_server.backends.base import Backend
+from executor_server.creation_turns import CreationTurns
 from executor_server.errors import (
     ExecutorError,
     ImageNotReady,
@@ -67,6 +68,7 @@ class SessionManager:
         watch: Watch | None = None,
     ) -> None:
         self._watch = watch or Watch()
+        self._creation_turns = CreationTurns(self._watch.gate)
         self._policy: Policy | None = None  # that sessions are held to; None: whatever approved them
         self._backend = backend
         self._pool = pool
@@ -196,7 +198,7 @@ class SessionManager:
 
     async def _take_sandbox(self, tenant: str, spec: SandboxSpec) -> ReadySandbox:
         try:
-            return await self._pool.take(spec, lambda: self._watch.gate.creation_turn(tenant))
+            return await self._pool.take(spec, lambda: self._creation_turns.turn(tenant, spec))
         except ImageNotReady as failure:
             raise Unavailable(Reason.IMAGE_NOT_READY, str(failure), failure.retry_after_s) from failure
         except SandboxFailure as failure:

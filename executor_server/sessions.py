@@ -117,7 +117,8 @@ class SessionManager:
         creation = self._requests.get(key)
         if creation is None:
             if self.draining:
-                raise Unavailable(Reason.DRAINING, "the daemon takes no new sessions now")
+                why = "the daemon is about to stop" if self._stopping else "an administrator is draining the daemon"
+                raise Unavailable(Reason.DRAINING, f"{why}; it takes no new sessions")
             if len(self._sessions) + self._reserved >= self._settings.max_sessions:
                 raise ResourceExhausted(
                     Reason.TOO_MANY_SESSIONS,

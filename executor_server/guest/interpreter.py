@@ -68,6 +68,18 @@ def settle(config: Any) -> None:
         _limit(resource.RLIMIT_NPROC, config.processes)
 
 
+# Of data, for what is done between two programs: one that ran out of memory keeps all that it holds.
+_HEADROOM_BYTES = 2 * 1024 * 1024
+
+
+def _move_data_limit(by_bytes: int) -> None:
+    """A program may have moved its limit itself; then it is moved from there, as far as that can be done."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    if soft != resource.RLIM_INFINITY:
+        moved = max(soft + by_bytes, 0)
+        resource.setrlimit(resource.RLIMIT_DATA, (moved if hard == resource.RLIM_INFINITY else min(moved, hard), hard))
+
+
 def _limit(what: int, value: int, *, for_good: bool = True) -> None:
     _, hard = resource.getrlimit(what)
     bound = value if hard == resource.RLIM_INFINITY else min(value, hard)
@@ -259,7 +271,9 @@ class Interpreter:
         calls = {mark: lambda names=names: self._warn(names) for mark, names in marks.items()}
         self._meter.start(head.integer("operations"), calls, head.values["of_session"])
         self._referee.begin()
+        _move_data_limit(-_HEADROOM_BYTES)
         outcome, detail = self._run_agent_code(code, filename, source, spans)
+        _move_data_limit(_HEADROOM_BYTES)
         self._referee.end()
         operations = self._meter.finish()
         error = dumps(detail) if detail else b""

@@ -214,7 +214,8 @@ class ExecutorServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def RegisterTools(self, request, context):
-        """Replaces the host tools of a session. INVALID_ARGUMENT, PERMISSION_DENIED, NOT_FOUND, FAILED_PRECONDITION.
+        """Replaces the tools of a session. INVALID_ARGUMENT (also when a shipped tool can't be made in the sandbox, with the
+        reason; the tools before are then still in place), PERMISSION_DENIED, NOT_FOUND, FAILED_PRECONDITION.
         Waits for the executions ahead of it. Repeating is harmless.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

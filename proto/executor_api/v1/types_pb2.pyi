@@ -241,16 +241,38 @@ class Violations(_message.Message):
     def __init__(self, violations: _Optional[_Iterable[_Union[Violation, _Mapping]]] = ..., omitted: _Optional[int] = ...) -> None: ...
 
 class ToolSpec(_message.Message):
-    __slots__ = ("name", "description", "parameters", "is_final_answer")
+    __slots__ = ("name", "description", "parameters", "is_final_answer", "shipped")
     NAME_FIELD_NUMBER: _ClassVar[int]
     DESCRIPTION_FIELD_NUMBER: _ClassVar[int]
     PARAMETERS_FIELD_NUMBER: _ClassVar[int]
     IS_FINAL_ANSWER_FIELD_NUMBER: _ClassVar[int]
+    SHIPPED_FIELD_NUMBER: _ClassVar[int]
     name: str
     description: str
     parameters: _containers.RepeatedScalarFieldContainer[str]
     is_final_answer: bool
-    def __init__(self, name: _Optional[str] = ..., description: _Optional[str] = ..., parameters: _Optional[_Iterable[str]] = ..., is_final_answer: bool = ...) -> None: ...
+    shipped: ShippedTool
+    def __init__(self, name: _Optional[str] = ..., description: _Optional[str] = ..., parameters: _Optional[_Iterable[str]] = ..., is_final_answer: bool = ..., shipped: _Optional[_Union[ShippedTool, _Mapping]] = ...) -> None: ...
+
+class ShippedTool(_message.Message):
+    __slots__ = ("source", "value", "modules")
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    MODULES_FIELD_NUMBER: _ClassVar[int]
+    source: ToolSource
+    value: Payload
+    modules: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, source: _Optional[_Union[ToolSource, _Mapping]] = ..., value: _Optional[_Union[Payload, _Mapping]] = ..., modules: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class ToolSource(_message.Message):
+    __slots__ = ("text", "entry", "bindings")
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    ENTRY_FIELD_NUMBER: _ClassVar[int]
+    BINDINGS_FIELD_NUMBER: _ClassVar[int]
+    text: str
+    entry: str
+    bindings: Payload
+    def __init__(self, text: _Optional[str] = ..., entry: _Optional[str] = ..., bindings: _Optional[_Union[Payload, _Mapping]] = ...) -> None: ...
 
 class QueuedEvent(_message.Message):
     __slots__ = ("ahead",)

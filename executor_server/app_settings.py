@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import structlog
 
 from executor_server.audit import AuditSettings
@@ -20,8 +18,6 @@ from executor_server.rpc.peer_socket import PeerSocket
 from executor_server.rpc.server import ServerSettings, TlsFiles
 from executor_server.session_requests import SessionSettings
 from executor_server.state_dir import StateDir
-
-_AUDIT_DIRECTORY = "audit"
 
 _log = structlog.get_logger(__name__)
 
@@ -45,14 +41,10 @@ def policy_of(config: Config, backend: Backend, file: PolicyFile) -> Policy:
     return policy
 
 
-def audit_directory(config: Config) -> Path:
-    return config.audit.directory or config.server.state_dir / _AUDIT_DIRECTORY
-
-
 def audit_files(config: Config) -> AuditFiles:
     audit = config.audit
     return AuditFiles(
-        audit_directory(config),
+        config.audit_directory,
         max_file_bytes=audit.max_file_bytes,
         max_files=audit.max_files,
         anchor_after_sync=audit.sync == "always",

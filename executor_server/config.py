@@ -292,6 +292,10 @@ class Config(Section):
         default = (f"unix:{self.server.state_dir / 'executor.sock'}", DEFAULT_TCP_ADDRESS)
         return self.server.listen or default
 
+    @property
+    def audit_directory(self) -> Path:
+        return self.audit.directory or self.server.state_dir / "audit"
+
 
 def load(path: Path | None = None, overrides: Mapping[str, Mapping[str, object]] | None = None) -> Config:
     """The configuration in `path` (None: all defaults) with `overrides` on top. Raises ConfigError."""

@@ -78,7 +78,7 @@ def _moment(_context: click.Context, _option: click.Parameter, value: str | None
 @placed
 def verify_log(directory: Path | None, expected: Position | None, **options: Any) -> None:
     """Finds whatever was changed, removed, added or moved in the log in DIRECTORY (default: the daemon's)."""
-    place = directory or _configured_directory(**options)
+    place = directory or load_config(**options).audit_directory
     try:
         verdict = verify(place, expected)
     except OSError as error:
@@ -100,11 +100,6 @@ def verify_log(directory: Path | None, expected: Position | None, **options: Any
 
 def _safe(finding: Finding) -> str:
     return as_ascii(str(finding))[1:-1]
-
-
-def _configured_directory(**options: Any) -> Path:
-    config = load_config(**options)
-    return config.audit.directory or config.server.state_dir / "audit"
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -155,7 +150,7 @@ def show_log(
     **options: Any,
 ) -> None:
     """Shows what is in the log in DIRECTORY (default: the daemon's). Whether it is true, `audit verify` says."""
-    place = directory or _configured_directory(**options)
+    place = directory or load_config(**options).audit_directory
     wanted = _Wanted(tenant, session, kinds, since, until)
     try:
         lines: Iterable[str] = _shown(place, wanted, as_json=as_json)

@@ -101,6 +101,11 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
         load(tmp_path / "missing.toml")
 
 
+def test_the_audit_log_is_in_the_state_directory_unless_it_has_a_place_of_its_own(tmp_path: Path) -> None:
+    assert load(write(tmp_path, '[server]\nstate_dir = "/s"')).audit_directory == Path("/s/audit")
+    assert load(write(tmp_path, '[audit]\ndirectory = "/a"')).audit_directory == Path("/a")
+
+
 def test_the_command_line_wins_over_the_file(tmp_path: Path) -> None:
     path = write(tmp_path, '[server]\nlisten = ["127.0.0.1:1"]\nmax_concurrent_calls = 7')
     config = load(path, {"server": {"listen": ["127.0.0.1:2"]}})

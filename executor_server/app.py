@@ -147,7 +147,7 @@ async def _serve(config: Config) -> None:
 
         def follow(policy: Policy) -> None:
             # First the pool: from here on nobody gets a sandbox that the earlier policy approved.
-            pool.replace(policy.warm_sandboxes(config.pool))
+            pool.keep_ready(policy.warm_sandboxes(config.pool))
             sessions.follow(policy)
 
         news.on_change(follow)
@@ -186,7 +186,7 @@ async def _serve(config: Config) -> None:
         # And this before anything makes a sandbox: what no session of an earlier daemon owns is destroyed here.
         await sessions.recover()
         sessions.follow(policies.current)
-        await pool.start(policies.current.warm_sandboxes(config.pool))
+        pool.keep_ready(policies.current.warm_sandboxes(config.pool))
         await sessions.start()
         sweeper = HostSweeper(backend, config.sessions.host_sweep_interval_s)
         stack.push_async_callback(sweeper.close)

@@ -162,12 +162,11 @@ class WarmPool:
         self._logged: dict[SandboxSpec, PoolStats] = {}
         self._closed = False
 
-    async def start(self, kinds: Sequence[WarmSandboxes]) -> None:
-        """Begins to keep these ready, in the background."""
-        self.replace(kinds)
+    def keep_ready(self, kinds: Sequence[WarmSandboxes]) -> None:
+        """Keeps these ready from here on, in the background.
 
-    def replace(self, kinds: Sequence[WarmSandboxes]) -> None:
-        """Keeps these ready from here on. What was kept of others is discarded, and what is being made of them too."""
+        What was kept of others is discarded, and what is being made of them too.
+        """
         if self._closed:
             return
         wanted = {kind.spec: kind.size for kind in kinds}

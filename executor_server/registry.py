@@ -24,6 +24,7 @@ import structlog
 from executor_server import tape
 from executor_server.guest.frames import PROTOCOL_VERSION
 from executor_server.model import Principal, SessionSpec
+from executor_server.sqlite_file import OtherVersionError, open_file, transaction
 from executor_server.state_dir import StateDir, StateDirError
 
 # Of the tables and of the tapes.
@@ -112,34 +113,17 @@ class Registry:
         self._unforgotten: set[str] = set()
         self._journals.mkdir(mode=0o700, exist_ok=True)
         try:
-            self._database = self._open()
+            self._database = open_file(self._path, _TABLE, _VERSION, synchronous="NORMAL")
+        except OtherVersionError as error:
+            raise StateDirError(
+                f"The registry of sessions {self._path} is of version {error.version}, and this daemon knows version "
+                f"{_VERSION}: start the daemon that made it and stop it in order, or move the file away."
+            ) from error
         except sqlite3.Error as error:
             raise StateDirError(
                 f"The registry of sessions {self._path} can't be used: {error}. To start without the sessions that it "
                 "names, which end then, move it away."
             ) from error
-
-    def _open(self) -> sqlite3.Connection:
-        self._path.touch(mode=0o600)
-        database = sqlite3.connect(self._path, isolation_level=None)
-        try:
-            database.execute("PRAGMA journal_mode = WAL")
-            database.execute("PRAGMA synchronous = NORMAL")
-            (version,) = database.execute("PRAGMA user_version").fetchone()
-            if version == 0 and not database.execute("SELECT 1 FROM sqlite_master").fetchone():
-                database.executescript(f"BEGIN; {_TABLE}; PRAGMA user_version = {_VERSION}; COMMIT;")
-            elif version != _VERSION:
-                raise StateDirError(
-                    f"The registry of sessions {self._path} is of version {version}, and this daemon knows version "
-                    f"{_VERSION}: start the daemon that made it and stop it in order, or move the file away."
-                )
-            (problem,) = database.execute("PRAGMA quick_check(1)").fetchone()
-            if problem != "ok":
-                raise sqlite3.DatabaseError(problem)
-        except BaseException:
-            database.close()
-            raise
-        return database
 
     def close(self) -> None:
         self._database.close()
@@ -216,20 +200,12 @@ class Registry:
             if len(rows) == 1:
                 self._database.execute(statement, rows[0])
             else:
-                self._together(statement, rows)
+                with transaction(self._database):
+                    self._database.executemany(statement, rows)
         except sqlite3.Error as error:
             _log.error("registry_not_written", path=str(self._path), error=str(error))
             return False
         return True
-
-    def _together(self, statement: str, rows: Sequence[tuple[object, ...]]) -> None:
-        self._database.execute("BEGIN")
-        try:
-            self._database.executemany(statement, rows)
-        except BaseException:
-            self._database.execute("ROLLBACK")
-            raise
-        self._database.execute("COMMIT")
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -8,14 +8,14 @@ committed outlives this process, and after a crash of the host the file is whole
 
 from __future__ import annotations
 
-import contextlib
 import sqlite3
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import structlog
 
+from executor_server.sqlite_file import open_file, transaction
 from executor_server.state_dir import StateDirError
 
 # Of the table.
@@ -76,44 +76,18 @@ class UsageStore:
     def write(self, used: Sequence[MinuteUse], from_minute: int) -> bool:
         """Writes these minutes down as they are now, and lets go of those before; false when that was not possible."""
         try:
-            self._together(
-                ((each.tenant, each.minute, each.cpu_time_s, each.output_bytes) for each in used), from_minute
-            )
+            with transaction(self._database):
+                rows = ((each.tenant, each.minute, each.cpu_time_s, each.output_bytes) for each in used)
+                self._database.executemany(_REPLACE, rows)
+                self._database.execute("DELETE FROM usage WHERE minute < ?", (from_minute,))
         except sqlite3.Error as error:
             _log.error("usage_not_written", path=str(self._path), error=str(error))
             return False
         return True
 
-    def _together(self, rows: Iterable[tuple[object, ...]], from_minute: int) -> None:
-        self._database.execute("BEGIN")
-        try:
-            self._database.executemany(_REPLACE, rows)
-            self._database.execute("DELETE FROM usage WHERE minute < ?", (from_minute,))
-            self._database.execute("COMMIT")
-        except BaseException:
-            with contextlib.suppress(sqlite3.Error):  # the first error is the one to tell
-                self._database.execute("ROLLBACK")
-            raise
-
 
 def _opened(path: Path) -> sqlite3.Connection:
-    path.touch(mode=0o600)
-    database = sqlite3.connect(path, isolation_level=None)
-    try:
-        database.execute("PRAGMA journal_mode = WAL")
-        database.execute("PRAGMA synchronous = OFF")
-        (version,) = database.execute("PRAGMA user_version").fetchone()
-        if version == 0 and not database.execute("SELECT 1 FROM sqlite_master").fetchone():
-            database.executescript(f"BEGIN; {_TABLE}; PRAGMA user_version = {_VERSION}; COMMIT;")
-        elif version != _VERSION:
-            raise sqlite3.DatabaseError(f"it is of version {version}, and this daemon knows version {_VERSION}")
-        (problem,) = database.execute("PRAGMA quick_check(1)").fetchone()
-        if problem != "ok":
-            raise sqlite3.DatabaseError(problem)
-    except BaseException:
-        database.close()
-        raise
-    return database
+    return open_file(path, _TABLE, _VERSION, synchronous="OFF")
 
 
 def _put_aside(path: Path, aside: Path) -> None:

@@ -91,7 +91,7 @@ LOADED = "import sys\nprint('numpy' in sys.modules)\nimport numpy\nint(numpy.ara
 
 async def test_a_kept_sandbox_has_imported_the_modules_before_its_session_does() -> None:
     async with opened(Path(sys.executable), "numpy") as harness:
-        await harness.pool.start([WarmSandboxes(harness.spec().sandbox, 1)])
+        harness.pool.keep_ready([WarmSandboxes(harness.spec().sandbox, 1)])
         await harness.pool.full()
         await imported("_multiarray_umath")
         session = await harness.session()

@@ -216,7 +216,6 @@ async def manager(tmp_path: Path) -> AsyncIterator[SessionManager]:
     backend = FakeBackend(tmp_path)
     pool, registry = WarmPool(backend, PoolSettings()), Registry(StateDir(tmp_path))
     manager = SessionManager(backend, pool, registry, SessionSettings())
-    await pool.start([])
     yield manager
     await manager.close()
     await pool.close()

@@ -63,7 +63,7 @@ async def make_pool(backend: Backend) -> AsyncIterator[Any]:
     async def make(*specs: Any, size: int = 2, **settings: Any) -> WarmPool:
         pool = WarmPool(backend, PoolSettings(**{**SOON, **settings}))
         pools.append(pool)
-        await pool.start([WarmSandboxes(spec, size) for spec in specs or (SPEC,)])
+        pool.keep_ready([WarmSandboxes(spec, size) for spec in specs or (SPEC,)])
         return pool
 
     yield make
@@ -377,7 +377,7 @@ async def test_nothing_that_an_earlier_policy_approved_is_served_or_kept(backend
     pool = await make_pool(SPEC)
     await full(pool)
     kept, newer = list(backend.living), replace(SPEC, policy="newer")
-    pool.replace([WarmSandboxes(newer, 2)])
+    pool.keep_ready([WarmSandboxes(newer, 2)])
     await full(pool)
     assert await eventually_async(lambda: all(sandbox.destroyed for sandbox in kept))
     assert set(pool.stats()) == {newer}
@@ -392,7 +392,7 @@ async def test_what_is_being_made_for_an_earlier_policy_is_discarded(backend: Ba
     pool = await make_pool(SPEC, size=1)
     assert await eventually_async(lambda: backend.asked)
     newer = replace(SPEC, policy="newer")
-    pool.replace([WarmSandboxes(newer, 1)])
+    pool.keep_ready([WarmSandboxes(newer, 1)])
     backend.gate.set()
     await full(pool)
     assert await eventually_async(lambda: backend.made[0].destroyed)
@@ -406,7 +406,7 @@ async def test_a_taker_that_waits_while_the_kinds_change_gets_what_was_approved_
     backend.gate.clear()
     taking = asyncio.create_task(pool.take(SPEC))
     assert await eventually_async(lambda: backend.asked)
-    pool.replace([])
+    pool.keep_ready([])
     backend.gate.set()
     ready = await taking
     assert not backend.made[0].destroyed
@@ -417,11 +417,11 @@ async def test_kinds_that_stay_keep_their_sandboxes_and_take_another_size(backen
     pool = await make_pool(SPEC, size=1)
     await full(pool)
     (before,) = backend.living
-    pool.replace([WarmSandboxes(SPEC, 2)])
+    pool.keep_ready([WarmSandboxes(SPEC, 2)])
     await full(pool)
     assert not before.destroyed
     assert len(backend.living) == 2
-    pool.replace([WarmSandboxes(SPEC, 1)])
+    pool.keep_ready([WarmSandboxes(SPEC, 1)])
     assert await eventually_async(lambda: len(backend.living) == 1)
 
 
@@ -429,10 +429,10 @@ async def test_a_pool_that_kept_nothing_can_come_to_keep_some_but_not_when_it_is
     backend: Backend, make_pool: Any
 ) -> None:
     pool = await make_pool(SPEC, size=0)
-    pool.replace([WarmSandboxes(SPEC, 1)])
+    pool.keep_ready([WarmSandboxes(SPEC, 1)])
     await full(pool)
     await pool.close()
-    pool.replace([WarmSandboxes(SPEC, 2)])
+    pool.keep_ready([WarmSandboxes(SPEC, 2)])
     assert not backend.living
     assert len(asyncio.all_tasks()) == 1
 

@@ -137,7 +137,7 @@ async def test_a_kept_sandbox_is_taken_without_a_turn(tmp_path: Path, daemon: Da
     from executor_server.policy import WarmSandboxes
 
     pool = daemon.manager._pool
-    await pool.start([WarmSandboxes(SPEC, 1)])
+    pool.keep_ready([WarmSandboxes(SPEC, 1)])
     await pool.full()
     await daemon.create()
     await pool.close()

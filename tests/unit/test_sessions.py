@@ -59,7 +59,7 @@ async def make(tmp_path: Path) -> AsyncIterator[Callable[..., Any]]:
         manager = SessionManager(backend, pool, registry, SessionSettings(**{"sweep_interval_s": 0.005, **settings}))
         registries.append(registry)
         benches.append(Bench(backend, pool, manager))
-        await pool.start([WarmSandboxes(SPEC, pool_size)])
+        pool.keep_ready([WarmSandboxes(SPEC, pool_size)])
         await manager.start()
         return benches[-1]
 

@@ -260,9 +260,9 @@ class ShippedTool(_message.Message):
     VALUE_FIELD_NUMBER: _ClassVar[int]
     MODULES_FIELD_NUMBER: _ClassVar[int]
     source: ToolSource
-    value: Payload
+    value: Value
     modules: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, source: _Optional[_Union[ToolSource, _Mapping]] = ..., value: _Optional[_Union[Payload, _Mapping]] = ..., modules: _Optional[_Iterable[str]] = ...) -> None: ...
+    def __init__(self, source: _Optional[_Union[ToolSource, _Mapping]] = ..., value: _Optional[_Union[Value, _Mapping]] = ..., modules: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class ToolSource(_message.Message):
     __slots__ = ("text", "entry", "bindings")
@@ -271,8 +271,8 @@ class ToolSource(_message.Message):
     BINDINGS_FIELD_NUMBER: _ClassVar[int]
     text: str
     entry: str
-    bindings: Payload
-    def __init__(self, text: _Optional[str] = ..., entry: _Optional[str] = ..., bindings: _Optional[_Union[Payload, _Mapping]] = ...) -> None: ...
+    bindings: Value
+    def __init__(self, text: _Optional[str] = ..., entry: _Optional[str] = ..., bindings: _Optional[_Union[Value, _Mapping]] = ...) -> None: ...
 
 class QueuedEvent(_message.Message):
     __slots__ = ("ahead",)

@@ -27,6 +27,7 @@ from executor_server.errors import Reason, ResourceExhausted
 from executor_server.model import ExecutionLimits, Result, SessionFacts, Usage
 from executor_server.observer import Observer
 from executor_server.policy_file import QuotasTable
+from executor_server.turns import Turns
 from executor_server.usage_store import MinuteUse, UsageStore
 
 # When one of what there is at one time will end is not known.
@@ -102,33 +103,30 @@ class Window:
 
 
 @dataclass
-class _OpenSession:
-    """What runs or waits in a session, in order; since when the first of it has its turn."""
+class _Unfinished:
+    """An execution that runs or waits: the CPU time that it may use, and since when it has its turn."""
 
-    executions: dict[str, float] = field(default_factory=dict)  # id → CPU time that it may use
-    turn_s: float = 0.0
+    may_use_s: float
+    turn_s: float | None = None
 
 
 @dataclass
 class _Tenant:
     """All that is counted of one tenant."""
 
-    sessions: dict[str, _OpenSession] = field(default_factory=dict)
+    executions: Turns[_Unfinished]
+    sessions: set[str] = field(default_factory=set)
     reserved_sessions: int = 0
-    reserved_executions: dict[tuple[str, str], float] = field(default_factory=dict)  # as those of a session
+    reserved_executions: dict[tuple[str, str], float] = field(default_factory=dict)  # CPU time that each may use
     calls: int = 0
     creations: Window = field(default_factory=lambda: Window(60, 1.0))
     cpu_time_s: Window = field(default_factory=lambda: Window(60, 60.0))
     output_bytes: Window = field(default_factory=lambda: Window(60, 60.0))
 
-    @property
-    def executions(self) -> int:
-        return sum(len(session.executions) for session in self.sessions.values())
-
     def use(self, now_s: float) -> TenantUse:
         return TenantUse(
             sessions=len(self.sessions) + self.reserved_sessions,
-            executions=self.executions + len(self.reserved_executions),
+            executions=len(self.executions) + len(self.reserved_executions),
             creations_in_last_minute=int(self.creations.total(now_s)),
             cpu_time_s_in_last_hour=self.cpu_time_s.total(now_s),
             output_bytes_in_last_hour=int(self.output_bytes.total(now_s)),
@@ -190,7 +188,7 @@ class Quotas(Observer):
         """Room for one more execution, until what is returned is called. Raises ResourceExhausted."""
         tenant = session.owner.tenant
         quotas, counted, now_s = self._quotas_of(tenant), self._tenant(tenant), self._clock()
-        there = counted.executions + len(counted.reserved_executions)
+        there = len(counted.executions) + len(counted.reserved_executions)
         _check_number("executions", there, quotas.executions, EXECUTION_RETRY_S)
         _check_window("cpu_time_s_per_hour", counted.cpu_time_s, quotas.cpu_time_s_per_hour, now_s)
         _check_window("output_bytes_per_hour", counted.output_bytes, quotas.output_bytes_per_hour, now_s)
@@ -231,13 +229,15 @@ class Quotas(Observer):
     # -- observing -----------------------------------------------------------------------------------------------
 
     def session_created(self, session: SessionFacts, took_s: float) -> None:
-        self._tenant(session.owner.tenant).sessions[session.session_id] = _OpenSession()
+        self._tenant(session.owner.tenant).sessions.add(session.session_id)
 
     def session_recovered(self, session: SessionFacts) -> None:
-        self._tenant(session.owner.tenant).sessions[session.session_id] = _OpenSession()
+        self._tenant(session.owner.tenant).sessions.add(session.session_id)
 
     def session_ended(self, session: SessionFacts, reason: str) -> None:
-        self._tenant(session.owner.tenant).sessions.pop(session.session_id, None)
+        counted = self._tenant(session.owner.tenant)
+        counted.sessions.discard(session.session_id)
+        counted.executions.forget(session.session_id)
 
     def execution_started(self, session: SessionFacts, execution_id: str) -> None:
         self._begin(session, execution_id)
@@ -252,26 +252,20 @@ class Quotas(Observer):
         self._charge(session.owner.tenant, cpu_time_s, result.usage.output_bytes)
 
     def _begin(self, session: SessionFacts, execution_id: str) -> None:
-        counted = self._tenant(session.owner.tenant)
-        opened = counted.sessions.get(session.session_id)
-        if opened is None:
-            return
-        if not opened.executions:
-            opened.turn_s = self._clock()
-        may_use_s = counted.reserved_executions.pop((session.session_id, execution_id), math.inf)
-        opened.executions[execution_id] = may_use_s
+        counted, session_id = self._tenant(session.owner.tenant), session.session_id
+        if session_id in counted.sessions:
+            may_use_s = counted.reserved_executions.pop((session_id, execution_id), math.inf)
+            counted.executions.add(session_id, execution_id, _Unfinished(may_use_s))
+
+    def _on_turn(self, execution: _Unfinished) -> None:
+        execution.turn_s = self._clock()
 
     def _end(self, session: SessionFacts, execution_id: str) -> float:
-        """The CPU time that it can have used. The executions of a session run one after the other."""
-        opened = self._tenant(session.owner.tenant).sessions.get(session.session_id)
-        if opened is None or execution_id not in opened.executions:
+        """The CPU time that it can have used."""
+        ended = self._tenant(session.owner.tenant).executions.end(session.session_id, execution_id)
+        if ended is None or ended.turn_s is None:
             return 0.0
-        had_its_turn = next(iter(opened.executions)) == execution_id
-        may_use_s = opened.executions.pop(execution_id)
-        if not had_its_turn:
-            return 0.0
-        began_s, opened.turn_s = opened.turn_s, self._clock()
-        return min(may_use_s, max(0.0, opened.turn_s - began_s) * self._processors)
+        return min(ended.may_use_s, max(0.0, self._clock() - ended.turn_s) * self._processors)
 
     # -- counting ------------------------------------------------------------------------------------------------
 
@@ -304,7 +298,7 @@ class Quotas(Observer):
         counted = self._tenants.get(name)
         if counted is None:
             self._forget_idle_now_and_then()
-            counted = self._tenants[name] = _Tenant()
+            counted = self._tenants[name] = _Tenant(Turns(self._on_turn))
         return counted
 
     def _forget_idle_now_and_then(self) -> None:

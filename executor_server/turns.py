@@ -34,6 +34,9 @@ class Turns(Generic[T]):
         self._advance(queue)
         return True
 
+    def __len__(self) -> int:
+        return sum(len(queue) for queue in self._sessions.values())
+
     def get(self, session_id: str, execution_id: str) -> T | None:
         place = self._sessions.get(session_id, {}).get(execution_id)
         return place.kept if place is not None else None

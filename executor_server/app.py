@@ -118,9 +118,7 @@ async def _serve(config: Config) -> None:
         log = AuditLog(audit_files(config), audit_settings(config)) if config.audit.enabled else None
         trail = AuditTrail(log) if log is not None else None
         news = _PolicyNews([each for each in (trail, metrics) if each is not None])
-        policies = PolicyStore(
-            config.policy.file, partial(policy_of, config, backend), config.policy.watch_interval_s, news
-        )
+        policies = PolicyStore(config.policy.file, partial(policy_of, config), config.policy.watch_interval_s, news)
         usage = stack.enter_context(closing(UsageStore(own_state.usage_path)))
         quotas = stack.enter_context(closing(Quotas(lambda tenant: policies.current.quotas_of(tenant), usage)))
         if log is not None and trail is not None:

@@ -10,7 +10,7 @@ from executor_server.backends.base import Backend
 from executor_server.backends.local import LocalBackend
 from executor_server.config import Config, ServerSection
 from executor_server.policy import Policy
-from executor_server.policy_check import unserved
+from executor_server.policy_check import policy_for, unserved_profiles
 from executor_server.policy_file import PolicyFile
 from executor_server.pool import PoolSettings
 from executor_server.rpc.addresses import judged, unix_address
@@ -32,11 +32,11 @@ def backend_of(config: Config) -> Backend:
     return LocalBackend(config.server.state_dir, config.local.images, bwrap=config.local.bwrap)
 
 
-def policy_of(config: Config, backend: Backend, file: PolicyFile) -> Policy:
+def policy_of(config: Config, file: PolicyFile) -> Policy:
     """What a policy file says of this daemon. Raises ConfigError when the pool asks for what it does not grant."""
-    policy = Policy(file, images=backend.images, backend=backend.name, orphan_time_s=config.sessions.orphan_time_s)
+    policy = policy_for(file, config)
     policy.warm_sandboxes(config.pool)
-    for problem in unserved(file, config):
+    for problem in unserved_profiles(file, config):
         _log.warning("policy_not_served", problem=str(problem))
     return policy
 

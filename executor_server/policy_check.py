@@ -30,17 +30,26 @@ def policy_for(file: PolicyFile, config: Config, *, more_images: Sequence[str] =
 
 
 def unserved(file: PolicyFile, config: Config) -> list[Problem]:
-    """What a daemon of this configuration can't serve. What a profile only inherits is told of its ancestor."""
+    """What a daemon of this configuration can't serve, and what its pool asks for and is not granted."""
+    problems = unserved_profiles(file, config)
+    try:
+        policy_for(file, config).warm_sandboxes(config.pool)
+    except ConfigError as error:
+        problems += [Problem((), text) for text in error.problems]
+    return problems
+
+
+def unserved_profiles(file: PolicyFile, config: Config) -> list[Problem]:
+    """What profiles grant and a daemon of this configuration can't serve.
+
+    What a profile only inherits is told of its ancestor.
+    """
     problems = []
     for name, profile in file.profiles.items():
         parent = file.profiles.get(profile.extends) if profile.extends is not None else None
         inherited = () if parent is None else tuple(_unserved(profile.extends or "", parent, config))
         texts = {problem.text for problem in inherited}
         problems += [problem for problem in _unserved(name, profile, config) if problem.text not in texts]
-    try:
-        policy_for(file, config).warm_sandboxes(config.pool)
-    except ConfigError as error:
-        problems += [Problem((), text) for text in error.problems]
     return problems
 
 

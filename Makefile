@@ -10,6 +10,7 @@ SHELL := bash
 BACKEND ?= local
 IMAGES ?=
 BASE ?=
+VERSIONS ?=
 ARGS ?=
 
 VENV := .venv
@@ -83,6 +84,10 @@ test: $(STAMP)  ## Run every test
 .PHONY: unit
 unit: $(STAMP)  ## Run the unit tests
 	@$(BIN)/python -m pytest tests/unit $(ARGS)
+
+.PHONY: test-matrix
+test-matrix: $(STAMP)  ## Run the tests of the integration on each smolagents that it is for (VERSIONS="1.22.0 1.26.0")
+	@$(BIN)/python tools/smolagents_matrix.py $(VERSIONS) $(if $(ARGS),--pytest '$(ARGS)')
 
 .PHONY: check
 check: check-format lint types imports check-proto  ## Check format, lint, types, import contracts and generated stubs

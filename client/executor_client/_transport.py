@@ -1,8 +1,4 @@
-"""The sync client's way to the daemon: one channel, the same metadata on every call, errors of ours only, retries.
-
-Every RPC of the service may be repeated (its comment in the proto says what that does), so all of them are: while the
-daemon cannot be reached, and while it is busy and says when to ask again; each within a bound.
-"""
+"""The sync client's way to the daemon: one channel, the same metadata on every call, errors of ours only, retries."""
 
 from __future__ import annotations
 
@@ -14,35 +10,17 @@ from typing import Any, TypeVar
 import grpc
 from grpc.experimental import ChannelOptions
 
-from executor_api.v1 import executor_service_pb2 as pb
-from executor_api.v1 import executor_service_pb2_grpc
-from executor_client import _status
 from executor_client._endpoint import Endpoint
-from executor_client._retry import Retries
-from executor_client._tracing import Metadata, current_trace
-from executor_client.errors import AuthenticationError, ExecutorClientError, UnavailableError
+from executor_client._transport_base import Timeouts, TransportBase
+from executor_client.errors import ExecutorClientError
 
 T = TypeVar("T")
 
 
-class Transport:
+class Transport(TransportBase):
     """Owns the channel. Thread-safe."""
 
-    def __init__(
-        self,
-        endpoint: Endpoint,
-        *,
-        connect_timeout_s: float,
-        call_timeout_s: float,
-        reconnect_timeout_s: float,
-        busy_timeout_s: float,
-    ) -> None:
-        self.endpoint = endpoint
-        self.call_timeout_s = call_timeout_s
-        self.reconnect_timeout_s = reconnect_timeout_s
-        self.busy_timeout_s = busy_timeout_s
-        self._connect_timeout_s = connect_timeout_s
-        self._answered = False
+    def __init__(self, endpoint: Endpoint, timeouts: Timeouts) -> None:
         credentials = endpoint.credentials()
         # Streams are read by the thread that asked for them: a hop between threads less per event.
         options = [*endpoint.options, (ChannelOptions.SingleThreadedUnaryStream, 1)]
@@ -51,46 +29,29 @@ class Transport:
             if credentials is None
             else grpc.secure_channel(endpoint.address, credentials, options)
         )
-        self.stub: Any = executor_service_pb2_grpc.ExecutorServiceStub(self._channel)
+        super().__init__(endpoint, timeouts, self._channel)
 
     def close(self) -> None:
         self._channel.close()
 
-    def open(
-        self,
-        request: pb.ExecuteRequest | pb.AttachExecutionRequest,
-        trace: Metadata,
-        timeout_s: float | None = None,
-    ) -> Any:
-        """Starts a stream of events. What it raises while it is read is gRPC's: `Execution` judges it.
-
-        Every stream of an execution belongs to the trace of the first.
-        """
-        method = self.stub.Execute if isinstance(request, pb.ExecuteRequest) else self.stub.AttachExecution
-        return method(request, timeout=timeout_s, metadata=(*self.endpoint.metadata, *trace))
-
     def once(self, method: Callable[..., Any], request: Any, timeout_s: float | None = None) -> Any:
         """One attempt of a call with one answer."""
         try:
-            response = method(request, timeout=timeout_s or self.call_timeout_s, metadata=self._metadata())
+            response = method(request, timeout=timeout_s or self.timeouts.call_s, metadata=self._metadata())
         except grpc.RpcError as error:
-            raise judged(self.endpoint, error) from error
+            raise self._judged(error) from error
         self._answered = True
         return response
 
     def read(self, method: Callable[..., Any], request: Any, timeout_s: float | None = None) -> Iterator[Any]:
         """One attempt of a call with a stream of answers; ended early, it is cancelled."""
-        stream = method(request, timeout=timeout_s or self.call_timeout_s, metadata=self._metadata())
+        stream = method(request, timeout=timeout_s or self.timeouts.call_s, metadata=self._metadata())
         try:
             yield from stream
         except grpc.RpcError as error:
-            raise judged(self.endpoint, error) from error
+            raise self._judged(error) from error
         finally:
             stream.cancel()
-
-    def execution_retries(self) -> Retries:
-        """Those of an execution, whose daemon has made the session."""
-        return Retries(away_timeout_s=self.reconnect_timeout_s, busy_timeout_s=self.busy_timeout_s)
 
     def call(self, method: Callable[..., Any], request: Any) -> Any:
         """A call with one answer, repeated where that may help."""
@@ -99,35 +60,12 @@ class Transport:
     def repeat(self, attempt: Callable[[], T], *, within_s: float = math.inf) -> T:
         """Repeats an attempt while nobody is there, and while the daemon is busy and says when to ask again.
 
-        A daemon that has answered before is given `reconnect_timeout_s` to come back; one never heard of, less. Neither
-        takes longer than `within_s`.
+        Neither takes longer than its timeout, nor than `within_s`.
         """
-        retries = Retries(
-            away_timeout_s=min(within_s, self.reconnect_timeout_s if self._answered else self._connect_timeout_s),
-            busy_timeout_s=min(within_s, self.busy_timeout_s),
-        )
+        retries = self._call_retries(within_s)
         while True:
             try:
                 return attempt()
             except ExecutorClientError as error:
-                delay_s = retries.delay_s(error, time.monotonic())
-                if delay_s is None:
-                    if _status.is_transport_failure(error):
-                        raise unreachable(self.endpoint, error) from error
-                    raise
+                delay_s = self._delay_s(retries, error)
             time.sleep(delay_s)
-
-    def _metadata(self) -> Metadata:
-        return (*self.endpoint.metadata, *current_trace())
-
-
-def unreachable(endpoint: Endpoint, error: ExecutorClientError) -> UnavailableError:
-    return UnavailableError(f"no daemon answers at {endpoint.address}: {error.message}", reason=error.reason)
-
-
-def judged(endpoint: Endpoint, error: grpc.RpcError) -> ExecutorClientError:
-    """What to raise for a gRPC error. Whoever is refused for want of a token learns where one was looked for."""
-    translated = _status.translate(error)
-    if isinstance(translated, AuthenticationError) and endpoint.token is None:
-        return AuthenticationError(f"{translated.message} ({endpoint.why_no_token})", reason=translated.reason)
-    return translated

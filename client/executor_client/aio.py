@@ -18,6 +18,7 @@ from executor_client._limits import (
     RECONNECT_TIMEOUT_S,
 )
 from executor_client._requests import LimitsLike
+from executor_client._transport_base import Timeouts
 from executor_client.aio_session import AsyncSession
 from executor_client.results import Policy, SessionInfo
 
@@ -37,13 +38,13 @@ class AsyncExecutorClient:
         busy_timeout_s: float = BUSY_TIMEOUT_S,
         max_concurrent_tools: int = MAX_CONCURRENT_TOOLS,
     ) -> None:
-        self._transport = AioTransport(
-            _endpoint.resolve(address, token, tls),
-            connect_timeout_s=connect_timeout_s,
-            call_timeout_s=call_timeout_s,
-            reconnect_timeout_s=reconnect_timeout_s,
-            busy_timeout_s=busy_timeout_s,
+        timeouts = Timeouts(
+            connect_s=connect_timeout_s,
+            call_s=call_timeout_s,
+            reconnect_s=reconnect_timeout_s,
+            busy_s=busy_timeout_s,
         )
+        self._transport = AioTransport(_endpoint.resolve(address, token, tls), timeouts)
         self._max_concurrent_tools = max_concurrent_tools
 
     @property

@@ -96,7 +96,7 @@ class AsyncSessionFiles:
 
     async def _put(self, content: Content, path: str, *, tar: bool) -> FileInfo:
         header = _requests.put_file_header(self._session_id, path, content.size_bytes, tar=tar)
-        timeout_s = transfer_timeout_s(self._transport.call_timeout_s, content.size_bytes)
+        timeout_s = transfer_timeout_s(self._transport.timeouts.call_s, content.size_bytes)
 
         async def attempt() -> FileInfo:
             upload = Upload(header, content)
@@ -112,7 +112,7 @@ class AsyncSessionFiles:
 
     async def _pieces(self, reader: FileReader, path: str) -> AsyncGenerator[bytes, None]:
         request = _requests.get_file(self._session_id, path, tar=reader.is_tar)
-        timeout_s = transfer_timeout_s(self._transport.call_timeout_s, FILE_BYTES_MAX)
+        timeout_s = transfer_timeout_s(self._transport.timeouts.call_s, FILE_BYTES_MAX)
         messages = self._transport.read(self._transport.stub.GetFile, request, timeout_s)
         async with contextlib.aclosing(messages):
             async for message in messages:

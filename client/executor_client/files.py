@@ -102,7 +102,7 @@ class SessionFiles:
 
     def _put(self, content: Content, path: str, *, tar: bool) -> FileInfo:
         header = _requests.put_file_header(self._session_id, path, content.size_bytes, tar=tar)
-        timeout_s = transfer_timeout_s(self._transport.call_timeout_s, content.size_bytes)
+        timeout_s = transfer_timeout_s(self._transport.timeouts.call_s, content.size_bytes)
 
         def attempt() -> FileInfo:
             upload = Upload(header, content)
@@ -118,6 +118,6 @@ class SessionFiles:
 
     def _pieces(self, reader: FileReader, path: str) -> Iterator[bytes]:
         request = _requests.get_file(self._session_id, path, tar=reader.is_tar)
-        timeout_s = transfer_timeout_s(self._transport.call_timeout_s, FILE_BYTES_MAX)
+        timeout_s = transfer_timeout_s(self._transport.timeouts.call_s, FILE_BYTES_MAX)
         for message in self._transport.read(self._transport.stub.GetFile, request, timeout_s):
             yield reader.feed(message)

@@ -1,0 +1,87 @@
+"""What the ways of both clients to the daemon have in common: how patient they are, what goes with each call, and what
+its failure is called.
+
+Every RPC of the service may be repeated (its comment in the proto says what that does), so all of them are: while the
+daemon cannot be reached, and while it is busy and says when to ask again; each within a bound.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from executor_api.v1 import executor_service_pb2 as pb
+from executor_api.v1 import executor_service_pb2_grpc
+from executor_client import _status
+from executor_client._endpoint import Endpoint
+from executor_client._retry import Retries
+from executor_client._tracing import Metadata, current_trace
+from executor_client.errors import AuthenticationError, ExecutorClientError, UnavailableError
+
+
+@dataclass(frozen=True)
+class Timeouts:
+    """How long to wait: for a daemon never heard of, for one call, for one that went away, and for one that is busy."""
+
+    connect_s: float
+    call_s: float
+    reconnect_s: float
+    busy_s: float
+
+
+class TransportBase:
+    """Whoever derives from it owns the channel, and makes the calls."""
+
+    def __init__(self, endpoint: Endpoint, timeouts: Timeouts, channel: grpc.Channel | grpc.aio.Channel) -> None:
+        self.endpoint = endpoint
+        self.timeouts = timeouts
+        self.stub: Any = executor_service_pb2_grpc.ExecutorServiceStub(channel)
+        self._answered = False
+
+    def open(
+        self,
+        request: pb.ExecuteRequest | pb.AttachExecutionRequest,
+        trace: Metadata,
+        timeout_s: float | None = None,
+    ) -> Any:
+        """Starts a stream of events. What it raises while it is read is gRPC's: `Execution` judges it.
+
+        Every stream of an execution belongs to the trace of the first.
+        """
+        method = self.stub.Execute if isinstance(request, pb.ExecuteRequest) else self.stub.AttachExecution
+        return method(request, timeout=timeout_s, metadata=(*self.endpoint.metadata, *trace))
+
+    def execution_retries(self) -> Retries:
+        """Those of an execution, whose daemon has made the session."""
+        return Retries(away_timeout_s=self.timeouts.reconnect_s, busy_timeout_s=self.timeouts.busy_s)
+
+    def _call_retries(self, within_s: float) -> Retries:
+        """Those of a call: a daemon that has answered before is given more time than one never heard of."""
+        away_s = self.timeouts.reconnect_s if self._answered else self.timeouts.connect_s
+        return Retries(away_timeout_s=min(within_s, away_s), busy_timeout_s=min(within_s, self.timeouts.busy_s))
+
+    def _delay_s(self, retries: Retries, error: ExecutorClientError) -> float:
+        """How long to wait before a call that failed like this is made again. Raises the failure when it is not."""
+        delay_s = retries.delay_s(error, time.monotonic())
+        if delay_s is not None:
+            return delay_s
+        if _status.is_transport_failure(error):
+            raise UnavailableError(
+                f"no daemon answers at {self.endpoint.address}: {error.message}", reason=error.reason
+            ) from error
+        raise error
+
+    def _metadata(self) -> Metadata:
+        return (*self.endpoint.metadata, *current_trace())
+
+    def _judged(self, error: grpc.RpcError) -> ExecutorClientError:
+        """What to raise for a gRPC error. Whoever is refused for want of a token learns where one was looked for."""
+        translated = _status.translate(error)
+        if isinstance(translated, AuthenticationError) and self.endpoint.token is None:
+            why = f"{translated.message} ({self.endpoint.why_no_token})"
+            return AuthenticationError(why, reason=translated.reason)
+        return translated

@@ -12,8 +12,9 @@ from smolagents.monitoring import AgentLogger
 from smolagents.utils import AgentError
 
 from executor_client import ErrorDetail, ExecutionResult, Limits, Outcome, VariablesState
+from executor_client._failure_text import TRACEBACK_LINES_MAX
 from executor_client.smolagents.console import LINE_CHARS_MAX, LogStream, escape
-from executor_client.smolagents.failures import TRACEBACK_LINES_MAX, CodeExecutionError, describe
+from executor_client.smolagents.failures import CodeExecutionError, describe
 from executor_client.smolagents.lease import PRELUDE
 
 LIMITS = Limits(memory_bytes=2**20)

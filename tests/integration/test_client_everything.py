@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
-import inspect
 import os
 import threading
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +13,6 @@ import numpy as np
 import pytest
 
 from executor_client import (
-    AsyncExecutorClient,
-    AsyncSessionFiles,
     AuthenticationError,
     ExecutorClient,
     ExecutorClientError,
@@ -31,70 +26,14 @@ from executor_client import (
     ToolCallEvent,
     VariablesState,
 )
+from tests.support.blocking import WAIT_S, client_of
 from tests.support.daemon import Daemon, running_daemon
-
-WAIT_S = 60.0
-
-
-class Blocking:
-    """An asyncio client, or what it made, used as its blocking counterpart: each coroutine is waited for."""
-
-    def __init__(self, run: Callable[[Any], Any], wrapped: Any) -> None:
-        self._run, self._wrapped = run, wrapped
-
-    def __getattr__(self, name: str) -> Any:
-        attribute = getattr(self._wrapped, name)
-        if isinstance(attribute, AsyncSessionFiles):
-            return Blocking(self._run, attribute)
-        if not callable(attribute):
-            return attribute
-
-        def call(*args: Any, **kwargs: Any) -> Any:
-            result = attribute(*args, **kwargs)
-            result = self._run(result) if inspect.isawaitable(result) else result
-            return Blocking(self._run, result) if hasattr(result, "execute") else result
-
-        return call
-
-    def __enter__(self) -> Blocking:
-        self._run(self._wrapped.__aenter__())
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        self._run(self._wrapped.__aexit__(*error))
-
-
-@contextmanager
-def event_loop() -> Iterator[Callable[[Any], Any]]:
-    """Runs coroutines, from any thread, on a loop in a thread of its own."""
-    loop = asyncio.new_event_loop()
-    thread = threading.Thread(target=loop.run_forever)
-    thread.start()
-
-    def run(coroutine: Any) -> Any:
-        future: Future[Any] = asyncio.run_coroutine_threadsafe(coroutine, loop)
-        return future.result(WAIT_S)
-
-    try:
-        yield run
-    finally:
-        loop.call_soon_threadsafe(loop.stop)
-        thread.join()
-        loop.close()
 
 
 @pytest.fixture(params=["sync", "async"])
 def client(request: pytest.FixtureRequest, daemon: Daemon) -> Iterator[Any]:
-    if request.param == "sync":
-        with daemon.client() as client:
-            yield client
-        return
-
-    async def make() -> AsyncExecutorClient:
-        return AsyncExecutorClient(**daemon.access)
-
-    with event_loop() as run, Blocking(run, run(make())) as blocking:
-        yield blocking
+    with client_of(request.param, daemon) as client:
+        yield client
 
 
 def test_the_designs_example_works_as_it_stands(client: Any) -> None:

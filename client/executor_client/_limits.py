@@ -32,6 +32,8 @@ NAMES_LISTED_MAX = 65_536
 """Of one list: imports, images, tools. A policy file has room for no more."""
 
 # How long, how often.
+EVALUATION_TIMEOUT_S = 10.0
+"""Of an expression, where the session's own limit is not below that."""
 CONNECT_TIMEOUT_S = 5.0
 CALL_TIMEOUT_S = 120.0
 TRANSFER_BYTES_PER_S_MIN = 1 << 20

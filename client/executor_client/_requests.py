@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import ast
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from executor_api.v1 import executor_service_pb2 as pb
 from executor_api.v1 import types_pb2
 from executor_api.values import EncodeError
 from executor_client import _convert
-from executor_client._limits import CODE_BYTES_MAX, INLINE_BYTES_MAX, INLINE_BYTES_PER_MESSAGE_MAX, PIECE_BYTES
+from executor_client._limits import (
+    CODE_BYTES_MAX,
+    EVALUATION_TIMEOUT_S,
+    INLINE_BYTES_MAX,
+    INLINE_BYTES_PER_MESSAGE_MAX,
+    PIECE_BYTES,
+)
 from executor_client._local import Content
 from executor_client._tools import Tool
 from executor_client._values import pack
-from executor_client.errors import InvalidRequest
-from executor_client.results import Limits
+from executor_client.errors import EvaluationError, InvalidRequest
+from executor_client.results import ExecutionResult, Limits, SessionInfo
 
 T = TypeVar("T")
 
@@ -72,6 +79,30 @@ def execute(
         output_mode=_convert.OUTPUT_MODES[output_mode],
         limits=_convert.limits_to_wire(limits),
     )
+
+
+def evaluate(session: SessionInfo, expression: str, timeout_s: float | None, *, busy: bool) -> pb.ExecuteRequest:
+    """Raises EvaluationError when the session is busy."""
+    try:
+        ast.parse(expression.strip(), mode="eval")
+    except (SyntaxError, ValueError, TypeError, AttributeError, MemoryError, RecursionError) as error:
+        raise InvalidRequest(f"this is no expression: {error}") from error
+    if busy:
+        # It would wait behind that for as long as that takes.
+        raise EvaluationError("the session is running an execution: only an idle one can evaluate an expression")
+    if timeout_s is None:
+        timeout_s = min(EVALUATION_TIMEOUT_S, session.limits.wall_time_s or EVALUATION_TIMEOUT_S)
+    # In parentheses, it may begin and end as it likes; the newline is for one that ends in a comment.
+    code = f"({expression}\n)"
+    return execute(session.session_id, code, None, "trailing_expression", {"wall_time_s": timeout_s})
+
+
+def value_of(result: ExecutionResult) -> Any:
+    """The value of an evaluation. Raises EvaluationError when it has none."""
+    if result.succeeded:
+        return result.output
+    why = f": {result.error.type}: {result.error.message}" if result.error is not None else ""
+    raise EvaluationError(f"the evaluation ended as {result.outcome.name}{why}", result=result)
 
 
 def register_tools(session_id: str, tools: Mapping[str, Tool]) -> pb.RegisterToolsRequest:

@@ -113,10 +113,21 @@ class AsyncSession:
         """Runs code and returns how it ended; see `Session.execute`. `on_event` may be a coroutine function."""
         _tools.refuse_reentrance(self.session_id, "execute")
         request = _requests.execute(self.session_id, code, execution_id, output_mode, limits)
+        return await self._execute(request, self._tools, on_event)
+
+    async def evaluate(self, expression: str, *, timeout_s: float | None = None) -> Any:
+        """The value of an expression, out of band; see `Session.evaluate`."""
+        _tools.refuse_reentrance(self.session_id, "evaluate")
+        request = _requests.evaluate(self._info, expression, timeout_s, busy=bool(self._running))
+        return _requests.value_of(await self._execute(request, {}, None))
+
+    async def _execute(
+        self, request: pb.ExecuteRequest, tools: Mapping[str, Tool], on_event: OnEvent | None
+    ) -> ExecutionResult:
         execution = Execution(request, self._transport.execution_retries(), current_trace())
         self._running.add(execution.execution_id)
         try:
-            async with AioToolCalls(execution, dict(self._tools), self._tool_pool, self._answer) as calls:
+            async with AioToolCalls(execution, dict(tools), self._tool_pool, self._answer) as calls:
                 result = await self._drive(execution, calls, on_event)
         except BaseException as error:
             if not (execution.refused or isinstance(error, ConnectionLost)):

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from executor_client.results import ExecutionResult
+    from executor_client.results import ExecutionResult, Outcome
 
 
 class ExecutorClientError(Exception):
@@ -134,3 +134,19 @@ class ExecutionFailed(ExecutorClientError):
     def __init__(self, message: str, result: ExecutionResult) -> None:
         super().__init__(message)
         self.result = result
+
+
+class EvaluationError(ExecutorClientError):
+    """An expression has no value: it failed, or there is no idle session that could evaluate it.
+
+    `result` is the whole result where there is one; else `__cause__` may tell more.
+    """
+
+    def __init__(self, message: str, *, reason: str = "", result: ExecutionResult | None = None) -> None:
+        super().__init__(message, reason=reason)
+        self.result = result
+
+    @property
+    def outcome(self) -> Outcome | None:
+        """How the evaluation ended; None when it did not begin, or its end is not known."""
+        return None if self.result is None else self.result.outcome

@@ -122,8 +122,29 @@ class Session:
         """
         _tools.refuse_reentrance(self.session_id, "execute")
         request = _requests.execute(self.session_id, code, execution_id, output_mode, limits)
+        return self._execute(request, self._tools, on_event)
+
+    def evaluate(self, expression: str, *, timeout_s: float | None = None) -> Any:
+        """The value of an expression, out of band: for looking into a session that is idle.
+
+        For the daemon it is an execution like any other: the policy holds, it is audited and counted, and the next one
+        sees what it changed. Here it leaves nothing: what it prints or displays is dropped, and it can call no host
+        tools. A value without an exact form is an `OpaqueValue`. `timeout_s` is its own limit of wall time, by default
+        10 seconds or the session's `wall_time_s` when that is less; an expression that lets itself be interrupted costs
+        the session nothing when its time is up.
+
+        Raises EvaluationError, with the result, when the expression fails; also, at once, while this object runs an
+        execution. Raises InvalidRequest for what is no expression, and what `execute` raises.
+        """
+        _tools.refuse_reentrance(self.session_id, "evaluate")
+        request = _requests.evaluate(self._info, expression, timeout_s, busy=bool(self._running))
+        return _requests.value_of(self._execute(request, {}, None))
+
+    def _execute(
+        self, request: pb.ExecuteRequest, tools: Mapping[str, Tool], on_event: OnEvent | None
+    ) -> ExecutionResult:
         execution = Execution(request, self._transport.execution_retries(), current_trace())
-        calls = ToolCalls(execution, dict(self._tools), self._tool_pool, self._answer)
+        calls = ToolCalls(execution, dict(tools), self._tool_pool, self._answer)
         self._running.add(execution.execution_id)
         try:
             result = self._drive(execution, calls, on_event)

@@ -124,9 +124,9 @@ def test_what_is_in_a_result_counts(bench: Bench, part: str) -> None:
         usage = dict.fromkeys(("operations", "wall_time_s", "cpu_time_s", "peak_memory_bytes", "output_bytes"), 0)
         frame = {**fields, **usage, "error": 0, **head[part], **sizes}
         bench.ledger.take(FrameDecoder().feed(encode_frame(Kind.RESULT, frame, body, seq=bench.guest_seq))[0])
-    kept = bench.ledger._finished
+    kept = bench.ledger._state.finished
     assert 1 <= len(kept) < 40
-    assert bench.ledger._finished_bytes <= MiB
+    assert bench.ledger._state.finished_bytes <= MiB
 
 
 async def test_a_snapshot_longer_than_a_segment_is_not_written_with_each_record(bench: Bench) -> None:

@@ -210,7 +210,7 @@ async def test_a_result_waits_for_its_verdict_in_the_next_daemon(bench: Bench, t
         after.ledger.judge("e2", 1)
         files = after.files
     with replayed(files, tmp_path / "third") as third:
-        outcomes = [(await read(third.ledger._executions[name]))[-1].kind for name in ("e1", "e2")]
+        outcomes = [(await read(third.ledger._state.executions[name]))[-1].kind for name in ("e1", "e2")]
         assert [each.outcome for each in outcomes if isinstance(each, Result)] == [
             Outcome.OUT_OF_MEMORY,
             Outcome.CRASHED,
@@ -248,7 +248,7 @@ def test_what_was_stopped_is_cancelled_by_the_daemon_that_comes_before_it_has_en
         assert after.ledger.resume(bench.seq) == [(Kind.CANCEL, {"id": "e"}, b"")]
         assert after.ledger.taken_seq == bench.guest_seq
         after.end("e", outcome="cancelled")
-        (last,) = (event.kind for event in held_events(after.ledger._executions["e"]))
+        (last,) = (event.kind for event in held_events(after.ledger._state.executions["e"]))
     assert isinstance(last, Result)
     assert last.error == ErrorDetail("Cancelled", "not recorded")
     assert last.policy_fingerprint == "policy"
@@ -295,7 +295,7 @@ class Drama:
     async def step(self) -> None:
         self.wrote_one = True
         running = list(self.bench.ledger.running)
-        free = [name for name in running if name not in self.bench.ledger._suspects]
+        free = [name for name in running if name not in self.bench.ledger._state.suspects]
         if len(running) < 3 and (not free or self.chance.random() < 0.2):
             self.names += 1
             name = f"e{self.names % 12}"  # some come again, once they are forgotten
@@ -361,9 +361,9 @@ def known(bench: Bench) -> dict[str, Any]:
                 *(each.fingerprint, each.policy_fingerprint, each.stopped),
                 *(each.last_number, each.done, dict(each._open_calls), held_events(each)),
             )
-            for name, each in ledger._executions.items()
+            for name, each in ledger._state.executions.items()
         },
-        "on their way": sorted(frame.seq for frame in ledger._on_their_way),
+        "on their way": sorted(frame.seq for frame in ledger._state._on_their_way),
     }
 
 

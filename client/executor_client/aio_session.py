@@ -14,7 +14,7 @@ import grpc
 
 from executor_api.v1 import executor_service_pb2 as pb
 from executor_api.v1 import types_pb2
-from executor_client import _convert, _requests, _tools
+from executor_client import _requests, _tools
 from executor_client._aio_tool_calls import AioToolCalls, AioToolPool
 from executor_client._aio_transport import AioTransport
 from executor_client._assembler import EventGap, ToolRequest
@@ -22,6 +22,7 @@ from executor_client._blobs import IncomingBlobs
 from executor_client._execution import Execution
 from executor_client._limits import CANCEL_GRACE_S, CLOSE_TIMEOUT_S
 from executor_client._requests import InlineBudget, LimitsLike
+from executor_client._session_base import SessionBase
 from executor_client._tools import Answer, Tool
 from executor_client._tracing import current_trace
 from executor_client._values import unpack_or_opaque
@@ -35,22 +36,21 @@ from executor_client.errors import (
     UnavailableError,
 )
 from executor_client.events import ExecutionEvent
-from executor_client.results import ExecutionResult, FileInfo, FileList, Limits, PolicyRef, SessionInfo
+from executor_client.results import ExecutionResult, FileInfo, FileList, SessionInfo
 
 OnEvent = Callable[[ExecutionEvent], Awaitable[None] | None]
 
 
-class AsyncSession:
+class AsyncSession(SessionBase):
     """`Session` for asyncio. Host tools may be coroutine functions; others run in threads.
 
     A task that is cancelled in `execute` cancels the execution first.
     """
 
     def __init__(self, transport: AioTransport, info: SessionInfo, *, max_concurrent_tools: int) -> None:
+        super().__init__(info)
         self._transport = transport
         self.files = AsyncSessionFiles(transport, info.session_id)
-        self._info = info
-        self._generation = info.generation
         self._tools: dict[str, Tool] = {}
         self._tool_pool = AioToolPool(max_concurrent_tools=max_concurrent_tools)
         self._running: set[str] = set()
@@ -59,29 +59,6 @@ class AsyncSession:
 
     # -----------------------------------------------------------------------------------------------------------------
     # What it is
-
-    @property
-    def session_id(self) -> str:
-        return self._info.session_id
-
-    @property
-    def info(self) -> SessionInfo:
-        """The session as the daemon last described it; `refresh` asks again."""
-        return self._info
-
-    @property
-    def generation(self) -> int:
-        """The interpreter's number, as of the last execution or description: it rises when variables were lost."""
-        return self._generation
-
-    @property
-    def limits(self) -> Limits:
-        return self._info.limits
-
-    @property
-    def policy(self) -> PolicyRef:
-        """The policy that approved the session, or has tightened it since."""
-        return self._info.policy
 
     async def refresh(self) -> SessionInfo:
         """Asks the daemon how the session is."""
@@ -92,11 +69,6 @@ class AsyncSession:
         """Puts off the session's idle end."""
         request = pb.KeepAliveRequest(session_id=self.session_id)
         return self._described((await self._transport.call(self._transport.stub.KeepAlive, request)).session)
-
-    def _described(self, wire: types_pb2.Session) -> SessionInfo:
-        self._info = _convert.session_from_wire(wire)
-        self._generation = self._info.generation
-        return self._info
 
     # -----------------------------------------------------------------------------------------------------------------
     # Executions
@@ -313,9 +285,6 @@ class AsyncSession:
             # An error that is on its way out already says more; the daemon ends idle sessions by itself.
             if exc is None:
                 raise
-
-    def __repr__(self) -> str:
-        return f"<AsyncSession {self.session_id} generation {self._generation}>"
 
 
 def _cancelling() -> bool:

@@ -18,12 +18,13 @@ import grpc
 
 from executor_api.v1 import executor_service_pb2 as pb
 from executor_api.v1 import types_pb2
-from executor_client import _convert, _requests, _tools
+from executor_client import _requests, _tools
 from executor_client._assembler import EventGap, ToolRequest
 from executor_client._blobs import IncomingBlobs
 from executor_client._execution import Execution
 from executor_client._limits import CANCEL_GRACE_S, CLOSE_TIMEOUT_S
 from executor_client._requests import InlineBudget, LimitsLike
+from executor_client._session_base import SessionBase
 from executor_client._tool_calls import ToolCalls, ToolPool
 from executor_client._tools import Answer, Tool
 from executor_client._tracing import current_trace
@@ -39,22 +40,21 @@ from executor_client.errors import (
 )
 from executor_client.events import ExecutionEvent
 from executor_client.files import SessionFiles
-from executor_client.results import ExecutionResult, FileInfo, FileList, Limits, PolicyRef, SessionInfo
+from executor_client.results import ExecutionResult, FileInfo, FileList, SessionInfo
 
 OnEvent = Callable[[ExecutionEvent], None]
 
 
-class Session:
+class Session(SessionBase):
     """Made by `ExecutorClient.create_session` and `get_session`. As a context manager it is deleted at the end.
 
     Thread-safe; executions of one session run one after the other, in the daemon's order of arrival.
     """
 
     def __init__(self, transport: Transport, info: SessionInfo, *, max_concurrent_tools: int) -> None:
+        super().__init__(info)
         self._transport = transport
         self.files = SessionFiles(transport, info.session_id)
-        self._info = info
-        self._generation = info.generation
         self._tools: dict[str, Tool] = {}
         self._tool_pool = ToolPool(max_concurrent_tools=max_concurrent_tools)
         self._running: set[str] = set()
@@ -63,29 +63,6 @@ class Session:
 
     # -----------------------------------------------------------------------------------------------------------------
     # What it is
-
-    @property
-    def session_id(self) -> str:
-        return self._info.session_id
-
-    @property
-    def info(self) -> SessionInfo:
-        """The session as the daemon last described it; `refresh` asks again."""
-        return self._info
-
-    @property
-    def generation(self) -> int:
-        """The interpreter's number, as of the last execution or description: it rises when variables were lost."""
-        return self._generation
-
-    @property
-    def limits(self) -> Limits:
-        return self._info.limits
-
-    @property
-    def policy(self) -> PolicyRef:
-        """The policy that approved the session, or has tightened it since."""
-        return self._info.policy
 
     def refresh(self) -> SessionInfo:
         """Asks the daemon how the session is."""
@@ -96,11 +73,6 @@ class Session:
         """Puts off the session's idle end."""
         request = pb.KeepAliveRequest(session_id=self.session_id)
         return self._described(self._transport.call(self._transport.stub.KeepAlive, request).session)
-
-    def _described(self, wire: types_pb2.Session) -> SessionInfo:
-        self._info = _convert.session_from_wire(wire)
-        self._generation = self._info.generation
-        return self._info
 
     # -----------------------------------------------------------------------------------------------------------------
     # Executions
@@ -332,9 +304,6 @@ class Session:
             # An error that is on its way out already says more; the daemon ends idle sessions by itself.
             if exc is None:
                 raise
-
-    def __repr__(self) -> str:
-        return f"<Session {self.session_id} generation {self._generation}>"
 
 
 def _read_to_end(stream: Any) -> None:

@@ -3,7 +3,7 @@
 A tape is a directory of segments, `1`, `2`, …; a segment is a sequence of records, and a record is a frame of the guest
 channel: one that came, one that was sent, or one of the kinds below. The first record of each segment is a SNAPSHOT of
 all that is needed to read on without the segments before it, so one that is not needed any more can be removed, be it
-the first or not. What the records mean is the business of ledger.py.
+the first or not. What the records mean is the business of ledger_state.py.
 
 A write is done when the kernel has it: that outlives the daemon, though not the host, whose end takes the sandboxes
 along anyway. The last record may be torn, when the daemon was killed over it; it is cut off. A tape that can't be

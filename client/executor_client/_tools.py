@@ -19,7 +19,14 @@ from executor_api.values import DecodeError, EncodeError
 from executor_client._assembler import ToolRequest
 from executor_client._limits import TOOL_ERROR_CHARS_MAX
 from executor_client._values import pack, unpack
-from executor_client.errors import InvalidRequest, ReentrantExecution
+from executor_client.errors import (
+    ExecutorClientError,
+    InvalidRequest,
+    NotFoundError,
+    PreconditionError,
+    ReentrantExecution,
+    UnavailableError,
+)
 
 _DESCRIPTION_CHARS_MAX = 4_000
 """Below the wire's 16 KiB, whatever the characters."""
@@ -131,6 +138,18 @@ def failed(error: Exception) -> Answer:
     # A message may have come from anywhere; the wire takes only what is UTF-8.
     sendable = message[:TOOL_ERROR_CHARS_MAX].encode("utf-8", "backslashreplace").decode()
     return Answer(error=pb.ToolError(type=type_name, message=sendable))
+
+
+def instead_of(answer: Answer, refusal: ExecutorClientError) -> Answer | None:
+    """What to answer instead of what the daemon refused; None: nothing more. Raises the refusal when neither helps."""
+    is_of_call = isinstance(refusal, (PreconditionError, NotFoundError))
+    if is_of_call and refusal.reason != "TOOL_CALL_NOT_FOUND":
+        # The execution is over, or an earlier attempt arrived: the stream tells what became of it.
+        return None
+    if is_of_call or answer.error is not None or isinstance(refusal, UnavailableError):
+        raise refusal
+    # The daemon does not take the value. The program is told so, else it would wait until its time is up.
+    return failed(ToolRefusal("RuntimeError", f"the tool's result was refused: {refusal}"))
 
 
 # ---------------------------------------------------------------------------------------------------------------------

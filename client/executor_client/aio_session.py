@@ -31,7 +31,6 @@ from executor_client.errors import (
     ConnectionLost,
     ExecutorClientError,
     NotFoundError,
-    PreconditionError,
     ProtocolError,
     UnavailableError,
 )
@@ -170,16 +169,10 @@ class AsyncSession(SessionBase):
     async def _answer(self, execution_id: str, call_id: str, answer: Answer) -> None:
         try:
             await self._submit(execution_id, call_id, answer)
-        except (PreconditionError, NotFoundError) as error:
-            # The execution is over, or an earlier attempt arrived: the stream tells what became of it.
-            if error.reason == "TOOL_CALL_NOT_FOUND":
-                raise
         except ExecutorClientError as error:
-            if answer.error is not None or isinstance(error, UnavailableError):
-                raise
-            # The daemon does not take the value. The program is told so, else it would wait until its time is up.
-            refusal = _tools.ToolRefusal("RuntimeError", f"the tool's result was refused: {error}")
-            await self._answer(execution_id, call_id, _tools.failed(refusal))
+            other = _tools.instead_of(answer, error)
+            if other is not None:
+                await self._answer(execution_id, call_id, other)
 
     async def _submit(self, execution_id: str, call_id: str, answer: Answer) -> None:
         async def attempt() -> None:

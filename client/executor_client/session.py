@@ -34,7 +34,6 @@ from executor_client.errors import (
     ConnectionLost,
     ExecutorClientError,
     NotFoundError,
-    PreconditionError,
     ProtocolError,
     UnavailableError,
 )
@@ -189,16 +188,10 @@ class Session(SessionBase):
     def _answer(self, execution_id: str, call_id: str, answer: Answer) -> None:
         try:
             self._submit(execution_id, call_id, answer)
-        except (PreconditionError, NotFoundError) as error:
-            # The execution is over, or an earlier attempt arrived: the stream tells what became of it.
-            if error.reason == "TOOL_CALL_NOT_FOUND":
-                raise
         except ExecutorClientError as error:
-            if answer.error is not None or isinstance(error, UnavailableError):
-                raise
-            # The daemon does not take the value. The program is told so, else it would wait until its time is up.
-            refusal = _tools.ToolRefusal("RuntimeError", f"the tool's result was refused: {error}")
-            self._answer(execution_id, call_id, _tools.failed(refusal))
+            other = _tools.instead_of(answer, error)
+            if other is not None:
+                self._answer(execution_id, call_id, other)
 
     def _submit(self, execution_id: str, call_id: str, answer: Answer) -> None:
         def attempt() -> None:

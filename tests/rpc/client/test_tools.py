@@ -12,7 +12,7 @@ import pytest
 
 from executor_api import values
 from executor_api.v1 import types_pb2 as types
-from executor_client import ReentrantExecution, Tool, UnavailableError
+from executor_client import NotFoundError, ReentrantExecution, Tool, UnavailableError
 from tests.support.fake_daemon import Answered, Cut, FakeDaemon, Refusal, log, result, tool_call
 
 NOTE: contextvars.ContextVar[str] = contextvars.ContextVar("NOTE", default="unset")
@@ -147,12 +147,21 @@ def test_value_that_the_daemon_refuses_becomes_an_error_of_the_call(session: Any
     assert kind == "RuntimeError" and "too large" in message
 
 
-def test_answer_that_cannot_be_given_ends_the_execution(session: Any, daemon: FakeDaemon) -> None:
+@pytest.mark.parametrize(
+    ("refusal", "error"),
+    [
+        (Refusal(grpc.StatusCode.UNAVAILABLE, "BACKEND_UNAVAILABLE", "gone"), UnavailableError),
+        (Refusal(grpc.StatusCode.NOT_FOUND, "TOOL_CALL_NOT_FOUND", "gone"), NotFoundError),
+    ],
+)
+def test_answer_that_cannot_be_given_ends_the_execution(
+    session: Any, daemon: FakeDaemon, refusal: Refusal, error: type[Exception]
+) -> None:
     """Else the program would wait for it, and `execute` for the program."""
-    daemon.refusals["SubmitToolResult"].append(Refusal(grpc.StatusCode.UNAVAILABLE, "BACKEND_UNAVAILABLE", "gone"))
+    daemon.refusals["SubmitToolResult"].append(refusal)
     session.register_tools({"tool": lambda: 1})
     daemon.journal = [tool_call("tool"), Answered(), result()]
-    with pytest.raises(UnavailableError, match="gone"):
+    with pytest.raises(error, match="gone"):
         session.execute("code")
     assert "CancelExecution" in daemon.names()
 

@@ -7,12 +7,17 @@ script relies on is not in it, and fills what it reads there into its next code.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from smolagents import ChatMessage, Model
-from smolagents.models import MessageRole
+from smolagents.models import (
+    ChatMessageStreamDelta,
+    ChatMessageToolCall,
+    ChatMessageToolCallFunction,
+    MessageRole,
+)
 
 
 class ScriptError(Exception):
@@ -21,16 +26,18 @@ class ScriptError(Exception):
 
 @dataclass(frozen=True)
 class Reply:
-    """One reply of the model.
+    """One reply of the model: a thought, and code or calls of tools; a thought alone, when a plan is asked for.
 
     Each of `expects` must be in the observation. Each of `reads` is a pattern with one group, found in the
-    observation; what the group holds takes the place of `<<name>>` in the code.
+    observation; what the group holds takes the place of `<<name>>` in thought, code and arguments. `calls` are for a
+    `ToolCallingAgent`: the names of tools, each with its arguments.
     """
 
     thought: str
-    code: str
+    code: str = ""
     expects: Sequence[str] = ()
     reads: Mapping[str, str] = field(default_factory=dict)
+    calls: Sequence[tuple[str, Mapping[str, str]]] = ()
 
 
 class ScriptedModel(Model):  # type: ignore[misc]  # smolagents is untyped
@@ -50,29 +57,54 @@ class ScriptedModel(Model):  # type: ignore[misc]  # smolagents is untyped
             raise ScriptError(f"the script of {self.model_id} has {len(self._replies)} replies and was asked for more")
         reply = self._replies[self._given]
         self._given += 1
-        code = _fill(reply, _last_observation(messages))
-        return ChatMessage(role=MessageRole.ASSISTANT, content=f"Thought: {reply.thought}\n<code>\n{code}\n</code>")
+        fill = _Filling(reply, _last_observation(messages))
+        content = fill(reply.thought)
+        if reply.code:
+            content = f"Thought: {content}\n<code>\n{fill(reply.code.strip())}\n</code>"
+        calls = [
+            ChatMessageToolCall(
+                ChatMessageToolCallFunction({key: fill(value) for key, value in arguments.items()}, name),
+                id=f"call_{self._given}_{number}",
+                type="function",
+            )
+            for number, (name, arguments) in enumerate(reply.calls)
+        ]
+        return ChatMessage(role=MessageRole.ASSISTANT, content=content, tool_calls=calls or None)
+
+    def generate_stream(self, messages: Sequence[Any], *args: Any, **kwargs: Any) -> Iterator[ChatMessageStreamDelta]:
+        """The same, a line at a time; for replies without `calls`."""
+        for line in self.generate(messages).content.splitlines(keepends=True):
+            yield ChatMessageStreamDelta(content=line)
 
 
 def _last_observation(messages: Sequence[Any]) -> str:
-    """All the text that came after the model's own last words."""
+    """All the text that came after the model's own last words, which smolagents repeats as a call of a tool."""
     texts: list[str] = []
     for message in reversed(messages):
         if message.role == MessageRole.ASSISTANT:
             break
+        if message.role == MessageRole.TOOL_CALL:
+            continue
         content = message.content if isinstance(message.content, list) else [{"type": "text", "text": message.content}]
         texts.extend(part["text"] for part in content if part["type"] == "text")
     return "\n".join(reversed(texts))
 
 
-def _fill(reply: Reply, observation: str) -> str:
-    for expected in reply.expects:
-        if expected not in observation:
-            raise ScriptError(f"{expected!r} is not in the observation:\n{observation}")
-    code = reply.code.strip()
-    for name, pattern in reply.reads.items():
-        found = re.search(pattern, observation)
-        if found is None:
-            raise ScriptError(f"nothing like {pattern!r} is in the observation:\n{observation}")
-        code = code.replace(f"<<{name}>>", found[1])
-    return code
+class _Filling:
+    """What a reply reads in an observation, ready to be filled into its text."""
+
+    def __init__(self, reply: Reply, observation: str) -> None:
+        for expected in reply.expects:
+            if expected not in observation:
+                raise ScriptError(f"{expected!r} is not in the observation:\n{observation}")
+        self._found: dict[str, str] = {}
+        for name, pattern in reply.reads.items():
+            found = re.search(pattern, observation)
+            if found is None:
+                raise ScriptError(f"nothing like {pattern!r} is in the observation:\n{observation}")
+            self._found[name] = found[1]
+
+    def __call__(self, text: str) -> str:
+        for name, value in self._found.items():
+            text = text.replace(f"<<{name}>>", value)
+        return text

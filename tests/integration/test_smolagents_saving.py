@@ -61,6 +61,37 @@ def test_the_plain_class_with_our_executor_never_comes_back_local(daemon: Daemon
     assert "pandas" in loaded.python_executor.additional_authorized_imports
 
 
+def test_a_token_for_the_loaded_agents_leaves_their_saved_settings_as_they_are(daemon: Daemon) -> None:
+    model = smolagents.InferenceClientModel("some/model", token="hf-secret")
+    kwargs = {**daemon.access, **SETTINGS}
+    helper = CodeAgent([], model, name="helper", description="helps", executor_kwargs=kwargs)
+    local = smolagents.CodeAgent([], model, name="local", description="runs here")
+    saved = CodeAgent([], model, managed_agents=[helper, local], executor_kwargs=kwargs).to_dict()
+    loaded = CodeAgent.from_dict(saved, executor_kwargs={"token": daemon.token})
+    assert isinstance(loaded.managed_agents["local"].python_executor, smolagents.LocalPythonExecutor)
+    for agent in (loaded, loaded.managed_agents["helper"]):
+        with agent:
+            assert agent.executor_kwargs == {"address": daemon.address, "token": daemon.token, **SETTINGS}
+            assert agent.python_executor("6 * 7").output == 42
+
+
+@takes_executor
+def test_a_local_manager_does_not_make_its_agents_local(daemon: Daemon) -> None:
+    """smolagents hands the manager's executor type and imports down to the agents that it manages."""
+    model = smolagents.InferenceClientModel("some/model", token="hf-secret")
+    ours = CodeAgent([], model, name="ours", description="helps", executor_kwargs={**daemon.access, **SETTINGS})
+    executor = RemoteExecutor(["pandas"], **daemon.access, **SETTINGS)
+    plain = smolagents.CodeAgent([], model, name="plain", description="helps", executor=executor)
+    saved = smolagents.CodeAgent([], model, managed_agents=[ours, plain]).to_dict()
+    loaded = smolagents.CodeAgent.from_dict(saved)
+    assert isinstance(loaded.python_executor, smolagents.LocalPythonExecutor)
+    for agent in loaded.managed_agents.values():
+        assert isinstance(agent.python_executor, RemoteExecutor)
+        assert agent.python_executor.saved_kwargs() == {"address": daemon.address, **SETTINGS}
+    assert "pandas" in loaded.managed_agents["plain"].python_executor.additional_authorized_imports
+    assert "pandas" not in loaded.managed_agents["ours"].python_executor.additional_authorized_imports
+
+
 def test_smolagents_coming_entry_point_is_the_class_itself() -> None:
     (entry,) = metadata.entry_points(group="smolagents.executors", name="remote")
     executor = entry.load()(["pandas"], None, limits={"wall_time_s": 5})

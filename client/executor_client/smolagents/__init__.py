@@ -18,6 +18,7 @@ from executor_client.smolagents.agent import (
 )
 from executor_client.smolagents.executor import RemoteCodeOutput, RemoteExecutor
 from executor_client.smolagents.failures import CodeExecutionError, DaemonLost
+from executor_client.smolagents.interpreter_tool import RemotePythonInterpreterTool
 
 CodeAgent = RemoteCodeAgent
 
@@ -28,6 +29,7 @@ __all__ = [
     "RemoteCodeAgent",
     "RemoteCodeOutput",
     "RemoteExecutor",
+    "RemotePythonInterpreterTool",
     "register",
     "unregister",
 ]

@@ -29,6 +29,11 @@ _UPSTREAM_INIT = smolagents.CodeAgent.__init__
 _UPSTREAM_CREATE = smolagents.CodeAgent.create_python_executor
 _UPSTREAM_TO_DICT = smolagents.CodeAgent.to_dict
 
+# What `smolagents.CodeAgent.from_dict` passes on of itself to the `from_dict` of each agent that it manages.
+_EXECUTOR_SETTINGS = frozenset({"executor_type", "additional_authorized_imports", "max_print_outputs_length"})
+_HANDED_DOWN = frozenset({"executor_type", "additional_authorized_imports"})
+_NEVER_SAVED = ("token", "client")
+
 
 class RemoteCodeAgent(smolagents.CodeAgent):  # type: ignore[misc]  # smolagents is untyped
     """smolagents' `CodeAgent` with `executor_type="remote"`, its default here. Managed agents are allowed.
@@ -51,6 +56,26 @@ class RemoteCodeAgent(smolagents.CodeAgent):  # type: ignore[misc]  # smolagents
         name = type(self).__name__
         ours = f"from {type(self).__module__.removesuffix('.agent')} import {name}\nfrom smolagents import GradioUI, "
         app.write_text(text.replace(f"from smolagents import GradioUI, {name}, ", ours, 1), encoding="utf-8")
+
+    @classmethod
+    def from_dict(cls, agent_dict: dict[str, Any], **kwargs: Any) -> Any:
+        """Makes an agent, and those it manages, from what `to_dict` gave.
+
+        `executor_kwargs` that are given, as a token must be, are added to the saved ones, and reach managed agents of
+        this class too. smolagents alone puts them in the place of all that was saved, limits included, and gives each
+        managed agent the executor, the arguments and the imports of its manager.
+        """
+        given = kwargs.pop("executor_kwargs", None) or {}
+        if kwargs.keys() >= _HANDED_DOWN:
+            # From a manager of smolagents' own class. A sandbox must not become "local" by that.
+            kwargs = {name: value for name, value in kwargs.items() if name not in _EXECUTOR_SETTINGS}
+            given = {name: given[name] for name in _NEVER_SAVED if name in given}
+        managed = [_managed_from_dict(each, given, kwargs) for each in agent_dict["managed_agents"]]
+        own = agent_dict.get("executor_kwargs") or {}
+        return super().from_dict(
+            {**agent_dict, "managed_agents": []},
+            **{"managed_agents": managed, **kwargs, "executor_kwargs": {**own, **given}},
+        )
 
 
 def register() -> None:
@@ -84,6 +109,9 @@ def name_executor_when_saved() -> None:
         executor = self.python_executor
         if isinstance(executor, RemoteExecutor):
             saved["executor_type"] = EXECUTOR_TYPE
+            if type(self) is smolagents.CodeAgent:
+                # As a managed agent it would be given its manager's executor, which may be the local one.
+                saved["class"] = RemoteCodeAgent.__name__
             saved["executor_kwargs"] = executor.saved_kwargs()
             imports = {*saved["authorized_imports"], *executor.additional_authorized_imports}
             saved["authorized_imports"] = sorted(imports)
@@ -101,6 +129,19 @@ def find_managed_agents_by_class() -> None:
         registry[RemoteCodeAgent.__name__] = RemoteCodeAgent
     else:  # before 1.25 it takes them from its module
         setattr(smolagents_agents, RemoteCodeAgent.__name__, RemoteCodeAgent)
+
+
+def _managed_from_dict(agent_dict: dict[str, Any], executor_kwargs: dict[str, Any], kwargs: dict[str, Any]) -> Any:
+    """A managed agent with its own settings; more arguments for its executor if that is ours."""
+    name = agent_dict["class"]
+    registry = getattr(smolagents_agents, "AGENT_REGISTRY", None)
+    found = registry.get(name) if registry is not None else getattr(smolagents_agents, name, None)
+    is_agent = isinstance(found, type) and issubclass(found, smolagents.MultiStepAgent)
+    if not is_agent:
+        raise ValueError(f"Unknown agent class {name!r}: import what defines it before the agent is loaded")
+    if issubclass(found, RemoteCodeAgent):
+        kwargs = {**kwargs, "executor_kwargs": executor_kwargs}
+    return found.from_dict(agent_dict, **kwargs)
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -1,0 +1,111 @@
+"""`RemotePythonInterpreterTool`: smolagents' `PythonInterpreterTool`, with the code in a sandbox.
+
+For a `ToolCallingAgent`, which has no executor: there the interpreter is a tool like others. What the model sees is
+what it sees of smolagents' own (name, inputs, the form of the result); what differs is where the code runs, that
+variables are kept from call to call, and that the tool owns a session, which somebody must end.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Mapping
+from typing import Any, Self
+
+import smolagents
+from smolagents.utils import BASE_BUILTIN_MODULES
+
+from executor_client.smolagents.executor import RemoteExecutor
+from executor_client.smolagents.failures import CodeExecutionError
+
+_WALL_TIME = "wall_time_s"
+
+# What a saved tool is loaded from. smolagents takes the first class that it finds in the module, by name.
+_SAVED = """\
+import executor_client.smolagents
+
+
+class {name}(executor_client.smolagents.RemotePythonInterpreterTool):
+    def __init__(self):
+        super().__init__(authorized_imports={imports!r}, **{settings!r})
+"""
+
+
+class RemotePythonInterpreterTool(smolagents.Tool):  # type: ignore[misc]  # smolagents is untyped
+    """A tool `python_interpreter` that runs code in a sandbox of the daemon.
+
+    `authorized_imports` come on top of the modules that smolagents always allows. `timeout_seconds` is the wall time of
+    one call, the policy's by default. All else is as for `RemoteExecutor`: `address`, `token`, `image`, `limits` and so
+    on. Calls from several threads, as those of one reply of the model, wait for each other.
+
+    A call raises `CodeExecutionError` when the code failed, which the agent tells the model, and `DaemonLost` when the
+    daemon did, which ends the run. The session ends with `cleanup()` or the `with` block, or when it is idle too long;
+    a tool that is used again starts a new one.
+    """
+
+    name = "python_interpreter"
+    description = (
+        "This is a tool that evaluates python code in a sandbox. It can be used to perform calculations. "
+        "Variables, functions and imports are kept from one call to the next."
+    )
+    inputs = {"code": {"type": "string", "description": "The python code to run in interpreter"}}  # noqa: RUF012
+    output_type = "string"
+
+    def __init__(
+        self,
+        *,
+        authorized_imports: Iterable[str] | None = None,
+        timeout_seconds: float | None = None,
+        limits: Mapping[str, Any] | None = None,
+        **executor_kwargs: Any,
+    ) -> None:
+        limits = dict(limits or {})
+        if timeout_seconds is not None:
+            if _WALL_TIME in limits:
+                raise ValueError(f"timeout_seconds and limits[{_WALL_TIME!r}] say the same: pass either")
+            limits[_WALL_TIME] = timeout_seconds
+        additional = sorted(set(authorized_imports or ()) - set(BASE_BUILTIN_MODULES))
+        self.authorized_imports = sorted({*BASE_BUILTIN_MODULES, *additional})
+        self.inputs = {
+            "code": {
+                "type": "string",
+                "description": (
+                    "The code snippet to evaluate. What it prints and the value of its last statement are returned. "
+                    f"It can only import the following python libraries: {self.authorized_imports}."
+                ),
+            }
+        }
+        self.executor = RemoteExecutor(additional, limits=limits or None, **executor_kwargs)
+        self._one_at_a_time = threading.Lock()
+        super().__init__()
+
+    def forward(self, code: str) -> str:
+        with self._one_at_a_time:
+            try:
+                output = self.executor(code)
+            except CodeExecutionError as error:
+                # smolagents shows the model nothing but the error's text.
+                printed = self.executor.state["_print_outputs"]
+                if not printed:
+                    raise
+                raise CodeExecutionError(f"{error}\nStdout before the failure:\n{printed}", error.outcome) from error
+        return f"Stdout:\n{output.logs}\nOutput: {output.output}"
+
+    def cleanup(self) -> None:
+        """Ends the session, once no call is under way. Idempotent."""
+        with self._one_at_a_time:
+            self.executor.cleanup()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.cleanup()
+
+    def to_dict(self) -> dict[str, Any]:
+        """What a saved agent gets this tool back from: in a sandbox again, with the same settings and no token."""
+        code = _SAVED.format(
+            name=type(self).__name__,
+            imports=self.executor.additional_authorized_imports,
+            settings=self.executor.saved_kwargs(),
+        )
+        return {"name": self.name, "code": code, "requirements": ["remote-executor[smolagents]", "smolagents"]}

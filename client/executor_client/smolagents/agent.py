@@ -135,8 +135,8 @@ def _managed_from_dict(agent_dict: dict[str, Any], executor_kwargs: dict[str, An
     """A managed agent with its own settings; more arguments for its executor if that is ours."""
     name = agent_dict["class"]
     registry = getattr(smolagents_agents, "AGENT_REGISTRY", None)
-    found = registry.get(name) if registry is not None else getattr(smolagents_agents, name, None)
-    is_agent = isinstance(found, type) and issubclass(found, smolagents.MultiStepAgent)
+    found: Any = registry.get(name) if registry is not None else getattr(smolagents_agents, name, None)
+    is_agent: bool = isinstance(found, type) and issubclass(found, smolagents.MultiStepAgent)
     if not is_agent:
         raise ValueError(f"Unknown agent class {name!r}: import what defines it before the agent is loaded")
     if issubclass(found, RemoteCodeAgent):

@@ -9,20 +9,24 @@ from __future__ import annotations
 from executor_api.v1 import executor_service_pb2 as pb
 from executor_client import _convert
 from executor_client._limits import FILE_BYTES_MAX, PIECE_BYTES
-from executor_client.errors import ProtocolError
+from executor_client.errors import InvalidRequest, ProtocolError
 from executor_client.results import FileInfo
 
 
 class FileReader:
     """Feed it the messages of a GetFile stream, keep the pieces that it gives back, and `finish`."""
 
-    def __init__(self, *, tar: bool = False) -> None:
+    def __init__(self, *, tar: bool = False, max_bytes: int | None = None) -> None:
         self.is_tar = tar
+        self._max_bytes = max_bytes
         self._info: FileInfo | None = None
         self._received_bytes = 0
 
     def feed(self, message: pb.GetFileResponse) -> bytes:
-        """The next piece; empty for the announcement. Raises ProtocolError when it does not fit what was announced."""
+        """The next piece; empty for the announcement.
+
+        Raises ProtocolError when it does not fit what was announced, InvalidRequest when more than `max_bytes` were.
+        """
         if message.HasField("file"):
             self._announce(_convert.file_from_wire(message.file))
             return b""
@@ -51,4 +55,8 @@ class FileReader:
             raise ProtocolError(f"a {'directory' if info.is_directory else 'file'} came that was not asked for")
         if not self.is_tar and info.size_bytes > FILE_BYTES_MAX:
             raise ProtocolError(f"the file has {info.size_bytes} bytes, accepted are {FILE_BYTES_MAX}")
+        if self._max_bytes is not None and info.size_bytes > self._max_bytes:
+            raise InvalidRequest(
+                f"{info.path!r} has {info.size_bytes} bytes, more than the {self._max_bytes} asked for"
+            )
         self._info = info

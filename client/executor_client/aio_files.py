@@ -56,11 +56,11 @@ class AsyncSessionFiles:
 
         return await self._transport.repeat(attempt)
 
-    async def read(self, path: str) -> bytes:
-        """Reads a file of the workspace."""
+    async def read(self, path: str, *, max_bytes: int | None = None) -> bytes:
+        """Reads a file of the workspace. Raises InvalidRequest for one of more than `max_bytes`, before it is read."""
 
         async def attempt() -> bytes:
-            reader = FileReader()
+            reader = FileReader(max_bytes=max_bytes)
             content = bytearray()
             async with contextlib.aclosing(self._pieces(reader, path)) as pieces:
                 async for piece in pieces:

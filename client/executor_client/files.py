@@ -61,11 +61,11 @@ class SessionFiles:
 
         return self._transport.repeat(attempt)
 
-    def read(self, path: str) -> bytes:
-        """Reads a file of the workspace."""
+    def read(self, path: str, *, max_bytes: int | None = None) -> bytes:
+        """Reads a file of the workspace. Raises InvalidRequest for one of more than `max_bytes`, before it is read."""
 
         def attempt() -> bytes:
-            reader = FileReader()
+            reader = FileReader(max_bytes=max_bytes)
             content = bytearray()
             for piece in self._pieces(reader, path):
                 content += piece

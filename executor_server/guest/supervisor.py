@@ -45,6 +45,8 @@ _MAX_BOOT_FAILURES = 3
 _INLINE_TOTAL_BYTES = 512 * 1024
 # Of variables got at one time: a name takes up to 12 bytes for a character in the frame that lists them.
 _MAX_NAMES_CHARS = 128 * 1024
+# Of the prelude's statement that failed.
+_STATEMENT_CHARS = 200
 _POLL_TIME_S = 60.0
 # The children are started when the daemon has been quiet for so long, at first or after it connected: a new session
 # does not have to wait for them.
@@ -451,9 +453,7 @@ class Supervisor:
         self._next_job()
 
     def _end_prelude(self, outcome: str, detail: Optional[Detail]) -> None:
-        failed = (
-            "" if outcome == "succeeded" else f"the prelude ended as {outcome}: {(detail or {}).get('message', '')}"
-        )
+        failed = "" if outcome == "succeeded" else _prelude_failure(outcome, detail or {})
         op, self._configuring = self._configuring, None
         if op is not None:
             if failed:
@@ -503,6 +503,14 @@ class Supervisor:
         else:
             run.output = output  # closed with the run
             self._channel.send(Kind.RESULT, head, details)
+
+
+def _prelude_failure(outcome: str, detail: Detail) -> str:
+    """One line: nobody sees the prelude's traceback, or what it printed."""
+    statement = detail.get("statement", "").split("\n", 1)[0][:_STATEMENT_CHARS]
+    place = f" at '{statement}'" if statement else ""
+    cause = ": ".join(part for part in (detail.get("type", ""), detail.get("message", "")) if part)
+    return f"the prelude ended as {outcome}{place}: {cause}"
 
 
 def _listed_variables(head: Fields, body: bytes) -> list[Fields]:

@@ -38,9 +38,17 @@ from executor_client import (
 )
 from executor_client._convert import limits_to_wire
 from executor_client.smolagents.console import LogStream
-from executor_client.smolagents.failures import CodeExecutionError, DaemonLost, describe, describe_lost_session
+from executor_client.smolagents.failures import (
+    CodeExecutionError,
+    DaemonLost,
+    InPlaceAgain,
+    describe,
+    describe_lost_session,
+    describe_restart,
+)
 from executor_client.smolagents.host_tools import host_tools, unwrapped
 from executor_client.smolagents.lease import SessionGone, SessionLease, SessionRequest
+from executor_client.smolagents.page import PAGE_EXPRESSION, Page, read_page
 
 _log = logging.getLogger(__name__)
 
@@ -71,6 +79,9 @@ class RemoteExecutor(PythonExecutor):  # type: ignore[misc]  # smolagents is unt
     the local daemon's own; `image` and `limits` to the policy's. `logger`, an agent's, shows prints as they come. A
     `client` that is passed in is used instead of a new one, and is not closed.
 
+    `prelude` is code that runs before anything else in each interpreter of each session, under the same rules as the
+    agent's code, authorized imports included. What it defines is there for the agent's code.
+
     Raises `InvalidRequest` for limits that there are not. What the policy does not grant is refused at first use, which
     is before the model is asked anything: `PolicyViolationError` then lists all of it.
 
@@ -87,6 +98,7 @@ class RemoteExecutor(PythonExecutor):  # type: ignore[misc]  # smolagents is unt
         tls: TlsConfig | bool | None = None,
         image: str | None = None,
         limits: Mapping[str, Any] | Limits | None = None,
+        prelude: str = "",
         tool_placement: str = "host",
         max_print_outputs_length: int | None = None,
         client: ExecutorClient | None = None,
@@ -107,12 +119,13 @@ class RemoteExecutor(PythonExecutor):  # type: ignore[misc]  # smolagents is unt
         self._tls = tls
         self._image = image
         self._limits = dict(limits or {})
+        self._prelude = prelude
         self._tool_placement = tool_placement
         self._notice = ""
         self._lease = SessionLease(
             (lambda: client) if client is not None else (lambda: ExecutorClient(address, token=token, tls=tls)),
             owns_client=client is None,
-            request=SessionRequest(image, tuple(additional_authorized_imports), self._limits),
+            request=SessionRequest(image, tuple(additional_authorized_imports), self._limits, prelude),
         )
 
     def send_variables(self, variables: Mapping[str, Any]) -> None:
@@ -132,9 +145,11 @@ class RemoteExecutor(PythonExecutor):  # type: ignore[misc]  # smolagents is unt
         self.state["_print_outputs"] = ""
         self.last_images = []
         try:
+            if self._lease.restore():
+                self._note(describe_restart(self._in_place_again))
             result = self._lease.execute(code_action, lambda session: self._run(session, code_action))
         except SessionGone as gone:
-            lost_session = describe_lost_session(gone.reason, self._lease.variable_names)
+            lost_session = describe_lost_session(gone.reason, self._in_place_again)
             raise CodeExecutionError(f"Code execution failed. {lost_session}", Outcome.LOST) from gone
         except InvalidRequest as error:
             raise CodeExecutionError(f"Code execution failed: {error.message}") from error
@@ -145,9 +160,30 @@ class RemoteExecutor(PythonExecutor):  # type: ignore[misc]  # smolagents is unt
             raise DaemonLost(f"the execution service {what}: {error}") from error
         logs = self._keep(result)
         if not result.succeeded and not result.is_final_answer:
-            text = describe(result, code_action, self._lease.limits, self._lease.variable_names)
+            text = describe(result, code_action, self._lease.limits, self._in_place_again)
             raise CodeExecutionError(text, result.outcome)
         return RemoteCodeOutput(output=result.output, logs=logs, is_final_answer=result.is_final_answer)
+
+    def evaluate(self, expression: str, *, timeout_s: float | None = None) -> Any:
+        """The value of an expression, between two steps: for step callbacks; see `Session.evaluate`.
+
+        Neither the logs and images of the last step nor the tools are touched, and no session is begun for it. Raises
+        EvaluationError when there is no value, whatever the reason: the expression failed, the agent's code has not run
+        yet, or runs just now, the session or the daemon is gone. Raises InvalidRequest for what is no expression.
+        """
+        return self._lease.evaluate(expression, timeout_s)
+
+    def page(self, *, timeout_s: float | None = None) -> Page | None:
+        """What the browser that helium drives in the session shows; None when it has opened no page yet.
+
+        Raises EvaluationError as `evaluate` does.
+        """
+        return read_page(self.evaluate(PAGE_EXPRESSION, timeout_s=timeout_s))
+
+    def screenshot(self, *, timeout_s: float | None = None) -> PIL.Image.Image | None:
+        """The picture of `page()`."""
+        page = self.page(timeout_s=timeout_s)
+        return None if page is None else page.image
 
     def cleanup(self) -> None:
         """Ends the session. Idempotent; an executor that is used again starts a new one."""
@@ -174,6 +210,8 @@ class RemoteExecutor(PythonExecutor):  # type: ignore[misc]  # smolagents is unt
             saved["image"] = self._image
         if self._limits:
             saved["limits"] = dict(self._limits)
+        if self._prelude:
+            saved["prelude"] = self._prelude
         if self._tool_placement != "host":
             saved["tool_placement"] = self._tool_placement
         if self.max_print_outputs_length != MAX_PRINT_OUTPUTS_LENGTH:
@@ -182,12 +220,20 @@ class RemoteExecutor(PythonExecutor):  # type: ignore[misc]  # smolagents is unt
 
     # Helpers, in order of use
 
+    @property
+    def _in_place_again(self) -> InPlaceAgain:
+        return InPlaceAgain(self._lease.variable_names, prelude=bool(self._prelude))
+
     def _noting(self, send: Callable[[], None]) -> None:
         """Between two runs a session may have come to its end: the next observation says so, and the run goes on."""
         try:
             send()
         except SessionGone as gone:
-            self._notice = f"Note: {describe_lost_session(gone.reason, self._lease.variable_names)}"
+            self._note(describe_lost_session(gone.reason, self._in_place_again))
+
+    def _note(self, text: str) -> None:
+        """The next observation says it first."""
+        self._notice = "\n".join(part for part in (self._notice, f"Note: {text}") if part)
 
     def _run(self, session: Session, code: str) -> ExecutionResult:
         stream = None if self.logger is None else LogStream(self.logger, self.max_print_outputs_length)
@@ -213,7 +259,7 @@ class RemoteExecutor(PythonExecutor):  # type: ignore[misc]  # smolagents is unt
             return
         text = f"{event.used:,} of the {event.budget:,} {event.limit} that the policy allows are used up"
         if event.limit.startswith("session_"):
-            self._notice = "\n".join(part for part in (self._notice, f"Note: {text}") if part)
+            self._note(text)
         if self.logger is None:
             _log.warning("%s", text)
         else:

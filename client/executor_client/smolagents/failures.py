@@ -11,6 +11,7 @@ are tuned, then a short traceback, then what became of the variables.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from smolagents.local_python_executor import InterpreterError
 from smolagents.utils import AgentError
@@ -44,29 +45,43 @@ class DaemonLost(BaseException):
     """
 
 
-def describe(result: ExecutionResult, code: str, limits: Limits, restored: Iterable[str]) -> str:
-    """The whole observation for an execution that did not succeed. `restored` names the variables put back."""
-    parts = [headline(result, code, limits), short_traceback(result), _aftermath(result.state, restored)]
+@dataclass(frozen=True)
+class InPlaceAgain:
+    """What a new interpreter or session is given without the agent's doing, besides the tools."""
+
+    variables: Iterable[str] = ()
+    prelude: bool = False
+
+
+def describe(result: ExecutionResult, code: str, limits: Limits, again: InPlaceAgain) -> str:
+    """The whole observation for an execution that did not succeed."""
+    parts = [headline(result, code, limits), short_traceback(result), _aftermath(result.state, again)]
     return "\n".join(part for part in parts if part)
 
 
-def describe_lost_session(reason: str, restored: Iterable[str]) -> str:
+def describe_lost_session(reason: str, again: InPlaceAgain) -> str:
     """What to say when the session of the steps before is gone and there is no result that tells how."""
-    return f"The session of the steps before is gone ({reason}). {_aftermath(VariablesState.LOST, restored)}"
+    return f"The session of the steps before is gone ({reason}). {_aftermath(VariablesState.LOST, again)}"
+
+
+def describe_restart(again: InPlaceAgain) -> str:
+    """What to say when the interpreter was replaced between two steps."""
+    return _aftermath(VariablesState.RESET, again)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Variables
 
 
-def _aftermath(state: VariablesState, restored: Iterable[str]) -> str:
+def _aftermath(state: VariablesState, again: InPlaceAgain) -> str:
     if state is VariablesState.KEPT:
         return "Variables, functions and imports defined before the failure are kept."
     replaced = "interpreter had to be restarted" if state is VariablesState.RESET else "sandbox had to be replaced"
-    names = sorted(restored)
+    names = sorted(again.variables)
     listed = ", ".join(names[:NAMES_LISTED_MAX]) + (" and others" if len(names) > NAMES_LISTED_MAX else "")
     back = f"the tools and the variables given with the task ({listed})" if names else "the tools"
+    prelude = " The code that prepares the session has run again." if again.prelude else ""
     return (
         f"The {replaced}: all variables, functions and imports that your code defined, in this step or before, are "
-        f"lost and must be defined again. In place again: {back}."
+        f"lost and must be defined again. In place again: {back}.{prelude}"
     )

@@ -14,8 +14,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from executor_client import (
+    EvaluationError,
     ExecutionResult,
     ExecutorClient,
+    ExecutorClientError,
+    InvalidRequest,
     Limits,
     NotFoundError,
     PreconditionError,
@@ -47,6 +50,8 @@ class SessionRequest:
     image: str | None
     authorized_imports: tuple[str, ...]
     limits: Mapping[str, Any]
+    prelude: str = ""
+    """Runs after our own, whenever that does."""
 
 
 @dataclass
@@ -98,7 +103,7 @@ class SessionLease:
                     image=self._request.image,
                     authorized_imports=self._request.authorized_imports,
                     limits=self._request.limits or None,
-                    prelude=PRELUDE,
+                    prelude=PRELUDE + self._request.prelude,
                 )
             )
             if self._contents.tools is not None:
@@ -151,6 +156,33 @@ class SessionLease:
             self._generation = result.generation
             self._restore_variables(session)
         return result
+
+    def evaluate(self, expression: str, timeout_s: float | None) -> Any:
+        """The value of an expression in the session that there is; makes none, and replaces none.
+
+        Raises EvaluationError whatever goes wrong, but for an InvalidRequest, which is the caller's own mistake.
+        """
+        session = self._session
+        if session is None:
+            raise EvaluationError("there is no session: no code has run yet, or its session has come to its end")
+        try:
+            return session.evaluate(expression, timeout_s=timeout_s)
+        except (EvaluationError, InvalidRequest):
+            raise
+        except ExecutorClientError as error:
+            raise EvaluationError(f"the session cannot evaluate it: {error}", reason=error.reason) from error
+
+    def restore(self) -> bool:
+        """Puts the variables back if the interpreter was replaced outside of any step; whether it was.
+
+        The result that told of it was an evaluation's, and the agent has not seen that.
+        """
+        session = self._session
+        if session is None or session.generation == self._generation:
+            return False
+        self._generation = session.generation
+        self._restore_variables(session)
+        return True
 
     def note_warning(self, limit: str) -> bool:
         """Whether this is the session's first warning of the limit."""

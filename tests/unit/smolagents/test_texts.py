@@ -14,7 +14,7 @@ from smolagents.utils import AgentError
 from executor_client import ErrorDetail, ExecutionResult, Limits, Outcome, VariablesState
 from executor_client._failure_text import TRACEBACK_LINES_MAX
 from executor_client.smolagents.console import LINE_CHARS_MAX, LogStream, escape
-from executor_client.smolagents.failures import CodeExecutionError, describe
+from executor_client.smolagents.failures import CodeExecutionError, InPlaceAgain, describe
 from executor_client.smolagents.lease import PRELUDE
 
 LIMITS = Limits(memory_bytes=2**20)
@@ -26,7 +26,7 @@ def failure(outcome: Outcome, *, state: VariablesState = VariablesState.KEPT, **
 
 
 def text_of(result: ExecutionResult, code: str = "", restored: tuple[str, ...] = ()) -> str:
-    return describe(result, code, LIMITS, restored)
+    return describe(result, code, LIMITS, InPlaceAgain(restored))
 
 
 def local_text(code: str) -> str:

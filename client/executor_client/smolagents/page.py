@@ -1,0 +1,44 @@
+"""What the browser in a session shows, read from outside by one evaluation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import PIL.Image
+
+from executor_client import EvaluationError
+from executor_client._images import decode_image
+from executor_client._limits import IMAGE_PIXELS_MAX
+
+URL_CHARS_MAX = 500
+"""Of an address that is shown to a model: a page can give itself one of megabytes."""
+
+# Chrome begins with a page of its own that nobody has asked for.
+PAGE_EXPRESSION = (
+    "(lambda driver: None if driver is None or driver.current_url == 'data:,'"
+    " else (driver.get_screenshot_as_png(), driver.current_url))(__import__('helium').get_driver())"
+)
+
+
+@dataclass(frozen=True)
+class Page:
+    """A page as one saw it: its address, cut to a length, and a picture of what the window shows of it."""
+
+    url: str
+    image: PIL.Image.Image = field(repr=False)
+
+
+def read_page(value: Any) -> Page | None:
+    """The page of `PAGE_EXPRESSION`'s value, which code in the sandbox may have forged. Raises EvaluationError."""
+    match value:
+        case None:
+            return None
+        case (bytes() as png, str() as url):
+            shown = decode_image(png, "image/png", "screenshot", pixels_left=IMAGE_PIXELS_MAX)
+            if shown.pil is None:
+                raise EvaluationError(f"the browser gave no picture of its page: {shown.problem}")
+            address = " ".join(url.split())
+            return Page(address if len(address) <= URL_CHARS_MAX else f"{address[:URL_CHARS_MAX]}...", shown.pil)
+        case _:
+            raise EvaluationError(f"the browser gave no picture of its page, but a {type(value).__name__}")

@@ -21,6 +21,7 @@ from executor_client._policy_text import policy_lines
 from executor_client._terminal import Console, aligned
 from executor_client.client import ExecutorClient
 from executor_client.errors import ExecutorClientError
+from executor_client.mcp import command as mcp_command
 from executor_client.results import ExecutionResult, SessionInfo
 from executor_client.session import Session
 
@@ -35,6 +36,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     console = Console(image_dir=getattr(options, "save_images", None))
     try:
+        if hasattr(options, "serve"):  # it has a client of its own
+            return int(options.serve(options, _tls(options), console))
         with ExecutorClient(options.address, token=options.token, tls=_tls(options)) as client:
             code: int = options.command(client, options, console)
             return code
@@ -83,6 +86,8 @@ def _parser() -> argparse.ArgumentParser:
 
     ps = commands.add_parser("ps", help="list the sessions")
     ps.set_defaults(command=_list_sessions)
+
+    mcp_command.add_parser(commands)
 
     policy = commands.add_parser("policy", help="tell what may be asked for")
     policy.set_defaults(command=_show_policy)

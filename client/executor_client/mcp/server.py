@@ -1,0 +1,303 @@
+"""The tools and resources of `executor mcp`, on the official SDK's server.
+
+The SDK turns a `ToolError` into a result that is marked as an error, so that the model reads what was refused and why.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import importlib.metadata
+import inspect
+import warnings
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from typing import Annotated, Any, Literal
+
+from mcp.server.mcpserver import Context, MCPServer
+from mcp.server.mcpserver.exceptions import ResourceError, ToolError
+from mcp.shared.exceptions import MCPDeprecationWarning
+from mcp_types import CallToolResult, ToolAnnotations
+from pydantic import Field
+
+from executor_client._policy_text import policy_lines
+from executor_client._terminal import aligned
+from executor_client.aio import AsyncExecutorClient
+from executor_client.errors import ExecutorClientError
+from executor_client.events import ExecutionEvent, LogEvent, QueuedEvent
+from executor_client.mcp.content import Transcript, execution_content, file_content
+from executor_client.mcp.sessions import DEFAULT_NAME, SessionRefused, SessionRequest, Sessions
+
+FILE_READ_BYTES_MAX = 4 << 20
+FILE_WRITE_BYTES_MAX = 8 << 20
+FILES_LISTED_MAX = 1_000
+LIVE_CHARS_MAX = 20_000
+"""Of one execution's output while it runs; all of it, up to another limit, comes with the result."""
+LIVE_EVENTS_MAX = 500
+PROGRESS_CHARS_MAX = 200
+
+INSTRUCTIONS = """\
+Runs Python in a sandbox: an isolated, limited interpreter that keeps variables, imports and files from call to call.
+
+run_python runs code. The value of a trailing expression, what is printed, and images and figures that are displayed
+(display(image), plt.show()) come back. Files are written to and read from the sandbox's working directory.
+
+Calls go to the session "default"; another session name makes another, separate sandbox. When a result says that the
+interpreter was restarted, define again what is needed. When it says that a session is gone, call reset_session.
+
+Which modules can be imported, and which limits there are, get_policy tells. A refused import names what is authorized.
+"""
+
+Ctx = Context[Sessions, Any]
+SessionName = Annotated[str, Field(description="which sandbox; another name makes another one, with its own variables")]
+FilePath = Annotated[str, Field(description="relative to the sandbox's working directory")]
+
+READ_ONLY = ToolAnnotations(read_only_hint=True, open_world_hint=False)
+DESTROYS = ToolAnnotations(destructive_hint=True, open_world_hint=False)
+
+
+def make_server(
+    connect: Callable[[], AsyncExecutorClient], request: SessionRequest, *, sessions_max: int
+) -> MCPServer[Sessions]:
+    """A server whose sessions live as long as its one connection. `connect` is called on the event loop."""
+
+    @asynccontextmanager
+    async def lifespan(_: MCPServer[Sessions]) -> AsyncIterator[Sessions]:
+        async with connect() as client, Sessions(client, request, sessions_max=sessions_max) as sessions:
+            yield sessions
+
+    server = MCPServer(
+        "remote-executor",
+        title="Python sandbox",
+        instructions=INSTRUCTIONS,
+        version=importlib.metadata.version("remote-executor"),
+        lifespan=lifespan,
+        # Below, it logs what went wrong in a tool call, which may be code or what came out of a sandbox.
+        log_level="ERROR",
+    )
+    for tool, hints in (
+        (run_python, DESTROYS),
+        (list_files, READ_ONLY),
+        (read_file, READ_ONLY),
+        (write_file, DESTROYS),
+        (list_sessions, READ_ONLY),
+        (reset_session, DESTROYS),
+        (close_session, DESTROYS),
+        (get_policy, READ_ONLY),
+    ):
+        server.add_tool(
+            tool, description=inspect.cleandoc(tool.__doc__ or ""), annotations=hints, structured_output=False
+        )
+    server.resource(
+        "sandbox://{session}/{+path}",
+        name="file",
+        description="A file in a sandbox's working directory.",
+        mime_type="application/octet-stream",
+    )(file_resource)
+    return server
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Code
+
+
+async def run_python(
+    ctx: Ctx,
+    code: Annotated[str, Field(description="Python source; top-level await works")],
+    session: SessionName = DEFAULT_NAME,
+    timeout_s: Annotated[
+        float | None,
+        Field(gt=0, allow_inf_nan=False, description="seconds that it may take; the policy's if not given"),
+    ] = None,
+) -> CallToolResult:
+    """Run Python code in a sandbox.
+
+    Variables, imports and functions stay for the next call with the same session. Returns what was printed, images and
+    figures that were displayed, and the value of a trailing expression; for code that failed, the error and where.
+    """
+    live = _Live(ctx)
+    transcript = Transcript()
+
+    async def on_event(event: ExecutionEvent) -> None:
+        transcript.add(event)
+        await live.show(event)
+
+    with _told():
+        named = await _sessions(ctx).get(session, make=True)
+        limits = None if timeout_s is None else {"wall_time_s": timeout_s}
+        result, replaced = await named.run(code, on_event, limits)
+    # In a thread: a value may be large, and an image takes a while to be scaled down.
+    return await asyncio.to_thread(
+        execution_content, result, transcript, code, named.session.limits, session=session, replaced=replaced
+    )
+
+
+class _Live:
+    """Shows the host what happens while code runs: output as log messages, its last line as progress."""
+
+    def __init__(self, ctx: Ctx) -> None:
+        self._ctx = ctx
+        self._events = 0
+        self._chars = 0
+        self._open = True
+
+    async def show(self, event: ExecutionEvent) -> None:
+        if isinstance(event, QueuedEvent) and event.ahead:
+            await self._progress(f"waiting for {event.ahead} other executions of this session")
+        elif isinstance(event, LogEvent) and self._open:
+            await self._show_output(event)
+
+    async def _show_output(self, event: LogEvent) -> None:
+        self._chars += len(event.text)
+        self._open = self._events < LIVE_EVENTS_MAX and self._chars <= LIVE_CHARS_MAX
+        text = event.text if self._open else "[more output comes with the result]"
+        await self._log("info" if event.stream == "stdout" else "warning", text)
+        if (line := text.rstrip().rpartition("\n")[2]) != "":
+            await self._progress(line)
+
+    async def _log(self, level: Literal["info", "warning"], text: str) -> None:
+        with warnings.catch_warnings():
+            # Deprecated in the newest protocol, where it is sent to hosts that ask for it only; there is no successor.
+            warnings.simplefilter("ignore", MCPDeprecationWarning)
+            sending = self._ctx.session.send_log_message(
+                level, text, logger="run_python", related_request_id=self._ctx.request_id
+            )
+        await sending
+
+    async def _progress(self, message: str) -> None:
+        self._events += 1
+        await self._ctx.report_progress(self._events, message=message[:PROGRESS_CHARS_MAX])
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Files
+
+
+async def list_files(
+    ctx: Ctx,
+    path: Annotated[str, Field(description="a directory in the working directory; empty for itself")] = "",
+    session: SessionName = DEFAULT_NAME,
+) -> str:
+    """List the files in a sandbox's working directory, or in a directory of it and below."""
+    with _told():
+        named = await _sessions(ctx).get(session, make=False)
+        with named.watched() as open_session:
+            listed = await open_session.list_files(path)
+    lines = [
+        f"{file.path!r} (directory)" if file.is_directory else f"{file.path!r} ({file.size_bytes:,} bytes)"
+        for file in listed.files[:FILES_LISTED_MAX]
+    ]
+    if listed.truncated or len(listed) > FILES_LISTED_MAX:
+        lines.append("and more")
+    return "\n".join(lines) or "no files"
+
+
+async def read_file(ctx: Ctx, path: FilePath, session: SessionName = DEFAULT_NAME) -> CallToolResult:
+    """Read a file from a sandbox's working directory: text, an image (PNG, JPEG), or the bytes of anything else.
+
+    Long text comes without its middle; read parts of it with run_python.
+    """
+    with _told():
+        data = await _read(ctx, session, path)
+    return await asyncio.to_thread(file_content, session, path, data)
+
+
+async def write_file(
+    ctx: Ctx,
+    path: FilePath,
+    content: Annotated[str, Field(description="the text, or the bytes in base64")],
+    encoding: Annotated[Literal["utf-8", "base64"], Field(description="base64 for what is not text")] = "utf-8",
+    session: SessionName = DEFAULT_NAME,
+) -> str:
+    """Write a file into a sandbox's working directory, over one of that name. Missing directories are made."""
+    data = _bytes_of(content, encoding)
+    if len(data) > FILE_WRITE_BYTES_MAX:
+        raise ToolError(f"the content has {len(data):,} bytes; at most {FILE_WRITE_BYTES_MAX:,} can be written at once")
+    with _told():
+        named = await _sessions(ctx).get(session, make=True)
+        with named.watched() as open_session:
+            written = await open_session.put_file(path, data)
+    return f"wrote {written.path!r} ({written.size_bytes:,} bytes)"
+
+
+def _bytes_of(content: str, encoding: Literal["utf-8", "base64"]) -> bytes:
+    try:
+        return content.encode() if encoding == "utf-8" else base64.b64decode(content, validate=True)
+    except UnicodeEncodeError as error:
+        raise ToolError(f"the content is not text that UTF-8 can hold: {error.reason}") from error
+    except (binascii.Error, ValueError) as error:
+        raise ToolError(f"the content is not base64: {error}") from error
+
+
+async def file_resource(ctx: Ctx, session: str, path: str) -> bytes:
+    """A file in a sandbox's working directory, as an MCP resource."""
+    try:
+        with _told():
+            return await _read(ctx, session, path)
+    except ToolError as error:
+        raise ResourceError(str(error)) from error
+
+
+async def _read(ctx: Ctx, session: str, path: str) -> bytes:
+    named = await _sessions(ctx).get(session, make=False)
+    with named.watched() as open_session:
+        return await open_session.files.read(path, max_bytes=FILE_READ_BYTES_MAX)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Sessions
+
+
+async def list_sessions(ctx: Ctx) -> str:
+    """List the sandboxes of this connection, and how they are."""
+    with _told():
+        described = await _sessions(ctx).described()
+    if not described:
+        return "no sessions yet; run_python makes one"
+    rows: list[tuple[str, ...]] = [("SESSION", "STATE", "PYTHON", "IMAGE", "IMPORTS")]
+    for name, state, info in described:
+        python, image, imports = (
+            ("", "", "") if info is None else (info.python_version, info.image, ", ".join(info.authorized_imports))
+        )
+        rows.append((name, state, python, image, imports))
+    return "\n".join(aligned(rows))
+
+
+async def reset_session(ctx: Ctx, session: SessionName = DEFAULT_NAME) -> str:
+    """End a sandbox, with all its variables, files and what runs in it, and start an empty one under its name."""
+    with _told():
+        await _sessions(ctx).reset(session)
+    return f"the session {session!r} is new and empty"
+
+
+async def close_session(ctx: Ctx, session: Annotated[str, Field(description="which sandbox")]) -> str:
+    """End a sandbox, with all its variables, files and what runs in it."""
+    with _told():
+        await _sessions(ctx).close(session)
+    return f"the session {session!r} was closed"
+
+
+async def get_policy(ctx: Ctx) -> str:
+    """Tell what the sandboxes may do: imports, limits, images, files, network."""
+    with _told():
+        policy = await _sessions(ctx).policy()
+    return "\n".join(policy_lines(policy))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def _sessions(ctx: Ctx) -> Sessions:
+    return ctx.request_context.lifespan_context
+
+
+@contextmanager
+def _told() -> Iterator[None]:
+    """Tells the model what was refused, in the words of whoever refused it."""
+    try:
+        yield
+    except ExecutorClientError as error:
+        raise ToolError(error.message) from error
+    except SessionRefused as refused:
+        raise ToolError(str(refused)) from refused

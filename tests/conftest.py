@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,6 +30,8 @@ def pytest_configure(config: pytest.Config) -> None:
     tempfile.tempdir = None
     for variable in ("EXECUTOR_ADDRESS", "EXECUTOR_TOKEN", "EXECUTOR_CONFIG", "EXECUTOR_STATE_DIR"):
         os.environ.pop(variable, None)
+    # A shell starts what runs in its background with this one ignored, and that would go on to all that tests start.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     config.stash[_at_start] = snapshot(host=True)
 
 

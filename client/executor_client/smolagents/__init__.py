@@ -18,6 +18,7 @@ from executor_client.smolagents.agent import (
 )
 from executor_client.smolagents.executor import RemoteCodeOutput, RemoteExecutor
 from executor_client.smolagents.failures import CodeExecutionError, DaemonLost
+from executor_client.smolagents.images import capture_images
 from executor_client.smolagents.interpreter_tool import RemotePythonInterpreterTool
 
 CodeAgent = RemoteCodeAgent
@@ -30,6 +31,7 @@ __all__ = [
     "RemoteCodeOutput",
     "RemoteExecutor",
     "RemotePythonInterpreterTool",
+    "capture_images",
     "register",
     "unregister",
 ]

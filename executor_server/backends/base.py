@@ -89,11 +89,6 @@ class Backend(Protocol):
     @property
     def name(self) -> str: ...
 
-    @property
-    def images(self) -> Sequence[str]:
-        """Names of the images it can make a sandbox of; the first is the default."""
-        ...
-
     async def start(self) -> None:
         """Checks the host and takes possession of the state directory.
 

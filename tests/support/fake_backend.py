@@ -55,7 +55,6 @@ class FakeBackend:
     """Owns its fakes. `prepare` shapes each guest before it listens; `gate`, when not set, holds creations up."""
 
     name = "fake"
-    images: Sequence[str] = ("base",)
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory

@@ -58,10 +58,6 @@ class DockerBackend:
     def name(self) -> str:
         return "docker"
 
-    @property
-    def images(self) -> Sequence[str]:
-        return tuple(self._section.images)
-
     async def start(self) -> None:
         directory = await asyncio.to_thread(BackendDirectory.take, self._state_dir, _KIND)
         try:

@@ -86,10 +86,6 @@ class LocalBackend:
     def name(self) -> str:
         return "local"
 
-    @property
-    def images(self) -> Sequence[str]:
-        return tuple(self._images)
-
     async def start(self) -> None:
         directory = await asyncio.to_thread(BackendDirectory.take, self._state_dir, _SANDBOXES)
         try:

@@ -16,7 +16,7 @@ from typing import Any
 
 from executor_server.audit import AuditLog
 from executor_server.audit_chain import AuditKind
-from executor_server.audit_trail import of_code, of_execution, of_names, of_request, of_session
+from executor_server.audit_trail import of_code, of_execution, of_names, of_request, of_session, of_tools
 from executor_server.errors import Reason, Unavailable
 from executor_server.fair_queue import FairQueue
 from executor_server.gate import Answer, Gate
@@ -77,7 +77,7 @@ class Admission(Gate):
         await self._record(AuditKind.TOOL_ANSWERED, {**known, **fields}, fail_closed=session.audit.fail_closed)
 
     async def tools(self, session: SessionFacts, tools: Sequence[ToolSpec]) -> None:
-        await self._record_in(session, AuditKind.TOOLS_REGISTERED, of_names([tool.name for tool in tools]))
+        await self._record_in(session, AuditKind.TOOLS_REGISTERED, of_tools(session, tools))
 
     async def variables(self, session: SessionFacts, names: Sequence[str], *, write: bool) -> None:
         kind = AuditKind.VARIABLES_SET if write else AuditKind.VARIABLES_READ

@@ -22,14 +22,19 @@ from executor_server.audit import AuditLog
 from executor_server.audit_chain import AuditKind, clipped
 from executor_server.errors import ExecutorError, PolicyViolation
 from executor_server.model import (
+    BlobRef,
     ExecutionLimits,
     FileInfo,
     LimitWarning,
     Outcome,
+    Payload,
     Principal,
     Result,
     SessionFacts,
     SessionSpec,
+    ShippedTool,
+    ToolSource,
+    ToolSpec,
 )
 from executor_server.observer import Observer
 from executor_server.policies import PolicyListener
@@ -128,6 +133,30 @@ def of_code(session: SessionFacts, execution_id: str, code: str, limits: Executi
 
 def of_names(names: Sequence[str]) -> dict[str, Any]:
     return {"count": len(names), "names": [clipped(name, _SHORT_CHARS) for name in names[:_MAX_SORTS]]}
+
+
+def of_tools(session: SessionFacts, tools: Sequence[ToolSpec]) -> dict[str, Any]:
+    """Tools that are registered; of those that are shipped what they are made of, by size and digest."""
+    shipped = [_of_shipped(session, tool.name, tool.shipped) for tool in tools if tool.shipped is not None]
+    return {**of_names([tool.name for tool in tools]), "shipped_count": len(shipped), "shipped": shipped[:_MAX_SORTS]}
+
+
+def _of_shipped(session: SessionFacts, name: str, shipped: ShippedTool) -> dict[str, Any]:
+    code = shipped.code
+    parts: dict[str, Payload | None] = (
+        {"source": code.text.encode(), "bindings": code.bindings} if isinstance(code, ToolSource) else {"value": code}
+    )
+    fields: dict[str, Any] = {"name": clipped(name, _SHORT_CHARS), "placement": "sandbox"}
+    for part, payload in parts.items():
+        if payload is not None:
+            fields[f"{part}_bytes"] = payload.size_bytes if isinstance(payload, BlobRef) else len(payload)
+            if session.audit.code != "none":
+                fields[f"{part}_sha256"] = _digest(payload)
+    return fields
+
+
+def _digest(payload: Payload) -> str | None:
+    return payload.sha256 if isinstance(payload, BlobRef) else hashlib.sha256(payload).hexdigest()
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -17,6 +17,8 @@ class Reason(enum.Enum):
     UNKNOWN_IMAGE = "UNKNOWN_IMAGE"
     EXECUTION_ID_REUSED = "EXECUTION_ID_REUSED"
     VALUE_REFUSED = "VALUE_REFUSED"
+    TOOL_REFUSED = "TOOL_REFUSED"
+    MODULES_MISSING = "MODULES_MISSING"
     PATH_REFUSED = "PATH_REFUSED"
     POLICY_VIOLATION = "POLICY_VIOLATION"
     UNAUTHENTICATED = "UNAUTHENTICATED"
@@ -56,6 +58,14 @@ class InvalidRequest(ExecutorError):
     def __init__(self, reason: Reason, message: str, field: str = "") -> None:
         super().__init__(reason, message)
         self.field = field
+
+
+class ModulesMissing(InvalidRequest):
+    """Tools that were shipped need `modules`, which the image does not have."""
+
+    def __init__(self, message: str, modules: tuple[str, ...]) -> None:
+        super().__init__(Reason.MODULES_MISSING, message)
+        self.modules = modules
 
 
 class NotFound(ExecutorError):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 
-from executor_server.guest.frames import CHUNK_BYTES, Fields, Frame, FrameError, Kind
+from executor_server.guest.frames import CHUNK_BYTES, MAX_MISSING_MODULES, Fields, Frame, FrameError, Kind
 from executor_server.model import (
     BlobChunk,
     BlobRef,
@@ -38,6 +38,7 @@ _MAX_ARTIFACTS = 256
 _MAX_IMPORTS = 64
 _MAX_IMPORT_CHARS = 200
 _MAX_IMPORTS_BYTES = 4096
+_MAX_MODULE_CHARS = 256
 # The years 1 and 9999, which a timestamp on the wire can carry.
 _MIN_TIME_S, _MAX_TIME_S = -62_135_596_800.0, 253_402_300_799.0
 
@@ -98,6 +99,14 @@ def _read_imports(head: Fields) -> tuple[str, ...]:
         raise FrameError("too many imports")
     if any(character <= " " for name in names for character in name):
         raise FrameError("an import that is no name")
+    return tuple(names)
+
+
+def read_modules(done: Frame) -> tuple[str, ...]:
+    """Modules that were looked for and are not there."""
+    names = done.head.texts("modules", MAX_MISSING_MODULES, _MAX_MODULE_CHARS)
+    if not all(part.isidentifier() for name in names for part in name.split(".")):
+        raise FrameError("a module that is no name")
     return tuple(names)
 
 

@@ -129,7 +129,7 @@ class SandboxSpec:
 class ToolRules:
     """Which tools a session may have: where they run, and name patterns as in the policy file."""
 
-    placements: tuple[str, ...] = ("host",)
+    placements: tuple[str, ...] = ("host", "sandbox")
     allowed: tuple[str, ...] = ("*",)
 
 
@@ -187,16 +187,6 @@ class SessionFacts:
 
 
 @dataclass(frozen=True)
-class ToolSpec:
-    """A host tool as the sandbox sees it."""
-
-    name: str
-    description: str
-    parameters: tuple[str, ...]
-    is_final_answer: bool
-
-
-@dataclass(frozen=True)
 class FileInfo:
     """An entry of the workspace; `path` is relative to it."""
 
@@ -216,10 +206,44 @@ class BlobRef:
 
     blob_id: str
     size_bytes: int
+    sha256: str | None = None  # of the bytes, where the daemon has seen them and was asked to say
 
 
 Payload = bytes | BlobRef
 """Packed bytes: themselves when small, else a reference to a blob."""
+
+
+@dataclass(frozen=True)
+class ToolSource:
+    """A tool as a module that makes it: in which `entry` is the tool when it has run."""
+
+    text: str
+    entry: str
+    bindings: Payload | None = None  # a dict of names that the module has before it runs
+
+
+@dataclass(frozen=True)
+class ShippedTool:
+    """A tool that runs in the sandbox: what it is made of there, and modules that it needs."""
+
+    code: ToolSource | Payload
+    modules: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class ToolSpec:
+    """A tool as the sandbox sees it: answered by the client or, when it was shipped, run in the sandbox itself."""
+
+    name: str
+    description: str
+    parameters: tuple[str, ...]
+    is_final_answer: bool
+    shipped: ShippedTool | None = None
+
+    @property
+    def placement(self) -> str:
+        """Where it runs, in the words of a policy."""
+        return "host" if self.shipped is None else "sandbox"
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from executor_server.errors import ExecutorError, InvalidRequest, NotFound, Reason, ResourceExhausted
+from executor_server.errors import ExecutorError, InvalidRequest, ModulesMissing, NotFound, Reason, ResourceExhausted
 from executor_server.guest.frames import Frame, FrameError, Kind
-from executor_server.guest_events import read_event, read_file_info, read_listing, read_variables
+from executor_server.guest_events import read_event, read_file_info, read_listing, read_modules, read_variables
 from executor_server.model import BlobChunk, FileInfo, Payload
 
 T = TypeVar("T")
@@ -26,6 +26,7 @@ _PART_OVERHEAD_BYTES = 256
 
 _REFUSALS: dict[str, tuple[type[InvalidRequest] | type[NotFound], Reason]] = {
     "value_refused": (InvalidRequest, Reason.VALUE_REFUSED),
+    "tool_refused": (InvalidRequest, Reason.TOOL_REFUSED),
     "prelude_failed": (InvalidRequest, Reason.INVALID_FIELD),
     "path_refused": (InvalidRequest, Reason.PATH_REFUSED),
     "file_not_found": (NotFound, Reason.FILE_NOT_FOUND),
@@ -100,6 +101,8 @@ def _refusal(done: Frame) -> ExecutorError | None:
     reason, message = done.head.text("reason", 64), done.head.text("message", 8192)
     if reason == "queue_full":
         return ResourceExhausted(Reason.QUEUE_FULL, message, retry_after_s=1.0)
+    if reason == "modules_missing":
+        return ModulesMissing(message, read_modules(done))
     if reason in _REFUSALS:
         error, named = _REFUSALS[reason]
         return error(named, message)

@@ -64,8 +64,6 @@ class PolicySummary:
     quotas: QuotasTable
 
 
-# What a tool can be registered for; what a policy allows besides is not served yet.
-_SERVED_PLACEMENTS = ("host",)
 _LIMIT_NAMES = tuple(f.name for f in fields(Limits))
 _EXECUTION_LIMIT_NAMES = tuple(f.name for f in fields(ExecutionLimits))
 _SANDBOX_LIMIT_NAMES = ("memory_bytes", "processes", "disk_bytes")
@@ -371,8 +369,7 @@ def _authorized(profile: Profile, asked: Sequence[str]) -> tuple[str, ...]:
 
 
 def _tool_rules(profile: Profile) -> ToolRules:
-    placements = tuple(name for name in profile.tools.placements if name in _SERVED_PLACEMENTS)
-    return ToolRules(placements=placements, allowed=profile.tools.allowed)
+    return ToolRules(placements=profile.tools.placements, allowed=profile.tools.allowed)
 
 
 def _file_rules(profile: Profile) -> FileRules:

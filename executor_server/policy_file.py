@@ -247,9 +247,9 @@ class SandboxTable(Section):
 class ToolsTable(Section):
     """Which tools a session may have."""
 
-    placements: tuple[Placement, ...] = ("host",)
-    """Where tools may run: `host` is the client's process, `sandbox` the sandbox, where none is served yet. Empty: no
-    tools at all."""
+    placements: tuple[Placement, ...] = ("host", "sandbox")
+    """Where tools may run: `host` is the client's process, `sandbox` the sandbox itself, into which the client ships
+    them. Empty: no tools at all."""
     allowed: ToolPatterns = ("*",)
     """Names that tools may have."""
 

@@ -13,7 +13,7 @@ from pydantic import AfterValidator, Field
 
 from executor_server.errors import ExecutorError, PolicyViolation, Violation, ViolationKind
 from executor_server.import_patterns import is_covered, is_denied, is_pattern
-from executor_server.model import LANGUAGE_RULES, Principal, SessionSpec, ToolSpec
+from executor_server.model import LANGUAGE_RULES, Principal, SessionSpec, ShippedTool, ToolSpec
 from executor_server.policy import Policy
 from executor_server.policy_file import QuotasTable
 from executor_server.refusals import above_ceiling, listed, not_allowed, rule_of, shortened
@@ -79,7 +79,9 @@ class Question(Section):
     execution: LimitsAsked = LimitsAsked()
     """Limits asked for one execution."""
     tools: Annotated[tuple[ToolName, ...], Field(max_length=MAX_NAMES)] = ()
-    """Names of tools that are registered."""
+    """Names of tools that are registered, and answered by the client."""
+    sandbox_tools: Annotated[tuple[ToolName, ...], Field(max_length=MAX_NAMES)] = ()
+    """Names of tools that are registered after these, and shipped into the sandbox."""
     put_file: TransferAsked | None = None
     get_file: TransferAsked | None = None
     imports: Annotated[tuple[ModuleName, ...], Field(max_length=MAX_NAMES)] = ()
@@ -111,14 +113,18 @@ def _session(question: Question) -> RequestedSession:
     )
 
 
+def _tools(question: Question) -> list[ToolSpec]:
+    places = [(question.tools, None), (question.sandbox_tools, ShippedTool(code=b""))]
+    return [ToolSpec(name, "", (), is_final_answer=False, shipped=at) for names, at in places for name in names]
+
+
 def _limits(asked: LimitsAsked) -> RequestedLimits:
     return RequestedLimits(**asked.model_dump())
 
 
 def _in_session(spec: SessionSpec, quotas: QuotasTable, question: Question) -> Iterator[ExecutorError]:
-    tools = [ToolSpec(name=name, description="", parameters=(), is_final_answer=False) for name in question.tools]
     yield from _refused(execution_limits, spec, _limits(question.execution))
-    yield from _refused(check_tools, spec, tools)
+    yield from _refused(check_tools, spec, _tools(question))
     for transfer, check in ((question.put_file, check_file_put), (question.get_file, check_file_get)):
         if transfer is not None:
             yield from _refused(check, spec, transfer.size_bytes, transfer.so_far)

@@ -7,6 +7,7 @@ whether the guest may be asked, and holds it back when a caller is behind.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import secrets
 from abc import ABC, abstractmethod
@@ -32,6 +33,7 @@ from executor_server.operations import (
     written_file,
 )
 from executor_server.session_rules import check_file_get, check_file_put
+from executor_server.tool_packing import MAX_SHIPPED_BYTES, BlobDigests, packed_tools
 
 T = TypeVar("T")
 
@@ -81,6 +83,7 @@ class GuestRequests(ABC):
         self._observer = watch.observer
         self._operations: dict[int, Operation[Any]] = {}
         self._next_op = 0
+        self._digests = BlobDigests()
 
     def _number_operations(self) -> None:
         """Begins with numbers that no earlier daemon has used, whose questions the guest may still answer."""
@@ -125,14 +128,12 @@ class GuestRequests(ABC):
         return done()
 
     async def register_tools(self, tools: Sequence[ToolSpec]) -> None:
-        """Replaces the host tools."""
+        """Replaces the tools, all or none. With tools that are shipped, waits until the interpreter has made them."""
         self._require_alive()
+        tools = self._digests.added_to(tools)
         await self._gate.tools(self.facts, tools)
-        listed = [
-            {"name": t.name, "description": t.description, "parameters": list(t.parameters), "final": t.is_final_answer}
-            for t in tools
-        ]
-        await self._request(nothing, Kind.REGISTER_TOOLS, {}, json.dumps(listed).encode())
+        head, body = packed_tools(tools)
+        await self._request(nothing, Kind.REGISTER_TOOLS, head, body)
 
     async def set_variables(self, variables: Sequence[tuple[str, Payload]]) -> None:
         """Sets variables, all or none."""
@@ -166,11 +167,14 @@ class GuestRequests(ABC):
         blob_id = secrets.token_hex(16)
         await self._request(nothing, Kind.BLOB_BEGIN, {"blob": blob_id, "size": size_bytes})
         received = 0
+        digest = hashlib.sha256() if size_bytes <= MAX_SHIPPED_BYTES else None
         try:
             async for chunk in chunks:
                 received += len(chunk)
                 if received > size_bytes:
                     break
+                if digest is not None:
+                    digest.update(chunk)
                 self._channel.send(Kind.BLOB_DATA, {"blob": blob_id}, chunk)
                 await self._channel.drain()
         finally:
@@ -181,6 +185,8 @@ class GuestRequests(ABC):
         # What is on its way dies with the daemon, and a message that names the blob may be remembered by the next one.
         await self._channel.delivered()
         self._require_alive()
+        if digest is not None:
+            self._digests.note(blob_id, digest.hexdigest())
         return blob_id
 
     async def put_file(

@@ -38,14 +38,14 @@ def execution_limits(spec: SessionSpec, requested: RequestedLimits) -> Execution
 def check_tools(spec: SessionSpec, tools: Sequence[ToolSpec]) -> None:
     """Raises PolicyViolation for tools that the session may not have."""
     violations = []
-    profile = spec.policy.profile
-    if tools and "host" not in spec.tools.placements:
-        rule = rule_of(profile, "tools.placements")
-        violations.append(not_allowed("tools", "host", spec.tools.placements, rule, "no tools"))
+    profile, placements, allowed = spec.policy.profile, spec.tools.placements, spec.tools.allowed
     for index, tool in enumerate(tools):
-        if not any(_is_named(pattern, tool.name) for pattern in spec.tools.allowed):
+        if tool.placement not in placements:
+            rule = rule_of(profile, "tools.placements")
+            violations.append(not_allowed(f"tools[{index}]", tool.placement, placements, rule, "no tools"))
+        if not any(_is_named(pattern, tool.name) for pattern in allowed):
             rule = rule_of(profile, "tools.allowed")
-            violations.append(not_allowed(f"tools[{index}].name", tool.name, spec.tools.allowed, rule, "no tools"))
+            violations.append(not_allowed(f"tools[{index}].name", tool.name, allowed, rule, "no tools"))
     _refuse(violations)
 
 

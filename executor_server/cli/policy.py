@@ -71,7 +71,8 @@ def explain_(file: Path | None, tenant: str, request_: str, as_json: bool, **opt
     The request is JSON with some of these keys:
       image, backend, authorized_imports, limits, network, packages, labels, prelude    a session
       execution                            limits of one execution in it
-      tools                                names of tools
+      tools                                names of tools that the client answers
+      sandbox_tools                        names of tools that are shipped into the sandbox
       put_file, get_file                   {"size_bytes": N, "so_far": HOW_MANY_BEFORE}
       imports                              modules that code imports
       language                             rules that code was refused for

@@ -159,9 +159,9 @@ class Channel:
         """Answers an operation."""
         self.send(Kind.DONE, {"op": op, "ok": True, **more}, body)
 
-    def fail(self, op: int, reason: str, message: str) -> None:
+    def fail(self, op: int, reason: str, message: str, **more: Any) -> None:
         """Answers an operation that cannot be done."""
-        self.send(Kind.DONE, {"op": op, "ok": False, "reason": reason, "message": message[:4000]})
+        self.send(Kind.DONE, {"op": op, "ok": False, "reason": reason, "message": message[:4000], **more})
 
     def flush(self) -> None:
         """Writes until the socket is full or there is nothing left."""

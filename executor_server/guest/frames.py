@@ -22,13 +22,15 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Optional, Union
 
-PROTOCOL_VERSION = 3
+PROTOCOL_VERSION = 4
 # Room for what one message of a client can bring, 4 MiB, written as JSON where that takes more.
 MAX_FRAME_BYTES = 8 * 1024 * 1024
 MAX_HEAD_BYTES = 64 * 1024
 MAX_BODY_BYTES = MAX_FRAME_BYTES - MAX_HEAD_BYTES - 1024
 # Larger bodies travel as blobs, in pieces of this size (also the largest inline payload).
 CHUNK_BYTES = 256 * 1024
+# Of what a refused registration of tools says that it lacks.
+MAX_MISSING_MODULES = 32
 
 _HEADER = struct.Struct("!IBQQI")
 _AFTER_LENGTH = _HEADER.size - 4

@@ -36,6 +36,7 @@ from .referee import Referee
 from .relays import Relays
 from .restricted import Builtins
 from .rules import Rules
+from .shipped import ShippedTools, ToolsRefused, Unmade
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -128,6 +129,7 @@ class Interpreter:
         sys.modules["__main__"] = self._main
         self._relays = Relays(self._names, self._referee)
         display.connect(self._tools.show)
+        self._shipped = ShippedTools(self._guarded)
         self._staged: dict[str, Any] = {}
         self._staging_error = ""
         self._last_value = LastValue()
@@ -166,6 +168,8 @@ class Interpreter:
         handlers: dict[str, Callable[[link.Message], None]] = {
             "settings": self._on_settings,
             "tools": self._on_tools,
+            "part": self._on_part,
+            "ship": self._on_ship,
             "run": self._on_run,
             "variable": self._on_variable,
             "commit": self._on_commit,
@@ -198,14 +202,54 @@ class Interpreter:
         self._audit.on_rules()
 
     def _on_tools(self, message: link.Message) -> None:
+        """Tools none of which is made here: at most it is said of one why it is not there."""
+        stubs, shipped = self._stubs(message)
+        stubs.update({spec["name"]: Unmade(spec["name"], spec["why_not"]) for spec in shipped})
+        self._shipped.clear(stubs)
+        self._place_tools(stubs)
+
+    def _on_part(self, message: link.Message) -> None:
+        self._shipped.take_part(message.head.text("tool", 256), message.head.text("part", 32), _view(message))
+
+    def _on_ship(self, message: link.Message) -> None:
+        """Tools some of which are to be made here, of the parts that came before."""
+        stubs, shipped = self._stubs(message)
+        again, said = message.head.boolean("again"), ""
+        try:
+            if again:
+                made, said = self._shipped.replace_again(shipped, stubs)
+            else:
+                made = self._shipped.replace(shipped, stubs)
+        except ToolsRefused as refused:
+            self._stay_one()
+            end = {"t": "op_done", "ok": False, "message": str(refused)[:4000]}
+            self._send(end, dumps(refused.modules))
+            return
+        self._stay_one()
+        self._place_tools({**stubs, **made})
+        self._send({"t": "op_done", "ok": True, "message": said[:4000]})
+
+    def _stubs(self, message: link.Message) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+        """Stubs of the tools that the client answers, and the list of the others."""
         specs = loads(link.read_body(message))
-        # Among the builtins: a program that reuses the name hides the tool, until the tools are sent again.
+        stub = self._tools.stub
         stubs = {
-            spec["name"]: self._tools.stub(spec["name"], spec["description"], spec["parameters"]) for spec in specs
+            spec["name"]: stub(spec["name"], spec["description"], spec["parameters"])
+            for spec in specs
+            if "modules" not in spec
         }
-        self._builtins.add(stubs)
-        for name in stubs:
+        return stubs, [spec for spec in specs if "modules" in spec]
+
+    def _place_tools(self, tools: dict[str, Any]) -> None:
+        # Among the builtins: a program that reuses the name hides the tool, until the tools are sent again.
+        self._builtins.add(tools)
+        for name in tools:
             self._main.__dict__.pop(name, None)
+
+    def _stay_one(self) -> None:
+        """Ends a process that the client's code has forked and that comes back from it as if it were this one."""
+        if self._getpid() != self._pid:
+            self._exit(0)
 
     def _on_variable(self, message: link.Message) -> None:
         name = message.head.text("name", 256)
@@ -390,6 +434,8 @@ def _view(message: link.Message) -> Union[bytes, memoryview]:
     if message.memfd is None:
         return message.body
     try:
+        if not message.size:
+            return b""  # which can't be mapped
         return memoryview(mmap.mmap(message.memfd, message.size, prot=mmap.PROT_READ))
     finally:
         os.close(message.memfd)

@@ -22,12 +22,13 @@ from . import link
 from .channel import Channel
 from .children import kill_everything
 from .crew import Config, Crew, Listener, Programs
-from .frames import CHUNK_BYTES, PROTOCOL_VERSION, Fields, Frame, FrameError, Kind, decode_head
+from .frames import CHUNK_BYTES, MAX_MISSING_MODULES, PROTOCOL_VERSION, Fields, Frame, FrameError, Kind, decode_head
 from .lean import deque, dumps, loads, signal, socket
 from .loop import READ, Loop
 from .rules import Rules
 from .run import Phase, Run, Settings
 from .runner import Runner
+from .tool_set import PartMissing, ToolSet, TooMuchShipped, listed_tools, places
 from .transfers import Transfers
 
 TYPE_CHECKING = False
@@ -37,8 +38,7 @@ if TYPE_CHECKING:
     from .runner import Detail
 
 MAX_JOBS = 64
-MAX_TOOLS = 256
-# For setting or getting variables.
+# For setting or getting variables, and for making tools.
 OPERATION_TIME_S = 60.0
 # An interpreter that dies so often before it has started will not start at all.
 _MAX_BOOT_FAILURES = 3
@@ -69,16 +69,18 @@ class _Job:
 
 
 class _Operation:
-    """Variables being set or got: a job that the interpreter answers."""
+    """Variables being set or got, or tools being made: what the interpreter answers.
 
-    def __init__(self, job: _Job) -> None:
-        self.job = job
+    `tools` are those that are made; `again`: nobody waits for that, it is a new interpreter that needs them.
+    """
+
+    def __init__(self, kind: int, op: int, tools: Optional[ToolSet] = None, *, again: bool = False) -> None:
+        self.kind = kind
+        self.op = op
+        self.tools = tools
+        self.again = again
         self.deadline = time.monotonic() + OPERATION_TIME_S
         self.gathered: list[tuple[str, Union[bytes, int], int]] = []
-
-    @property
-    def op(self) -> int:
-        return self.job.head.integer("op")
 
     def gather(self, message: link.Message) -> None:
         """Takes a variable over. Raises FrameError."""
@@ -92,6 +94,8 @@ class _Operation:
             if isinstance(data, int):
                 os.close(data)
         self.gathered = []
+        if self.tools is not None and not self.again:
+            self.tools.close()
 
 
 class Supervisor:
@@ -110,7 +114,9 @@ class Supervisor:
         self._jobs: deque[_Job] = deque()
         self._operation: Optional[_Operation] = None
         self._configuring: Optional[int] = None
-        self._tools: list[dict[str, Any]] = []
+        self._tools = ToolSet()
+        self._tools_due = False  # those that were shipped have to be made again, in a new interpreter
+        self._why_no_tools = ""  # they are not made again: this interpreter's predecessor ended over it
         self._prelude = ""
         self._prelude_settings = _PRELUDE
         self._prelude_due = False  # it has to run again, in a new interpreter
@@ -133,7 +139,7 @@ class Supervisor:
             if not busy and not self._crew.started:
                 self._start_crew()  # nobody waits for an answer just now: the time to get ready for the first job
             self._on_time()
-            if self._prelude_due and not self._crew.imports_ahead:
+            if (self._prelude_due or self._tools_due) and not self._crew.imports_ahead:
                 self._next_job()
             self._transfers.pump()
             # While the daemon does not take what the program says, the program waits.
@@ -189,6 +195,7 @@ class Supervisor:
         self._runner.close_all()
         if self._operation is not None:
             self._operation.close()
+        self._tools.close()
 
     # -- frames of the daemon ------------------------------------------------------------------------------------
 
@@ -219,10 +226,9 @@ class Supervisor:
                 # The daemon counts those that somebody still waits for; here are also those that were given up.
                 self._channel.fail(head.integer("op"), "queue_full", f"{MAX_JOBS} requests of this session wait")
                 return
-            if kind == Kind.SET_VARIABLES:
-                for item in _listed_variables(head, frame.body):
-                    if "blob" in item:
-                        self._transfers.claim_blob(item.text("blob", 64))
+            for place in _places(kind, head, frame.body):
+                if "blob" in place:
+                    self._transfers.claim_blob(place.text("blob", 64))
             self._jobs.append(_Job(kind, head, frame.body))
             self._next_job()
         else:
@@ -250,6 +256,11 @@ class Supervisor:
         if self._prelude_due and not (self._runner.busy or self._stop) and (self._jobs or not self._crew.imports_ahead):
             self._prelude_due = False
             self._runner.begin("", self._prelude, self._prelude_settings)
+        idle = not (self._prelude_due or self._runner.busy or self._operation or self._stop)
+        if self._tools_due and idle and (self._jobs or not self._crew.imports_ahead):
+            self._tools_due = False
+            self._operation = _Operation(Kind.REGISTER_TOOLS, 0, self._tools, again=True)
+            self._tools.post_all(self._crew.post, again=True)
         while self._jobs and not self._runner.busy and self._operation is None and not self._stop:
             job = self._jobs.popleft()
             if not self._crew.started and not self._is_settings(job):
@@ -266,7 +277,7 @@ class Supervisor:
             elif job.kind == Kind.SET_VARIABLES:
                 self._set_variables(job)
             else:
-                self._operation = _Operation(job)
+                self._operation = _Operation(job.kind, job.head.integer("op"))
                 self._crew.post({"t": "get"}, job.body)
 
     @staticmethod
@@ -301,12 +312,29 @@ class Supervisor:
             self._post_settings()
 
     def _register_tools(self, job: _Job) -> None:
-        tools = loads(job.body)
-        if not isinstance(tools, list) or len(tools) > MAX_TOOLS:
-            raise FrameError("tools are not a list")
+        op = job.head.integer("op")
+        try:
+            tools = ToolSet.read(job.head, job.body, self._transfers.take_blob)
+        except PartMissing as missing:
+            self._channel.fail(op, "blob_not_found", str(missing))
+        except TooMuchShipped as problem:
+            self._channel.fail(op, "too_large", str(problem))
+        else:
+            if tools.has_shipped:
+                self._operation = _Operation(job.kind, op, tools)
+                tools.post_all(self._crew.post, again=False)
+            else:
+                self._adopt(tools)
+                self._post_tools()
+                self._channel.done(op)
+
+    def _adopt(self, tools: ToolSet) -> None:
+        """These are the session's tools from here on."""
+        if tools is not self._tools:
+            self._tools.close()
         self._tools = tools
-        self._post_tools()
-        self._channel.done(job.head.integer("op"))
+        self._runner.tools, self._runner.final_tools = tools.called, tools.final
+        self._why_no_tools = ""
 
     def _set_variables(self, job: _Job) -> None:
         position = job.head.integer("listed", 0, len(job.body))
@@ -324,7 +352,7 @@ class Supervisor:
                 size = item.integer("inline", 0, CHUNK_BYTES)
                 self._crew.post({"t": "variable", "name": name}, job.body[position : position + size])
                 position += size
-        self._operation = _Operation(job)
+        self._operation = _Operation(job.kind, job.head.integer("op"))
         self._crew.post({"t": "commit"})
 
     def _end_operation(self, head: Fields, missing: bytes) -> None:
@@ -332,15 +360,35 @@ class Supervisor:
         if operation is None:
             raise FrameError("the end of an operation that nobody asked for")
         self._operation = None
-        if not head.boolean("ok"):
+        if operation.tools is not None:
+            self._end_tools(operation, head, missing)
+        elif not head.boolean("ok"):
             operation.close()
             self._channel.fail(operation.op, "value_refused", head.text("message", 4000))
-        elif operation.job.kind == Kind.SET_VARIABLES:
+        elif operation.kind == Kind.SET_VARIABLES:
             operation.close()
             self._channel.done(operation.op)
         else:
             self._send_variables(operation, Fields({"missing": loads(missing or b"[]")}).texts("missing", 1024, 256))
         self._next_job()
+
+    def _end_tools(self, operation: _Operation, head: Fields, missing: bytes) -> None:
+        """Tools have been made in the interpreter, or can't be."""
+        assert operation.tools is not None
+        message = head.text("message", 4000)
+        if operation.again:
+            if message:
+                self._notices.append(f"tools could not be made again in the new interpreter: {message}\n")
+        elif head.boolean("ok"):
+            self._adopt(operation.tools)
+            self._channel.done(operation.op)
+        else:
+            modules = Fields({"modules": loads(missing or b"[]")}).texts("modules", MAX_MISSING_MODULES, 256)
+            operation.close()
+            if modules:
+                self._channel.fail(operation.op, "modules_missing", message, modules=modules)
+            else:
+                self._channel.fail(operation.op, "tool_refused", message)
 
     def _send_variables(self, operation: _Operation, missing: list[str]) -> None:
         if sum(len(name) for name, _, _ in operation.gathered) > _MAX_NAMES_CHARS:
@@ -402,9 +450,8 @@ class Supervisor:
         self._crew.post({"t": "settings"}, dumps(self._runner.rules.fields()))
 
     def _post_tools(self) -> None:
-        self._runner.tools = frozenset(tool["name"] for tool in self._tools)
-        self._runner.final_tools = frozenset(tool["name"] for tool in self._tools if tool["final"])
-        self._crew.post({"t": "tools"}, dumps(self._tools))
+        why_not = self._why_no_tools or "it is to be made again in this interpreter, and is not yet"
+        self._tools.post_called(self._crew.post, why_not)
 
     # -- replacing the interpreter -------------------------------------------------------------------------------
 
@@ -425,6 +472,7 @@ class Supervisor:
         self._end_what_ran(status, cpu_time_s, waiting)
         self._jobs = waiting
         self._prelude_due = bool(self._prelude)
+        self._tools_due = self._tools.has_shipped and not self._why_no_tools
         self._next_job()
 
     def _end_what_ran(self, status: Optional[int], cpu_time_s: float, waiting: deque[_Job]) -> None:
@@ -440,8 +488,17 @@ class Supervisor:
         if operation is not None:
             self._operation = None
             operation.close()
-            message = "the interpreter died or hung over these values"
-            self._channel.fail(operation.op, "value_refused", message)
+            if operation.again:
+                # Once more would end the next interpreter too.
+                self._why_no_tools = "the interpreter died or hung when tools were made again in it"
+                self._notices.append(f"{self._why_no_tools}; none of them is there any more\n")
+                self._post_tools()
+            elif operation.tools is not None:
+                message = "the interpreter died or hung while these tools were made"
+                self._channel.fail(operation.op, "tool_refused", message)
+            else:
+                message = "the interpreter died or hung over these values"
+                self._channel.fail(operation.op, "value_refused", message)
 
     # -- the end of a run ----------------------------------------------------------------------------------------
 
@@ -503,6 +560,15 @@ class Supervisor:
         else:
             run.output = output  # closed with the run
             self._channel.send(Kind.RESULT, head, details)
+
+
+def _places(kind: int, head: Fields, body: bytes) -> list[Fields]:
+    """Where the values are that a job brings."""
+    if kind == Kind.SET_VARIABLES:
+        return _listed_variables(head, body)
+    if kind == Kind.REGISTER_TOOLS:
+        return [place for tool in listed_tools(head, body) for _, place in places(tool)]
+    return []
 
 
 def _prelude_failure(outcome: str, detail: Detail) -> str:

@@ -46,6 +46,13 @@ def python_name(text: str, field: str) -> str:
     return text
 
 
+def module_name(text: str, field: str) -> str:
+    """The dotted name of a module."""
+    if len(text) > MAX_NAME_CHARS or not all(part.isidentifier() for part in text.split(".")):
+        raise invalid(field, f"must be dotted names of modules of at most {MAX_NAME_CHARS} characters")
+    return text
+
+
 def source(code: str, field: str) -> str:
     if len(code.encode()) > MAX_CODE_BYTES:
         raise invalid(field, f"is larger than {MAX_CODE_BYTES:,} bytes")

@@ -33,7 +33,9 @@ from executor_server.model import (
     PolicyRef,
     Queued,
     Result,
+    ShippedTool,
     ToolCall,
+    ToolSource,
     ToolSpec,
     VariablesState,
 )
@@ -42,10 +44,12 @@ from executor_server.policy_file import QuotasTable
 from executor_server.requested import RequestedLimits, RequestedSession
 from executor_server.rpc import checks
 from executor_server.sessions import Session, VariablesReply
+from executor_server.tool_packing import MAX_SHIPPED_BYTES
 
 MAX_TOOLS = 256
 MAX_TOOL_PARAMETERS = 256
 MAX_TOOL_DESCRIPTION_BYTES = 16 * 1024
+MAX_TOOL_MODULES = 256
 MAX_VARIABLES = 1024
 MAX_TOOL_ERROR_TYPE_CHARS = 256
 
@@ -110,6 +114,7 @@ def is_tar(number: int) -> bool:
 
 def tools_from(messages: Sequence[pb.ToolSpec]) -> list[ToolSpec]:
     checks.count(len(messages), MAX_TOOLS, "tools")
+    checks.size(sum(map(_shipped_bytes, messages)), MAX_SHIPPED_BYTES, "what is shipped of tools")
     tools = [_tool_from(message, f"tools[{index}]") for index, message in enumerate(messages)]
     checks.distinct([tool.name for tool in tools], "tools")
     return tools
@@ -164,12 +169,45 @@ def _tool_from(message: pb.ToolSpec, field: str) -> ToolSpec:
     checks.count(len(message.parameters), MAX_TOOL_PARAMETERS, f"{field}.parameters")
     parameters = [checks.python_name(name, f"{field}.parameters") for name in message.parameters]
     checks.distinct(parameters, f"{field}.parameters")
+    is_shipped = message.HasField("shipped")
+    if is_shipped and parameters:
+        raise checks.invalid(f"{field}.parameters", "can't be set for a tool that is shipped, which has its own")
+    if is_shipped and message.is_final_answer:
+        raise checks.invalid(f"{field}.is_final_answer", "can't be set for a tool that is shipped; a host tool can")
     return ToolSpec(
         name=checks.python_name(message.name, f"{field}.name"),
         description=message.description,
         parameters=tuple(parameters),
         is_final_answer=message.is_final_answer,
+        shipped=_shipped_from(message.shipped, f"{field}.shipped") if is_shipped else None,
     )
+
+
+def _shipped_from(message: pb.ShippedTool, field: str) -> ShippedTool:
+    checks.count(len(message.modules), MAX_TOOL_MODULES, f"{field}.modules")
+    modules = tuple(checks.module_name(name, f"{field}.modules") for name in message.modules)
+    match message.WhichOneof("code"):
+        case "source":
+            return ShippedTool(_source_from(message.source, f"{field}.source"), modules)
+        case "value":
+            return ShippedTool(payload_from(message.value, f"{field}.value"), modules)
+        case _:
+            raise checks.invalid(field, "has no code; it is a source or a value")
+
+
+def _source_from(message: pb.ToolSource, field: str) -> ToolSource:
+    has_bindings = message.HasField("bindings")
+    return ToolSource(
+        text=checks.source(message.text, f"{field}.text"),
+        entry=checks.python_name(message.entry, f"{field}.entry"),
+        bindings=payload_from(message.bindings, f"{field}.bindings") if has_bindings else None,
+    )
+
+
+def _shipped_bytes(message: pb.ToolSpec) -> int:
+    """What a tool brings into the sandbox, told without a copy of it."""
+    values = (message.shipped.value, message.shipped.source.bindings)
+    return message.shipped.ByteSize() + sum(value.packed.blob.size_bytes for value in values)
 
 
 # ---------------------------------------------------------------------------------------------------------------------

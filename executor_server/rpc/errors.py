@@ -22,6 +22,7 @@ from executor_server.errors import (
     ExecutorError,
     Forbidden,
     InvalidRequest,
+    ModulesMissing,
     NotFound,
     OutOfRange,
     PolicyViolation,
@@ -71,7 +72,8 @@ async def refuse(context: Context, error: ExecutorError) -> NoReturn:
     """Ends the call with the status of `error`."""
     code = next(code for kind, code in _STATUS_OF.items() if isinstance(error, kind))
     message = _cut(error.message, MAX_MESSAGE_BYTES)
-    details: list[Message] = [error_details_pb2.ErrorInfo(reason=error.reason.value, domain=DOMAIN)]
+    metadata = {"modules": ",".join(error.modules)} if isinstance(error, ModulesMissing) else {}
+    details: list[Message] = [error_details_pb2.ErrorInfo(reason=error.reason.value, domain=DOMAIN, metadata=metadata)]
     if isinstance(error, InvalidRequest) and error.field:
         field = error_details_pb2.BadRequest.FieldViolation(field=error.field, description=message)
         details.append(error_details_pb2.BadRequest(field_violations=[field]))

@@ -133,7 +133,7 @@ def test_a_session_is_described_found_again_and_kept_alive(client: Any) -> None:
 
 def test_the_policy_says_what_can_be_asked_for(client: Any) -> None:
     policy = client.get_policy()
-    assert policy.images == ("base",) and policy.backend == "local" and policy.tool_placements == ("host",)
+    assert policy.images == ("base",) and policy.backend == "local" and policy.tool_placements == ("host", "sandbox")
     with pytest.raises(PolicyViolationError) as refusal:
         client.create_session(
             limits={

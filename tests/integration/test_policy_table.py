@@ -9,7 +9,7 @@ import json
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +18,8 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from executor_api.v1 import executor_service_pb2 as pb
+from executor_api.v1 import types_pb2
 from executor_client import AuthenticationError, ExecutorClient, InvalidRequest, Outcome, PolicyViolationError, Session
 from executor_server.cli import main
 from executor_server.errors import Violation, ViolationKind
@@ -121,10 +123,10 @@ def do(tenants: Tenants, case: Case) -> Outcome:
     if case.tenant not in tenants.sessions:
         tenants.clients[case.tenant].create_session(**of_session).close()
     with tenants.session(
-        case.tenant, of_session, own=bool({"tools", "put_file", "get_file"} & asked.keys())
+        case.tenant, of_session, own=bool({"tools", "sandbox_tools", "put_file", "get_file"} & asked.keys())
     ) as session:
-        if "tools" in asked:
-            session.register_tools(dict.fromkeys(asked["tools"], lambda: None))
+        if {"tools", "sandbox_tools"} & asked.keys():
+            _register(session, asked.get("tools", ()), asked.get("sandbox_tools", ()))
         if "put_file" in asked:
             for number in range(asked["put_file"].get("so_far", 0)):
                 session.put_file(f"file-{number}", b"x")
@@ -140,6 +142,14 @@ def do(tenants: Tenants, case: Case) -> Outcome:
             assert result.error is not None
             assert f"language.{asked['language'][0]}" in result.error.message
         return result.outcome
+
+
+def _register(session: Session, names: Sequence[str], names_in_sandbox: Sequence[str]) -> None:
+    shipped = types_pb2.ShippedTool(source=types_pb2.ToolSource(text="def tool(): pass", entry="tool"))
+    tools = [types_pb2.ToolSpec(name=name) for name in names]
+    tools += [types_pb2.ToolSpec(name=name, shipped=shipped) for name in names_in_sandbox]
+    transport = session._transport
+    transport.call(transport.stub.RegisterTools, pb.RegisterToolsRequest(session_id=session.session_id, tools=tools))
 
 
 @pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])

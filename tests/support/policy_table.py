@@ -282,6 +282,13 @@ CASES = [
             ("tools[2].name", "NOT_ALLOWED", "shell", "search, web_*", "tools.allowed"),
         ),
     ),
+    Case("tools that run in the sandbox", "research", {"tools": ["search"], "sandbox_tools": ["web_", "web_find"]}),
+    Case(
+        "other tools that run in the sandbox",
+        "research",
+        {"tools": ["search"], "sandbox_tools": ["web_", "shell"]},
+        (("tools[2].name", "NOT_ALLOWED", "shell", "search, web_*", "tools.allowed"),),
+    ),
     Case("the largest file", "research", {"put_file": {"size_bytes": 1000, "so_far": 1}}),
     Case(
         "a larger file",
@@ -346,7 +353,16 @@ CASES = [
         "support",
         {"tools": ["search"]},
         (
-            ("tools", "NOT_ALLOWED", "host", "no tools", "tools.placements"),
+            ("tools[0]", "NOT_ALLOWED", "host", "no tools", "tools.placements"),
+            ("tools[0].name", "NOT_ALLOWED", "search", "no tools", "tools.allowed"),
+        ),
+    ),
+    Case(
+        "any tool that runs in the sandbox",
+        "support",
+        {"sandbox_tools": ["search"]},
+        (
+            ("tools[0]", "NOT_ALLOWED", "sandbox", "no tools", "tools.placements"),
             ("tools[0].name", "NOT_ALLOWED", "search", "no tools", "tools.allowed"),
         ),
     ),

@@ -15,7 +15,7 @@ from smolagents.local_python_executor import check_import_authorized
 from executor_server.config import PoolSection
 from executor_server.errors import InvalidRequest, PolicyViolation, Reason, Violation, ViolationKind
 from executor_server.import_patterns import is_covered, is_denied
-from executor_server.model import Limits, PolicyRef, Principal, SessionSpec, ToolSpec
+from executor_server.model import Limits, PolicyRef, Principal, SessionSpec, ShippedTool, ToolSpec
 from executor_server.policy import Policy
 from executor_server.policy_file import ImportsTable, PolicyFile, Profile, parse_policy
 from executor_server.requested import (
@@ -355,20 +355,45 @@ def test_an_execution_gets_what_the_profile_says_of_one_unless_its_session_asked
     assert execution_limits(policy.decide(ALICE, asked), RequestedLimits()).wall_time_s == 40
 
 
-def tool(name: str) -> ToolSpec:
-    return ToolSpec(name=name, description="", parameters=(), is_final_answer=False)
+IN_SANDBOX = ShippedTool(code=b"")
+
+
+def tool(name: str, shipped: ShippedTool | None = None) -> ToolSpec:
+    return ToolSpec(name=name, description="", parameters=(), is_final_answer=False, shipped=shipped)
 
 
 def test_tools_are_refused_by_name_and_by_place() -> None:
     text = "default = 'a'\n[profiles.a]\ntools = {placements = ['sandbox'], allowed = ['web_*', 'search']}"
     spec = policy_from(text).decide(ALICE, RequestedSession())
     with pytest.raises(PolicyViolation) as caught:
-        check_tools(spec, [tool("search"), tool("searching"), tool("web_")])
+        check_tools(spec, [tool("search"), tool("searching", IN_SANDBOX), tool("web_", IN_SANDBOX)])
     assert caught.value.violations == (
-        Violation("tools", NOT_ALLOWED, "host", "no tools", "profiles.a.tools.placements"),
+        Violation("tools[0]", NOT_ALLOWED, "host", "sandbox", "profiles.a.tools.placements"),
         Violation("tools[1].name", NOT_ALLOWED, "searching", "web_*, search", "profiles.a.tools.allowed"),
     )
     check_tools(spec, [])
+    check_tools(spec, [tool("search", IN_SANDBOX)])
+
+
+@pytest.mark.parametrize(
+    ("placements", "refused"),
+    [("['host', 'sandbox']", []), ("['host']", ["sandbox"]), ("['sandbox']", ["host"]), ("[]", ["host", "sandbox"])],
+)
+def test_each_tool_is_refused_by_where_it_runs(placements: str, refused: list[str]) -> None:
+    policy = policy_from(f"default = 'a'\n[profiles.a]\ntools.placements = {placements}")
+    spec = policy.decide(ALICE, RequestedSession())
+    found = []
+    for each in (tool("a"), tool("a", IN_SANDBOX)):
+        try:
+            check_tools(spec, [each])
+        except PolicyViolation as violation:
+            found += [each.requested for each in violation.violations]
+    assert found == refused
+
+
+def test_tools_may_run_in_both_places_where_nothing_is_said() -> None:
+    spec = policy_from("default = 'a'\n[profiles.a]\nlanguage.preset = 'strict'").decide(ALICE, RequestedSession())
+    assert spec.tools.placements == ("host", "sandbox")
 
 
 def test_a_file_is_refused_by_size_and_by_number() -> None:

@@ -76,7 +76,7 @@ def test_what_means_the_same_is_no_change() -> None:
             "tools.allowed = ['web_a']",
             Change("tools.allowed", "web_*", "web_a", "tighter"),
         ),
-        ("", "tools.placements = []", Change("tools.placements", "host", "none", "tighter")),
+        ("", "tools.placements = []", Change("tools.placements", "host, sandbox", "none", "tighter")),
         ("", "audit.fail_closed = true", Change("audit.fail_closed", "false", "true", "tighter")),
         ("", "audit.code = 'full'", Change("audit.code", "hash", "full")),
         ("", "on_reload = 'end'", Change("on_reload", "keep", "end")),

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from smolagents.local_python_executor import check_import_authorized
 
 from executor_server.errors import InvalidRequest, PolicyViolation
-from executor_server.model import LANGUAGE_RULES, ExecutionLimits, Limits, Principal, SessionSpec, ToolSpec
+from executor_server.model import LANGUAGE_RULES, ExecutionLimits, Limits, Principal, SessionSpec, ShippedTool, ToolSpec
 from executor_server.policy import Policy
 from executor_server.policy_file import DefaultLimits, ExecutionLimitValues, MaxLimits, PolicyFile, Profile
 from executor_server.requested import RequestedLimits, RequestedSession
@@ -191,7 +191,7 @@ def assert_within(profile: Profile, spec: SessionSpec) -> None:
         permitted = getattr(profile.language, rule)
         if permitted is False or (permitted is None and profile.language.preset == "strict"):
             assert rule in spec.refused_language
-    assert set(spec.tools.placements) <= set(profile.tools.placements) & {"host"}
+    assert spec.tools.placements == profile.tools.placements
     assert spec.tools.allowed == profile.tools.allowed
     for key, value in profile.files.model_dump().items():
         assert getattr(spec.files, key) == value
@@ -248,15 +248,20 @@ def test_no_execution_gets_more_than_its_session_and_its_profile(
         assert 0 < getattr(limits, name) <= min(getattr(spec.limits, name), math.inf if most is None else most)
 
 
-@given(profile=profiles, names=st.lists(st.sampled_from(["ab", "abc", "abcd", "x", "xy"]), max_size=3))
-def test_no_tool_is_had_that_the_profile_does_not_name(profile: Profile, names: list[str]) -> None:
+@given(
+    profile=profiles,
+    asked=st.lists(st.tuples(st.sampled_from(["ab", "abc", "abcd", "x", "xy"]), st.booleans()), max_size=3),
+)
+def test_no_tool_is_had_that_the_profile_does_not_name(profile: Profile, asked: list[tuple[str, bool]]) -> None:
     spec = granted(profile, RequestedSession())
     if spec is None:
         return
-    tools = [ToolSpec(name=name, description="", parameters=(), is_final_answer=False) for name in names]
+    shipped = ShippedTool(code=b"")
+    tools = [ToolSpec(name, "", (), False, shipped if in_sandbox else None) for name, in_sandbox in asked]
     allowed = {"*": {"ab", "abc", "abcd", "x", "xy"}, "ab*": {"ab", "abc", "abcd"}, "abc": {"abc"}, "x": {"x"}}
     had = set().union(*(allowed[pattern] for pattern in profile.tools.allowed))
-    may = not names or ("host" in profile.tools.placements and set(names) <= had)
+    places = {"sandbox" if in_sandbox else "host" for _, in_sandbox in asked}
+    may = places <= set(profile.tools.placements) and {name for name, _ in asked} <= had
     try:
         check_tools(spec, tools)
         assert may

@@ -88,7 +88,7 @@ def execution_content(
 ) -> CallToolResult:
     """What a model is told of an execution: what it showed, its value or why it failed, and what became of the session.
 
-    `replaced`: another interpreter than after the last execution is there now.
+    `replaced`: the interpreter is another one than after the last execution.
     """
     blocks = transcript.blocks()
     lines: list[str] = []
@@ -126,10 +126,15 @@ def _files_listed(files: Sequence[FileInfo], *, more: bool) -> str:
 def _aftermath(state: VariablesState, *, failed: bool, replaced: bool) -> str:
     if state is VariablesState.LOST:
         return "The sandbox is gone, with all variables and files. reset_session starts a new, empty one."
-    if state is VariablesState.RESET or replaced:
+    if state is VariablesState.RESET:
         return (
             "The interpreter had to be restarted: all variables, functions and imports of this call or before are lost "
             "and must be defined again. The files are still there."
+        )
+    if replaced:
+        return (
+            "Before this call the interpreter had to be restarted: all variables, functions and imports of the calls "
+            "before it are lost and must be defined again. The files are still there."
         )
     return "Variables, functions and imports defined before the failure are kept." if failed else ""
 

@@ -53,16 +53,15 @@ def pass_on(source: int, pipe: int, stop: int, complain: Callable[[str], None]) 
             data = os.read(source, PIECE_BYTES)
             if not data:
                 return
-            first, newline, _ = data.partition(b"\n")
-            line_bytes += len(first)
-            if line_bytes > MESSAGE_BYTES_MAX:
-                complain(f"a message of the host has more than {MESSAGE_BYTES_MAX:,} bytes; the connection ends here")
-                return
-            if newline:
-                line_bytes = len(data) - data.rindex(b"\n") - 1
+            first, *others = data.split(b"\n")
+            longest_bytes = max(line_bytes + len(first), *map(len, others), 0)
+            line_bytes = len(others[-1]) if others else longest_bytes
             view = memoryview(data)
             while view:
                 view = view[os.write(pipe, view) :]
+            if longest_bytes > MESSAGE_BYTES_MAX:
+                complain(f"a message of the host has more than {MESSAGE_BYTES_MAX:,} bytes; the connection ends here")
+                return
     except OSError:
         return  # the host's side broke, or nobody reads any more: both are the end of the input
     finally:

@@ -8,6 +8,7 @@ daemon knows.
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -23,6 +24,8 @@ from executor_client.aio import AsyncExecutorClient
 from executor_client.aio_session import AsyncSession, OnEvent
 from executor_client.errors import NotFoundError, PreconditionError
 from executor_client.results import ExecutionResult, Policy, SessionInfo, VariablesState
+
+_log = logging.getLogger(__name__)
 
 DEFAULT_NAME = "default"
 END_TIMEOUT_S = 5.0
@@ -71,7 +74,7 @@ class NamedSession:
             raise self._refusal() from error
 
     async def run(self, code: str, on_event: OnEvent, limits: LimitsLike) -> tuple[ExecutionResult, bool]:
-        """Runs code; returns how it ended, and whether another interpreter than that of the last time ran it or stayed.
+        """Runs code; returns how it ended, and whether the interpreter is another one than after the last call.
 
         Cancelled, it first cancels the execution.
         """
@@ -112,6 +115,7 @@ class Sessions:
         self._sessions_max = sessions_max
         # As tasks: two calls that come at once wait for the same making, and a cancelled call does not end it.
         self._making: dict[str, asyncio.Task[NamedSession]] = {}
+        self._ending: set[asyncio.Task[None]] = set()
 
     async def get(self, name: str, *, make: bool) -> NamedSession:
         """The session of this name. Unless it is the default one, it is made only where `make` says so.
@@ -163,7 +167,14 @@ class Sessions:
         making = self._making.pop(name, None)
         if making is None:
             raise SessionRefused(f"there is no session {name[:100]!r}; {self._listed()}")
-        await asyncio.shield(asyncio.create_task(_end(making, "it was closed")))
+        await asyncio.shield(self._start_ending(making, "it was closed"))
+
+    def _start_ending(self, making: asyncio.Task[NamedSession], why: str) -> asyncio.Task[None]:
+        """In a task of its own: what was begun goes on when the host cancels the call."""
+        ending = asyncio.create_task(_end(making, why))
+        self._ending.add(ending)
+        ending.add_done_callback(self._ending.discard)
+        return ending
 
     async def reset(self, name: str) -> NamedSession:
         """Ends the session of this name, if there is one, and starts an empty one."""
@@ -196,14 +207,19 @@ class Sessions:
     async def __aexit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        ending = [asyncio.create_task(_end(making, "the connection ended")) for making in self._making.values()]
+        for making in self._making.values():
+            self._start_ending(making, "the connection ended")
         self._making.clear()
+        ending = list(self._ending)
+        if not ending:
+            return
         with anyio.CancelScope(shield=True):
-            if ending:
-                _, late = await asyncio.wait(ending, timeout=END_TIMEOUT_S)
-                for task in late:
-                    task.cancel()
-                await asyncio.gather(*ending, return_exceptions=True)
+            _, late = await asyncio.wait(ending, timeout=END_TIMEOUT_S)
+            for task in late:
+                task.cancel()
+            problems = await asyncio.gather(*ending, return_exceptions=True)
+        for problem in filter(None, problems):
+            _log.error("a session could not be ended; the daemon does so when it is idle: %r", problem)
 
 
 async def _end(making: asyncio.Task[NamedSession], why: str) -> None:

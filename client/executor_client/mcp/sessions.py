@@ -207,10 +207,9 @@ class Sessions:
     async def __aexit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        for making in self._making.values():
-            self._start_ending(making, "the connection ended")
+        ending = [self._start_ending(making, "the connection ended") for making in self._making.values()]
+        ending += self._ending - set(ending)
         self._making.clear()
-        ending = list(self._ending)
         if not ending:
             return
         with anyio.CancelScope(shield=True):
@@ -224,7 +223,11 @@ class Sessions:
 
 async def _end(making: asyncio.Task[NamedSession], why: str) -> None:
     """Ends a session, once it is made. One that could not be made needs no end."""
-    await asyncio.wait({making})
+    try:
+        await asyncio.wait({making})
+    except asyncio.CancelledError:
+        making.cancel()
+        raise
     if making.cancelled() or making.exception() is not None:
         return
     named = making.result()

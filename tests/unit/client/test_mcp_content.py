@@ -13,6 +13,7 @@ from mcp_types import ContentBlock, EmbeddedResource, ImageContent, TextContent
 
 from executor_client import (
     ErrorDetail,
+    ExecutionEvent,
     ExecutionResult,
     FileInfo,
     Image,
@@ -41,7 +42,7 @@ def opened(block: ContentBlock) -> PIL.Image.Image:
     data = base64.b64decode(block.data, validate=True)
     assert len(data) <= content.IMAGE_BYTES_MAX
     image = PIL.Image.open(io.BytesIO(data))
-    assert image.get_format_mimetype() == block.mime_type  # type: ignore[no-untyped-call]
+    assert image.get_format_mimetype() == block.mime_type
     return image
 
 
@@ -60,7 +61,7 @@ def told(**fields: Any) -> tuple[str, bool]:
 
 def test_texts_and_images_come_in_the_order_in_which_the_program_made_them() -> None:
     transcript = Transcript()
-    events = [
+    events: list[ExecutionEvent] = [
         LogEvent(1, "stdout", "a"),
         LogEvent(2, "stderr", "b"),
         ImageEvent(3, picture(3, 1)),

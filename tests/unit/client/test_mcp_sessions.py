@@ -1,0 +1,236 @@
+"""The sessions of an MCP connection, on a client that makes sessions when the test lets it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any, cast
+
+import pytest
+
+from executor_client import (
+    AsyncExecutorClient,
+    ErrorDetail,
+    ExecutionResult,
+    ExecutorClientError,
+    NotFoundError,
+    Outcome,
+    UnavailableError,
+    VariablesState,
+)
+from executor_client.mcp import sessions as module
+from executor_client.mcp.sessions import SessionRefused, SessionRequest, Sessions
+
+
+class FakeSession:
+    """Answers `execute` with what the test has put there; without an answer it runs until it is cancelled."""
+
+    def __init__(self) -> None:
+        self.generation = 1
+        self.answer: ExecutionResult | ExecutorClientError | None = None
+        self.started = asyncio.Event()
+        self.cancelled = False
+        self.closings = 0
+        self.closing: ExecutorClientError | None = None
+
+    async def execute(self, code: str, **options: Any) -> ExecutionResult:
+        self.started.set()
+        if isinstance(self.answer, ExecutorClientError):
+            raise self.answer
+        if self.answer is not None:
+            return self.answer
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            # As the real one, which tells the daemon: that takes more than one turn of the event loop.
+            for _ in range(3):
+                await asyncio.sleep(0)
+            self.cancelled = True
+            raise
+        raise AssertionError
+
+    async def close(self) -> None:
+        self.closings += 1
+        if self.closing is not None:
+            raise self.closing
+
+
+class FakeClient:
+    def __init__(self) -> None:
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.asked: list[str] = []
+        self.made: list[FakeSession] = []
+        self.problem: ExecutorClientError | None = None
+
+    async def create_session(
+        self, image: str | None, imports: tuple[str, ...], limits: object, *, labels: Mapping[str, str]
+    ) -> FakeSession:
+        self.asked.append(labels["name"])
+        await self.gate.wait()
+        if self.problem is not None:
+            raise self.problem
+        self.made.append(FakeSession())
+        return self.made[-1]
+
+
+@pytest.fixture
+async def client() -> FakeClient:
+    return FakeClient()
+
+
+@pytest.fixture
+async def sessions(client: FakeClient) -> Sessions:
+    return Sessions(cast(AsyncExecutorClient, client), SessionRequest(), sessions_max=2)
+
+
+def ended(**fields: Any) -> ExecutionResult:
+    made = {"outcome": Outcome.SUCCEEDED, "state": VariablesState.KEPT, "generation": 1, **fields}
+    return ExecutionResult(execution_id="e", **made)
+
+
+async def test_calls_that_come_at_once_get_the_same_session(client: FakeClient, sessions: Sessions) -> None:
+    client.gate.clear()
+    calls = [asyncio.create_task(sessions.get("a", make=True)) for _ in range(3)]
+    await asyncio.sleep(0)
+    calls[0].cancel()
+    client.gate.set()
+    (cancelled, first, second) = await asyncio.gather(*calls, return_exceptions=True)
+    assert isinstance(cancelled, asyncio.CancelledError)
+    assert first is second and client.asked == ["a"]
+
+
+async def test_a_session_that_could_not_be_made_is_made_anew_at_the_next_call(
+    client: FakeClient, sessions: Sessions
+) -> None:
+    client.problem = UnavailableError("nobody there")
+    with pytest.raises(UnavailableError):
+        await sessions.get("a", make=True)
+    client.problem = None
+    assert (await sessions.get("a", make=True)).name == "a"
+
+
+async def test_only_the_default_session_is_made_by_looking_into_it(sessions: Sessions) -> None:
+    with pytest.raises(SessionRefused, match="there is no session 'a'; there is none"):
+        await sessions.get("a", make=False)
+    assert (await sessions.get("default", make=False)).name == "default"
+
+
+@pytest.mark.parametrize(
+    "name", ["", " ", "a b", "../a", "a/b", "é", "-a", "a\n", "a" * 65, "a" * 10**6, "\0", "\ud800"]
+)
+async def test_odd_names_are_refused_in_a_short_sentence(client: FakeClient, sessions: Sessions, name: str) -> None:
+    with pytest.raises(SessionRefused, match="no name for a session") as refused:
+        await sessions.get(name, make=True)
+    assert len(str(refused.value)) < 400 and str(refused.value).isprintable()
+    assert client.asked == []
+
+
+async def test_there_are_no_more_sessions_than_allowed(client: FakeClient, sessions: Sessions) -> None:
+    client.gate.clear()
+    calls = [asyncio.create_task(sessions.get(name, make=True)) for name in ("a", "b")]
+    await asyncio.sleep(0)
+    with pytest.raises(SessionRefused, match="more than 2 sessions; there are: a, b"):
+        await sessions.get("c", make=True)
+    client.gate.set()
+    await asyncio.gather(*calls)
+    await sessions.close("a")
+    assert (await sessions.get("c", make=True)).name == "c"
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        NotFoundError("there is no such session", reason="SESSION_NOT_FOUND"),
+        ended(outcome=Outcome.LOST, state=VariablesState.LOST, error=ErrorDetail("Lost", "there is no such session")),
+    ],
+    ids=["refused", "lost"],
+)
+async def test_a_lost_session_is_said_at_each_call_until_it_is_reset(
+    client: FakeClient, sessions: Sessions, answer: ExecutionResult | ExecutorClientError
+) -> None:
+    named = await sessions.get("a", make=True)
+    client.made[0].answer = answer
+    if isinstance(answer, ExecutionResult):
+        assert await named.run("1", None, None) == (answer, False)  # which says so itself
+    for _ in range(2):
+        with pytest.raises(SessionRefused, match=r"'a' is gone, .*: there is no such session\. reset_session starts"):
+            await (await sessions.get("a", make=True)).run("1", None, None)
+    assert len(client.made) == 1
+    assert await sessions.reset("a") is not named
+    assert client.made[0].closings == 1, "a lost session counts until it is deleted"
+    client.made[1].answer = ended()
+    assert (await (await sessions.get("a", make=True)).run("1", None, None))[0].succeeded
+
+
+async def test_a_refusal_that_says_nothing_of_the_session_leaves_it_as_it_is(
+    client: FakeClient, sessions: Sessions
+) -> None:
+    named = await sessions.get("a", make=True)
+    client.made[0].answer = NotFoundError("there is no such file", reason="FILE_NOT_FOUND")
+    with pytest.raises(NotFoundError):
+        await named.run("1", None, None)
+    assert not named.lost
+
+
+async def test_a_cancelled_call_waits_until_its_execution_is_cancelled(client: FakeClient, sessions: Sessions) -> None:
+    named = await sessions.get("a", make=True)
+    call = asyncio.create_task(named.run("1", None, None))
+    await client.made[0].started.wait()
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await call
+    assert client.made[0].cancelled
+
+
+async def test_an_interpreter_that_was_replaced_between_two_calls_is_said(
+    client: FakeClient, sessions: Sessions
+) -> None:
+    named = await sessions.get("a", make=True)
+    said = []
+    for generation in (1, 2, 2, 5):
+        client.made[0].answer = ended(generation=generation)
+        said.append((await named.run("1", None, None))[1])
+    assert said == [False, True, False, True]
+
+
+async def test_a_session_that_is_closed_while_it_is_being_made_is_ended_when_it_is(
+    client: FakeClient, sessions: Sessions
+) -> None:
+    client.gate.clear()
+    getting = asyncio.create_task(sessions.get("a", make=True))
+    await asyncio.sleep(0)
+    closing = asyncio.create_task(sessions.close("a"))
+    await asyncio.sleep(0)
+    client.gate.set()
+    await asyncio.gather(getting, closing)
+    assert client.made[0].closings == 1
+    with pytest.raises(SessionRefused, match="it was closed"):
+        await getting.result().run("1", None, None)
+
+
+async def test_the_end_ends_all_sessions_also_those_being_made_and_those_that_resist(
+    client: FakeClient, sessions: Sessions, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with sessions:
+        await sessions.get("a", make=True)
+        client.made[0].closing = UnavailableError("nobody there")
+        client.gate.clear()
+        getting = asyncio.create_task(sessions.get("b", make=True))
+        await asyncio.sleep(0)
+        asyncio.get_running_loop().call_soon(client.gate.set)
+    await getting
+    assert [each.closings for each in client.made] == [1, 1]
+    assert "a session could not be ended" in caplog.text and "nobody there" in caplog.text
+
+
+async def test_the_end_does_not_wait_for_ever(
+    client: FakeClient, sessions: Sessions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "END_TIMEOUT_S", 0.01)
+    async with sessions:
+        client.gate.clear()
+        getting = asyncio.create_task(sessions.get("a", make=True))
+        await asyncio.sleep(0)
+    with pytest.raises(asyncio.CancelledError):
+        await getting

@@ -221,11 +221,11 @@ class Interpreter:
             else:
                 made = self._shipped.replace(shipped, stubs)
         except ToolsRefused as refused:
-            self._stay_one()
+            self._end_making()
             end = {"t": "op_done", "ok": False, "message": str(refused)[:4000]}
             self._send(end, dumps(refused.modules))
             return
-        self._stay_one()
+        self._end_making()
         self._place_tools({**stubs, **made})
         self._send({"t": "op_done", "ok": True, "message": said[:4000]})
 
@@ -246,10 +246,10 @@ class Interpreter:
         for name in tools:
             self._main.__dict__.pop(name, None)
 
-    def _stay_one(self) -> None:
-        """Ends a process that the client's code has forked and that comes back from it as if it were this one."""
+    def _end_making(self) -> None:
         if self._getpid() != self._pid:
-            self._exit(0)
+            self._exit(0)  # a process that the client's code has forked came back from it as if it were this one
+        self._settle_output()  # what it has printed is no program's
 
     def _on_variable(self, message: link.Message) -> None:
         name = message.head.text("name", 256)

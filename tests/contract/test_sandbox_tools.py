@@ -1,31 +1,354 @@
-"""Tools that are shipped into the sandbox, and run there."""
+"""Tools that are shipped into the sandbox: made there before they are registered, all or none, and run there."""
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
+import cloudpickle
+import pytest
+
 from executor_api.values import encode
-from executor_server.model import ShippedTool, ToolSource, ToolSpec
+from executor_server.errors import InvalidRequest, ModulesMissing, NotFound, Reason
+from executor_server.model import BlobRef, ShippedTool, ToolSource, ToolSpec
 from executor_server.sessions import Session
-from tests.contract.harness import Harness
+from tests.contract.harness import Harness, Transcript, follow, pieces
+
+LOCAL = pytest.mark.parametrize("harness", ["local"], indirect=True)
+"""For what the backend has no part in."""
+
+GOOD = "def tool(*args):\n    return 'good', *args\n"
 
 
 def source(text: str, entry: str = "tool", modules: tuple[str, ...] = (), **bindings: Any) -> ShippedTool:
     return ShippedTool(ToolSource(text, entry, encode(bindings) if bindings else None), modules)
 
 
-def shipped(name: str, tool: ShippedTool, description: str = "") -> ToolSpec:
-    return ToolSpec(name, description, (), is_final_answer=False, shipped=tool)
+def pickled(value: Any, version: str = "{}.{}".format(*sys.version_info)) -> bytes:
+    """As a client packs what only cloudpickle can carry."""
+    return encode(value, fallback=lambda each: f"cp{version}\0".encode() + cloudpickle.dumps(each))
 
 
-async def register(session: Session, **tools: ShippedTool) -> None:
-    await session.register_tools([shipped(name, tool) for name, tool in tools.items()])
+async def register(session: Session, *host: str, final: str = "", **shipped: ShippedTool) -> None:
+    tools = [ToolSpec(name, "", (), name == final) for name in host]
+    tools += [ToolSpec(name, "", (), is_final_answer=False, shipped=tool) for name, tool in shipped.items()]
+    await session.register_tools(tools)
 
 
-async def test_a_shipped_tool_runs_in_the_sandbox(harness: Harness) -> None:
-    session = await harness.session()
-    text = "import os\n\ndef tool(a, b=2):\n    print('here', len(table))\n    return os.getpid(), a + b + table['c']\n"
+async def refused(session: Session, *host: str, **shipped: ShippedTool) -> str:
+    """Why these tools can't be registered."""
+    with pytest.raises(InvalidRequest) as refusal:
+        await register(session, *host, **shipped)
+    assert refusal.value.reason is Reason.TOOL_REFUSED
+    return refusal.value.message
+
+
+async def run_answered(harness: Harness, session: Session, code: str, answers: dict[str, Any]) -> Transcript:
+    """Runs code and answers the calls of its host tools."""
+    execution = await harness.begin(session, code)
+
+    async def answer(call: Any, _: Transcript) -> None:
+        await session.submit_tool_result(execution.execution_id, call.call_id, encode(answers[call.name]))
+
+    return await follow(execution, answer)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# On every backend
+
+
+async def test_a_tool_runs_in_the_sandbox_with_its_bindings(harness: Harness) -> None:
+    session = await harness.session(imports=("os",))
+    text = (
+        "import os, socket\n\ndef tool(a, b=2):\n    print('here', table)\n    return os.getpid(), a + b + table['c']\n"
+    )
     await register(session, adder=source(text, table={"c": 100}))
-    run = await harness.run(session, "import os\nr = adder(1)\nr[0] == os.getpid(), r[1]")
-    assert (run.output, run.stdout) == ((True, 103), "here 1\n")
+    run = await harness.run(session, "import os\nr = adder(1)\n(r[0] == os.getpid(), r[1])")
+    assert (run.output, run.stdout) == ((True, 103), "here {'c': 100}\n")
     assert [type(event.kind).__name__ for event in run.events] == ["Log", "Result"]
+    assert (await harness.run(session, "adder")).outcome == "succeeded"
+
+
+async def test_large_bindings_and_values_travel_as_blobs(harness: Harness) -> None:
+    session = await harness.session()
+    packed = encode({"data": bytes(3_000_000)})
+    text = "def tool():\n    return len(data)\n"
+    blob = BlobRef(await session.upload_blob(len(packed), pieces(packed)), len(packed))
+    await register(session, size=ShippedTool(ToolSource(text, "tool", blob)))
+    assert (await harness.run(session, "size()")).output == 3_000_000
+    assert (await harness.run(session, "import os\nos._exit(1)")).state == "reset"
+    assert (await harness.run(session, "size()")).output == 3_000_000, "in the next interpreter"
+    with pytest.raises(NotFound) as gone:
+        await register(session, size=ShippedTool(blob))
+    assert gone.value.reason is Reason.BLOB_NOT_FOUND
+    assert (await harness.run(session, "size()")).output == 3_000_000, "the one before is still there"
+
+
+async def test_a_tool_that_hangs_is_interrupted_and_the_state_kept(harness: Harness) -> None:
+    session = await harness.session()
+    text = "import time\n\ndef tool():\n    print('begins')\n    while True:\n        time.sleep(0.01)\n"
+    await register(session, hang=source(text))
+    run = await harness.run(session, "x = 1\nhang()", wall_time_s=0.3)
+    assert (run.outcome, run.state, run.stdout) == ("timeout", "kept", "begins\n")
+    assert run.ended.error is not None and 'File "<tool-hang>", line 6, in tool' in run.ended.error.traceback
+    assert (await harness.run(session, "x")).output == 1
+
+
+async def test_tools_that_cannot_be_made_leave_those_that_were_there(harness: Harness) -> None:
+    session = await harness.session()
+    await register(session, "asked", one=source(GOOD), two=source(GOOD))
+    assert await refused(session, one=source(GOOD), two=source("x = 1\nraise ValueError('no')")) == (
+        "two: ValueError: no (line 2 of its source)"
+    )
+    assert (await harness.run(session, "one(1)")).output == ("good", 1)
+    assert (await harness.run(session, "two(2)")).output == ("good", 2)
+    assert (await run_answered(harness, session, "asked()", {"asked": 3})).output == 3
+    await register(session, two=source("def tool():\n    return 'new'\n"))
+    assert (await harness.run(session, "two()")).output == "new"
+    assert (await harness.run(session, "one()")).message == "name 'one' is not defined"
+
+
+async def test_making_a_tool_that_ends_the_interpreter_is_refused_and_said(harness: Harness) -> None:
+    session = await harness.session()
+    await register(session, good=source(GOOD))
+    await harness.run(session, "x = 1")
+    message = await refused(session, bad=source("import os\nos._exit(3)"))
+    assert message == "the interpreter died or hung while these tools were made"
+    run = await harness.run(session, "good('x' in globals())")
+    assert (run.output, run.state, run.ended.generation) == (("good", False), "reset", 2)
+
+
+async def test_tools_are_made_again_after_a_reset_and_after_the_prelude(harness: Harness) -> None:
+    session = await harness.session(prelude="import os\nos.environ['SET'] = 'by the prelude'")
+    text = "import os\nsaid = os.environ['SET']\n\ndef tool():\n    return said\n"
+    await register(session, "asked", said=source(text))
+    assert (await harness.run(session, "os._exit(0)", last_statement=True)).state == "reset"
+    run = await run_answered(harness, session, "said(), asked()", {"asked": 1})
+    assert (run.output, run.stderr) == (("by the prelude", 1), "")
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# What a tool is
+
+
+@LOCAL
+async def test_a_tool_is_what_an_object_of_that_module_is(harness: Harness) -> None:
+    session = await harness.session(imports=("*",))
+    text = '''
+from __future__ import annotations
+from dataclasses import dataclass
+from typing import Optional
+
+@dataclass
+class Point:
+    x: Optional[int] = None
+
+class Counter:
+    """Counts."""
+    def __init__(self, start): self.count = start
+    def __call__(self, *points):
+        self.count += sum(p.x for p in points)
+        return Point(self.count)
+
+tool = Counter(start)
+'''
+    await register(session, counter=source(text, start=10))
+    first = await harness.run(session, "p = counter(counter())\n(p.x, type(p).__module__, counter.count)")
+    assert first.output == (20, "tool_counter", 20)
+    again = await harness.run(session, "import pickle, copy\npickle.loads(pickle.dumps(p)) == copy.deepcopy(p) == p")
+    assert again.output is True
+    shown = await harness.run(session, "import inspect\ninspect.getsource(type(counter).__init__).strip()")
+    assert shown.output == "def __init__(self, start): self.count = start"
+
+
+@LOCAL
+async def test_a_tool_that_only_cloudpickle_can_carry(harness: Harness) -> None:
+    session = await harness.session()
+    base = 40
+    await register(session, add=ShippedTool(pickled(lambda n: n + base)))
+    assert (await harness.run(session, "add(2)")).output == 42
+    assert "pickled by cp2.7" in await refused(session, add=ShippedTool(pickled(len, version="2.7")))
+    assert "no callable but of type int" in await refused(session, add=ShippedTool(encode(5)))
+    assert await refused(session, add=ShippedTool(b"no value at all"))
+    assert (await harness.run(session, "add(2)")).output == 42
+
+
+@LOCAL
+async def test_a_tool_is_no_agent_code_and_agent_code_is_none_of_it(harness: Harness) -> None:
+    session = await harness.session(imports=("math",), operations=2000)
+    text = "import json\n\ndef tool(n):\n    total = 0\n    for i in range(n):\n        total += i\n    return json.dumps(total)\n"
+    await register(session, busy=source(text))
+    run = await harness.run(session, "busy(100_000)")
+    assert (run.output, run.ended.usage.operations) == ("4999950000", 0)
+    assert (await harness.run(session, "import json")).outcome == "import_denied"
+    assert (await harness.run(session, "for i in range(10**6):\n    pass")).outcome == "operation_limit"
+
+
+@LOCAL
+async def test_a_tools_exception_shows_its_own_lines(harness: Harness) -> None:
+    session = await harness.session()
+    await register(session, fail=source("def tool(n):\n    table = {}\n    return table[n]\n"))
+    run = await harness.run(session, "x = 1\nfail('key')")
+    assert run.ended.error is not None
+    assert (run.ended.error.type, run.message, run.ended.error.line) == ("KeyError", "'key'", 2)
+    assert '  File "<tool-fail>", line 3, in tool\n    return table[n]' in run.ended.error.traceback
+    assert "guest" not in run.ended.error.traceback
+    assert (await harness.run(session, "try:\n    fail(1)\nexcept KeyError:\n    x = 2\nx")).output == 2
+
+
+@LOCAL
+async def test_a_tool_calls_other_tools(harness: Harness) -> None:
+    session = await harness.session()
+    outer = source("def tool(n):\n    return asked(n) + inner(n)\n")
+    inner = source("def tool(n):\n    return n * 100\n")
+    await register(session, "asked", outer=outer, inner=inner)
+    assert (await run_answered(harness, session, "outer(2)", {"asked": 7})).output == 207
+    assert (
+        await harness.run(session, "import builtins\nimport random\nrandom.__builtins__.get('inner')")
+    ).output is None
+    await register(session, outer=outer)
+    assert (await harness.run(session, "outer(2)")).message == "name 'asked' is not defined"
+
+
+@LOCAL
+async def test_a_final_answer_from_within_a_tool_ends_the_execution(harness: Harness) -> None:
+    session = await harness.session()
+    text = "def tool():\n    final_answer(1)\n    print('not reached')\n"
+    await register(session, "final_answer", final="final_answer", tool=source(text))
+    run = await run_answered(harness, session, "tool()\nprint('not reached')", {"final_answer": None})
+    assert (run.outcome, run.ended.final_answer_call_id, run.stdout) == ("succeeded", "c1", "")
+
+
+@LOCAL
+async def test_a_name_that_agent_code_reuses_hides_the_tool_until_it_is_registered_again(harness: Harness) -> None:
+    session = await harness.session()
+    await register(session, good=source(GOOD))
+    assert (await harness.run(session, "good = 1\ngood")).output == 1
+    await register(session, good=source(GOOD))
+    assert (await harness.run(session, "good()")).output == ("good",)
+
+
+@LOCAL
+async def test_host_tools_alone_replace_tools_in_the_sandbox(harness: Harness) -> None:
+    session = await harness.session()
+    await register(session, good=source(GOOD))
+    await register(session, "other")
+    code = "import sys\n'good' in dir(__builtins__), 'tool_good' in sys.modules"
+    assert (await harness.run(session, code)).output == (False, False)
+    assert (await harness.run(session, "good()")).message == "name 'good' is not defined"
+    assert (await harness.run(session, "import os\nos._exit(0)")).state == "reset"
+    assert (await harness.run(session, "good()")).message == "name 'good' is not defined"
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# What can't be made
+
+REFUSALS = {
+    "no Python": (source("def tool(:"), "SyntaxError"),
+    "no such entry": (source("x = 1"), "NameError: its source does not define tool"),
+    "nothing to call": (source("tool = 1"), "TypeError: it is no callable but of type int"),
+    "an exit": (source("raise SystemExit(3)"), "SystemExit: 3 (line 1 of its source)"),
+    "an interrupt": (source("raise KeyboardInterrupt"), "KeyboardInterrupt"),
+    "an error without a text": (source("class E(Exception):\n    def __str__(self): 1 / 0\nraise E"), "raised ZeroDiv"),
+    "too deep": (source("(lambda f: f(f))(lambda f: f(f))"), "RecursionError"),
+    "too large": (source("tool = bytes(10**12)"), "MemoryError"),
+    "its import": (source("import nowhere\ndef tool(): pass"), "ModuleNotFoundError: No module named 'nowhere'"),
+    "no bindings": (ShippedTool(ToolSource("def tool(): pass", "tool", encode([1]))), "its bindings are no dict"),
+    "bindings of no names": (ShippedTool(ToolSource("def tool(): pass", "tool", encode({1: 2}))), "no dict of names"),
+    "what is no value": (ShippedTool(ToolSource("def tool(): pass", "tool", b"\x00")), "DecodeError"),
+    "a value of nothing": (ShippedTool(b""), "DecodeError"),
+    "a call of a tool": (source("asked()"), "no execution is running that could call a tool"),
+}
+
+
+@LOCAL
+async def test_what_cannot_be_made_is_refused_with_the_reason(harness: Harness) -> None:
+    session = await harness.session()
+    await register(session, "asked", good=source(GOOD))
+    said = {name: await refused(session, "asked", bad=bad, good=source(GOOD)) for name, (bad, _) in REFUSALS.items()}
+    assert {name: text for name, text in said.items() if REFUSALS[name][1] not in text} == {}
+    assert all(text.startswith("bad: ") for text in said.values())
+    code = "import sys\n('good' in dir(), 'tool_good' in sys.modules, 'tool_bad' in sys.modules, good(1))"
+    run = await harness.run(session, code)
+    assert (run.output, run.state, run.stderr) == ((False, True, False, ("good", 1)), "kept", "")
+
+
+@LOCAL
+async def test_all_modules_that_are_missing_are_named(harness: Harness) -> None:
+    session = await harness.session(imports=("math",))
+    one = source(GOOD, modules=("json", "xml.dom", "nowhere", "json.nothing"))
+    two = source("raise ValueError('was run')", modules=("PIL_", "nowhere", "os"))
+    with pytest.raises(ModulesMissing) as refusal:
+        await register(session, one=one, two=two, three=source(GOOD))
+    assert refusal.value.modules == ("nowhere", "json.nothing", "PIL_")
+    assert refusal.value.message == (
+        "one: the image has no module nowhere, json.nothing; two: the image has no module PIL_, nowhere"
+    )
+    await register(session, one=source(GOOD, modules=("json", "xml.dom", "__main__")))
+    assert (await harness.run(session, "one()")).output == ("good",)
+
+
+@LOCAL
+async def test_what_is_printed_while_a_tool_is_made_goes_nowhere(harness: Harness) -> None:
+    session = await harness.session()
+    text = "import sys\nprint('making')\nsys.stderr.write('of it')\ndef tool():\n    print('made')\n"
+    await register(session, tool=source(text))
+    run = await harness.run(session, "tool()")
+    assert (run.stdout, run.stderr) == ("made\n", "")
+
+
+@LOCAL
+async def test_a_process_that_the_making_forks_is_not_the_session(harness: Harness) -> None:
+    session = await harness.session()
+    await register(
+        session, tool=source("import os\nchild = os.fork()\ndef tool():\n    return os.waitpid(child, 0)[1]\n")
+    )
+    assert (await harness.run(session, "tool()")).output == 0
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# In another interpreter
+
+ONCE = """
+import os
+if os.path.exists('made'):
+    {then}
+open('made', 'w').close()
+
+def tool():
+    return 'made'
+"""
+
+
+@LOCAL
+async def test_a_tool_that_cannot_be_made_again_is_said_and_says_so(harness: Harness) -> None:
+    session = await harness.session()
+    await register(session, once=source(ONCE.format(then="raise ValueError('twice')")), good=source(GOOD))
+    assert (await harness.run(session, "once(), good()")).output == ("made", ("good",))
+    await harness.run(session, "import os\nos._exit(0)")
+    run = await harness.run(session, "good()")
+    assert run.output == ("good",)
+    assert run.stderr == (
+        "tools could not be made again in the new interpreter: once: ValueError: twice (line 4 of its source)\n"
+    )
+    assert (await harness.run(session, "once()")).message == (
+        "the tool once is not there: it could not be made again: ValueError: twice (line 4 of its source)"
+    )
+    await register(session, once=source(GOOD))
+    assert (await harness.run(session, "once()")).output == ("good",)
+
+
+@LOCAL
+async def test_a_tool_that_ends_each_new_interpreter_is_given_up(harness: Harness) -> None:
+    session = await harness.session()
+    await register(session, once=source(ONCE.format(then="os._exit(1)")), good=source(GOOD))
+    await harness.run(session, "import os\nos._exit(0)")
+    run = await harness.run(session, "40 + 2")
+    assert (run.output, run.ended.generation) == (42, 3)
+    assert (
+        run.stderr == "the interpreter died or hung when tools were made again in it; none of them is there any more\n"
+    )
+    gone = await harness.run(session, "good()")
+    assert gone.message == "the tool good is not there: the interpreter died or hung when tools were made again in it"
+    await register(session, good=source(GOOD))
+    assert (await harness.run(session, "good()")).output == ("good",)

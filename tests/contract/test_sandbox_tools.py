@@ -29,8 +29,8 @@ def pickled(value: Any, version: str = "{}.{}".format(*sys.version_info)) -> byt
     return encode(value, fallback=lambda each: f"cp{version}\0".encode() + cloudpickle.dumps(each))
 
 
-async def register(session: Session, *host: str, final: str = "", **shipped: ShippedTool) -> None:
-    tools = [ToolSpec(name, "", (), name == final) for name in host]
+async def register(session: Session, *host: str, **shipped: ShippedTool) -> None:
+    tools = [ToolSpec(name, "", (), name == "final_answer") for name in host]
     tools += [ToolSpec(name, "", (), is_final_answer=False, shipped=tool) for name, tool in shipped.items()]
     await session.register_tools(tools)
 
@@ -214,7 +214,7 @@ async def test_a_tool_calls_other_tools(harness: Harness) -> None:
 async def test_a_final_answer_from_within_a_tool_ends_the_execution(harness: Harness) -> None:
     session = await harness.session()
     text = "def tool():\n    final_answer(1)\n    print('not reached')\n"
-    await register(session, "final_answer", final="final_answer", tool=source(text))
+    await register(session, "final_answer", tool=source(text))
     run = await run_answered(harness, session, "tool()\nprint('not reached')", {"final_answer": None})
     assert (run.outcome, run.ended.final_answer_call_id, run.stdout) == ("succeeded", "c1", "")
 

@@ -47,6 +47,7 @@ class ScriptedModel(Model):  # type: ignore[misc]  # smolagents is untyped
         super().__init__(model_id=model_id)
         self._replies = list(replies)
         self._given = 0
+        self._said = ""
 
     @property
     def finished(self) -> bool:
@@ -57,10 +58,11 @@ class ScriptedModel(Model):  # type: ignore[misc]  # smolagents is untyped
             raise ScriptError(f"the script of {self.model_id} has {len(self._replies)} replies and was asked for more")
         reply = self._replies[self._given]
         self._given += 1
-        fill = _Filling(reply, _last_observation(messages))
+        fill = _Filling(reply, _last_observation(messages, self._said))
         content = fill(reply.thought)
         if reply.code:
             content = f"Thought: {content}\n<code>\n{fill(reply.code.strip())}\n</code>"
+        self._said = content
         calls = [
             ChatMessageToolCall(
                 ChatMessageToolCallFunction({key: fill(value) for key, value in arguments.items()}, name),
@@ -77,16 +79,19 @@ class ScriptedModel(Model):  # type: ignore[misc]  # smolagents is untyped
             yield ChatMessageStreamDelta(content=line)
 
 
-def _last_observation(messages: Sequence[Any]) -> str:
-    """All the text that came after the model's own last words, which smolagents repeats as a call of a tool."""
+def _last_observation(messages: Sequence[Any], said: str) -> str:
+    """All the text that came after the model's own last words; with them, where somebody has changed them."""
     texts: list[str] = []
     for message in reversed(messages):
-        if message.role == MessageRole.ASSISTANT:
-            break
-        if message.role == MessageRole.TOOL_CALL:
+        if message.role == MessageRole.TOOL_CALL:  # smolagents repeats in it what the model wrote
             continue
         content = message.content if isinstance(message.content, list) else [{"type": "text", "text": message.content}]
-        texts.extend(part["text"] for part in content if part["type"] == "text")
+        text = "\n".join(part["text"] for part in content if part["type"] == "text")
+        if message.role == MessageRole.ASSISTANT and said and said in text:
+            break
+        texts.append(text)
+        if message.role == MessageRole.ASSISTANT:
+            break
     return "\n".join(reversed(texts))
 
 

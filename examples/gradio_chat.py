@@ -1,0 +1,74 @@
+"""smolagents' `GradioUI` on an agent whose code runs in a sandbox, started here and used through its API.
+
+`GradioUI(agent).launch()` is what a person would write; it shows the chat in a browser and returns when it is stopped.
+Here the same app is started in the background, on the loopback interface, and talked to by Gradio's own client.
+Needs `gradio`, and smolagents 1.24 or later for this form of the API.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+
+os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # before the import, which would report to Gradio's makers
+
+from gradio_client import Client  # type: ignore[import-untyped]
+from own_daemon import own_daemon
+from scripted import Reply, ScriptedModel
+from smolagents import GradioUI
+
+from executor_client.smolagents import CodeAgent
+
+SCRIPT = [
+    Reply(
+        thought="I toss three dice.",
+        expects=["Toss three dice"],
+        code="""
+import random
+dice = [random.randint(1, 6) for _ in range(3)]
+print("dice:", dice)
+final_answer(sum(dice))
+""",
+    ),
+    Reply(
+        thought="The dice lie where they were: a chat is one conversation, and its sandbox stays.",
+        expects=["And what did they show?"],
+        code='print("they show", *dice)',
+    ),
+    Reply(
+        thought="<<dice>>.",
+        reads={"dice": r"they show (\d \d \d)"},
+        code='final_answer("<<dice>>")',
+    ),
+]
+
+
+def main() -> None:
+    with (
+        tempfile.TemporaryDirectory() as files,  # what a chat uploads, and what its page serves
+        CodeAgent(tools=[], model=ScriptedModel(SCRIPT)) as agent,
+    ):
+        os.environ["GRADIO_TEMP_DIR"] = files
+        app = GradioUI(agent).create_app()
+        _, url, _ = app.launch(share=False, server_name="127.0.0.1", prevent_thread_lock=True, quiet=True)
+        try:
+            chat(url, files)
+        finally:
+            app.close()
+
+
+def chat(url: str, downloads: str) -> None:
+    client = Client(url, verbose=False, download_files=downloads, analytics_enabled=False)
+    try:
+        # Gradio 5 calls it /chat, Gradio 6 by the function that answers.
+        (chat_endpoint,) = client.view_api(print_info=False, return_format="dict")["named_endpoints"]
+        for question in ("Toss three dice, please.", "And what did they show?"):
+            shown = client.predict(question, api_name=chat_endpoint)
+            print(question, "->", shown[-1]["content"])
+    finally:
+        client.close()
+
+
+if __name__ == "__main__":
+    with own_daemon("local"):  # not needed where a daemon runs already
+        main()

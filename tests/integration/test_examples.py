@@ -1,0 +1,123 @@
+"""The examples, run as a person would run them: what they print is what they say they show.
+
+Most run in this process, on the daemon that the tests share; two as the scripts that they are, with a daemon of their
+own, which they check to be gone at the end.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+import smolagents
+
+from tests.support.backends import require
+from tests.support.daemon import Daemon
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+SCRIPT_TIMEOUT_S = 60.0
+
+# Helpers, and what has a test or a Makefile target of its own.
+ELSEWHERE = {"demo", "own_daemon", "scripted", "vision_browser"}
+
+# The lines that matter of what each prints, in order, as patterns of whole lines.
+SHOWS = {
+    "guided_tour": [r"The answer: \{'total': 1115\.0, 'too few': 'desk'\}"],
+    "multi_agent": [
+        r"Visitors per day: \d+\.\d, which is right",
+        r"They ran on: RemoteExecutor and LocalPythonExecutor",
+        r"The heading: ABC!",
+    ],
+    "inspect_run": [
+        r"The answer is 21\.3 \(success, 4 steps\)\.",
+        r"Step 1: AgentExecutionError",
+        r"Step 2: value \[20\.5, 21\.0, 22\.4\]",
+        r"Step 3: value 21\.3",
+        r"Printed before the failure: reading 4 lines",
+        r"The model would now be sent: \['system', 'user', 'assistant', 'tool-call', .*\]",
+        r"All the code:",
+        r"print\(\"reading\", len\(lines\), \"lines\"\)",
+        r"final_answer\(round\(sum\(readings\) / len\(readings\), 2\)\)",
+        r".*Replaying the agent's steps:.*",
+        r"Thought: Now the mean\. *",
+    ],
+    "step_by_step": [
+        r"Step 1: 6\d\d\d characters observed",
+        r"Step 2: \d\d characters observed",
+        r"Step 3: \d\d characters observed",
+        r"The answer: 200",
+    ],
+    "planning": [
+        r"A plan: 1\. Guess the number of words\. 2\. Answer\.",
+        r"Stopped: Agent interrupted\.",
+        r"In memory: \['TaskStep', 'PlanningStep', 'ActionStep'\]",
+        r"A plan: They are counted: 1\. Answer\.",
+        r"The answer: 9",
+    ],
+    "checked_answer": [
+        r"Refused: Check adds_up failed with error: the shares add up to 101, not to 100",
+        r"Accepted: \{'Ada': 29, 'Ben': 29, 'Cleo': 42\}",
+    ],
+    "conversation": [
+        r"First answer: 59",
+        r"Step 1 is done\.",
+        r"Step 2 is done\.",
+        r"Second answer: the 17 primes add up to 440",
+        r"It took 2 steps and \d\d words\.",
+    ],
+    "save_and_load": [
+        r"Saved: remote \{'limits': \{'wall_time_s': 0\.5\}\}",
+        r"Loaded from the folder: 232\.5 on RemoteExecutor",
+        r"Loaded from the dict: 232\.5 on RemoteExecutor",
+        r"smolagents' own class: Unsupported executor type: remote",
+    ],
+    "interpreter_tool": [r"The answer: warmer than usual: 14\.0, 13\.0"],
+    "gradio_chat": [
+        r"Toss three dice, please\. -> \*\*Final answer:\*\* \d+",
+        r"And what did they show\? -> \*\*Final answer:\*\*",
+        r"\d \d \d",
+    ],
+}
+AS_SCRIPTS = {"guided_tour", "gradio_chat"}
+
+
+def check(name: str, output: str) -> None:
+    """Whether all that the example is to show is in its output, in that order."""
+    lines = iter(output.splitlines())
+    for pattern in SHOWS[name]:
+        assert any(re.fullmatch(pattern, line) for line in lines), f"no line {pattern!r} in its place:\n{output}"
+
+
+@pytest.mark.parametrize("name", sorted(SHOWS.keys() - AS_SCRIPTS))
+def test_example_shows_what_it_says(
+    name: str, daemon: Daemon, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("EXECUTOR_STATE_DIR", str(daemon.state_dir))
+    monkeypatch.syspath_prepend(EXAMPLES)
+    import_module(name).main()
+    check(name, capsys.readouterr().out)
+
+
+@pytest.mark.parametrize("name", sorted(AS_SCRIPTS))
+def test_example_runs_as_a_script_and_leaves_nothing(name: str) -> None:
+    require("local")
+    if name == "gradio_chat":
+        pytest.importorskip("gradio", reason="gradio is not installed")
+        if tuple(map(int, smolagents.__version__.split(".")[:2])) < (1, 24):
+            pytest.skip("GradioUI has no chat API before smolagents 1.24")
+    script = subprocess.run(
+        [sys.executable, EXAMPLES / f"{name}.py"], capture_output=True, text=True, timeout=SCRIPT_TIMEOUT_S
+    )
+    assert script.returncode == 0, script.stdout + script.stderr
+    check(name, script.stdout)
+
+
+def test_each_example_is_run_here_or_elsewhere_and_starts_in_the_same_way() -> None:
+    examples = {path.stem: path.read_text() for path in EXAMPLES.glob("*.py") if path.stem not in ELSEWHERE}
+    assert examples.keys() == SHOWS.keys()
+    starts = {text[text.index("if __name__") :] for text in examples.values()}
+    assert len(starts) == 1

@@ -7,6 +7,9 @@ closed codec only. Nothing that came from a sandbox is ever unpickled, whatever 
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
+from contextlib import ExitStack
+from types import ModuleType
 from typing import Any
 
 from executor_api.values import DecodeError, EncodeError, OpaqueValue, decode, encode
@@ -33,6 +36,25 @@ def unpack_or_opaque(packed: bytes) -> Any:
         return unpack(packed)
     except DecodeError as error:
         return OpaqueValue(UNDECODABLE, f"<{error}>")
+
+
+def pack_by_value(value: object, modules: Iterable[ModuleType]) -> bytes:
+    """Packs an object as a pickle that holds the functions and classes of these modules, which only we have."""
+    import cloudpickle
+
+    with ExitStack() as until_packed:
+        for module in modules:
+            if module.__name__ not in cloudpickle.list_registry_pickle_by_value():
+                cloudpickle.register_pickle_by_value(module)
+                until_packed.callback(cloudpickle.unregister_pickle_by_value, module)
+        return encode(_Opaque(value), fallback=lambda opaque: _pickled_for_sandbox(value))
+
+
+class _Opaque:
+    """Has no form of its own in the codec."""
+
+    def __init__(self, value: object) -> None:
+        self.value = value
 
 
 def _pickled_for_sandbox(value: object) -> bytes:

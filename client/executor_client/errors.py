@@ -6,6 +6,7 @@ for an exception). gRPC's own errors never leave this package; `_status.py` turn
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -28,6 +29,19 @@ class ConfigurationError(ExecutorClientError):
 
 class InvalidRequest(ExecutorClientError):
     """What was asked has a wrong form; the message names the field. Asking again unchanged won't help."""
+
+
+class ToolNotShippable(InvalidRequest):
+    """A tool was to run in the sandbox and can't be put there as what it is. Placement "host" always can.
+
+    `problems` names each thing that stands in the way, and why.
+    """
+
+    def __init__(self, tool: str, problems: Iterable[str]) -> None:
+        self.tool = tool
+        self.problems = tuple(problems)
+        listed = "".join(f"\n  - {problem}" for problem in self.problems)
+        super().__init__(f'the tool {tool!r} can\'t be shipped into the sandbox; give it the placement "host":{listed}')
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,217 @@
+"""Objects as expressions of the shipped text: short ones as literals, plain ones as bindings, others made step by step.
+
+An object is made the way that `copy` and `pickle` make it, by what its `__reduce_ex__` says; but its class and its
+functions are found by the text, not by name, so that what is the user's own is there. Each object is made once: what is
+shared stays shared, and a list, dict or object may refer back to itself.
+"""
+
+from __future__ import annotations
+
+import copyreg
+import enum
+import functools
+import re
+import types
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from executor_api.values import EncodeError
+from executor_client._shipping.definitions import Definitions
+from executor_client._shipping.dialects import Dialect
+from executor_client._shipping.plain import is_plain, literal
+from executor_client._shipping.writer import StandIn, Writer, nested
+
+_DEPTH_MAX = 100
+_OBJECTS_MAX = 5_000
+"""That are made step by step; plain data does not count."""
+
+_NO_PICKLE = re.compile(r"cannot pickle '?([\w.]+)'? object")
+
+
+class Objects:
+    """Makes expressions for objects, each object's once."""
+
+    def __init__(self, writer: Writer, dialect: Dialect, definitions: Definitions) -> None:
+        self._writer = writer
+        self._dialect = dialect
+        self._definitions = definitions
+        self._known: dict[int, str] = {}
+        self._alive: list[object] = []
+        self._making: set[int] = set()
+        self._depth = [0]
+
+    def remember(self, value: object, expression: str) -> str:
+        """From here on the object is this expression."""
+        self._known[id(value)] = expression
+        self._alive.append(value)  # or another object could get its id
+        return expression
+
+    def ref(self, value: object, where: str) -> str:
+        """An expression for the object. `where` is what the user knows it by."""
+        written = literal(value)
+        if written is not None:
+            return written
+        if isinstance(value, StandIn):
+            return self._writer.stand_in(value)
+        if id(value) in self._known:
+            return self._known[id(value)]
+        if id(value) in self._making:
+            return self._writer.refuse(where, "refers to itself in a way that can't be made again")
+        with nested(self._depth, _DEPTH_MAX) as allowed:
+            if not allowed or len(self._alive) > _OBJECTS_MAX:
+                return self._writer.refuse(where, "holds too many objects; put them into a file or a variable")
+            self._making.add(id(value))
+            try:
+                expression = self._made(value, where)
+            finally:
+                self._making.discard(id(value))
+        return self._known.get(id(value)) or self.remember(value, expression)
+
+    def _made(self, value: object, where: str) -> str:
+        stand_in = self._dialect.stand_in(value)
+        if stand_in is not None:
+            return self._writer.stand_in(stand_in)
+        refusal = self._dialect.refusal(value)
+        if refusal is not None:
+            return self._writer.refuse(where, refusal)
+        reduced = self._dialect.reduced(value)
+        if reduced is not None:
+            return self._from_reduced(value, reduced, where)
+        maker = self._maker(value)
+        if maker is not None:
+            return maker(value, where)
+        try:
+            if is_plain(value):
+                return self._writer.bind(value)
+        except EncodeError as error:
+            return self._writer.refuse(where, f"is too large to be shipped: {error}")
+        return self._step_by_step(value, where)
+
+    def _maker(self, value: object) -> Callable[[Any, str], str] | None:
+        definitions = self._definitions
+        match value:
+            case types.FunctionType():
+                return definitions.function
+            case types.ModuleType():
+                return definitions.module_as_value
+            case type():
+                return definitions.class_
+            case functools._lru_cache_wrapper():
+                return definitions.cached
+            case types.BuiltinFunctionType() if value.__self__ is None or isinstance(value.__self__, types.ModuleType):
+                return definitions.of_library
+            case types.MethodType():
+                return self._method
+            case re.Pattern():
+                return self._pattern
+            case TypeVar():
+                return self._type_variable
+        return None
+
+    def _step_by_step(self, value: Any, where: str) -> str:
+        if type(value) is list:
+            return self._list(value, where)
+        if type(value) is dict:
+            return self._dict(value, where)
+        if type(value) is tuple:
+            return _tuple(self.ref(each, f"{where}[{number}]") for number, each in enumerate(value))
+        if isinstance(value, enum.Enum):
+            return f"{self.ref(type(value), type(value).__qualname__)}({self.ref(value.value, where)})"
+        reducer = copyreg.dispatch_table.get(type(value))
+        try:
+            reduced = reducer(value) if reducer is not None else value.__reduce_ex__(4)
+        except Exception as error:  # noqa: BLE001 - a class of the user's says so in its own way
+            return self._writer.refuse(where, _why(value, error))
+        if isinstance(reduced, str):
+            return self._definitions.of_library(value, where, name=reduced)
+        return self._from_reduced(value, reduced, where)
+
+    # -----------------------------------------------------------------------------------------------------------------
+
+    def _list(self, value: list[Any], where: str) -> str:
+        name = self.remember(value, self._writer.fresh())
+        self._writer.say(f"{name} = []")
+        items = [self.ref(each, f"{where}[{number}]") for number, each in enumerate(value)]
+        self._writer.say(f"{name} += [{', '.join(items)}]")
+        return name
+
+    def _dict(self, value: dict[Any, Any], where: str) -> str:
+        name = self.remember(value, self._writer.fresh())
+        self._writer.say(f"{name} = {{}}")
+        for key, each in value.items():
+            key_expression = self.ref(key, f"a key of {where}")
+            self._writer.say(f"{name}[{key_expression}] = {self.ref(each, f'{where}[{_short(key)}]')}")
+        return name
+
+    def _method(self, value: types.MethodType, where: str) -> str:
+        of = self.ref(value.__self__, f"{where}.__self__")
+        if getattr(type(value.__self__), value.__name__, None) is value.__func__ or isinstance(value.__self__, type):
+            return f"{of}.{value.__name__}"
+        return f"{self._writer.library('types')}.MethodType({self.ref(value.__func__, where)}, {of})"
+
+    def _pattern(self, value: re.Pattern[Any], _where: str) -> str:
+        return f"{self._writer.library('re')}.compile({value.pattern!r}, {int(value.flags)})"
+
+    def _type_variable(self, value: TypeVar, where: str) -> str:
+        constraints = "".join(f", {self.ref(each, where)}" for each in value.__constraints__)
+        bound = f", bound={self.ref(value.__bound__, where)}" if value.__bound__ is not None else ""
+        variance = "".join(f", {name}=True" for name in ("covariant", "contravariant") if getattr(value, f"__{name}__"))
+        return f"{self._writer.library('typing')}.TypeVar({value.__name__!r}{constraints}{bound}{variance})"
+
+    def _from_reduced(self, value: Any, reduced: tuple[Any, ...], where: str) -> str:
+        function, arguments, state, items, pairs, setter = (*reduced, None, None, None, None, None)[:6]
+        name = self._writer.fresh()
+        self._writer.say(f"{name} = {self._call(function, arguments, where)}")
+        self.remember(value, name)
+        if items is not None:
+            for number, each in enumerate(items):
+                self._writer.say(f"{name}.append({self.ref(each, f'{where}[{number}]')})")
+        if pairs is not None:
+            for key, each in pairs:
+                key_expression = self.ref(key, f"a key of {where}")
+                self._writer.say(f"{name}[{key_expression}] = {self.ref(each, f'{where}[{_short(key)}]')}")
+        if setter is not None:
+            self._writer.say(f"{self.ref(setter, where)}({name}, {self.ref(state, where)})")
+        elif state is not None:
+            self._writer.say(f"{self._writer.helper('state')}({name}, {self._state(state, where)})")
+        return name
+
+    def _call(self, function: Any, arguments: tuple[Any, ...], where: str) -> str:
+        if function in (copyreg.__newobj__, copyreg.__newobj_ex__):  # type: ignore[attr-defined]
+            class_, *rest = arguments
+            keywords = {}
+            if function is not copyreg.__newobj__:  # type: ignore[attr-defined]
+                rest, keywords = list(rest[0]), rest[1]
+            made = self.ref(class_, class_.__qualname__)
+            given = [made, *(self.ref(each, where) for each in rest)]
+            given += [f"{key}={self.ref(each, where)}" for key, each in keywords.items()]
+            return f"{made}.__new__({', '.join(given)})"
+        called = self.ref(function, where)
+        return f"{called}({', '.join(self.ref(each, where) for each in arguments)})"
+
+    def _state(self, state: Any, where: str) -> str:
+        if type(state) is tuple and len(state) == 2 and all(isinstance(each, dict | None) for each in state):
+            return _tuple(self._state(each, where) for each in state)
+        if type(state) is not dict or not all(isinstance(key, str) for key in state):
+            return self.ref(state, where)
+        # Each by its own name, which is what a refusal says.
+        members = [f"{key!r}: {self.ref(each, f'{where}.{key}')}" for key, each in state.items()]
+        return f"{{{', '.join(members)}}}"
+
+
+def _tuple(items: Any) -> str:
+    listed = list(items)
+    return f"({', '.join(listed)}{',' if len(listed) == 1 else ''})"
+
+
+def _short(key: object) -> str:
+    text = repr(key) if isinstance(key, str | int | float | bool | bytes) else type(key).__name__
+    return text if len(text) <= 40 else f"{text[:37]}..."
+
+
+def _why(value: object, error: Exception) -> str:
+    kind = type(value)
+    name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+    known = _NO_PICKLE.search(str(error))
+    reason = "it only means something in this process" if known else f"{type(error).__name__}: {error}"
+    return f"a {name} can't be shipped: {reason}"

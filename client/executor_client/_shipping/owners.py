@@ -1,0 +1,68 @@
+"""Whose a module is: Python's own, an installed package's, or the user's.
+
+What is Python's or installed is imported in the sandbox, where it must be found. The user's is shipped as source.
+"""
+
+from __future__ import annotations
+
+import enum
+import functools
+import importlib.util
+import site
+import sys
+import sysconfig
+from pathlib import Path
+from types import ModuleType
+
+_PACKAGE_DIRECTORIES = frozenset({"site-packages", "dist-packages"})
+
+
+class Owner(enum.Enum):
+    PYTHON = "python"
+    INSTALLED = "installed"
+    USER = "user"
+    NOBODY = "nobody"
+    """It is not here; it may be in the sandbox."""
+
+
+def owner_of(module: str) -> Owner:
+    """Whose the module of this dotted name is, as this process sees it."""
+    top = module.partition(".")[0]
+    if top == "__main__":
+        return Owner.USER
+    if top in sys.stdlib_module_names or top in sys.builtin_module_names:
+        return Owner.PYTHON
+    loaded = sys.modules.get(module) or sys.modules.get(top)
+    places = _places(loaded) if loaded is not None else _places_by_name(top)
+    if places is None:
+        return Owner.NOBODY
+    return Owner.INSTALLED if any(_is_installed(place) for place in places) else Owner.USER
+
+
+def _places(module: ModuleType) -> list[str]:
+    file = getattr(module, "__file__", None)
+    return [file] if isinstance(file, str) else [str(path) for path in getattr(module, "__path__", ())]
+
+
+def _places_by_name(top: str) -> list[str] | None:
+    try:
+        spec = importlib.util.find_spec(top)
+    except (ImportError, ValueError):
+        return None
+    if spec is None:
+        return None
+    return [spec.origin] if spec.has_location and spec.origin else list(spec.submodule_search_locations or ())
+
+
+def _is_installed(place: str) -> bool:
+    path = Path(place).absolute()
+    if not _PACKAGE_DIRECTORIES.isdisjoint(path.parts):
+        return True
+    return any(path.is_relative_to(directory) for directory in _library_directories())
+
+
+@functools.cache
+def _library_directories() -> frozenset[Path]:
+    paths = sysconfig.get_paths()
+    named = [paths[key] for key in ("stdlib", "platstdlib", "purelib", "platlib")]
+    return frozenset(Path(each) for each in (*named, *site.getsitepackages(), site.getusersitepackages()))

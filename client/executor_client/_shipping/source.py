@@ -1,0 +1,251 @@
+"""The source of functions and classes, as it was when they were loaded.
+
+A file may have changed since it was imported. So what is found in it is compiled again and compared with the code that
+runs here: what differs has no source.
+"""
+
+from __future__ import annotations
+import __future__
+
+import ast
+import linecache
+import types
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, cast
+
+FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
+
+ANNOTATIONS_FLAG = __future__.annotations.compiler_flag
+
+
+@dataclass(frozen=True)
+class SourceFile:
+    """A file of source, parsed, and the code objects that it compiles to."""
+
+    lines: tuple[str, ...]
+    tree: ast.Module
+    codes: tuple[types.CodeType, ...]
+
+    @property
+    def quotes_annotations(self) -> bool:
+        """Whether `from __future__ import annotations` holds in it."""
+        return bool(self.codes[0].co_flags & ANNOTATIONS_FLAG)
+
+
+@dataclass(frozen=True)
+class Found:
+    """A definition and the file that it is in."""
+
+    file: SourceFile
+    node: ast.AST
+
+
+class SourceFiles:
+    """The files of source that one shipment looks into, each read once."""
+
+    def __init__(self) -> None:
+        self._files: dict[str, SourceFile | None] = {}
+
+    def function(self, function: types.FunctionType) -> Found | None:
+        """The def or lambda that made the function; None where there is none, or one that makes other code."""
+        code = function.__code__
+        for file in self._versions(code.co_filename, function.__globals__):
+            if any(each == code for each in file.codes):
+                node = _function_node(file.tree, code)
+                return None if node is None else Found(file, node)
+        return None
+
+    def class_(self, class_: type, functions: list[types.FunctionType], namespace: dict[str, Any]) -> Found | None:
+        """The class statement that made the class. `functions` are those of its body."""
+        filename: object = functions[0].__code__.co_filename if functions else namespace.get("__file__")
+        if not isinstance(filename, str):
+            return None
+        for file in self._versions(filename, namespace):
+            inside = [function.__code__ for function in functions if function.__code__ in file.codes]
+            nodes = [
+                node
+                for node in _classes(file.tree, class_.__qualname__)
+                if all(_holds(node, code.co_firstlineno) for code in inside)
+            ]
+            if len(nodes) == 1 and len(inside) == len(functions):
+                return Found(file, nodes[0])
+        return None
+
+    def module(self, namespace: dict[str, Any]) -> ast.Module | None:
+        """The syntax tree of the module with these globals."""
+        filename = namespace.get("__file__")
+        files = self._versions(filename, namespace) if isinstance(filename, str) else iter(())
+        return next((file.tree for file in files), None)
+
+    def _versions(self, filename: str, namespace: dict[str, Any]) -> Iterator[SourceFile]:
+        """What is known of the file: the text that was read earlier, which may be the one that runs, then today's."""
+        known = self._read(filename, namespace)
+        if known is not None:
+            yield known
+        linecache.checkcache(filename)
+        now = linecache.getlines(filename, namespace)
+        if known is None or tuple(now) != known.lines:
+            self._files.pop(filename, None)
+            fresh = self._read(filename, namespace)
+            if fresh is not None:
+                yield fresh
+
+    def _read(self, filename: str, namespace: dict[str, Any]) -> SourceFile | None:
+        if filename not in self._files:
+            self._files[filename] = _parsed(filename, linecache.getlines(filename, namespace))
+        return self._files[filename]
+
+
+def _parsed(filename: str, lines: list[str]) -> SourceFile | None:
+    if not lines:
+        return None
+    text = "".join(lines)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # said when the user's own Python compiled it
+            tree = ast.parse(text, filename)
+            code = compile(text, filename, "exec", dont_inherit=True)
+    except (SyntaxError, ValueError):
+        return None
+    return SourceFile(tuple(lines), tree, tuple(all_codes(code)))
+
+
+def all_codes(code: types.CodeType) -> Iterator[types.CodeType]:
+    """The code object and those inside it."""
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from all_codes(constant)
+
+
+def _function_node(tree: ast.Module, code: types.CodeType) -> FunctionNode | None:
+    if code.co_name == "<lambda>":
+        lambdas = [node for node in ast.walk(tree) if isinstance(node, ast.Lambda)]
+        around = [node for node in lambdas if _is_around(node, code)]
+        return min(around, key=_size, default=None)
+    nodes = [
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and node.name == code.co_name
+        and _first_line(node) == code.co_firstlineno
+    ]
+    return nodes[0] if len(nodes) == 1 else None
+
+
+def _is_around(node: ast.Lambda, code: types.CodeType) -> bool:
+    """Whether all of the code was made from what is inside this lambda."""
+    if node.lineno != code.co_firstlineno:
+        return False
+    spans = [span for span in code.co_positions() if span[2] is not None and span[3]]
+    body = node.body
+    start, end = (body.lineno, body.col_offset), (body.end_lineno or 0, body.end_col_offset or 0)
+    inside = [span for span in spans if span[0] is not None and span[1] is not None]
+    # The first instruction, RESUME, stands for the whole lambda with no width.
+    return bool(inside) and all(
+        start <= cast("tuple[int, int]", (s[0], s[2])) and cast("tuple[int, int]", (s[1], s[3])) <= end for s in inside
+    )
+
+
+def _size(node: ast.Lambda) -> tuple[int, int]:
+    return (node.end_lineno or 0) - node.lineno, (node.end_col_offset or 0) - node.col_offset
+
+
+def _first_line(node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) -> int:
+    return min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
+
+
+def _holds(node: ast.ClassDef, line: int) -> bool:
+    return node.lineno <= line <= (node.end_lineno or node.lineno)
+
+
+def _classes(tree: ast.AST, qualname: str, prefix: str = "") -> Iterator[ast.ClassDef]:
+    for node in ast.iter_child_nodes(tree):
+        inner = prefix
+        if isinstance(node, ast.ClassDef):
+            if prefix + node.name == qualname:
+                yield node
+            inner = f"{prefix}{node.name}."
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            inner = f"{prefix}{node.name}.<locals>."
+        yield from _classes(node, qualname, inner)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Cutting a definition out of its file
+
+
+@dataclass(frozen=True)
+class Edit:
+    """Puts other text in the place of a node."""
+
+    node: ast.AST
+    text: str
+
+
+def cut_out(found: Found, edits: list[Edit], *, decorators: list[ast.expr] | None = None) -> str:
+    """The definition's text, moved to the left margin, with the edits made.
+
+    Its decorators are left out, but for those that are named. What is inside a text of several lines stays as it is.
+    """
+    node = cast("Any", found.node)
+    margin = node.col_offset if not isinstance(node, ast.Lambda) else 0
+    body = _edited(found, node, edits)
+    inside = _lines_inside_texts(found.node, node.lineno, edits)
+    lines = body.split("\n")
+    shifted = [line if number == 0 or number in inside else _shift(line, margin) for number, line in enumerate(lines)]
+    kept = [f"@{ast.unparse(decorator)}\n" for decorator in decorators or ()]
+    return "".join(kept) + "\n".join(shifted) + "\n"
+
+
+def indented(text: str, spaces: int = 4) -> str:
+    """The text with its lines indented, but for those that begin inside a text of several lines."""
+    inside = _lines_inside_texts(ast.parse(text), 1, [])
+    return "\n".join(
+        line if number in inside or not line else " " * spaces + line for number, line in enumerate(text.split("\n"))
+    )
+
+
+def _shift(line: str, margin: int) -> str:
+    stripped = line.lstrip()
+    return line[min(margin, len(line) - len(stripped)) :]
+
+
+def _lines_inside_texts(node: ast.AST, first: int, edits: list[Edit]) -> frozenset[int]:
+    """Numbers, from 0 at line `first`, of the lines that begin inside a text. Edits keep the number of lines."""
+    inside: set[int] = set()
+    for each in ast.walk(node):
+        is_text = isinstance(each, ast.JoinedStr | ast.Constant) and isinstance(getattr(each, "value", ""), str | bytes)
+        if is_text:
+            start, end = cast("Any", each).lineno, cast("Any", each).end_lineno
+            inside.update(range(start - first + 1, end - first + 1))
+    return frozenset(inside)
+
+
+def _edited(found: Found, node: Any, edits: list[Edit]) -> str:
+    text, starts = _encoded(found.file)
+
+    def offset(line: int, column: int) -> int:
+        return starts[line - 1] + column
+
+    begin, end = offset(node.lineno, node.col_offset), offset(node.end_lineno, node.end_col_offset)
+    pieces, at = [], begin
+    for edit in sorted(edits, key=lambda edit: (cast("Any", edit.node).lineno, cast("Any", edit.node).col_offset)):
+        place = cast("Any", edit.node)
+        from_, to = offset(place.lineno, place.col_offset), offset(place.end_lineno, place.end_col_offset)
+        # As many lines as before, so that what is known of the lines holds.
+        padding = b"\\\n" * text.count(b"\n", from_, to)
+        pieces += [text[at:from_], edit.text.encode(), b" " + padding if padding else b""]
+        at = to
+    return b"".join([*pieces, text[at:end]]).decode()
+
+
+def _encoded(file: SourceFile) -> tuple[bytes, list[int]]:
+    """The text as the bytes that the columns of a syntax tree count, and where each line begins."""
+    starts, at, lines = [], 0, [line.encode() for line in file.lines]
+    for line in lines:
+        starts.append(at)
+        at += len(line)
+    return b"".join(lines), starts

@@ -251,6 +251,7 @@ class Refusal:
     omitted: int
     retry_delay_s: float | None
     incident_id: str
+    metadata: dict[str, str]
 
 
 async def refusal(call: Any) -> Refusal:
@@ -291,4 +292,5 @@ def _refusal(error: grpc.aio.AioRpcError) -> Refusal:
         omitted=listed.omitted,
         retry_delay_s=retry.retry_delay.ToTimedelta().total_seconds() if retry.HasField("retry_delay") else None,
         incident_id=info.metadata.get("incident_id", ""),
+        metadata=dict(info.metadata),
     )

@@ -12,7 +12,7 @@ import pytest
 
 from executor_api.v1 import executor_service_pb2 as pb
 from executor_api.v1 import types_pb2
-from executor_server.errors import Reason
+from executor_server.errors import ModulesMissing, Reason
 from executor_server.executions import ToolFailure
 from executor_server.model import (
     BlobChunk,
@@ -28,7 +28,9 @@ from executor_server.model import (
     OutputMode,
     Queued,
     Result,
+    ShippedTool,
     ToolCall,
+    ToolSource,
     ToolSpec,
     VariablesState,
 )
@@ -71,6 +73,20 @@ def submit(**fields: Any) -> pb.SubmitToolResultRequest:
 
 BLOB = types_pb2.Value(packed=types_pb2.Payload(blob=types_pb2.BlobRef(blob_id="../x", size_bytes=1)))
 TOOL = types_pb2.ToolSpec
+
+
+def shipped(name: str = "t", **fields: Any) -> types_pb2.ToolSpec:
+    """A tool that is shipped as source; `fields` are those of ShippedTool, or what the source has otherwise."""
+    source: dict[str, Any] = {"text": "def t(): pass", "entry": "t"}
+    source.update({name: fields.pop(name) for name in ("text", "entry", "bindings") if name in fields})
+    if "value" not in fields:
+        fields["source"] = types_pb2.ToolSource(**source)
+    of_spec = {name: fields.pop(name) for name in ("parameters", "is_final_answer") if name in fields}
+    return TOOL(name=name, shipped=types_pb2.ShippedTool(**fields), **of_spec)
+
+
+def blob(size_bytes: int, blob_id: str = "b") -> types_pb2.Value:
+    return types_pb2.Value(packed=types_pb2.Payload(blob=types_pb2.BlobRef(blob_id=blob_id, size_bytes=size_bytes)))
 
 
 @pytest.mark.parametrize(
@@ -120,6 +136,25 @@ TOOL = types_pb2.ToolSpec
         ("RegisterTools", register(TOOL(name="t", parameters=["*x"])), "tools[0].parameters"),
         ("RegisterTools", register(TOOL(name="t", description="x" * 16_385)), "tools[0].description"),
         ("RegisterTools", register(*(TOOL(name=f"t{n}") for n in range(257))), "tools"),
+        ("RegisterTools", register(TOOL(name="t", shipped=types_pb2.ShippedTool())), "tools[0].shipped"),
+        ("RegisterTools", register(shipped(parameters=["x"])), "tools[0].parameters"),
+        ("RegisterTools", register(TOOL(name="a"), shipped(is_final_answer=True)), "tools[1].is_final_answer"),
+        ("RegisterTools", register(shipped(text="x" * 1_048_577)), "tools[0].shipped.source.text"),
+        ("RegisterTools", register(shipped(text="x\0")), "tools[0].shipped.source.text"),
+        ("RegisterTools", register(shipped(entry="")), "tools[0].shipped.source.entry"),
+        ("RegisterTools", register(shipped(entry="t.x")), "tools[0].shipped.source.entry"),
+        ("RegisterTools", register(shipped(entry="__builtins__")), "tools[0].shipped.source.entry"),
+        ("RegisterTools", register(shipped(bindings=types_pb2.Value())), "tools[0].shipped.source.bindings"),
+        ("RegisterTools", register(shipped(bindings=BLOB)), "tools[0].shipped.source.bindings.blob_id"),
+        ("RegisterTools", register(shipped(bindings=value(b"x" * (PIECE + 1)))), "tools[0].shipped.source.bindings"),
+        ("RegisterTools", register(shipped(value=types_pb2.Value())), "tools[0].shipped.value"),
+        ("RegisterTools", register(shipped(value=value(b"x" * (PIECE + 1)))), "tools[0].shipped.value"),
+        ("RegisterTools", register(shipped(modules=["a"] * 257)), "tools[0].shipped.modules"),
+        ("RegisterTools", register(shipped(modules=["a", ""])), "tools[0].shipped.modules"),
+        ("RegisterTools", register(shipped(modules=["a..b"])), "tools[0].shipped.modules"),
+        ("RegisterTools", register(shipped(modules=["a b"])), "tools[0].shipped.modules"),
+        ("RegisterTools", register(shipped(modules=[".a"])), "tools[0].shipped.modules"),
+        ("RegisterTools", register(shipped(modules=["a" * 257])), "tools[0].shipped.modules"),
     ],
 )
 async def test_a_field_of_a_wrong_form_is_named(edge: Edge, method: str, request_: Any, field: str) -> None:
@@ -253,6 +288,47 @@ async def test_what_was_asked_reaches_the_session_as_values(edge: Edge) -> None:
         "touch",
     ]
     assert execution.asked == [("c", ToolFailure("E", "m")), ("c", b"r"), "cancel"]
+
+
+async def test_what_is_shipped_of_tools_reaches_the_session_as_values(edge: Edge) -> None:
+    session = await edge.session()
+    tools = [
+        shipped("a", text="x = 1", entry="x", bindings=value(b"b"), modules=["json", "os.path"]),
+        shipped("b", value=blob(9)),
+        shipped("c", value=value(b"v")),
+        shipped("d", bindings=blob(8, "c")),
+    ]
+    await edge.stub.RegisterTools(register(*tools), metadata=AUTH)
+    ((_, found),) = session.asked
+    assert [tool.shipped for tool in found] == [
+        ShippedTool(ToolSource("x = 1", "x", b"b"), ("json", "os.path")),
+        ShippedTool(BlobRef("b", 9)),
+        ShippedTool(b"v"),
+        ShippedTool(ToolSource("def t(): pass", "t", BlobRef("c", 8))),
+    ]
+    assert {tool.placement for tool in found} == {"sandbox"}
+
+
+@pytest.mark.parametrize(
+    "tools",
+    [
+        [shipped(value=blob(33_554_432))],
+        [shipped("a", bindings=blob(20_000_000)), shipped("b", value=blob(14_000_000))],
+        [shipped(value=blob(2**64 - 1))],
+    ],
+)
+async def test_no_more_is_shipped_than_there_is_room_for(edge: Edge, tools: list[types_pb2.ToolSpec]) -> None:
+    await edge.session()
+    found = await refused(edge.stub.RegisterTools(register(*tools), metadata=AUTH))
+    assert found == ("RESOURCE_EXHAUSTED", Reason.TOO_LARGE.value)
+
+
+async def test_modules_that_are_missing_are_listed_in_a_detail(edge: Edge) -> None:
+    session = await edge.session()
+    session.raises = ModulesMissing("t: the image has no module a, b.c", ("a", "b.c"))
+    found = await refusal(edge.stub.RegisterTools(register(shipped()), metadata=AUTH))
+    assert (found.code.name, found.reason) == ("INVALID_ARGUMENT", Reason.MODULES_MISSING.value)
+    assert found.metadata == {"modules": "a,b.c"}
 
 
 def events() -> Iterator[Event]:

@@ -14,7 +14,17 @@ from executor_server.audit import AuditLog
 from executor_server.errors import Reason, ResourceExhausted, Unavailable
 from executor_server.fair_queue import FairQueue
 from executor_server.gate import Answer
-from executor_server.model import AuditRules, BlobRef, ExecutionLimits, SandboxSpec, SessionFacts, ToolCall, ToolSpec
+from executor_server.model import (
+    AuditRules,
+    BlobRef,
+    ExecutionLimits,
+    SandboxSpec,
+    SessionFacts,
+    ShippedTool,
+    ToolCall,
+    ToolSource,
+    ToolSpec,
+)
 from executor_server.policy_file import QuotasTable
 from executor_server.quotas import Quotas
 from tests.support.audit import PRINCIPAL, audit_log, facts, kinds, records
@@ -65,6 +75,32 @@ async def test_of_code_is_written_what_the_profile_says(gate: Admission, directo
     assert record.get("code_sha256") == (None if code == "none" else digest)
     assert record.get("code") == (CODE if code == "full" else None)
     assert record["limits"]["operations"] == 1000
+
+
+@pytest.mark.parametrize("code", ["none", "hash", "full"])
+async def test_of_tools_that_are_shipped_is_written_what_they_are_made_of(
+    gate: Admission, directory: Path, code: str
+) -> None:
+    as_source = ShippedTool(ToolSource("x = 1", "x", BlobRef("b", 10**6, sha256="ab")), modules=("json",))
+    tools = [
+        ToolSpec("asked", "", (), is_final_answer=True),
+        ToolSpec("a", "", (), is_final_answer=False, shipped=as_source),
+        ToolSpec("b", "", (), is_final_answer=False, shipped=ShippedTool(b"packed")),
+        ToolSpec("c", "", (), is_final_answer=False, shipped=ShippedTool(BlobRef("c", 5))),
+    ]
+    await gate.tools(facts(code=code), tools)
+    (record,) = records(directory)
+    assert (record["count"], record["names"], record["shipped_count"]) == (4, ["asked", "a", "b", "c"], 3)
+    digests: dict[str, dict[str, str | None]] = {
+        "a": {"source_sha256": hashlib.sha256(b"x = 1").hexdigest(), "bindings_sha256": "ab"},
+        "b": {"value_sha256": hashlib.sha256(b"packed").hexdigest()},
+        "c": {"value_sha256": None},
+    }
+    sizes = {"a": {"source_bytes": 5, "bindings_bytes": 10**6}, "b": {"value_bytes": 6}, "c": {"value_bytes": 5}}
+    assert record["shipped"] == [
+        {"name": name, "placement": "sandbox", **sizes[name], **(digests[name] if code != "none" else {})}
+        for name in "abc"
+    ]
 
 
 async def test_tools_variables_and_files_are_written_down_by_name_and_size(gate: Admission, directory: Path) -> None:

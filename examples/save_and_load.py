@@ -46,7 +46,7 @@ def main() -> None:
     agent = CodeAgent(
         tools=[rainfall],
         model=InferenceClientModel("some/model", token="hf-of-the-saving-side"),
-        executor_kwargs={"limits": {"wall_time_s": 0.5}},
+        executor_kwargs={"limits": {"wall_time_s": 1}},
     )
     with tempfile.TemporaryDirectory() as folder:
         agent.save(folder)

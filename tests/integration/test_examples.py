@@ -70,7 +70,7 @@ SHOWS = {
         r"It took 2 steps and \d\d words\.",
     ],
     "save_and_load": [
-        r"Saved: remote \{'limits': \{'wall_time_s': 0\.5\}\}",
+        r"Saved: remote \{'limits': \{'wall_time_s': 1\}\}",
         r"Loaded from the folder: 232\.5 on RemoteExecutor",
         r"Loaded from the dict: 232\.5 on RemoteExecutor",
         r"smolagents' own class: Unsupported executor type: remote",

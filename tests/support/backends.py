@@ -44,6 +44,17 @@ def require(backend: str) -> None:
     pytest.skip(f"backend {backend}: {reason}")
 
 
+def require_image(name: str) -> None:
+    """Skips the test, or fails it, when the Docker backend cannot run here or lacks our image of this name."""
+    require("docker")
+    reason = _why_no_image(f"remote-executor/{name}")
+    if not reason:
+        return
+    if "docker" in os.environ.get("REQUIRED_BACKENDS", "").split(","):
+        pytest.fail(f"it is required here, but {reason}", pytrace=False)
+    pytest.skip(reason)
+
+
 @functools.cache
 def why_not(backend: str) -> str:
     """Why `backend` cannot run here; empty when it can. The daemon's own answer, asked once."""
@@ -58,15 +69,15 @@ def why_not(backend: str) -> str:
     )
     if check.returncode != 0:
         return f"check-host says:\n{check.stdout}{check.stderr}"
-    return _why_no_image() if backend == "docker" else ""
+    return _why_no_image(DOCKER_IMAGE) if backend == "docker" else ""
 
 
-def _why_no_image() -> str:
+def _why_no_image(reference: str) -> str:
     client = docker.APIClient()
     try:
-        client.inspect_image(DOCKER_IMAGE)
+        client.inspect_image(reference)
     except docker.errors.ImageNotFound:
-        return f"the Engine has no image {DOCKER_IMAGE}; `make images` builds it"
+        return f"the Engine has no image {reference}; `make images` builds it"
     finally:
         client.close()
     return ""

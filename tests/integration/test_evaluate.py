@@ -67,10 +67,18 @@ def test_it_sees_and_changes_the_variables_of_the_session(session: Any) -> None:
     assert session.execute("numbers").output == [1, 2]
 
 
-@pytest.mark.parametrize("text", ["x = 1", "1; 2", "1) + (2", "", "import os", "a b"])
-def test_what_is_no_expression_is_refused_before_it_is_sent(session: Any, text: str) -> None:
-    with pytest.raises(InvalidRequest, match="no expression"):
+@pytest.mark.parametrize(
+    "text", ["x = 1", "1; 2", "1) + (2", "", "import os", "a b", "\0", "'\ud800'", "(" * 10_000, b"1", None]
+)
+def test_what_is_no_expression_is_refused_before_it_is_sent(session: Any, text: Any) -> None:
+    with pytest.raises(InvalidRequest, match="expression"):
         session.evaluate(text)
+
+
+@pytest.mark.parametrize("timeout_s", [0, -1.0, float("nan")])
+def test_a_time_limit_that_makes_no_sense_is_refused(session: Any, timeout_s: float) -> None:
+    with pytest.raises(InvalidRequest, match="wall_time_s"):
+        session.evaluate("1", timeout_s=timeout_s)
 
 
 def test_a_failure_is_raised_with_its_result(session: Any) -> None:

@@ -83,9 +83,11 @@ def execute(
 
 def evaluate(session: SessionInfo, expression: str, timeout_s: float | None, *, busy: bool) -> pb.ExecuteRequest:
     """Raises EvaluationError when the session is busy."""
+    if not isinstance(expression, str):
+        raise InvalidRequest(f"an expression is text, not of type {type(expression).__name__}")
     try:
         ast.parse(expression.strip(), mode="eval")
-    except (SyntaxError, ValueError, TypeError, AttributeError, MemoryError, RecursionError) as error:
+    except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
         raise InvalidRequest(f"this is no expression: {error}") from error
     if busy:
         # It would wait behind that for as long as that takes.

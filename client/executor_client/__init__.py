@@ -36,6 +36,7 @@ from executor_client.errors import (
     ProtocolError,
     ReentrantExecution,
     ResourceExhaustedError,
+    ToolNotShippable,
     UnavailableError,
     Violation,
 )
@@ -118,6 +119,7 @@ __all__ = [
     "TlsConfig",
     "Tool",
     "ToolCallEvent",
+    "ToolNotShippable",
     "TupleRecord",
     "UnavailableError",
     "Usage",

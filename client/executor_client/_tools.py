@@ -11,8 +11,8 @@ import contextvars
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
 
 from executor_api.v1 import executor_service_pb2 as pb
 from executor_api.values import DecodeError, EncodeError
@@ -25,8 +25,15 @@ from executor_client.errors import (
     NotFoundError,
     PreconditionError,
     ReentrantExecution,
+    ToolNotShippable,
     UnavailableError,
 )
+
+if TYPE_CHECKING:
+    from executor_client._shipping import Dialect
+
+HOST = "host"
+SANDBOX = "sandbox"
 
 _DESCRIPTION_CHARS_MAX = 4_000
 """Below the wire's 16 KiB, whatever the characters."""
@@ -34,16 +41,24 @@ _DESCRIPTION_CHARS_MAX = 4_000
 
 @dataclass(frozen=True)
 class Tool:
-    """A callable of the host that the sandbox may call by name.
+    """A callable that the program may call by name.
 
     `parameters` names them in order for the sandbox's stub; empty means that it takes anything and the host judges. A
     successful call of a tool with `is_final_answer` ends the execution, and what the tool returned is its output.
+
+    `placement` says where calls run. "host": in this process, which is sent the arguments and sends back the result.
+    "sandbox": in the interpreter of the session itself, where the tool is made again from its source with all that it
+    uses, as it is at the moment of registration; ToolNotShippable says what of a tool can't be. Such a tool has its own
+    parameters, and its result is no final answer.
     """
 
     function: Callable[..., Any]
     description: str = ""
     parameters: tuple[str, ...] = ()
     is_final_answer: bool = False
+    placement: Literal["host", "sandbox"] = "host"
+    dialect: Dialect | None = field(default=None, repr=False)
+    """How a library's tools are shipped to where the library is not."""
 
 
 def as_tools(tools: Mapping[str, Callable[..., Any] | Tool], *, allow_coroutines: bool) -> dict[str, Tool]:
@@ -52,9 +67,29 @@ def as_tools(tools: Mapping[str, Callable[..., Any] | Tool], *, allow_coroutines
     for name, tool in made.items():
         if not callable(tool.function):
             raise InvalidRequest(f"the tool {name!r} is not callable")
-        if inspect.iscoroutinefunction(tool.function) and not allow_coroutines:
+        if tool.placement == SANDBOX:
+            _check_placed_in_sandbox(name, tool)
+        elif tool.placement != HOST:
+            raise InvalidRequest(
+                f"the placement of the tool {name!r} is {HOST!r} or {SANDBOX!r}, not {tool.placement!r}"
+            )
+        elif inspect.iscoroutinefunction(tool.function) and not allow_coroutines:
             raise InvalidRequest(f"the tool {name!r} is a coroutine function: use AsyncExecutorClient")
     return made
+
+
+def _check_placed_in_sandbox(name: str, tool: Tool) -> None:
+    if inspect.iscoroutinefunction(tool.function):
+        raise ToolNotShippable(name, ["it is a coroutine function: a call of it in the sandbox would not be awaited"])
+    if tool.is_final_answer:
+        raise ToolNotShippable(name, ["it gives the final answer, which is recorded in this process"])
+    if tool.parameters:
+        raise InvalidRequest(f"the tool {name!r} runs in the sandbox with its own parameters: give it no others")
+
+
+def on_host(tools: Mapping[str, Tool]) -> dict[str, Tool]:
+    """Those whose calls are answered here. A call of any other one is nothing that the daemon may ask of us."""
+    return {name: tool for name, tool in tools.items() if tool.placement == HOST}
 
 
 def _described(function: Callable[..., Any], name: str) -> Tool:

@@ -14,7 +14,7 @@ import grpc
 
 from executor_api.v1 import executor_service_pb2 as pb
 from executor_api.v1 import types_pb2
-from executor_client import _requests, _tools
+from executor_client import _requests, _shipped_tools, _tools
 from executor_client._aio_tool_calls import AioToolCalls, AioToolPool
 from executor_client._aio_transport import AioTransport
 from executor_client._assembler import EventGap, ToolRequest
@@ -159,12 +159,21 @@ class AsyncSession(SessionBase):
     # Host tools
 
     async def register_tools(self, tools: Mapping[str, Callable[..., Any] | Tool]) -> None:
-        """Replaces the session's host tools. They run in this process while `execute` waits."""
+        """Replaces the session's tools; see `Session.register_tools`."""
         _tools.refuse_reentrance(self.session_id, "register_tools")
         made = _tools.as_tools(tools, allow_coroutines=True)
-        request = _requests.register_tools(self.session_id, made)
-        await self._transport.call(self._transport.stub.RegisterTools, request)
-        self._tools = made
+        shipped = _shipped_tools.ship_all(made, self._info.python_version)
+
+        async def attempt() -> None:
+            budget = InlineBudget()
+            request = _requests.register_tools(self.session_id, made)
+            for place, packed in _shipped_tools.payloads(request, shipped):
+                place.CopyFrom(await self._payload(packed, budget))
+            await self._transport.once(self._transport.stub.RegisterTools, request)
+
+        with _shipped_tools.explaining(shipped):
+            await self._transport.repeat(attempt)
+        self._tools = _tools.on_host(made)
 
     async def _answer(self, execution_id: str, call_id: str, answer: Answer) -> None:
         try:

@@ -18,7 +18,7 @@ import grpc
 
 from executor_api.v1 import executor_service_pb2 as pb
 from executor_api.v1 import types_pb2
-from executor_client import _requests, _tools
+from executor_client import _requests, _shipped_tools, _tools
 from executor_client._assembler import EventGap, ToolRequest
 from executor_client._blobs import IncomingBlobs
 from executor_client._execution import Execution
@@ -178,12 +178,26 @@ class Session(SessionBase):
     # Host tools
 
     def register_tools(self, tools: Mapping[str, Callable[..., Any] | Tool]) -> None:
-        """Replaces the session's host tools. They run in this process, on threads, while `execute` waits."""
+        """Replaces the session's tools. They run in this process, on threads, while `execute` waits; those with the
+        placement "sandbox" run in the session's interpreter, and in each that replaces it.
+
+        Raises ToolNotShippable for one that can't be put there as what it is, and InvalidRequest when the sandbox can't
+        make it; the tools before are then still in place.
+        """
         _tools.refuse_reentrance(self.session_id, "register_tools")
         made = _tools.as_tools(tools, allow_coroutines=False)
-        request = _requests.register_tools(self.session_id, made)
-        self._transport.call(self._transport.stub.RegisterTools, request)
-        self._tools = made
+        shipped = _shipped_tools.ship_all(made, self._info.python_version)
+
+        def attempt() -> None:
+            budget = InlineBudget()
+            request = _requests.register_tools(self.session_id, made)
+            for place, packed in _shipped_tools.payloads(request, shipped):
+                place.CopyFrom(self._payload(packed, budget))
+            self._transport.once(self._transport.stub.RegisterTools, request)
+
+        with _shipped_tools.explaining(shipped):
+            self._transport.repeat(attempt)
+        self._tools = _tools.on_host(made)
 
     def _answer(self, execution_id: str, call_id: str, answer: Answer) -> None:
         try:

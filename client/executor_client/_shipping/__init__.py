@@ -15,6 +15,7 @@ as bytecode, to the same minor version of Python.
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from executor_api.values import EncodeError
@@ -45,8 +46,18 @@ class Shipped:
     modules: tuple[str, ...] = field(default=())
 
 
-def ship(name: str, tool: object, *, python: str, dialect: Dialect | None = None) -> Shipped:
+def ship(
+    name: str,
+    tool: object,
+    *,
+    python: str,
+    dialect: Dialect | None = None,
+    others: Mapping[str, object] | None = None,
+) -> Shipped:
     """Puts a tool together for a sandbox that runs this version of Python ("3.12" or "3.12.4").
+
+    Where it uses another tool of the session, one of `others`, that one is called, wherever it runs: what a host tool
+    holds does not go into the sandbox, and what a shipped one has is not there twice.
 
     Raises ToolNotShippable, which names everything that stands in the way.
     """
@@ -56,6 +67,9 @@ def ship(name: str, tool: object, *, python: str, dialect: Dialect | None = None
     definitions.functions = Functions(definitions)
     definitions.classes = Classes(definitions)
     definitions.objects = Objects(writer, used, definitions)
+    for other, its_object in (others or {}).items():
+        if its_object is not tool and other != name:
+            definitions.objects.know_tool(its_object, other)
     writer.say(f"{_ENTRY} = {definitions.objects.ref(tool, 'self')}")
     definitions.finish()
     if not writer.problems:

@@ -132,7 +132,7 @@ class Definitions:
             self._name(space, name, value)
 
     def _name(self, space: Space, name: str, value: object) -> None:
-        known = self.dialect.stand_in(value) is not None or self.dialect.reduced(value) is not None
+        known = self.objects.is_tool(value) or self.dialect.stand_in(value) or self.dialect.reduced(value)
         statement = None if known else imported_as(self.files.module(space.namespace), name, value)
         if statement is not None and not self.is_users(statement[0]) and self.dialect.refusal(value) is None:
             module, attribute = statement

@@ -38,6 +38,7 @@ class Objects:
         self._known: dict[int, str] = {}
         self._alive: list[object] = []
         self._making: set[int] = set()
+        self._tools: dict[int, str] = {}
         self._depth = [0]
 
     def remember(self, value: object, expression: str) -> str:
@@ -45,6 +46,13 @@ class Objects:
         self._known[id(value)] = expression
         self._alive.append(value)  # or another object could get its id
         return expression
+
+    def know_tool(self, value: object, name: str) -> None:
+        """This object is another tool of the session."""
+        self._tools[id(value)] = name
+
+    def is_tool(self, value: object) -> bool:
+        return id(value) in self._tools
 
     def ref(self, value: object, where: str) -> str:
         """An expression for the object. `where` is what the user knows it by."""
@@ -68,6 +76,8 @@ class Objects:
         return self._known.get(id(value)) or self.remember(value, expression)
 
     def _made(self, value: object, where: str) -> str:
+        if self.is_tool(value):
+            return f"{self._writer.helper('other')}({self._tools[id(value)]!r})"
         stand_in = self._dialect.stand_in(value)
         if stand_in is not None:
             return self._writer.stand_in(stand_in)

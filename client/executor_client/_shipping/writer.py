@@ -45,6 +45,15 @@ def _shipped_closed(function, cells):
     made.__qualname__, made.__doc__ = function.__qualname__, function.__doc__
     return made
 ''',
+    "other": '''\
+def _shipped_other(name):
+    """Another tool of the session, as it is when it is called."""
+    builtins = __builtins__
+    def call(*args, **kwargs):
+        return builtins[name](*args, **kwargs)
+    call.__name__ = call.__qualname__ = name
+    return call
+''',
     "state": '''\
 def _shipped_state(made, state):
     """Gives an object the state that it had."""

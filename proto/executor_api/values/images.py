@@ -62,20 +62,20 @@ def _make_png(reader: Reader, children: list[Any], mode: str, width: int, height
     if mode not in _PNG_MODES:
         raise DecodeError("an image has a mode that PNG is not used for")
     _claim(reader, width, height)
-    png = bytes(get_bytes(reader, data))
+    png = memoryview(get_bytes(reader, data))
     _check_png(png, width, height)
     image_module = _import_image()
     if image_module is None:
         return OpaqueValue("PIL.Image.Image", f"image of {width} x {height} pixels, mode {mode}")
     try:
-        image = image_module.open(io.BytesIO(png), formats=["PNG"])
+        image = image_module.open(_ViewFile(png), formats=["PNG"])
         if image.size != (width, height):
             raise DecodeError("an image is not as large as it says")
         image.load()
     except (OSError, SyntaxError, ValueError, EOFError, struct.error, image_module.DecompressionBombError) as error:
         raise DecodeError(f"an image cannot be read: {error}") from error
-    # A plain image: one that came from a file keeps the file, and shows it.
-    plain = image.copy()
+    # A plain image: one that came from a file keeps the file, and shows it. What `copy` does, but for the pixels.
+    plain = image._new(image.im)
     plain.info = {name: image.info[name] for name in ("transparency",) if name in image.info}
     if plain.mode == "I" and mode == "I;16":  # as older versions of Pillow read 16 bits of grey
         plain = plain.convert("I;16")
@@ -94,7 +94,7 @@ def _make_raw(reader: Reader, children: list[Any], mode: str, width: int, height
     image_module = _import_image()
     if image_module is None:
         return OpaqueValue("PIL.Image.Image", f"image of {width} x {height} pixels, mode {mode}")
-    return image_module.frombytes(mode, (width, height), bytes(raw))
+    return image_module.frombytes(mode, (width, height), raw)
 
 
 def _claim(reader: Reader, width: int, height: int) -> None:
@@ -103,9 +103,31 @@ def _claim(reader: Reader, width: int, height: int) -> None:
     reader.take_pixels(width * height)
 
 
-def _check_png(png: bytes, width: int, height: int) -> None:
+class _ViewFile:
+    """Reads from bytes where they lie: a large image is not held twice for it. As much of a file as Pillow asks for."""
+
+    def __init__(self, view: memoryview) -> None:
+        self._view = view
+        self._position = 0
+
+    def read(self, size: int = -1) -> bytes:
+        end = len(self._view) if size < 0 else self._position + size
+        data = bytes(self._view[self._position : end])
+        self._position += len(data)
+        return data
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        base = (0, self._position, len(self._view))[whence]
+        self._position = max(0, base + offset)
+        return self._position
+
+    def tell(self) -> int:
+        return self._position
+
+
+def _check_png(png: memoryview, width: int, height: int) -> None:
     """Walks the chunks without unpacking any."""
-    if not png.startswith(_PNG_SIGNATURE):
+    if png[: len(_PNG_SIGNATURE)] != _PNG_SIGNATURE:
         raise DecodeError("an image is not a PNG")
     position, kind = len(_PNG_SIGNATURE), b""
     while position < len(png):

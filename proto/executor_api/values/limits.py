@@ -79,7 +79,7 @@ class ValueLimits(Frozen):
         self,
         depth: int = 200,
         nodes: int = 1_000_000,
-        total_bytes: int = 64 << 20,
+        total_bytes: int = 128 << 20,
         image_pixels: int = 64_000_000,
         repr_chars: int = 2_000,
     ) -> None:

@@ -228,7 +228,7 @@ NODES = {
     "range index without a step": ["pd.rangeindex", 0, 1, 0, None],
     "multiindex of codes of floats": ["pd.multiindex", 1, ["list", None], INDEX, array("<f8", [0])],
     "multiindex of fewer parts": ["pd.multiindex", 2, ["list", None, None], INDEX],
-    "range indexes that take all memory": ["list", *(["pd.rangeindex", 0, 1 << 25, 1, None] for _ in range(3))],
+    "range indexes that take all memory": ["list", *(["pd.rangeindex", 0, 1 << 26, 1, None] for _ in range(3))],
     "range index without end": ["pd.rangeindex", 0, ["int", "f" * 20], 1, None],
     "series of another length": ["pd.series", INDEX, array("|i1", [1], "AA=="), None, ["dict"]],
     "series of a list": ["pd.series", INDEX, ["list", 1, 2], None, ["dict"]],

@@ -6,15 +6,17 @@ closed codec only. Nothing that came from a sandbox is ever unpickled, whatever 
 
 from __future__ import annotations
 
+import io
 import sys
 from collections.abc import Iterable
 from contextlib import ExitStack
 from types import ModuleType
 from typing import Any
 
-from executor_api.values import DecodeError, EncodeError, OpaqueValue, decode, encode
+from executor_api.values import DecodeError, EncodeError, OpaqueValue, ValueLimits, decode, encode
 
 UNDECODABLE = "undecodable value"
+_VALUE_BYTES_MAX = ValueLimits().total_bytes
 
 
 def pack(value: object) -> bytes:
@@ -61,10 +63,21 @@ def _pickled_for_sandbox(value: object) -> bytes:
     # Imported on first need: most programs send plain data, and the import costs more than an execution.
     import cloudpickle
 
+    pickled = _BoundedFile()
+    # Pickles of functions and classes hold bytecode: the sandbox refuses them, by this prefix, on another Python.
+    pickled.write(b"cp%d.%d\0" % sys.version_info[:2])
     try:
-        pickled: bytes = cloudpickle.dumps(value)
+        cloudpickle.dump(value, pickled)
     except Exception as error:
         # A value's own __reduce__ may raise anything.
         raise EncodeError(f"a {type(value).__name__} cannot be sent: {type(error).__name__}: {error}") from error
-    # Pickles of functions and classes hold bytecode: the sandbox refuses them, by this prefix, on another Python.
-    return b"cp%d.%d\0" % sys.version_info[:2] + pickled
+    return pickled.getvalue()
+
+
+class _BoundedFile(io.BytesIO):
+    """Takes as much as a value may have, so that one which is far too large is refused before it fills the memory."""
+
+    def write(self, data: Any) -> int:
+        if self.tell() + memoryview(data).nbytes > _VALUE_BYTES_MAX:
+            raise EncodeError(f"pickled it takes more than the limit total_bytes of {_VALUE_BYTES_MAX}")
+        return super().write(data)

@@ -32,12 +32,17 @@ class EventGap(ProtocolError):
     """An event's number is not the one after the last: something was left out on the way."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class ToolRequest:
-    """A host tool is to be called; `arguments` is still packed, because unpacking it is the tool thread's work."""
+    """A host tool is to be called; the arguments are still packed, because unpacking them is the tool thread's work."""
 
     event: ToolCallEvent
-    arguments: bytes
+    packed_arguments: bytes
+
+    def take_arguments(self) -> bytes:
+        """The packed arguments, once: while the tool runs, nobody holds on to a form of them that nobody needs."""
+        packed, self.packed_arguments = self.packed_arguments, b""
+        return packed
 
 
 @dataclass

@@ -142,7 +142,7 @@ def find(tools: Mapping[str, Tool], name: str) -> Tool:
 def arguments(request: ToolRequest) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Unpacks what the program called the tool with."""
     try:
-        unpacked = unpack(request.arguments)
+        unpacked = unpack(request.take_arguments())
     except DecodeError as error:
         raise ToolRefusal("ValueError", f"the arguments cannot be decoded: {error}") from error
     match unpacked:
@@ -153,14 +153,13 @@ def arguments(request: ToolRequest) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 def succeeded(tool: Tool, value: object) -> Answer:
     """The answer to a call that returned. A value that cannot be sent is an error of the call."""
+    if tool.is_final_answer:
+        # The answer stays here; the sandbox only needs to know that there is one.
+        return Answer(pack(None), value, is_final=True)
     try:
-        packed = pack(value)
+        return Answer(pack(value))
     except EncodeError as error:
-        if tool.is_final_answer:
-            # The answer stays here anyway; the sandbox only needs to know that there is one.
-            return Answer(pack(None), value, is_final=True)
         return failed(ToolRefusal("TypeError", f"the tool's result cannot be sent to the sandbox: {error}"))
-    return Answer(packed, value, is_final=True) if tool.is_final_answer else Answer(packed)
 
 
 def failed(error: Exception) -> Answer:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -10,7 +13,7 @@ from typing import Any
 import pytest
 import smolagents
 
-from executor_client.smolagents import CodeAgent, RemoteExecutor, register, unregister
+from executor_client.smolagents import CodeAgent, RemoteExecutor, RemotePythonInterpreterTool, register, unregister
 from tests.support.agents import takes_executor
 from tests.support.daemon import Daemon
 
@@ -36,11 +39,35 @@ def test_our_class_comes_back_remote(daemon: Daemon, tmp_path: Path) -> None:
     written = saveable(daemon, tmp_path / "agent", make)
     assert written["executor_type"] == "remote"
     assert written["executor_kwargs"] == {"address": daemon.address, **SETTINGS}
-    loaded = CodeAgent.from_folder(tmp_path / "agent")
+    loaded = CodeAgent.from_folder(tmp_path / "agent", executor_kwargs={"token": daemon.token})
     for agent in (loaded, loaded.managed_agents["helper"]):
         assert isinstance(agent, CodeAgent) and isinstance(agent.python_executor, RemoteExecutor)
+        with agent:
+            assert agent.python_executor("6 * 7").output == 42
+    assert loaded.executor_kwargs["limits"] == SETTINGS["limits"]
     assert "pandas" in loaded.python_executor.additional_authorized_imports
-    assert "from executor_client.smolagents import RemoteCodeAgent" in (tmp_path / "agent" / "app.py").read_text()
+
+
+def test_app_that_is_saved_beside_an_agent_runs_its_code_in_a_sandbox(daemon: Daemon, tmp_path: Path) -> None:
+    def make(model: Any) -> CodeAgent:
+        tool = RemotePythonInterpreterTool(**daemon.access)
+        helper = smolagents.ToolCallingAgent([tool], model, name="helper", description="helps")
+        kwargs = {**daemon.access, **SETTINGS}
+        return CodeAgent(
+            [], model, additional_authorized_imports=["numpy"], managed_agents=[helper], executor_kwargs=kwargs
+        )
+
+    saveable(daemon, tmp_path, make)
+    program = """
+from app import agent
+with agent, agent.managed_agents["helper"].tools["python_interpreter"] as interpreter:
+    print(agent.python_executor("import numpy; int(numpy.int64(42))").output, agent.executor_kwargs["limits"])
+    print(type(agent.python_executor).__name__, type(interpreter.executor).__name__, interpreter("6 * 7"))
+"""
+    environment = {**os.environ, "EXECUTOR_TOKEN": daemon.token}
+    command = [sys.executable, "-c", program]
+    said = subprocess.check_output(command, cwd=tmp_path, env=environment, text=True, timeout=60)
+    assert said == "42 {'wall_time_s': 5}\nRemoteExecutor RemoteExecutor Stdout:\n\nOutput: 42\n"
 
 
 @takes_executor

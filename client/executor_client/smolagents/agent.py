@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,8 @@ _EXECUTOR_SETTINGS = frozenset({"executor_type", "additional_authorized_imports"
 _HANDED_DOWN = frozenset({"executor_type", "additional_authorized_imports"})
 _NEVER_SAVED = ("token", "client")
 
+_given_to_the_manager: ContextVar[dict[str, Any] | None] = ContextVar("_given_to_the_manager", default=None)
+
 
 class RemoteCodeAgent(smolagents.CodeAgent):  # type: ignore[misc]  # smolagents is untyped
     """smolagents' `CodeAgent` with `executor_type="remote"`, its default here. Managed agents are allowed.
@@ -50,12 +53,15 @@ class RemoteCodeAgent(smolagents.CodeAgent):  # type: ignore[misc]  # smolagents
 
     def save(self, output_dir: str | Path, relative_path: str | None = None) -> None:
         super().save(output_dir, relative_path)
-        # smolagents' template imports each agent class from smolagents itself.
+        # smolagents' template imports each agent class from smolagents itself, and forgets the authorized imports.
         app = Path(output_dir) / "app.py"
         text = app.read_text(encoding="utf-8")
         name = type(self).__name__
         ours = f"from {type(self).__module__.removesuffix('.agent')} import {name}\nfrom smolagents import GradioUI, "
-        app.write_text(text.replace(f"from smolagents import GradioUI, {name}, ", ours, 1), encoding="utf-8")
+        text = text.replace(f"from smolagents import GradioUI, {name}, ", ours, 1)
+        imports = f"    additional_authorized_imports={list(self.additional_authorized_imports)!r},\n"
+        text = text.replace("    executor_type=", f"{imports}    executor_type=", 1)
+        app.write_text(text, encoding="utf-8")
 
     @classmethod
     def from_dict(cls, agent_dict: dict[str, Any], **kwargs: Any) -> Any:
@@ -65,7 +71,7 @@ class RemoteCodeAgent(smolagents.CodeAgent):  # type: ignore[misc]  # smolagents
         this class too. smolagents alone puts them in the place of all that was saved, limits included, and gives each
         managed agent the executor, the arguments and the imports of its manager.
         """
-        given = kwargs.pop("executor_kwargs", None) or {}
+        given = {**(_given_to_the_manager.get() or {}), **(kwargs.pop("executor_kwargs", None) or {})}
         if kwargs.keys() >= _HANDED_DOWN:
             # From a manager of smolagents' own class. A sandbox must not become "local" by that.
             kwargs = {name: value for name, value in kwargs.items() if name not in _EXECUTOR_SETTINGS}
@@ -76,6 +82,17 @@ class RemoteCodeAgent(smolagents.CodeAgent):  # type: ignore[misc]  # smolagents
             {**agent_dict, "managed_agents": []},
             **{"managed_agents": managed, **kwargs, "executor_kwargs": {**own, **given}},
         )
+
+    @classmethod
+    def from_folder(cls, folder: str | Path, **kwargs: Any) -> Any:
+        """Makes an agent, and those it manages, from what `save` wrote; `executor_kwargs` are as for `from_dict`."""
+        given = {**(_given_to_the_manager.get() or {}), **(kwargs.get("executor_kwargs") or {})}
+        # smolagents loads the managed agents from their folders without a word from outside.
+        before = _given_to_the_manager.set(given)
+        try:
+            return super().from_folder(folder, **kwargs)
+        finally:
+            _given_to_the_manager.reset(before)
 
 
 def register() -> None:

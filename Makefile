@@ -118,9 +118,10 @@ imports: $(STAMP)  ## Check which way imports run
 # What is generated from the sources
 
 .PHONY: docs
-docs: $(STAMP)  ## Write what docs/policy.md and docs/operations.md list, from the models that they describe
+docs: $(STAMP)  ## Write what the pages of docs/ list, from what they describe
 	@$(BIN)/python tools/policy_docs.py
 	@$(BIN)/python tools/metrics_docs.py
+	@$(BIN)/python tools/features_docs.py
 
 # ---------------------------------------------------------------------------------------------------------------------
 # The wire

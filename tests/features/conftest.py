@@ -1,0 +1,84 @@
+"""The places, each made once for all its probes."""
+
+from __future__ import annotations
+
+import secrets
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import docker
+import docker.errors
+import pytest
+from smolagents import AgentLogger, LogLevel
+from smolagents.remote_executors import DockerExecutor
+
+from tests.features.places import COLUMNS, Docker, Local, Ours, Place, ended, free_port
+from tests.support.backends import DOCKER_IMAGE, require
+from tests.support.daemon import running_daemon
+from tests.support.leftovers import ENGINE_SOCKET
+
+JUPYTER = "remote-executor-bench/jupyter"
+# What smolagents would install at the start, which takes an index: the libraries of our own image for data.
+JUPYTER_WITH_DATA = f"""\
+FROM {DOCKER_IMAGE}
+COPY --from={JUPYTER} /usr/local /usr/local
+CMD ["jupyter", "kernelgateway", "--KernelGatewayApp.ip=0.0.0.0", "--KernelGatewayApp.port=8888"]
+"""
+
+
+@pytest.fixture(scope="session", params=COLUMNS)
+def place(request: pytest.FixtureRequest) -> Iterator[Place]:
+    if request.param == "local":
+        yield Local()
+    elif request.param == "docker":
+        with _jupyter() as jupyter:
+            yield jupyter
+    else:
+        with _ours(request.param) as ours:
+            yield ours
+
+
+@contextmanager
+def _ours(name: str) -> Iterator[Place]:
+    backend = name.removeprefix("ours_")
+    require(backend)
+    directory = Path(tempfile.mkdtemp(prefix="d-"))
+    settings = directory / "executor.toml"
+    images = f'[docker.images]\nbase = "{DOCKER_IMAGE}"\n' if backend == "docker" else ""
+    settings.write_text(f"[pool]\nsize = 0\n{images}")
+    with running_daemon(directory, "--backend", backend, "--config", str(settings)) as daemon:
+        yield Ours(name, daemon)
+    shutil.rmtree(directory)
+
+
+@contextmanager
+def _jupyter() -> Iterator[Place]:
+    """A container of smolagents' own, without the network that it would need to install things."""
+    client = docker.from_env() if ENGINE_SOCKET.exists() else pytest.skip("there is no Engine")
+    try:
+        for image in (JUPYTER, DOCKER_IMAGE):
+            client.images.get(image)
+    except docker.errors.ImageNotFound as error:
+        client.close()
+        pytest.skip(f"smolagents' DockerExecutor has no image; `make images bench-images` builds it ({error})")
+    # An Engine may have no default network, and its executor is spoken to over a port.
+    network = client.networks.create(f"features-{secrets.token_hex(4)}")
+    kwargs = {
+        "image_name": f"{JUPYTER}-data",
+        "dockerfile_content": JUPYTER_WITH_DATA,
+        "build_new_image": False,
+        "container_run_kwargs": {"network": network.name},
+        "port": free_port(),
+    }
+    try:
+        executor = DockerExecutor([], AgentLogger(level=LogLevel.OFF), **kwargs)
+        try:
+            yield Docker(kwargs, executor)
+        finally:
+            ended(executor)
+    finally:
+        network.remove()
+        client.close()

@@ -1,0 +1,8 @@
+"""Every feature of the table as a probe: what it is called here is what it is called in expected.toml.
+
+A probe uses an agent on a `Place` as the guide does, and says what it saw; see observe.py.
+"""
+
+from tests.features.probes import code, images, limits, running, tools, values
+
+__all__ = ["code", "images", "limits", "running", "tools", "values"]

@@ -1,0 +1,122 @@
+"""Time, memory, crashes, and what is left after them."""
+
+from __future__ import annotations
+
+import inspect
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from tests.features.observe import YES, Seen, judged, probe, run, unforeseen
+from tests.features.places import Docker, Local, Ours, Place
+from tests.support.polling import eventually
+
+NO_LIMIT = "no: there is none to set"
+HANGS = "no: the agent waits for ever"
+LIMIT_S = 0.5
+SLEEP_S = 1.5
+MIB = 2**20
+
+TAKE_MEMORY = f"x = b'x' * {400 * MIB}"
+MEMORY_LIMIT = 192 * MIB
+CRASH = "import os\nos._exit(3)"
+
+# A run whose end is the end of its process: it needs one of its own.
+LOCAL_CRASH = """
+from smolagents import CodeAgent
+from examples.scripted import Reply, ScriptedModel
+model = ScriptedModel([Reply("", "import os\\nos._exit(3)"), Reply("", "final_answer(1)")])
+agent = CodeAgent(tools=[], model=model, additional_authorized_imports=["os"], verbosity_level=-1)
+print(agent.run("go"))
+"""
+CHILD_TIMEOUT_S = 60.0
+# How long an agent is given that may have been told that its code's process is gone.
+PATIENCE_S = 3.0
+RESTART_TIMEOUT_S = 30.0
+
+
+@probe
+def time_limit(place: Place) -> str:
+    if not _has_setting(place, "time"):
+        return NO_LIMIT
+    what, seconds = _slow(place)
+    if "exceeded the maximum execution time" not in what.told:
+        return unforeseen(what)
+    return YES if seconds < SLEEP_S else "differs: when the call returns that it waits for"
+
+
+@probe
+def state_after_the_time_limit(place: Place) -> str:
+    return judged(_slow(place)[0], 1) if _has_setting(place, "time") else NO_LIMIT
+
+
+def _has_setting(place: Place, about: str) -> bool:
+    """Whether the executor takes anything by such a name; ours takes `limits`."""
+    with place.agent("1") as agent:
+        names = inspect.signature(type(agent.python_executor).__init__).parameters
+    return "limits" in names or any(about in name for name in names)
+
+
+def _slow(place: Place) -> tuple[Seen, float]:
+    """A step that sleeps past its limit, and one after it; with the seconds that all of it took."""
+    setting = {"limits": {"wall_time_s": LIMIT_S}} if isinstance(place, Ours) else {str(place.time_limit): LIMIT_S}
+    code = f"kept = 1\nimport time\ntime.sleep({SLEEP_S})"
+    with place.agent(code, "final_answer(kept)", executor_kwargs=setting) as agent:
+        began = time.monotonic()
+        what = run(agent)
+        return what, time.monotonic() - began
+
+
+@probe
+def memory_limit(place: Place) -> str:
+    """The step that hits it fails, and the agent goes on."""
+    if isinstance(place, Docker):  # Docker has one for the container, and the executor hands it on
+        return _after_a_kernel_died(place, TAKE_MEMORY, mem_limit=MEMORY_LIMIT, memswap_limit=MEMORY_LIMIT)
+    if not _has_setting(place, "memory"):
+        return NO_LIMIT
+    setting = {"limits": {"memory_bytes": MEMORY_LIMIT}}
+    with place.agent(TAKE_MEMORY, "final_answer('went on')", executor_kwargs=setting) as agent:
+        what = run(agent)
+    return judged(what, "went on") if "memory" in str(what.steps[0].error) else unforeseen(what)
+
+
+@probe
+def crash(place: Place) -> str:
+    """The step that ends its interpreter fails, and the agent goes on."""
+    if isinstance(place, Docker):
+        return _after_a_kernel_died(place, CRASH)
+    if isinstance(place, Local):
+        return _after_a_crash_in_this_process()
+    with place.agent(CRASH, "final_answer('went on')", additional_authorized_imports=["os"]) as agent:
+        return judged(run(agent), "went on")
+
+
+def _after_a_kernel_died(place: Docker, code: str, **container: Any) -> str:
+    """In a container of its own, whose end also ends the wait of the agent's thread."""
+    with place.agent(code, "final_answer('went on')", own=True, **place.own_container(**container)) as agent:
+        ended: list[Seen] = []
+        thread = threading.Thread(target=lambda: ended.append(run(agent)))
+        thread.start()
+        try:
+            jupyter = agent.python_executor.container
+            died = eventually(lambda: b"restarting kernel" in jupyter.logs(), timeout_s=RESTART_TIMEOUT_S)
+            thread.join(PATIENCE_S)
+            waits = thread.is_alive()
+        finally:
+            agent.python_executor.container.kill()
+            thread.join()
+    if not died:
+        return unforeseen(ended[0])
+    return HANGS if waits else judged(ended[0], "went on")
+
+
+def _after_a_crash_in_this_process() -> str:
+    root = Path(__file__).parents[3]
+    command = [sys.executable, "-c", LOCAL_CRASH]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=CHILD_TIMEOUT_S, check=False)
+    if done.returncode == 3:
+        return "no: the agent's process ends"
+    return YES if done.stdout.strip() == "1" else f"unforeseen: {done}"

@@ -93,9 +93,11 @@ def test_a_token_for_the_loaded_agents_leaves_their_saved_settings_as_they_are(d
     kwargs = {**daemon.access, **SETTINGS}
     helper = CodeAgent([], model, name="helper", description="helps", executor_kwargs=kwargs)
     local = smolagents.CodeAgent([], model, name="local", description="runs here")
-    saved = CodeAgent([], model, managed_agents=[helper, local], executor_kwargs=kwargs).to_dict()
+    chosen = CodeAgent([], model, name="chosen", description="runs here by choice", executor_type="local")
+    saved = CodeAgent([], model, managed_agents=[helper, local, chosen], executor_kwargs=kwargs).to_dict()
     loaded = CodeAgent.from_dict(saved, executor_kwargs={"token": daemon.token})
-    assert isinstance(loaded.managed_agents["local"].python_executor, smolagents.LocalPythonExecutor)
+    for name in ("local", "chosen"):
+        assert isinstance(loaded.managed_agents[name].python_executor, smolagents.LocalPythonExecutor)
     for agent in (loaded, loaded.managed_agents["helper"]):
         with agent:
             assert agent.executor_kwargs == {"address": daemon.address, "token": daemon.token, **SETTINGS}

@@ -71,7 +71,9 @@ class RemoteCodeAgent(smolagents.CodeAgent):  # type: ignore[misc]  # smolagents
         this class too. smolagents alone puts them in the place of all that was saved, limits included, and gives each
         managed agent the executor, the arguments and the imports of its manager.
         """
-        given = {**(_given_to_the_manager.get() or {}), **(kwargs.pop("executor_kwargs", None) or {})}
+        given = kwargs.pop("executor_kwargs", None) or {}
+        if agent_dict.get("executor_type") == EXECUTOR_TYPE:
+            given = {**(_given_to_the_manager.get() or {}), **given}
         if kwargs.keys() >= _HANDED_DOWN:
             # From a manager of smolagents' own class. A sandbox must not become "local" by that.
             kwargs = {name: value for name, value in kwargs.items() if name not in _EXECUTOR_SETTINGS}
@@ -156,7 +158,7 @@ def _managed_from_dict(agent_dict: dict[str, Any], executor_kwargs: dict[str, An
     is_agent: bool = isinstance(found, type) and issubclass(found, smolagents.MultiStepAgent)
     if not is_agent:
         raise ValueError(f"Unknown agent class {name!r}: import what defines it before the agent is loaded")
-    if issubclass(found, RemoteCodeAgent):
+    if issubclass(found, RemoteCodeAgent) and agent_dict.get("executor_type") == EXECUTOR_TYPE:
         kwargs = {**kwargs, "executor_kwargs": executor_kwargs}
     return found.from_dict(agent_dict, **kwargs)
 

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import argparse
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
 
 from executor_client._convert import limits_to_wire
-from executor_client._endpoint import TlsConfig
+from executor_client._endpoint import TlsConfig, resolve
 from executor_client._terminal import Console
 from executor_client.mcp.host_input import relay_stdin
-
-if TYPE_CHECKING:
-    from executor_client.aio import AsyncExecutorClient
 
 SESSIONS_MAX = 4
 RECONNECT_TIMEOUT_S = 20.0
@@ -79,8 +78,15 @@ def _limit(text: str) -> tuple[str, float | int]:
 
 
 def serve(options: argparse.Namespace, tls: TlsConfig | None, console: Console) -> int:
-    """Serves until the host closes its side or a signal asks to stop. Returns the exit code."""
+    """Serves until the host closes its side or a signal asks to stop. Returns the exit code.
+
+    Raises ConfigurationError and InvalidRequest for what no daemon could be asked.
+    """
+    limits = dict(options.limit) or None
+    limits_to_wire(limits)
+    resolve(options.address, options.token, tls).credentials()
     try:
+        from executor_client.aio import AsyncExecutorClient
         from executor_client.mcp.server import make_server
         from executor_client.mcp.sessions import SessionRequest
     except ModuleNotFoundError as error:
@@ -91,20 +97,23 @@ def serve(options: argparse.Namespace, tls: TlsConfig | None, console: Console) 
     if sys.stdin is None or sys.stdout is None:
         console.fail("the MCP host is talked to over stdin and stdout, and one of them is closed")
         return 2
-    request = SessionRequest(options.image, options.authorized_imports, dict(options.limit) or None)
-    limits_to_wire(request.limits)  # raises now for what no daemon could make sense of
-
-    def connect() -> AsyncExecutorClient:
-        from executor_client.aio import AsyncExecutorClient
-
-        return AsyncExecutorClient(
-            options.address, token=options.token, tls=tls, reconnect_timeout_s=RECONNECT_TIMEOUT_S
-        )
-
-    server = make_server(connect, request, sessions_max=options.max_sessions)
+    request = SessionRequest(options.image, options.authorized_imports, limits)
     if sys.stdin.isatty():
         console.remark("waiting for an MCP host on stdin; docs/mcp.md shows how one starts this command")
-    relay_stdin(console.fail)
+    end_input = relay_stdin(console.fail)
+
+    @asynccontextmanager
+    async def connect() -> AsyncIterator[AsyncExecutorClient]:
+        try:
+            async with AsyncExecutorClient(
+                options.address, token=options.token, tls=tls, reconnect_timeout_s=RECONNECT_TIMEOUT_S
+            ) as client:
+                yield client
+        finally:
+            # Else the SDK, when it is the output that broke, waits for the end of an input that may never come.
+            end_input()
+
+    server = make_server(connect, request, sessions_max=options.max_sessions)
     exit_code = 0
     try:
         server.run("stdio")

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from mcp_types import BlobResourceContents, CallToolResult, ContentBlock, EmbeddedResource, ImageContent, TextContent
 
+from executor_api.values import OpaqueValue
 from executor_client._failure_text import headline, short_traceback, shortened
 from executor_client._images import decode_image
 from executor_client._limits import IMAGE_PIXELS_MAX
@@ -109,7 +110,8 @@ def _value_blocks(value: object) -> list[ContentBlock]:
         return []
     if (image := _as_image(value)) is not None:
         return [TextContent(text="Value:"), *_encoded(image, note="")]
-    return [TextContent(text=f"Value: {shortened(repr(value), VALUE_CHARS_MAX)}")]
+    text = value.repr if isinstance(value, OpaqueValue) else repr(value)
+    return [TextContent(text=f"Value: {shortened(text, VALUE_CHARS_MAX)}")]
 
 
 def _as_image(value: object) -> PIL.Image.Image | None:

@@ -20,10 +20,11 @@ PIECE_BYTES = 65_536
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
-def relay_stdin(complain: Callable[[str], None]) -> None:
-    """Puts a pipe in the place of fd 0, for the rest of the process's life. The first signal to stop ends the input.
+def relay_stdin(complain: Callable[[str], None]) -> Callable[[], None]:
+    """Puts a pipe in the place of fd 0, for the rest of the process's life. Returns what ends the input.
 
-    The second one of its kind ends the process as it would any. `complain` is called, in a thread, with a sentence.
+    So does the first signal to stop; the second one of its kind ends the process as it would any. `complain` is called,
+    in a thread, with a sentence.
     """
     source = os.dup(0)
     passed_on, pipe = os.pipe()
@@ -31,15 +32,19 @@ def relay_stdin(complain: Callable[[str], None]) -> None:
     os.close(passed_on)
     stop, wake = os.pipe()
 
+    def end() -> None:
+        os.write(wake, b".")
+
     def on_signal(number: int, frame: object) -> None:
         signal.signal(number, signal.SIG_DFL)
-        os.write(wake, b".")
+        end()
 
     for number in STOP_SIGNALS:
         signal.signal(number, on_signal)
     # A daemon thread: the host may keep its side open for as long as it likes.
     relay = threading.Thread(target=pass_on, args=(source, pipe, stop, complain), name="host-input", daemon=True)
     relay.start()
+    return end
 
 
 def pass_on(source: int, pipe: int, stop: int, complain: Callable[[str], None]) -> None:

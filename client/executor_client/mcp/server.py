@@ -12,7 +12,7 @@ import importlib.metadata
 import inspect
 import warnings
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from typing import Annotated, Any, Literal
 
 from mcp.server.mcpserver import Context, MCPServer
@@ -58,9 +58,12 @@ DESTROYS = ToolAnnotations(destructive_hint=True, open_world_hint=False)
 
 
 def make_server(
-    connect: Callable[[], AsyncExecutorClient], request: SessionRequest, *, sessions_max: int
+    connect: Callable[[], AbstractAsyncContextManager[AsyncExecutorClient]],
+    request: SessionRequest,
+    *,
+    sessions_max: int,
 ) -> MCPServer[Sessions]:
-    """A server whose sessions live as long as its one connection. `connect` is called on the event loop."""
+    """A server whose sessions live as long as its one connection. `connect` is called when that begins."""
 
     @asynccontextmanager
     async def lifespan(_: MCPServer[Sessions]) -> AsyncIterator[Sessions]:

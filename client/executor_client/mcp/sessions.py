@@ -73,7 +73,9 @@ class NamedSession:
             self.lose(error.message)
             raise self._refusal() from error
 
-    async def run(self, code: str, on_event: OnEvent, limits: LimitsLike) -> tuple[ExecutionResult, bool]:
+    async def run(
+        self, code: str, on_event: OnEvent | None = None, limits: LimitsLike = None
+    ) -> tuple[ExecutionResult, bool]:
         """Runs code; returns how it ended, and whether the interpreter is another one than after the last call.
 
         Cancelled, it first cancels the execution.

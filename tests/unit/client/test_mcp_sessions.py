@@ -152,15 +152,15 @@ async def test_a_lost_session_is_said_at_each_call_until_it_is_reset(
     named = await sessions.get("a", make=True)
     client.made[0].answer = answer
     if isinstance(answer, ExecutionResult):
-        assert await named.run("1", None, None) == (answer, False)  # which says so itself
+        assert await named.run("1") == (answer, False)  # which says so itself
     for _ in range(2):
         with pytest.raises(SessionRefused, match=r"'a' is gone, .*: there is no such session\. reset_session starts"):
-            await (await sessions.get("a", make=True)).run("1", None, None)
+            await (await sessions.get("a", make=True)).run("1")
     assert len(client.made) == 1
     assert await sessions.reset("a") is not named
     assert client.made[0].closings == 1, "a lost session counts until it is deleted"
     client.made[1].answer = ended()
-    assert (await (await sessions.get("a", make=True)).run("1", None, None))[0].succeeded
+    assert (await (await sessions.get("a", make=True)).run("1"))[0].succeeded
 
 
 async def test_a_refusal_that_says_nothing_of_the_session_leaves_it_as_it_is(
@@ -169,13 +169,13 @@ async def test_a_refusal_that_says_nothing_of_the_session_leaves_it_as_it_is(
     named = await sessions.get("a", make=True)
     client.made[0].answer = NotFoundError("there is no such file", reason="FILE_NOT_FOUND")
     with pytest.raises(NotFoundError):
-        await named.run("1", None, None)
+        await named.run("1")
     assert not named.lost
 
 
 async def test_a_cancelled_call_waits_until_its_execution_is_cancelled(client: FakeClient, sessions: Sessions) -> None:
     named = await sessions.get("a", make=True)
-    call = asyncio.create_task(named.run("1", None, None))
+    call = asyncio.create_task(named.run("1"))
     await client.made[0].started.wait()
     call.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -190,7 +190,7 @@ async def test_an_interpreter_that_was_replaced_between_two_calls_is_said(
     said = []
     for generation in (1, 2, 2, 5):
         client.made[0].answer = ended(generation=generation)
-        said.append((await named.run("1", None, None))[1])
+        said.append((await named.run("1"))[1])
     assert said == [False, True, False, True]
 
 
@@ -206,7 +206,7 @@ async def test_a_session_that_is_closed_while_it_is_being_made_is_ended_when_it_
     await asyncio.gather(getting, closing)
     assert client.made[0].closings == 1
     with pytest.raises(SessionRefused, match="it was closed"):
-        await getting.result().run("1", None, None)
+        await getting.result().run("1")
 
 
 async def test_the_end_ends_all_sessions_also_those_being_made_and_those_that_resist(

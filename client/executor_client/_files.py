@@ -56,7 +56,5 @@ class FileReader:
         if not self.is_tar and info.size_bytes > FILE_BYTES_MAX:
             raise ProtocolError(f"the file has {info.size_bytes} bytes, accepted are {FILE_BYTES_MAX}")
         if self._max_bytes is not None and info.size_bytes > self._max_bytes:
-            raise InvalidRequest(
-                f"{info.path!r} has {info.size_bytes} bytes, more than the {self._max_bytes} asked for"
-            )
+            raise InvalidRequest(f"{info.path!r} has {info.size_bytes:,} bytes; at most {self._max_bytes:,} are taken")
         self._info = info

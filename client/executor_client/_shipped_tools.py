@@ -29,7 +29,7 @@ def ship_all(tools: Mapping[str, Tool], python: str) -> dict[str, Shipped]:
     # Imported on first need: most programs ship nothing.
     from executor_client._shipping import ship
 
-    others = {name: tool.function for name, tool in tools.items()}
+    others = {name: getattr(tool.function, "stands_for", tool.function) for name, tool in tools.items()}
     return {
         name: ship(name, tool.function, python=python, dialect=tool.dialect, others=others)
         for name, tool in placed.items()

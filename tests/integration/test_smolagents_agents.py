@@ -78,8 +78,8 @@ def test_registration_leaves_other_types_alone() -> None:
 
 
 def test_a_placement_that_does_not_exist_is_refused() -> None:
-    with pytest.raises(ValueError, match="supported is: host"):
-        RemoteExecutor(tool_placement="sandbox")
+    with pytest.raises(ValueError, match="of 'go' is 'cellar'; supported is: host, sandbox"):
+        RemoteExecutor(tool_placement={"go": "cellar"})
 
 
 @takes_executor

@@ -204,9 +204,8 @@ class Definitions:
                 name = "." * each.level + each.module
                 self.writer.refuse(name, "is imported inside the tool, relative to its module; import it at the top")
             elif owner_of(each.module) is Owner.USER or self.dialect.ships_module(each.module):
-                self.writer.refuse(
-                    each.module, "is a module of your own that is imported inside the tool; import it at the top"
-                )
+                why = "is not in the sandbox and is imported inside the tool; import it at the top"
+                self.writer.refuse(each.module, why)
             elif not each.optional:
                 self.writer.modules[each.module] = None
 

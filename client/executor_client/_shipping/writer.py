@@ -112,7 +112,7 @@ class Writer:
         self.problems: list[Problem] = []
         self._lines: list[str] = []
         self._helpers: dict[str, None] = {}
-        self._stand_ins: dict[str, str] = {}
+        self._stand_ins: dict[str, None] = {}
         self._spaces: dict[int, Space] = {}
         self._count = 0
         self._late: list[Callable[[], None]] = []
@@ -168,7 +168,7 @@ class Writer:
         return name
 
     def stand_in(self, stand_in: StandIn) -> str:
-        self._stand_ins[stand_in.name] = stand_in.text
+        self._stand_ins[stand_in.text] = None
         return stand_in.name
 
     def refuse(self, name: str, why: str, *, lacks_source: bool = False) -> str:
@@ -184,7 +184,7 @@ class Writer:
         head = (
             f"# The tool {title}, put together from its source. The names that begin with {PREFIX} are not its own.\n"
         )
-        return "\n".join([head, *helpers, *self._stand_ins.values(), "".join(self._lines)])
+        return "\n".join([head, *helpers, *self._stand_ins, "".join(self._lines)])
 
 
 def _literal(line: str) -> str:

@@ -46,16 +46,15 @@ from executor_client.smolagents.failures import (
     describe_lost_session,
     describe_restart,
 )
-from executor_client.smolagents.host_tools import host_tools, unwrapped
+from executor_client.smolagents.host_tools import placed_tools, unwrapped
 from executor_client.smolagents.lease import SessionGone, SessionLease, SessionRequest
 from executor_client.smolagents.page import PAGE_EXPRESSION, Page, read_page
+from executor_client.smolagents.sandbox_tools import Placement, checked
 
 _log = logging.getLogger(__name__)
 
 MAX_PRINT_OUTPUTS_LENGTH = 50_000
 """Characters of logs that an observation holds; smolagents' own default for its local executor."""
-
-TOOL_PLACEMENTS = ("host",)
 
 _NOBODY_THERE = ("", "DRAINING")
 _REFUSALS = (PolicyViolationError, AuthorizationError, AuthenticationError, ResourceExhaustedError)
@@ -79,6 +78,9 @@ class RemoteExecutor(PythonExecutor):  # type: ignore[misc]  # smolagents is unt
     the local daemon's own; `image` and `limits` to the policy's. `logger`, an agent's, shows prints as they come. A
     `client` that is passed in is used instead of a new one, and is not closed.
 
+    `tool_placement` is "host", where tools run in this process; "sandbox", for those that can run there; or a mapping
+    of the names of tools to one of the two, with "*" for those that it does not name ("host" without that).
+
     `prelude` is code that runs before anything else in each interpreter of each session, under the same rules as the
     agent's code, authorized imports included. What it defines is there for the agent's code.
 
@@ -99,12 +101,10 @@ class RemoteExecutor(PythonExecutor):  # type: ignore[misc]  # smolagents is unt
         image: str | None = None,
         limits: Mapping[str, Any] | Limits | None = None,
         prelude: str = "",
-        tool_placement: str = "host",
+        tool_placement: Placement = "host",
         max_print_outputs_length: int | None = None,
         client: ExecutorClient | None = None,
     ) -> None:
-        if tool_placement not in TOOL_PLACEMENTS:
-            raise ValueError(f"tool_placement is {tool_placement!r}; supported is: {', '.join(TOOL_PLACEMENTS)}")
         if client is not None and (address, token, tls) != (None, None, None):
             raise ValueError("address, token and tls belong to the client: pass either them or client")
         if isinstance(limits, Limits):
@@ -120,7 +120,7 @@ class RemoteExecutor(PythonExecutor):  # type: ignore[misc]  # smolagents is unt
         self._image = image
         self._limits = dict(limits or {})
         self._prelude = prelude
-        self._tool_placement = tool_placement
+        self._tool_placement = checked(tool_placement)
         self._notice = ""
         self._lease = SessionLease(
             (lambda: client) if client is not None else (lambda: ExecutorClient(address, token=token, tls=tls)),
@@ -138,8 +138,12 @@ class RemoteExecutor(PythonExecutor):  # type: ignore[misc]  # smolagents is unt
             self._noting(lambda: self._lease.set_variables(sent))
 
     def send_tools(self, tools: Mapping[str, Callable[..., Any]]) -> None:
-        """Offers tools and managed agents to the code. They run in this process and are not changed."""
-        self._noting(lambda: self._lease.register_tools(host_tools(tools)))
+        """Offers tools and managed agents to the code. They run where `tool_placement` says and are not changed.
+
+        Raises `ToolNotShippable` for a tool that was to run in the sandbox and can't.
+        """
+        made = placed_tools(tools, self._tool_placement)
+        self._noting(lambda: self._lease.register_tools(made))
 
     def __call__(self, code_action: str) -> RemoteCodeOutput:
         self.state["_print_outputs"] = ""

@@ -1,20 +1,31 @@
-"""Turns what smolagents hands to an executor (tools, managed agents, plain callables) into host tools of a session.
+"""Turns what smolagents hands to an executor (tools, managed agents, plain callables) into tools of a session.
 
 The objects of the user are called, never changed: their names, parameters and descriptions are read, and what they
-return is unwrapped. They run in the agent's own process, so what they hold (secrets, connections, other agents) stays
-here, and only arguments and results travel. A managed agent that loses its own daemon raises `DaemonLost`, which is no
-`Exception`: the client ends the execution for it, so this run stops as well.
+return is unwrapped. Those placed on the host run in the agent's own process, so what they hold (secrets, connections,
+other agents) stays here, and only arguments and results travel. A managed agent that loses its own daemon raises
+`DaemonLost`, which is no `Exception`: the client ends the execution for it, so this run stops as well.
 """
 
 from __future__ import annotations
 
 import inspect
+import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from smolagents.agent_types import AgentType
 
-from executor_client import Tool
+from executor_client import Tool, ToolNotShippable
+from executor_client.smolagents.sandbox_tools import (
+    ALL,
+    SANDBOX,
+    Placement,
+    SmolagentsDialect,
+    host_only,
+    placement_of,
+)
+
+_log = logging.getLogger(__name__)
 
 FINAL_ANSWER = "final_answer"
 """The name by which smolagents knows the tool that ends a run, whatever its class."""
@@ -22,16 +33,33 @@ FINAL_ANSWER = "final_answer"
 DESCRIPTION_CHARS_MAX = 4_000
 
 
-def host_tools(tools: Mapping[str, Callable[..., Any]]) -> dict[str, Tool]:
-    """A session's tools for these callables.
+def placed_tools(tools: Mapping[str, Callable[..., Any]], placement: Placement) -> dict[str, Tool]:
+    """A session's tools for these callables, each where the placement says. Raises ToolNotShippable.
 
-    They are declared without parameters, so that the sandbox passes on whatever the code calls them with, and the tool
-    itself judges, as it does when smolagents calls it: some take one dict for all arguments, many have defaults.
+    Those on the host are declared without parameters, so that the sandbox passes on whatever the code calls them with,
+    and the tool itself judges, as it does when smolagents calls it: some take one dict for all arguments, many have
+    defaults.
     """
-    return {
-        name: Tool(_callable(tool), description=_description(tool), is_final_answer=name == FINAL_ANSWER)
-        for name, tool in tools.items()
-    }
+    _warn_of_unknown(placement, tools)
+    made = {}
+    for name, tool in tools.items():
+        if placement_of(name, tool, placement) == SANDBOX:
+            reason = host_only(name, tool)
+            if reason is not None:
+                raise ToolNotShippable(name, [reason])
+            made[name] = Tool(
+                tool, description=_description(tool), placement="sandbox", dialect=SmolagentsDialect(tool)
+            )
+        else:
+            host = _HostTool(tool)
+            made[name] = Tool(host, description=_description(tool), is_final_answer=name == FINAL_ANSWER)
+    return made
+
+
+def _warn_of_unknown(placement: Placement, tools: Mapping[str, Any]) -> None:
+    unknown = [] if isinstance(placement, str) else sorted(placement.keys() - tools.keys() - {ALL})
+    if unknown:
+        _log.warning("tool_placement names no tools of this run: %s", ", ".join(unknown))
 
 
 def unwrapped(value: Any) -> Any:
@@ -39,11 +67,14 @@ def unwrapped(value: Any) -> Any:
     return value.to_raw() if isinstance(value, AgentType) else value
 
 
-def _callable(tool: Callable[..., Any]) -> Callable[..., Any]:
-    def call(*args: Any, **kwargs: Any) -> Any:
-        return unwrapped(tool(*args, **kwargs))
+class _HostTool:
+    """Calls a tool for the sandbox. `stands_for` is what another tool knows it as."""
 
-    return call
+    def __init__(self, tool: Callable[..., Any]) -> None:
+        self.stands_for = tool
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return unwrapped(self.stands_for(*args, **kwargs))
 
 
 def _description(tool: Callable[..., Any]) -> str:

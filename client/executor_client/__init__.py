@@ -68,6 +68,7 @@ from executor_client.results import (
     VariablesState,
 )
 from executor_client.session import Session
+from executor_client.waits import OnWait, Wait, WaitKind
 
 __all__ = [
     "AsyncExecutorClient",
@@ -99,6 +100,7 @@ __all__ = [
     "Limits",
     "LogEvent",
     "NotFoundError",
+    "OnWait",
     "OpaqueValue",
     "Outcome",
     "OutputCutEvent",
@@ -126,4 +128,6 @@ __all__ = [
     "ValueLimits",
     "VariablesState",
     "Violation",
+    "Wait",
+    "WaitKind",
 ]

@@ -84,7 +84,7 @@ class AioToolCalls:
         call_id = request.event.call_id
         try:
             async with self._pool.room:
-                with _tools.pending(self._execution.session_id):
+                with _tools.pending(self._execution.session_id), self._execution.running(request):
                     answer = await self._run(request)
             if answer.is_final:
                 # Recorded before the answer leaves: the result may be back before its confirmation.

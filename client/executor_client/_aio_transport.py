@@ -10,26 +10,55 @@ from typing import Any, TypeVar
 import grpc
 import grpc.aio
 
+from executor_api.v1 import executor_service_pb2 as pb
 from executor_client._endpoint import Endpoint
+from executor_client._tracing import Metadata
 from executor_client._transport_base import Timeouts, TransportBase
-from executor_client.errors import DaemonError, ExecutorClientError, UnavailableError
+from executor_client._watch import Awaited, LoopBell
+from executor_client.errors import ConfigurationError, DaemonError, ExecutorClientError, UnavailableError
+from executor_client.waits import OnWait
 
 T = TypeVar("T")
 
 
 class AioTransport(TransportBase):
-    """Owns the channel. Belongs to the event loop that runs when it is made."""
+    """Owns the channel. Belongs to the event loop that runs when it is made; elsewhere it raises ConfigurationError."""
 
-    def __init__(self, endpoint: Endpoint, timeouts: Timeouts) -> None:
+    def __init__(self, endpoint: Endpoint, timeouts: Timeouts, on_wait: OnWait | None = None) -> None:
+        self._loop = _running_loop()
         credentials = endpoint.credentials()
         self._channel = (
             grpc.aio.insecure_channel(endpoint.address, endpoint.options)
             if credentials is None
             else grpc.aio.secure_channel(endpoint.address, credentials, endpoint.options)
         )
-        super().__init__(endpoint, timeouts, self._channel)
+        super().__init__(endpoint, timeouts, self._channel, None if on_wait is None else LoopBell(on_wait))
+
+    def _metadata(self) -> Metadata:
+        self._check_loop()
+        return super()._metadata()
+
+    def open(
+        self,
+        request: pb.ExecuteRequest | pb.AttachExecutionRequest,
+        trace: Metadata,
+        timeout_s: float | None = None,
+    ) -> Any:
+        self._check_loop()
+        return super().open(request, trace, timeout_s)
+
+    def _check_loop(self) -> None:
+        """gRPC would wait on one loop for what arrives on the other: for ever, or with an error that says neither."""
+        if _running_loop() is not self._loop:
+            raise ConfigurationError(
+                "this AsyncExecutorClient was made on another event loop, and serves that one only: make one for each "
+                "loop, and find a session again by get_session"
+            )
 
     async def close(self) -> None:
+        self._check_loop()
+        if self._bell is not None:
+            self._bell.close()
         await self._channel.close(None)
 
     async def once(self, method: Callable[..., Any], request: Any, timeout_s: float | None = None) -> Any:
@@ -67,19 +96,30 @@ class AioTransport(TransportBase):
         finally:
             stream.cancel()
 
-    async def call(self, method: Callable[..., Any], request: Any) -> Any:
-        """A call with one answer, repeated where that may help."""
-        return await self.repeat(lambda: self.once(method, request))
+    async def call(self, method: Callable[..., Any], request: Any, awaited: Awaited | None = None) -> Any:
+        """A call with one answer, repeated where that may help. `awaited` says what takes its time."""
+        return await self.repeat(lambda: self.once(method, request), awaited=awaited or self._answer)
 
-    async def repeat(self, attempt: Callable[[], Awaitable[T]], *, within_s: float = math.inf) -> T:
-        """Repeats an attempt while nobody is there, and while the daemon is busy and says when to ask again.
+    async def repeat(
+        self, attempt: Callable[[], Awaitable[T]], *, within_s: float = math.inf, awaited: Awaited | None = None
+    ) -> T:
+        """Repeats an attempt while nobody is there, and while the daemon says when to ask again.
 
-        Neither takes longer than its timeout, nor than `within_s`.
+        Nothing of that takes longer than its timeout, nor than `within_s`. `awaited` is what an attempt waits for.
         """
         retries = self._call_retries(within_s)
-        while True:
-            try:
-                return await attempt()
-            except ExecutorClientError as error:
-                delay_s = self._delay_s(retries, error)
-            await asyncio.sleep(delay_s)
+        with self.watch() as watch:
+            while True:
+                self._asks(watch, awaited)
+                try:
+                    return await attempt()
+                except ExecutorClientError as error:
+                    delay_s = self._delay_s(retries, error, watch)
+                await asyncio.sleep(delay_s)
+
+
+def _running_loop() -> asyncio.AbstractEventLoop:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError as error:
+        raise ConfigurationError("an AsyncExecutorClient is made and used where an event loop runs") from error

@@ -48,9 +48,20 @@ BUSY_TIMEOUT_S = 30.0
 """How long a call goes on asking a daemon that has no room for it now and says when to ask again."""
 BUSY_SPREAD = 0.25
 """So much of the time that the daemon named is added at random: many may have been told the same."""
+IMAGE_TIMEOUT_S = 600.0
+"""How long the making of a session goes on asking a daemon that fetches the image."""
+IMAGE_RETRY_MAX_S = 15.0
+"""A daemon that wants to be asked for an image later than this is not fetching it now: it could not, a moment ago."""
 BACKOFF_FIRST_S = 0.02
 BACKOFF_MAX_S = 2.0
 REATTACH_FOR_GAPS_MAX = 1
+WAIT_TOLD_AFTER_S = 1.0
+"""A wait that is over earlier is told to nobody."""
+WAIT_TOLD_EVERY_S = 15.0
+"""So often at last; at first more often."""
+WAIT_REASON_CHARS_MAX = 300
+TOOL_NAME_SHOWN_MAX = 100
+"""In characters: the name is the program's."""
 MAX_CONCURRENT_TOOLS = 8
 KEEPALIVE_TIME_S = 330
 """Above the five minutes below which gRPC servers take pings for abuse."""

@@ -21,8 +21,10 @@ from executor_client._limits import (
 from executor_client._local import Content
 from executor_client._tools import Tool
 from executor_client._values import pack
+from executor_client._watch import Awaited
 from executor_client.errors import EvaluationError, InvalidRequest
 from executor_client.results import ExecutionResult, Limits, SessionInfo
+from executor_client.waits import WaitKind
 
 T = TypeVar("T")
 
@@ -58,6 +60,11 @@ def create_session(
         )
     except (TypeError, ValueError) as error:
         raise InvalidRequest(f"the session cannot be asked for like this: {error}") from error
+
+
+def sandbox(request: pb.CreateSessionRequest) -> Awaited:
+    """What the making of a session waits for. Whether one stood ready or is being started, the wire does not say."""
+    return Awaited(WaitKind.SANDBOX, f"a sandbox of image {request.image!r}" if request.image else "a sandbox")
 
 
 def execute(

@@ -6,7 +6,9 @@ import random
 
 from executor_client import _status
 from executor_client._limits import BACKOFF_FIRST_S, BACKOFF_MAX_S, BUSY_SPREAD
+from executor_client._watch import Awaited
 from executor_client.errors import ExecutorClientError
+from executor_client.waits import WaitKind
 
 
 class Backoff:
@@ -36,30 +38,51 @@ class Backoff:
 class Retries:
     """The attempts of one call: made again while nobody is there, and while the daemon says when to ask again.
 
-    For either there is a time of its own; 0 is not at all.
+    For absence, for the want of room and for the fetching of an image there is a time each; 0 is not at all.
     """
 
-    def __init__(self, *, away_timeout_s: float, busy_timeout_s: float) -> None:
-        self._away_timeout_s = away_timeout_s
-        self._busy_timeout_s = busy_timeout_s
+    def __init__(self, *, away_timeout_s: float, busy_timeout_s: float, image_timeout_s: float = 0.0) -> None:
+        self._timeouts_s = {
+            WaitKind.DAEMON: away_timeout_s,
+            WaitKind.ROOM: busy_timeout_s,
+            WaitKind.IMAGE: image_timeout_s,
+        }
         self.heard()
 
     def heard(self) -> None:
-        """The daemon has answered: both times begin anew at the next trouble."""
-        self._away = Backoff(self._away_timeout_s)
-        self._busy = Backoff(self._busy_timeout_s)
+        """The daemon has answered: each time begins anew at the next trouble."""
+        self._backoffs = {kind: Backoff(timeout_s) for kind, timeout_s in self._timeouts_s.items()}
+
+    def timeout_s(self, kind: WaitKind) -> float:
+        return self._timeouts_s[kind]
 
     def away_delay_s(self, now_s: float) -> float | None:
         """How long to wait for a daemon that is not there; None when that has been tried long enough."""
-        return self._away.delay_s(now_s)
+        return self._backoffs[WaitKind.DAEMON].delay_s(now_s)
 
-    def busy_delay_s(self, error: ExecutorClientError, now_s: float) -> float | None:
-        """How long to wait for a daemon that is busy; None for another refusal, and for a time too far off."""
-        told_s = _status.retry_after_s(error)
-        return None if told_s is None else self._busy.delay_s(now_s, told_s=told_s)
+    def told_delay_s(self, error: ExecutorClientError, now_s: float) -> float | None:
+        """How long to wait for a daemon that said when to ask again; None for another refusal, and when too long."""
+        for kind, told_s in (
+            (WaitKind.ROOM, _status.retry_after_s(error)),
+            (WaitKind.IMAGE, _status.image_retry_after_s(error)),
+        ):
+            if told_s is not None:
+                return self._backoffs[kind].delay_s(now_s, told_s=told_s)
+        return None
 
     def delay_s(self, error: ExecutorClientError, now_s: float) -> float | None:
         """How long to wait before a call that failed like this is made again; None when it is not."""
         if _status.is_transport_failure(error):
             return self.away_delay_s(now_s)
-        return self.busy_delay_s(error, now_s)
+        return self.told_delay_s(error, now_s)
+
+
+def trouble(error: ExecutorClientError, address: str) -> tuple[Awaited, str]:
+    """What is waited for after a failure that `Retries` gives a delay for, and why, in words for a person."""
+    if _status.is_transport_failure(error):
+        # Without a reason it is gRPC's own report, of more addresses and errors than are of use while we wait.
+        reason = error.message if error.reason else "not reachable"
+        return Awaited(WaitKind.DAEMON, f"the daemon at {address}"), reason
+    if _status.image_retry_after_s(error) is not None:
+        return Awaited(WaitKind.IMAGE, "the image"), error.message
+    return Awaited(WaitKind.ROOM, f"the daemon at {address} to take this"), error.message

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from executor_api.v1 import types_pb2
 from executor_client import _convert
+from executor_client._watch import Awaited
 from executor_client.results import Limits, PolicyRef, SessionInfo
+from executor_client.waits import WaitKind
 
 
 class SessionBase:
@@ -36,6 +38,10 @@ class SessionBase:
     def policy(self) -> PolicyRef:
         """The policy that approved the session, or has tightened it since."""
         return self._info.policy
+
+    def _turn(self, to_do: str) -> Awaited:
+        """For a call that waits for the executions ahead of it."""
+        return Awaited(WaitKind.SESSION, f"session {self.session_id} {to_do}")
 
     def _described(self, wire: types_pb2.Session) -> SessionInfo:
         self._info = _convert.session_from_wire(wire)

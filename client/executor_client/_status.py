@@ -14,6 +14,7 @@ from google.protobuf.message import DecodeError, Message
 from google.rpc import error_details_pb2, status_pb2
 
 from executor_api.v1 import types_pb2 as pb
+from executor_client._limits import IMAGE_RETRY_MAX_S
 from executor_client.errors import (
     AuthenticationError,
     AuthorizationError,
@@ -64,13 +65,20 @@ def is_transport_failure(error: ExecutorClientError) -> bool:
 def retry_after_s(error: ExecutorClientError) -> float | None:
     """When the daemon, which has no room or no audit log for this now, wants to be asked again; None: it does not say.
 
-    An image that is being fetched is not waited for: that takes as long as it takes.
+    Not for an image that is being fetched, which takes longer than that: see `image_retry_after_s`.
     """
     if isinstance(error, ResourceExhaustedError) or (
         isinstance(error, UnavailableError) and error.reason == "AUDIT_UNAVAILABLE"
     ):
         return error.retry_after_s
     return None
+
+
+def image_retry_after_s(error: ExecutorClientError) -> float | None:
+    """When the daemon, which fetches the image, wants to be asked again; None when it does not fetch it."""
+    if not isinstance(error, UnavailableError) or error.reason != "IMAGE_NOT_READY" or error.retry_after_s is None:
+        return None
+    return error.retry_after_s if error.retry_after_s <= IMAGE_RETRY_MAX_S else None
 
 
 def breaks_stream(error: grpc.RpcError) -> bool:

@@ -89,7 +89,7 @@ class ToolCalls:
     def _answer(self, request: ToolRequest) -> None:
         call_id = request.event.call_id
         try:
-            with _tools.pending(self._execution.session_id):
+            with _tools.pending(self._execution.session_id), self._execution.running(request):
                 answer = self._run(request)
             if answer.is_final:
                 # Recorded before the answer leaves: the result may be back before its confirmation.

@@ -12,7 +12,9 @@ from grpc.experimental import ChannelOptions
 
 from executor_client._endpoint import Endpoint
 from executor_client._transport_base import Timeouts, TransportBase
+from executor_client._watch import Awaited, ThreadBell
 from executor_client.errors import ExecutorClientError
+from executor_client.waits import OnWait
 
 T = TypeVar("T")
 
@@ -20,7 +22,7 @@ T = TypeVar("T")
 class Transport(TransportBase):
     """Owns the channel. Thread-safe."""
 
-    def __init__(self, endpoint: Endpoint, timeouts: Timeouts) -> None:
+    def __init__(self, endpoint: Endpoint, timeouts: Timeouts, on_wait: OnWait | None = None) -> None:
         credentials = endpoint.credentials()
         # Streams are read by the thread that asked for them: a hop between threads less per event.
         options = [*endpoint.options, (ChannelOptions.SingleThreadedUnaryStream, 1)]
@@ -29,9 +31,11 @@ class Transport(TransportBase):
             if credentials is None
             else grpc.secure_channel(endpoint.address, credentials, options)
         )
-        super().__init__(endpoint, timeouts, self._channel)
+        super().__init__(endpoint, timeouts, self._channel, None if on_wait is None else ThreadBell(on_wait))
 
     def close(self) -> None:
+        if self._bell is not None:
+            self._bell.close()
         self._channel.close()
 
     def once(self, method: Callable[..., Any], request: Any, timeout_s: float | None = None) -> Any:
@@ -53,19 +57,21 @@ class Transport(TransportBase):
         finally:
             stream.cancel()
 
-    def call(self, method: Callable[..., Any], request: Any) -> Any:
-        """A call with one answer, repeated where that may help."""
-        return self.repeat(lambda: self.once(method, request))
+    def call(self, method: Callable[..., Any], request: Any, awaited: Awaited | None = None) -> Any:
+        """A call with one answer, repeated where that may help. `awaited` says what takes its time."""
+        return self.repeat(lambda: self.once(method, request), awaited=awaited or self._answer)
 
-    def repeat(self, attempt: Callable[[], T], *, within_s: float = math.inf) -> T:
-        """Repeats an attempt while nobody is there, and while the daemon is busy and says when to ask again.
+    def repeat(self, attempt: Callable[[], T], *, within_s: float = math.inf, awaited: Awaited | None = None) -> T:
+        """Repeats an attempt while nobody is there, and while the daemon says when to ask again.
 
-        Neither takes longer than its timeout, nor than `within_s`.
+        Nothing of that takes longer than its timeout, nor than `within_s`. `awaited` is what an attempt waits for.
         """
         retries = self._call_retries(within_s)
-        while True:
-            try:
-                return attempt()
-            except ExecutorClientError as error:
-                delay_s = self._delay_s(retries, error)
-            time.sleep(delay_s)
+        with self.watch() as watch:
+            while True:
+                self._asks(watch, awaited)
+                try:
+                    return attempt()
+                except ExecutorClientError as error:
+                    delay_s = self._delay_s(retries, error, watch)
+                time.sleep(delay_s)

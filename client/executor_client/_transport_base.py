@@ -18,29 +18,44 @@ from executor_api.v1 import executor_service_pb2 as pb
 from executor_api.v1 import executor_service_pb2_grpc
 from executor_client import _status
 from executor_client._endpoint import Endpoint
-from executor_client._retry import Retries
+from executor_client._execution import Execution
+from executor_client._retry import Retries, trouble
 from executor_client._tracing import Metadata, current_trace
+from executor_client._watch import NO_WATCH, Awaited, Bell, Watch
 from executor_client.errors import AuthenticationError, ExecutorClientError, UnavailableError
+from executor_client.waits import WaitKind
 
 
 @dataclass(frozen=True)
 class Timeouts:
-    """How long to wait: for a daemon never heard of, for one call, for one that went away, and for one that is busy."""
+    """How long to wait: for a daemon never heard of, for one call, for one that went away, for one that is busy, and
+    for one that fetches an image."""
 
     connect_s: float
     call_s: float
     reconnect_s: float
     busy_s: float
+    image_s: float
 
 
 class TransportBase:
-    """Whoever derives from it owns the channel, and makes the calls."""
+    """Whoever derives from it owns the channel, and makes the calls.
 
-    def __init__(self, endpoint: Endpoint, timeouts: Timeouts, channel: grpc.Channel | grpc.aio.Channel) -> None:
+    Without a bell nobody is told of waits.
+    """
+
+    def __init__(
+        self, endpoint: Endpoint, timeouts: Timeouts, channel: grpc.Channel | grpc.aio.Channel, bell: Bell | None
+    ) -> None:
         self.endpoint = endpoint
         self.timeouts = timeouts
+        self._bell = bell
         self.stub: Any = executor_service_pb2_grpc.ExecutorServiceStub(channel)
         self._answered = False
+
+    def watch(self) -> Watch:
+        """For the waits of one call."""
+        return NO_WATCH if self._bell is None else Watch(self._bell)
 
     def open(
         self,
@@ -55,19 +70,37 @@ class TransportBase:
         method = self.stub.Execute if isinstance(request, pb.ExecuteRequest) else self.stub.AttachExecution
         return method(request, timeout=timeout_s, metadata=(*self.endpoint.metadata, *trace))
 
-    def execution_retries(self) -> Retries:
-        """Those of an execution, whose daemon has made the session."""
-        return Retries(away_timeout_s=self.timeouts.reconnect_s, busy_timeout_s=self.timeouts.busy_s)
+    def execution(self, request: pb.ExecuteRequest, trace: Metadata, watch: Watch) -> Execution:
+        """An execution, whose daemon has made the session."""
+        retries = Retries(away_timeout_s=self.timeouts.reconnect_s, busy_timeout_s=self.timeouts.busy_s)
+        return Execution(request, retries, trace, watch, self.endpoint.address)
 
     def _call_retries(self, within_s: float) -> Retries:
         """Those of a call: a daemon that has answered before is given more time than one never heard of."""
         away_s = self.timeouts.reconnect_s if self._answered else self.timeouts.connect_s
-        return Retries(away_timeout_s=min(within_s, away_s), busy_timeout_s=min(within_s, self.timeouts.busy_s))
+        return Retries(
+            away_timeout_s=min(within_s, away_s),
+            busy_timeout_s=min(within_s, self.timeouts.busy_s),
+            image_timeout_s=min(within_s, self.timeouts.image_s),
+        )
 
-    def _delay_s(self, retries: Retries, error: ExecutorClientError) -> float:
+    @property
+    def _answer(self) -> Awaited:
+        return Awaited(WaitKind.DAEMON, f"an answer of the daemon at {self.endpoint.address}")
+
+    def _asks(self, watch: Watch, awaited: Awaited | None) -> None:
+        """An attempt begins. What made another one fail may be over, which shows only when this one ends."""
+        watch.hold("trouble")
+        if awaited is not None:
+            watch.begin("answer", awaited, gives_up_after_s=self.timeouts.call_s)
+
+    def _delay_s(self, retries: Retries, error: ExecutorClientError, watch: Watch) -> float:
         """How long to wait before a call that failed like this is made again. Raises the failure when it is not."""
         delay_s = retries.delay_s(error, time.monotonic())
         if delay_s is not None:
+            awaited, reason = trouble(error, self.endpoint.address)
+            watch.over("answer")
+            watch.begin("trouble", awaited, reason=reason, gives_up_after_s=retries.timeout_s(awaited.kind))
             return delay_s
         if _status.is_transport_failure(error):
             raise UnavailableError(

@@ -14,6 +14,7 @@ from executor_client._limits import (
     BUSY_TIMEOUT_S,
     CALL_TIMEOUT_S,
     CONNECT_TIMEOUT_S,
+    IMAGE_TIMEOUT_S,
     MAX_CONCURRENT_TOOLS,
     RECONNECT_TIMEOUT_S,
 )
@@ -21,10 +22,14 @@ from executor_client._requests import LimitsLike
 from executor_client._transport_base import Timeouts
 from executor_client.aio_session import AsyncSession
 from executor_client.results import Policy, SessionInfo
+from executor_client.waits import OnWait
 
 
 class AsyncExecutorClient:
-    """`ExecutorClient` for asyncio: the same arguments, defaults and errors. To be made where an event loop runs."""
+    """`ExecutorClient` for asyncio: the same arguments, defaults and errors. To be made where an event loop runs.
+
+    It belongs to that loop, with its sessions. `on_wait`, no coroutine function, is called on it.
+    """
 
     def __init__(
         self,
@@ -36,15 +41,18 @@ class AsyncExecutorClient:
         call_timeout_s: float = CALL_TIMEOUT_S,
         reconnect_timeout_s: float = RECONNECT_TIMEOUT_S,
         busy_timeout_s: float = BUSY_TIMEOUT_S,
+        image_timeout_s: float = IMAGE_TIMEOUT_S,
         max_concurrent_tools: int = MAX_CONCURRENT_TOOLS,
+        on_wait: OnWait | None = None,
     ) -> None:
         timeouts = Timeouts(
             connect_s=connect_timeout_s,
             call_s=call_timeout_s,
             reconnect_s=reconnect_timeout_s,
             busy_s=busy_timeout_s,
+            image_s=image_timeout_s,
         )
-        self._transport = AioTransport(_endpoint.resolve(address, token, tls), timeouts)
+        self._transport = AioTransport(_endpoint.resolve(address, token, tls), timeouts, on_wait)
         self._max_concurrent_tools = max_concurrent_tools
 
     @property
@@ -74,7 +82,8 @@ class AsyncExecutorClient:
             network=network,
             packages=packages,
         )
-        response = await self._transport.call(self._transport.stub.CreateSession, request)
+        awaited = _requests.sandbox(request)
+        response = await self._transport.call(self._transport.stub.CreateSession, request, awaited)
         return self._session(_convert.session_from_wire(response.session))
 
     async def get_session(self, session_id: str) -> AsyncSession:

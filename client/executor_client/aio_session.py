@@ -95,7 +95,12 @@ class AsyncSession(SessionBase):
     async def _execute(
         self, request: pb.ExecuteRequest, tools: Mapping[str, Tool], on_event: OnEvent | None
     ) -> ExecutionResult:
-        execution = Execution(request, self._transport.execution_retries(), current_trace())
+        with self._transport.watch() as watch:
+            return await self._watched(self._transport.execution(request, current_trace(), watch), tools, on_event)
+
+    async def _watched(
+        self, execution: Execution, tools: Mapping[str, Tool], on_event: OnEvent | None
+    ) -> ExecutionResult:
         self._running.add(execution.execution_id)
         try:
             async with AioToolCalls(execution, dict(tools), self._tool_pool, self._answer) as calls:
@@ -172,7 +177,7 @@ class AsyncSession(SessionBase):
             await self._transport.once(self._transport.stub.RegisterTools, request)
 
         with _shipped_tools.explaining(shipped):
-            await self._transport.repeat(attempt)
+            await self._transport.repeat(attempt, awaited=self._turn("to take the tools"))
         self._tools = _tools.on_host(made)
 
     async def _answer(self, execution_id: str, call_id: str, answer: Answer) -> None:
@@ -210,7 +215,7 @@ class AsyncSession(SessionBase):
             await self._transport.once(self._transport.stub.SetVariables, request)
 
         if packed:
-            await self._transport.repeat(attempt)
+            await self._transport.repeat(attempt, awaited=self._turn("to take the variables"))
 
     async def get_variables(self, names: Iterable[str] | None = None) -> dict[str, Any]:
         """Reads variables; those that do not exist are left out. Without names: all that are not code or private."""
@@ -231,7 +236,7 @@ class AsyncSession(SessionBase):
                     blobs.add(message.blob_chunk)
             raise ProtocolError("the daemon sent no variables")
 
-        return await self._transport.repeat(attempt)
+        return await self._transport.repeat(attempt, awaited=self._turn("to give the variables"))
 
     async def _payload(self, packed: bytes, budget: InlineBudget) -> types_pb2.Payload:
         if budget.takes(packed):
@@ -269,7 +274,9 @@ class AsyncSession(SessionBase):
             request = pb.DeleteSessionRequest(session_id=self.session_id)
             with contextlib.suppress(NotFoundError):
                 await self._transport.repeat(
-                    lambda: self._transport.once(self._transport.stub.DeleteSession, request), within_s=patience_s
+                    lambda: self._transport.once(self._transport.stub.DeleteSession, request),
+                    within_s=patience_s,
+                    awaited=self._turn("to end"),
                 )
             self._closed = True
         self._tool_pool.close()

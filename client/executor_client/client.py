@@ -13,6 +13,7 @@ from executor_client._limits import (
     BUSY_TIMEOUT_S,
     CALL_TIMEOUT_S,
     CONNECT_TIMEOUT_S,
+    IMAGE_TIMEOUT_S,
     MAX_CONCURRENT_TOOLS,
     RECONNECT_TIMEOUT_S,
 )
@@ -21,6 +22,7 @@ from executor_client._transport import Transport
 from executor_client._transport_base import Timeouts
 from executor_client.results import Policy, SessionInfo
 from executor_client.session import Session
+from executor_client.waits import OnWait
 
 
 class ExecutorClient:
@@ -31,8 +33,11 @@ class ExecutorClient:
     by the certificate of a TlsConfig, or as a user at its own Unix socket.
 
     `connect_timeout_s` bounds the wait for a daemon that was never heard of, `reconnect_timeout_s` for one that went
-    away, `busy_timeout_s` for one that has no room now and says when to ask again (0: not at all), `call_timeout_s`
-    each call but `execute`.
+    away, `busy_timeout_s` for one that has no room now and says when to ask again (0: not at all), `image_timeout_s`
+    for one that fetches the image of a session (0: not at all), `call_timeout_s` each call but `execute`.
+
+    `on_wait` is told of each `Wait` that lasts longer than a second, and again now and then, in a thread of the
+    client's own. The call's end waits for it, so it must not block. What it raises is logged.
 
     Raises ConfigurationError. Closing the client leaves its sessions: `get_session` finds them again until they expire.
     """
@@ -47,15 +52,18 @@ class ExecutorClient:
         call_timeout_s: float = CALL_TIMEOUT_S,
         reconnect_timeout_s: float = RECONNECT_TIMEOUT_S,
         busy_timeout_s: float = BUSY_TIMEOUT_S,
+        image_timeout_s: float = IMAGE_TIMEOUT_S,
         max_concurrent_tools: int = MAX_CONCURRENT_TOOLS,
+        on_wait: OnWait | None = None,
     ) -> None:
         timeouts = Timeouts(
             connect_s=connect_timeout_s,
             call_s=call_timeout_s,
             reconnect_s=reconnect_timeout_s,
             busy_s=busy_timeout_s,
+            image_s=image_timeout_s,
         )
-        self._transport = Transport(_endpoint.resolve(address, token, tls), timeouts)
+        self._transport = Transport(_endpoint.resolve(address, token, tls), timeouts, on_wait)
         self._max_concurrent_tools = max_concurrent_tools
 
     @property
@@ -89,7 +97,8 @@ class ExecutorClient:
             network=network,
             packages=packages,
         )
-        response = self._transport.call(self._transport.stub.CreateSession, request)
+        awaited = _requests.sandbox(request)
+        response = self._transport.call(self._transport.stub.CreateSession, request, awaited)
         return self._session(_convert.session_from_wire(response.session))
 
     def get_session(self, session_id: str) -> Session:

@@ -114,7 +114,10 @@ class Session(SessionBase):
     def _execute(
         self, request: pb.ExecuteRequest, tools: Mapping[str, Tool], on_event: OnEvent | None
     ) -> ExecutionResult:
-        execution = Execution(request, self._transport.execution_retries(), current_trace())
+        with self._transport.watch() as watch:
+            return self._watched(self._transport.execution(request, current_trace(), watch), tools, on_event)
+
+    def _watched(self, execution: Execution, tools: Mapping[str, Tool], on_event: OnEvent | None) -> ExecutionResult:
         calls = ToolCalls(execution, dict(tools), self._tool_pool, self._answer)
         self._running.add(execution.execution_id)
         try:
@@ -196,7 +199,7 @@ class Session(SessionBase):
             self._transport.once(self._transport.stub.RegisterTools, request)
 
         with _shipped_tools.explaining(shipped):
-            self._transport.repeat(attempt)
+            self._transport.repeat(attempt, awaited=self._turn("to take the tools"))
         self._tools = _tools.on_host(made)
 
     def _answer(self, execution_id: str, call_id: str, answer: Answer) -> None:
@@ -237,7 +240,7 @@ class Session(SessionBase):
             self._transport.once(self._transport.stub.SetVariables, request)
 
         if packed:
-            self._transport.repeat(attempt)
+            self._transport.repeat(attempt, awaited=self._turn("to take the variables"))
 
     def get_variables(self, names: Iterable[str] | None = None) -> dict[str, Any]:
         """Reads variables; those that do not exist are left out. Without names: all that are not code or private."""
@@ -256,7 +259,7 @@ class Session(SessionBase):
                 blobs.add(message.blob_chunk)
             raise ProtocolError("the daemon sent no variables")
 
-        return self._transport.repeat(attempt)
+        return self._transport.repeat(attempt, awaited=self._turn("to give the variables"))
 
     def _payload(self, packed: bytes, budget: InlineBudget) -> types_pb2.Payload:
         if budget.takes(packed):
@@ -293,7 +296,9 @@ class Session(SessionBase):
             request = pb.DeleteSessionRequest(session_id=self.session_id)
             with contextlib.suppress(NotFoundError):
                 self._transport.repeat(
-                    lambda: self._transport.once(self._transport.stub.DeleteSession, request), within_s=patience_s
+                    lambda: self._transport.once(self._transport.stub.DeleteSession, request),
+                    within_s=patience_s,
+                    awaited=self._turn("to end"),
                 )
             self._closed = True
         self._tool_pool.close()

@@ -113,7 +113,8 @@ def busy(code: grpc.StatusCode, reason: str, seconds: int = 0, nanos: int = 1_00
 
 
 class FakeDaemon(services.ExecutorServiceServicer):
-    """Set `journal`, `cuts` and `refusals`; look into `requests`, `metadata`, `answers` and `blobs` afterwards.
+    """Set `journal`, `cuts`, `refusals`, and in `gates` which calls wait for what; look into `requests`, `metadata`,
+    `answers` and `blobs` afterwards.
 
     It wants `token`; None is a daemon that knows its callers otherwise.
     """
@@ -124,6 +125,7 @@ class FakeDaemon(services.ExecutorServiceServicer):
         self.journal: list[Step] = [result()]
         self.cuts: deque[Cut | None] = deque()
         self.refusals: dict[str, deque[Refusal]] = defaultdict(deque)
+        self.gates: dict[str, threading.Event] = {}
         self.requests: list[tuple[str, Any]] = []
         self.metadata: list[dict[str, str | bytes]] = []
         self.answers: dict[str, list[pb.SubmitToolResultRequest]] = defaultdict(list)
@@ -142,15 +144,17 @@ class FakeDaemon(services.ExecutorServiceServicer):
 
     def release(self) -> None:
         """Lets the streams end that wait for what will not come any more."""
-        self.cancelled.set()
-        for answered in list(self._answered.values()):
-            answered.set()
+        for event in [self.cancelled, *self._answered.values(), *self.gates.values()]:
+            event.set()
 
     def _enter(self, name: str, request: Any, context: grpc.ServicerContext) -> None:
         self.requests.append((name, request))
         self.metadata.append(dict(context.invocation_metadata()))
         if self.token is not None and self.metadata[-1].get("authorization") != f"Bearer {self.token}":
             _abort(context, Refusal(grpc.StatusCode.UNAUTHENTICATED, "UNAUTHENTICATED", "a wrong token"))
+        gate = self.gates.get(name)
+        if gate is not None and not gate.wait(WAIT_S):
+            raise AssertionError(f"nobody opened the gate of {name}")
         if self.refusals[name]:
             _abort(context, self.refusals[name].popleft())
 

@@ -51,9 +51,15 @@ class Driven:
         return call
 
 
+@pytest.fixture
+def client_options() -> dict[str, Any]:
+    """More arguments of `client`, for a module to set."""
+    return {}
+
+
 @pytest.fixture(params=["sync", "asyncio"])
-def client(request: pytest.FixtureRequest, daemon: FakeDaemon) -> Iterator[Any]:
-    options: Any = {"token": TOKEN, "connect_timeout_s": 2.0, "reconnect_timeout_s": 2.0}
+def client(request: pytest.FixtureRequest, daemon: FakeDaemon, client_options: dict[str, Any]) -> Iterator[Any]:
+    options: Any = {"token": TOKEN, "connect_timeout_s": 2.0, "reconnect_timeout_s": 2.0, **client_options}
     if request.param == "sync":
         with ExecutorClient(daemon.address, **options) as client:
             yield client

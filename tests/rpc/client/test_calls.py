@@ -206,9 +206,9 @@ def test_busy_daemon_is_asked_again_when_it_says_so(client: Any, daemon: FakeDae
     [
         (busy(grpc.StatusCode.RESOURCE_EXHAUSTED, "QUOTA_EXCEEDED", seconds=3600), ResourceExhaustedError),
         (busy(grpc.StatusCode.RESOURCE_EXHAUSTED, "QUOTA_EXCEEDED", seconds=1 << 60), ResourceExhaustedError),
-        (busy(grpc.StatusCode.UNAVAILABLE, "IMAGE_NOT_READY", seconds=1), UnavailableError),
+        (busy(grpc.StatusCode.UNAVAILABLE, "IMAGE_NOT_READY", seconds=59), UnavailableError),
     ],
-    ids=["a quota of an hour", "a time beyond all", "an image that is fetched"],
+    ids=["a quota of an hour", "a time beyond all", "an image that could not be fetched"],
 )
 def test_what_takes_long_is_told_at_once(
     client: Any, daemon: FakeDaemon, refusal: Refusal, kind: type[ExecutorClientError]

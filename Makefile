@@ -87,7 +87,7 @@ unit: $(STAMP)  ## Run the unit tests
 
 .PHONY: test-matrix
 test-matrix: $(STAMP)  ## Run the tests of the integration on each smolagents that it is for (VERSIONS="1.22.0 1.26.0")
-	@$(BIN)/python tools/smolagents_matrix.py $(VERSIONS) $(if $(ARGS),--pytest '$(ARGS)')
+	@$(BIN)/python tools/smolagents_matrix.py $(VERSIONS) $(if $(ARGS),--pytest='$(ARGS)')
 
 .PHONY: check
 check: check-format lint types imports check-proto  ## Check format, lint, types, import contracts and generated stubs

@@ -1,6 +1,6 @@
 """Runs the tests of the smolagents integration on each smolagents that it is for: `make test-matrix`.
 
-    python tools/smolagents_matrix.py [VERSION ...] [--pytest 'ARGS']
+    python tools/smolagents_matrix.py [VERSION ...] [--pytest='ARGS']
 
 Each version has an environment of its own below .cache/matrix, made at its first run and again when pyproject.toml has
 changed; all of them import this checkout. One version after the other: the tests measure time. What pytest said is in

@@ -2,7 +2,7 @@
 
 `GradioUI(agent).launch()` is what a person would write; it shows the chat in a browser and returns when it is stopped.
 Here the same app is started in the background, on the loopback interface, and talked to by Gradio's own client.
-Needs `gradio`, and smolagents 1.24 or later for this form of the API.
+Needs `gradio`; for Gradio 6, smolagents 1.24 or later.
 """
 
 from __future__ import annotations

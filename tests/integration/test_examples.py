@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 import smolagents
 
+from examples.scripted import Reply, ScriptedModel
 from tests.support.backends import require
 from tests.support.daemon import Daemon
 
@@ -108,12 +109,19 @@ def test_example_runs_as_a_script_and_leaves_nothing(name: str) -> None:
     if name == "gradio_chat":
         pytest.importorskip("gradio", reason="gradio is not installed")
         if tuple(map(int, smolagents.__version__.split(".")[:2])) < (1, 24):
-            pytest.skip("GradioUI has no chat API before smolagents 1.24")
+            pytest.skip("GradioUI knows no Gradio 6 before smolagents 1.24")
     script = subprocess.run(
         [sys.executable, EXAMPLES / f"{name}.py"], capture_output=True, text=True, timeout=SCRIPT_TIMEOUT_S
     )
     assert script.returncode == 0, script.stdout + script.stderr
     check(name, script.stdout)
+
+
+def test_a_scripted_model_takes_nothing_that_it_wrote_itself_for_an_observation() -> None:
+    script = [Reply("", "length = len('some word')"), Reply("", "final_answer(length)", expects=["some word"])]
+    agent = smolagents.CodeAgent([], ScriptedModel(script), verbosity_level=smolagents.LogLevel.OFF)
+    with pytest.raises(smolagents.AgentError, match="'some word' is not in the observation"):
+        agent.run("go")
 
 
 def test_each_example_is_run_here_or_elsewhere_and_starts_in_the_same_way() -> None:

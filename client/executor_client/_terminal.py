@@ -21,6 +21,7 @@ from executor_client.events import (
     QueuedEvent,
 )
 from executor_client.results import ExecutionResult, Image, VariablesState
+from executor_client.waits import Wait
 
 # Control characters but newline and tab; those that turn the direction of text; line separators; lone surrogates.
 _UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
@@ -66,6 +67,11 @@ class Console:
                 self._show_image(event.image)
             case LimitWarningEvent():
                 self.remark(f"warning: {event.used:,} of {event.budget:,} {event.limit} are used up")
+
+    def show_wait(self, wait: Wait) -> None:
+        """To be given to a client as `on_wait`. For a person only: nobody reads the progress in a file."""
+        if sys.stderr.isatty():
+            self.remark(str(wait))
 
     def show_end(self, result: ExecutionResult) -> None:
         """Says why a program failed and what became of its variables."""

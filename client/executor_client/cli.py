@@ -38,7 +38,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if hasattr(options, "serve"):  # it has a client of its own
             return int(options.serve(options, _tls(options), console))
-        with ExecutorClient(options.address, token=options.token, tls=_tls(options)) as client:
+        with ExecutorClient(
+            options.address, token=options.token, tls=_tls(options), on_wait=console.show_wait
+        ) as client:
             code: int = options.command(client, options, console)
             return code
     except KeyboardInterrupt:

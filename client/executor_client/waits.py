@@ -42,9 +42,10 @@ class Wait:
     """Counted as `waited_s` is; None for a wait that this side does not end."""
 
     def __str__(self) -> str:
+        """One line: "waiting for the daemon at host:port: not reachable, 12 s, gives up after 60 s"."""
         why = f": {self.reason}" if self.reason else ""
         end = f", gives up after {self.gives_up_after_s:.0f} s" if self.gives_up_after_s is not None else ""
-        return f"waiting for {self.what}{why}, {self.waited_s:.0f} s{end}"
+        return " ".join(f"waiting for {self.what}{why}, {self.waited_s:.0f} s{end}".splitlines())
 
 
 OnWait = Callable[[Wait], None]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,7 +14,8 @@ import pytest
 
 from executor_api.v1 import executor_service_pb2 as pb
 from executor_api.v1 import types_pb2 as types
-from executor_client import _repl, cli
+from executor_client import Wait, _repl, cli
+from executor_client._terminal import Console
 from tests.support.fake_daemon import SESSION, TOKEN, FakeDaemon, Refusal, log, result
 
 Captured = pytest.CaptureFixture[str]
@@ -72,6 +75,23 @@ def test_each_violation_stands_on_its_line(daemon: FakeDaemon, file: str, capsys
         "  limits.memory_bytes: asked for 9, allowed is at most 8",
         "  limits.operations: asked for 9, allowed is at most 8",
     ]
+
+
+def test_long_wait_is_told_on_a_terminal(
+    daemon: FakeDaemon, file: str, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("executor_client._watch.WAIT_TOLD_AFTER_S", 0.02)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    gate = daemon.gates["CreateSession"] = threading.Event()
+    tell = Console.show_wait
+
+    def tell_and_go_on(console: Console, wait: Wait) -> None:
+        tell(console, wait)
+        gate.set()
+
+    monkeypatch.setattr(Console, "show_wait", tell_and_go_on)
+    assert cli.main(["run", file, "--image", "data"]) == 0
+    assert capsys.readouterr().err.startswith("[waiting for a sandbox of image 'data', 0 s, gives up after 120 s]\n")
 
 
 def test_warning_of_a_limit_is_a_line_on_stderr(daemon: FakeDaemon, file: str, capsys: Captured) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from executor_client import LogEvent
+from executor_client import LogEvent, Wait, WaitKind
 from executor_client._terminal import Console, shown
 
 
@@ -45,3 +45,19 @@ def test_text_that_the_output_cannot_encode_is_escaped(monkeypatch: pytest.Monke
     monkeypatch.setattr("sys.stderr", io.TextIOWrapper(raw, encoding="ascii"))
     Console(image_dir=None).show_event(LogEvent(1, "stderr", "é\ud800\n"))
     assert raw.getvalue() == b"\\xe9\\ud800\n"
+
+
+@pytest.mark.parametrize(
+    ("stream", "expected"),
+    [
+        (Terminal(), "[waiting for the image: 'x' is \\x1bbeing fetched, 40 %, 12 s, gives up after 600 s]\n"),
+        (io.StringIO(), ""),
+    ],
+)
+def test_wait_is_one_line_for_a_person_and_nothing_for_a_file(
+    monkeypatch: pytest.MonkeyPatch, stream: Any, expected: str
+) -> None:
+    monkeypatch.setattr("sys.stderr", stream)
+    wait = Wait(WaitKind.IMAGE, "the image", "'x' is \x1bbeing\nfetched, 40 %", 12.3, 600)
+    Console(image_dir=None).show_wait(wait)
+    assert stream.getvalue() == expected

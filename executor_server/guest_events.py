@@ -104,7 +104,11 @@ def _read_imports(head: Fields) -> tuple[str, ...]:
 
 def read_modules(done: Frame) -> tuple[str, ...]:
     """Modules that were looked for and are not there."""
-    names = done.head.texts("modules", MAX_MISSING_MODULES, _MAX_MODULE_CHARS)
+    try:
+        listed = Fields({"modules": json.loads(done.body)})
+    except (ValueError, RecursionError) as error:
+        raise FrameError("modules that are not JSON") from error
+    names = listed.texts("modules", MAX_MISSING_MODULES, _MAX_MODULE_CHARS)
     if not all(part.isidentifier() for name in names for part in name.split(".")):
         raise FrameError("a module that is no name")
     return tuple(names)

@@ -159,9 +159,9 @@ class Channel:
         """Answers an operation."""
         self.send(Kind.DONE, {"op": op, "ok": True, **more}, body)
 
-    def fail(self, op: int, reason: str, message: str, **more: Any) -> None:
+    def fail(self, op: int, reason: str, message: str, body: bytes = b"") -> None:
         """Answers an operation that cannot be done."""
-        self.send(Kind.DONE, {"op": op, "ok": False, "reason": reason, "message": message[:4000], **more})
+        self.send(Kind.DONE, {"op": op, "ok": False, "reason": reason, "message": message[:4000]}, body)
 
     def flush(self) -> None:
         """Writes until the socket is full or there is nothing left."""

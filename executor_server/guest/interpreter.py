@@ -16,6 +16,7 @@ import mmap
 import os
 import resource
 import sys
+import threading
 import types
 
 from executor_api.values import encode
@@ -148,6 +149,7 @@ class Interpreter:
             os.dup2(self._null, fd)
         sys.stdin = open(os.devnull)  # noqa: SIM115 (lives as long as the process)
         os.register_at_fork(after_in_child=self._after_fork)
+        threading.excepthook = _unless_final_answer(threading.excepthook)
 
     def import_ahead(self, modules: list[str]) -> None:
         """Imports modules of the image before the first program asks for them. What they print goes nowhere."""
@@ -463,6 +465,16 @@ def _is_variable(name: object, value: Any) -> bool:
     skipped = (types.ModuleType, types.FunctionType, types.BuiltinFunctionType, type)
     # Agent code can put anything among its globals, also what is no name at all.
     return isinstance(name, str) and len(name) <= 256 and name[:1] != "_" and not isinstance(value, skipped)
+
+
+def _unless_final_answer(report: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """A thread that gave the final answer has not failed: there is nothing to print of it."""
+
+    def report_others(args: Any) -> None:
+        if args.exc_type is not FinalAnswerGiven:
+            report(args)
+
+    return report_others
 
 
 def _exit_code(error: SystemExit) -> int:

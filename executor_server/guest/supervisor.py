@@ -22,29 +22,24 @@ from . import link
 from .channel import Channel
 from .children import kill_everything
 from .crew import Config, Crew, Listener, Programs
-from .frames import CHUNK_BYTES, MAX_MISSING_MODULES, PROTOCOL_VERSION, Fields, Frame, FrameError, Kind, decode_head
-from .lean import deque, dumps, loads, signal, socket
+from .frames import CHUNK_BYTES, PROTOCOL_VERSION, Fields, Frame, FrameError, Kind, decode_head
+from .lean import deque, dumps, signal, socket
 from .loop import READ, Loop
+from .operations import Operations
 from .rules import Rules
 from .run import Phase, Run, Settings
 from .runner import Runner
-from .tool_set import PartMissing, ToolSet, TooMuchShipped, listed_tools, places
 from .transfers import Transfers
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Optional, Union
+    from typing import Any, Optional
 
     from .runner import Detail
 
 MAX_JOBS = 64
-# For setting or getting variables, and for making tools.
-OPERATION_TIME_S = 60.0
 # An interpreter that dies so often before it has started will not start at all.
 _MAX_BOOT_FAILURES = 3
-_INLINE_TOTAL_BYTES = 512 * 1024
-# Of variables got at one time: a name takes up to 12 bytes for a character in the frame that lists them.
-_MAX_NAMES_CHARS = 128 * 1024
 # Of the prelude's statement that failed.
 _STATEMENT_CHARS = 200
 _POLL_TIME_S = 60.0
@@ -68,36 +63,6 @@ class _Job:
         self.body = body
 
 
-class _Operation:
-    """Variables being set or got, or tools being made: what the interpreter answers.
-
-    `tools` are those that are made; `again`: nobody waits for that, it is a new interpreter that needs them.
-    """
-
-    def __init__(self, kind: int, op: int, tools: Optional[ToolSet] = None, *, again: bool = False) -> None:
-        self.kind = kind
-        self.op = op
-        self.tools = tools
-        self.again = again
-        self.deadline = time.monotonic() + OPERATION_TIME_S
-        self.gathered: list[tuple[str, Union[bytes, int], int]] = []
-
-    def gather(self, message: link.Message) -> None:
-        """Takes a variable over. Raises FrameError."""
-        data: Union[bytes, int] = message.body if message.memfd is None else message.memfd
-        self.gathered.append((message.head.text("name", 256), data, message.size))
-        if len(self.gathered) > link.MAX_VARIABLES:
-            raise FrameError("more variables than can be got at once")
-
-    def close(self) -> None:
-        for _, data, _ in self.gathered:
-            if isinstance(data, int):
-                os.close(data)
-        self.gathered = []
-        if self.tools is not None and not self.again:
-            self.tools.close()
-
-
 class Supervisor:
     """Owns the parts, and decides what is next."""
 
@@ -112,15 +77,14 @@ class Supervisor:
         self._runner = Runner(config, self._loop, self._channel, self._crew, self._transfers, self._on_run_end)
         self._wakeup_read, self._wakeup_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._jobs: deque[_Job] = deque()
-        self._operation: Optional[_Operation] = None
         self._configuring: Optional[int] = None
-        self._tools = ToolSet()
-        self._tools_due = False  # those that were shipped have to be made again, in a new interpreter
-        self._why_no_tools = ""  # they are not made again: this interpreter's predecessor ended over it
         self._prelude = ""
         self._prelude_settings = _PRELUDE
         self._prelude_due = False  # it has to run again, in a new interpreter
         self._notices: list[str] = []
+        self._operations = Operations(
+            self._channel, self._crew, self._transfers, self._runner, lambda notice: self._notices.append(notice)
+        )
         self._generation = 1
         self._booted = False
         self._boot_failures = 0
@@ -139,7 +103,7 @@ class Supervisor:
             if not busy and not self._crew.started:
                 self._start_crew()  # nobody waits for an answer just now: the time to get ready for the first job
             self._on_time()
-            if (self._prelude_due or self._tools_due) and not self._crew.imports_ahead:
+            if (self._prelude_due or self._operations.tools_due) and not self._crew.imports_ahead:
                 self._next_job()
             self._transfers.pump()
             # While the daemon does not take what the program says, the program waits.
@@ -154,9 +118,7 @@ class Supervisor:
             return _START_TIME_S if self._channel.connected else _CONNECT_TIME_S
         if self._transfers.busy:
             return 0.0
-        due = min(self._orphaned_at, self._runner.due(), self._rests_at)
-        if self._operation is not None:
-            due = min(due, self._operation.deadline)
+        due = min(self._orphaned_at, self._runner.due(), self._rests_at, self._operations.due)
         return max(0.0, min(_POLL_TIME_S, due - time.monotonic()))
 
     @property
@@ -176,12 +138,12 @@ class Supervisor:
     def _on_time(self) -> None:
         now = time.monotonic()
         self._channel.expire_strangers()
-        if self._operation is not None and self._channel.full:
-            self._operation.deadline = now + OPERATION_TIME_S  # it waits for the daemon, and not for the interpreter
+        if self._channel.full:
+            self._operations.postpone()
         self._transfers.expire_blobs(now)
         if now >= self._orphaned_at:
             self._stop = True
-        elif (self._operation is not None and now >= self._operation.deadline) or self._runner.on_time(now):
+        elif now >= self._operations.due or self._runner.on_time(now):
             self._replace_interpreter(None)
         elif now >= self._rests_at:
             self._crew.rest()
@@ -193,9 +155,7 @@ class Supervisor:
         self._channel.close_all()
         self._transfers.close_all()
         self._runner.close_all()
-        if self._operation is not None:
-            self._operation.close()
-        self._tools.close()
+        self._operations.close_all()
 
     # -- frames of the daemon ------------------------------------------------------------------------------------
 
@@ -226,9 +186,7 @@ class Supervisor:
                 # The daemon counts those that somebody still waits for; here are also those that were given up.
                 self._channel.fail(head.integer("op"), "queue_full", f"{MAX_JOBS} requests of this session wait")
                 return
-            for place in _places(kind, head, frame.body):
-                if "blob" in place:
-                    self._transfers.claim_blob(place.text("blob", 64))
+            self._operations.claim_blobs(kind, head, frame.body)
             self._jobs.append(_Job(kind, head, frame.body))
             self._next_job()
         else:
@@ -249,19 +207,17 @@ class Supervisor:
     def _start_crew(self) -> None:
         self._crew.start()
         self._post_settings()
-        self._post_tools()
+        self._operations.post_tools()
 
     def _next_job(self) -> None:
         # The prelude can wait for the interpreter that imports ahead, but not longer than anybody else waits.
         if self._prelude_due and not (self._runner.busy or self._stop) and (self._jobs or not self._crew.imports_ahead):
             self._prelude_due = False
             self._runner.begin("", self._prelude, self._prelude_settings)
-        idle = not (self._prelude_due or self._runner.busy or self._operation or self._stop)
-        if self._tools_due and idle and (self._jobs or not self._crew.imports_ahead):
-            self._tools_due = False
-            self._operation = _Operation(Kind.REGISTER_TOOLS, 0, self._tools, again=True)
-            self._tools.post_all(self._crew.post, again=True)
-        while self._jobs and not self._runner.busy and self._operation is None and not self._stop:
+        idle = not (self._prelude_due or self._runner.busy or self._operations.busy or self._stop)
+        if self._operations.tools_due and idle and (self._jobs or not self._crew.imports_ahead):
+            self._operations.make_tools_again()
+        while self._jobs and not (self._runner.busy or self._operations.busy or self._stop):
             job = self._jobs.popleft()
             if not self._crew.started and not self._is_settings(job):
                 self._start_crew()
@@ -272,13 +228,8 @@ class Supervisor:
                 self._configure(job)
             elif job.kind == Kind.RESTRICT:
                 self._restrict(job)
-            elif job.kind == Kind.REGISTER_TOOLS:
-                self._register_tools(job)
-            elif job.kind == Kind.SET_VARIABLES:
-                self._set_variables(job)
             else:
-                self._operation = _Operation(job.kind, job.head.integer("op"))
-                self._crew.post({"t": "get"}, job.body)
+                self._operations.begin(job.kind, job.head, job.body)
 
     @staticmethod
     def _is_settings(job: _Job) -> bool:
@@ -311,104 +262,6 @@ class Supervisor:
         if self._crew.started:
             self._post_settings()
 
-    def _register_tools(self, job: _Job) -> None:
-        op = job.head.integer("op")
-        try:
-            tools = ToolSet.read(job.head, job.body, self._transfers.take_blob)
-        except PartMissing as missing:
-            self._channel.fail(op, "blob_not_found", str(missing))
-        except TooMuchShipped as problem:
-            self._channel.fail(op, "too_large", str(problem))
-        else:
-            if tools.has_shipped:
-                self._operation = _Operation(job.kind, op, tools)
-                tools.post_all(self._crew.post, again=False)
-            else:
-                self._adopt(tools)
-                self._post_tools()
-                self._channel.done(op)
-
-    def _adopt(self, tools: ToolSet) -> None:
-        """These are the session's tools from here on."""
-        if tools is not self._tools:
-            self._tools.close()
-        self._tools = tools
-        self._runner.tools, self._runner.final_tools = tools.called, tools.final
-        self._why_no_tools = ""
-
-    def _set_variables(self, job: _Job) -> None:
-        position = job.head.integer("listed", 0, len(job.body))
-        for item in _listed_variables(job.head, job.body):
-            name = item.text("name", 256)
-            if "blob" in item:
-                fd = self._transfers.take_blob(item.text("blob", 64))
-                if fd is None:
-                    self._crew.post({"t": "forget"})
-                    message = f"the bytes of variable {name} are not there"
-                    self._channel.fail(job.head.integer("op"), "blob_not_found", message)
-                    return
-                self._crew.post({"t": "variable", "name": name}, memfd=fd)
-            else:
-                size = item.integer("inline", 0, CHUNK_BYTES)
-                self._crew.post({"t": "variable", "name": name}, job.body[position : position + size])
-                position += size
-        self._operation = _Operation(job.kind, job.head.integer("op"))
-        self._crew.post({"t": "commit"})
-
-    def _end_operation(self, head: Fields, missing: bytes) -> None:
-        operation = self._operation
-        if operation is None:
-            raise FrameError("the end of an operation that nobody asked for")
-        self._operation = None
-        if operation.tools is not None:
-            self._end_tools(operation, head, missing)
-        elif not head.boolean("ok"):
-            operation.close()
-            self._channel.fail(operation.op, "value_refused", head.text("message", 4000))
-        elif operation.kind == Kind.SET_VARIABLES:
-            operation.close()
-            self._channel.done(operation.op)
-        else:
-            self._send_variables(operation, Fields({"missing": loads(missing or b"[]")}).texts("missing", 1024, 256))
-        self._next_job()
-
-    def _end_tools(self, operation: _Operation, head: Fields, missing: bytes) -> None:
-        """Tools have been made in the interpreter, or can't be."""
-        assert operation.tools is not None
-        message = head.text("message", 4000)
-        if operation.again:
-            if message:
-                self._notices.append(f"tools could not be made again in the new interpreter: {message}\n")
-        elif head.boolean("ok"):
-            self._adopt(operation.tools)
-            self._channel.done(operation.op)
-        else:
-            modules = Fields({"modules": loads(missing or b"[]")}).texts("modules", MAX_MISSING_MODULES, 256)
-            operation.close()
-            if modules:
-                self._channel.fail(operation.op, "modules_missing", message, modules=modules)
-            else:
-                self._channel.fail(operation.op, "tool_refused", message)
-
-    def _send_variables(self, operation: _Operation, missing: list[str]) -> None:
-        if sum(len(name) for name, _, _ in operation.gathered) > _MAX_NAMES_CHARS:
-            operation.close()
-            self._channel.fail(operation.op, "value_refused", "too many variables to be got at once; name fewer")
-            return
-        listed: list[dict[str, Any]] = []
-        inline: list[bytes] = []
-        total = 0
-        for name, data, size in operation.gathered:
-            if isinstance(data, bytes) and total + size <= _INLINE_TOTAL_BYTES:
-                listed.append({"name": name, "inline": size})
-                inline.append(data)
-                total += size
-            else:
-                blob_id = self._channel.send_blob({"op": operation.op}, data, size)
-                listed.append({"name": name, "blob": blob_id, "size": size})
-        names = dumps({"variables": listed, "missing": missing})
-        self._channel.done(operation.op, names + b"".join(inline), names=len(names))
-
     # -- news of the children ------------------------------------------------------------------------------------
 
     def _on_verdict(self, message: link.Message) -> None:
@@ -428,8 +281,8 @@ class Supervisor:
             self._runner.on_image(message)
         elif kind == "tool_call":
             self._runner.on_tool_call(message)
-        elif kind == "variable" and self._operation is not None:
-            self._operation.gather(message)
+        elif kind == "variable":
+            self._operations.on_variable(message)
         else:
             body = link.read_body(message)
             if kind == "booted":
@@ -437,7 +290,8 @@ class Supervisor:
             elif kind == "limit":
                 self._runner.on_limit(message.head)
             elif kind == "op_done":
-                self._end_operation(message.head, body)
+                self._operations.on_done(message.head, body)
+                self._next_job()
             elif kind == "done":
                 self._runner.on_done(message.head, body)
             else:
@@ -449,15 +303,13 @@ class Supervisor:
     def _post_settings(self) -> None:
         self._crew.post({"t": "settings"}, dumps(self._runner.rules.fields()))
 
-    def _post_tools(self) -> None:
-        why_not = self._why_no_tools or "it is to be made again in this interpreter, and is not yet"
-        self._tools.post_called(self._crew.post, why_not)
-
     # -- replacing the interpreter -------------------------------------------------------------------------------
 
     def _replace_interpreter(self, status: Optional[int]) -> None:
         """It died (with this wait status) or is to be killed: starts another, and ends what ran in the old one."""
         cpu_time_s = self._runner.cpu_time_s()
+        run = self._runner.run
+        over_prelude = run is not None and not run.visible and run.phase == Phase.RUNNING
         self._crew.stop()
         self._generation += 1
         self._variables_reset = True
@@ -471,12 +323,12 @@ class Supervisor:
         waiting, self._jobs = self._jobs, deque()  # nothing starts before the prelude has run again
         self._end_what_ran(status, cpu_time_s, waiting)
         self._jobs = waiting
-        self._prelude_due = bool(self._prelude)
-        self._tools_due = self._tools.has_shipped and not self._why_no_tools
+        # One that ended the last interpreter would end this one too; it has been said that it is not there.
+        self._prelude_due = bool(self._prelude) and not over_prelude
         self._next_job()
 
     def _end_what_ran(self, status: Optional[int], cpu_time_s: float, waiting: deque[_Job]) -> None:
-        run, operation = self._runner.run, self._operation
+        run = self._runner.run
         if run is not None and run.phase == Phase.RUNNING:
             self._runner.finish_dead(status, cpu_time_s)
         elif run is not None:
@@ -485,20 +337,7 @@ class Supervisor:
             head = Fields({"id": run.execution_id, **run.settings.fields()})
             if run.visible:
                 waiting.appendleft(_Job(Kind.EXECUTE, head, run.source.encode("utf-8", "replace")))
-        if operation is not None:
-            self._operation = None
-            operation.close()
-            if operation.again:
-                # Once more would end the next interpreter too.
-                self._why_no_tools = "the interpreter died or hung when tools were made again in it"
-                self._notices.append(f"{self._why_no_tools}; none of them is there any more\n")
-                self._post_tools()
-            elif operation.tools is not None:
-                message = "the interpreter died or hung while these tools were made"
-                self._channel.fail(operation.op, "tool_refused", message)
-            else:
-                message = "the interpreter died or hung over these values"
-                self._channel.fail(operation.op, "value_refused", message)
+        self._operations.on_interpreter_gone()
 
     # -- the end of a run ----------------------------------------------------------------------------------------
 
@@ -562,24 +401,9 @@ class Supervisor:
             self._channel.send(Kind.RESULT, head, details)
 
 
-def _places(kind: int, head: Fields, body: bytes) -> list[Fields]:
-    """Where the values are that a job brings."""
-    if kind == Kind.SET_VARIABLES:
-        return _listed_variables(head, body)
-    if kind == Kind.REGISTER_TOOLS:
-        return [place for tool in listed_tools(head, body) for _, place in places(tool)]
-    return []
-
-
 def _prelude_failure(outcome: str, detail: Detail) -> str:
     """One line: nobody sees the prelude's traceback, or what it printed."""
     statement = detail.get("statement", "").split("\n", 1)[0][:_STATEMENT_CHARS]
     place = f" at '{statement}'" if statement else ""
     cause = ": ".join(part for part in (detail.get("type", ""), detail.get("message", "")) if part)
     return f"the prelude ended as {outcome}{place}: {cause}"
-
-
-def _listed_variables(head: Fields, body: bytes) -> list[Fields]:
-    """What SET_VARIABLES sets: names, and where each value is."""
-    listed = loads(body[: head.integer("listed", 0, len(body))])
-    return Fields({"variables": listed}).objects("variables", 1024)

@@ -162,6 +162,16 @@ async def test_the_prelude_runs_first_and_in_every_interpreter(harness: Harness)
     assert (run.output, run.stdout) == (4.0, "")
 
 
+async def test_a_prelude_that_ends_each_new_interpreter_is_left_out_and_said(harness: Harness) -> None:
+    """It used to end one interpreter after the other, and nothing else ran any more."""
+    prelude = "import os\nif os.path.exists('ran'):\n    os._exit(1)\nopen('ran', 'w').close()\nx = 1"
+    session = await harness.session(prelude=prelude)
+    assert (await harness.run(session, "x\nos._exit(0)")).state == "reset"
+    run = await harness.run(session, "'x' in globals()")
+    assert (run.output, run.ended.generation) == (False, 3)
+    assert run.stderr.startswith("the prelude ended as exited")
+
+
 async def test_a_prelude_that_fails_fails_the_session(harness: Harness) -> None:
     with pytest.raises(InvalidRequest, match="division by zero"):
         await harness.session(prelude="1/0")

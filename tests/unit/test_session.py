@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import json
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +17,7 @@ import pytest
 from executor_server.errors import (
     ExecutorError,
     InvalidRequest,
+    ModulesMissing,
     NotFound,
     PreconditionFailed,
     Reason,
@@ -21,6 +25,7 @@ from executor_server.errors import (
     Unavailable,
 )
 from executor_server.executions import Execution, ToolFailure
+from executor_server.gate import Gate
 from executor_server.guest.frames import CHUNK_BYTES, MAX_FRAME_BYTES, Frame, Kind, encode_frame
 from executor_server.model import (
     BlobRef,
@@ -30,14 +35,17 @@ from executor_server.model import (
     Principal,
     Queued,
     Result,
+    SessionFacts,
+    ShippedTool,
     ToolCall,
+    ToolSource,
     ToolSpec,
     VariablesState,
 )
 from executor_server.pool import make_ready
 from executor_server.registry import Registry, SessionRecord
 from executor_server.session import Session
-from executor_server.session_requests import SessionSettings
+from executor_server.session_requests import SessionSettings, Watch
 from executor_server.state_dir import StateDir
 from tests.support.fake_backend import SPEC, FakeBackend, FakeSandbox
 from tests.support.fake_guest import TOKEN, FakeGuest
@@ -45,6 +53,7 @@ from tests.support.polling import eventually_async
 from tests.support.specs import EXECUTION_LIMITS, session_spec
 
 OWNER = Principal("tenant", "test")
+SHIPPED = ToolSpec("a", "", (), is_final_answer=False, shipped=ShippedTool(ToolSource("x = 1", "x", b"bb"), ("os",)))
 
 
 class Bench:
@@ -78,13 +87,13 @@ async def make(backend: FakeBackend, tmp_path: Path) -> AsyncIterator[Any]:
     made: list[Session] = []
     registry = Registry(StateDir(tmp_path))
 
-    async def make(**settings: Any) -> Bench:
+    async def make(watch: Watch | None = None, **settings: Any) -> Bench:
         ready = await make_ready(backend, SPEC, warm=False)
         spec = session_spec(SPEC, imports=("math",))
         record = SessionRecord(
             "s", OWNER, "r", spec, "fake", ready.sandbox.sandbox_id, TOKEN, "3.11.0", False, time.time(), 1
         )
-        session = Session(record, ready.sandbox, ready.channel, registry, SessionSettings(**settings))
+        session = Session(record, ready.sandbox, ready.channel, registry, SessionSettings(**settings), watch)
         session.begin()
         session._begin_tape()
         made.append(session)
@@ -266,6 +275,21 @@ async def put_file(session: Session) -> None:
     await session.put_file("a", 1, pieces(b"x"))
 
 
+async def register_tools(session: Session) -> None:
+    await session.register_tools([SHIPPED])
+
+
+async def uploaded(bench: Bench, *data: bytes) -> str:
+    guest = bench.guest
+    guest.on[Kind.BLOB_DATA] = lambda _: guest.write_raw(encode_frame(Kind.ACK, {}, ack=guest.taken))
+    return await bench.session.upload_blob(sum(map(len, data)), pieces(*data))
+
+
+def lacking(guest: FakeGuest, asked: Frame, modules: bytes) -> None:
+    head = {"op": asked.head.integer("op"), "ok": False, "reason": "modules_missing", "message": "no"}
+    guest.say(Kind.DONE, head, modules)
+
+
 async def pieces(*data: bytes) -> AsyncIterator[bytes]:
     for piece in data:
         yield piece
@@ -280,6 +304,10 @@ WRONG_ANSWERS: dict[str, tuple[Any, int, Any]] = {
     "a file of negative size": (ask_file, Kind.FILE_GET, lambda guest, asked: guest.say(Kind.FILE_CHUNK, {"op": asked.head.integer("op"), "file": {"path": "a", "size": -1, "directory": False, "modified": 0}})),
     "variables without names": (ask_variables, Kind.GET_VARIABLES, lambda guest, asked: guest.done(asked, b"{}")),
     "a blob without id": (ask_variables, Kind.GET_VARIABLES, lambda guest, asked: guest.say(Kind.BLOB_CHUNK, {"op": asked.head.integer("op")}, b"x")),
+    "missing modules that are no list": (register_tools, Kind.REGISTER_TOOLS, lambda guest, asked: lacking(guest, asked, b"{}")),
+    "missing modules that are no JSON": (register_tools, Kind.REGISTER_TOOLS, lambda guest, asked: lacking(guest, asked, b"[" * 100_000)),
+    "missing modules that are no names": (register_tools, Kind.REGISTER_TOOLS, lambda guest, asked: lacking(guest, asked, b'["a b"]')),
+    "too many missing modules": (register_tools, Kind.REGISTER_TOOLS, lambda guest, asked: lacking(guest, asked, json.dumps(["a"] * 33).encode())),
     "a written file without description": (put_file, Kind.FILE_DATA, lambda guest, asked: guest.done(asked)),
 }  # fmt: skip
 
@@ -309,6 +337,7 @@ async def test_an_answer_that_nobody_waits_for_any_more_is_dropped(bench: Bench)
 
 REFUSALS = {
     "value_refused": (InvalidRequest, Reason.VALUE_REFUSED),
+    "tool_refused": (InvalidRequest, Reason.TOOL_REFUSED),
     "prelude_failed": (InvalidRequest, Reason.INVALID_FIELD),
     "path_refused": (InvalidRequest, Reason.PATH_REFUSED),
     "file_not_found": (NotFound, Reason.FILE_NOT_FOUND),
@@ -324,6 +353,50 @@ async def test_each_refusal_of_the_guest_is_its_error(bench: Bench, reason: str)
         await bench.session.set_variables([("a", b"x")])
     assert (type(refused.value), refused.value.reason, refused.value.message) == (*REFUSALS[reason], "because")
     assert bench.session.state == "idle"
+
+
+# -- tools that are shipped
+
+
+async def test_what_is_shipped_goes_to_the_guest_as_it_came(bench: Bench) -> None:
+    blob = BlobRef(await uploaded(bench, b"xyz"), 3)
+    host = ToolSpec("h", "finds", ("q",), is_final_answer=True)
+    value = ToolSpec("v", "", (), is_final_answer=False, shipped=ShippedTool(blob))
+    await bench.session.register_tools([SHIPPED, host, value])
+    frame = await bench.guest.got(Kind.REGISTER_TOOLS)
+    size = frame.head.integer("listed")
+    plain = {"description": "", "parameters": [], "final": False}
+    assert json.loads(frame.body[:size]) == [
+        {"name": "a", **plain, "modules": ["os"], "entry": "x", "source": {"inline": 5}, "bindings": {"inline": 2}},
+        {"name": "h", "description": "finds", "parameters": ["q"], "final": True},
+        {"name": "v", **plain, "modules": [], "value": {"blob": blob.blob_id}},
+    ]
+    assert frame.body[size:] == b"x = 1bb"
+
+
+async def test_the_gate_is_told_what_the_bytes_of_a_shipped_tool_are(make: Any) -> None:
+    told: list[ToolSpec] = []
+
+    class Listening(Gate):
+        async def tools(self, session: SessionFacts, tools: Sequence[ToolSpec]) -> None:
+            told.extend(tools)
+
+    bench = await make(watch=Watch(gate=Listening()))
+    known = BlobRef(await uploaded(bench, b"x", b"yz"), 3)
+    unknown = BlobRef("of-an-earlier-daemon", 3)
+    specs = [replace(SHIPPED, name=name, shipped=ShippedTool(blob)) for name, blob in (("a", known), ("b", unknown))]
+    await bench.session.register_tools(specs)
+    assert [tool.shipped and tool.shipped.code for tool in told] == [
+        replace(known, sha256=hashlib.sha256(b"xyz").hexdigest()),
+        unknown,
+    ]
+
+
+async def test_modules_that_are_missing_are_listed(bench: Bench) -> None:
+    bench.guest.on[Kind.REGISTER_TOOLS] = lambda asked: lacking(bench.guest, asked, b'["os.path", "\\u00e4"]')
+    with pytest.raises(ModulesMissing) as refused:
+        await bench.session.register_tools([SHIPPED])
+    assert (refused.value.modules, refused.value.reason) == (("os.path", "ä"), Reason.MODULES_MISSING)
 
 
 # -- a guest that dies

@@ -1,0 +1,210 @@
+"""A web browser inside the sandbox, for an agent that looks at pages: smolagents' vision browser guide, remote.
+
+    agent = CodeAgent(
+        tools=[*BROWSER_TOOLS],
+        model=model,
+        additional_authorized_imports=BROWSER_IMPORTS,
+        executor_kwargs=browser_settings(),
+        step_callbacks=[save_screenshot],
+        instructions=BROWSER_INSTRUCTIONS,
+    )
+
+The agent's code drives the browser with helium, whose names are there without an import. After each step the model sees
+the page. The browser is started by the session's prelude: an interrupt of the agent's code leaves it as it is, a new
+interpreter begins with a new one. The image must have Chromium, its driver, helium and selenium, as `images/browser`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from smolagents import ActionStep, tool
+
+from executor_client import EvaluationError
+from executor_client.smolagents.executor import RemoteExecutor
+from executor_client.smolagents.images import StepCallback, add_images, add_observation, forget_images
+
+BROWSER_IMAGE = "browser"
+BROWSER_IMPORTS = ["helium", "selenium.*"]
+WINDOW_PX = (1_000, 1_350)
+PAGE_LOAD_TIMEOUT_S = 20.0
+KEEP_SCREENSHOTS = 2
+SETTLE_S = 0.5
+MAX_SIDE_PX = 1_400
+REASON_CHARS_MAX = 300
+
+_PRELUDE = """
+from helium import *
+from selenium.webdriver import ChromeOptions as _ChromeOptions
+
+_options = _ChromeOptions()
+_options.add_argument("--window-size={width},{height}")
+_options.add_argument("--force-device-scale-factor=1")
+_options.add_argument("--disable-pdf-viewer")
+_options.unhandled_prompt_behavior = "ignore"
+start_chrome(headless=True, options=_options).set_page_load_timeout({page_load_timeout_s})
+del _ChromeOptions, _options
+"""
+
+BROWSER_INSTRUCTIONS = """
+You drive a web browser with helium. All names of helium are there already, and the browser is running; do not start or
+kill one. After each step you see a screenshot of the page as it is when your code has ended, and its address: so do one
+thing at a time, and look at what came of it.
+
+Go to a page, and click what can be clicked by the text on it:
+<code>
+go_to("https://example.com/shop")
+</code>
+<code>
+click("Top products")
+</code>
+A link is clicked with `click(Link("Top products"))`. An element that is not there gives a LookupError; whether it is
+there tells `.exists()`:
+<code>
+if Text("Accept cookies?").exists():
+    click("I accept")
+</code>
+Write into a field with `write("text", into="Label of the field")`. Scroll with `scroll_down(num_pixels=1200)` and
+`scroll_up(num_pixels=1200)`.
+
+Close pop-ups with the tool `close_popups`, not by clicking their crosses. To find text on a long page, use the tool
+`search_item_ctrl_f` instead of listing elements. Go back with the tool `go_back`. Never log in to a page.
+"""
+
+
+def browser_prelude(*, window_px: tuple[int, int] = WINDOW_PX, page_load_timeout_s: float = PAGE_LOAD_TIMEOUT_S) -> str:
+    """Code for a session's prelude that starts Chrome without a display, and imports helium.
+
+    A page that does not load holds up whatever is asked of the browser until `page_load_timeout_s` is over, also after
+    the agent's code was interrupted: it should be well below the session's `wall_time_s`. Raises ValueError for sizes
+    and times that are not above 0.
+    """
+    width, height = map(int, window_px)
+    if min(width, height) < 1 or not page_load_timeout_s > 0:
+        raise ValueError(f"window_px {window_px} and page_load_timeout_s {page_load_timeout_s} must be above 0")
+    return _PRELUDE.format(width=width, height=height, page_load_timeout_s=float(page_load_timeout_s))
+
+
+def browser_settings(
+    *,
+    prelude: str = "",
+    window_px: tuple[int, int] = WINDOW_PX,
+    page_load_timeout_s: float = PAGE_LOAD_TIMEOUT_S,
+    tool_placement: str | Mapping[str, str] = "host",
+    **settings: Any,
+) -> dict[str, Any]:
+    """`executor_kwargs` for an agent with a browser: the image, the prelude, and where the browser's tools run.
+
+    `prelude` is code to run after that of `browser_prelude`, and `tool_placement` that of other tools; `settings` are
+    further arguments of `RemoteExecutor`.
+    """
+    if not isinstance(tool_placement, str):
+        tool_placement = {**{each.name: "sandbox" for each in BROWSER_TOOLS}, **tool_placement}
+    elif tool_placement == "host":
+        tool_placement = {each.name: "sandbox" for each in BROWSER_TOOLS}
+    begin = browser_prelude(window_px=window_px, page_load_timeout_s=page_load_timeout_s)
+    return {"image": BROWSER_IMAGE, "prelude": begin + prelude, "tool_placement": tool_placement, **settings}
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Tools, which run in the sandbox: each brings along all that it needs
+
+
+@tool  # type: ignore[untyped-decorator]  # smolagents is untyped
+def go_back() -> None:
+    """Goes back to the previous page."""
+    import helium  # type: ignore[import-not-found]  # it is in the sandbox's image
+
+    helium.get_driver().back()
+
+
+@tool  # type: ignore[untyped-decorator]  # smolagents is untyped
+def close_popups() -> str:
+    """Closes the pop-up, modal window or alert that is in front of the page. Cookie banners must be clicked instead."""
+    import helium
+    from selenium.common.exceptions import NoAlertPresentException  # type: ignore[import-not-found]
+    from selenium.webdriver import ActionChains, Keys  # type: ignore[import-not-found]
+
+    driver = helium.get_driver()
+    try:
+        driver.switch_to.alert.dismiss()
+    except NoAlertPresentException:
+        ActionChains(driver).send_keys(Keys.ESCAPE).perform()
+        return "Pressed Escape, which closes most pop-ups."
+    return "Dismissed an alert."
+
+
+@tool  # type: ignore[untyped-decorator]  # smolagents is untyped
+def search_item_ctrl_f(text: str, nth_result: int = 1) -> str:
+    """
+    Searches for text on the page, as Ctrl + F does, and scrolls to the n-th place where it is found.
+
+    Args:
+        text: The text to search for.
+        nth_result: Which of the places to scroll to, counted from 1.
+    """
+    import helium
+
+    # XPath has no escapes: a text with both kinds of quotes is put together from pieces.
+    quoted = "concat('" + text.replace("'", "', \"'\", '") + "', '')"
+    driver = helium.get_driver()
+    places = driver.find_elements(
+        "xpath", f"//body//*[not(self::script or self::style)][text()[contains(., {quoted})]]"
+    )
+    if not 1 <= nth_result <= len(places):
+        raise ValueError(f"there is no match number {nth_result} of {text!r}: {len(places)} matches are on the page")
+    driver.execute_script("arguments[0].scrollIntoView({block: 'center'});", places[nth_result - 1])
+    return f"Found {len(places)} matches for {text!r}. Scrolled to match number {nth_result}."
+
+
+BROWSER_TOOLS = (go_back, close_popups, search_item_ctrl_f)
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The model's eyes
+
+
+def screenshots(
+    *,
+    keep_steps: int = KEEP_SCREENSHOTS,
+    settle_s: float = SETTLE_S,
+    max_side_px: int = MAX_SIDE_PX,
+    timeout_s: float | None = None,
+) -> StepCallback:
+    """Makes a callback for `step_callbacks` that shows the model the browser's page after each step, and its address.
+
+    It waits `settle_s` seconds for what moves on the page, shrinks the picture to `max_side_px` on its longer side, and
+    drops the images of all but the last `keep_steps` steps, this one included. Before the first page it does nothing.
+    When there can be no picture (the session is gone, an alert is open, the page does not load) the observation says
+    why, and the run goes on. `timeout_s` is the time that taking it may take.
+    """
+    if keep_steps < 1 or max_side_px < 1 or settle_s < 0:
+        raise ValueError("keep_steps and max_side_px must be at least 1, and settle_s not below 0")
+
+    def save(memory_step: Any, agent: Any) -> None:
+        executor = getattr(agent, "python_executor", None)
+        if not (isinstance(memory_step, ActionStep) and isinstance(executor, RemoteExecutor)):
+            return
+        forget_images(agent, memory_step, keep_steps)
+        time.sleep(settle_s)
+        try:
+            page = executor.page(timeout_s=timeout_s)
+        except EvaluationError as error:
+            add_observation(memory_step, f"There is no screenshot: {_first_line(error.message)}")
+            return
+        if page is not None:
+            add_images(memory_step, [page.image], max_side_px)
+            add_observation(memory_step, f"Current url: {page.url}")
+
+    return save
+
+
+save_screenshot = screenshots()
+"""`screenshots()` as it is by default, under the name that smolagents' guide uses."""
+
+
+def _first_line(message: str) -> str:
+    """What selenium says goes on with a stack of addresses."""
+    line = message.partition("\n")[0]
+    return line if len(line) <= REASON_CHARS_MAX else f"{line[:REASON_CHARS_MAX]}..."

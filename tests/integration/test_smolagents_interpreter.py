@@ -45,6 +45,12 @@ def test_a_failure_tells_what_was_printed_before(interpreter: RemotePythonInterp
         interpreter("1 / 0")
 
 
+def test_long_prints_and_values_are_cut(daemon: Daemon) -> None:
+    with RemotePythonInterpreterTool(max_print_outputs_length=1_000, **daemon.access) as tool:
+        assert 20_000 < len(tool("'x' * 1_000_000")) < 21_000
+        assert 1_000 < len(tool("print('x' * 1_000_000)")) < 2_000
+
+
 def test_imports_and_time_are_limited_as_asked(daemon: Daemon) -> None:
     with RemotePythonInterpreterTool(authorized_imports=["numpy"], **daemon.access) as tool:
         assert "'numpy'" in tool.inputs["code"]["description"]

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Self
 
 import smolagents
-from smolagents.utils import BASE_BUILTIN_MODULES
+from smolagents.utils import BASE_BUILTIN_MODULES, truncate_content
 
 from executor_client.smolagents.executor import RemoteExecutor
 from executor_client.smolagents.failures import CodeExecutionError
@@ -88,7 +88,8 @@ class RemotePythonInterpreterTool(smolagents.Tool):  # type: ignore[misc]  # smo
                 if not printed:
                     raise
                 raise CodeExecutionError(f"{error}\nStdout before the failure:\n{printed}", error.outcome) from error
-        return f"Stdout:\n{output.logs}\nOutput: {output.output}"
+        # Nobody else cuts it: a CodeAgent does so with the value of a step, a ToolCallingAgent with nothing.
+        return f"Stdout:\n{output.logs}\nOutput: {truncate_content(str(output.output))}"
 
     def cleanup(self) -> None:
         """Ends the session, once no call is under way. Idempotent."""

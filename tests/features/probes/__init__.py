@@ -3,6 +3,6 @@
 A probe uses an agent on a `Place` as the guide does, and says what it saw; see observe.py.
 """
 
-from tests.features.probes import code, images, limits, running, tools, values
+from tests.features.probes import code, images, limits, running, sandboxed, tools, values
 
-__all__ = ["code", "images", "limits", "running", "tools", "values"]
+__all__ = ["code", "images", "limits", "running", "sandboxed", "tools", "values"]

@@ -12,7 +12,7 @@ from smolagents import Tool, tool
 
 from tests.features.actor import Actor
 from tests.features.observe import REFUSED, judged, probe, run, seen
-from tests.features.places import Ours, Place, imports, unwarned
+from tests.features.places import Place, imports, unwarned
 
 INVALID = {"ValueError: .* validation failed": REFUSED}
 
@@ -200,29 +200,6 @@ def tool_outside_the_sandbox(place: Place) -> str:
     finally:
         del os.environ["FEATURES_SECRET"]
     return "no: always in the sandbox" if what.answer == "nothing" else judged(what, "here")
-
-
-@tool
-def whereabouts() -> str:
-    """Tells in which process it runs."""
-    import os
-
-    return f"{os.stat('/proc/self/ns/pid').st_ino} {os.getpid()}"  # noqa: PTH116 (its source travels)
-
-
-@probe
-def tool_in_the_sandbox(place: Place) -> str:
-    """Asked for where that can be asked for: it runs in the process of the code, which is not the agent's."""
-    options = {"executor_kwargs": {"tool_placement": {"whereabouts": "sandbox"}}} if isinstance(place, Ours) else {}
-    code = "import os\nfinal_answer([whereabouts(), f\"{os.stat('/proc/self/ns/pid').st_ino} {os.getpid()}\"])"
-    what = seen(place, code, tools=[whereabouts], additional_authorized_imports=["os"], **options)
-    if isinstance(what.answer, list) and what.answer[0] == whereabouts():
-        return "no: always in the agent's process"
-    return judged(
-        what,
-        lambda answer: isinstance(answer, list) and answer[0] == answer[1],
-        {"ValueError: tool_placement is": "no"},
-    )
 
 
 @probe

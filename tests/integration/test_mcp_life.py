@@ -166,6 +166,7 @@ def test_a_daemon_that_is_not_there_is_said_at_each_call_and_found_when_it_is() 
         for call in calls:
             assert call.result().is_error
             assert f"no daemon answers at unix:{state_dir}" in text_of(call.result())
+        assert [text for _, text in host.progress if text is not None and text.startswith("waiting for the daemon")]
         with running_daemon(directory):
             assert "Value: 2" in host.run("x = 1\nx + 1")
     shutil.rmtree(directory)

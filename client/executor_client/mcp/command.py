@@ -87,6 +87,7 @@ def serve(options: argparse.Namespace, tls: TlsConfig | None, console: Console) 
     resolve(options.address, options.token, tls).credentials()
     try:
         from executor_client.aio import AsyncExecutorClient
+        from executor_client.mcp.live import show_wait
         from executor_client.mcp.server import make_server
         from executor_client.mcp.sessions import SessionRequest
     except ModuleNotFoundError as error:
@@ -106,7 +107,11 @@ def serve(options: argparse.Namespace, tls: TlsConfig | None, console: Console) 
     async def connect() -> AsyncIterator[AsyncExecutorClient]:
         try:
             async with AsyncExecutorClient(
-                options.address, token=options.token, tls=tls, reconnect_timeout_s=RECONNECT_TIMEOUT_S
+                options.address,
+                token=options.token,
+                tls=tls,
+                reconnect_timeout_s=RECONNECT_TIMEOUT_S,
+                on_wait=show_wait,
             ) as client:
                 yield client
         finally:

@@ -10,14 +10,12 @@ import base64
 import binascii
 import importlib.metadata
 import inspect
-import warnings
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
-from typing import Annotated, Any, Literal
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Annotated, Any, Literal, cast
 
 from mcp.server.mcpserver import Context, MCPServer
 from mcp.server.mcpserver.exceptions import ResourceError, ToolError
-from mcp.shared.exceptions import MCPDeprecationWarning
 from mcp_types import CallToolResult, ToolAnnotations
 from pydantic import Field
 
@@ -25,17 +23,14 @@ from executor_client._policy_text import policy_lines
 from executor_client._terminal import aligned
 from executor_client.aio import AsyncExecutorClient
 from executor_client.errors import ExecutorClientError
-from executor_client.events import ExecutionEvent, LogEvent, QueuedEvent
+from executor_client.events import ExecutionEvent
 from executor_client.mcp.content import Transcript, execution_content, file_content
+from executor_client.mcp.live import Live
 from executor_client.mcp.sessions import DEFAULT_NAME, SessionRefused, SessionRequest, Sessions
 
 FILE_READ_BYTES_MAX = 4 << 20
 FILE_WRITE_BYTES_MAX = 8 << 20
 FILES_LISTED_MAX = 1_000
-LIVE_CHARS_MAX = 20_000
-"""Of one execution's output while it runs; all of it, up to another limit, comes with the result."""
-LIVE_EVENTS_MAX = 500
-PROGRESS_CHARS_MAX = 200
 
 INSTRUCTIONS = """\
 Runs Python in a sandbox: an isolated, limited interpreter that keeps variables, imports and files from call to call.
@@ -119,14 +114,13 @@ async def run_python(
     Variables, imports and functions stay for the next call with the same session. Returns what was printed, images and
     figures that were displayed, and the value of a trailing expression; for code that failed, the error and where.
     """
-    live = _Live(ctx)
     transcript = Transcript()
 
     async def on_event(event: ExecutionEvent) -> None:
         transcript.add(event)
         await live.show(event)
 
-    with _told():
+    async with _call(ctx) as live:
         named = await _sessions(ctx).get(session, make=True)
         limits = None if timeout_s is None else {"wall_time_s": timeout_s}
         result, replaced = await named.run(code, on_event, limits)
@@ -134,43 +128,6 @@ async def run_python(
     return await asyncio.to_thread(
         execution_content, result, transcript, code, named.session.limits, session=session, replaced=replaced
     )
-
-
-class _Live:
-    """Shows the host what happens while code runs: output as log messages, its last line as progress."""
-
-    def __init__(self, ctx: Ctx) -> None:
-        self._ctx = ctx
-        self._events = 0
-        self._chars = 0
-        self._open = True
-
-    async def show(self, event: ExecutionEvent) -> None:
-        if isinstance(event, QueuedEvent) and event.ahead:
-            await self._progress(f"waiting for {event.ahead} other executions of this session")
-        elif isinstance(event, LogEvent) and self._open:
-            await self._show_output(event)
-
-    async def _show_output(self, event: LogEvent) -> None:
-        self._chars += len(event.text)
-        self._open = self._events < LIVE_EVENTS_MAX and self._chars <= LIVE_CHARS_MAX
-        text = event.text if self._open else "[more output comes with the result]"
-        await self._log("info" if event.stream == "stdout" else "warning", text)
-        if (line := text.rstrip().rpartition("\n")[2]) != "":
-            await self._progress(line)
-
-    async def _log(self, level: Literal["info", "warning"], text: str) -> None:
-        with warnings.catch_warnings():
-            # Deprecated in the newest protocol, where it is sent to hosts that ask for it only; there is no successor.
-            warnings.simplefilter("ignore", MCPDeprecationWarning)
-            sending = self._ctx.session.send_log_message(
-                level, text, logger="run_python", related_request_id=self._ctx.request_id
-            )
-        await sending
-
-    async def _progress(self, message: str) -> None:
-        self._events += 1
-        await self._ctx.report_progress(self._events, message=message[:PROGRESS_CHARS_MAX])
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -183,7 +140,7 @@ async def list_files(
     session: SessionName = DEFAULT_NAME,
 ) -> str:
     """List the files in a sandbox's working directory, or in a directory of it and below."""
-    with _told():
+    async with _call(ctx):
         named = await _sessions(ctx).get(session, make=False)
         with named.watched() as open_session:
             listed = await open_session.list_files(path)
@@ -201,7 +158,7 @@ async def read_file(ctx: Ctx, path: FilePath, session: SessionName = DEFAULT_NAM
 
     Long text comes without its middle; read parts of it with run_python.
     """
-    with _told():
+    async with _call(ctx):
         data = await _read(ctx, session, path)
     return await asyncio.to_thread(file_content, session, path, data)
 
@@ -217,7 +174,7 @@ async def write_file(
     data = _bytes_of(content, encoding)
     if len(data) > FILE_WRITE_BYTES_MAX:
         raise ToolError(f"the content has {len(data):,} bytes; at most {FILE_WRITE_BYTES_MAX:,} can be written at once")
-    with _told():
+    async with _call(ctx):
         named = await _sessions(ctx).get(session, make=True)
         with named.watched() as open_session:
             written = await open_session.put_file(path, data)
@@ -233,11 +190,13 @@ def _bytes_of(content: str, encoding: Literal["utf-8", "base64"]) -> bytes:
         raise ToolError(f"the content is not base64: {error}") from error
 
 
-async def file_resource(ctx: Ctx, session: str, path: str) -> bytes:
+# Without its parameters: the SDK's 2.0 loses the request where it meets a Context with some in a template's function.
+async def file_resource(ctx: Context, session: str, path: str) -> bytes:
     """A file in a sandbox's working directory, as an MCP resource."""
+    context = cast(Ctx, ctx)
     try:
-        with _told():
-            return await _read(ctx, session, path)
+        async with _call(context):
+            return await _read(context, session, path)
     except ToolError as error:
         raise ResourceError(str(error)) from error
 
@@ -254,7 +213,7 @@ async def _read(ctx: Ctx, session: str, path: str) -> bytes:
 
 async def list_sessions(ctx: Ctx) -> str:
     """List the sandboxes of this connection, and how they are."""
-    with _told():
+    async with _call(ctx):
         described = await _sessions(ctx).described()
     if not described:
         return "no sessions yet; run_python makes one"
@@ -269,21 +228,21 @@ async def list_sessions(ctx: Ctx) -> str:
 
 async def reset_session(ctx: Ctx, session: SessionName = DEFAULT_NAME) -> str:
     """End a sandbox, with all its variables, files and what runs in it, and start an empty one under its name."""
-    with _told():
+    async with _call(ctx):
         await _sessions(ctx).reset(session)
     return f"the session {session!r} is new and empty"
 
 
 async def close_session(ctx: Ctx, session: Annotated[str, Field(description="which sandbox")]) -> str:
     """End a sandbox, with all its variables, files and what runs in it."""
-    with _told():
+    async with _call(ctx):
         await _sessions(ctx).close(session)
     return f"the session {session!r} was closed"
 
 
 async def get_policy(ctx: Ctx) -> str:
     """Tell what the sandboxes may do: imports, limits, images, files, network."""
-    with _told():
+    async with _call(ctx):
         policy = await _sessions(ctx).policy()
     return "\n".join(policy_lines(policy))
 
@@ -295,12 +254,13 @@ def _sessions(ctx: Ctx) -> Sessions:
     return ctx.request_context.lifespan_context
 
 
-@contextmanager
-def _told() -> Iterator[None]:
-    """Tells the model what was refused, in the words of whoever refused it."""
-    try:
-        yield
-    except ExecutorClientError as error:
-        raise ToolError(error.message) from error
-    except SessionRefused as refused:
-        raise ToolError(str(refused)) from refused
+@asynccontextmanager
+async def _call(ctx: Ctx) -> AsyncIterator[Live]:
+    """Around what a call asks of the daemon: the host is shown what it waits for, the model told what was refused."""
+    async with Live(ctx) as live:
+        try:
+            yield live
+        except ExecutorClientError as error:
+            raise ToolError(error.message) from error
+        except SessionRefused as refused:
+            raise ToolError(str(refused)) from refused

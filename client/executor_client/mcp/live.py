@@ -1,0 +1,87 @@
+"""What a host sees of a call before its result: output as log messages, its last line and waits as progress."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import warnings
+from types import TracebackType
+from typing import Any, Literal, Self
+
+from mcp.server.mcpserver import Context
+from mcp.shared.exceptions import MCPDeprecationWarning
+
+from executor_client.events import ExecutionEvent, LogEvent, QueuedEvent
+from executor_client.waits import Wait
+
+OUTPUT_CHARS_MAX = 20_000
+"""Of one execution's output while it runs; all of it, up to another limit, comes with the result."""
+OUTPUT_EVENTS_MAX = 500
+PROGRESS_CHARS_MAX = 200
+
+_current: contextvars.ContextVar[Live] = contextvars.ContextVar("current")
+
+
+def show_wait(wait: Wait) -> None:
+    """To be given to the client as `on_wait`: shows the host what one of its calls waits for."""
+    if (live := _current.get(None)) is not None:
+        live.show_wait(wait)
+
+
+class Live:
+    """Of one call, which runs inside of it."""
+
+    def __init__(self, ctx: Context[Any, Any]) -> None:
+        self._ctx = ctx
+        self._events = 0
+        self._chars = 0
+        self._open = True
+        self._over = False
+        self._sending: set[asyncio.Task[None]] = set()
+
+    async def show(self, event: ExecutionEvent) -> None:
+        if isinstance(event, QueuedEvent) and event.ahead:
+            await self._progress(f"waiting for {event.ahead} other executions of this session")
+        elif isinstance(event, LogEvent) and self._open:
+            await self._show_output(event)
+
+    async def _show_output(self, event: LogEvent) -> None:
+        self._chars += len(event.text)
+        self._open = self._events < OUTPUT_EVENTS_MAX and self._chars <= OUTPUT_CHARS_MAX
+        text = event.text if self._open else "[more output comes with the result]"
+        await self._log("info" if event.stream == "stdout" else "warning", text)
+        await self._progress(text.rstrip().rpartition("\n")[2])
+
+    def show_wait(self, wait: Wait) -> None:
+        if self._over:
+            return  # what a cancelled call began, such as the making of a session, may go on waiting
+        sending = asyncio.create_task(self._progress(str(wait)))
+        self._sending.add(sending)
+        sending.add_done_callback(self._sending.discard)
+
+    async def _log(self, level: Literal["info", "warning"], text: str) -> None:
+        with warnings.catch_warnings():
+            # Deprecated in the newest protocol, where it is sent to hosts that ask for it only; there is no successor.
+            warnings.simplefilter("ignore", MCPDeprecationWarning)
+            sending = self._ctx.session.send_log_message(
+                level, text, logger="run_python", related_request_id=self._ctx.request_id
+            )
+        await sending
+
+    async def _progress(self, message: str) -> None:
+        self._events += 1
+        await self._ctx.report_progress(self._events, message=message[:PROGRESS_CHARS_MAX])
+
+    async def __aenter__(self) -> Self:
+        self._entered = _current.set(self)
+        return self
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._over = True
+        _current.reset(self._entered)
+        for sending in self._sending:
+            sending.cancel()
+        if self._sending:
+            await asyncio.wait(self._sending)

@@ -22,9 +22,10 @@ from typing import Any
 import pytest
 
 from executor_api import values
+from executor_api.v1 import executor_service_pb2 as service
 from executor_api.v1 import types_pb2 as types
 from executor_api.values.packing import pack
-from executor_client import ExecutorClient, OpaqueValue, Outcome
+from executor_client import ExecutorClient, InvalidRequest, OpaqueValue, Outcome, Session
 from tests.support import fake_daemon
 from tests.support.attacks import LINK
 from tests.support.backends import require
@@ -94,6 +95,7 @@ def _varied_work(client: ExecutorClient) -> set[Outcome]:
     outcomes = set()
     for imports in (["*"], []):
         with client.create_session(authorized_imports=imports, prelude="y = 1") as session:
+            _ship_tools(session)
             session.register_tools({"tool": lambda *args, **kwargs: [args, kwargs]})
             session.set_variables({"x": {1, 2}, "function": lambda: 1, "large": b"x" * 10**6})
             outcomes |= {session.execute(program).outcome for program in PROGRAMS}
@@ -103,6 +105,32 @@ def _varied_work(client: ExecutorClient) -> set[Outcome]:
             session.get_variables()
     client.list_sessions()
     return outcomes
+
+
+def _ship_tools(session: Session) -> None:
+    """Tools that the sandbox makes, and tools that it can't: the daemon sees both go by."""
+    source = types.ToolSource(text="def tool():\n    return shown", entry="tool", bindings=_packed({"shown": print}))
+    for shipped in (
+        types.ShippedTool(source=source),
+        types.ShippedTool(value=_packed(print)),
+        types.ShippedTool(source=types.ToolSource(text="raise ValueError", entry="tool")),
+        types.ShippedTool(value=types.Value(packed=types.Payload(inline=pickle.dumps(print)))),
+        types.ShippedTool(source=source, modules=["nowhere", "os.path"]),
+    ):
+        tools = [types.ToolSpec(name="tool", shipped=shipped)]
+        transport = session._transport
+        try:
+            request = service.RegisterToolsRequest(session_id=session.session_id, tools=tools)
+            transport.call(transport.stub.RegisterTools, request)
+        except InvalidRequest as refusal:
+            assert refusal.reason in ("TOOL_REFUSED", "MODULES_MISSING")
+        else:
+            session.execute("tool()")
+
+
+def _packed(value: Any) -> types.Value:
+    inline = values.encode(value, fallback=lambda _: _PICKLED)
+    return types.Value(packed=types.Payload(inline=inline))
 
 
 _watched: list[str] | None = None

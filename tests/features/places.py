@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, ClassVar
@@ -156,8 +156,3 @@ def free_port() -> int:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
         return port
-
-
-def imports(place: Place, *patterns: str) -> Sequence[str]:
-    """The imports that an agent's code is to be allowed; there is nothing to say where everything is."""
-    return () if place.name == "docker" else patterns

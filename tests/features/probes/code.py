@@ -9,7 +9,7 @@ from rich.console import Console
 from smolagents import AgentLogger, LogLevel
 
 from tests.features.observe import NAMESPACE, YES, judged, probe, run, seen, unforeseen
-from tests.features.places import Place, imports
+from tests.features.places import Place
 
 REAL_PYTHON = """
 from collections import namedtuple
@@ -34,9 +34,7 @@ def imports_are_enforced(place: Place) -> str:
 
 @probe
 def imports_can_be_allowed(place: Place) -> str:
-    return judged(
-        seen(place, "import csv\nfinal_answer(csv.QUOTE_ALL)", additional_authorized_imports=imports(place, "csv")), 1
-    )
+    return judged(seen(place, "import csv\nfinal_answer(csv.QUOTE_ALL)", additional_authorized_imports=["csv"]), 1)
 
 
 @probe
@@ -96,7 +94,7 @@ def state_after_a_failed_step(place: Place) -> str:
 
 @probe
 def prints_of_libraries(place: Place) -> str:
-    allowed = imports(place, "pprint")
+    allowed = ["pprint"]
     what = seen(place, "import pprint\npprint.pprint(['shown'] * 2)", additional_authorized_imports=allowed)
     return YES if "['shown', 'shown']" in what.told else "no: they go to the agent's own output"
 

@@ -8,7 +8,7 @@ import PIL.Image
 
 from executor_client.smolagents import capture_images
 from tests.features.observe import YES, Seen, probe, run, unforeseen
-from tests.features.places import Place, imports
+from tests.features.places import Place
 
 FIGURE = """
 import matplotlib.pyplot as plt
@@ -20,7 +20,7 @@ plt.show()
 
 @probe
 def figure_for_the_caller(place: Place) -> str:
-    with place.agent(FIGURE, additional_authorized_imports=imports(place, "matplotlib.*")) as agent:
+    with place.agent(FIGURE, additional_authorized_imports=["matplotlib.*"]) as agent:
         what = run(agent)
         images: Any = getattr(agent.python_executor, "last_images", ())
     if what.steps[0].error is not None:
@@ -44,7 +44,7 @@ def image_value_for_the_model(place: Place) -> str:
 
 def _shown(place: Place, code: str) -> tuple[Seen, tuple[int, ...]]:
     """A run of code and then an answer, and how many images the model saw with each question."""
-    allowed = imports(place, "matplotlib.*", "PIL.*")
+    allowed = ["matplotlib.*", "PIL.*"]
     with place.agent(
         code, "final_answer(0)", additional_authorized_imports=allowed, step_callbacks=[capture_images()]
     ) as agent:

@@ -14,7 +14,7 @@ from tests.features.observe import YES, Seen, judged, probe, run, unforeseen
 from tests.features.places import Docker, Local, Ours, Place
 from tests.support.polling import eventually
 
-NO_LIMIT = "no: there is none to set"
+NOTHING_TO_SET = "no: there is none to set"
 HANGS = "no: the agent waits for ever"
 LIMIT_S = 0.5
 SLEEP_S = 1.5
@@ -40,8 +40,8 @@ RESTART_TIMEOUT_S = 30.0
 
 @probe
 def time_limit(place: Place) -> str:
-    if not _has_setting(place, "time"):
-        return NO_LIMIT
+    if not _has_setting(place, "time", "limits"):
+        return NOTHING_TO_SET
     what, seconds = _slow(place)
     if "exceeded the maximum execution time" not in what.told:
         return unforeseen(what)
@@ -50,14 +50,14 @@ def time_limit(place: Place) -> str:
 
 @probe
 def state_after_the_time_limit(place: Place) -> str:
-    return judged(_slow(place)[0], 1) if _has_setting(place, "time") else NO_LIMIT
+    return judged(_slow(place)[0], 1) if _has_setting(place, "time", "limits") else NOTHING_TO_SET
 
 
-def _has_setting(place: Place, about: str) -> bool:
-    """Whether the executor takes anything by such a name; ours takes `limits`."""
+def _has_setting(place: Place, *about: str) -> bool:
+    """Whether the executor takes anything by such a name."""
     with place.agent("1") as agent:
         names = inspect.signature(type(agent.python_executor).__init__).parameters
-    return "limits" in names or any(about in name for name in names)
+    return any(each in name for each in about for name in names)
 
 
 def _slow(place: Place) -> tuple[Seen, float]:
@@ -75,8 +75,8 @@ def memory_limit(place: Place) -> str:
     """The step that hits it fails, and the agent goes on."""
     if isinstance(place, Docker):  # Docker has one for the container, and the executor hands it on
         return _after_a_kernel_died(place, TAKE_MEMORY, mem_limit=MEMORY_LIMIT, memswap_limit=MEMORY_LIMIT)
-    if not _has_setting(place, "memory"):
-        return NO_LIMIT
+    if not _has_setting(place, "memory", "limits"):
+        return NOTHING_TO_SET
     setting = {"limits": {"memory_bytes": MEMORY_LIMIT}}
     with place.agent(TAKE_MEMORY, "final_answer('went on')", executor_kwargs=setting) as agent:
         what = run(agent)
@@ -92,6 +92,20 @@ def crash(place: Place) -> str:
         return _after_a_crash_in_this_process()
     with place.agent(CRASH, "final_answer('went on')", additional_authorized_imports=["os"]) as agent:
         return judged(run(agent), "went on")
+
+
+@probe
+def prelude(place: Place) -> str:
+    """Code that is run in each new interpreter: what it defined is there again after a crash."""
+    if not _has_setting(place, "prelude"):
+        return NOTHING_TO_SET
+    with place.agent(
+        CRASH,
+        "final_answer(prepared)",
+        additional_authorized_imports=["os"],
+        executor_kwargs={"prelude": "prepared = 'there again'"},
+    ) as agent:
+        return judged(run(agent), "there again")
 
 
 def _after_a_kernel_died(place: Docker, code: str, **container: Any) -> str:

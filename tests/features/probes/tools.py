@@ -12,7 +12,7 @@ from smolagents import Tool, tool
 
 from tests.features.actor import Actor
 from tests.features.observe import REFUSED, judged, probe, run, seen
-from tests.features.places import Place, imports, unwarned
+from tests.features.places import Place, unwarned
 
 INVALID = {"ValueError: .* validation failed": REFUSED}
 
@@ -221,7 +221,7 @@ with ThreadPoolExecutor(4) as pool:
     doubled = list(pool.map(double, range(20)))
 final_answer(doubled)
 """
-    allowed = imports(place, "concurrent.futures")
+    allowed = ["concurrent.futures"]
     return judged(seen(place, code, tools=[double], additional_authorized_imports=allowed), [2 * n for n in range(20)])
 
 

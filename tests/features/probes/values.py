@@ -13,7 +13,7 @@ import pandas as pd
 import PIL.Image
 
 from tests.features.observe import REFUSED, YES, Seen, judged, probe, seen, unforeseen
-from tests.features.places import Place, imports
+from tests.features.places import Place
 
 UNSAFE = {"Cannot safely serialize": REFUSED}
 
@@ -28,7 +28,7 @@ final_answer({
 
 def _given(place: Place, code: str, **state: Any) -> Seen:
     """A run whose code is given variables."""
-    allowed = imports(place, "pandas.*", "numpy.*", "PIL.*")
+    allowed = ["pandas.*", "numpy.*", "PIL.*"]
     return seen(place, code, additional_authorized_imports=allowed, run_options={"additional_args": state})
 
 
@@ -122,7 +122,7 @@ Point(3)
 @probe
 def dataframe_of_a_step(place: Place) -> str:
     code = "import pandas as pd\npd.DataFrame({'n': [1, 2]})"
-    what = seen(place, code, "final_answer(0)", additional_authorized_imports=imports(place, "pandas.*"))
+    what = seen(place, code, "final_answer(0)", additional_authorized_imports=["pandas.*"])
     value = what.steps[0].action_output
     if isinstance(value, str):
         return "differs: its repr, as text"
@@ -143,13 +143,13 @@ def plain_answer(place: Place) -> str:
             (1, "key"): None,
         }
 
-    return judged(seen(place, RICH, additional_authorized_imports=imports(place, "decimal")), right)
+    return judged(seen(place, RICH, additional_authorized_imports=["decimal"]), right)
 
 
 @probe
 def dataframe_answer(place: Place) -> str:
     code = "import pandas as pd\nfinal_answer(pd.DataFrame({'n': [1, 2]}))"
-    what = seen(place, code, additional_authorized_imports=imports(place, "pandas.*"))
+    what = seen(place, code, additional_authorized_imports=["pandas.*"])
     refused = {"Cannot safely serialize": "no: the code gets an error"}
     return judged(what, lambda answer: isinstance(answer, pd.DataFrame) and list(answer["n"]) == [1, 2], refused)
 
@@ -157,12 +157,12 @@ def dataframe_answer(place: Place) -> str:
 @probe
 def array_answer(place: Place) -> str:
     code = "import numpy as np\nfinal_answer(np.arange(4, dtype='int16').reshape(2, 2))"
-    what = seen(place, code, additional_authorized_imports=imports(place, "numpy.*"))
+    what = seen(place, code, additional_authorized_imports=["numpy.*"])
     return judged(what, lambda it: isinstance(it, np.ndarray) and it.dtype == np.int16 and it.shape == (2, 2))
 
 
 @probe
 def image_answer(place: Place) -> str:
     code = "from PIL import Image\nfinal_answer(Image.new('RGB', (8, 4), (0, 9, 0)))"
-    what = seen(place, code, additional_authorized_imports=imports(place, "PIL.*"))
+    what = seen(place, code, additional_authorized_imports=["PIL.*"])
     return judged(what, lambda it: type(it).__name__ == "AgentImage" and it.to_raw().getpixel((0, 0)) == (0, 9, 0))

@@ -31,6 +31,7 @@ from executor_client import (
     LogEvent,
     Outcome,
     PolicyViolationError,
+    ReentrantExecution,
     ResourceExhaustedError,
     Session,
     TlsConfig,
@@ -155,6 +156,9 @@ class RemoteExecutor(PythonExecutor):  # type: ignore[misc]  # smolagents is unt
         except SessionGone as gone:
             lost_session = describe_lost_session(gone.reason, self._in_place_again)
             raise CodeExecutionError(f"Code execution failed. {lost_session}", Outcome.LOST) from gone
+        except ReentrantExecution:
+            # A tool's own mistake, for which neither the daemon nor the run that waits for the tool is to end.
+            raise
         except InvalidRequest as error:
             raise CodeExecutionError(f"Code execution failed: {error.message}") from error
         except ExecutorClientError as error:

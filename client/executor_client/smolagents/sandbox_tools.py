@@ -109,6 +109,9 @@ def host_only(name: str, tool: object) -> str | None:
         return "it is an agent, whose model and tools are in this process"
     if isinstance(tool, Model):
         return "it is a model, which is called from this process"
+    because = getattr(type(tool), "host_only_because", None)
+    if isinstance(because, str):
+        return because
     kind = type(tool)
     if kind.__module__ == "smolagents.tools" and kind.__name__ in _WRAPPERS:
         return f"it {_WRAPPERS[kind.__name__]}, and only passes calls on"

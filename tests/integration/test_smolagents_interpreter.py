@@ -9,7 +9,8 @@ import pytest
 from smolagents import InferenceClientModel, LogLevel, PythonInterpreterTool, ToolCallingAgent
 
 from examples.scripted import Reply
-from executor_client.smolagents import CodeExecutionError, DaemonLost, RemotePythonInterpreterTool
+from executor_client import ToolNotShippable
+from executor_client.smolagents import CodeExecutionError, DaemonLost, RemoteExecutor, RemotePythonInterpreterTool
 from tests.support.agents import scripted
 from tests.support.daemon import Daemon
 
@@ -85,6 +86,19 @@ def test_agent_mends_its_code_and_calls_in_parallel(interpreter: RemotePythonInt
         ),
     )
     assert agent.run("go") == "50"
+
+
+def test_code_of_an_agent_can_call_it_wherever_tools_are_placed(
+    daemon: Daemon, interpreter: RemotePythonInterpreterTool
+) -> None:
+    with RemoteExecutor(tool_placement="sandbox", **daemon.access) as executor:
+        executor.send_tools({"python_interpreter": interpreter})
+        assert executor("python_interpreter('6 * 7')").output.endswith("Output: 42")
+    with (
+        RemoteExecutor(tool_placement={"python_interpreter": "sandbox"}, **daemon.access) as executor,
+        pytest.raises(ToolNotShippable, match="a sandbox of its own"),
+    ):
+        executor.send_tools({"python_interpreter": interpreter})
 
 
 def test_a_daemon_that_refuses_ends_the_run(daemon: Daemon) -> None:

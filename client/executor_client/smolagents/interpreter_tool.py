@@ -49,6 +49,7 @@ class RemotePythonInterpreterTool(smolagents.Tool):  # type: ignore[misc]  # smo
     )
     inputs = {"code": {"type": "string", "description": "The python code to run in interpreter"}}  # noqa: RUF012
     output_type = "string"
+    host_only_because = "it is a client of the daemon, and its code runs in a sandbox of its own"
 
     def __init__(
         self,

@@ -84,5 +84,9 @@ def _send(mime: str, source: str, data: bytes) -> None:
     if len(data) > MAX_IMAGE_BYTES:
         print(f"[an image of {len(data)} bytes is not shown: the limit is {MAX_IMAGE_BYTES}]", file=sys.stderr)
         return
+    for stream in (sys.stdout, sys.stderr):
+        # What was printed without an end of line belongs before the image, too.
+        if getattr(stream, "closed", None) is False:  # a program may have put anything here
+            stream.flush()
     for emit in _emit:
         emit(mime, source, data)

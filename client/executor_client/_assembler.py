@@ -6,7 +6,7 @@ against a limit, and the result is only made of what has arrived. It must never 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from executor_api.v1 import types_pb2 as pb
@@ -128,8 +128,10 @@ class Assembler:
         omitted_bytes = event.output_cut.omitted_bytes
         self._output.omitted_bytes += omitted_bytes
         # The wire does not say of which stream: each of them says that something may be missing here.
+        note = f"\n[... {omitted_bytes} bytes of output left out ...]\n"
         for pieces in (self._output.logs, self._output.stdout, self._output.stderr):
-            pieces.append(f"\n[... {omitted_bytes} bytes of output left out ...]\n")
+            pieces.append(note)
+        self._output.chars += len(note)
         return OutputCutEvent(event.number, omitted_bytes)
 
     def _limit_warning(self, event: pb.Event) -> LimitWarningEvent:
@@ -145,6 +147,7 @@ class Assembler:
         image = decode_image(data, event.image.mime_type, event.image.source, pixels_left=self._pixels_left)
         if image.pil is not None:
             self._pixels_left -= image.width * image.height
+        image = replace(image, log_offset=self._output.chars)
         self._images.append(image)
         return ImageEvent(event.number, image)
 

@@ -96,6 +96,7 @@ class Image:
     """An image that the program displayed.
 
     `pil` is the decoded image. It is None when the data is no image that is safe to decode; `problem` says why then.
+    `log_offset` tells its place between the prints: so many characters of `ExecutionResult.logs` came before it.
     """
 
     data: bytes = field(repr=False)
@@ -105,6 +106,7 @@ class Image:
     height: int = 0
     pil: PIL.Image.Image | None = field(default=None, repr=False, compare=False)
     problem: str = ""
+    log_offset: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

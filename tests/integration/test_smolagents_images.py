@@ -54,6 +54,14 @@ def test_a_model_sees_what_its_last_step_displayed_and_nothing_older(daemon: Dae
     assert answer.to_raw().size == (7, 7)
 
 
+def test_the_observation_says_between_which_prints_an_image_was_shown(daemon: Daemon) -> None:
+    code = DRAW + "print('before')\ndisplay(draw(3))\nprint('between', end='')\ndisplay(draw(4))\nprint('after')"
+    with onlooking_agent(daemon, code, "final_answer(1)") as agent:
+        agent.run("go")
+        told = agent.memory.steps[1].observations
+    assert told.startswith("Execution logs:\nbefore\n[image 1]\nbetween\n[image 2]\nafter\n")
+
+
 def test_a_failed_step_shows_what_it_had_displayed(daemon: Daemon) -> None:
     with onlooking_agent(daemon, DRAW + "display(draw(3))\n1 / 0", "no such thing", "final_answer(1)") as agent:
         agent.run("go")

@@ -109,7 +109,7 @@ def test_an_evaluation_leaves_the_step_as_it_was(executor: RemoteExecutor) -> No
     executor.send_tools({"double": lambda x: 2 * x})
     executor("from PIL import Image\nprint('said')\ndisplay(Image.new('L', (5, 6)))\nvalue = (1, None)")
     assert executor.evaluate("(print('hidden'), display(Image.new('L', (7, 7))), value)[2]") == (1, None)
-    assert executor.state["_print_outputs"] == "said\n"
+    assert executor.state["_print_outputs"] == "said\n[image 1]\n"
     assert [image.size for image in executor.last_images] == [(5, 6)]
     assert executor("double(4)").logs == ""
 

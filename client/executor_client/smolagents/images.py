@@ -13,6 +13,8 @@ import PIL.Image
 from smolagents import ActionStep
 from smolagents.agent_types import AgentType
 
+from executor_client import ExecutionResult
+
 KEEP_STEPS = 1
 MAX_SIDE_PX = 1_024
 MAX_IMAGES = 8
@@ -61,6 +63,18 @@ def _shown_images(step: Any, agent: Any) -> list[PIL.Image.Image]:
     if isinstance(value, PIL.Image.Image):
         images.append(value)
     return images
+
+
+def logs_with_images(result: ExecutionResult) -> str:
+    """The logs, with a line for each displayed image where it belongs between the prints, by its number."""
+    text, taken, number = "", 0, 0
+    for entry in result.image_entries:
+        text += result.logs[taken : entry.log_offset]
+        taken = entry.log_offset
+        number += not entry.problem
+        said = f"[an image could not be shown: {entry.problem}]" if entry.problem else f"[image {number}]"
+        text += f"{said}\n" if not text or text.endswith("\n") else f"\n{said}\n"
+    return text + result.logs[taken:]
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -74,6 +74,14 @@ def test_endless_stream_ends_at_a_limit(monkeypatch: pytest.MonkeyPatch, module:
         feed(*(event for event, _ in zip(endless(kind), range(20), strict=False)))
 
 
+def test_an_image_tells_its_place_in_the_logs() -> None:
+    cut = pb.Event(output_cut=pb.OutputCutEvent(omitted_bytes=7))
+    ended = feed(log("before"), image(), cut, log("after"), image(), result()).result
+    assert ended is not None
+    places = [each.log_offset for each in ended.image_entries]
+    assert [ended.logs[:place] for place in places] == ["before", ended.logs]
+
+
 def test_nothing_is_accepted_after_the_result() -> None:
     with pytest.raises(ProtocolError, match="after the result"):
         feed(result(), log("late"))

@@ -12,7 +12,9 @@ from smolagents.agent_types import AgentImage
 from smolagents.memory import FinalAnswerStep, PlanningStep, TaskStep
 from smolagents.monitoring import Timing
 
+from executor_client import ExecutionResult, Image, Outcome, VariablesState
 from executor_client.smolagents import capture_images
+from executor_client.smolagents.images import logs_with_images
 
 
 def picture(width: int = 4, height: int = 3, mode: str = "RGB") -> PIL.Image.Image:
@@ -133,3 +135,30 @@ def test_agents_without_an_executor_and_steps_of_other_kinds_are_let_pass() -> N
 def test_limits_below_one_are_refused(limit: str) -> None:
     with pytest.raises(ValueError, match=limit):
         capture_images(**{limit: 0})
+
+
+@pytest.mark.parametrize(
+    ("logs", "places", "told"),
+    [
+        ("a\nb\n", [2], "a\n[image 1]\nb\n"),
+        ("ab", [1], "a\n[image 1]\nb"),
+        ("", [0, 0], "[image 1]\n[image 2]\n"),
+        ("a\n", [0, -2, 2], "[image 1]\na\n[an image could not be shown: odd]\n[image 2]\n"),
+        ("a\n", [], "a\n"),
+    ],
+)
+def test_logs_say_where_an_image_was_shown(logs: str, places: list[int], told: str) -> None:
+    """A place below 0 is that of an image with a problem."""
+    entries = tuple(
+        Image(b"", "image/png", "display", problem="odd" if place < 0 else "", log_offset=abs(place))
+        for place in places
+    )
+    result = ExecutionResult(
+        execution_id="1",
+        outcome=Outcome.SUCCEEDED,
+        state=VariablesState.KEPT,
+        generation=1,
+        logs=logs,
+        image_entries=entries,
+    )
+    assert logs_with_images(result) == told

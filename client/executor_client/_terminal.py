@@ -32,7 +32,17 @@ _IMAGE_SUFFIXES = {"image/png": ".png", "image/jpeg": ".jpg"}
 
 def shown(text: str) -> str:
     """The text with every character that a terminal would act on written as an escape."""
-    return _UNSAFE.sub(lambda found: found.group().encode("unicode_escape").decode(), text.replace("\r\n", "\n"))
+    return escaped(text.replace("\r\n", "\n"))
+
+
+def escaped(text: str) -> str:
+    """The text with each unsafe character made visible, as `\\x1b` or `\\u202e`."""
+    return _UNSAFE.sub(lambda found: found.group().encode("unicode_escape").decode(), text)
+
+
+def encodable(text: str, encoding: str) -> str:
+    """The text with whatever the encoding has no form for written as an escape."""
+    return text.encode(encoding, "backslashreplace").decode(encoding)
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
@@ -118,6 +128,5 @@ class Console:
     def _write(self, stream: TextIO, text: str) -> None:
         if stream.isatty():
             text = shown(text)
-        encoding = stream.encoding or "utf-8"
-        stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
+        stream.write(encodable(text, stream.encoding or "utf-8"))
         stream.flush()

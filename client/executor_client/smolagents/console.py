@@ -1,66 +1,144 @@
-"""Shows what the agent's code prints on the agent's console, line by line, as it comes.
+"""Shows on the agent's console, as it comes, what the agent's code prints, and what is waited for.
 
 The text comes from a sandbox and goes to a person's terminal: nothing in it may move the cursor, change colours, ring,
-reorder text, or be taken for rich markup. The whole of it is bounded; the agent shows (and keeps) the logs again at the
-end of the step, cut by its own rule.
+reorder text, or be taken for rich markup or for the agent's own lines. The whole of it is bounded; the agent shows (and
+keeps) the logs again at the end of the step, cut by its own rule.
+
+What is shown cannot be taken back, since panels of the agent's may follow it. So a line that the program rewrites, as
+progress bars do, is shown now and then and at its end.
 """
 
 from __future__ import annotations
 
 import re
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
+from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 from smolagents.monitoring import LogLevel
 
-LINE_CHARS_MAX = 2_000
+from executor_client._terminal import encodable, escaped
+from executor_client.waits import Wait
 
-# C0 without tab and newline, DEL, C1, and the characters that override the direction of text.
-_UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
-_LINE_BREAK = re.compile(r"\r\n?|\n")
+LINE_CHARS_MAX = 2_000
+REWRITTEN_SHOWN_EVERY_S = 3.0
+TAB_CELLS = 8
+
+# Colours and styles; what progress bars clear a line, go up a line and hide the cursor with. They carry no text.
+_ORNAMENT = re.compile(r"\x1b\[(?:[0-9;:]*m|[0-9]*[AK]|\?25[hl])")
+_LINE_BREAK = re.compile(r"\r?\n")
 
 
 def escape(text: str) -> str:
-    """The text with each unsafe character made visible, as `\\x1b` or `\\u202e`."""
-    return _UNSAFE.sub(lambda match: match[0].encode("unicode_escape").decode("ascii"), text)
+    """The text without colours, and with each unsafe character made visible, as `\\x1b` or `\\u202e`."""
+    return escaped(_ORNAMENT.sub("", text))
+
+
+def show_wait(logger: Any, wait: Wait) -> None:
+    """One line on the agent's console; nothing without one."""
+    if logger is not None:
+        logger.log(Text(_for(logger, escape(str(wait))), style="dim italic"), level=LogLevel.INFO)
+
+
+@dataclass
+class _Line:
+    """The line of a stream that is not finished yet."""
+
+    text: str = ""
+    shown: str = ""
+    shown_s: float = float("-inf")
 
 
 class LogStream:
-    """Collects pieces of text and logs them as whole lines; `close` logs the unfinished last one."""
+    """Collects pieces of text and logs them as whole lines; `close` logs the unfinished last ones."""
 
-    def __init__(self, logger: Any, chars_max: int) -> None:
+    def __init__(self, logger: Any, chars_max: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._logger = logger
         self._chars_left = chars_max
-        self._line = ""
+        self._clock = clock
+        self._lines: dict[str, _Line] = {}
 
-    def feed(self, text: str) -> None:
-        """Logs the lines that `text` completes. Past the bound it says once that there is more, then nothing."""
+    def feed(self, text: str, stream: str = "stdout") -> None:
+        """Logs the lines that `text` completes. Past the bound it says once that there is more, then nothing.
+
+        Each stream has lines of its own: what was begun on one is not continued by what the other brings.
+        """
         if self._chars_left <= 0:
             return
-        pending = self._line + text
-        if len(pending) > LINE_CHARS_MAX and not _LINE_BREAK.search(pending):
-            lines, self._line = [pending], ""
-        elif pending.endswith("\r") and len(pending) <= LINE_CHARS_MAX:
-            lines, self._line = [], pending  # may be the first half of a line break
-        else:
-            *lines, self._line = _LINE_BREAK.split(pending)
-        self._log(lines)
+        line = self._lines.setdefault(stream, _Line())
+        *whole, line.text = _LINE_BREAK.split(line.text + text)
+        finished: list[str] = []
+        for each in whole:
+            state = _states(each)[-1]
+            if not (state and state == line.shown):
+                finished.append(state)
+            line.shown = ""
+        *rewritten, last = _states(line.text)
+        if rewritten:
+            # A return at the very end may be one half of a line break, or nothing has been written over the line yet.
+            line.text = last + "\r" if line.text.endswith("\r") else last
+            finished.extend(self._progress(line, rewritten[-1]))
+        if len(line.text) > LINE_CHARS_MAX:
+            finished.append(line.text)
+            line.text = ""
+        self._log(finished)
+
+    def _progress(self, line: _Line, state: str) -> list[str]:
+        now_s = self._clock()
+        if now_s - line.shown_s < REWRITTEN_SHOWN_EVERY_S:
+            return []
+        line.shown, line.shown_s = state, now_s
+        return [state]
 
     def close(self) -> None:
         """Logs what waits for the end of its line."""
-        if self._line and self._chars_left > 0:
-            self._log([self._line.rstrip("\r")])
-        self._line = ""
+        lines, self._lines = self._lines, {}
+        rest = [(line, line.text.rstrip("\r")) for line in lines.values()]
+        if self._chars_left > 0:
+            self._log([text for line, text in rest if text and text != line.shown])
 
     def _log(self, lines: list[str]) -> None:
         """Logs lines in one piece: for rich, each call costs more than a hundred lines do."""
         shown: list[str] = []
         for line in lines:
-            self._chars_left -= len(line) + 1
-            shown.append("| " + escape(line[:LINE_CHARS_MAX]) + (" ..." if len(line) > LINE_CHARS_MAX else ""))
+            cut = escape(line[:LINE_CHARS_MAX])
+            self._chars_left -= len(cut) + 1
+            shown.append(_for(self._logger, cut) + (" ..." if len(line) > LINE_CHARS_MAX else ""))
             if self._chars_left <= 0:
-                shown.append("| ... the rest is not shown as it comes")
+                shown.append("... the rest is not shown as it comes")
                 break
         if shown:
-            # A Text, not a str: rich would take "[red]" in a str for markup. The bars tell it from the agent's lines.
-            self._logger.log(Text("\n".join(shown), style="dim"), level=LogLevel.INFO)
+            self._logger.log(_Barred(shown), level=LogLevel.INFO)
+
+
+class _Barred:
+    """Lines with a bar before each, and before each part of those that the console is too narrow for.
+
+    The bar tells them from the agent's own lines. They become Text, not markup: rich would obey a "[red]" in a str.
+    """
+
+    def __init__(self, lines: list[str]) -> None:
+        self._lines = lines
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        width = max(1, options.max_width - 2)
+        parts = [
+            part.plain.rstrip()
+            for line in self._lines
+            for part in Text(line, tab_size=TAB_CELLS).wrap(console, width, overflow="fold") or [Text()]
+        ]
+        yield Text("\n".join(f"| {part}" for part in parts), style="dim", no_wrap=True, overflow="ignore")
+
+
+def _states(line: str) -> list[str]:
+    """What a line showed, one after the other, when it was rewritten; one of them where it was not."""
+    return [state for state in line.split("\r") if state] or [""]
+
+
+def _for(logger: Any, text: str) -> str:
+    """The text as the logger's console can encode it."""
+    console = getattr(logger, "console", None)
+    return encodable(text, getattr(console, "encoding", None) or "utf-8")

@@ -1,19 +1,15 @@
-"""What a model and a person get to read: failures of executions, and prints as they come."""
+"""What a model gets to read of failures of executions."""
 
 from __future__ import annotations
 
-import io
 from typing import Any
 
 import pytest
-from rich.console import Console
 from smolagents.local_python_executor import BASE_PYTHON_TOOLS, InterpreterError, LocalPythonExecutor
-from smolagents.monitoring import AgentLogger
 from smolagents.utils import AgentError
 
 from executor_client import ErrorDetail, ExecutionResult, Limits, Outcome, VariablesState
 from executor_client._failure_text import TRACEBACK_LINES_MAX
-from executor_client.smolagents.console import LINE_CHARS_MAX, LogStream, escape
 from executor_client.smolagents.failures import CodeExecutionError, InPlaceAgain, describe
 from executor_client.smolagents.lease import PRELUDE
 
@@ -115,37 +111,3 @@ def test_the_error_is_what_both_kinds_of_executor_raise() -> None:
 def test_the_prelude_offers_what_the_local_executor_has_beyond_builtins() -> None:
     names = {name.strip() for name in PRELUDE.partition("import ")[2].split(",")}
     assert names == {name for name in BASE_PYTHON_TOOLS if name not in __builtins__}  # type: ignore[operator]
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Prints as they come
-
-
-def shown(*pieces: str, chars_max: int = 10_000) -> str:
-    console = Console(file=io.StringIO(), width=200, force_terminal=True, color_system=None, highlight=False)
-    stream = LogStream(AgentLogger(console=console), chars_max)
-    for piece in pieces:
-        stream.feed(piece)
-    stream.close()
-    assert isinstance(console.file, io.StringIO)
-    return console.file.getvalue()
-
-
-def test_pieces_become_whole_lines() -> None:
-    assert shown("one\ntw", "o\r", "\nthree\rfour", "") == "| one\n| two\n| three\n| four\n"
-
-
-def test_nothing_printed_can_steer_the_terminal_or_rich() -> None:
-    text = shown("\x1b[2J[bold red]markup[/bold red] \x9b31m \u202egnp.exe\x07\n")
-    assert text == "| \\x1b[2J[bold red]markup[/bold red] \\x9b31m \\u202egnp.exe\\x07\n"
-
-
-def test_endless_output_without_a_line_break_is_bounded() -> None:
-    text = shown(*["x" * 1000] * 100, chars_max=20_000)
-    assert len(text) < 30_000
-    assert text.endswith("the rest is not shown as it comes\n")
-
-
-def test_escaping_leaves_ordinary_text_alone() -> None:
-    assert escape("naïve\ttext — 文字 🎈\n") == "naïve\ttext — 文字 🎈\n"
-    assert len(escape("\x1b" * LINE_CHARS_MAX)) == 4 * LINE_CHARS_MAX

@@ -36,9 +36,10 @@ from executor_client import (
     Session,
     TlsConfig,
     UnavailableError,
+    Wait,
 )
 from executor_client._convert import limits_to_wire
-from executor_client.smolagents.console import LogStream
+from executor_client.smolagents.console import LogStream, show_wait
 from executor_client.smolagents.failures import (
     CodeExecutionError,
     DaemonLost,
@@ -76,8 +77,8 @@ class RemoteExecutor(PythonExecutor):  # type: ignore[misc]  # smolagents is unt
     """Runs an agent's code in a sandbox of the daemon.
 
     The first two parameters are what smolagents hands to an executor it makes itself. `address` and `token` default to
-    the local daemon's own; `image` and `limits` to the policy's. `logger`, an agent's, shows prints as they come. A
-    `client` that is passed in is used instead of a new one, and is not closed.
+    the local daemon's own; `image` and `limits` to the policy's. `logger`, an agent's, shows prints as they come, and
+    what is waited for. A `client` that is passed in is used instead of a new one, and is not closed.
 
     `tool_placement` is "host", where tools run in this process; "sandbox", for those that can run there; or a mapping
     of the names of tools to one of the two, with "*" for those that it does not name ("host" without that).
@@ -124,7 +125,7 @@ class RemoteExecutor(PythonExecutor):  # type: ignore[misc]  # smolagents is unt
         self._tool_placement = checked(tool_placement)
         self._notice = ""
         self._lease = SessionLease(
-            (lambda: client) if client is not None else (lambda: ExecutorClient(address, token=token, tls=tls)),
+            (lambda: client) if client is not None else self._connector(address, token, tls),
             owns_client=client is None,
             request=SessionRequest(image, tuple(additional_authorized_imports), self._limits, prelude),
         )
@@ -228,6 +229,14 @@ class RemoteExecutor(PythonExecutor):  # type: ignore[misc]  # smolagents is unt
 
     # Helpers, in order of use
 
+    def _connector(
+        self, address: str | None, token: str | None, tls: TlsConfig | bool | None
+    ) -> Callable[[], ExecutorClient]:
+        def on_wait(wait: Wait) -> None:
+            show_wait(self.logger, wait)
+
+        return lambda: ExecutorClient(address, token=token, tls=tls, on_wait=on_wait)
+
     @property
     def _in_place_again(self) -> InPlaceAgain:
         return InPlaceAgain(self._lease.variable_names, prelude=bool(self._prelude))
@@ -250,7 +259,7 @@ class RemoteExecutor(PythonExecutor):  # type: ignore[misc]  # smolagents is unt
             if isinstance(event, LimitWarningEvent):
                 self._warn(event)
             elif stream is not None and isinstance(event, LogEvent):
-                stream.feed(event.text)
+                stream.feed(event.text, event.stream)
 
         try:
             return session.execute(code, on_event=show, output_mode="last_statement")

@@ -17,7 +17,7 @@ from typing import Any
 from executor_api.values import EncodeError
 from executor_client._shipping.definitions import NO_SOURCE, Definitions
 from executor_client._shipping.functions import annotation_edits, default_edits, is_transparent, quoted, says
-from executor_client._shipping.libraries import evaluated
+from executor_client._shipping.libraries import evaluated, import_path
 from executor_client._shipping.names import names_of
 from executor_client._shipping.plain import is_plain
 from executor_client._shipping.source import Edit, Found, cut_out, indented
@@ -255,7 +255,12 @@ class _Body:
             if not isinstance(wrapped, types.FunctionType):
                 break
             seen = wrapped
-        generated = function.__code__.co_filename.startswith("<") and _is_dunder(name)
+        is_users = self._definitions.is_users(str(function.__globals__.get("__name__")))
+        if is_users:
+            generated = _is_dunder(name) and function.__code__.co_filename.startswith("<")
+        else:
+            # What makes classes (dataclass, NamedTuple) gives them functions that no name leads to.
+            generated = _is_dunder(name) or import_path(function) is None
         return generated or (in_body and self._is_decorated(name))
 
     def _is_decorated(self, name: str) -> bool:

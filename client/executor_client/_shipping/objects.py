@@ -25,6 +25,7 @@ _DEPTH_MAX = 100
 _OBJECTS_MAX = 5_000
 """That are made step by step; plain data does not count."""
 
+_NOT_ELSEWHERE = "it only means something in this process"
 _NO_PICKLE = re.compile(r"cannot pickle '?([\w.]+)'? object")
 
 
@@ -134,7 +135,19 @@ class Objects:
             return self._writer.refuse(where, _why(value, error))
         if isinstance(reduced, str):
             return self._definitions.of_library(value, where, name=reduced)
-        return self._from_reduced(value, reduced, where)
+        before = len(self._writer.problems)
+        made = self._from_reduced(value, reduced, where)
+        if not self._definitions.is_users(type(value).__module__):
+            self._sum_up(before, value, where)
+        return made
+
+    def _sum_up(self, before: int, value: object, where: str) -> None:
+        """Of a library's object, what stands in the way inside it says nothing to the user: the object does."""
+        problems = self._writer.problems
+        inner = [problem for problem in problems[before:] if problem.name.startswith(f"{where}.")]
+        if inner:
+            problems[before:] = [problem for problem in problems[before:] if problem not in inner]
+            self._writer.refuse(where, f"a {_kind(value)} can't be shipped: {_NOT_ELSEWHERE}")
 
     # -----------------------------------------------------------------------------------------------------------------
 
@@ -220,8 +233,10 @@ def _short(key: object) -> str:
 
 
 def _why(value: object, error: Exception) -> str:
-    kind = type(value)
-    name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
     known = _NO_PICKLE.search(str(error))
-    reason = "it only means something in this process" if known else f"{type(error).__name__}: {error}"
-    return f"a {name} can't be shipped: {reason}"
+    return f"a {_kind(value)} can't be shipped: {_NOT_ELSEWHERE if known else f'{type(error).__name__}: {error}'}"
+
+
+def _kind(value: object) -> str:
+    kind = type(value)
+    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"

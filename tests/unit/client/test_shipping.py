@@ -1,0 +1,146 @@
+"""Tools as source: what a shipped tool does elsewhere is what it does here."""
+
+from __future__ import annotations
+
+import importlib.util
+import linecache
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from executor_api.values import decode
+from executor_client import InvalidRequest, ToolNotShippable
+from executor_client._shipping import Shipped, ship
+from tests.support.interpreters import find_python
+from tests.support.shipped import plain, refused
+
+ROOT = Path(__file__).parents[3]
+HERE = "{}.{}".format(*sys.version_info[:2])
+
+_PROGRAM = """
+import sys, types
+sys.path.insert(0, {wire!r})
+from executor_api.values import decode
+for name, text, entry, bindings, calls in {tools!r}:
+    module = sys.modules["tool_" + name] = types.ModuleType("tool_" + name)
+    module.__dict__.update(decode(bindings) if bindings else {{}})
+    exec(compile(text, "<tool-%s>" % name, "exec", dont_inherit=True), module.__dict__)
+    tool = getattr(module, entry)
+    print(name, ascii([tool(*call) for call in calls]))
+"""
+
+
+def run_elsewhere(python: str, tools: list[tuple[str, Shipped, Any]]) -> dict[str, str]:
+    """What the tools return in another process, which has neither this client nor these tests."""
+    described = [(name, tool.text, tool.entry, tool.bindings, calls) for name, tool, calls in tools]
+    program = _PROGRAM.format(wire=str(ROOT / "proto"), tools=described)
+    done = subprocess.run([python, "-I", "-"], input=program, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    return dict(line.split(" ", 1) for line in done.stdout.splitlines())
+
+
+@pytest.fixture(scope="module")
+def shipped() -> list[tuple[str, Shipped, Any]]:
+    """All of the corpus, before any of it is called here."""
+    return [(name, ship(name, tool, python=""), calls) for name, (tool, calls) in plain.CORPUS.items()]
+
+
+@pytest.fixture(scope="module")
+def expected(shipped: list[tuple[str, Shipped, Any]]) -> dict[str, str]:
+    return {name: ascii([tool(*call) for call in calls]) for name, (tool, calls) in plain.CORPUS.items()}
+
+
+def test_every_tool_is_the_same_in_another_process(
+    shipped: list[tuple[str, Shipped, Any]], expected: dict[str, str]
+) -> None:
+    assert run_elsewhere(sys.executable, shipped) == expected
+
+
+@pytest.mark.parametrize("version", ["3.9", "3.10", "3.12", "3.13"])
+def test_every_tool_is_the_same_on_another_python(
+    version: str, shipped: list[tuple[str, Shipped, Any]], expected: dict[str, str]
+) -> None:
+    python = find_python(version)
+    if python is None:
+        pytest.skip(f"there is no Python {version} here")
+    assert run_elsewhere(str(python), shipped) == expected
+
+
+@pytest.mark.parametrize("name", refused.REFUSED)
+def test_what_can_not_be_shipped_is_named_with_the_reason(name: str) -> None:
+    tool, problems = refused.REFUSED[name]
+    with pytest.raises(ToolNotShippable) as raised:
+        ship(name, tool, python=HERE)
+    assert (raised.value.tool, list(raised.value.problems)) == (name, problems)
+
+
+def test_a_refusal_says_what_to_do() -> None:
+    with pytest.raises(InvalidRequest) as raised:
+        ship("t", refused.use_closure, python=HERE)
+    first, second = str(raised.value).splitlines()
+    assert first == "the tool 't' can't be shipped into the sandbox; give it the placement \"host\":"
+    assert second.startswith("  - lock: a _thread.lock can't be shipped")
+
+
+@pytest.mark.parametrize(("tool", "returned"), [(refused.without_source, 5), (refused.patched, 4)])
+def test_a_tool_without_source_is_carried_as_bytecode(tool: Any, returned: int) -> None:
+    shipped = ship("t", tool, python=HERE + ".1")
+    assert shipped.value is not None
+    assert decode(shipped.value, foreign=_unpickled)(2) == returned
+
+
+def _unpickled(data: memoryview) -> Any:
+    version, _, pickled = bytes(data).partition(b"\0")
+    assert version == f"cp{HERE}".encode()
+    return pickle.loads(pickled)
+
+
+def test_a_tool_without_source_is_refused_for_another_python() -> None:
+    with pytest.raises(ToolNotShippable) as raised:
+        ship("t", refused.patched, python="3.9.2")
+    assert raised.value.problems == (
+        "Patched.answer: its source can't be had, or has changed since it was loaded",
+        f"bytecode can't be sent instead: Python is {HERE} here and 3.9.2 in the sandbox",
+    )
+
+
+def test_source_that_changed_since_it_was_loaded_is_not_shipped(tmp_path: Path) -> None:
+    """The file on disk would be another tool than the one that runs here."""
+    file = tmp_path / "edited_tool.py"
+    file.write_text("def tool(x):\n    return x + 1\n")
+    tool = _loaded(file).tool
+    assert ship("t", tool, python="").text
+    file.write_text("def tool(x):\n    return x + 100\n")
+    linecache.checkcache(str(file))
+    with pytest.raises(ToolNotShippable, match="has changed since it was loaded"):
+        ship("t", tool, python="")
+
+
+def _loaded(file: Path) -> Any:
+    spec = importlib.util.spec_from_file_location(file.stem, file)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_object_is_as_it_was() -> None:
+    before = [vars(plain.instance).copy(), dict(vars(plain.Derived)), plain.with_default.__defaults__]
+    ship("instance", plain.instance, python="")
+    ship("with_default", plain.with_default, python="")
+    assert [vars(plain.instance), dict(vars(plain.Derived)), plain.with_default.__defaults__] == before
+
+
+def test_modules_that_the_sandbox_must_have_are_listed() -> None:
+    modules = ship("t", plain.with_libraries, python="").modules
+    assert set(modules) == {"PIL", "cv2", "os.path", "sklearn.linear_model", "os"}
+
+
+def test_another_tool_of_the_session_is_called_and_not_shipped() -> None:
+    shipped = ship("t", plain.with_helpers, python="", others={"first": plain._first})
+    assert "_second" not in shipped.text
+    assert "_first = _shipped_other('first')" in shipped.text

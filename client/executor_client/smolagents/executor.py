@@ -49,6 +49,7 @@ from executor_client.smolagents.failures import (
     describe_restart,
 )
 from executor_client.smolagents.host_tools import placed_tools, unwrapped
+from executor_client.smolagents.images import logs_with_images
 from executor_client.smolagents.lease import SessionGone, SessionLease, SessionRequest
 from executor_client.smolagents.page import PAGE_EXPRESSION, Page, read_page
 from executor_client.smolagents.sandbox_tools import Placement, checked
@@ -285,9 +286,8 @@ class RemoteExecutor(PythonExecutor):  # type: ignore[misc]  # smolagents is unt
     def _keep(self, result: ExecutionResult) -> str:
         """Takes over what the execution showed; returns the logs as the observation holds them."""
         self.last_images = result.images
-        notes = [f"[an image could not be shown: {entry.problem}]" for entry in result.image_entries if entry.problem]
         notice, self._notice = self._notice, ""
-        text = "\n".join(part for part in (notice, result.logs, *notes) if part)
+        text = "\n".join(part for part in (notice, logs_with_images(result)) if part)
         logs: str = truncate_content(text, self.max_print_outputs_length)
         self.state["_print_outputs"] = logs
         return logs

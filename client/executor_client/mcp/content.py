@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING
 
 from mcp_types import BlobResourceContents, CallToolResult, ContentBlock, EmbeddedResource, ImageContent, TextContent
 
-from executor_api.values import OpaqueValue
 from executor_client._failure_text import headline, short_traceback, shortened
 from executor_client._images import decode_image
 from executor_client._limits import IMAGE_PIXELS_MAX
 from executor_client.events import ExecutionEvent, ImageEvent, LimitWarningEvent, LogEvent, OutputCutEvent
+from executor_client.mcp.value_text import value_text
 from executor_client.results import ExecutionResult, FileInfo, Image, Limits, VariablesState
 
 if TYPE_CHECKING:
@@ -78,9 +78,9 @@ class Transcript:
                 blocks += image_blocks(part)
             else:
                 share = len(text) if chars <= LOG_CHARS_MAX else LOG_CHARS_MAX * len(text) // chars
-                blocks.append(TextContent(text=shortened(text, share)))
+                blocks.append(_text(shortened(text, share)))
         if self._images > IMAGES_MAX:
-            blocks.append(TextContent(text=f"[{self._images - IMAGES_MAX} more images are not shown]"))
+            blocks.append(_text(f"[{self._images - IMAGES_MAX} more images are not shown]"))
         return blocks
 
 
@@ -102,16 +102,20 @@ def execution_content(
     lines.append(_aftermath(result.state, failed=not result.succeeded, replaced=replaced))
     ending = f"[{result.outcome.value.replace('_', ' ')} after {result.usage.wall_time_s:.2f} s in session {session!r}]"
     text = _NEWLINE.join([*filter(None, lines), ending])
-    return CallToolResult(content=[*blocks, TextContent(text=text)], is_error=not result.succeeded)
+    return CallToolResult(content=[*blocks, _text(text)], is_error=not result.succeeded)
 
 
 def _value_blocks(value: object) -> list[ContentBlock]:
     if value is None:
         return []
     if (image := _as_image(value)) is not None:
-        return [TextContent(text="Value:"), *_encoded(image, note="")]
-    text = value.repr if isinstance(value, OpaqueValue) else repr(value)
-    return [TextContent(text=f"Value: {shortened(text, VALUE_CHARS_MAX)}")]
+        return [_text("Value:"), *_encoded(image, note="")]
+    return [_text(f"Value: {value_text(value, VALUE_CHARS_MAX)}")]
+
+
+def _text(text: str) -> TextContent:
+    """Text that JSON carries: half a character, as names of files and values of programs may have, is escaped."""
+    return TextContent(text=text.encode("utf-8", "backslashreplace").decode())
 
 
 def _as_image(value: object) -> PIL.Image.Image | None:
@@ -148,7 +152,7 @@ def _aftermath(state: VariablesState, *, failed: bool, replaced: bool) -> str:
 def image_blocks(image: Image) -> list[ContentBlock]:
     """An image, scaled down where it is too large for a model, and then with a note that says so."""
     if image.pil is None:
-        return [TextContent(text=f"[an image could not be shown: {image.problem}]")]
+        return [_text(f"[an image could not be shown: {image.problem}]")]
     if len(image.data) <= IMAGE_BYTES_MAX and max(image.width, image.height) <= IMAGE_SIDE_MAX:
         return [ImageContent(data=_base64(image.data), mime_type=image.mime_type)]
     return _encoded(image.pil, note=f"[scaled down from {image.width}x{image.height} pixels]")
@@ -157,16 +161,16 @@ def image_blocks(image: Image) -> list[ContentBlock]:
 def _encoded(image: PIL.Image.Image, *, note: str) -> list[ContentBlock]:
     """As PNG, or as JPEG where that is too large; with halved sides until it fits."""
     if not 0 < image.width * image.height <= IMAGE_PIXELS_MAX:
-        return [TextContent(text=f"[an image of {image.width}x{image.height} pixels cannot be shown]")]
+        return [_text(f"[an image of {image.width}x{image.height} pixels cannot be shown]")]
     try:
         scaled = image if image.mode in ("L", "RGB", "RGBA") else image.convert("RGBA")
     except ValueError:
-        return [TextContent(text=f"[an image of mode {image.mode} cannot be shown]")]
+        return [_text(f"[an image of mode {image.mode} cannot be shown]")]
     if max(scaled.size) > IMAGE_SIDE_MAX:
         note = note or f"[scaled down from {image.width}x{image.height} pixels]"
         scaled = scaled.copy()
         scaled.thumbnail((IMAGE_SIDE_MAX, IMAGE_SIDE_MAX))
-    notes = [TextContent(text=note)] if note else []
+    notes = [_text(note)] if note else []
     while True:
         for mime_type, picture in (("image/png", scaled), ("image/jpeg", scaled.convert("RGB"))):
             buffer = io.BytesIO()
@@ -184,7 +188,7 @@ def file_content(session: str, path: str, data: bytes) -> CallToolResult:
             if image.pil is not None:
                 return CallToolResult(content=image_blocks(image))
     if (text := _as_text(data)) is not None:
-        return CallToolResult(content=[TextContent(text=shortened(text, FILE_CHARS_MAX))])
+        return CallToolResult(content=[_text(shortened(text, FILE_CHARS_MAX))])
     mime_type = mimetypes.guess_type(path)[0] or "application/octet-stream"
     resource = BlobResourceContents(uri=file_uri(session, path), blob=_base64(data), mime_type=mime_type)
     return CallToolResult(content=[EmbeddedResource(resource=resource)])

@@ -142,8 +142,14 @@ def test_a_long_value_is_cut() -> None:
     )
     blocks = execution_content(result, Transcript(), "", Limits(), session="s", replaced=False).content
     value = texts(blocks)[0]
-    assert value.startswith("Value: 'xxx") and value.endswith("xxx'")
+    assert value.startswith("Value: 'xxx") and value.endswith("(only the first 20,000 characters are shown)")
     assert len(value) < content.VALUE_CHARS_MAX + 300
+
+
+def test_halves_of_characters_are_escaped() -> None:
+    transcript = Transcript()
+    transcript.add(LogEvent(1, "stdout", "a\ud800b"))
+    assert texts(transcript.blocks()) == [r"a\ud800b"]
 
 
 def test_a_result_says_what_became_of_the_session() -> None:

@@ -1,0 +1,133 @@
+"""A value of a sandbox as text, as `repr` would give it, in bounded time and memory.
+
+`repr` itself has no bounds: a list may hold the same 100 MB string a thousand times, and an integer more digits than
+Python writes. What is past the limit is never written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from executor_api.values import EnumValue, OpaqueValue, Record, TupleRecord
+
+DEPTH_MAX = 40
+CUT = "…"
+
+_BRACKETS: dict[type, tuple[str, str]] = {
+    list: ("[", "]"),
+    tuple: ("(", ")"),
+    set: ("{", "}"),
+    frozenset: ("frozenset({", "})"),
+}
+_NESTED = (dict, Record, TupleRecord, EnumValue)
+
+
+class _Full(Exception):
+    """The limit is reached."""
+
+
+def value_text(value: object, chars_max: int) -> str:
+    """What `repr` says of a value; past `chars_max` characters, cut and said to be."""
+    writer = _Writer(chars_max)
+    try:
+        writer.write(value)
+    except _Full:
+        return f"{''.join(writer.parts)}{CUT} (only the first {chars_max:,} characters are shown)"
+    return "".join(writer.parts)
+
+
+class _Writer:
+    def __init__(self, chars_max: int) -> None:
+        self.parts: list[str] = []
+        self._left = chars_max
+        self._inside: set[int] = set()
+
+    def write(self, value: object) -> None:
+        kind = type(value)
+        if kind in (str, bytes, bytearray):
+            self._text(repr(value[: self._left + 1]))  # type: ignore[index]  # its repr has no fewer characters than it
+        elif isinstance(value, OpaqueValue):
+            self._text(value.repr)
+        elif isinstance(value, EnumValue) and value.name is not None:
+            self._text(str(value))
+        elif (
+            kind is dict
+            or kind in _BRACKETS
+            or isinstance(value, Record | TupleRecord | EnumValue)
+            or _is_object_array(value)
+        ):
+            self._nested(value)
+        else:
+            self._text(_plain(value))
+
+    def _nested(self, value: Any) -> None:
+        if id(value) in self._inside or len(self._inside) >= DEPTH_MAX:
+            self._text("...")
+            return
+        self._inside.add(id(value))
+        if isinstance(value, dict):
+            self._dict(value)
+        elif isinstance(value, Record):
+            fields = object.__getattribute__(value, "_fields")  # a field may be named `fields`
+            self._named(object.__getattribute__(value, "_type_name"), fields.items())
+        elif isinstance(value, EnumValue):
+            self._named("EnumValue", [("type_name", value.type_name), ("value", value.value)])
+        elif isinstance(value, TupleRecord):
+            self._named(value.__dict__["_type_name"], zip(value.__dict__["_fields"], value, strict=True))
+        elif type(value) in _BRACKETS:
+            self._sequence(value)
+        else:
+            self._text("array(")
+            self.write(value.tolist())
+            self._text(", dtype=object)")
+        self._inside.discard(id(value))
+
+    def _sequence(self, value: Any) -> None:
+        opening, closing = _BRACKETS[type(value)]
+        if not value:
+            self._text(repr(value))
+            return
+        if type(value) is tuple and len(value) == 1:
+            closing = ",)"
+        self._text(opening)
+        for number, each in enumerate(value):
+            self._text(", " if number else "")
+            self.write(each)
+        self._text(closing)
+
+    def _named(self, type_name: str, fields: Iterable[tuple[str, object]]) -> None:
+        self._text(f"{type_name.rpartition('.')[2]}(")
+        for number, (name, each) in enumerate(fields):
+            self._text(f"{', ' if number else ''}{name}=")
+            self.write(each)
+        self._text(")")
+
+    def _dict(self, value: dict[object, object]) -> None:
+        self._text("{")
+        for number, (key, each) in enumerate(value.items()):
+            self._text(", " if number else "")
+            self.write(key)
+            self._text(": ")
+            self.write(each)
+        self._text("}")
+
+    def _text(self, text: str) -> None:
+        self.parts.append(text[: self._left])
+        if len(text) > self._left:
+            raise _Full
+        self._left -= len(text)
+
+
+def _is_object_array(value: Any) -> bool:
+    """Whether it is an array of any objects, which numpy would show whole."""
+    return type(value).__module__ == "numpy" and hasattr(value, "tolist") and getattr(value.dtype, "hasobject", False)
+
+
+def _plain(value: object) -> str:
+    try:
+        return repr(value)
+    except Exception:  # noqa: BLE001 - what libraries make of data that a sandbox chose may fail in any way
+        if isinstance(value, int):
+            return f"<an integer of {value.bit_length():,} bits>"
+        return f"<a value of type {type(value).__name__} that cannot be shown>"

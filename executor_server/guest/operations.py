@@ -174,6 +174,14 @@ class Operations:
         self._current = _Operation(Kind.REGISTER_TOOLS, 0, self._tools, again=True)
         self._tools.post_all(self._crew.post, again=True)
 
+    def give_up_tools(self) -> None:
+        """Making them again has ended an interpreter, and would end the next one too."""
+        if self._tools.has_shipped:
+            self._why_no_tools = "the interpreter died or hung when tools were made again in it"
+            self._notify(f"{self._why_no_tools}; none of them is there any more\n")
+            self.tools_due = False
+            self.post_tools()
+
     def _register_tools(self, op: int, head: Fields, body: bytes) -> None:
         try:
             tools = ToolSet.read(head, body, self._transfers.take_blob)
@@ -237,10 +245,7 @@ class Operations:
         if operation is not None:
             operation.close()
             if operation.again:
-                # Once more would end the next interpreter too.
-                self._why_no_tools = "the interpreter died or hung when tools were made again in it"
-                self._notify(f"{self._why_no_tools}; none of them is there any more\n")
-                self.post_tools()
+                self.give_up_tools()
             elif operation.tools is not None:
                 message = "the interpreter died or hung while these tools were made"
                 self._channel.fail(operation.op, "tool_refused", message)

@@ -81,6 +81,7 @@ class Supervisor:
         self._prelude = ""
         self._prelude_settings = _PRELUDE
         self._prelude_due = False  # it has to run again, in a new interpreter
+        self._restored = False  # prelude or tools were put into this interpreter, which nobody has used since
         self._notices: list[str] = []
         self._operations = Operations(
             self._channel, self._crew, self._transfers, self._runner, lambda notice: self._notices.append(notice)
@@ -212,13 +213,15 @@ class Supervisor:
     def _next_job(self) -> None:
         # The prelude can wait for the interpreter that imports ahead, but not longer than anybody else waits.
         if self._prelude_due and not (self._runner.busy or self._stop) and (self._jobs or not self._crew.imports_ahead):
-            self._prelude_due = False
+            self._prelude_due, self._restored = False, True
             self._runner.begin("", self._prelude, self._prelude_settings)
         idle = not (self._prelude_due or self._runner.busy or self._operations.busy or self._stop)
         if self._operations.tools_due and idle and (self._jobs or not self._crew.imports_ahead):
+            self._restored = True
             self._operations.make_tools_again()
         while self._jobs and not (self._runner.busy or self._operations.busy or self._stop):
             job = self._jobs.popleft()
+            self._restored = False
             if not self._crew.started and not self._is_settings(job):
                 self._start_crew()
             if job.kind == Kind.EXECUTE:
@@ -310,6 +313,8 @@ class Supervisor:
         cpu_time_s = self._runner.cpu_time_s()
         run = self._runner.run
         over_prelude = run is not None and not run.visible and run.phase == Phase.RUNNING
+        # What it was given did not end it at once: maybe both, later, and so it would go on.
+        over_both = self._restored and run is None and not self._operations.busy
         self._crew.stop()
         self._generation += 1
         self._variables_reset = True
@@ -323,8 +328,12 @@ class Supervisor:
         waiting, self._jobs = self._jobs, deque()  # nothing starts before the prelude has run again
         self._end_what_ran(status, cpu_time_s, waiting)
         self._jobs = waiting
-        # One that ended the last interpreter would end this one too; it has been said that it is not there.
-        self._prelude_due = bool(self._prelude) and not over_prelude
+        # What ended the last interpreter would end this one too. It is said that it is not there.
+        if over_both:
+            if self._prelude:
+                self._notices.append("the interpreter died when the prelude had run; it is left out in this one\n")
+            self._operations.give_up_tools()
+        self._prelude_due = bool(self._prelude) and not (over_prelude or over_both)
         self._next_job()
 
     def _end_what_ran(self, status: Optional[int], cpu_time_s: float, waiting: deque[_Job]) -> None:

@@ -1,4 +1,4 @@
-"""`executor`: runs files and an interactive Python in sandboxes, and copies files, from a shell.
+"""`executor`: runs files and an interactive Python in sandboxes, copies files, serves MCP hosts, from a shell.
 
 Exit codes of `run`: 0 when the program succeeded, 1 when it did not, 2 when it could not be run, 130 when interrupted.
 """

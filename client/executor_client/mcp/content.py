@@ -110,7 +110,8 @@ def _value_blocks(value: object) -> list[ContentBlock]:
         return []
     if (image := _as_image(value)) is not None:
         return [_text("Value:"), *_encoded(image, note="")]
-    return [_text(f"Value: {value_text(value, VALUE_CHARS_MAX)}")]
+    text = value_text(value, VALUE_CHARS_MAX)
+    return [_text(f"Value:\n{text}" if "\n" in text else f"Value: {text}")]  # a table's columns stay in line
 
 
 def _text(text: str) -> TextContent:

@@ -21,6 +21,7 @@ from executor_client import (
     Limits,
     LimitWarningEvent,
     LogEvent,
+    OpaqueValue,
     Outcome,
     OutputCutEvent,
     VariablesState,
@@ -144,6 +145,18 @@ def test_a_long_value_is_cut() -> None:
     value = texts(blocks)[0]
     assert value.startswith("Value: 'xxx") and value.endswith("(only the first 20,000 characters are shown)")
     assert len(value) < content.VALUE_CHARS_MAX + 300
+
+
+def test_a_table_keeps_its_columns() -> None:
+    result = ExecutionResult(
+        execution_id="e",
+        outcome=Outcome.SUCCEEDED,
+        state=VariablesState.KEPT,
+        generation=1,
+        output=OpaqueValue("pandas.DataFrame", "   a\n0  1"),
+    )
+    blocks = execution_content(result, Transcript(), "", Limits(), session="s", replaced=False).content
+    assert texts(blocks)[0] == "Value:\n   a\n0  1"
 
 
 def test_halves_of_characters_are_escaped() -> None:

@@ -10,8 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from executor_api.values import encode
 from executor_server.backends.local import LocalBackend
 from executor_server.config import LocalImage
+from executor_server.errors import ModulesMissing
+from executor_server.model import ShippedTool, ToolSource, ToolSpec
 from executor_server.sessions import Session, SessionRequest
 from tests.contract.harness import PRINCIPAL, Harness, get_variables, set_variables
 from tests.support.backends import require
@@ -52,3 +55,34 @@ async def test_a_session_lives_on_this_python(session: Session) -> None:
     assert tools.output == 3
     read, _ = await get_variables(session, "f")
     assert read == {}
+
+
+TOOL = """
+from __future__ import annotations
+from dataclasses import dataclass
+from typing import Optional
+import pickle
+
+@dataclass
+class Point:
+    x: Optional[int | str] = None
+
+def tool(n):
+    point = pickle.loads(pickle.dumps(Point(n)))
+    return point.x + offset, len([asked]), [type(each).__name__ for each in (point, tool)]
+"""
+
+
+async def test_a_tool_runs_in_the_sandbox_on_this_python(session: Session) -> None:
+    harness: Harness = session.harness  # type: ignore[attr-defined]
+
+    shipped = ShippedTool(ToolSource(TOOL, "tool", encode({"offset": 40})), modules=("json", "xml.dom"))
+    await session.register_tools([ToolSpec("add", "", (), False, shipped), ToolSpec("asked", "", (), False)])
+    assert (await harness.run(session, "add(2)")).output == (42, 1, ["Point", "function"])
+    failed = await harness.run(session, "add('2')")
+    assert failed.ended.error is not None and 'File "<tool-add>", line 13, in tool' in failed.ended.error.traceback
+    with pytest.raises(ModulesMissing) as refusal:
+        await session.register_tools([ToolSpec("add", "", (), False, ShippedTool(b"", ("nowhere", "json.nothing")))])
+    assert refusal.value.modules == ("nowhere", "json.nothing")
+    assert (await harness.run(session, "import os\nos._exit(3)")).state == "reset"
+    assert (await harness.run(session, "add(2)[0]")).output == 42

@@ -48,6 +48,16 @@ def test_a_file_goes_from_disk_to_disk(session: Any, daemon: FakeDaemon, tmp_pat
     assert {request.format for name, request in daemon.requests} == {types.FILE_FORMAT_PLAIN}
 
 
+def test_a_file_that_is_larger_than_its_reader_takes_is_refused_by_its_announcement(
+    session: Any, daemon: FakeDaemon
+) -> None:
+    daemon.file = served(b"x" * 10)
+    assert session.files.read("f", max_bytes=10) == b"x" * 10
+    daemon.file = daemon.file[:1]
+    with pytest.raises(InvalidRequest, match="'f' has 10 bytes; at most 9 are taken"):
+        session.files.read("f", max_bytes=9)
+
+
 def test_a_directory_goes_from_disk_to_disk(session: Any, daemon: FakeDaemon, tmp_path: Path) -> None:
     source = tmp_path / "source"
     (source / "a").mkdir(parents=True)

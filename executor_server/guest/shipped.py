@@ -114,6 +114,7 @@ class ShippedTools:
                     made[name] = self._guarded(self._make, spec, parts, making)
                 except BaseException as error:  # noqa: BLE001 (the border of the client's code)
                     failures[name] = _reason(error, name)
+                    making.undo(name)
         made.update({name: Unmade(name, f"it could not be made again: {why}") for name, why in failures.items()})
         self._settle({name: each for name, each in making.modules.items() if name not in failures}, {**stubs, **made})
         return made, _listed(failures)
@@ -185,7 +186,7 @@ class _Making:
 
     def __init__(self) -> None:
         self.modules: dict[str, types.ModuleType] = {}  # by the tool's name
-        self._before: list[tuple[dict[str, Any], str, Any]] = []
+        self._before: list[tuple[Any, str, Any]] = []
 
     def enter(self, name: str, text: str) -> tuple[str, types.ModuleType]:
         """A new module for this source, where Python looks for it; and the name of its file, which there is not."""
@@ -200,8 +201,12 @@ class _Making:
         self._before.append((where, key, where.get(key)))
         where[key] = value
 
-    def undo(self) -> None:
+    def undo(self, name: str = "") -> None:
+        """Puts back what was there before the tools were made, or before this one was."""
+        keys = {f"tool_{name}", _filename(name)}
         for where, key, value in reversed(self._before):
+            if name and key not in keys:
+                continue
             if value is None:
                 where.pop(key, None)
             else:

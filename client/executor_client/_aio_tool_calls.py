@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
+import contextlib
 import contextvars
 import functools
 import inspect
+import threading
 from collections.abc import Awaitable, Callable, Mapping
 from types import TracebackType
 from typing import Any, Self
@@ -20,25 +21,37 @@ from executor_client.errors import ProtocolError
 
 
 class AioToolPool:
-    """What one session's host tools share: how many run at once, and the threads of those that are no coroutines."""
+    """What one session's host tools share: how many run at once."""
 
     def __init__(self, *, max_concurrent_tools: int) -> None:
         self.room = asyncio.Semaphore(max_concurrent_tools)
-        self._size = max_concurrent_tools
-        self._executor: concurrent.futures.ThreadPoolExecutor | None = None
 
     async def in_thread(self, function: Callable[[], Any]) -> Any:
-        """Calls a function in a thread, in a copy of this context."""
-        if self._executor is None:
-            self._executor = concurrent.futures.ThreadPoolExecutor(self._size, thread_name_prefix="executor-tool")
-        context = contextvars.copy_context()
-        return await asyncio.get_running_loop().run_in_executor(self._executor, context.run, function)
+        """Calls a function in a thread, in a copy of this context.
 
-    def close(self) -> None:
-        """Lets the threads go; a tool that hangs is left to its own."""
-        if self._executor is not None:
-            self._executor.shutdown(wait=False, cancel_futures=True)
-            self._executor = None
+        A daemon thread, to which a tool that hangs is left: it must not keep a process from its end, as the threads of
+        `concurrent.futures` do.
+        """
+        loop, context = asyncio.get_running_loop(), contextvars.copy_context()
+        ended: asyncio.Future[tuple[Any, BaseException | None]] = loop.create_future()
+
+        def call() -> None:
+            try:
+                end: tuple[Any, BaseException | None] = context.run(function), None
+            except BaseException as error:  # noqa: BLE001 - raised where it is waited for
+                end = None, error
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+                loop.call_soon_threadsafe(tell, end)
+
+        def tell(end: tuple[Any, BaseException | None]) -> None:
+            if not ended.done():
+                ended.set_result(end)
+
+        threading.Thread(target=call, name="executor-tool", daemon=True).start()
+        value, error = await ended
+        if error is not None:
+            raise error
+        return value
 
 
 class AioToolCalls:

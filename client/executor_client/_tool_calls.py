@@ -1,13 +1,13 @@
 """The sync client's runner of host tools: each call on a thread of a bounded pool, so that calls run side by side.
 
-Threads are made on the first call; an execution that calls no tool never pays for them.
+Threads are made for calls and end with them; an execution that calls no tool never pays for them.
 """
 
 from __future__ import annotations
 
-import concurrent.futures
 import contextvars
 import threading
+from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -20,32 +20,43 @@ from executor_client.errors import ProtocolError
 
 
 class ToolPool:
-    """The threads of one session's host tools."""
+    """The threads of one session's host tools: as many as there are calls, up to a number; then calls wait.
+
+    They are daemon threads: a tool that hangs must not keep a process that was interrupted from its end, as the threads
+    of `concurrent.futures` do.
+    """
 
     def __init__(self, *, max_concurrent_tools: int) -> None:
-        self._lock = threading.Lock()
+        self._changed = threading.Condition()
         self._size = max_concurrent_tools
-        self._executor: concurrent.futures.ThreadPoolExecutor | None = None
-        self._calls: set[concurrent.futures.Future[None]] = set()
+        self._waiting: deque[Callable[[], None]] = deque()
+        self._running = 0
 
     def submit(self, work: Callable[[], None]) -> None:
-        """Runs `work` as soon as a thread is free. Raises ProtocolError when too many wait already."""
-        with self._lock:
-            if len(self._calls) >= TOOL_CALLS_WAITING_MAX:
+        """Runs `work`, which must not raise, as soon as a thread is free. Raises ProtocolError when too many wait."""
+        with self._changed:
+            if len(self._waiting) + self._running >= TOOL_CALLS_WAITING_MAX:
                 raise ProtocolError(f"more than {TOOL_CALLS_WAITING_MAX} tool calls at once")
-            if self._executor is None:
-                self._executor = concurrent.futures.ThreadPoolExecutor(self._size, thread_name_prefix="executor-tool")
-            call = self._executor.submit(work)
-            self._calls.add(call)
-        call.add_done_callback(self._calls.discard)
+            if self._running >= self._size:
+                self._waiting.append(work)
+                return
+            threading.Thread(target=self._serve, args=(work,), name="executor-tool", daemon=True).start()
+            self._running += 1
+
+    def _serve(self, work: Callable[[], None] | None) -> None:
+        while work is not None:
+            work()
+            with self._changed:
+                work = self._waiting.popleft() if self._waiting else None
+                if work is None:
+                    self._running -= 1
+                    self._changed.notify_all()
 
     def close(self) -> None:
         """Drops the calls that wait and gives those that run a moment; a tool that hangs is left to its thread."""
-        with self._lock:
-            executor, self._executor = self._executor, None
-        if executor is not None:
-            executor.shutdown(wait=False, cancel_futures=True)
-            concurrent.futures.wait(set(self._calls), timeout=TOOLS_GRACE_S)
+        with self._changed:
+            self._waiting.clear()
+            self._changed.wait_for(lambda: not self._running, timeout=TOOLS_GRACE_S)
 
 
 class ToolCalls:

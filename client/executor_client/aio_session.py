@@ -279,7 +279,6 @@ class AsyncSession(SessionBase):
                     awaited=self._turn("to end"),
                 )
             self._closed = True
-        self._tool_pool.close()
 
     async def __aenter__(self) -> Self:
         return self

@@ -47,18 +47,20 @@ def test_cancel_from_another_thread_ends_the_running_execution(daemon: FakeDaemo
         assert daemon.names().count("CancelExecution") == 1
 
 
-def test_plain_execution_makes_no_thread(daemon: FakeDaemon) -> None:
-    with ExecutorClient(daemon.address, token=TOKEN) as client:
-        session = client.create_session()
+def tool_threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if "executor-tool" in thread.name]
+
+
+def test_only_a_running_tool_has_a_thread_which_keeps_no_process_from_its_end(daemon: FakeDaemon) -> None:
+    with ExecutorClient(daemon.address, token=TOKEN) as client, client.create_session() as session:
         session.execute("1")
-        before = {thread.name for thread in threading.enumerate() if "executor-tool" in thread.name}
-        session.register_tools({"tool": lambda: 1})
+        assert not tool_threads()
+        seen: list[bool] = []
+        session.register_tools({"tool": lambda: seen.extend(thread.daemon for thread in tool_threads())})
         daemon.journal = [tool_call("tool"), Answered(), result()]
         session.execute("1")
-        after = {thread.name for thread in threading.enumerate() if "executor-tool" in thread.name}
-        assert (len(before), len(after)) == (0, 1)
-        session.close()
-        assert eventually(lambda: not any("executor-tool" in thread.name for thread in threading.enumerate()))
+        assert seen == [True]
+        assert eventually(lambda: not tool_threads())
 
 
 # ---------------------------------------------------------------------------------------------------------------------

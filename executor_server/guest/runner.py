@@ -375,6 +375,8 @@ class Runner:
             run.output, run.output_size = body[detail_bytes:], len(body) - detail_bytes
         for limit in [limit for limit, warning in run.warnings.items() if warning.mark <= run.operations]:
             self._warn(run, limit)  # it could not say so itself
+        for call_id in list(run.calls):  # of threads, which would wait for ever
+            self._refuse_call(run.close_call(call_id), "the execution ended before the tool had answered")
         self.finish(run, outcome, detail)
 
     # -- ending --------------------------------------------------------------------------------------------------

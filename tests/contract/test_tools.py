@@ -164,6 +164,37 @@ threading.Timer(0.1, go.set).start()
     assert run.output == ["no execution is running that could call a tool"]
 
 
+async def test_a_call_that_is_open_at_the_end_of_its_execution_fails(harness: Harness) -> None:
+    """Else the thread that made it would wait for ever, and who joins it, too."""
+    session = await harness.session()
+    await session.register_tools([ToolSpec("never", "", (), False), ToolSpec("seen", "", (), False)])
+    code = """
+import threading
+said = []
+def call():
+    try:
+        never()
+    except RuntimeError as error:
+        said.append(str(error))
+thread = threading.Thread(target=call)
+thread.start()
+seen()
+"""
+    calls: dict[str, str] = {}
+
+    async def answer(call: ToolCall, _: Any) -> None:
+        calls[call.name] = call.call_id
+        if len(calls) == 2:
+            await session.submit_tool_result(execution.execution_id, calls["seen"], encode(None))
+
+    execution = await harness.begin(session, code)
+    await follow(execution, answer)
+    with pytest.raises(PreconditionFailed):
+        await session.submit_tool_result(execution.execution_id, calls["never"], encode(1))
+    run = await harness.run(session, "thread.join(); said")
+    assert run.output == ["the execution ended before the tool had answered"]
+
+
 async def test_a_cancelled_tool_call_does_not_confuse_the_next(harness: Harness) -> None:
     session = await harness.session()
     await session.register_tools([ToolSpec("tool", "", (), False)])

@@ -113,7 +113,7 @@ class _Encoder:
         if self._total_bytes > self.limits.total_bytes:
             raise EncodeError(
                 f"the value takes {self._total_bytes} bytes or more, over the limit total_bytes of "
-                f"{self.limits.total_bytes}"
+                f"{self.limits.total_bytes}: send a part of it, or write it to a file"
             )
 
     # The loop

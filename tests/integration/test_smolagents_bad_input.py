@@ -1,0 +1,486 @@
+"""Agents whose tools, code, callbacks or model do what they should not: the run goes on, or ends as it says.
+
+Each with a real daemon, and each looks at what is left: a session that works, or none.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import psutil
+import pytest
+from smolagents import ActionStep, CodeAgent, LogLevel, tool
+
+from examples.scripted import Reply
+from executor_client import Outcome, ReentrantExecution
+from executor_client.smolagents import CodeExecutionError, RemoteExecutor
+from tests.support.agents import agent_on
+from tests.support.daemon import Daemon
+from tests.support.polling import eventually
+
+GIB = 1 << 30
+MIB = 1 << 20
+# What a value of 1 GiB may cost the client and the daemon, both of which only have to say no.
+REFUSAL_BYTES = 64 * MIB
+
+
+@tool
+def echo(value: Any) -> Any:
+    """Gives back what it is given.
+
+    Args:
+        value: anything
+    """
+    return value
+
+
+@pytest.fixture
+def release() -> Any:
+    """Lets go, at the latest when the test ends, of tools that hang in it."""
+    event = threading.Event()
+    yield event
+    event.set()
+
+
+def observed(agent: CodeAgent) -> list[str]:
+    """What the model was told of each step."""
+    steps = [step for step in agent.memory.steps if isinstance(step, ActionStep)]
+    return ["\n".join((step.observations or "", step.error.message if step.error else "")) for step in steps]
+
+
+def sessions(daemon: Daemon) -> int:
+    with daemon.client() as client:
+        return len(client.list_sessions())
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Tools
+
+
+class OddError(Exception):
+    """Of a class that the sandbox does not know, and without a text."""
+
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (KeyError("who"), "due to: KeyError: 'who'"),
+        (TimeoutError("too slow"), "due to: TimeoutError: too slow"),
+        (OddError(), "due to: ToolError: OddError: (the error has no text)"),
+        (UnicodeDecodeError("utf-8", b"\xff", 0, 1, "why"), "due to: ToolError: UnicodeDecodeError: 'utf-8' codec"),
+        (ValueError("\ud800" * 20_000), "due to: ValueError: \\ud800"),
+    ],
+)
+def test_a_tools_exception_is_told_and_the_run_goes_on(daemon: Daemon, error: Exception, told: str) -> None:
+    @tool
+    def fail() -> None:
+        """Fails."""
+        raise error
+
+    with agent_on(daemon, "kept = 1\nfail()", Reply("", "final_answer(kept)", [told]), tools=[fail]) as agent:
+        assert agent.run("go") == 1
+    assert sessions(daemon) == 0
+
+
+@pytest.mark.parametrize("stop", [SystemExit(3), KeyboardInterrupt()])
+def test_a_tool_that_wants_the_process_to_end_ends_the_run(daemon: Daemon, stop: BaseException) -> None:
+    @tool
+    def leave() -> None:
+        """Leaves."""
+        raise stop
+
+    agent = agent_on(daemon, "kept = 1\ntry:\n    leave()\nexcept BaseException:\n    pass", tools=[leave])
+    with agent, pytest.raises(type(stop)) as raised:
+        agent.run("go")
+        pytest.fail("the run went on")
+    assert raised.value is stop
+    assert sessions(daemon) == 0
+
+
+def test_a_result_that_cannot_be_sent_is_an_error_of_the_call(daemon: Daemon) -> None:
+    @tool
+    def lock() -> Any:
+        """A lock."""
+        return [threading.Lock()]
+
+    told = "TypeError: the tool's result cannot be sent to the sandbox: a lock cannot be sent: TypeError: cannot pickle"
+    with agent_on(daemon, "lock()", Reply("", "final_answer(2)", [told]), tools=[lock]) as agent:
+        assert agent.run("go") == 2
+
+
+@tool
+def give_much() -> bytes:
+    """Gives a lot."""
+    return bytes(GIB)
+
+
+@pytest.mark.parametrize(
+    ("code", "told"),
+    [
+        ("give_much()", "TypeError: the tool's result cannot be sent to the sandbox: the value takes "),
+        ("echo(bytes(1 << 30))", "EncodeError: the value takes "),
+        ("bytes(1 << 30)", "EncodeError: the value takes "),
+        ("final_answer(bytes(1 << 30))", "EncodeError: the value takes "),
+    ],
+)
+def test_a_gigabyte_is_refused_in_little_memory(daemon: Daemon, code: str, told: str) -> None:
+    advice = "send a part of it, or write it to a file"
+    script = ("kept = echo(1)", code, Reply("", "final_answer(echo(kept))", [told, advice]))
+    with agent_on(daemon, *script, tools=[echo, give_much]) as agent:
+        agent.python_executor("0")  # what is loaded at first use is not to be counted
+        grown = growth_of(os.getpid(), daemon.process.pid)
+        assert agent.run("go") == 1
+    assert max(grown()) < REFUSAL_BYTES
+
+
+def growth_of(*pids: int) -> Callable[[], list[int]]:
+    """How many bytes more than now each process has come to hold at most, asked later."""
+    before = [psutil.Process(pid).memory_info().rss for pid in pids]
+    for pid in pids:
+        with open(f"/proc/{pid}/clear_refs", "w") as file:  # noqa: PTH123 - the peak begins anew
+            file.write("5")
+    return lambda: [_peak_bytes(pid) - at_first for pid, at_first in zip(pids, before, strict=True)]
+
+
+def _peak_bytes(pid: int) -> int:
+    with open(f"/proc/{pid}/status") as file:  # noqa: PTH123
+        return next(int(line.split()[1]) * 1024 for line in file if line.startswith("VmHWM"))
+
+
+def test_a_tool_that_uses_its_own_executor_is_told_and_the_run_goes_on(daemon: Daemon) -> None:
+    told: list[ReentrantExecution] = []
+
+    @tool
+    def again(what: str) -> Any:
+        """Uses the executor that waits for it.
+
+        Args:
+            what: in which way
+        """
+        executor = agent.python_executor
+        uses: dict[str, Callable[[], Any]] = {
+            "execute": lambda: executor("1"),
+            "variables": lambda: executor.send_variables({"kept": 2}),
+            "tools": lambda: executor.send_tools({}),
+            "evaluate": lambda: executor.evaluate("1"),
+        }
+        try:
+            return uses[what]()
+        except ReentrantExecution as error:
+            told.append(error)
+            raise
+
+    code = """
+kept, said = 1, []
+for what in ("execute", "variables", "tools", "evaluate"):
+    try:
+        again(what)
+    except Exception as error:
+        said.append("give the tool a session of its own" in str(error))
+print(said)
+"""
+    reply = Reply("", "again('execute')", ["[True, True, True, True]"])
+    last = Reply("", "final_answer(kept)", ["ReentrantExecution: execute: a host tool cannot use the session"])
+    with agent_on(daemon, code, reply, last, tools=[again]) as agent:
+        assert agent.run("go") == 1
+    assert len(told) == 4  # an evaluation fails by its own error, which says the same
+
+
+def test_fifty_threads_call_a_tool_at_once_and_each_gets_its_answer(daemon: Daemon) -> None:
+    threads_max = 8  # of one session, unless the client is made with another max_concurrent_tools
+    running, most = 0, 0
+    changed = threading.Condition()
+
+    @tool
+    def square(number: int) -> int:
+        """Squares, as soon as as many run as may.
+
+        Args:
+            number: which
+        """
+        nonlocal running, most
+        with changed:
+            running += 1
+            most = max(most, running)
+            changed.notify_all()
+            assert changed.wait_for(lambda: most >= threads_max, timeout=30)
+            running -= 1
+        return number * number
+
+    code = """
+import threading
+answers, start = {}, threading.Barrier(50)
+def call(number):
+    start.wait()
+    answers[number] = square(number)
+threads = [threading.Thread(target=call, args=(number,)) for number in range(50)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+final_answer(answers)
+"""
+    with agent_on(daemon, code, tools=[square], additional_authorized_imports=["threading"]) as agent:
+        assert agent.run("go") == {number: number * number for number in range(50)}
+    assert most == threads_max
+
+
+def test_a_tool_that_hangs_is_bounded_by_the_time_of_its_session(daemon: Daemon, release: threading.Event) -> None:
+    """The wall clock stands still while a tool works, which may take long for good reasons."""
+
+    @tool
+    def hang() -> None:
+        """Hangs."""
+        release.wait()
+
+    limits = {"limits": {"wall_time_s": 0.2, "session_time_s": 1.0}}
+    reply = Reply("", "final_answer(echo(2))", ["lost and must be defined again"])
+    with agent_on(daemon, "hang()", reply, tools=[hang, echo], executor_kwargs=limits) as agent:
+        assert agent.run("go") == 2
+
+
+def test_a_cancelled_execution_ends_though_its_tool_hangs_and_the_late_answer_does_no_harm(
+    daemon: Daemon, release: threading.Event
+) -> None:
+    returned = threading.Event()
+
+    def hang() -> str:
+        threading.Thread(target=session.cancel).start()
+        release.wait()
+        returned.set()
+        return "late"
+
+    with daemon.client() as client, client.create_session() as session:
+        session.register_tools({"hang": hang})
+        assert session.execute("kept = 1\nhang()").outcome is Outcome.CANCELLED
+        release.set()
+        assert returned.wait(10)
+        session.register_tools({"now": lambda: "now"})
+        assert session.execute("(kept, now())").output == (1, "now")
+
+
+def test_a_thread_that_the_code_left_behind_can_call_no_tool_after_its_step(daemon: Daemon) -> None:
+    code = """
+import threading
+called, said = threading.Event(), []
+def call():
+    try:
+        while True:
+            echo(1)
+            called.set()
+    except RuntimeError as error:
+        said.append(str(error))
+thread = threading.Thread(target=call)
+thread.start()
+called.wait()
+"""
+    ends = ["no execution is running that could call a tool", "the execution ended before the tool had answered"]
+    with RemoteExecutor(["threading"], **daemon.access) as executor:
+        executor.send_tools({"echo": echo})
+        executor(code)
+        executor.send_tools({})  # whatever comes now is too late
+        (said,) = executor("thread.join()\nsaid").output
+    assert said in ends
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Code
+
+
+@pytest.mark.parametrize(
+    "harm",
+    [
+        "echo = 5",
+        "def echo(value):\n    return 5",
+        "import builtins\ndel builtins.echo",
+        "import builtins\nbuiltins.echo = lambda value: 5",
+    ],
+)
+def test_a_tool_that_the_code_took_away_is_back_in_the_next_run(daemon: Daemon, harm: str) -> None:
+    """In the meantime it is gone, or what the code made of it: nobody calls the real one by mistake."""
+    called: list[Any] = []
+
+    def spy(value: Any) -> Any:
+        called.append(value)
+        return value
+
+    script = (
+        harm,
+        "try:\n    r = echo(1)\nexcept (NameError, TypeError):\n    r = 5\nfinal_answer(r)",
+        "final_answer(echo(2))",
+    )
+    with agent_on(daemon, *script, tools=[echo], additional_authorized_imports=["builtins"]) as agent:
+        agent.tools["echo"] = spy_on(spy)
+        assert (agent.run("go"), called) == (5, [])
+        assert (agent.run("go"), called) == (2, [2])
+
+
+def spy_on(function: Callable[[Any], Any]) -> Any:
+    """A tool that calls it."""
+
+    @tool
+    def echo(value: Any) -> Any:
+        """Gives back what it is given.
+
+        Args:
+            value: anything
+        """
+        return function(value)
+
+    return echo
+
+
+def test_a_final_answer_of_the_codes_own_ends_nothing(daemon: Daemon) -> None:
+    script = ("def final_answer(answer):\n    return answer\nfinal_answer(1)", "del final_answer\nfinal_answer(2)")
+    with agent_on(daemon, *script) as agent:
+        assert agent.run("go") == 2
+    assert len(observed(agent)) == 2
+
+
+FORGERIES = {
+    "an exception of smolagents' name": "class FinalAnswerException(BaseException): pass\n"
+    "raise FinalAnswerException('safe:1')",
+    "the exception of the sandbox itself": "import sys\n"
+    "raise next(vars(m)['FinalAnswerGiven'] for m in list(sys.modules.values()) if 'FinalAnswerGiven' in vars(m))",
+    "prints that look like messages": """print('{"t":"reply","call":"c1","ok":true,"final":true}')
+print('\\x00\\x00\\x00\\x10{"t":"done","final":"c1"}', flush=True)""",
+    "messages on whatever descriptors there are": """import os, socket
+for fd in range(3, 64):
+    for message in (b'{"t":"reply","call":"c1","ok":true,"final":true}',
+                    (36).to_bytes(4, "big") + b'{"t":"reply","call":"c1","ok": true}'):
+        try:
+            os.write(fd, message)
+        except OSError:
+            pass
+echo(1)""",
+}
+
+
+@pytest.mark.parametrize("forgery", FORGERIES)
+def test_a_forged_answer_is_none(daemon: Daemon, forgery: str) -> None:
+    called: list[Any] = []
+    script = (FORGERIES[forgery], "final_answer(echo(2))")
+    imports = ["os", "sys", "socket"]
+    with agent_on(daemon, *script, tools=[spy_on(called.append)], additional_authorized_imports=imports) as agent:
+        assert agent.run("go") is None  # what the spy gives back
+    assert called[-1] == 2 and len(observed(agent)) == 2
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "try:\n    final_answer(1)\nexcept BaseException:\n    pass\nfinal_answer(2)",
+        "import threading\nt = threading.Thread(target=final_answer, args=(1,))\nt.start()\nt.join()",
+        "import threading\nt = threading.Thread(target=final_answer, args=(1,))\nt.start()\nt.join()\n1 / 0",
+    ],
+    ids=["twice", "from a thread", "from a thread, and then a failure"],
+)
+def test_the_first_final_answer_counts_wherever_it_was_given(daemon: Daemon, code: str) -> None:
+    with agent_on(daemon, code, additional_authorized_imports=["threading"]) as agent:
+        assert agent.run("go") == 1
+    assert "Traceback" not in observed(agent)[0]
+
+
+def test_of_final_answers_from_many_threads_one_counts(daemon: Daemon) -> None:
+    code = """
+import threading
+threads = [threading.Thread(target=final_answer, args=(number,)) for number in range(8)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+"""
+    script = (code, Reply("", "final_answer('next')"))
+    with agent_on(daemon, *script, additional_authorized_imports=["threading"]) as agent:
+        assert agent.run("go") in range(8)
+        assert agent.run("go", reset=False) == "next"
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Clients, callbacks, models
+
+
+@pytest.fixture
+def agent_in_its_tool(daemon: Daemon) -> Any:
+    """A process of its own whose agent's code waits for a tool that hangs."""
+    command = [sys.executable, "-m", "tests.support.hanging_agent", daemon.address, daemon.token]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None and "in the tool" in process.stdout.readline()
+            yield process
+        finally:
+            process.kill()
+
+
+def test_the_session_of_a_client_killed_in_its_tool_ends(
+    daemon: Daemon, agent_in_its_tool: subprocess.Popen[str]
+) -> None:
+    assert sessions(daemon) == 1
+    agent_in_its_tool.kill()
+    assert eventually(lambda: sessions(daemon) == 0)
+
+
+def test_a_client_whose_tool_hangs_can_be_interrupted(daemon: Daemon, agent_in_its_tool: subprocess.Popen[str]) -> None:
+    agent_in_its_tool.send_signal(signal.SIGINT)
+    _, errors = agent_in_its_tool.communicate(timeout=20)
+    assert agent_in_its_tool.returncode == -signal.SIGINT, errors
+    assert eventually(lambda: sessions(daemon) == 0)
+
+
+def test_a_callback_that_raises_ends_the_run_and_not_the_executor(daemon: Daemon) -> None:
+    def fail(step: ActionStep) -> None:
+        raise LookupError("callback")
+
+    with agent_on(daemon, "kept = 1", step_callbacks=[fail]) as agent:
+        with pytest.raises(LookupError, match="callback"):
+            agent.run("go")
+        assert agent.python_executor("kept").output == 1
+    assert sessions(daemon) == 0
+
+
+def test_a_logger_that_raises_cancels_what_it_was_told_of_and_the_run_goes_on(daemon: Daemon) -> None:
+    class Broken:
+        """As an agent's logger."""
+
+        level = LogLevel.OFF
+
+        def log(self, *args: Any, **kwargs: Any) -> None:
+            raise OSError("the terminal is gone")
+
+    executor = RemoteExecutor(["time"], Broken(), **daemon.access)
+    with executor:
+        executor("kept = 1")
+        with pytest.raises(OSError, match="the terminal is gone"):
+            executor("print('x')\nimport time\nwhile True:\n    time.sleep(0.01)")
+        assert executor("kept").output == 1
+
+
+def test_replies_without_code_or_with_broken_code_cost_a_step_each(daemon: Daemon) -> None:
+    script = (
+        Reply("I do not know what to do."),
+        Reply("Let me say it in words: kept = 1", expects=["regex pattern"]),
+        Reply("kept = 1  # without any fences", expects=["regex pattern"]),
+        Reply("", "kept = = 1", expects=["Last output from code snippet:\n1"]),
+        Reply("", "print('kept", expects=["Code parsing failed on line 1 due to: SyntaxError: invalid syntax"]),
+        Reply("", "final_answer(kept)", expects=["SyntaxError: unterminated string literal"]),
+    )
+    with agent_on(daemon, *script) as agent:
+        assert agent.run("go") == 1
+        assert sessions(daemon) == 1
+    assert len(observed(agent)) == len(script)
+    assert sessions(daemon) == 0
+
+
+def test_a_script_of_one_gigabyte_is_refused_before_it_is_sent(executor: RemoteExecutor) -> None:
+    with pytest.raises(CodeExecutionError, match=r"the code has \d+ bytes, allowed are 1048576"):
+        executor("x = 1\n" * 200_000)
+    assert executor("2").output == 2

@@ -32,7 +32,7 @@ from executor_server.operations import (
     variables_part,
     written_file,
 )
-from executor_server.session_rules import check_file_get, check_file_put
+from executor_server.session_rules import check_file_get, check_file_put, check_tools
 from executor_server.tool_packing import MAX_SHIPPED_BYTES, BlobDigests, packed_tools
 
 T = TypeVar("T")
@@ -132,6 +132,7 @@ class GuestRequests(ABC):
         self._require_alive()
         tools = self._digests.added_to(tools)
         await self._gate.tools(self.facts, tools)
+        check_tools(self.spec, tools)  # of now: another policy may have come, and these calls nobody will see
         head, body = packed_tools(tools)
         await self._request(nothing, Kind.REGISTER_TOOLS, head, body)
 
@@ -298,6 +299,7 @@ def _settings(spec: SessionSpec) -> bytes:
             "refused": spec.refused_language,
             "session_operations": spec.limits.session_operations,
             "execution_max": vars(spec.execution_max),
+            "shipped_tools": spec.tools.allowed if "sandbox" in spec.tools.placements else (),
         }
     ).encode()
 

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import fields
 
 from executor_server.errors import PolicyViolation, Violation
+from executor_server.guest.tool_set import is_named
 from executor_server.model import ExecutionLimits, SessionSpec, ToolSpec
 from executor_server.refusals import above_ceiling, not_allowed, rule_of
 from executor_server.requested import LIMIT_NAMES, RequestedLimits, check_limits, invalid
@@ -43,7 +44,7 @@ def check_tools(spec: SessionSpec, tools: Sequence[ToolSpec]) -> None:
         if tool.placement not in placements:
             rule = rule_of(profile, "tools.placements")
             violations.append(not_allowed(f"tools[{index}]", tool.placement, placements, rule, "no tools"))
-        if not any(_is_named(pattern, tool.name) for pattern in allowed):
+        if not any(is_named(pattern, tool.name) for pattern in allowed):
             rule = rule_of(profile, "tools.allowed")
             violations.append(not_allowed(f"tools[{index}].name", tool.name, allowed, rule, "no tools"))
     _refuse(violations)
@@ -86,7 +87,3 @@ def _check_file(spec: SessionSpec, verb: str, size: tuple[int, int], count: tupl
 def _refuse(violations: Sequence[Violation]) -> None:
     if violations:
         raise PolicyViolation(tuple(violations))
-
-
-def _is_named(pattern: str, name: str) -> bool:
-    return name.startswith(pattern[:-1]) if pattern.endswith("*") else name == pattern

@@ -131,6 +131,7 @@ class Interpreter:
         self._relays = Relays(self._names, self._referee)
         display.connect(self._tools.show)
         self._shipped = ShippedTools(self._guarded)
+        self._placed: dict[str, Any] = {}  # the session's tools, by name
         self._staged: dict[str, Any] = {}
         self._staging_error = ""
         self._last_value = LastValue()
@@ -172,6 +173,7 @@ class Interpreter:
             "tools": self._on_tools,
             "part": self._on_part,
             "ship": self._on_ship,
+            "drop": self._on_drop,
             "run": self._on_run,
             "variable": self._on_variable,
             "commit": self._on_commit,
@@ -205,8 +207,7 @@ class Interpreter:
 
     def _on_tools(self, message: link.Message) -> None:
         """Tools none of which is made here: at most it is said of one why it is not there."""
-        stubs, shipped = self._stubs(message)
-        stubs.update({spec["name"]: Unmade(spec["name"], spec["why_not"]) for spec in shipped})
+        stubs, _ = self._stubs(message)
         self._shipped.clear(stubs)
         self._place_tools(stubs)
 
@@ -231,19 +232,30 @@ class Interpreter:
         self._place_tools({**stubs, **made})
         self._send({"t": "op_done", "ok": True, "message": said[:4000]})
 
+    def _on_drop(self, message: link.Message) -> None:
+        """Tools that are not to be there any more, and why."""
+        dropped = {name: Unmade(name, why) for name, why in loads(link.read_body(message)).items()}
+        self._shipped.drop(dropped)
+        self._placed.update(dropped)
+        self._builtins.add(self._placed)
+
     def _stubs(self, message: link.Message) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-        """Stubs of the tools that the client answers, and the list of the others."""
-        specs = loads(link.read_body(message))
-        stub = self._tools.stub
-        stubs = {
-            spec["name"]: stub(spec["name"], spec["description"], spec["parameters"])
-            for spec in specs
-            if "modules" not in spec
-        }
-        return stubs, [spec for spec in specs if "modules" in spec]
+        """What agent code gets of the tools that are not made here, and the list of the others."""
+        stubs: dict[str, Any] = {}
+        others = []
+        for spec in loads(link.read_body(message)):
+            name = spec["name"]
+            if "why_not" in spec:
+                stubs[name] = Unmade(name, spec["why_not"])
+            elif "modules" in spec:
+                others.append(spec)
+            else:
+                stubs[name] = self._tools.stub(name, spec["description"], spec["parameters"])
+        return stubs, others
 
     def _place_tools(self, tools: dict[str, Any]) -> None:
         # Among the builtins: a program that reuses the name hides the tool, until the tools are sent again.
+        self._placed = tools
         self._builtins.add(tools)
         for name in tools:
             self._main.__dict__.pop(name, None)

@@ -174,6 +174,12 @@ class Operations:
         self._current = _Operation(Kind.REGISTER_TOOLS, 0, self._tools, again=True)
         self._tools.post_all(self._crew.post, again=True)
 
+    def forbid_tools(self, patterns: list[str]) -> None:
+        """Of the tools that were shipped, only those of such names may stay."""
+        names = self._tools.forbid(patterns, "the policy does not allow it in the sandbox any more")
+        if names and self._crew.started:
+            self._crew.post({"t": "drop"}, dumps(names))
+
     def give_up_tools(self) -> None:
         """Making them again has ended an interpreter, and would end the next one too."""
         if self._tools.has_shipped:

@@ -78,6 +78,11 @@ class ShippedTools:
         self._parts = {}
         self._settle({}, stubs)
 
+    def drop(self, instead: dict[str, Any]) -> None:
+        """Of those that are in place, these are not there any more; what is there instead."""
+        modules = {name: module for name, module in self._in_place.items() if name not in instead}
+        self._settle(modules, {**self._offered, **instead})
+
     def replace(self, specs: list[dict[str, Any]], stubs: dict[str, Any]) -> dict[str, Any]:
         """Makes those of the list that were shipped, in the place of all that were; `stubs` are the others.
 

@@ -40,6 +40,8 @@ if TYPE_CHECKING:
 MAX_JOBS = 64
 # An interpreter that dies so often before it has started will not start at all.
 _MAX_BOOT_FAILURES = 3
+# Of tools that may be shipped.
+_MAX_TOOL_PATTERNS = 1024
 # Of the prelude's statement that failed.
 _STATEMENT_CHARS = 200
 _POLL_TIME_S = 60.0
@@ -264,6 +266,7 @@ class Supervisor:
         self._prelude_settings = _PRELUDE.at_most(fields.object("execution_max"))
         if self._crew.started:
             self._post_settings()
+        self._operations.forbid_tools(fields.texts("shipped_tools", _MAX_TOOL_PATTERNS, 256))
 
     # -- news of the children ------------------------------------------------------------------------------------
 

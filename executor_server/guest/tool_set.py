@@ -91,9 +91,19 @@ class ToolSet:
         """Names of those whose answer is the final one."""
         return frozenset(tool["name"] for tool in self._listed if tool["final"])
 
+    def forbid(self, patterns: list[str], why_not: str) -> dict[str, str]:
+        """Lets go of those that were shipped and are of no such name; why each of these is not there any more."""
+        forbidden = {}
+        for index, tool in enumerate(self._listed):
+            is_allowed = any(is_named(pattern, tool["name"]) for pattern in patterns)
+            if "modules" in tool and not is_allowed and tool.get("why_not") != why_not:
+                tool["why_not"] = forbidden[tool["name"]] = why_not
+                self._close([part for part in self._parts if part[0] == index])
+        return forbidden
+
     def post_called(self, post: Post, why_not: str) -> None:
         """Gives an interpreter those that the client answers; in the place of the others, what says `why_not`."""
-        listed = [{**tool, "why_not": why_not} if "modules" in tool else tool for tool in self._listed]
+        listed = [{"why_not": why_not, **tool} if "modules" in tool else tool for tool in self._listed]
         post({"t": "tools"}, dumps(listed))
 
     def post_all(self, post: Post, *, again: bool) -> None:
@@ -111,10 +121,18 @@ class ToolSet:
 
     def close(self) -> None:
         """Lets go of what was shipped. Idempotent."""
-        for _, _, data in self._parts:
+        self._close(self._parts)
+
+    def _close(self, parts: list[tuple[int, str, Union[bytes, int]]]) -> None:
+        for _, _, data in parts:
             if isinstance(data, int):
                 os.close(data)
-        self._parts = []
+        self._parts = [part for part in self._parts if part not in parts]
+
+
+def is_named(pattern: str, name: str) -> bool:
+    """Whether a pattern of a policy means a tool of this name."""
+    return name.startswith(pattern[:-1]) if pattern.endswith("*") else name == pattern
 
 
 def listed_tools(head: Fields, body: bytes) -> list[Fields]:

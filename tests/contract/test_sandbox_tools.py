@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from typing import Any
 
 import cloudpickle
 import pytest
 
 from executor_api.values import encode
-from executor_server.errors import InvalidRequest, ModulesMissing, NotFound, Reason
-from executor_server.model import BlobRef, ShippedTool, ToolSource, ToolSpec
+from executor_server.errors import InvalidRequest, ModulesMissing, NotFound, PolicyViolation, Reason
+from executor_server.model import BlobRef, ShippedTool, ToolRules, ToolSource, ToolSpec
 from executor_server.sessions import Session
 from tests.contract.harness import Harness, Transcript, follow, pieces
 
@@ -352,3 +353,28 @@ async def test_a_tool_that_ends_each_new_interpreter_is_given_up(harness: Harnes
     assert gone.message == "the tool good is not there: the interpreter died or hung when tools were made again in it"
     await register(session, good=source(GOOD))
     assert (await harness.run(session, "good()")).output == ("good",)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Under another policy
+
+
+@LOCAL
+async def test_tools_that_the_policy_does_not_allow_any_more_are_not_there_any_more(harness: Harness) -> None:
+    session = await harness.session()
+    caller = source("def tool():\n    return good()\n")
+    await register(session, "asked", good=source(GOOD), web_a=source(GOOD), web_b=caller)
+    await harness.run(session, "mine = 1\nweb_a = 'mine'")
+    await session.hold_to(replace(session.spec, tools=ToolRules(allowed=("asked", "web_*"))))
+    gone = "the tool good is not there: the policy does not allow it in the sandbox any more"
+    assert (await harness.run(session, "good()")).message == gone
+    assert (await harness.run(session, "web_b()")).message == gone
+    assert (await run_answered(harness, session, "web_a, mine, asked()", {"asked": 2})).output == ("mine", 1, 2)
+    assert (await harness.run(session, "import os\nos._exit(0)")).state == "reset"
+    assert (await harness.run(session, "web_a()")).output == ("good",)
+    assert (await harness.run(session, "good()")).message == gone
+    await session.hold_to(replace(session.spec, tools=ToolRules(placements=("host",))))
+    assert (await harness.run(session, "web_a()")).message == gone.replace("good", "web_a", 1)
+    with pytest.raises(PolicyViolation):
+        await register(session, web_a=source(GOOD))
+    assert (await run_answered(harness, session, "asked()", {"asked": 2})).output == 2

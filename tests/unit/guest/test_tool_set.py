@@ -79,6 +79,21 @@ def test_an_interpreter_that_has_not_made_them_is_told_why() -> None:
     assert [(tool["name"], tool.get("why_not")) for tool in json.loads(listed)] == [("asked", None), ("c", "later")]
 
 
+def test_what_is_forbidden_is_let_go_of_once_and_says_why() -> None:
+    with none_left_open():
+        tools = read(HOST, SOURCE, LARGE, VALUE, blobs={"blob": b"a large"})
+        assert tools.forbid(["a", "c*"], "no more") == {"b": "no more"}
+        assert tools.forbid(["a", "c*"], "no more") == {}
+        posted = Posted()
+        tools.post_all(posted, again=True)
+        assert {head.get("tool") for head, _ in posted.messages} == {"a", "c", None}
+        assert tools.forbid([], "no more") == {"a": "no more", "c": "no more"}
+        tools.post_called(posted, "later")
+        listed = {tool["name"]: tool.get("why_not") for tool in json.loads(posted.messages[-1][1])}
+        assert listed == {"asked": None, "a": "no more", "b": "no more", "c": "no more"}
+        assert not tools.has_shipped
+
+
 def test_tools_of_the_host_only_bring_nothing() -> None:
     tools = read(HOST)
     assert tools.called == {"asked"}

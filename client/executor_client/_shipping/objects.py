@@ -22,6 +22,7 @@ from executor_client._shipping.plain import is_plain, literal
 from executor_client._shipping.writer import StandIn, Writer, nested
 
 _DEPTH_MAX = 100
+_PROBLEMS_MAX = 30
 _OBJECTS_MAX = 5_000
 """That are made step by step; plain data does not count."""
 
@@ -64,6 +65,8 @@ class Objects:
             return self._writer.stand_in(value)
         if id(value) in self._known:
             return self._known[id(value)]
+        if len(self._writer.problems) >= _PROBLEMS_MAX:
+            return "None"  # it is known by now that this is nothing to ship
         if id(value) in self._making:
             return self._writer.refuse(where, "refers to itself in a way that can't be made again")
         with nested(self._depth, _DEPTH_MAX) as allowed:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import __future__
 
 import ast
+import functools
 import linecache
 import types
 import warnings
@@ -16,6 +17,9 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
+
+_FILES_KEPT = 16
+"""Parsed ones, for the next tools: an agent's tools are shipped at each run."""
 
 ANNOTATIONS_FLAG = __future__.annotations.compiler_flag
 
@@ -94,11 +98,12 @@ class SourceFiles:
 
     def _read(self, filename: str, namespace: dict[str, Any]) -> SourceFile | None:
         if filename not in self._files:
-            self._files[filename] = _parsed(filename, linecache.getlines(filename, namespace))
+            self._files[filename] = _parsed(filename, tuple(linecache.getlines(filename, namespace)))
         return self._files[filename]
 
 
-def _parsed(filename: str, lines: list[str]) -> SourceFile | None:
+@functools.lru_cache(maxsize=_FILES_KEPT)
+def _parsed(filename: str, lines: tuple[str, ...]) -> SourceFile | None:
     if not lines:
         return None
     text = "".join(lines)
@@ -109,7 +114,7 @@ def _parsed(filename: str, lines: list[str]) -> SourceFile | None:
             code = compile(text, filename, "exec", dont_inherit=True)
     except (SyntaxError, ValueError):
         return None
-    return SourceFile(tuple(lines), tree, tuple(all_codes(code)))
+    return SourceFile(lines, tree, tuple(all_codes(code)))
 
 
 def all_codes(code: types.CodeType) -> Iterator[types.CodeType]:

@@ -146,7 +146,9 @@ class SmolagentsDialect(Dialect):
 
     def refusal(self, value: object) -> str | None:
         if isinstance(value, type):
-            return "is a type of smolagents; use the plain value" if issubclass(value, AgentType) else None
+            if issubclass(value, AgentType):
+                return "is a type of smolagents; use the plain value"
+            return "is smolagents' own and stays in this process" if issubclass(value, MultiStepAgent | Model) else None
         return host_only("", value)
 
     def ships_module(self, module: str) -> bool:

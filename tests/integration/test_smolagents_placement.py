@@ -1,0 +1,268 @@
+"""Tools in the sandbox and on the host: the same tools, wherever they run."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+import smolagents
+from smolagents import LogLevel, tool
+
+from examples.scripted import Reply
+from executor_client import AsyncExecutorClient, ExecutorClient, InvalidRequest, Tool, ToolNotShippable
+from executor_client.smolagents import CodeAgent, RemoteExecutor
+from tests.support.agents import agent_on, scripted
+from tests.support.daemon import Daemon
+from tests.support.shipped import agent_tools, plain, refused
+
+IMPORTS = ["numpy.*", "pandas.*", "os"]
+
+
+@pytest.fixture(scope="module")
+def outputs(daemon: Daemon) -> dict[str, tuple[Any, Any]]:
+    """What each tool of the corpus gives in the sandbox, and on the host."""
+    tools = {name: each for name, (each, _) in agent_tools.CORPUS.items()}
+    got: dict[str, list[Any]] = {name: [] for name in tools}
+    # The sandbox first: what calls on the host do to the tools is then not in it.
+    for placement in ("sandbox", "host"):
+        with RemoteExecutor(IMPORTS, tool_placement=placement, **daemon.access) as executor:
+            executor.send_tools(tools)
+            for name, (_, code) in agent_tools.CORPUS.items():
+                got[name].append(executor(code).output)
+    return {name: (in_sandbox, on_host) for name, (in_sandbox, on_host) in got.items()}
+
+
+@pytest.mark.parametrize("name", agent_tools.CORPUS)
+def test_a_tool_does_the_same_in_the_sandbox_as_on_the_host(name: str, outputs: dict[str, tuple[Any, Any]]) -> None:
+    in_sandbox, on_host = outputs[name]
+    assert (type(in_sandbox), repr(in_sandbox)) == (type(on_host), repr(on_host))
+
+
+@pytest.mark.parametrize("name", agent_tools.REFUSED)
+def test_a_tool_that_can_not_run_there_is_refused_by_name(name: str, client: ExecutorClient) -> None:
+    refused_tool, problems = agent_tools.REFUSED[name]
+    placed = RemoteExecutor(tool_placement={name: "sandbox"}, client=client)
+    with placed, pytest.raises(ToolNotShippable) as raised:
+        placed.send_tools({name: refused_tool})
+    assert (raised.value.tool, list(raised.value.problems)) == (name, problems)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Which tools run where
+
+
+@tool
+def whereabouts() -> int:
+    """Tells the number of the process that it runs in."""
+    return os.getpid()
+
+
+@tool
+def also_whereabouts() -> int:
+    """Tells the number of the process that it runs in."""
+    return os.getpid()
+
+
+def _helper() -> Any:
+    model = scripted("final_answer('helped')", "final_answer('helped')")
+    return smolagents.CodeAgent(
+        tools=[], model=model, name="helper", description="Helps.", verbosity_level=LogLevel.OFF
+    )
+
+
+SEEN = """
+import os
+here = os.getpid()
+final_answer([where == here for where in (whereabouts(), also_whereabouts())])
+"""
+
+
+@pytest.mark.parametrize(
+    ("placement", "in_sandbox"),
+    [
+        ("host", [False, False]),
+        ("sandbox", [True, True]),
+        ({"whereabouts": "sandbox"}, [True, False]),
+        ({"*": "sandbox", "whereabouts": "host"}, [False, True]),
+    ],
+)
+def test_each_tool_runs_where_its_placement_says(daemon: Daemon, placement: Any, in_sandbox: list[bool]) -> None:
+    with agent_on(
+        daemon,
+        SEEN,
+        tools=[whereabouts, also_whereabouts],
+        additional_authorized_imports=["os"],
+        executor_kwargs={"tool_placement": placement},
+    ) as agent:
+        assert agent.run("go") == in_sandbox
+
+
+def test_the_final_answer_and_managed_agents_stay_here_when_all_else_goes(daemon: Daemon) -> None:
+    script = Reply("", "said = helper('help')\nfinal_answer(('helped' in said, convert(2)))")
+    with agent_on(
+        daemon,
+        script,
+        tools=[agent_tools.convert],
+        managed_agents=[_helper()],
+        executor_kwargs={"tool_placement": "sandbox"},
+    ) as agent:
+        assert agent.run("go") == (True, 4.0)
+
+
+def test_a_tool_that_can_not_be_shipped_stops_the_run_before_the_model_is_asked(daemon: Daemon) -> None:
+    with agent_on(daemon, "1", tools=[agent_tools.Guarded()], executor_kwargs={"tool_placement": "sandbox"}) as agent:
+        with pytest.raises(ToolNotShippable, match=r"self\.lock"):
+            agent.run("go")
+        assert agent.model._given == 0
+
+
+def test_a_name_that_no_tool_has_is_told(client: ExecutorClient, caplog: pytest.LogCaptureFixture) -> None:
+    placed = RemoteExecutor(tool_placement={"go_bakc": "sandbox"}, client=client)
+    with placed:
+        placed.send_tools({"convert": agent_tools.convert})
+    assert "tool_placement names no tools of this run: go_bakc" in caplog.text
+
+
+@pytest.mark.parametrize("placement", ["sandbox", {"imported": "sandbox", "*": "host"}])
+def test_a_saved_agent_has_its_placement(daemon: Daemon, placement: Any) -> None:
+    with agent_on(
+        daemon, "final_answer(1)", tools=[agent_tools.imported], executor_kwargs={"tool_placement": placement}
+    ) as agent:
+        saved = agent.to_dict()
+    assert saved["executor_kwargs"]["tool_placement"] == placement
+    made = RemoteExecutor(tool_placement=saved["executor_kwargs"]["tool_placement"], **daemon.access)
+    assert made.saved_kwargs()["tool_placement"] == placement
+
+
+def test_a_tool_in_the_sandbox_may_call_one_on_the_host(daemon: Daemon) -> None:
+    """What the tool on the host holds stays there."""
+    secret = []
+
+    @tool
+    def rate(currency: str) -> float:
+        """Looks a rate up.
+
+        Args:
+            currency: Which.
+        """
+        secret.append(currency)
+        return 2.5
+
+    @tool
+    def price(amount: float) -> float:
+        """Prices.
+
+        Args:
+            amount: How much.
+        """
+        factor: float = rate("eur")
+        return amount * factor
+
+    with agent_on(
+        daemon, "final_answer(price(2))", tools=[rate, price], executor_kwargs={"tool_placement": {"price": "sandbox"}}
+    ) as agent:
+        assert (agent.run("go"), secret) == (5.0, ["eur"])
+
+
+def test_a_new_interpreter_has_the_tools_again(daemon: Daemon) -> None:
+    lost = "import os\nos._exit(3)"
+    with agent_on(
+        daemon,
+        lost,
+        "final_answer(words('Ab c'))",
+        tools=[agent_tools.words],
+        additional_authorized_imports=["os"],
+        executor_kwargs={"tool_placement": "sandbox"},
+    ) as agent:
+        assert agent.run("go") == ["ab", "c", "and", "more"]
+
+
+def test_an_error_in_a_shipped_tool_shows_its_own_lines(daemon: Daemon) -> None:
+    with agent_on(
+        daemon,
+        "raising('x')",
+        Reply("", "final_answer(1)", expects=['raise ValueError(f"not {x}")', "ValueError: not x"]),
+        tools=[agent_tools.Raising()],
+        executor_kwargs={"tool_placement": "sandbox"},
+    ) as agent:
+        assert agent.run("go") == 1
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Without smolagents
+
+
+def test_plain_callables_run_in_a_session(client: ExecutorClient) -> None:
+    with client.create_session() as session:
+        session.register_tools(
+            {"adder": Tool(plain._make_adder(5), placement="sandbox"), "on_host": lambda x: (x, "host")}
+        )
+        assert session.execute("adder(1), adder(2), on_host(3)").output == (6, 8, (3, "host"))
+
+
+async def test_plain_callables_run_in_an_async_session(daemon: Daemon) -> None:
+    async with AsyncExecutorClient(**daemon.access) as client, await client.create_session() as session:
+        await session.register_tools({"adder": Tool(plain._make_adder(5), placement="sandbox")})
+        assert (await session.execute("adder(1), adder(2)")).output == (6, 8)
+
+
+def test_large_data_goes_with_a_tool(client: ExecutorClient) -> None:
+    table = bytes(range(256)) * 20_000
+
+    def sizes(start: int) -> tuple[int, int]:
+        return len(table), table[start]
+
+    with client.create_session() as session:
+        session.register_tools({"sizes": Tool(sizes, placement="sandbox")})
+        assert session.execute("sizes(258)").output == (5_120_000, 2)
+
+
+def test_a_tool_without_source_runs_on_the_same_python(client: ExecutorClient) -> None:
+    with client.create_session() as session:
+        session.register_tools({"patched": Tool(refused.patched, placement="sandbox")})
+        assert session.execute("patched(4)").output == 8
+
+
+def test_modules_that_the_image_lacks_are_told_by_their_distributions(client: ExecutorClient) -> None:
+    with client.create_session() as session:
+        session.register_tools({"before": Tool(plain.with_global, placement="sandbox")})
+        with pytest.raises(InvalidRequest) as raised:
+            session.register_tools({"libraries": Tool(plain.with_libraries, placement="sandbox")})
+        assert raised.value.reason == "MODULES_MISSING"
+        assert "the image has no module cv2, sklearn.linear_model" in raised.value.message
+        assert "opencv-python-headless, pillow, scikit-learn: use an image that has them" in raised.value.message
+        assert "Nothing is installed" in raised.value.message
+        assert session.execute("before(3)").output == 21
+
+
+@pytest.mark.parametrize(
+    ("made", "kind", "text"),
+    [
+        (Tool(print, placement="cellar"), InvalidRequest, "is 'host' or 'sandbox', not 'cellar'"),  # type: ignore[arg-type]
+        (Tool(print, placement="sandbox", is_final_answer=True), ToolNotShippable, "it gives the final answer"),
+        (Tool(print, placement="sandbox", parameters=("x",)), InvalidRequest, "with its own parameters"),
+        (Tool(refused.use_closure, placement="sandbox"), ToolNotShippable, "lock: a _thread.lock"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(client: ExecutorClient, made: Tool, kind: type[Exception], text: str) -> None:
+    with client.create_session() as session, pytest.raises(kind, match=text):
+        session.register_tools({"made": made})
+
+
+async def test_a_coroutine_function_is_not_shipped(daemon: Daemon) -> None:
+    async def waits() -> None: ...
+
+    async with AsyncExecutorClient(**daemon.access) as client, await client.create_session() as session:
+        with pytest.raises(ToolNotShippable, match="coroutine function"):
+            await session.register_tools({"waits": Tool(waits, placement="sandbox")})
+
+
+def test_the_class_of_agents_takes_the_placement(daemon: Daemon) -> None:
+    with CodeAgent(
+        tools=[agent_tools.convert],
+        model=scripted("final_answer(convert(3))", "final_answer(convert(4))"),
+        executor_kwargs={"tool_placement": "sandbox", **daemon.access},
+        verbosity_level=LogLevel.OFF,
+    ) as agent:
+        assert [agent.run("go"), agent.run("go")] == [6.0, 8.0]

@@ -272,7 +272,7 @@ def test_a_host_of_the_older_protocol_gets_the_same(daemon: Daemon) -> None:
     with connected(environment(daemon), "--imports", "PIL.*", mode="legacy") as host:
         result = host.call("run_python", code="print('hi')\nfrom PIL import Image\nImage.new('L', (3, 2))")
         assert [block.type for block in result.content] == ["text", "text", "image", "text"]
-        assert [log.data for log in host.logs] == ["hi\n"]
+        assert eventually(lambda: [log.data for log in host.logs] == ["hi\n"])
         assert host.said_on_stderr() == ""
 
 

@@ -3,11 +3,15 @@ import io
 import sys
 from pathlib import Path
 
+import cloudpickle
 import numpy
 import PIL.Image
 import PIL.ImageDraw
 
 assert numpy.linalg.solve([[2.0, 0.0], [0.0, 4.0]], [2.0, 8.0]).tolist() == [1.0, 2.0]
+
+# What a client sends that has no other form: functions, and objects of its own classes.
+assert cloudpickle.loads(cloudpickle.dumps(lambda number: number + 1))(1) == 2
 
 image = PIL.Image.new("RGB", (32, 32), "white")
 PIL.ImageDraw.Draw(image).text((4, 4), "ok", fill="black")

@@ -92,7 +92,7 @@ def test_images_have_the_same_version_of_what_they_share() -> None:
     """Another version of NumPy than the base has would be installed over it, and both be carried around."""
     locks = {name: _pins(ROOT / "images" / name / "requirements.txt") for name in IMAGES}
     shared = locks["base"].keys() & locks["data"].keys()
-    assert shared == {"numpy", "pillow"}
+    assert shared == {"cloudpickle", "numpy", "pillow"}
     assert {name: locks["data"][name] for name in shared} == {name: locks["base"][name] for name in shared}
 
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 import os
 import tempfile
 
-os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # before the import, which would report to Gradio's makers
+# Before the imports: nothing is reported to Gradio's makers, or asked of the Hugging Face Hub.
+os.environ.update(GRADIO_ANALYTICS_ENABLED="False", HF_HUB_OFFLINE="1")
 
 from gradio_client import Client  # type: ignore[import-untyped]
 from own_daemon import own_daemon

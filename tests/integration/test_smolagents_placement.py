@@ -178,6 +178,15 @@ def test_a_new_interpreter_has_the_tools_again(daemon: Daemon) -> None:
         assert agent.run("go") == ["ab", "c", "and", "more"]
 
 
+def test_each_run_begins_with_the_tool_as_it_is_here(daemon: Daemon) -> None:
+    steps = ["recalled = [collected(1)]", "recalled.append(list(collected(2)))\nfinal_answer(recalled[-1])"]
+    with agent_on(
+        daemon, *steps, *steps, tools=[agent_tools.collected], executor_kwargs={"tool_placement": "sandbox"}
+    ) as agent:
+        here = agent_tools.collected.forward.__wrapped__.__defaults__[0]
+        assert [agent.run("go"), agent.run("go", reset=False)] == [[*here, 1, 2]] * 2
+
+
 def test_an_error_in_a_shipped_tool_shows_its_own_lines(daemon: Daemon) -> None:
     with agent_on(
         daemon,

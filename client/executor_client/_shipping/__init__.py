@@ -70,11 +70,14 @@ def ship(
     for other, its_object in (others or {}).items():
         if its_object is not tool and other != name:
             definitions.objects.know_tool(its_object, other)
-    writer.say(f"{_ENTRY} = {definitions.objects.ref(tool, 'self')}")
+    try:
+        writer.say(f"{_ENTRY} = {definitions.objects.ref(tool, 'self')}")
+    except RecursionError:
+        raise ToolNotShippable(name, ["what it uses is nested too deeply to be followed"]) from None
     definitions.finish()
     if not writer.problems:
         return _packed(name, writer)
-    if all(problem.lacks_source for problem in writer.problems):
+    if used.carries_bytecode and all(problem.lacks_source for problem in writer.problems):
         return _pickled(name, tool, definitions, python)
     raise ToolNotShippable(name, [str(problem) for problem in writer.problems])
 

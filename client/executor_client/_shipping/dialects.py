@@ -10,6 +10,9 @@ from executor_client._shipping.writer import StandIn
 class Dialect:
     """How a library's tools are shipped to where the library is not. This one knows of none."""
 
+    carries_bytecode = True
+    """Whether a tool without source makes sense in the sandbox as a pickle, which can have no stand-ins."""
+
     def stand_in(self, value: object) -> StandIn | None:
         """Source that takes the place of this object of the library."""
         return None

@@ -39,8 +39,10 @@ class NotPlain(Exception):
 def literal(value: object) -> str | None:
     """The value as source, when that is short and says it exactly."""
     kind = type(value)
-    if value is None or value is ... or kind in (bool, int):
+    if value is None or value is ... or kind is bool:
         return "..." if value is ... else repr(value)
+    if kind is int:
+        return repr(value) if value.bit_length() <= _SHORT else None  # type: ignore[attr-defined]
     if kind is float:
         return repr(value) if math.isfinite(value) else None  # type: ignore[arg-type]
     if kind in (str, bytes) and len(value) <= _SHORT:  # type: ignore[arg-type]

@@ -123,6 +123,8 @@ def host_only(name: str, tool: object) -> str | None:
 class SmolagentsDialect(Dialect):
     """Ships smolagents' tools."""
 
+    carries_bytecode = False
+
     def __init__(self, tool: object) -> None:
         # A package that defines tools imports smolagents, so the sandbox can't import it.
         classes = [each for each in type(tool).__mro__ if issubclass(each, BaseTool)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import linecache
 import pickle
@@ -14,6 +15,7 @@ import pytest
 
 from executor_api.values import decode
 from executor_client import InvalidRequest, ToolNotShippable
+from executor_client._distributions import distributions_of
 from executor_client._shipping import Shipped, ship
 from tests.support.interpreters import find_python
 from tests.support.shipped import plain, refused
@@ -138,6 +140,37 @@ def test_the_object_is_as_it_was() -> None:
 def test_modules_that_the_sandbox_must_have_are_listed() -> None:
     modules = ship("t", plain.with_libraries, python="").modules
     assert set(modules) == {"PIL", "cv2", "os.path", "sklearn.linear_model", "os"}
+
+
+def test_a_chain_of_many_functions_is_followed(tmp_path: Path) -> None:
+    file = tmp_path / "chained_tool.py"
+    lines = [f"def f{number}(x):\n    return f{number + 1}(x) + 1\n" for number in range(80)]
+    file.write_text("\n".join([*lines, "def f80(x):\n    return x\n"]))
+    assert run_elsewhere(sys.executable, [("t", ship("t", _loaded(file).f0, python=""), ((1,),))]) == {"t": "[81]"}
+
+
+def test_what_is_nested_too_deeply_is_refused() -> None:
+    inner: list[Any] = [object()]
+    for _ in range(500):
+        inner = [inner]
+    with pytest.raises(ToolNotShippable, match=r"too many objects|too deeply"):
+        ship("t", functools.partial(len, inner), python="")
+
+
+@pytest.mark.parametrize(
+    ("modules", "distributions"),
+    [
+        (
+            ["PIL.Image", "bs4", "cv2", "sklearn.linear_model", "yaml"],
+            "beautifulsoup4 opencv-python-headless pillow PyYAML scikit-learn",
+        ),
+        (["os.path", "json", "xml.etree.ElementTree"], ""),
+        (["google.protobuf.message", "google.cloud.storage"], "google-cloud-storage protobuf"),
+        (["numpy.linalg", "some_thing.inner"], "numpy some-thing"),
+    ],
+)
+def test_modules_are_told_by_their_distributions(modules: list[str], distributions: str) -> None:
+    assert distributions_of(modules) == distributions.split()
 
 
 def test_another_tool_of_the_session_is_called_and_not_shipped() -> None:

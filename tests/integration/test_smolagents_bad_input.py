@@ -13,7 +13,6 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-import psutil
 import pytest
 from smolagents import ActionStep, CodeAgent, LogLevel, tool
 
@@ -22,6 +21,7 @@ from executor_client import Outcome, ReentrantExecution
 from executor_client.smolagents import CodeExecutionError, RemoteExecutor
 from tests.support.agents import agent_on
 from tests.support.daemon import Daemon
+from tests.support.memory import growth_of
 from tests.support.polling import eventually
 
 GIB = 1 << 30
@@ -140,20 +140,6 @@ def test_a_gigabyte_is_refused_in_little_memory(daemon: Daemon, code: str, told:
         grown = growth_of(os.getpid(), daemon.process.pid)
         assert agent.run("go") == 1
     assert max(grown()) < REFUSAL_BYTES
-
-
-def growth_of(*pids: int) -> Callable[[], list[int]]:
-    """How many bytes more than now each process has come to hold at most, asked later."""
-    before = [psutil.Process(pid).memory_info().rss for pid in pids]
-    for pid in pids:
-        with open(f"/proc/{pid}/clear_refs", "w") as file:  # noqa: PTH123 - the peak begins anew
-            file.write("5")
-    return lambda: [_peak_bytes(pid) - at_first for pid, at_first in zip(pids, before, strict=True)]
-
-
-def _peak_bytes(pid: int) -> int:
-    with open(f"/proc/{pid}/status") as file:  # noqa: PTH123
-        return next(int(line.split()[1]) * 1024 for line in file if line.startswith("VmHWM"))
 
 
 def test_a_tool_that_uses_its_own_executor_is_told_and_the_run_goes_on(daemon: Daemon) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from typing import Any
 
@@ -17,6 +16,7 @@ ALWAYS_HERE = "no: always in the agent's process"
 @tool
 def whereabouts() -> str:
     """Tells in which process it runs."""
+    import os
 
     return f"{os.stat('/proc/self/ns/pid').st_ino} {os.getpid()}"  # noqa: PTH116 (its source travels)
 

@@ -143,7 +143,7 @@ def refusal(call: Callable[[], Any]) -> str:
         ("eval('1')", "policy_denied"),
         ("().__class__", "policy_denied"),
         ("open('/etc/passwd')", "policy_denied"),
-        ("while True: pass", "operation_limit: Reached the max number of operations of 1000000."),
+        ("while True: pass", "operation_limit at 'while True: pass': OperationLimitExceeded: Reached the max number"),
         ("import math\nmath.factorial(3_000_000)", "timeout"),
     ],
 )

@@ -23,6 +23,7 @@ import smolagents
 from smolagents import agents as smolagents_agents
 
 from executor_client.smolagents.executor import RemoteExecutor
+from executor_client.smolagents.loaded_tools import remember_source
 
 EXECUTOR_TYPE = "remote"
 
@@ -80,10 +81,14 @@ class RemoteCodeAgent(smolagents.CodeAgent):  # type: ignore[misc]  # smolagents
             given = {name: given[name] for name in _NEVER_SAVED if name in given}
         managed = [_managed_from_dict(each, given, kwargs) for each in agent_dict["managed_agents"]]
         own = agent_dict.get("executor_kwargs") or {}
-        return super().from_dict(
+        agent = super().from_dict(
             {**agent_dict, "managed_agents": []},
             **{"managed_agents": managed, **kwargs, "executor_kwargs": {**own, **given}},
         )
+        for saved in agent_dict["tools"]:
+            if saved["name"] in agent.tools:
+                remember_source(agent.tools[saved["name"]], saved["code"])
+        return agent
 
     @classmethod
     def from_folder(cls, folder: str | Path, **kwargs: Any) -> Any:

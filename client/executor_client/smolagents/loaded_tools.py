@@ -1,0 +1,43 @@
+"""The source of tools that smolagents made from saved code.
+
+smolagents runs the code of a saved tool and forgets it, so nobody can look it up again: neither a traceback, nor what
+ships a tool into the sandbox as source. Here it is put where Python keeps the lines of interactive code.
+"""
+
+from __future__ import annotations
+import __future__
+
+import hashlib
+import linecache
+import types
+from collections.abc import Iterator
+from typing import Any
+
+_NO_FILE = "<string>"
+# Code has this from the module of smolagents that ran it, unless it says so itself.
+_QUOTED_ANNOTATIONS = __future__.annotations.compiler_flag
+
+
+def remember_source(tool: Any, code: str) -> None:
+    """Lets the source of `tool` be found, which smolagents has made from `code`. Repeating it does nothing."""
+    filename = f"<tool {hashlib.sha256(code.encode()).hexdigest()[:16]}>"
+    linecache.cache[filename] = (len(code), None, code.splitlines(keepends=True), filename)
+    inherited = 0 if "from __future__ import annotations" in code else _QUOTED_ANNOTATIONS
+    for function in _functions(type(tool)):
+        code_object = function.__code__
+        if code_object.co_filename == _NO_FILE:
+            flags = code_object.co_flags & ~inherited
+            function.__code__ = code_object.replace(co_filename=filename, co_flags=flags)
+
+
+def _functions(tool_class: type) -> Iterator[types.FunctionType]:
+    """All that the code defined at its top, and in the bodies of its classes."""
+    namespace = getattr(tool_class.forward, "__globals__", {})  # type: ignore[attr-defined]
+    for value in list(namespace.values()):
+        members = vars(value).values() if isinstance(value, type) and value.__module__ == tool_class.__module__ else ()
+        for each in (value, *members):
+            function = each.__func__ if isinstance(each, staticmethod | classmethod) else each
+            accessors = (each.fget, each.fset, each.fdel) if isinstance(each, property) else ()
+            for found in (function, *accessors):
+                if isinstance(found, types.FunctionType) and found.__globals__ is namespace:
+                    yield found

@@ -6,7 +6,7 @@ import json
 import time
 from collections.abc import Iterator
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -35,7 +35,7 @@ class Bench:
         )
         crew: Any = SimpleNamespace(post=self._post, started=True)
         transfers: Any = SimpleNamespace(take_blob=lambda blob_id: link.sealed_memfd([b"xyz"]))
-        self.operations = Operations(channel, crew, transfers, self.runner, self.notices.append)
+        self.operations = Operations(channel, crew, transfers, cast(Any, self.runner), self.notices.append)
 
     def _post(self, head: dict[str, Any], body: bytes = b"", memfd: int | None = None) -> None:
         if memfd is not None:

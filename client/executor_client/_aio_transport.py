@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import grpc
@@ -13,7 +14,7 @@ import grpc.aio
 from executor_api.v1 import executor_service_pb2 as pb
 from executor_client._endpoint import Endpoint
 from executor_client._tracing import Metadata
-from executor_client._transport_base import Timeouts, TransportBase
+from executor_client._transport_base import Timeouts, TransportBase, closed
 from executor_client._watch import Awaited, LoopBell
 from executor_client.errors import ConfigurationError, DaemonError, ExecutorClientError, UnavailableError
 from executor_client.waits import OnWait
@@ -47,6 +48,17 @@ class AioTransport(TransportBase):
         self._check_loop()
         return super().open(request, trace, timeout_s)
 
+    @contextmanager
+    def _calling(self) -> Iterator[None]:
+        try:
+            with super()._calling():
+                yield
+        except asyncio.CancelledError:
+            # gRPC cancels whoever waits at a channel that is closed, as if somebody had cancelled the task.
+            if self.is_closed() and not is_cancelling():
+                raise closed() from None
+            raise
+
     def _check_loop(self) -> None:
         """gRPC would wait on one loop for what arrives on the other: for ever, or with an error that says neither."""
         if _running_loop() is not self._loop:
@@ -57,16 +69,15 @@ class AioTransport(TransportBase):
 
     async def close(self) -> None:
         self._check_loop()
+        self._closed.set()
         if self._bell is not None:
             self._bell.close()
         await self._channel.close(None)
 
     async def once(self, method: Callable[..., Any], request: Any, timeout_s: float | None = None) -> Any:
         """One attempt of a call with one answer."""
-        try:
+        with self._calling():
             response = await method(request, timeout=timeout_s or self.timeouts.call_s, metadata=self._metadata())
-        except grpc.RpcError as error:
-            raise self._judged(error) from error
         self._answered = True
         return response
 
@@ -87,14 +98,13 @@ class AioTransport(TransportBase):
         self, method: Callable[..., Any], request: Any, timeout_s: float | None = None
     ) -> AsyncGenerator[Any, None]:
         """One attempt of a call with a stream of answers; ended early, it is cancelled."""
-        stream = method(request, timeout=timeout_s or self.timeouts.call_s, metadata=self._metadata())
-        try:
-            async for message in stream:
-                yield message
-        except grpc.RpcError as error:
-            raise self._judged(error) from error
-        finally:
-            stream.cancel()
+        with self._calling():
+            stream = method(request, timeout=timeout_s or self.timeouts.call_s, metadata=self._metadata())
+            try:
+                async for message in stream:
+                    yield message
+            finally:
+                stream.cancel()
 
     async def call(self, method: Callable[..., Any], request: Any, awaited: Awaited | None = None) -> Any:
         """A call with one answer, repeated where that may help. `awaited` says what takes its time."""
@@ -116,6 +126,12 @@ class AioTransport(TransportBase):
                 except ExecutorClientError as error:
                     delay_s = self._delay_s(retries, error, watch)
                 await asyncio.sleep(delay_s)
+
+
+def is_cancelling() -> bool:
+    """Whether this task is being cancelled."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 def _running_loop() -> asyncio.AbstractEventLoop:

@@ -34,28 +34,26 @@ class Transport(TransportBase):
         super().__init__(endpoint, timeouts, self._channel, None if on_wait is None else ThreadBell(on_wait))
 
     def close(self) -> None:
+        self._closed.set()
         if self._bell is not None:
             self._bell.close()
         self._channel.close()
 
     def once(self, method: Callable[..., Any], request: Any, timeout_s: float | None = None) -> Any:
         """One attempt of a call with one answer."""
-        try:
+        with self._calling():
             response = method(request, timeout=timeout_s or self.timeouts.call_s, metadata=self._metadata())
-        except grpc.RpcError as error:
-            raise self._judged(error) from error
         self._answered = True
         return response
 
     def read(self, method: Callable[..., Any], request: Any, timeout_s: float | None = None) -> Iterator[Any]:
         """One attempt of a call with a stream of answers; ended early, it is cancelled."""
-        stream = method(request, timeout=timeout_s or self.timeouts.call_s, metadata=self._metadata())
-        try:
-            yield from stream
-        except grpc.RpcError as error:
-            raise self._judged(error) from error
-        finally:
-            stream.cancel()
+        with self._calling():
+            stream = method(request, timeout=timeout_s or self.timeouts.call_s, metadata=self._metadata())
+            try:
+                yield from stream
+            finally:
+                stream.cancel()
 
     def call(self, method: Callable[..., Any], request: Any, awaited: Awaited | None = None) -> Any:
         """A call with one answer, repeated where that may help. `awaited` says what takes its time."""

@@ -7,7 +7,10 @@ daemon cannot be reached, and while it is busy and says when to ask again; each 
 
 from __future__ import annotations
 
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,6 +52,7 @@ class TransportBase:
     ) -> None:
         self.endpoint = endpoint
         self.timeouts = timeouts
+        self._closed = threading.Event()
         self._bell = bell
         self.stub: Any = executor_service_pb2_grpc.ExecutorServiceStub(channel)
         self._answered = False
@@ -68,7 +72,8 @@ class TransportBase:
         Every stream of an execution belongs to the trace of the first.
         """
         method = self.stub.Execute if isinstance(request, pb.ExecuteRequest) else self.stub.AttachExecution
-        return method(request, timeout=timeout_s, metadata=(*self.endpoint.metadata, *trace))
+        with self._calling():
+            return method(request, timeout=timeout_s, metadata=(*self.endpoint.metadata, *trace))
 
     def execution(self, request: pb.ExecuteRequest, trace: Metadata, watch: Watch) -> Execution:
         """An execution, whose daemon has made the session."""
@@ -108,6 +113,23 @@ class TransportBase:
             ) from error
         raise error
 
+    def is_closed(self) -> bool:
+        return self._closed.is_set()
+
+    @contextmanager
+    def _calling(self) -> Iterator[None]:
+        """Around a use of the channel: turns gRPC's errors into ours, also those of a channel that we closed."""
+        if self.is_closed():
+            raise closed()
+        try:
+            yield
+        except grpc.RpcError as error:
+            raise (closed() if self.is_closed() else self._judged(error)) from error
+        except (ValueError, grpc.aio.UsageError) as error:
+            if self.is_closed():
+                raise closed() from error
+            raise
+
     def _metadata(self) -> Metadata:
         return (*self.endpoint.metadata, *current_trace())
 
@@ -118,3 +140,7 @@ class TransportBase:
             why = f"{translated.message} ({self.endpoint.why_no_token})"
             return AuthenticationError(why, reason=translated.reason)
         return translated
+
+
+def closed() -> UnavailableError:
+    return UnavailableError("this client was closed", reason="CLIENT_CLOSED")

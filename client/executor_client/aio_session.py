@@ -16,7 +16,7 @@ from executor_api.v1 import executor_service_pb2 as pb
 from executor_api.v1 import types_pb2
 from executor_client import _requests, _shipped_tools, _tools
 from executor_client._aio_tool_calls import AioToolCalls, AioToolPool
-from executor_client._aio_transport import AioTransport
+from executor_client._aio_transport import AioTransport, is_cancelling
 from executor_client._assembler import EventGap, ToolRequest
 from executor_client._blobs import IncomingBlobs
 from executor_client._execution import Execution
@@ -135,7 +135,8 @@ class AsyncSession(SessionBase):
                 cause = error
             except asyncio.CancelledError:
                 # grpc.aio raises this in the reader of a stream that was cancelled, too. That was `calls`, if anybody.
-                if calls.failure is None or _cancelling():
+                # Or the client was closed.
+                if is_cancelling() or (calls.failure is None and not self._transport.is_closed()):
                     raise
             finally:
                 # Also after the result: nothing that comes then is of interest, and waiting for the end costs time.
@@ -293,8 +294,3 @@ class AsyncSession(SessionBase):
             # An error that is on its way out already says more; the daemon ends idle sessions by itself.
             if exc is None:
                 raise
-
-
-def _cancelling() -> bool:
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0

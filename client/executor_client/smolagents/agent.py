@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+from collections.abc import Iterator
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ import smolagents
 from smolagents import agents as smolagents_agents
 
 from executor_client.smolagents.executor import RemoteExecutor
+from executor_client.smolagents.failures import DaemonLost, StreamedDaemonLost
 from executor_client.smolagents.loaded_tools import remember_source
 
 EXECUTOR_TYPE = "remote"
@@ -51,6 +53,11 @@ class RemoteCodeAgent(smolagents.CodeAgent):  # type: ignore[misc]  # smolagents
 
     def create_python_executor(self) -> Any:
         return _create(super().create_python_executor, self)
+
+    @functools.wraps(smolagents.CodeAgent.run)
+    def run(self, *args: Any, **kwargs: Any) -> Any:
+        result = super().run(*args, **kwargs)
+        return _streamed(result) if inspect.isgenerator(result) else result
 
     def save(self, output_dir: str | Path, relative_path: str | None = None) -> None:
         super().save(output_dir, relative_path)
@@ -166,6 +173,14 @@ def _managed_from_dict(agent_dict: dict[str, Any], executor_kwargs: dict[str, An
     if issubclass(found, RemoteCodeAgent) and agent_dict.get("executor_type") == EXECUTOR_TYPE:
         kwargs = {**kwargs, "executor_kwargs": executor_kwargs}
     return found.from_dict(agent_dict, **kwargs)
+
+
+def _streamed(steps: Iterator[Any]) -> Iterator[Any]:
+    """The steps of a run. A daemon that is gone ends them by something that is an `Exception` as well."""
+    try:
+        yield from steps
+    except DaemonLost as lost:
+        raise StreamedDaemonLost(str(lost)) from lost.__cause__
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -45,6 +45,13 @@ class DaemonLost(BaseException):
     """
 
 
+class StreamedDaemonLost(DaemonLost, Exception):
+    """`DaemonLost` for who follows a run by `run(stream=True)`, where there is no agent left to swallow it.
+
+    That is a web server as a rule (`GradioUI` is), which tells its user of an `Exception`, and of nothing else.
+    """
+
+
 @dataclass(frozen=True)
 class InPlaceAgain:
     """What a new interpreter or session is given without the agent's doing, besides the tools."""

@@ -14,9 +14,9 @@ import pytest
 from rich.console import Console
 from smolagents.monitoring import AgentLogger
 
-from examples.scripted import ScriptedModel
+from examples.scripted import Reply, ScriptedModel
 from executor_api.v1 import types_pb2 as types
-from executor_client import InvalidRequest, Outcome, PolicyViolationError
+from executor_client import InvalidRequest, Outcome, PolicyViolationError, ResourceExhaustedError
 from executor_client.smolagents import CodeAgent, CodeExecutionError, DaemonLost, RemoteExecutor
 from tests.support.fake_daemon import TOKEN, FakeDaemon, Refusal, busy, result, serve
 
@@ -104,6 +104,20 @@ def test_quota_that_is_used_up_stops_the_run(daemon: FakeDaemon, executor: Remot
     daemon.refusals["Execute"].append(busy(grpc.StatusCode.RESOURCE_EXHAUSTED, "QUOTA_EXCEEDED", seconds=3600))
     with pytest.raises(DaemonLost, match="refuses to go on"):
         executor("1")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_lost_daemon_is_an_exception_for_who_follows_the_steps_only(daemon: FakeDaemon, stream: bool) -> None:
+    """A web server, as GradioUI is, waits for ever for a run that ends by anything but an Exception."""
+    daemon.refusals["Execute"].append(busy(grpc.StatusCode.RESOURCE_EXHAUSTED, "QUOTA_EXCEEDED", seconds=3600))
+    access = {"address": daemon.address, "token": TOKEN}
+    with (
+        CodeAgent([], ScriptedModel([Reply("", "1")]), executor_kwargs=access, verbosity_level=-1) as agent,
+        pytest.raises(DaemonLost, match="refuses to go on") as raised,
+    ):
+        list(agent.run("go", stream=stream))
+    assert isinstance(raised.value, Exception) is stream
+    assert isinstance(raised.value.__cause__, ResourceExhaustedError)
 
 
 def test_session_of_a_daemon_that_cannot_write_its_audit_log_is_ended(

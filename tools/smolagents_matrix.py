@@ -28,7 +28,8 @@ VERSIONS = ("1.22.0", "1.23.0", "1.24.0", "1.25.0", "1.26.0")
 SUITE = ("tests/integration/test_smolagents*.py", "tests/integration/test_examples.py", "tests/features/test_*.py")
 # Of the table of features our own columns hold for every version, and one backend's is enough to see that.
 SELECTION = "not the_feature_is or ours_local"
-PACKAGES = ("--editable", ".[server,smolagents,data]", "--group", "dev")
+# smolagents' MCP tools can't do with the `mcp` of our own extra, which is no part of the suite.
+PACKAGES = ("--editable", ".[server,smolagents,data]", "--group", "dev", "mcp<2")
 NAMES_SHOWN_MAX = 20
 
 
@@ -75,11 +76,11 @@ def environment(version: str) -> Path:
     """The interpreter of the version's environment, which is made when there is none for what pyproject.toml says."""
     folder = CACHE / version
     python, stamp = folder / "bin" / "python", folder / ".made-for"
-    key = hashlib.sha256((ROOT / "pyproject.toml").read_bytes() + sys.version.encode()).hexdigest()
+    key = hashlib.sha256(f"{sys.version} {PACKAGES}".encode() + (ROOT / "pyproject.toml").read_bytes()).hexdigest()
     if not (stamp.exists() and stamp.read_text() == key):
         base: str = sys._base_executable  # type: ignore[attr-defined]  # what this environment was made from
         _uv("venv", "--quiet", "--clear", "--python", base, str(folder))
-        _uv("pip", "install", "--quiet", "--python", str(python), *PACKAGES, f"smolagents=={version}")
+        _uv("pip", "install", "--quiet", "--python", str(python), *PACKAGES, f"smolagents[mcp]=={version}")
         stamp.write_text(key)
     asked = subprocess.run(
         [python, "-c", "import smolagents; print(smolagents.__version__)"], capture_output=True, text=True, check=False

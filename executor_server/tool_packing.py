@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from executor_server.guest.tool_set import MAX_SHIPPED_BYTES
 from executor_server.model import BlobRef, Payload, ShippedTool, ToolSource, ToolSpec
 
-MAX_SHIPPED_BYTES = 32 * 1024 * 1024
-"""Of all tools of a registration that are shipped into the sandbox."""
+__all__ = ["MAX_SHIPPED_BYTES", "BlobDigests", "packed_tools"]
 
 # Of one session: more than can be staged at a time.
 _MAX_DIGESTS = 128

@@ -37,7 +37,7 @@ from .referee import Referee
 from .relays import Relays
 from .restricted import Builtins
 from .rules import Rules
-from .shipped import ShippedTools, ToolsRefused, Unmade
+from .session_tools import SessionTools
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -130,8 +130,7 @@ class Interpreter:
         sys.modules["__main__"] = self._main
         self._relays = Relays(self._names, self._referee)
         display.connect(self._tools.show)
-        self._shipped = ShippedTools(self._guarded)
-        self._placed: dict[str, Any] = {}  # the session's tools, by name
+        self._session_tools = SessionTools(self._tools.stub, self._guarded, self._builtins, self._main)
         self._staged: dict[str, Any] = {}
         self._staging_error = ""
         self._last_value = LastValue()
@@ -170,10 +169,10 @@ class Interpreter:
         self._send({"t": "booted"})
         handlers: dict[str, Callable[[link.Message], None]] = {
             "settings": self._on_settings,
-            "tools": self._on_tools,
+            "tools": self._session_tools.on_tools,
             "part": self._on_part,
             "ship": self._on_ship,
-            "drop": self._on_drop,
+            "drop": self._session_tools.on_drop,
             "run": self._on_run,
             "variable": self._on_variable,
             "commit": self._on_commit,
@@ -205,65 +204,15 @@ class Interpreter:
         self._builtins.on_rules()
         self._audit.on_rules()
 
-    def _on_tools(self, message: link.Message) -> None:
-        """Tools none of which is made here: at most it is said of one why it is not there."""
-        stubs, _ = self._stubs(message)
-        self._shipped.clear(stubs)
-        self._place_tools(stubs)
-
     def _on_part(self, message: link.Message) -> None:
-        self._shipped.take_part(message.head.text("tool", 256), message.head.text("part", 32), _view(message))
+        self._session_tools.take_part(message, _view(message))
 
     def _on_ship(self, message: link.Message) -> None:
-        """Tools some of which are to be made here, of the parts that came before."""
-        stubs, shipped = self._stubs(message)
-        again, said = message.head.boolean("again"), ""
-        try:
-            if again:
-                made, said = self._shipped.replace_again(shipped, stubs)
-            else:
-                made = self._shipped.replace(shipped, stubs)
-        except ToolsRefused as refused:
-            self._end_making()
-            end = {"t": "op_done", "ok": False, "message": str(refused)[:4000]}
-            self._send(end, dumps(refused.modules))
-            return
-        self._end_making()
-        self._place_tools({**stubs, **made})
-        self._send({"t": "op_done", "ok": True, "message": said[:4000]})
-
-    def _on_drop(self, message: link.Message) -> None:
-        """Tools that are not to be there any more, and why."""
-        dropped = {name: Unmade(name, why) for name, why in loads(link.read_body(message)).items()}
-        self._shipped.drop(dropped)
-        self._placed.update(dropped)
-        self._builtins.add(self._placed)
-
-    def _stubs(self, message: link.Message) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-        """What agent code gets of the tools that are not made here, and the list of the others."""
-        stubs: dict[str, Any] = {}
-        others = []
-        for spec in loads(link.read_body(message)):
-            name = spec["name"]
-            if "why_not" in spec:
-                stubs[name] = Unmade(name, spec["why_not"])
-            elif "modules" in spec:
-                others.append(spec)
-            else:
-                stubs[name] = self._tools.stub(name, spec["description"], spec["parameters"])
-        return stubs, others
-
-    def _place_tools(self, tools: dict[str, Any]) -> None:
-        # Among the builtins: a program that reuses the name hides the tool, until the tools are sent again.
-        self._placed = tools
-        self._builtins.add(tools)
-        for name in tools:
-            self._main.__dict__.pop(name, None)
-
-    def _end_making(self) -> None:
+        head, body = self._session_tools.make(message)
         if self._getpid() != self._pid:
             self._exit(0)  # a process that the client's code has forked came back from it as if it were this one
         self._settle_output()  # what it has printed is no program's
+        self._send(head, body)
 
     def _on_variable(self, message: link.Message) -> None:
         name = message.head.text("name", 256)

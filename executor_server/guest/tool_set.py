@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     Post = Callable[..., None]
 
 MAX_TOOLS = 256
+# Of all tools of a registration.
 MAX_SHIPPED_BYTES = 32 * 1024 * 1024
 # What a tool may be made of; for the text of a source there is no other way than inline.
 _PARTS = ("source", "bindings", "value")

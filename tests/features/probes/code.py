@@ -123,7 +123,7 @@ class Screen(io.StringIO):
 @probe
 def live_logs(place: Place) -> str:
     """Whether a line is shown before the code ends, which it does a while later."""
-    code = "print('li' + 've')\nimport time\ntime.sleep(0.3)\nfinal_answer(time.time())"
+    code = "print('li' + 've')\nimport time\ntime.sleep(1)\nfinal_answer(time.time())"
     screen = Screen("live")
     logger = AgentLogger(LogLevel.INFO, Console(file=screen, width=200))
     with place.agent(code, logger=logger, verbosity_level=LogLevel.INFO) as agent:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from executor_client import InvalidRequest, UnavailableError
+from executor_client import InvalidRequest, UnavailableError, Wait, WaitKind
 from executor_server.backends.docker import DockerBackend, probe
 from executor_server.backends.docker.host import NoEngine, engine_socket
 from executor_server.config import DockerImage, DockerSection, load
@@ -27,7 +27,7 @@ from executor_server.model import SandboxSpec
 from executor_server.settings import ConfigError
 from tests.support.backends import require
 from tests.support.daemon import running_daemon
-from tests.support.engine import changed_image, engine_client
+from tests.support.engine import changed_image, engine_client, running_registry
 from tests.support.polling import eventually
 
 IMAGE = "remote-executor/base"
@@ -325,6 +325,34 @@ def test_a_client_can_name_configured_images_only(state_dir: Path) -> None:
             assert name not in str(refused.value)
 
 
+def test_a_client_waits_for_an_image_and_is_told_how_far_it_is(state_dir: Path) -> None:
+    """What the registry has is no image of ours, which the daemon finds out as soon as it is there."""
+    policy = state_dir / "p.toml"
+    policy.write_text('default = "any"\n[profiles.any.sandbox]\npull_images = true\n')
+    told: list[Wait] = []
+    with running_registry() as (registry, reference):
+        (state_dir / "c.toml").write_text(
+            f'server.backend = "docker"\npool.size = 0\npolicy.file = "{policy}"\n'
+            f'[docker.images]\nbase = "{IMAGE}"\nremote = "{reference}"\n'
+        )
+
+        def on_wait(wait: Wait) -> None:
+            told.append(wait)
+            if wait.kind is WaitKind.IMAGE:
+                registry.layer_may_go.set()
+
+        with (
+            running_daemon(state_dir, "--config", str(state_dir / "c.toml")) as daemon,
+            daemon.client(on_wait=on_wait) as client,
+            pytest.raises(UnavailableError, match="image 'remote' has no Python"),
+        ):
+            client.create_session(image="remote")
+        with engine_client() as engine:
+            engine.remove_image(reference, force=True)
+    wait = next(wait for wait in told if wait.kind is WaitKind.IMAGE)
+    assert wait.reason.startswith("image 'remote' is being fetched") and wait.gives_up_after_s == 600
+
+
 def test_a_registry_that_is_not_there_costs_a_session_no_wait(state_dir: Path) -> None:
     """192.0.2.1 is nobody's: an Engine waits for it, or is told at once that there is none; the session does not."""
     policy = state_dir / "p.toml"
@@ -334,7 +362,8 @@ def test_a_registry_that_is_not_there_costs_a_session_no_wait(state_dir: Path) -
         f'[docker.images]\nbase = "{IMAGE}"\nfar = "192.0.2.1:5000/far/away"\n'
     )
     command = ("--config", str(state_dir / "c.toml"))
-    with running_daemon(state_dir, *command) as daemon, daemon.client(call_timeout_s=10.0) as client:
+    options = {"call_timeout_s": 10.0, "image_timeout_s": 0.0}
+    with running_daemon(state_dir, *command) as daemon, daemon.client(**options) as client:
         for _ in range(3):
             with pytest.raises(UnavailableError, match=r"is being fetched|could not be fetched") as refused:
                 client.create_session(image="far")

@@ -43,6 +43,7 @@ DETAILS_KEY = "grpc-status-details-bin"
 MAX_MESSAGE_BYTES = 1000
 MAX_VIOLATIONS_BYTES = 2500
 MAX_FIELD_BYTES = 400
+MAX_MODULES_BYTES = 1500
 
 _STATUS_OF: dict[type[ExecutorError], grpc.StatusCode] = {
     InvalidRequest: grpc.StatusCode.INVALID_ARGUMENT,
@@ -72,7 +73,7 @@ async def refuse(context: Context, error: ExecutorError) -> NoReturn:
     """Ends the call with the status of `error`."""
     code = next(code for kind, code in _STATUS_OF.items() if isinstance(error, kind))
     message = _cut(error.message, MAX_MESSAGE_BYTES)
-    metadata = {"modules": ",".join(error.modules)} if isinstance(error, ModulesMissing) else {}
+    metadata = {"modules": _modules_to(error.modules)} if isinstance(error, ModulesMissing) else {}
     details: list[Message] = [error_details_pb2.ErrorInfo(reason=error.reason.value, domain=DOMAIN, metadata=metadata)]
     if isinstance(error, InvalidRequest) and error.field:
         field = error_details_pb2.BadRequest.FieldViolation(field=error.field, description=message)
@@ -208,6 +209,17 @@ def _violations_to(violations: Sequence[Violation]) -> pb.Violations:
             break
         listed.violations.append(entry)
     listed.omitted = len(violations) - len(listed.violations)
+    return listed
+
+
+def _modules_to(modules: Sequence[str]) -> str:
+    """As many as there is room for, with commas between."""
+    listed = ""
+    for name in modules:
+        longer = f"{listed},{name}" if listed else name
+        if len(longer.encode()) > MAX_MODULES_BYTES:
+            break
+        listed = longer
     return listed
 
 

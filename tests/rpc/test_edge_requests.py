@@ -329,6 +329,9 @@ async def test_modules_that_are_missing_are_listed_in_a_detail(edge: Edge) -> No
     found = await refusal(edge.stub.RegisterTools(register(shipped()), metadata=AUTH))
     assert (found.code.name, found.reason) == ("INVALID_ARGUMENT", Reason.MODULES_MISSING.value)
     assert found.metadata == {"modules": "a,b.c"}
+    session.raises = ModulesMissing("m" * 20_000, tuple(f"{'ä' * 200}{number}" for number in range(32)))
+    found = await refusal(edge.stub.RegisterTools(register(shipped()), metadata=AUTH))
+    assert found.metadata == {"modules": ",".join(f"{'ä' * 200}{number}" for number in range(3))}
 
 
 def events() -> Iterator[Event]:

@@ -161,7 +161,21 @@ LARGE = {
         ),
         "RESOURCE_EXHAUSTED",
     ),
+    "sources of tools": ("RegisterTools", lambda s: sources(s, 3, "#" * 1_000_000), None),
+    "sources that grow on the way": ("RegisterTools", lambda s: sources(s, 3, "#" + "\x01" * 1_000_000), None),
+    "modules of tools": (
+        "RegisterTools",
+        lambda s: sources(s, 20, "", modules=[f"{'ä' * 120}{n}" for n in range(256)]),
+        "INVALID_ARGUMENT",
+    ),
 }  # fmt: skip
+
+
+def sources(session_id: str, count: int, text: str, **more: Any) -> pb.RegisterToolsRequest:
+    source = types.ToolSource(text=f"{text}\ntool = print", entry="tool")
+    shipped = types.ShippedTool(source=source, **more)
+    tools = [types.ToolSpec(name=f"t{number}", shipped=shipped) for number in range(count)]
+    return pb.RegisterToolsRequest(session_id=session_id, tools=tools)
 
 
 @pytest.mark.parametrize("what", LARGE)

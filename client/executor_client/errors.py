@@ -15,7 +15,11 @@ if TYPE_CHECKING:
 
 
 class ExecutorClientError(Exception):
-    """Base of all. `reason` is the daemon's word from its closed list (docs/protocol.md), or empty when we say it."""
+    """Base of all.
+
+    `reason` is the daemon's word from its closed list (docs/protocol.md), or empty when we say it; but for
+    CLIENT_CLOSED, which says that the client was closed by its owner, perhaps while somebody waited for it.
+    """
 
     def __init__(self, message: str, *, reason: str = "") -> None:
         super().__init__(message)

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import io
+import tempfile
+import threading
+from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -10,7 +14,9 @@ from rich.live import Live
 from smolagents.monitoring import AgentLogger, LogLevel
 
 from executor_client import Wait, WaitKind
+from executor_client.smolagents import RemoteExecutor
 from executor_client.smolagents.console import LINE_CHARS_MAX, REWRITTEN_SHOWN_EVERY_S, LogStream, escape, show_wait
+from tests.support.fake_daemon import TOKEN, serve
 
 
 class Clock:
@@ -176,6 +182,23 @@ def test_wait_is_one_line_that_steers_nothing() -> None:
     console = Shown()
     show_wait(console.logger, Wait(WaitKind.TOOL, "the tool '[red]\x1b[2J'", "", 12.4, None))
     assert console.text() == "waiting for the tool '[red]\\x1b[2J', 12 s\n"
+
+
+def test_executor_shows_what_its_client_waits_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("executor_client._watch.WAIT_TOLD_AFTER_S", 0.02)
+    console = Shown()
+    with tempfile.TemporaryDirectory(prefix="fake") as directory, serve(Path(directory)) as daemon:
+        gate = daemon.gates["CreateSession"] = threading.Event()
+
+        class Logger(AgentLogger):
+            def log(self, *args: Any, **kwargs: Any) -> None:
+                super().log(*args, **kwargs)
+                gate.set()
+
+        logger = Logger(console=console.console)
+        with RemoteExecutor(logger=logger, address=daemon.address, token=TOKEN, image="data") as executor:
+            executor("1")
+    assert console.text().startswith("waiting for a sandbox of image 'data', 0 s, gives up after 120 s\n")
 
 
 def test_wait_without_a_console_is_not_shown() -> None:

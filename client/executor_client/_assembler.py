@@ -6,6 +6,7 @@ against a limit, and the result is only made of what has arrived. It must never 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -38,10 +39,12 @@ class ToolRequest:
 
     event: ToolCallEvent
     packed_arguments: bytes
+    let_go: Callable[[], None]
 
     def take_arguments(self) -> bytes:
         """The packed arguments, once: while the tool runs, nobody holds on to a form of them that nobody needs."""
         packed, self.packed_arguments = self.packed_arguments, b""
+        self.let_go()
         return packed
 
 
@@ -156,7 +159,8 @@ class Assembler:
         if not call.call_id:
             raise ProtocolError("a tool call without an id")
         arguments = self._blobs.take(call.arguments.packed)
-        return ToolRequest(ToolCallEvent(event.number, call.call_id, call.name), arguments)
+        told = ToolCallEvent(event.number, call.call_id, call.name)
+        return ToolRequest(told, arguments, lambda: self._blobs.let_go(call.arguments.packed))
 
     def _result(self, wire: pb.ExecutionResult) -> ExecutionResult:
         if len(wire.artifacts) > ARTIFACTS_MAX:

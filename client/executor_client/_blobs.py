@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 from executor_api.v1 import types_pb2 as pb
 from executor_client._limits import BLOB_BYTES_MAX, OPEN_BLOBS_MAX, PIECE_BYTES
 from executor_client.errors import ProtocolError
@@ -12,14 +14,17 @@ class IncomingBlobs:
 
     def __init__(self) -> None:
         self._pieces: dict[str, list[bytes]] = {}
-        self._bytes = 0
+        self._bytes = 0  # of all that was added, but for what nobody holds any more
+        self._lock = threading.Lock()  # of this number: what is held by tools is let go of in their threads
 
     def add(self, chunk: pb.BlobChunk) -> None:
         """Keeps a piece. Raises ProtocolError past the limits."""
         if len(chunk.data) > PIECE_BYTES:
             raise ProtocolError(f"a piece of a blob has {len(chunk.data)} bytes, allowed are {PIECE_BYTES}")
-        self._bytes += len(chunk.data)
-        if self._bytes > BLOB_BYTES_MAX:
+        with self._lock:
+            self._bytes += len(chunk.data)
+            too_many = self._bytes > BLOB_BYTES_MAX
+        if too_many:
             raise ProtocolError(f"more than {BLOB_BYTES_MAX} bytes of blobs in one stream")
         pieces = self._pieces.get(chunk.blob_id)
         if pieces is None:
@@ -35,7 +40,14 @@ class IncomingBlobs:
             return payload.inline
         if kind != "blob":
             raise ProtocolError("a payload has no content")
+        # What was taken still counts: it is mostly kept, as part of a result.
         data = b"".join(self._pieces.pop(payload.blob.blob_id, ()))
         if len(data) != payload.blob.size_bytes:
             raise ProtocolError(f"a blob of {payload.blob.size_bytes} bytes arrived with {len(data)}")
         return data
+
+    def let_go(self, payload: pb.Payload) -> None:
+        """What was taken of this payload is held no more, and there is room for others. In any thread."""
+        if payload.WhichOneof("content") == "blob":
+            with self._lock:
+                self._bytes -= payload.blob.size_bytes

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from executor_api.v1 import types_pb2 as pb
 from executor_client import _assembler, _blobs, _limits
-from executor_client._assembler import Assembler
+from executor_client._assembler import Assembler, ToolRequest
 from executor_client.errors import ProtocolError
 from tests.support.fake_daemon import blob, chunks, log, result
 
@@ -72,6 +72,25 @@ def test_endless_stream_ends_at_a_limit(monkeypatch: pytest.MonkeyPatch, module:
     monkeypatch.setattr(module, limit, 10)
     with pytest.raises(ProtocolError, match="more than 10"):
         feed(*(event for event, _ in zip(endless(kind), range(20), strict=False)))
+
+
+def calls_with(argument: bytes, count: int) -> Iterator[pb.Event]:
+    for number in range(count):
+        arguments = pb.Value(packed=blob(f"b{number}", len(argument)))
+        yield from chunks(f"b{number}", argument)
+        yield pb.Event(tool_call=pb.ToolCallEvent(call_id=f"c{number}", name="tool", arguments=arguments))
+
+
+def test_arguments_count_as_long_as_they_wait_for_their_tool(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_blobs, "BLOB_BYTES_MAX", 100)
+    assembler = Assembler("id")
+    for number, event in enumerate(calls_with(b"x" * 60, count=5), 1):
+        event.number = number
+        fed = assembler.feed(event)
+        if isinstance(fed, ToolRequest):
+            assert fed.take_arguments() == b"x" * 60
+    with pytest.raises(ProtocolError, match="more than 100 bytes"):
+        feed(*calls_with(b"x" * 60, count=2))
 
 
 def test_an_image_tells_its_place_in_the_logs() -> None:

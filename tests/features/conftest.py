@@ -74,7 +74,8 @@ def _jupyter() -> Iterator[Place]:
         "port": free_port(),
     }
     try:
-        executor = DockerExecutor([], AgentLogger(level=LogLevel.OFF), **kwargs)
+        # Built of what is there now, which the Engine knows to be what it built before.
+        executor = DockerExecutor([], AgentLogger(level=LogLevel.OFF), **{**kwargs, "build_new_image": True})
         try:
             yield Docker(kwargs, executor)
         finally:

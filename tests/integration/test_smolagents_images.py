@@ -9,7 +9,7 @@ import PIL.Image
 from smolagents import ActionStep, LogLevel, ToolCallingAgent
 
 from examples.scripted import Reply, ScriptedModel
-from executor_client.smolagents import CodeAgent, capture_images
+from executor_client.smolagents import CodeAgent, RemotePythonInterpreterTool, capture_images
 from tests.support.agents import agent_on
 from tests.support.daemon import Daemon
 
@@ -104,26 +104,20 @@ def test_several_agents_share_one_callback_and_each_sees_its_own(daemon: Daemon)
     assert (worker.model.saw, manager.model.saw) == ([[], [3]], [[], [8]])
 
 
-def test_an_agent_that_writes_no_code_can_have_the_callback_too(daemon: Daemon) -> None:
+def test_an_agent_that_calls_an_interpreter_sees_what_that_displayed(daemon: Daemon) -> None:
+    replies = [
+        Reply("", calls=[("python_interpreter", {"code": DRAW + "display(draw(3))"})]),
+        Reply("", calls=[("final_answer", {"answer": "done"})], expects=["[image 1]"]),
+    ]
     steps: list[ActionStep] = []
-    capture = capture_images()
-
-    class Answering(ScriptedModel):
-        def generate(self, messages: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
-            message = super().generate(messages)
-            message.content = 'Action: {"name": "final_answer", "arguments": {"answer": "done"}}'
-            return message
-
-        def parse_tool_calls(self, message: Any) -> Any:
-            from smolagents.models import ChatMessageToolCall, ChatMessageToolCallFunction
-
-            call = ChatMessageToolCallFunction(name="final_answer", arguments={"answer": "done"})
-            message.tool_calls = [ChatMessageToolCall(id="1", type="function", function=call)]
-            return message
-
-    model = Answering([Reply("", "")])
+    interpreter = RemotePythonInterpreterTool(authorized_imports=["PIL.*"], **daemon.access)
     agent = ToolCallingAgent(
-        tools=[], model=model, step_callbacks=[capture, steps.append], verbosity_level=LogLevel.OFF
+        tools=[interpreter],
+        model=ScriptedModel(replies),
+        step_callbacks=[capture_images(keep_steps=2), steps.append],
+        verbosity_level=LogLevel.OFF,
     )
-    assert agent.run("go") == "done"
-    assert [step.observations_images for step in steps] == [None]
+    with interpreter:
+        assert agent.run("go") == "done"
+    sizes = [[image.width for image in step.observations_images or ()] for step in steps]
+    assert sizes == [[3], []]

@@ -36,8 +36,9 @@ def capture_images(
     that is an image; `max_images` at most, each shrunk to `max_side_px` on its longer side. Images stay in the last
     `keep_steps` steps, this one included, and are dropped from those before, whoever put them there.
 
-    A step that failed keeps what it had displayed. Steps of other kinds, and of agents without a `RemoteExecutor`, are
-    let pass, but for a value that is an image. Raises ValueError for limits below 1.
+    A step that failed keeps what it had displayed. Of an agent that calls tools instead of writing code, it takes what
+    the last call of a `RemotePythonInterpreterTool` displayed. Steps of other kinds are let pass. Raises ValueError for
+    limits below 1.
     """
     for name, value in (("keep_steps", keep_steps), ("max_side_px", max_side_px), ("max_images", max_images)):
         if value < 1:
@@ -57,8 +58,13 @@ def capture_images(
 
 def _shown_images(step: Any, agent: Any) -> list[PIL.Image.Image]:
     images: list[PIL.Image.Image] = []
-    if step.code_action is not None:  # else no code ran in this step, and the executor's images are of one before
+    # Of what did not run in this step, the images are of one before.
+    if step.code_action is not None:
         images.extend(getattr(getattr(agent, "python_executor", None), "last_images", ()))
+    else:
+        called = {call.name for call in step.tool_calls or ()}
+        for tool in (tool for name, tool in agent.tools.items() if name in called):
+            images.extend(getattr(getattr(tool, "executor", None), "last_images", ()))
     value = step.action_output.to_raw() if isinstance(step.action_output, AgentType) else step.action_output
     if isinstance(value, PIL.Image.Image):
         images.append(value)

@@ -25,6 +25,7 @@ def agent_that_showed(*images: PIL.Image.Image) -> Any:
     return SimpleNamespace(
         memory=SimpleNamespace(steps=[TaskStep(task="look", task_images=[picture()])]),
         python_executor=SimpleNamespace(last_images=list(images)),
+        tools={},
     )
 
 
@@ -122,7 +123,7 @@ def test_a_step_without_code_does_not_show_the_images_of_the_one_before() -> Non
 
 
 def test_agents_without_an_executor_and_steps_of_other_kinds_are_let_pass() -> None:
-    tool_calling = SimpleNamespace(memory=SimpleNamespace(steps=[]))
+    tool_calling = SimpleNamespace(memory=SimpleNamespace(steps=[]), tools={"other": object()})
     shown = step(code=None, action_output=AgentImage(picture(5, 5)))
     capture = capture_images()
     capture(shown, agent=tool_calling)

@@ -6,11 +6,19 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from smolagents import InferenceClientModel, LogLevel, PythonInterpreterTool, ToolCallingAgent
+from smolagents import InferenceClientModel, LogLevel, PythonInterpreterTool, Tool, ToolCallingAgent
+from smolagents.default_tools import TOOL_MAPPING
 
 from examples.scripted import Reply
 from executor_client import ToolNotShippable
-from executor_client.smolagents import CodeExecutionError, DaemonLost, RemoteExecutor, RemotePythonInterpreterTool
+from executor_client.smolagents import (
+    CodeExecutionError,
+    DaemonLost,
+    RemoteExecutor,
+    RemotePythonInterpreterTool,
+    register,
+    unregister,
+)
 from tests.support.agents import scripted
 from tests.support.daemon import Daemon
 
@@ -99,6 +107,26 @@ def test_code_of_an_agent_can_call_it_wherever_tools_are_placed(
         pytest.raises(ToolNotShippable, match="a sandbox of its own"),
     ):
         executor.send_tools({"python_interpreter": interpreter})
+
+
+def test_base_tools_hold_it_once_that_is_registered(daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
+    for other in TOOL_MAPPING.keys() - {"python_interpreter"}:  # they need packages of their own
+        monkeypatch.delitem(TOOL_MAPPING, other)
+    monkeypatch.setenv("EXECUTOR_STATE_DIR", str(daemon.state_dir))
+
+    def interpreter_of_an_agent() -> Tool:
+        return ToolCallingAgent([], scripted(), add_base_tools=True).tools["python_interpreter"]
+
+    register()
+    assert isinstance(interpreter_of_an_agent(), PythonInterpreterTool)
+    register(base_tools=True)
+    try:
+        with interpreter_of_an_agent() as tool:
+            assert isinstance(tool, RemotePythonInterpreterTool)
+            assert tool("6 * 7").endswith("Output: 42")
+    finally:
+        unregister()
+    assert isinstance(interpreter_of_an_agent(), PythonInterpreterTool)
 
 
 def test_a_daemon_that_refuses_ends_the_run(daemon: Daemon) -> None:

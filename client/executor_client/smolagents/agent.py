@@ -22,9 +22,11 @@ from typing import Any
 
 import smolagents
 from smolagents import agents as smolagents_agents
+from smolagents.default_tools import TOOL_MAPPING, PythonInterpreterTool
 
 from executor_client.smolagents.executor import RemoteExecutor
 from executor_client.smolagents.failures import DaemonLost, StreamedDaemonLost
+from executor_client.smolagents.interpreter_tool import RemotePythonInterpreterTool
 from executor_client.smolagents.loaded_tools import remember_source
 
 EXECUTOR_TYPE = "remote"
@@ -54,7 +56,6 @@ class RemoteCodeAgent(smolagents.CodeAgent):  # type: ignore[misc]  # smolagents
     def create_python_executor(self) -> Any:
         return _create(super().create_python_executor, self)
 
-    @functools.wraps(smolagents.CodeAgent.run)
     def run(self, *args: Any, **kwargs: Any) -> Any:
         result = super().run(*args, **kwargs)
         return _streamed(result) if inspect.isgenerator(result) else result
@@ -109,8 +110,14 @@ class RemoteCodeAgent(smolagents.CodeAgent):  # type: ignore[misc]  # smolagents
             _given_to_the_manager.reset(before)
 
 
-def register() -> None:
-    """Makes plain `smolagents.CodeAgent(executor_type="remote")` work, for the whole process. Idempotent."""
+def register(*, base_tools: bool = False) -> None:
+    """Makes plain `smolagents.CodeAgent(executor_type="remote")` work, for the whole process. Idempotent.
+
+    With `base_tools`, the interpreter that `ToolCallingAgent(add_base_tools=True)` gets is a
+    `RemotePythonInterpreterTool`, made without arguments; else it is smolagents' own, which runs code in this process.
+    """
+    if base_tools:
+        TOOL_MAPPING[RemotePythonInterpreterTool.name] = RemotePythonInterpreterTool
 
     @functools.wraps(_UPSTREAM_INIT)
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
@@ -129,6 +136,8 @@ def unregister() -> None:
     """Undoes `register()`. Agents that were made meanwhile keep their executors. Idempotent."""
     smolagents.CodeAgent.__init__ = _UPSTREAM_INIT
     smolagents.CodeAgent.create_python_executor = _UPSTREAM_CREATE
+    if TOOL_MAPPING.get(PythonInterpreterTool.name) is RemotePythonInterpreterTool:
+        TOOL_MAPPING[PythonInterpreterTool.name] = PythonInterpreterTool
 
 
 def name_executor_when_saved() -> None:

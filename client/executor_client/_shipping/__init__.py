@@ -14,6 +14,7 @@ as bytecode, to the same minor version of Python.
 
 from __future__ import annotations
 
+import ast
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -72,9 +73,9 @@ def ship(
             definitions.objects.know_tool(its_object, other)
     try:
         writer.say(f"{_ENTRY} = {definitions.objects.ref(tool, 'self')}")
+        definitions.finish()
     except RecursionError:
         raise ToolNotShippable(name, ["what it uses is nested too deeply to be followed"]) from None
-    definitions.finish()
     if not writer.problems:
         return _packed(name, writer)
     if used.carries_bytecode and all(problem.lacks_source for problem in writer.problems):
@@ -85,6 +86,10 @@ def ship(
 def _packed(name: str, writer: Writer) -> Shipped:
     text = writer.text(name)
     problems = []
+    try:
+        ast.parse(text)
+    except (SyntaxError, ValueError) as error:
+        problems.append(f"its source can't be put together: {error}")
     if len(text.encode("utf-8", "surrogatepass")) > TEXT_BYTES_MAX:
         problems.append(f"its source has more than {TEXT_BYTES_MAX} bytes")
     if len(writer.modules) > MODULES_MAX:

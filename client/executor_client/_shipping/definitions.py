@@ -12,6 +12,7 @@ import sys
 import types
 from typing import TYPE_CHECKING, Any
 
+from executor_client._shipping.cells import Cells
 from executor_client._shipping.dialects import Dialect
 from executor_client._shipping.libraries import import_path, imported_as, submodule
 from executor_client._shipping.names import Names
@@ -43,6 +44,7 @@ class Definitions:
         self.writer = writer
         self.dialect = dialect
         self.files = SourceFiles()
+        self.cells = Cells()
         self._defined: set[tuple[int, str]] = set()
         self._missing: list[tuple[Space, str]] = []
         self._stored: set[tuple[int, str]] = set()
@@ -142,7 +144,9 @@ class Definitions:
         self.writer.assign(space, name, self.objects.ref(value, name))
 
     def finish(self) -> None:
-        """Refuses the names that are nowhere, now that it is known which ones the source itself sets."""
+        """Refuses what can only be known at the end: names that are nowhere, variables that would be taken apart."""
+        self.objects.finish()
+        self.cells.finish(self.writer)
         for space, name in self._missing:
             if (id(space.namespace), name) not in self._stored:
                 self.writer.refuse(

@@ -65,6 +65,7 @@ class Functions:
         text = cut_out(found, [*edits, *annotation_edits(node)])
         name = self._at_top(space, function, node, text) or self._in_scope(space, function, node, text)
         expression = self._definitions.objects.remember(function, space.named(name))
+        self._definitions.cells.note(function)
         closure = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
         if closure:
             # One object for each variable, as here: functions that share one go on sharing it.
@@ -138,7 +139,7 @@ class Functions:
             for name in ("__name__", "__qualname__", "__doc__"):
                 self._writer.say(f"{expression}.{name} = {ref(getattr(function, name), where)}")
         for key, each in function.__dict__.items():
-            self._writer.say(f"{expression}.{key} = {ref(each, f'{where}.{key}')}")
+            self._writer.set_attribute(expression, key, ref(each, f"{where}.{key}"))
 
     # -----------------------------------------------------------------------------------------------------------------
     # Decorators of libraries

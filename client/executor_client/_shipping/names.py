@@ -41,14 +41,17 @@ class Names:
     imports: list[Import] = field(default_factory=list)
 
 
-def names_of(text: str) -> Names:
-    """Reads a piece of source, which must compile."""
+def names_of(text: str, *, in_scope: bool = False) -> Names:
+    """Reads a piece of source, which must compile. `in_scope`: it is a function that is called at once."""
     names = Names()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # said when the user's own Python compiled it
         tree = ast.parse(text)
         code = compile(tree, "<shipped>", "exec", dont_inherit=True)
     _read_code(code, names, now=True, is_class=False)
+    if in_scope:
+        scope = next(each for each in code.co_consts if isinstance(each, types.CodeType))
+        _read_code(scope, names, now=True, is_class=False)
     names.imports.extend(_imports(tree.body, optional=False))
     for chain_name, chain in _chains(tree):
         names.attributes.setdefault(chain_name, set()).add(chain)

@@ -41,6 +41,7 @@ class Objects:
         self._alive: list[object] = []
         self._making: set[int] = set()
         self._tools: dict[int, str] = {}
+        self._late: list[Callable[[], None]] = []
         self._depth = [0]
 
     def remember(self, value: object, expression: str) -> str:
@@ -55,6 +56,17 @@ class Objects:
 
     def is_tool(self, value: object) -> bool:
         return id(value) in self._tools
+
+    def when_made(self, value: object, say: Callable[[], None]) -> None:
+        """Says something that refers to the object: now, or at the end when it is only being made."""
+        if id(value) in self._making and id(value) not in self._known:
+            self._late.append(say)
+        else:
+            say()
+
+    def finish(self) -> None:
+        while self._late:
+            self._late.pop(0)()
 
     def ref(self, value: object, where: str) -> str:
         """An expression for the object. `where` is what the user knows it by."""
@@ -131,9 +143,8 @@ class Objects:
             return _tuple(self.ref(each, f"{where}[{number}]") for number, each in enumerate(value))
         if isinstance(value, enum.Enum):
             return f"{self.ref(type(value), type(value).__qualname__)}({self.ref(value.value, where)})"
-        reducer = copyreg.dispatch_table.get(type(value))
         try:
-            reduced = reducer(value) if reducer is not None else value.__reduce_ex__(4)
+            reduced = _reduced(value)
         except Exception as error:  # noqa: BLE001 - a class of the user's says so in its own way
             return self._writer.refuse(where, _why(value, error))
         if isinstance(reduced, str):
@@ -157,16 +168,24 @@ class Objects:
     def _list(self, value: list[Any], where: str) -> str:
         name = self.remember(value, self._writer.fresh())
         self._writer.say(f"{name} = []")
-        items = [self.ref(each, f"{where}[{number}]") for number, each in enumerate(value)]
+        items = [self._item(name, each, repr(number), f"{where}[{number}]") for number, each in enumerate(value)]
         self._writer.say(f"{name} += [{', '.join(items)}]")
         return name
+
+    def _item(self, name: str, value: object, key: str, where: str) -> str:
+        """What goes into a container; None for now when it is what leads to the container."""
+        if id(value) not in self._making or id(value) in self._known:
+            return self.ref(value, where)
+        self._late.append(lambda: self._writer.say(f"{name}[{key}] = {self.ref(value, where)}"))
+        return "None"
 
     def _dict(self, value: dict[Any, Any], where: str) -> str:
         name = self.remember(value, self._writer.fresh())
         self._writer.say(f"{name} = {{}}")
         for key, each in value.items():
             key_expression = self.ref(key, f"a key of {where}")
-            self._writer.say(f"{name}[{key_expression}] = {self.ref(each, f'{where}[{_short(key)}]')}")
+            item = self._item(name, each, key_expression, f"{where}[{_short(key)}]")
+            self._writer.say(f"{name}[{key_expression}] = {item}")
         return name
 
     def _method(self, value: types.MethodType, where: str) -> str:
@@ -223,6 +242,18 @@ class Objects:
         # Each by its own name, which is what a refusal says.
         members = [f"{key!r}: {self.ref(each, f'{where}.{key}')}" for key, each in state.items()]
         return f"{{{', '.join(members)}}}"
+
+
+def _reduced(value: Any) -> Any:
+    """How the object is made again. Raises whatever its class does."""
+    kind = type(value)
+    reducer = copyreg.dispatch_table.get(kind)
+    if reducer is not None:
+        return reducer(value)
+    if issubclass(kind, BaseException) and kind.__reduce__ is BaseException.__reduce__:
+        # It would be called with what it gave to its base class, which need not be what it was called with.
+        return copyreg.__newobj__, (kind, *value.args), vars(value) or None  # type: ignore[attr-defined]
+    return value.__reduce_ex__(4)
 
 
 def _tuple(items: Any) -> str:

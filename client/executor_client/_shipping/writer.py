@@ -8,6 +8,7 @@ text, run in a module of its own.
 from __future__ import annotations
 
 import json
+import keyword
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -155,6 +156,12 @@ class Writer:
         if target != expression:
             self.say(f"{target} = {expression}")
 
+    def set_attribute(self, target: str, name: str, expression: str) -> None:
+        if name.isidentifier() and not keyword.iskeyword(name):
+            self.say(f"{target}.{name} = {expression}")
+        else:
+            self.say(f"{self.library('builtins')}.setattr({target}, {name!r}, {expression})")
+
     def helper(self, name: str) -> str:
         self._helpers[name] = None
         return PREFIX + name
@@ -182,7 +189,7 @@ class Writer:
         """The text of the module."""
         helpers = [_HELPERS[name] for name in self._helpers]
         head = (
-            f"# The tool {title}, put together from its source. The names that begin with {PREFIX} are not its own.\n"
+            f"# The tool {title!r}, put together from its source. The names that begin with {PREFIX} are not its own.\n"
         )
         return "\n".join([head, *helpers, *self._stand_ins, "".join(self._lines)])
 

@@ -144,6 +144,37 @@ def use_large() -> Any:
 LARGE = bytearray(33 << 20)
 
 
+class Plugin:
+    made: list[str] = []  # noqa: RUF012
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        cls.made.append(cls.__name__)
+
+
+class PluginTool(Plugin):
+    def __call__(self) -> list[str]:
+        return self.made
+
+
+def _shared() -> Any:
+    count = 0
+
+    class Counting:
+        def __call__(self) -> int:
+            nonlocal count
+            count += 1
+            return count
+
+    def use_shared(counting: Any = Counting()) -> tuple[int, int]:  # noqa: B008
+        return counting(), count
+
+    return use_shared
+
+
+use_shared = _shared()
+
+
 def _cant(kind: str) -> str:
     return f"a {kind} can't be shipped: it only means something in this process"
 
@@ -185,6 +216,11 @@ REFUSED: dict[str, tuple[Any, list[str]]] = {
     "use_default": (use_default, [f"a default of self: {_cant('threading.Thread')}"]),
     "use_frame": (use_frame, [f"FRAME: {_cant('frame')}"]),
     "use_large": (use_large, ["its data has more than 33554432 bytes"]),
+    "PluginTool": (PluginTool(), ["Plugin.__init_subclass__: would run again for PluginTool"]),
+    "use_shared": (
+        use_shared,
+        ["count: is rebound (nonlocal) and shared with the class Counting; make it an attribute"],
+    ),
     "Locked": (Locked(), [f"Locked.limit: {_cant('threading.Semaphore')}", f"self.lock: {_cant('_thread.RLock')}"]),
     "Referring": (Referring(), [f"self.back: {_cant('weakref.ReferenceType')}"]),
     "Stubborn": (

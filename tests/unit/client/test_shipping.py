@@ -18,10 +18,12 @@ from executor_client import InvalidRequest, ToolNotShippable
 from executor_client._distributions import distributions_of
 from executor_client._shipping import Shipped, ship
 from tests.support.interpreters import find_python
-from tests.support.shipped import plain, refused
+from tests.support.shipped import odd, plain, refused
 
 ROOT = Path(__file__).parents[3]
 HERE = "{}.{}".format(*sys.version_info[:2])
+
+CORPUS: dict[str, tuple[Any, Any]] = {**plain.CORPUS, **odd.CORPUS}
 
 _PROGRAM = """
 import sys, types
@@ -40,7 +42,9 @@ def run_elsewhere(python: str, tools: list[tuple[str, Shipped, Any]]) -> dict[st
     """What the tools return in another process, which has neither this client nor these tests."""
     described = [(name, tool.text, tool.entry, tool.bindings, calls) for name, tool, calls in tools]
     program = _PROGRAM.format(wire=str(ROOT / "proto"), tools=described)
-    done = subprocess.run([python, "-I", "-"], input=program, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        [python, "-I", "-"], input=program, capture_output=True, text=True, env={}, timeout=60, check=False
+    )
     assert done.returncode == 0, done.stderr
     return dict(line.split(" ", 1) for line in done.stdout.splitlines())
 
@@ -48,12 +52,12 @@ def run_elsewhere(python: str, tools: list[tuple[str, Shipped, Any]]) -> dict[st
 @pytest.fixture(scope="module")
 def shipped() -> list[tuple[str, Shipped, Any]]:
     """All of the corpus, before any of it is called here."""
-    return [(name, ship(name, tool, python=""), calls) for name, (tool, calls) in plain.CORPUS.items()]
+    return [(name, ship(name, tool, python=""), calls) for name, (tool, calls) in CORPUS.items()]
 
 
 @pytest.fixture(scope="module")
 def expected(shipped: list[tuple[str, Shipped, Any]]) -> dict[str, str]:
-    return {name: ascii([tool(*call) for call in calls]) for name, (tool, calls) in plain.CORPUS.items()}
+    return {name: ascii([tool(*call) for call in calls]) for name, (tool, calls) in CORPUS.items()}
 
 
 def test_every_tool_is_the_same_in_another_process(
@@ -147,6 +151,24 @@ def test_a_chain_of_many_functions_is_followed(tmp_path: Path) -> None:
     lines = [f"def f{number}(x):\n    return f{number + 1}(x) + 1\n" for number in range(80)]
     file.write_text("\n".join([*lines, "def f80(x):\n    return x\n"]))
     assert run_elsewhere(sys.executable, [("t", ship("t", _loaded(file).f0, python=""), ((1,),))]) == {"t": "[81]"}
+
+
+_WRITTEN = [
+    b"def make(n):\r\n\tdef tool(x):\r\n\t\t# n\r\n\t\treturn (n,\r\n  x, '''a\r\n\tb''')\r\n\treturn tool\r\n",
+    b"# coding: latin-1\ndef make(n):\n  def tool(x):\n    return n, x, 'caf\xe9', \\\n'b'\n  return tool",
+    b"def make(n):\n class Tool:\n  \x0c\n  text = f'''\n{n}\n'''\n  def __call__(self, x, y=n): return self.text, x, y\n"
+    b" return Tool()",
+    b"def make(n):\n    tool = lambda x, y=[n]: (\n      [x\n], y, lambda: n)[:2]; setattr(tool, 'a b', n)\n    return tool",
+]
+
+
+@pytest.mark.parametrize("source", _WRITTEN)
+def test_a_file_may_be_written_as_files_are(tmp_path: Path, source: bytes) -> None:
+    file = tmp_path / "written_tool.py"
+    file.write_bytes(source)
+    tool = _loaded(file).make(5)
+    shipped = ship("t", tool, python="")
+    assert run_elsewhere(sys.executable, [("t", shipped, ((1,),))]) == {"t": ascii([tool(1)])}
 
 
 def test_what_is_nested_too_deeply_is_refused() -> None:

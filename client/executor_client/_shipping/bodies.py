@@ -1,0 +1,237 @@
+"""What is in the body of a class, compared with what the class is now.
+
+A value that the body computed is not computed again: where it is data, it takes the place of its expression, and
+everything else that the body's own statements would not give the class is set on it afterwards.
+"""
+
+from __future__ import annotations
+
+import abc
+import ast
+import dataclasses
+import enum
+import types
+from collections.abc import Iterator
+from typing import Any
+
+from executor_api.values import EncodeError
+from executor_client._shipping.definitions import Definitions
+from executor_client._shipping.functions import annotation_edits, default_edits, is_transparent, quoted, says
+from executor_client._shipping.libraries import import_path
+from executor_client._shipping.plain import is_plain
+from executor_client._shipping.source import Edit, Found
+from executor_client._shipping.writer import Space
+
+_INTERNAL = frozenset({"_abc_impl", "_is_protocol", "_is_runtime_protocol"})
+_NOTHING = object()
+
+
+class Body:
+    """What is in a class, compared with what its statement puts there."""
+
+    def __init__(
+        self, class_: type, found: Found, space: Space, definitions: Definitions, *, decorated_by_library: bool
+    ) -> None:
+        self._class = class_
+        self._found = found
+        self._node: ast.ClassDef = found.node  # type: ignore[assignment]
+        self._writer = definitions.writer
+        self._space = space
+        self._definitions = definitions
+        self._restored: list[tuple[str, types.FunctionType]] = []
+        self._placed: set[str] = set()
+        self._is_enum = issubclass(class_, enum.Enum)
+        self._is_made_by_library = decorated_by_library or type(class_) not in (type, abc.ABCMeta)
+        self.annotation_names: set[str] = set()
+        """Names in annotations that say what a field is, which those who read them look for in the module."""
+
+    def edits(self) -> list[Edit]:
+        made: list[Edit] = []
+        for statement in self._node.body:
+            match statement:
+                case ast.FunctionDef() | ast.AsyncFunctionDef() if is_transparent(statement.decorator_list):
+                    made += annotation_edits(statement)
+                    made += self._defaults(statement)
+                case ast.AnnAssign() if self._found.file.quotes_annotations:
+                    if not isinstance(statement.annotation, ast.Constant):
+                        made.append(quoted(statement.annotation))
+                        self._note_annotation(statement.annotation)
+                    made += self._value(statement)
+                case ast.Expr() if not isinstance(statement.value, ast.Constant):
+                    made.append(Edit(statement, "pass"))  # what it did is done
+                case ast.Assign() | ast.AnnAssign():
+                    made += self._value(statement)
+        return made
+
+    def _note_annotation(self, annotation: ast.expr) -> None:
+        for each in ast.walk(annotation):
+            if isinstance(each, ast.Name):
+                value = self._space.namespace.get(each.id)
+                module = value.__name__ if isinstance(value, types.ModuleType) else getattr(value, "__module__", None)
+                if module in ("typing", "dataclasses"):
+                    self.annotation_names.add(each.id)
+
+    def _defaults(self, statement: Any) -> list[Edit]:
+        there = vars(self._class).get(_mangled(self._class, statement.name))
+        function = there.__func__ if isinstance(there, staticmethod | classmethod) else there
+        if not isinstance(function, types.FunctionType) or not self._is_from(function):
+            return []
+        edits, changed = default_edits(statement, function)
+        if changed:
+            self._restored.append((statement.name, function))
+        return edits if changed else []
+
+    def _value(self, statement: Any) -> list[Edit]:
+        """Puts what the class has now in the place of the expression that computed it; it is not computed again."""
+        targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
+        if len(targets) != 1 or not isinstance(targets[0], ast.Name) or statement.value is None:
+            return []
+        name = targets[0].id
+        if _is_dunder(name) or sum(1 for each in _assigned(self._node) if each == name) != 1:
+            return []
+        value = self._current(name)
+        if value is _NOTHING or says(statement.value, value):
+            return []
+        if _is_data(value):
+            given = self._writer.fresh()
+            self._writer.assign(self._space, given, self._definitions.objects.ref(value, self._label(name)))
+            self._placed.add(_mangled(self._class, name))
+            return [Edit(statement.value, given)]
+        if self._is_made_by_library or self._is_enum or _is_made_by_body(value):
+            return []
+        return [Edit(statement.value, "None")]  # until it is restored
+
+    def _current(self, name: str) -> object:
+        """The value that the class has from a statement `name = ...` in its body."""
+        class_: Any = self._class
+        if self._is_enum:
+            made_of_more = not {"__new__", "__init__"}.isdisjoint(vars(class_)) and "_generate_next_value_" not in name
+            member = class_.__members__.get(name)
+            return _NOTHING if member is None or made_of_more else member.value
+        if issubclass(class_, tuple) and hasattr(class_, "_field_defaults"):
+            return class_._field_defaults.get(name, _NOTHING)
+        field = vars(class_).get("__dataclass_fields__", {}).get(name)
+        if field is not None:
+            return _NOTHING if field.default is dataclasses.MISSING else field.default
+        return vars(class_).get(_mangled(class_, name), _NOTHING)
+
+    # -----------------------------------------------------------------------------------------------------------------
+
+    def restore(self, expression: str) -> None:
+        """Sets what the class has and its statement does not give it."""
+        ref = self._definitions.objects.ref
+        for name, function in self._restored:
+            target = f"{expression}.{name}"
+            if isinstance(vars(self._class).get(name), classmethod):
+                target += ".__func__"
+            listed = "".join(f"{ref(each, self._label(name))}, " for each in function.__defaults__ or ())
+            self._writer.say(f"{target}.__defaults__ = ({listed})")
+            if function.__kwdefaults__:
+                pairs = [f"{key!r}: {ref(each, self._label(name))}" for key, each in function.__kwdefaults__.items()]
+                self._writer.say(f"{target}.__kwdefaults__ = {{{', '.join(pairs)}}}")
+        if self._is_enum:
+            return
+        in_body = {_mangled(self._class, name) for name in _assigned(self._node)}
+        for name, value in list(vars(self._class).items()):
+            if name in _INTERNAL or name in self._placed or self._is_given(name, value, name in in_body):
+                continue
+            if self._is_made_by_library and name not in in_body and not isinstance(value, types.FunctionType):
+                continue
+            self._set(expression, name, value)
+
+    def _set(self, target: str, name: str, value: object) -> None:
+        def say() -> None:
+            self._writer.set_attribute(target, name, self._changed(name, value))
+
+        self._definitions.objects.when_made(value, say)
+
+    def _changed(self, name: str, value: object) -> str:
+        ref = self._definitions.objects.ref
+        if isinstance(value, staticmethod | classmethod):
+            kind = f"{self._writer.library('builtins')}.{type(value).__name__}"
+            return f"{kind}({ref(value.__func__, self._label(name))})"
+        return ref(value, self._label(name))
+
+    def _is_given(self, name: str, value: object, in_body: bool) -> bool:
+        """Whether the class statement, run again, gives the class this."""
+        inner = value.__func__ if isinstance(value, staticmethod | classmethod) else value
+        if isinstance(inner, types.FunctionType):
+            return self._is_given_function(name, inner, in_body)
+        if _is_dunder(name):
+            return True
+        if isinstance(inner, type):
+            return in_body
+        if hasattr(type(inner), "__get__"):
+            return in_body or isinstance(inner, types.MemberDescriptorType | types.GetSetDescriptorType)
+        statement = self._statement(name)
+        return statement is not None and says(statement, value)
+
+    def _is_given_function(self, name: str, function: types.FunctionType, in_body: bool) -> bool:
+        if self._is_from(function) or self._definitions.dialect.is_machinery(function):
+            return True
+        is_users = self._definitions.is_users(str(function.__globals__.get("__name__")))
+        if is_users:
+            generated = _is_dunder(name) and function.__code__.co_filename.startswith("<")
+        else:
+            # What makes classes (dataclass, NamedTuple) gives them functions that no name leads to.
+            generated = _is_dunder(name) or import_path(function) is None
+        return generated or (in_body and self._is_decorated(name))
+
+    def _is_decorated(self, name: str) -> bool:
+        return any(
+            isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef) and each.name == name and each.decorator_list
+            for each in self._node.body
+        )
+
+    def _is_from(self, function: types.FunctionType) -> bool:
+        code = function.__code__
+        last = self._node.end_lineno or 0
+        return self._node.lineno <= code.co_firstlineno <= last and any(code == each for each in self._found.file.codes)
+
+    def _statement(self, name: str) -> ast.expr | None:
+        for each in self._node.body:
+            if isinstance(each, ast.Assign):
+                targets = each.targets
+            elif isinstance(each, ast.AnnAssign):
+                targets = [each.target]
+            else:
+                continue
+            if any(isinstance(target, ast.Name) and _mangled(self._class, target.id) == name for target in targets):
+                return each.value
+        return None
+
+    def _label(self, name: str) -> str:
+        return f"{self._class.__qualname__.rpartition('<locals>.')[2]}.{name}"
+
+
+def _assigned(node: ast.ClassDef) -> Iterator[str]:
+    for each in node.body:
+        match each:
+            case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
+                yield each.name
+            case _:
+                for inner in ast.walk(each):
+                    if isinstance(inner, ast.Name) and isinstance(inner.ctx, ast.Store):
+                        yield inner.id
+
+
+def _mangled(class_: type, name: str) -> str:
+    if name.startswith("__") and not name.endswith("__"):
+        return f"_{class_.__name__.lstrip('_')}{name}"
+    return name
+
+
+def _is_dunder(name: str) -> bool:
+    return name.startswith("__") and name.endswith("__")
+
+
+def _is_made_by_body(value: object) -> bool:
+    """Whether this is what statements of a body make there, as functions and classes are, and not only refer to."""
+    return isinstance(value, type | types.FunctionType) or hasattr(type(value), "__get__")
+
+
+def _is_data(value: object) -> bool:
+    try:
+        return is_plain(value)
+    except EncodeError:
+        return False

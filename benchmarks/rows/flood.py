@@ -83,22 +83,23 @@ class _Samples:
 
 
 def local(bench: Bench) -> Iterator[Figure]:
-    """Every kind of flood, against sandboxes of namespaces."""
-    yield from _figures("local", KINDS)
+    """Every kind of flood, against sandboxes of namespaces; and what it would be without quotas."""
+    yield from _figures("local", KINDS, without_quotas=True)
 
 
 def docker(bench: Bench) -> Iterator[Figure]:
     """All of it at once, against containers."""
     require_docker_image(DOCKER_IMAGE)
-    yield from _figures("docker", ())
+    yield from _figures("docker", (), without_quotas=False)
 
 
-def _figures(backend: str, alone_too: tuple[str, ...]) -> Iterator[Figure]:
+def _figures(backend: str, alone_too: tuple[str, ...], *, without_quotas: bool) -> Iterator[Figure]:
     with _tenants(backend) as tenants:
         floods: list[tuple[str, str, tuple[str, ...]]] = []
         floods += [(f"{kind} flood", tenants.flood_token, (kind,)) for kind in alone_too]
         floods.append(("every flood at once", tenants.flood_token, KINDS))
-        floods.append(("every flood, no quotas", tenants.unlimited_token, KINDS))
+        if without_quotas:
+            floods.append(("every flood, no quotas", tenants.unlimited_token, KINDS))
         with tenants.quiet.create_session() as session:
             alone, flooded = _quiet(tenants.quiet, session), []
             for _, token, kinds in floods:

@@ -42,8 +42,7 @@ def unpack_or_opaque(packed: bytes) -> Any:
 
 def pack_by_value(value: object, modules: Iterable[ModuleType]) -> bytes:
     """Packs an object as a pickle that holds the functions and classes of these modules, which only we have."""
-    import cloudpickle
-
+    cloudpickle = _cloudpickle()
     with ExitStack() as until_packed:
         for module in modules:
             if module.__name__ not in cloudpickle.list_registry_pickle_by_value():
@@ -60,14 +59,11 @@ class _Opaque:
 
 
 def _pickled_for_sandbox(value: object) -> bytes:
-    # Imported on first need: most programs send plain data, and the import costs more than an execution.
-    import cloudpickle
-
     pickled = _BoundedFile()
     # Pickles of functions and classes hold bytecode: the sandbox refuses them, by this prefix, on another Python.
     pickled.write(b"cp%d.%d\0" % sys.version_info[:2])
     try:
-        cloudpickle.dump(value, pickled)
+        _cloudpickle().dump(value, pickled)
     except Exception as error:
         # A value's own __reduce__ may raise anything.
         raise EncodeError(f"a {type(value).__name__} cannot be sent: {type(error).__name__}: {error}") from error
@@ -81,3 +77,10 @@ class _BoundedFile(io.BytesIO):
         if self.tell() + memoryview(data).nbytes > _VALUE_BYTES_MAX:
             raise EncodeError(f"pickled it takes more than the limit total_bytes of {_VALUE_BYTES_MAX}")
         return super().write(data)
+
+
+def _cloudpickle() -> Any:
+    # Imported on first need: most programs send plain data, and the import costs more than an execution.
+    import cloudpickle
+
+    return cloudpickle

@@ -17,7 +17,7 @@ import pytest
 from smolagents import ActionStep, CodeAgent, LogLevel, tool
 
 from examples.scripted import Reply
-from executor_client import Outcome, ReentrantExecution
+from executor_client import InvalidRequest, Outcome, ReentrantExecution
 from executor_client.smolagents import CodeExecutionError, RemoteExecutor
 from tests.support.agents import agent_on
 from tests.support.daemon import Daemon
@@ -140,6 +140,15 @@ def test_a_gigabyte_is_refused_in_little_memory(daemon: Daemon, code: str, told:
         grown = growth_of(os.getpid(), daemon.process.pid)
         assert agent.run("go") == 1
     assert max(grown()) < REFUSAL_BYTES
+
+
+def test_a_variable_of_a_gigabyte_stops_the_run_before_the_model_is_asked(daemon: Daemon) -> None:
+    with agent_on(daemon, "final_answer(1)") as agent:
+        agent.state["much"] = bytes(GIB)
+        with pytest.raises(InvalidRequest, match=r"the variable 'much' cannot be sent: .* or write it to a file"):
+            agent.run("go")
+        del agent.state["much"]
+        assert agent.run("go") == 1, "it was the first reply of the script"
 
 
 def test_a_tool_that_uses_its_own_executor_is_told_and_the_run_goes_on(daemon: Daemon) -> None:

@@ -204,8 +204,9 @@ def test_a_manager_with_tool_calls_runs_two_remote_workers_at_once_and_once_more
     workers: Callable[[], list[CodeAgent]],
 ) -> None:
     """As smolagents' ToolCallingAgent does: it calls what one reply names from threads of its own."""
+    arguments: Any = {"task": "speak", "additional_args": {}}  # the latter for smolagents 1.22, which insists on it
     script = (
-        Reply("Both.", calls=[("left", {"task": "speak"}), ("right", {"task": "speak"})]),
+        Reply("Both.", calls=[("left", arguments), ("right", arguments)]),
         Reply("", expects=["managed agent 'left':\nLEFT", "managed agent 'right':\nRIGHT"], calls=[("final_answer", {"answer": "both"})]),
     )  # fmt: skip
     for _ in range(2):

@@ -134,6 +134,23 @@ async def test_coroutine_tool_does_not_outlive_its_execution(session: AsyncSessi
     assert ended.is_set()
 
 
+async def test_a_tool_that_is_no_coroutine_runs_in_a_thread_which_keeps_no_process_from_its_end(
+    session: AsyncSession, daemon: FakeDaemon
+) -> None:
+    seen: list[bool] = []
+
+    def tool() -> None:
+        seen.extend(thread.daemon for thread in tool_threads())
+        raise LookupError("why")
+
+    await session.register_tools({"tool": tool})
+    daemon.journal = [tool_call("tool"), Answered(), result()]
+    await session.execute("code")
+    (answer,) = daemon.answers["call-1"]
+    assert (seen, answer.error.type, answer.error.message) == ([True], "LookupError", "why")
+    assert eventually(lambda: not tool_threads())
+
+
 async def test_executions_of_two_sessions_run_side_by_side(session: AsyncSession, daemon: FakeDaemon) -> None:
     daemon.journal = [log("x"), result(1)]
     results = await asyncio.gather(*[session.execute("code") for _ in range(6)])

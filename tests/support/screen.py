@@ -87,7 +87,11 @@ def run_on_terminal(command: Sequence[str], environment: Mapping[str, str], *, c
             command, stdin=theirs, stdout=theirs, stderr=theirs, env=dict(environment), start_new_session=True
         ) as process:
             os.close(theirs)
-            raw = _read_all(ours)
+            try:
+                raw = _read_all(ours)
+            except BaseException:
+                process.kill()  # or its end would be waited for
+                raise
     finally:
         os.close(ours)
     return Shown(process.returncode, raw.decode())

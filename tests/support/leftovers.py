@@ -22,7 +22,7 @@ CGROUP_ROOT = Path("/sys/fs/cgroup")
 CGROUP_PREFIX = "executor-"
 ENGINE_SOCKET = Path("/var/run/docker.sock")
 # Of the Engine that tools/engine.sh starts: what is mounted there is any run's; of ours the containers are looked at.
-ENGINE_DATA = "/var/lib/remote-executor-engine/"
+ENGINE_MOUNTS = ("/var/lib/remote-executor-engine/", "/run/remote-executor-engine-")
 # A sandbox that was told to end has this long to be gone: the kernel takes a moment for namespaces and cgroups.
 GONE_WITHIN_S = 5.0
 
@@ -107,7 +107,7 @@ def _is_populated(cgroup: Path) -> bool:
 def _mounts() -> set[str]:
     """Mount points of our namespace that carry our name or lie in the run's directory."""
     points = {line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines()}
-    points = {point for point in points if not point.startswith(ENGINE_DATA)}
+    points = {point for point in points if not point.startswith(ENGINE_MOUNTS)}
     return {point for point in points if "executor" in point or point.startswith(tempfile.gettempdir())}
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import sys
+import threading
 from collections.abc import Iterable
 from contextlib import ExitStack
 from types import ModuleType
@@ -43,12 +44,16 @@ def unpack_or_opaque(packed: bytes) -> Any:
 def pack_by_value(value: object, modules: Iterable[ModuleType]) -> bytes:
     """Packs an object as a pickle that holds the functions and classes of these modules, which only we have."""
     cloudpickle = _cloudpickle()
-    with ExitStack() as until_packed:
+    with _registering, ExitStack() as until_packed:
         for module in modules:
             if module.__name__ not in cloudpickle.list_registry_pickle_by_value():
                 cloudpickle.register_pickle_by_value(module)
                 until_packed.callback(cloudpickle.unregister_pickle_by_value, module)
         return encode(_Opaque(value), fallback=lambda opaque: _pickled_for_sandbox(value))
+
+
+_registering = threading.Lock()
+"""cloudpickle has one list of such modules for all threads."""
 
 
 class _Opaque:

@@ -14,7 +14,6 @@ as bytecode, to the same minor version of Python.
 
 from __future__ import annotations
 
-import ast
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -25,6 +24,7 @@ from executor_client._shipping.definitions import Definitions
 from executor_client._shipping.dialects import Dialect
 from executor_client._shipping.functions import Functions
 from executor_client._shipping.objects import Objects
+from executor_client._shipping.source import compiled
 from executor_client._shipping.writer import PREFIX, Problem, StandIn, Writer
 from executor_client._values import pack, pack_by_value
 from executor_client.errors import ToolNotShippable
@@ -87,7 +87,7 @@ def _packed(name: str, writer: Writer) -> Shipped:
     text = writer.text(name)
     problems = []
     try:
-        ast.parse(text)
+        compiled(text)
     except (SyntaxError, ValueError) as error:
         problems.append(f"its source can't be put together: {error}")
     if len(text.encode("utf-8", "surrogatepass")) > TEXT_BYTES_MAX:

@@ -184,9 +184,8 @@ class Body:
         )
 
     def _is_from(self, function: types.FunctionType) -> bool:
-        code = function.__code__
-        last = self._node.end_lineno or 0
-        return self._node.lineno <= code.co_firstlineno <= last and any(code == each for each in self._found.file.codes)
+        line, last = function.__code__.co_firstlineno, self._node.end_lineno or 0
+        return self._node.lineno <= line <= last and self._found.file.makes(function.__code__)
 
     def _statement(self, name: str) -> ast.expr | None:
         for each in self._node.body:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import ast
 import dis
 import types
-import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+
+from executor_client._shipping.source import compiled
 
 _OPTIMIZED = 0x1
 _COMPREHENSIONS = frozenset({"<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>"})
@@ -44,10 +45,7 @@ class Names:
 def names_of(text: str, *, in_scope: bool = False) -> Names:
     """Reads a piece of source, which must compile. `in_scope`: it is a function that is called at once."""
     names = Names()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # said when the user's own Python compiled it
-        tree = ast.parse(text)
-        code = compile(tree, "<shipped>", "exec", dont_inherit=True)
+    tree, code = compiled(text)
     _read_code(code, names, now=True, is_class=False)
     if in_scope:
         scope = next(each for each in code.co_consts if isinstance(each, types.CodeType))

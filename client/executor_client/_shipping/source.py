@@ -10,9 +10,11 @@ import __future__
 import ast
 import functools
 import linecache
+import threading
 import types
 import warnings
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -20,6 +22,8 @@ FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 
 _FILES_KEPT = 16
 """Parsed ones, for the next tools: an agent's tools are shipped at each run."""
+
+_quiet = threading.Lock()
 
 ANNOTATIONS_FLAG = __future__.annotations.compiler_flag
 
@@ -31,6 +35,19 @@ class SourceFile:
     lines: tuple[str, ...]
     tree: ast.Module
     codes: tuple[types.CodeType, ...]
+
+    def makes(self, code: types.CodeType) -> bool:
+        """Whether this very code comes of the source."""
+        return any(each == code for each in self.codes) or any(each == code for each in self._codes_by_statement)
+
+    @functools.cached_property
+    def _codes_by_statement(self) -> tuple[types.CodeType, ...]:
+        """As a notebook compiles it, statement by statement: an attribute of what is imported there is other code."""
+        flag = ANNOTATIONS_FLAG if self.quotes_annotations else 0
+        statements = [ast.Module([node], []) for node in self.tree.body]
+        with _quietly():
+            made = [compile(each, "<shipped>", "exec", flag, dont_inherit=True) for each in statements]
+        return tuple(inner for each in made for inner in all_codes(each))
 
     @property
     def quotes_annotations(self) -> bool:
@@ -56,7 +73,7 @@ class SourceFiles:
         """The def or lambda that made the function; None where there is none, or one that makes other code."""
         code = function.__code__
         for file in self._versions(code.co_filename, function.__globals__):
-            if any(each == code for each in file.codes):
+            if file.makes(code):
                 node = _function_node(file.tree, code)
                 return None if node is None else Found(file, node)
         return None
@@ -67,7 +84,7 @@ class SourceFiles:
         if not isinstance(filename, str):
             return None
         for file in self._versions(filename, namespace):
-            inside = [function.__code__ for function in functions if function.__code__ in file.codes]
+            inside = [function.__code__ for function in functions if file.makes(function.__code__)]
             nodes = [
                 node
                 for node in _classes(file.tree, class_.__qualname__)
@@ -108,13 +125,24 @@ def _parsed(filename: str, lines: tuple[str, ...]) -> SourceFile | None:
         return None
     text = "".join(lines)
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # said when the user's own Python compiled it
-            tree = ast.parse(text, filename)
-            code = compile(text, filename, "exec", dont_inherit=True)
+        tree, code = compiled(text, filename)
     except (SyntaxError, ValueError):
         return None
     return SourceFile(lines, tree, tuple(all_codes(code)))
+
+
+def compiled(text: str, filename: str = "<shipped>") -> tuple[ast.Module, types.CodeType]:
+    """The text, parsed and compiled. Raises SyntaxError and ValueError; what there is to warn of was said before."""
+    with _quietly():
+        return ast.parse(text, filename), compile(text, filename, "exec", dont_inherit=True)
+
+
+@contextmanager
+def _quietly() -> Iterator[None]:
+    # One thread at a time: each puts the filters back that it found.
+    with _quiet, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
 
 
 def all_codes(code: types.CodeType) -> Iterator[types.CodeType]:

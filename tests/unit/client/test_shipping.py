@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import functools
 import importlib.util
 import linecache
@@ -144,6 +145,17 @@ def test_the_object_is_as_it_was() -> None:
 def test_modules_that_the_sandbox_must_have_are_listed() -> None:
     modules = ship("t", plain.with_libraries, python="").modules
     assert set(modules) == {"PIL", "cv2", "os.path", "sklearn.linear_model", "os"}
+
+
+def test_the_cells_of_a_notebook_are_source(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are no files, and each statement is compiled by itself."""
+    source = "import math\nrate = 3\ndef root(x):\n    return math.sqrt(x) * rate\ntool = lambda x: root(x) + rate\n"
+    name = "/tmp/ipykernel_1/123.py"
+    monkeypatch.setitem(linecache.cache, name, (len(source), None, source.splitlines(keepends=True), name))
+    namespace: dict[str, Any] = {"__name__": "__main__"}
+    for statement in ast.parse(source).body:
+        exec(compile(ast.Module([statement], []), name, "exec", dont_inherit=True), namespace)
+    assert run_elsewhere(sys.executable, [("t", ship("t", namespace["tool"], python=""), ((4,),))]) == {"t": "[9.0]"}
 
 
 def test_a_chain_of_many_functions_is_followed(tmp_path: Path) -> None:

@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from executor_client._limits import BUSY_SPREAD
+from executor_client._limits import BUSY_SPREAD, IMAGE_RETRY_MAX_S
 from executor_client._retry import Backoff, Retries
 from executor_client.errors import ExecutorClientError, NotFoundError, ResourceExhaustedError, UnavailableError
+from executor_server.backends.docker import pulls
 
 
 @pytest.fixture
@@ -95,3 +96,24 @@ def test_absence_and_refusal_have_a_time_each_and_it_begins_anew_when_the_daemon
     retries.heard()
     assert retries.delay_s(UnavailableError("away"), 20.0) is not None
     assert retries.delay_s(told(1.0), 20.0) is not None
+
+
+def fetching(retry_after_s: float | None) -> UnavailableError:
+    return UnavailableError("image 'x' ...", reason="IMAGE_NOT_READY", retry_after_s=retry_after_s)
+
+
+def test_image_is_waited_for_while_it_is_fetched_and_not_after_that_failed() -> None:
+    retries = Retries(away_timeout_s=0, busy_timeout_s=0, image_timeout_s=600)
+    delay_s = retries.delay_s(fetching(pulls._ASK_AGAIN_S), 0.0)
+    assert delay_s is not None and delay_s >= pulls._ASK_AGAIN_S
+    assert retries.delay_s(fetching(pulls._FAILURE_KEPT_S), 10.0) is None
+    assert retries.delay_s(fetching(None), 10.0) is None
+    assert pulls._ASK_AGAIN_S <= IMAGE_RETRY_MAX_S < pulls._FAILURE_KEPT_S
+
+
+def test_image_is_not_waited_for_longer_than_its_time() -> None:
+    retries = Retries(away_timeout_s=0, busy_timeout_s=0, image_timeout_s=20)
+    now_s = 0.0
+    while (delay_s := retries.delay_s(fetching(5.0), now_s)) is not None:
+        now_s += delay_s
+    assert 10 <= now_s <= 20

@@ -18,7 +18,7 @@ import numpy as np
 import pandas as pd
 import PIL.Image
 import pytest
-from smolagents import tool
+from smolagents import Tool, tool
 from smolagents.agent_types import AgentImage, AgentText
 
 from executor_api.values import EnumValue, OpaqueValue, Record, TupleRecord
@@ -269,6 +269,28 @@ def test_final_answers_have_smolagents_types_and_images_can_be_given_again(daemo
         assert type(text) is AgentText and text == "ééé"
         assert agent.run("go") is None
         assert alike(agent.memory.steps[1].action_output, turned.to_raw())
+
+
+def test_answers_of_agents_and_results_of_image_tools_go_in_again_as_plain_values(daemon: Daemon) -> None:
+    picture = PIL.Image.linear_gradient("L").resize((4, 3))
+
+    class Draw(Tool):
+        name = "draw"
+        description = "Draws beside what it is given."
+        inputs = {"before": {"type": "image", "description": "an image"}}  # noqa: RUF012
+        output_type = "image"
+
+        def forward(self, before: Any) -> Any:
+            assert isinstance(before, PIL.Image.Image)
+            return before.rotate(90, expand=True)
+
+    code = """
+images = [*answers["images"], draw(answers["images"][0])]
+final_answer(([type(v).__name__ for v in (*images, answers["text"])], images[1].size))
+"""
+    answers = {"images": [AgentImage(picture)], "text": AgentText("x")}
+    with agent_on(daemon, code, tools=[Draw()], additional_authorized_imports=["PIL.*"]) as agent:
+        assert agent.run("go", additional_args={"answers": answers}) == (["Image", "Image", "str"], (3, 4))
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -48,11 +48,12 @@ from executor_client.smolagents.failures import (
     describe_lost_session,
     describe_restart,
 )
-from executor_client.smolagents.host_tools import placed_tools, unwrapped
+from executor_client.smolagents.host_tools import placed_tools
 from executor_client.smolagents.images import logs_with_images
 from executor_client.smolagents.lease import SessionGone, SessionLease, SessionRequest
 from executor_client.smolagents.page import PAGE_EXPRESSION, Page, read_page
 from executor_client.smolagents.sandbox_tools import Placement, checked
+from executor_client.smolagents.unwrapping import unwrapped
 
 _log = logging.getLogger(__name__)
 

@@ -13,8 +13,6 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from smolagents.agent_types import AgentType
-
 from executor_client import Tool, ToolNotShippable
 from executor_client.smolagents.sandbox_tools import (
     ALL,
@@ -24,6 +22,7 @@ from executor_client.smolagents.sandbox_tools import (
     host_only,
     placement_of,
 )
+from executor_client.smolagents.unwrapping import unwrapped
 
 _log = logging.getLogger(__name__)
 
@@ -60,11 +59,6 @@ def _warn_of_unknown(placement: Placement, tools: Mapping[str, Any]) -> None:
     unknown = [] if isinstance(placement, str) else sorted(placement.keys() - tools.keys() - {ALL})
     if unknown:
         _log.warning("tool_placement names no tools of this run: %s", ", ".join(unknown))
-
-
-def unwrapped(value: Any) -> Any:
-    """The plain value inside smolagents' own AgentText, AgentImage and AgentAudio, which the sandbox does not know."""
-    return value.to_raw() if isinstance(value, AgentType) else value
 
 
 class _HostTool:

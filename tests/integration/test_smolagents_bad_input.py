@@ -237,7 +237,7 @@ def test_a_tool_that_hangs_is_bounded_by_the_time_of_its_session(daemon: Daemon,
         """Hangs."""
         release.wait()
 
-    limits = {"limits": {"wall_time_s": 0.2, "session_time_s": 1.0}}
+    limits = {"limits": {"wall_time_s": 0.2, "session_time_s": 2.0}}
     reply = Reply("", "final_answer(echo(2))", ["lost and must be defined again"])
     with agent_on(daemon, "hang()", reply, tools=[hang, echo], executor_kwargs=limits) as agent:
         assert agent.run("go") == 2

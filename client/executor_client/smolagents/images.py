@@ -93,7 +93,7 @@ def forget_images(agent: Any, newest: Any, keep_steps: int) -> None:
     Steps are counted as they stand in memory: their numbers begin again with each run.
     """
     steps = [step for step in agent.memory.steps if isinstance(step, ActionStep) and step is not newest]
-    for step in steps[: len(steps) - (keep_steps - 1)]:
+    for step in steps[: max(0, len(steps) - (keep_steps - 1))]:
         step.observations_images = None
 
 

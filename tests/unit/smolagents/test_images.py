@@ -59,7 +59,8 @@ def test_memory_holds_copies() -> None:
 
 
 @pytest.mark.parametrize(
-    ("keep_steps", "left"), [(1, [False, False, False]), (2, [False, False, True]), (9, [True] * 3)]
+    ("keep_steps", "left"),
+    [(1, [False, False, False]), (2, [False, False, True]), (5, [True] * 3), (9, [True] * 3)],
 )
 def test_images_of_older_steps_are_dropped_by_their_place_in_memory(keep_steps: int, left: list[bool]) -> None:
     """By their number would be wrong: it begins again with each run of a conversation."""

@@ -135,6 +135,18 @@ def test_a_saved_agent_has_its_placement(daemon: Daemon, placement: Any) -> None
     assert made.saved_kwargs()["tool_placement"] == placement
 
 
+def test_the_tools_of_a_loaded_agent_go_into_the_sandbox_again(daemon: Daemon) -> None:
+    """smolagents makes them of text, which is in no file."""
+    kwargs = {"tool_placement": "sandbox", **daemon.access}
+    model = smolagents.InferenceClientModel("some/model", token="hf-secret")
+    tools = [agent_tools.imported, agent_tools.Located()]
+    saved = CodeAgent(tools, model, additional_authorized_imports=["os"], executor_kwargs=kwargs).to_dict()
+    loaded = CodeAgent.from_dict(saved, executor_kwargs={"token": daemon.token}, verbosity_level=LogLevel.OFF)
+    loaded.model = scripted("import os\nfinal_answer((imported(2), located(1)[0] == os.getpid(), located(1)[1]))")
+    with loaded as agent:
+        assert agent.run("go") == (["a", "b"], True, 104)
+
+
 def test_a_tool_in_the_sandbox_may_call_one_on_the_host(daemon: Daemon) -> None:
     """What the tool on the host holds stays there."""
     secret = []

@@ -352,6 +352,28 @@ class Raising(Tool):
         raise ValueError(f"not {x}")
 
 
+class Located(Tool):
+    """Needs nothing of its module, as smolagents asks of a tool that is saved."""
+
+    name = "located"
+    description = "Tells the number of its process."
+    inputs = {"x": {"type": "integer", "description": "Any."}}
+    output_type = "any"
+
+    def __init__(self, more=3):
+        super().__init__()
+        self.more = more
+
+    def setup(self):
+        self.base = 100
+        super().setup()
+
+    def forward(self, x: int) -> Any:
+        import os
+
+        return os.getpid(), x + self.more + self.base
+
+
 def _caught(call):
     return f"""
 try:

@@ -29,7 +29,12 @@ def ship_all(tools: Mapping[str, Tool], python: str) -> dict[str, Shipped]:
     # Imported on first need: most programs ship nothing.
     from executor_client._shipping import ship
 
-    others = {name: getattr(tool.function, "stands_for", tool.function) for name, tool in tools.items()}
+    others = {
+        name: getattr(tool.function, "stands_for", tool.function)
+        for name, tool in tools.items()
+        # A class is more than what calls it; one that may go into the sandbox goes as itself.
+        if not (tool.placement == SANDBOX and isinstance(tool.function, type))
+    }
     return {
         name: ship(name, tool.function, python=python, dialect=tool.dialect, others=others)
         for name, tool in placed.items()

@@ -14,7 +14,7 @@ from executor_client import AsyncExecutorClient, ExecutorClient, InvalidRequest,
 from executor_client.smolagents import CodeAgent, RemoteExecutor
 from tests.support.agents import agent_on, scripted
 from tests.support.daemon import Daemon
-from tests.support.shipped import agent_tools, plain, refused
+from tests.support.shipped import agent_tools, odd, plain, refused
 
 IMPORTS = ["numpy.*", "pandas.*", "os"]
 
@@ -220,6 +220,18 @@ def test_plain_callables_run_in_a_session(client: ExecutorClient) -> None:
             {"adder": Tool(plain._make_adder(5), placement="sandbox"), "on_host": lambda x: (x, "host")}
         )
         assert session.execute("adder(1), adder(2), on_host(3)").output == (6, 8, (3, "host"))
+
+
+def test_a_class_may_be_a_tool_and_be_used_by_one(client: ExecutorClient) -> None:
+    """It is more than something to call: with a stub in its place `isinstance` would fail."""
+    with client.create_session() as session:
+        session.register_tools(
+            {
+                "version": Tool(odd.Version, placement="sandbox"),
+                "ordered": Tool(odd.with_ordering, placement="sandbox"),
+            }
+        )
+        assert session.execute("version(2).n, ordered(5)").output == (2, odd.with_ordering(5))
 
 
 async def test_plain_callables_run_in_an_async_session(daemon: Daemon) -> None:

@@ -28,6 +28,7 @@ _PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 _PNG_CHUNKS = frozenset([b"IHDR", b"PLTE", b"tRNS", b"IDAT", b"IEND"])
 _CHUNK_OVERHEAD_BYTES = 12
 _MAX_SIDE = 1 << 20
+_STRIP_BYTES = 1 << 20
 
 
 def lower(value: Any, writer: Writer, *, bases: bool = False) -> Lowered | None:
@@ -49,7 +50,19 @@ def lower(value: Any, writer: Writer, *, bases: bool = False) -> Lowered | None:
         file = io.BytesIO()
         plain.save(file, "PNG", compress_level=1)
         return ["pil.png", value.mode, width, height, put_bytes(writer, file.getbuffer())], (), False
-    return ["pil.raw", value.mode, width, height, put_bytes(writer, value.tobytes())], (), False
+    return ["pil.raw", value.mode, width, height, put_bytes(writer, _raw_pixels(value))], (), False
+
+
+def _raw_pixels(image: Any) -> memoryview:
+    """What `tobytes` gives, strip by strip: that one holds all of them twice for a moment."""
+    width, height = image.size
+    row_bytes = width * _RAW_MODES[image.mode]
+    rows = max(1, _STRIP_BYTES // row_bytes)
+    pixels = bytearray(height * row_bytes)
+    for top in range(0, height, rows):
+        bottom = min(top + rows, height)
+        pixels[top * row_bytes : bottom * row_bytes] = image.crop((0, top, width, bottom)).tobytes()
+    return memoryview(pixels)
 
 
 def _is_carried(image: Any) -> bool:

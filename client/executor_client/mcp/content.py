@@ -18,8 +18,8 @@ from mcp_types import BlobResourceContents, CallToolResult, ContentBlock, Embedd
 from executor_client._failure_text import headline, short_traceback, shortened
 from executor_client._images import decode_image
 from executor_client._limits import IMAGE_PIXELS_MAX
+from executor_client._value_text import value_text
 from executor_client.events import ExecutionEvent, ImageEvent, LimitWarningEvent, LogEvent, OutputCutEvent
-from executor_client.mcp.value_text import value_text
 from executor_client.results import ExecutionResult, FileInfo, Image, Limits, VariablesState
 
 if TYPE_CHECKING:

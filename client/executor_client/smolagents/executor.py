@@ -18,6 +18,7 @@ from smolagents.local_python_executor import CodeOutput, PythonExecutor
 from smolagents.monitoring import LogLevel
 from smolagents.utils import truncate_content
 
+from executor_api.values import OpaqueValue, ValueLimits
 from executor_client import (
     AuthenticationError,
     AuthorizationError,
@@ -39,6 +40,7 @@ from executor_client import (
     Wait,
 )
 from executor_client._convert import limits_to_wire
+from executor_client._value_text import text_chars, value_text
 from executor_client.smolagents.console import LogStream, show_wait
 from executor_client.smolagents.failures import (
     CodeExecutionError,
@@ -59,6 +61,9 @@ _log = logging.getLogger(__name__)
 
 MAX_PRINT_OUTPUTS_LENGTH = 50_000
 """Characters of logs that an observation holds; smolagents' own default for its local executor."""
+
+WRITTEN_CHARS_MAX = 1 << 30
+"""Of a step's value as text, before smolagents cuts it. Values that share nothing have less."""
 
 _NOBODY_THERE = ("", "DRAINING")
 _REFUSALS = (PolicyViolationError, AuthorizationError, AuthenticationError, ResourceExhaustedError)
@@ -173,7 +178,7 @@ class RemoteExecutor(PythonExecutor):  # type: ignore[misc]  # smolagents is unt
         if not result.succeeded and not result.is_final_answer:
             text = describe(result, code_action, self._lease.limits, self._in_place_again)
             raise CodeExecutionError(text, result.outcome)
-        return RemoteCodeOutput(output=result.output, logs=logs, is_final_answer=result.is_final_answer)
+        return RemoteCodeOutput(output=_writable(result.output), logs=logs, is_final_answer=result.is_final_answer)
 
     def evaluate(self, expression: str, *, timeout_s: float | None = None) -> Any:
         """The value of an expression, between two steps: for step callbacks; see `Session.evaluate`.
@@ -292,3 +297,14 @@ class RemoteExecutor(PythonExecutor):  # type: ignore[misc]  # smolagents is unt
         logs: str = truncate_content(text, self.max_print_outputs_length)
         self.state["_print_outputs"] = logs
         return logs
+
+
+def _writable(value: Any) -> Any:
+    """The value, or what stands for it where its text would fill the memory.
+
+    smolagents writes out the value of each step, and a hundred megabytes that a list holds a million times are quickly
+    sent: the codec keeps what is shared.
+    """
+    if text_chars(value) <= WRITTEN_CHARS_MAX:
+        return value
+    return OpaqueValue(type(value).__name__, value_text(value, ValueLimits().repr_chars))

@@ -16,7 +16,7 @@ from smolagents.monitoring import AgentLogger
 
 from examples.scripted import Reply, ScriptedModel
 from executor_api.v1 import types_pb2 as types
-from executor_client import InvalidRequest, Outcome, PolicyViolationError, ResourceExhaustedError
+from executor_client import InvalidRequest, OpaqueValue, Outcome, PolicyViolationError, ResourceExhaustedError
 from executor_client.smolagents import CodeAgent, CodeExecutionError, DaemonLost, RemoteExecutor
 from tests.support.fake_daemon import TOKEN, FakeDaemon, Refusal, busy, result, serve
 
@@ -129,3 +129,12 @@ def test_session_of_a_daemon_that_cannot_write_its_audit_log_is_ended(
         executor("1")
     executor.cleanup()
     assert daemon.names()[-1] == "DeleteSession"
+
+
+def test_value_that_nobody_could_write_out_is_stood_for(daemon: FakeDaemon, executor: RemoteExecutor) -> None:
+    """smolagents takes `str` of it: of bytes that are there once and shown a million times, that is the memory's end."""
+    daemon.journal = [result([b"x" * 10_000] * 200_000)]
+    output = executor("1").output
+    assert (type(output), output.type_name) == (OpaqueValue, "list") and str(output).startswith("[b'xxx")
+    daemon.journal = [result([b"x" * 10_000] * 2)]
+    assert executor("1").output == [b"x" * 10_000] * 2

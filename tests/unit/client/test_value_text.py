@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import Counter, OrderedDict, deque
 from decimal import Decimal
 from fractions import Fraction
 from typing import Any
@@ -13,7 +14,7 @@ import pandas as pd
 import pytest
 
 from executor_client import EnumValue, OpaqueValue, Record, TupleRecord
-from executor_client.mcp.value_text import CUT, DEPTH_MAX, value_text
+from executor_client._value_text import CUT, DEPTH_MAX, text_chars, value_text
 
 LIMIT = 1_000
 HUGE = "x" * (50 << 20)
@@ -69,6 +70,7 @@ def _nested(depth: int) -> list[Any]:
         np.array([HUGE] * 1_000, dtype=object),
         list(range(10**6)),
         OpaqueValue("T", HUGE),
+        *(OrderedDict(a=[HUGE] * 1_000), Counter({HUGE: 2}), deque([[HUGE] * 1_000])),
         "\n" * LIMIT,
     ],
     ids=lambda value: type(value).__name__,
@@ -89,3 +91,25 @@ def test_depth_is_bounded() -> None:
 def test_what_repr_refuses_is_described() -> None:
     assert value_text([10**5_000], LIMIT) == "[<an integer of 16,610 bits>]"
     assert value_text(Fraction(1, 10**5_000), LIMIT) == "<a value of type Fraction that cannot be shown>"
+
+
+def test_the_length_of_a_text_is_known_without_the_text() -> None:
+    shared: list[Any] = [b"x" * 1_000]
+    for _ in range(60):
+        shared = [shared, shared]
+    assert text_chars(shared) > 1_000 << 60
+    assert text_chars([[Decimal("1" * 9_999)] * 10, OrderedDict(a=OpaqueValue("T", "x" * 99))]) > 99_990
+    assert text_chars(Record("R", {"a": {"b": (shared,)}})) > 1_000 << 60
+
+
+@pytest.mark.parametrize(
+    "value", [None, 10**100, "é" * 99, [1, 2.5, None], {"a": {1: "b"}}, (b"ab",), {1, 2}, [[], {}]]
+)
+def test_the_length_of_a_text_is_never_taken_for_more_than_it_is(value: object) -> None:
+    assert text_chars(value) <= len(repr(value)) + 2
+
+
+def test_the_length_of_a_value_in_itself_is_finite() -> None:
+    cycle: list[Any] = [1]
+    cycle.append({"again": cycle})
+    assert text_chars(cycle) <= len(repr(cycle)) + 2

@@ -6,8 +6,10 @@ Python writes. What is past the limit is never written.
 
 from __future__ import annotations
 
+import itertools
+from collections import deque
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, cast
 
 from executor_api.values import EnumValue, OpaqueValue, Record, TupleRecord
 
@@ -20,7 +22,7 @@ _BRACKETS: dict[type, tuple[str, str]] = {
     set: ("{", "}"),
     frozenset: ("frozenset({", "})"),
 }
-_NESTED = (dict, Record, TupleRecord, EnumValue)
+_SHORT_INT = 1 << 64
 
 
 class _Full(Exception):
@@ -35,6 +37,47 @@ def value_text(value: object, chars_max: int) -> str:
     except _Full:
         return f"{''.join(writer.parts)}{CUT} (only the first {chars_max:,} characters are shown)"
     return "".join(writer.parts)
+
+
+def text_chars(value: object) -> int:
+    """At least how many characters `repr` would write of a value, in a time that its own size bounds.
+
+    References are followed: ten lists, each of them ten times in the next, are a hundred items and a text of gigabytes.
+    """
+    return _chars(value, {})
+
+
+def _chars(value: Any, known: dict[int, int]) -> int:
+    if isinstance(value, (str, bytes, bytearray)):
+        return len(value)
+    if id(value) in known:
+        return known[id(value)]
+    parts = _parts(value)
+    if parts is None:
+        chars = len(_plain(value))
+    else:
+        known[id(value)] = len("...")  # what a cycle shows as
+        chars = sum(3 if _is_short(each) else 2 + _chars(each, known) for each in parts)
+    known[id(value)] = chars
+    return chars
+
+
+def _is_short(value: Any) -> bool:
+    kind = type(value)
+    return kind is float or value is None or kind is bool or (kind is int and -_SHORT_INT < value < _SHORT_INT)
+
+
+def _parts(value: Any) -> Iterable[Any] | None:
+    """What is shown inside a value; None of one that has no such parts."""
+    if isinstance(value, dict):
+        return itertools.chain(value, value.values())
+    if isinstance(value, Record):
+        return cast(Iterable[Any], object.__getattribute__(value, "_fields").values())
+    if isinstance(value, EnumValue):
+        return (value.value,)
+    if isinstance(value, (list, tuple, set, frozenset, deque)):  # a TupleRecord is a tuple
+        return value
+    return cast(Iterable[Any], value.flat) if _is_object_array(value) else None
 
 
 class _Writer:
@@ -58,6 +101,11 @@ class _Writer:
             or _is_object_array(value)
         ):
             self._nested(value)
+        elif isinstance(value, (dict, deque)) and text_chars(value) > self._left:
+            # An OrderedDict, say: written whole by its own repr, which is out of question.
+            self._text(f"{kind.__name__}(")
+            self.write(dict(value) if isinstance(value, dict) else list(value))
+            self._text(")")
         else:
             self._text(_plain(value))
 

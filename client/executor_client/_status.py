@@ -62,6 +62,11 @@ def is_transport_failure(error: ExecutorClientError) -> bool:
     return isinstance(error, UnavailableError) and error.reason in ("", "DRAINING")
 
 
+def is_session_gone(error: ExecutorClientError) -> bool:
+    """Whether the daemon has no such session any more, or none that could go on: its sandbox or its record is gone."""
+    return error.reason in ("SESSION_NOT_FOUND", "SESSION_LOST", "EXECUTION_NOT_FOUND")
+
+
 def retry_after_s(error: ExecutorClientError) -> float | None:
     """When the daemon, which has no room or no audit log for this now, wants to be asked again; None: it does not say.
 

@@ -20,6 +20,7 @@ import anyio
 
 from executor_client._limits import CANCEL_GRACE_S
 from executor_client._requests import LimitsLike
+from executor_client._status import is_session_gone
 from executor_client.aio import AsyncExecutorClient
 from executor_client.aio_session import AsyncSession, OnEvent
 from executor_client.errors import NotFoundError, PreconditionError
@@ -32,7 +33,6 @@ END_TIMEOUT_S = 5.0
 """How long the end of the connection waits for its sessions to end; the daemon ends what is left when it is idle."""
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-_GONE_REASONS = frozenset({"SESSION_NOT_FOUND", "SESSION_LOST", "EXECUTION_NOT_FOUND"})
 
 
 class SessionRefused(Exception):
@@ -68,7 +68,7 @@ class NamedSession:
         try:
             yield self.session
         except (NotFoundError, PreconditionError) as error:
-            if error.reason not in _GONE_REASONS:
+            if not is_session_gone(error):
                 raise
             self.lose(error.message)
             raise self._refusal() from error

@@ -26,13 +26,12 @@ from executor_client import (
     Tool,
     VariablesState,
 )
+from executor_client._status import is_session_gone
 
 # Names that smolagents' local executor offers without an import and CPython does not have as builtins.
 PRELUDE = """\
 from math import acos, asin, atan, atan2, ceil, cos, degrees, exp, floor, log, radians, sin, sqrt, tan
 """
-
-_GONE_REASONS = frozenset({"SESSION_NOT_FOUND", "SESSION_LOST", "EXECUTION_NOT_FOUND"})
 
 
 class SessionGone(Exception):
@@ -213,7 +212,7 @@ class SessionLease:
         try:
             yield
         except (NotFoundError, PreconditionError) as error:
-            if error.reason not in _GONE_REASONS:
+            if not is_session_gone(error):
                 raise
             self._replace()
             raise SessionGone(error.message) from error

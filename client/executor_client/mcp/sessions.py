@@ -1,8 +1,8 @@
 """The sessions of one MCP connection: by name, made at first use, ended with the connection.
 
-Promises: there are never more than `sessions_max`; a session that is gone is never replaced unless that was asked for,
-and every call on its name says so until then; a call that the host cancels cancels its execution, and waits until the
-daemon knows.
+Promises: there are never more than `sessions_max`, but for those that are just being ended; a session that is gone is
+never replaced unless that was asked for, and every call on its name says so until then; a call that the host cancels
+cancels its execution, and waits until the daemon knows.
 """
 
 from __future__ import annotations
@@ -191,6 +191,8 @@ class Sessions:
             if not making.done():
                 described.append((name, "being made", None))
                 continue
+            if making.cancelled() or making.exception() is not None:
+                continue  # it could not be made, which is forgotten in a moment
             named = making.result()
             try:
                 with named.watched() as session:

@@ -110,6 +110,21 @@ async def test_a_session_that_could_not_be_made_is_made_anew_at_the_next_call(
     assert (await sessions.get("a", make=True)).name == "a"
 
 
+async def test_a_session_that_could_not_be_made_does_not_hide_the_others(
+    client: FakeClient, sessions: Sessions
+) -> None:
+    """It fails while the list is on its way, and is forgotten one turn of the event loop later."""
+    client.gate.clear()
+    making = asyncio.create_task(sessions.get("a", make=True))
+    for _ in range(2):
+        await asyncio.sleep(0)
+    client.problem = UnavailableError("nobody there")
+    client.gate.set()
+    assert await asyncio.create_task(sessions.described()) == []
+    with pytest.raises(UnavailableError):
+        await making
+
+
 async def test_only_the_default_session_is_made_by_looking_into_it(sessions: Sessions) -> None:
     with pytest.raises(SessionRefused, match="there is no session 'a'; there is none"):
         await sessions.get("a", make=False)

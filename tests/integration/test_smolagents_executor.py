@@ -17,7 +17,7 @@ from smolagents.local_python_executor import InterpreterError
 from smolagents.utils import AgentError
 
 from examples.scripted import Reply
-from executor_client import InvalidRequest, Outcome
+from executor_client import EvaluationError, InvalidRequest, Outcome
 from executor_client.smolagents import CodeExecutionError, DaemonLost, RemoteExecutor
 from tests.support.agents import agent_on
 from tests.support.daemon import Daemon, running_daemon
@@ -196,6 +196,22 @@ def test_a_session_that_ended_between_two_runs_is_replaced_and_the_model_is_told
             client.get_session(info.session_id).close()
     executor.send_tools({})
     assert "session of the steps before is gone" in executor("print('x')").logs
+
+
+def test_a_session_that_ended_after_an_evaluation_ended_its_interpreter_is_told_as_gone(
+    daemon: Daemon, executor: RemoteExecutor
+) -> None:
+    """Its files are gone as well, which "the interpreter had to be restarted" would not say."""
+    executor.send_variables(variables={"given": 1})
+    executor("import os")
+    with pytest.raises(EvaluationError):
+        executor.evaluate("os._exit(3)")
+    with daemon.client() as client:
+        for info in client.list_sessions():
+            client.get_session(info.session_id).close()
+    with pytest.raises(CodeExecutionError, match="session of the steps before is gone"):
+        executor("given")
+    assert executor("given").output == 1
 
 
 def test_a_managed_agent_that_lost_its_daemon_stops_the_run_that_called_it(executor: RemoteExecutor) -> None:

@@ -174,13 +174,16 @@ class SessionLease:
     def restore(self) -> bool:
         """Puts the variables back if the interpreter was replaced outside of any step; whether it was.
 
-        The result that told of it was an evaluation's, and the agent has not seen that.
+        The result that told of it was an evaluation's, and the agent has not seen that. Raises `SessionGone`, after
+        having replaced the session, when that is gone meanwhile.
         """
         session = self._session
         if session is None or session.generation == self._generation:
             return False
         self._generation = session.generation
-        self._restore_variables(session)
+        if self._contents.variables:
+            with self._replacing():
+                session.set_variables(dict(self._contents.variables))
         return True
 
     def note_warning(self, limit: str) -> bool:

@@ -81,6 +81,7 @@ class ToolCalls:
         self._seen: set[str] = set()
         self._lock = threading.Lock()
         self._stream: Any = None
+        self._over = False
 
     def watch(self, stream: Any) -> None:
         """Names the stream that is cancelled on a failure. Cancels it at once if that has happened already."""
@@ -97,7 +98,13 @@ class ToolCalls:
         context = contextvars.copy_context()
         self._pool.submit(lambda: context.run(self._answer, request))
 
+    def end(self) -> None:
+        """The execution is over: calls that still wait for a thread are not made."""
+        self._over = True
+
     def _answer(self, request: ToolRequest) -> None:
+        if self._over:
+            return
         call_id = request.event.call_id
         try:
             with _tools.pending(self._execution.session_id), self._execution.running(request):

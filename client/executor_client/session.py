@@ -127,6 +127,7 @@ class Session(SessionBase):
                 self._abandon(execution, wait=isinstance(error, KeyboardInterrupt))
             raise
         finally:
+            calls.end()
             self._running.discard(execution.execution_id)
         self._generation = result.generation
         return result

@@ -17,7 +17,7 @@ import pytest
 from smolagents import ActionStep, CodeAgent, LogLevel, tool
 
 from examples.scripted import Reply
-from executor_client import InvalidRequest, Outcome, ReentrantExecution
+from executor_client import ExecutionEvent, InvalidRequest, Outcome, ReentrantExecution, ToolCallEvent
 from executor_client.smolagents import CodeExecutionError, RemoteExecutor
 from tests.support.agents import agent_on
 from tests.support.daemon import Daemon
@@ -188,6 +188,38 @@ print(said)
     with agent_on(daemon, code, reply, last, tools=[again]) as agent:
         assert agent.run("go") == 1
     assert len(told) == 4  # an evaluation fails by its own error, which says the same
+
+
+def test_calls_that_wait_for_a_thread_end_with_their_execution(daemon: Daemon, release: threading.Event) -> None:
+    made: list[str] = []
+
+    def work(name: str) -> None:
+        made.append(name)
+        if name != "later":
+            release.wait()
+
+    code = """
+import threading
+threads = [threading.Thread(target=work, args=(name,)) for name in ("one", "other")]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+"""
+    with daemon.client(max_concurrent_tools=1) as client, client.create_session(None, ["threading"]) as session:
+        called: list[ToolCallEvent] = []
+
+        def cancel_at_the_second(event: ExecutionEvent) -> None:
+            if isinstance(event, ToolCallEvent):
+                called.append(event)
+                if len(called) == 2:
+                    session.cancel()
+
+        session.register_tools({"work": work})
+        assert session.execute(code, on_event=cancel_at_the_second).outcome is Outcome.CANCELLED
+        release.set()
+        assert session.execute("work('later')").succeeded
+    assert len(made) == 2 and made[1] == "later"
 
 
 def test_fifty_threads_call_a_tool_at_once_and_each_gets_its_answer(daemon: Daemon) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from executor_api.v1 import types_pb2 as pb
 from executor_client._limits import NAMES_LISTED_MAX
@@ -43,17 +43,21 @@ OUTPUT_MODES = {
 }
 
 
+def named_limits(limits: Limits | Mapping[str, float | int] | None) -> dict[str, Any]:
+    """Those that are asked for, by name."""
+    if isinstance(limits, Limits):
+        return {name: value for name in LIMIT_NAMES if (value := getattr(limits, name)) is not None}
+    return dict(limits or {})
+
+
 def limits_to_wire(limits: Limits | Mapping[str, float | int] | None) -> pb.Limits | None:
     """Limits as they are asked for. Raises InvalidRequest for a name or a number that the wire cannot carry."""
     if limits is None:
         return None
-    if isinstance(limits, Limits):
-        asked = {name: getattr(limits, name) for name in LIMIT_NAMES}
-    else:
-        unknown = sorted(set(map(str, limits)) - set(LIMIT_NAMES))
-        if unknown:
-            raise InvalidRequest(f"no such limits: {', '.join(unknown)}. There are {', '.join(LIMIT_NAMES)}")
-        asked = dict(limits)
+    asked = named_limits(limits)
+    unknown = sorted(set(map(str, asked)) - set(LIMIT_NAMES))
+    if unknown:
+        raise InvalidRequest(f"no such limits: {', '.join(unknown)}. There are {', '.join(LIMIT_NAMES)}")
     wire = pb.Limits()
     for name, value in asked.items():
         if value is None:

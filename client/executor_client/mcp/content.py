@@ -173,7 +173,8 @@ def _encoded(image: PIL.Image.Image, *, note: str) -> list[ContentBlock]:
         scaled.thumbnail((IMAGE_SIDE_MAX, IMAGE_SIDE_MAX))
     notes = [_text(note)] if note else []
     while True:
-        for mime_type, picture in (("image/png", scaled), ("image/jpeg", scaled.convert("RGB"))):
+        for mime_type in ("image/png", "image/jpeg"):
+            picture = scaled if mime_type == "image/png" else scaled.convert("RGB")
             buffer = io.BytesIO()
             picture.save(buffer, format=mime_type.removeprefix("image/"))
             if buffer.tell() <= IMAGE_BYTES_MAX:

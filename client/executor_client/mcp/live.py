@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import logging
 import warnings
 from types import TracebackType
 from typing import Any, Literal, Self
@@ -19,6 +20,7 @@ OUTPUT_CHARS_MAX = 20_000
 OUTPUT_EVENTS_MAX = 500
 PROGRESS_CHARS_MAX = 200
 
+_log = logging.getLogger(__name__)
 _current: contextvars.ContextVar[Live] = contextvars.ContextVar("current")
 
 
@@ -57,7 +59,12 @@ class Live:
             return  # what a cancelled call began, such as the making of a session, may go on waiting
         sending = asyncio.create_task(self._progress(str(wait)))
         self._sending.add(sending)
-        sending.add_done_callback(self._sending.discard)
+        sending.add_done_callback(self._sent)
+
+    def _sent(self, sending: asyncio.Task[None]) -> None:
+        self._sending.discard(sending)
+        if not sending.cancelled() and (error := sending.exception()) is not None:
+            _log.debug("the host was not told of a wait: %r", error)  # it has gone
 
     async def _log(self, level: Literal["info", "warning"], text: str) -> None:
         with warnings.catch_warnings():

@@ -39,7 +39,7 @@ from executor_client import (
     UnavailableError,
     Wait,
 )
-from executor_client._convert import limits_to_wire
+from executor_client._convert import limits_to_wire, named_limits
 from executor_client._value_text import text_chars, value_text
 from executor_client.smolagents.console import LogStream, show_wait
 from executor_client.smolagents.failures import (
@@ -116,8 +116,6 @@ class RemoteExecutor(PythonExecutor):  # type: ignore[misc]  # smolagents is unt
     ) -> None:
         if client is not None and (address, token, tls) != (None, None, None):
             raise ValueError("address, token and tls belong to the client: pass either them or client")
-        if isinstance(limits, Limits):
-            limits = {name: value for name, value in dataclasses.asdict(limits).items() if value is not None}
         limits_to_wire(limits)  # raises for what no daemon could make sense of, while the caller's line is at hand
         self.additional_authorized_imports = list(additional_authorized_imports)
         self.logger = logger
@@ -127,7 +125,7 @@ class RemoteExecutor(PythonExecutor):  # type: ignore[misc]  # smolagents is unt
         self._address = address
         self._tls = tls
         self._image = image
-        self._limits = dict(limits or {})
+        self._limits = named_limits(limits)
         self._prelude = prelude
         self._tool_placement = checked(tool_placement)
         self._notice = ""

@@ -14,6 +14,8 @@ from typing import Any, Self
 import smolagents
 from smolagents.utils import BASE_BUILTIN_MODULES, truncate_content
 
+from executor_client import Limits
+from executor_client._convert import named_limits
 from executor_client.smolagents.executor import RemoteExecutor
 from executor_client.smolagents.failures import CodeExecutionError
 
@@ -56,10 +58,10 @@ class RemotePythonInterpreterTool(smolagents.Tool):  # type: ignore[misc]  # smo
         *,
         authorized_imports: Iterable[str] | None = None,
         timeout_seconds: float | None = None,
-        limits: Mapping[str, Any] | None = None,
+        limits: Mapping[str, Any] | Limits | None = None,
         **executor_kwargs: Any,
     ) -> None:
-        limits = dict(limits or {})
+        limits = named_limits(limits)
         if timeout_seconds is not None:
             if _WALL_TIME in limits:
                 raise ValueError(f"timeout_seconds and limits[{_WALL_TIME!r}] say the same: pass either")

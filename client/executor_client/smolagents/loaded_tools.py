@@ -7,6 +7,7 @@ ships a tool into the sandbox as source. Here it is put where Python keeps the l
 from __future__ import annotations
 import __future__
 
+import ast
 import hashlib
 import linecache
 import types
@@ -22,12 +23,17 @@ def remember_source(tool: Any, code: str) -> None:
     """Lets the source of `tool` be found, which smolagents has made from `code`. Repeating it does nothing."""
     filename = f"<tool {hashlib.sha256(code.encode()).hexdigest()[:16]}>"
     linecache.cache[filename] = (len(code), None, code.splitlines(keepends=True), filename)
-    inherited = 0 if "from __future__ import annotations" in code else _QUOTED_ANNOTATIONS
+    inherited = 0 if _quotes_annotations(code) else _QUOTED_ANNOTATIONS
     for function in _functions(type(tool)):
         code_object = function.__code__
         if code_object.co_filename == _NO_FILE:
             flags = code_object.co_flags & ~inherited
             function.__code__ = code_object.replace(co_filename=filename, co_flags=flags)
+
+
+def _quotes_annotations(code: str) -> bool:
+    imports = (each for each in ast.parse(code).body if isinstance(each, ast.ImportFrom))
+    return any(name.name == "annotations" for each in imports if each.module == "__future__" for name in each.names)
 
 
 def _functions(tool_class: type) -> Iterator[types.FunctionType]:

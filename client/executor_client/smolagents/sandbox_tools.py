@@ -131,7 +131,7 @@ class SmolagentsDialect(Dialect):
         modules = [each.__module__ for each in classes]
         function = _function_of(tool)
         if isinstance(function, types.FunctionType):
-            modules.append(str(inspect.unwrap(function).__globals__.get("__name__")))
+            modules.append(str(getattr(inspect.unwrap(function), "__globals__", {}).get("__name__")))
         self._packages = {module.partition(".")[0] for module in modules if owner_of(module) is not Owner.PYTHON}
         self._packages.add("smolagents")
 

@@ -16,8 +16,14 @@ from smolagents.monitoring import AgentLogger
 
 from examples.scripted import Reply, ScriptedModel
 from executor_api.v1 import types_pb2 as types
-from executor_client import InvalidRequest, OpaqueValue, Outcome, PolicyViolationError, ResourceExhaustedError
-from executor_client.smolagents import CodeAgent, CodeExecutionError, DaemonLost, RemoteExecutor
+from executor_client import InvalidRequest, Limits, OpaqueValue, Outcome, PolicyViolationError, ResourceExhaustedError
+from executor_client.smolagents import (
+    CodeAgent,
+    CodeExecutionError,
+    DaemonLost,
+    RemoteExecutor,
+    RemotePythonInterpreterTool,
+)
 from tests.support.fake_daemon import TOKEN, FakeDaemon, Refusal, busy, result, serve
 
 
@@ -138,3 +144,10 @@ def test_value_that_nobody_could_write_out_is_stood_for(daemon: FakeDaemon, exec
     assert (type(output), output.type_name) == (OpaqueValue, "list") and str(output).startswith("[b'xxx")
     daemon.journal = [result([b"x" * 10_000] * 2)]
     assert executor("1").output == [b"x" * 10_000] * 2
+
+
+def test_limits_can_be_given_as_limits_or_by_name() -> None:
+    given = ({"operations": 5, "wall_time_s": 3.0}, Limits(operations=5, wall_time_s=3.0))
+    tools = [RemotePythonInterpreterTool(limits=limits) for limits in given]
+    executors = [*(tool.executor for tool in tools), *(RemoteExecutor(limits=limits) for limits in given)]
+    assert [executor.saved_kwargs()["limits"] for executor in executors] == [given[0]] * 4

@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from executor_client import (
@@ -152,8 +152,10 @@ class SessionLease:
         if result.state is VariablesState.LOST:
             self._replace()
         elif result.generation != self._generation:
-            self._generation = result.generation
-            self._restore_variables(session)
+            try:
+                self._put_back_variables(session, result.generation)
+            except SessionGone:
+                return replace(result, state=VariablesState.LOST)  # since then, and replaced: its files are gone too
         return result
 
     def evaluate(self, expression: str, timeout_s: float | None) -> Any:
@@ -180,11 +182,14 @@ class SessionLease:
         session = self._session
         if session is None or session.generation == self._generation:
             return False
-        self._generation = session.generation
+        self._put_back_variables(session, session.generation)
+        return True
+
+    def _put_back_variables(self, session: Session, generation: int) -> None:
+        self._generation = generation
         if self._contents.variables:
             with self._replacing():
                 session.set_variables(dict(self._contents.variables))
-        return True
 
     def note_warning(self, limit: str) -> bool:
         """Whether this is the session's first warning of the limit."""
@@ -226,13 +231,3 @@ class SessionLease:
             if gone is not None:
                 gone.close()  # a lost session counts until it is deleted
             self.session()
-
-    def _restore_variables(self, session: Session) -> None:
-        if not self._contents.variables:
-            return
-        try:
-            with self._replacing():
-                session.set_variables(dict(self._contents.variables))
-        except SessionGone:
-            # Gone as well, and replaced, variables included: for the agent that is the same as a restart.
-            return

@@ -151,3 +151,15 @@ def test_limits_can_be_given_as_limits_or_by_name() -> None:
     tools = [RemotePythonInterpreterTool(limits=limits) for limits in given]
     executors = [*(tool.executor for tool in tools), *(RemoteExecutor(limits=limits) for limits in given)]
     assert [executor.saved_kwargs()["limits"] for executor in executors] == [given[0]] * 4
+
+
+def test_a_session_that_is_gone_after_a_restart_is_told_as_gone(daemon: FakeDaemon, executor: RemoteExecutor) -> None:
+    """Its files are gone as well, which "the interpreter had to be restarted" would not say."""
+    executor.send_variables(variables={"given": 1})
+    daemon.journal = [
+        result(outcome=types.OUTCOME_TIMEOUT, variables_state=types.VARIABLES_STATE_RESET, generation=2),
+    ]
+    daemon.refusals["SetVariables"].append(Refusal(grpc.StatusCode.NOT_FOUND, "SESSION_NOT_FOUND", "no such session"))
+    with pytest.raises(CodeExecutionError, match=r"The sandbox had to be replaced.* \(given\)"):
+        executor("while True: pass")
+    assert daemon.names().count("CreateSession") == 2

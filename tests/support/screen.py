@@ -80,11 +80,13 @@ class Shown:
 
 def run_on_terminal(command: Sequence[str], environment: Mapping[str, str], *, columns: int, rows: int = 50) -> Shown:
     """Runs a program on a terminal of its own until it ends."""
+    # The sizes of the terminal that the tests run on go by these names to whatever they start.
+    inherited = {name: value for name, value in environment.items() if name not in ("COLUMNS", "LINES")}
     ours, theirs = pty.openpty()
     try:
         termios.tcsetwinsize(theirs, (rows, columns))
         with subprocess.Popen(
-            command, stdin=theirs, stdout=theirs, stderr=theirs, env=dict(environment), start_new_session=True
+            command, stdin=theirs, stdout=theirs, stderr=theirs, env=inherited, start_new_session=True
         ) as process:
             os.close(theirs)
             try:

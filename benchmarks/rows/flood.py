@@ -49,7 +49,7 @@ cpus = {float(CPUS)}
 profile = "limited"
 """
 _EXECUTIONS = 300
-_LIVES = 120
+_LIVES = 240
 # For a flood to have made its sessions and used up what it may have at once.
 _RISE_S = 5.0
 # Nothing more is begun after that: without quotas there may be no end.

@@ -64,6 +64,7 @@ def _jupyter() -> Iterator[Place]:
     except docker.errors.ImageNotFound as error:
         client.close()
         pytest.skip(f"smolagents' DockerExecutor has no image; `make images bench-images` builds it ({error})")
+    before = {container.id for container in client.containers.list(all=True, ignore_removed=True)}
     # An Engine may have no default network, and its executor is spoken to over a port.
     network = client.networks.create(f"features-{secrets.token_hex(4)}")
     kwargs = {
@@ -81,5 +82,9 @@ def _jupyter() -> Iterator[Place]:
         finally:
             ended(executor)
     finally:
+        # What it makes and never starts, it leaves: of a build, and of a port that is taken.
+        for container in client.containers.list(all=True, filters={"status": "created"}, ignore_removed=True):
+            if container.id not in before:
+                container.remove(force=True)
         network.remove()
         client.close()

@@ -47,18 +47,18 @@ class Retries:
             WaitKind.ROOM: busy_timeout_s,
             WaitKind.IMAGE: image_timeout_s,
         }
-        self.heard()
+        self._backoffs: dict[WaitKind, Backoff] = {}  # of the troubles since the daemon was last heard of
 
     def heard(self) -> None:
         """The daemon has answered: each time begins anew at the next trouble."""
-        self._backoffs = {kind: Backoff(timeout_s) for kind, timeout_s in self._timeouts_s.items()}
+        self._backoffs.clear()
 
     def timeout_s(self, kind: WaitKind) -> float:
         return self._timeouts_s[kind]
 
     def away_delay_s(self, now_s: float) -> float | None:
         """How long to wait for a daemon that is not there; None when that has been tried long enough."""
-        return self._backoffs[WaitKind.DAEMON].delay_s(now_s)
+        return self._backoff(WaitKind.DAEMON).delay_s(now_s)
 
     def told_delay_s(self, error: ExecutorClientError, now_s: float) -> float | None:
         """How long to wait for a daemon that said when to ask again; None for another refusal, and when too long."""
@@ -67,7 +67,7 @@ class Retries:
             (WaitKind.IMAGE, _status.image_retry_after_s(error)),
         ):
             if told_s is not None:
-                return self._backoffs[kind].delay_s(now_s, told_s=told_s)
+                return self._backoff(kind).delay_s(now_s, told_s=told_s)
         return None
 
     def delay_s(self, error: ExecutorClientError, now_s: float) -> float | None:
@@ -75,6 +75,11 @@ class Retries:
         if _status.is_transport_failure(error):
             return self.away_delay_s(now_s)
         return self.told_delay_s(error, now_s)
+
+    def _backoff(self, kind: WaitKind) -> Backoff:
+        if kind not in self._backoffs:
+            self._backoffs[kind] = Backoff(self._timeouts_s[kind])
+        return self._backoffs[kind]
 
 
 def trouble(error: ExecutorClientError, address: str) -> tuple[Awaited, str]:

@@ -95,8 +95,8 @@ class Execution:
             if self._gaps > REATTACH_FOR_GAPS_MAX:
                 raise cause
             return 0.0
-        if cause is not None and not _status.breaks_stream(cause):
-            error = _status.translate(cause)
+        error = None if cause is None else _status.translate(cause)
+        if cause is not None and error is not None and not _status.breaks_stream(cause):
             delay_s = self._retries.told_delay_s(error, now_s)
             if delay_s is not None:
                 self._waits_out(error)
@@ -105,16 +105,14 @@ class Execution:
             raise error from cause
         delay_s = self._retries.away_delay_s(now_s)
         if delay_s is None:
-            last = _status.translate(cause) if cause is not None else None
-            why = last.message if last is not None else "streams end without a result"
+            why = error.message if error is not None else "streams end without a result"
             raise ConnectionLost(
                 f"the daemon was lost in execution {self.execution_id}, and did not come back in time: {why}",
                 execution_id=self.execution_id,
-                reason=last.reason if last is not None else "",
+                reason=error.reason if error is not None else "",
             ) from cause
-        broken = None if cause is None else _status.translate(cause)
         # However gRPC calls it: the way to the daemon broke.
-        self._waits_out(broken if isinstance(broken, UnavailableError) else UnavailableError("the stream broke off"))
+        self._waits_out(error if isinstance(error, UnavailableError) else UnavailableError("the stream broke off"))
         return delay_s
 
     def _waits_out(self, error: ExecutorClientError) -> None:

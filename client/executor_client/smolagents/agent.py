@@ -164,18 +164,19 @@ def name_executor_when_saved() -> None:
 
 def find_managed_agents_by_class() -> None:
     """Lets smolagents load a saved agent that manages a `RemoteCodeAgent`: it looks classes up by name."""
-    registry = getattr(smolagents_agents, "AGENT_REGISTRY", None)
-    if registry is not None:
-        registry[RemoteCodeAgent.__name__] = RemoteCodeAgent
-    else:  # before 1.25 it takes them from its module
-        setattr(smolagents_agents, RemoteCodeAgent.__name__, RemoteCodeAgent)
+    _agent_classes()[RemoteCodeAgent.__name__] = RemoteCodeAgent
+
+
+def _agent_classes() -> dict[str, Any]:
+    """Where smolagents looks up the class of a saved agent: before 1.25 that is its module."""
+    classes: dict[str, Any] = getattr(smolagents_agents, "AGENT_REGISTRY", vars(smolagents_agents))
+    return classes
 
 
 def _managed_from_dict(agent_dict: dict[str, Any], executor_kwargs: dict[str, Any], kwargs: dict[str, Any]) -> Any:
     """A managed agent with its own settings; more arguments for its executor if that is ours."""
     name = agent_dict["class"]
-    registry = getattr(smolagents_agents, "AGENT_REGISTRY", None)
-    found: Any = registry.get(name) if registry is not None else getattr(smolagents_agents, name, None)
+    found: Any = _agent_classes().get(name)
     is_agent: bool = isinstance(found, type) and issubclass(found, smolagents.MultiStepAgent)
     if not is_agent:
         raise ValueError(f"Unknown agent class {name!r}: import what defines it before the agent is loaded")

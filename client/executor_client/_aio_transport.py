@@ -69,9 +69,7 @@ class AioTransport(TransportBase):
 
     async def close(self) -> None:
         self._check_loop()
-        self._closed.set()
-        if self._bell is not None:
-            self._bell.close()
+        self._shut()
         await self._channel.close(None)
 
     async def once(self, method: Callable[..., Any], request: Any, timeout_s: float | None = None) -> Any:

@@ -34,9 +34,7 @@ class Transport(TransportBase):
         super().__init__(endpoint, timeouts, self._channel, None if on_wait is None else ThreadBell(on_wait))
 
     def close(self) -> None:
-        self._closed.set()
-        if self._bell is not None:
-            self._bell.close()
+        self._shut()
         self._channel.close()
 
     def once(self, method: Callable[..., Any], request: Any, timeout_s: float | None = None) -> Any:

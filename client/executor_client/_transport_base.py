@@ -7,7 +7,6 @@ daemon cannot be reached, and while it is busy and says when to ask again; each 
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -52,7 +51,7 @@ class TransportBase:
     ) -> None:
         self.endpoint = endpoint
         self.timeouts = timeouts
-        self._closed = threading.Event()
+        self._is_closed = False
         self._bell = bell
         self.stub: Any = executor_service_pb2_grpc.ExecutorServiceStub(channel)
         self._answered = False
@@ -114,7 +113,13 @@ class TransportBase:
         raise error
 
     def is_closed(self) -> bool:
-        return self._closed.is_set()
+        return self._is_closed
+
+    def _shut(self) -> None:
+        """From here on no call is begun, and nobody is told of waits."""
+        self._is_closed = True
+        if self._bell is not None:
+            self._bell.close()
 
     @contextmanager
     def _calling(self) -> Iterator[None]:

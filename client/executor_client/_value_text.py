@@ -39,6 +39,11 @@ def value_text(value: object, chars_max: int) -> str:
     return "".join(writer.parts)
 
 
+def holds_values(value: object) -> bool:
+    """Whether `repr` writes other values inside of it, and each as often as it is held."""
+    return _parts(value) is not None
+
+
 def text_chars(value: object) -> int:
     """At least how many characters `repr` would write of a value, in a time that its own size bounds.
 

@@ -40,7 +40,7 @@ from executor_client import (
     Wait,
 )
 from executor_client._convert import limits_to_wire, named_limits
-from executor_client._value_text import text_chars, value_text
+from executor_client._value_text import holds_values, text_chars, value_text
 from executor_client.smolagents.console import LogStream, show_wait
 from executor_client.smolagents.failures import (
     CodeExecutionError,
@@ -301,8 +301,9 @@ def _writable(value: Any) -> Any:
     """The value, or what stands for it where its text would fill the memory.
 
     smolagents writes out the value of each step, and a hundred megabytes that a list holds a million times are quickly
-    sent: the codec keeps what is shared.
+    sent: the codec keeps what is shared. What holds no values is no longer than its bytes allow, and writing a table
+    takes milliseconds, so that is left to smolagents.
     """
-    if text_chars(value) <= WRITTEN_CHARS_MAX:
+    if not holds_values(value) or text_chars(value) <= WRITTEN_CHARS_MAX:
         return value
     return OpaqueValue(type(value).__name__, value_text(value, ValueLimits().repr_chars))

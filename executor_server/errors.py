@@ -137,6 +137,14 @@ class SandboxFailure(Exception):
     """A backend could not make a sandbox, or a sandbox broke. Internal: its text may name host paths."""
 
 
+class BackendFull(SandboxFailure):
+    """The backend has as many sandboxes as it may have. `retry_after_s` says when to ask again."""
+
+    def __init__(self, message: str, retry_after_s: float) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
 class ImageNotReady(SandboxFailure):
     """The image is not there, is being fetched, or can't serve. Its text goes to the client: it names no host path.
 

@@ -1,6 +1,6 @@
 """The daemon's end of the channel to one guest.
 
-Speaks frames over the Unix socket of a sandbox, remembers how far it has taken them, and so can connect again without
+Speaks frames over whatever leads to a sandbox, remembers how far it has taken them, and so can connect again without
 losing or repeating one. It trusts nothing: a frame that is not of the protocol closes the channel for good, because a
 guest that lies once is not believed twice. It knows frames, not sessions: what they mean is its owner's business.
 """
@@ -32,7 +32,6 @@ from executor_server.reading_shares import ReadingShares
 
 # For a guest to answer the first frame: an interpreter starts within a tenth of that, even on a loaded host.
 READY_TIME_S = 30.0
-_CONNECT_STEP_S = 0.005
 # Unacknowledged bytes after which an acknowledgement goes out by itself; the guest stops at 8 MiB.
 _ACK_BYTES = 1024 * 1024
 # What may wait for the guest's acknowledgement before `drain` holds the sender back.
@@ -118,10 +117,9 @@ class GuestChannel(asyncio.Protocol):
         if self._closing:
             raise SandboxFailure("the channel is closed")
         loop = asyncio.get_running_loop()
-        path = str(self._endpoint.socket_path)
         try:
             async with asyncio.timeout(deadline_s):
-                await self._open(loop, path)
+                await self._endpoint.open(lambda: self)
                 self._ready = loop.create_future()
                 assert self._transport is not None
                 self._transport.write(encode_frame(Kind.HELLO, self._hello()))
@@ -146,15 +144,6 @@ class GuestChannel(asyncio.Protocol):
             "daemon": self._daemon_id,
             "last_seq": self._last_seq,
         }
-
-    async def _open(self, loop: asyncio.AbstractEventLoop, path: str) -> None:
-        """Where the guest itself makes the socket, it may not be there at once."""
-        while True:
-            try:
-                await loop.create_unix_connection(lambda: self, path)
-                return
-            except FileNotFoundError:
-                await asyncio.sleep(_CONNECT_STEP_S)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # uvloop's transports have the interface, but are no subclass.

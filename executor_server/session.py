@@ -25,12 +25,8 @@ from executor_server.session_executions import SessionExecutions, facts_of
 from executor_server.session_requests import SessionSettings, Watch
 from executor_server.tape import TapeError
 
-# For the guest to connect again after its channel broke; it is on the same host, and there or dead.
-_RECONNECT_TIME_S = 2.0
 # Renaming a container takes the Engine and a thread of ours milliseconds: whoever has just asked for it goes first.
 _LABEL_PAUSE_S = 0.1
-# Of one session. A channel does not break by itself, so a guest that goes on hanging up plays with us.
-_MAX_RECONNECTS = 8
 
 
 class Session(SessionExecutions):
@@ -252,9 +248,9 @@ class Session(SessionExecutions):
         """A channel that broke may be made again, a few times; a supervisor that died, or lied, may not."""
         self._reconnects += 1
         try:
-            if self._reconnects > _MAX_RECONNECTS:
+            if self._reconnects > self._sandbox.endpoint.reconnects_max:
                 raise SandboxFailure(f"the channel broke {self._reconnects} times")
-            await self._connect(_RECONNECT_TIME_S)
+            await self._connect(self._sandbox.endpoint.reconnect_s)
         except SandboxFailure:
             self._lose(await self._cause_of_death(reason))
             return

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import structlog
 
-from executor_server.backends.base import Backend, GuestEndpoint, KnownSandbox
+from executor_server.backends.base import Backend, KnownSandbox, SocketEndpoint
 from executor_server.guest.frames import PROTOCOL_VERSION
 from executor_server.guest_channel import GuestChannel
 from executor_server.registry import Registry, SessionRecord
@@ -31,10 +31,12 @@ class GoneSandbox:
     """The sandbox of a session that has none any more."""
 
     fingerprint = ""
+    backend_name = ""
+    pause_idle_s = None
 
     def __init__(self, sandbox_id: str) -> None:
         self.sandbox_id = sandbox_id
-        self.endpoint = GuestEndpoint(Path("/nonexistent"), b"")
+        self.endpoint = SocketEndpoint(Path("/nonexistent"), b"")
 
     def set_cpu_share(self, share: float) -> None:
         return
@@ -44,6 +46,12 @@ class GoneSandbox:
 
     async def cause_of_death(self) -> str | None:
         return None
+
+    async def pause(self) -> bool:
+        return False
+
+    async def wake(self) -> None:
+        return
 
     async def label(self, session_id: str) -> None:
         return
@@ -61,7 +69,9 @@ async def recover_sessions(
     """
     records = registry.load()
     ours = [record for record in records if _why_not(record, backend) is None]
-    adopted = await backend.adopt([KnownSandbox(each.sandbox_id, each.spec.sandbox, each.token) for each in ours])
+    adopted = await backend.adopt(
+        [KnownSandbox(each.sandbox_id, each.spec.sandbox, each.token, each.backend) for each in ours]
+    )
     sessions = []
     for record in records:
         sandbox = adopted.get(record.sandbox_id) if record in ours else None

@@ -6,20 +6,59 @@ of sessions, clients or policies. `tests/contract` states what every implementat
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from executor_server.model import SandboxSpec
 
+_CONNECT_STEP_S = 0.005
+
+
+class GuestEndpoint(Protocol):
+    """A way to the guest's supervisor, and the secret that it knows the hash of."""
+
+    @property
+    def token(self) -> bytes: ...
+
+    @property
+    def reconnect_s(self) -> float:
+        """For how long the guest of a way that broke may be tried again, before it counts as gone."""
+        ...
+
+    @property
+    def reconnects_max(self) -> int:
+        """How often this way may break in one session, before it is the guest who breaks it."""
+        ...
+
+    async def open(self, make_protocol: Callable[[], asyncio.Protocol]) -> None:
+        """Connects: calls `make_protocol`, and the protocol's `connection_made` with a transport, before it returns.
+
+        Waits for a guest that does not listen yet, until it is cancelled. Raises OSError or SandboxFailure.
+        """
+        ...
+
 
 @dataclass(frozen=True)
-class GuestEndpoint:
-    """Where the guest's supervisor listens and the secret that it knows the hash of."""
+class SocketEndpoint:
+    """A guest on this host, which listens at a Unix socket: it is there or dead. Implements `GuestEndpoint`."""
 
     socket_path: Path
     token: bytes
+    reconnect_s: ClassVar[float] = 2.0
+    # Such a channel does not break by itself, so a guest that goes on hanging up plays with us.
+    reconnects_max: ClassVar[int] = 8
+
+    async def open(self, make_protocol: Callable[[], asyncio.Protocol]) -> None:
+        """Where the guest itself makes the socket, it may not be there at once."""
+        while True:
+            try:
+                await asyncio.get_running_loop().create_unix_connection(make_protocol, str(self.socket_path))
+                return
+            except FileNotFoundError:
+                await asyncio.sleep(_CONNECT_STEP_S)
 
 
 @dataclass(frozen=True)
@@ -29,6 +68,7 @@ class KnownSandbox:
     sandbox_id: str
     spec: SandboxSpec
     token: bytes
+    backend: str  # that made it
 
 
 @dataclass(frozen=True)
@@ -47,6 +87,11 @@ class Sandbox(Protocol):
 
     @property
     def sandbox_id(self) -> str: ...
+
+    @property
+    def backend_name(self) -> str:
+        """Of the backend that made it."""
+        ...
 
     @property
     def endpoint(self) -> GuestEndpoint: ...
@@ -73,6 +118,22 @@ class Sandbox(Protocol):
 
     def set_cpu_share(self, share: float) -> None:
         """Where processors are scarce: it gets this part, up to 1, of what a sandbox gets. Best effort, as `label`."""
+        ...
+
+    @property
+    def pause_idle_s(self) -> float | None:
+        """After how long without use it is to be paused; None where that is not possible, or not wanted."""
+        ...
+
+    async def pause(self) -> bool:
+        """Stops it as it is, with all that is in its memory, until `wake`; its guest's channel must be closed by now.
+
+        False when it goes on running. Raises SandboxFailure when nobody knows.
+        """
+        ...
+
+    async def wake(self) -> None:
+        """Lets it go on after `pause`. Harmless when it runs. Raises SandboxFailure when it can't be woken."""
         ...
 
     async def destroy(self) -> None:

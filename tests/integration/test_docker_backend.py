@@ -89,7 +89,7 @@ def _answers(sandbox: DockerSandbox) -> bool:
 
 def _abandon(backend: DockerBackend) -> list[KnownSandbox]:
     """As if the daemon had been killed: its sandboxes live on. Returns what its registry would know."""
-    known = [KnownSandbox(one.sandbox_id, SPEC, one.endpoint.token) for one in backend._live.values()]
+    known = [KnownSandbox(one.sandbox_id, SPEC, one.endpoint.token, "docker") for one in backend._live.values()]
     assert backend._directory is not None
     backend._directory.release()
     backend._kit = None

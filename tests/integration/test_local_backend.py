@@ -243,7 +243,7 @@ async def test_a_known_sandbox_that_has_died_is_removed_and_not_taken_over(state
     os.kill(orphan.pid, signal.SIGKILL)
     assert eventually(lambda: not psutil.pid_exists(orphan.pid))
     async with _started(state_dir) as backend:
-        assert await backend.adopt([orphan.known, KnownSandbox("0" * 16, SPEC, b"")]) == {}
+        assert await backend.adopt([orphan.known, KnownSandbox("0" * 16, SPEC, b"", "local")]) == {}
         assert _sandboxes_on_disk(state_dir) == []
 
 
@@ -402,7 +402,7 @@ asyncio.run(main())
     killed = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, check=False)
     assert killed.returncode == -signal.SIGKILL
     sandbox_id, token, pid, host_uid, fingerprint, cgroups = json.loads(killed.stdout)
-    known = KnownSandbox(sandbox_id, SPEC, bytes.fromhex(token))
+    known = KnownSandbox(sandbox_id, SPEC, bytes.fromhex(token), "local")
     return Orphan(known, pid, host_uid, fingerprint, [Path(directory) for directory in cgroups])
 
 

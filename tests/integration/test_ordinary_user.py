@@ -161,7 +161,7 @@ async def main():
     sandbox_id, token, pid = json.load(sys.stdin)
     backend = LocalBackend(STATE_DIR)
     await backend.start()
-    adopted = await backend.adopt([KnownSandbox(sandbox_id, SPEC, bytes.fromhex(token))])
+    adopted = await backend.adopt([KnownSandbox(sandbox_id, SPEC, bytes.fromhex(token), "local")])
     channel = GuestChannel(adopted[sandbox_id].endpoint)
     generation = (await channel.connect()).generation
     channel.close()

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from executor_server.backends.base import GuestEndpoint, HostFinding, KnownSandbox
+from executor_server.backends.base import HostFinding, KnownSandbox, SocketEndpoint
 from executor_server.errors import SandboxFailure
 from executor_server.model import SandboxSpec
 from tests.support.fake_guest import FakeGuest
@@ -27,10 +27,18 @@ class FakeSandbox:
         self.cpu_shares: list[float] = []
 
     @property
-    def endpoint(self) -> GuestEndpoint:
+    def endpoint(self) -> SocketEndpoint:
         return self.guest.endpoint
 
     fingerprint = "fake"
+    backend_name = "fake"
+    pause_idle_s: float | None = None
+
+    async def pause(self) -> bool:
+        return False
+
+    async def wake(self) -> None:
+        return
 
     async def oom_kills(self) -> int | None:
         return self.kills

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from executor_server.backends.base import GuestEndpoint
+from executor_server.backends.base import SocketEndpoint
 from executor_server.guest.frames import PROTOCOL_VERSION, Frame, FrameDecoder, Kind, encode_frame
 from tests.support.polling import eventually_async
 
@@ -43,7 +43,7 @@ class FakeGuest:
     """One guest; at most its newest connection is spoken to."""
 
     def __init__(self, socket_path: Path) -> None:
-        self.endpoint = GuestEndpoint(socket_path, TOKEN)
+        self.endpoint = SocketEndpoint(socket_path, TOKEN)
         self.ready: dict[str, Any] | None = {"protocol": PROTOCOL_VERSION, "python": "3.11.0", "generation": 1}
         self.on: dict[int, Callable[[Frame], object]] = {}
         self.received: list[Frame] = []

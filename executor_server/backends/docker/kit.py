@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from executor_server.backends.base import GuestEndpoint
+from executor_server.backends.base import SocketEndpoint
 from executor_server.backends.directory import SOCKET_NAME, new_sandbox_id
 from executor_server.backends.docker.engine import Engine, EngineFacts
 from executor_server.backends.docker.options import Bind, ContainerRequest, container_config
@@ -72,7 +72,7 @@ class Kit:
         return DockerSandbox(
             sandbox_id=sandbox_id,
             directory=directory,
-            endpoint=GuestEndpoint(directory / SOCKET_NAME, token),
+            endpoint=SocketEndpoint(directory / SOCKET_NAME, token),
             fingerprint=fingerprint,
             user=user,
             engine=self.engine,

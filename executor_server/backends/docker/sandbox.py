@@ -15,10 +15,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from typing import ClassVar
 
 import structlog
 
-from executor_server.backends.base import GuestEndpoint
+from executor_server.backends.base import SocketEndpoint
 from executor_server.backends.docker.cgroup import CpuGroup, OomCounter, cpu_group, oom_counter
 from executor_server.backends.docker.engine import ContainerState, Engine, EngineFailure
 from executor_server.errors import SandboxFailure
@@ -39,7 +40,7 @@ class DockerSandbox:
 
     sandbox_id: str
     directory: Path
-    endpoint: GuestEndpoint
+    endpoint: SocketEndpoint
     fingerprint: str
     user: int
     engine: Engine
@@ -47,6 +48,15 @@ class DockerSandbox:
     forget: Callable[[DockerSandbox], None]  # tells the backend that nothing of it is left
     _oom_counter: OomCounter | None = field(default=None, init=False)
     _destroying: asyncio.Task[None] | None = field(default=None, init=False)
+
+    backend_name: ClassVar[str] = "docker"
+    pause_idle_s: ClassVar[None] = None
+
+    async def pause(self) -> bool:
+        return False
+
+    async def wake(self) -> None:
+        return
 
     async def oom_kills(self) -> int | None:
         if self._oom_counter is None:

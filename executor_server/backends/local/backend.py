@@ -21,7 +21,7 @@ from pathlib import Path
 
 import structlog
 
-from executor_server.backends.base import GuestEndpoint, HostFinding, KnownSandbox
+from executor_server.backends.base import HostFinding, KnownSandbox, SocketEndpoint
 from executor_server.backends.directory import SOCKET_NAME, BackendDirectory, new_sandbox_id
 from executor_server.backends.local.descriptors import read_within
 from executor_server.backends.local.host import Examination, examine_host
@@ -192,7 +192,7 @@ class LocalBackend:
         host_uid = means.users.take() if means.users else None
         sandbox_id = new_sandbox_id()
         directory = means.directory.of(sandbox_id)
-        endpoint = GuestEndpoint(directory / SOCKET_NAME, secrets.token_bytes(_TOKEN_BYTES))
+        endpoint = SocketEndpoint(directory / SOCKET_NAME, secrets.token_bytes(_TOKEN_BYTES))
         forget = self._forgetting(means.users)
         sandbox = LocalSandbox(sandbox_id, directory, endpoint, fingerprint, forget, host_uid=host_uid)
         self._live.add(sandbox)

@@ -11,7 +11,7 @@ import stat
 from collections.abc import Callable
 from pathlib import Path
 
-from executor_server.backends.base import GuestEndpoint
+from executor_server.backends.base import SocketEndpoint
 from executor_server.backends.directory import SOCKET_NAME
 from executor_server.backends.local.descriptors import is_readable, kill, wait_readable, wait_readable_too
 from executor_server.backends.local.records import ProcessRecord, Record, read_record
@@ -21,7 +21,7 @@ from executor_server.errors import SandboxFailure
 
 def recover(directory: Path, token: bytes, forget: Callable[[LocalSandbox], None]) -> LocalSandbox:
     """Whatever this directory says that there is, dead or alive (`still_serves` tells)."""
-    endpoint = GuestEndpoint(directory / SOCKET_NAME, token)
+    endpoint = SocketEndpoint(directory / SOCKET_NAME, token)
     record = read_record(directory)
     if record is None:
         return LocalSandbox(directory.name, directory, endpoint, "", forget)

@@ -14,10 +14,11 @@ import signal
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import ClassVar
 
 import structlog
 
-from executor_server.backends.base import GuestEndpoint
+from executor_server.backends.base import SocketEndpoint
 from executor_server.backends.local.cgroups import Cgroup
 from executor_server.backends.local.process import SandboxProcess
 from executor_server.errors import SandboxFailure
@@ -35,7 +36,7 @@ class LocalSandbox:
 
     sandbox_id: str
     directory: Path
-    endpoint: GuestEndpoint
+    endpoint: SocketEndpoint
     fingerprint: str
     forget: Callable[[LocalSandbox], None]  # tells the backend that nothing of it is left
     host_uid: int | None = None
@@ -43,6 +44,9 @@ class LocalSandbox:
     process: SandboxProcess | None = None
     _told_oom_kills: int = field(default=0, init=False)  # of its interpreters, most likely: the sandbox lived on
     _destroying: asyncio.Task[None] | None = field(default=None, init=False)
+
+    backend_name: ClassVar[str] = "local"
+    pause_idle_s: ClassVar[None] = None
 
     def __post_init__(self) -> None:
         # One that is taken over may have outlived some.
@@ -69,6 +73,12 @@ class LocalSandbox:
         if code == _KILLED:
             return "its first process was killed"
         return "its first process ended" if code is None else f"its first process ended with exit code {code}"
+
+    async def pause(self) -> bool:
+        return False
+
+    async def wake(self) -> None:
+        return
 
     async def label(self, session_id: str) -> None:
         return

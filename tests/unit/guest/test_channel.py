@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from executor_server.backends.base import GuestEndpoint
+from executor_server.backends.base import SocketEndpoint
 from executor_server.errors import SandboxFailure
 from executor_server.guest import channel as guest_channel
 from executor_server.guest.channel import OUTBOX_BYTES, Channel, FileSlice
@@ -55,7 +55,7 @@ class Both:
         self.heard.append((frame.kind, frame.head.values, frame.body))
 
     def daemon(self, token: bytes = TOKEN, *, shown: int = 0, daemon_id: str = "a") -> End:
-        end = End(GuestEndpoint(self.path, token), shown, daemon_id)
+        end = End(SocketEndpoint(self.path, token), shown, daemon_id)
         self._ends.append(end.channel)
         return end
 
@@ -81,7 +81,7 @@ class Both:
 class End:
     """A daemon's end, and what it got."""
 
-    def __init__(self, endpoint: GuestEndpoint, shown: int, daemon_id: str) -> None:
+    def __init__(self, endpoint: SocketEndpoint, shown: int, daemon_id: str) -> None:
         self.channel = GuestChannel(endpoint, shown=shown, daemon_id=daemon_id)
         self.channel.on_frame = self._on_frame
         self.channel.on_lost = self._on_lost
@@ -496,7 +496,7 @@ async def test_a_guest_that_is_not_ours_is_not_taken(both: Both, ready: dict[str
 
 
 async def test_nobody_there_is_a_failure_within_its_time(tmp_path: Path) -> None:
-    channel = GuestChannel(GuestEndpoint(tmp_path / "nobody", TOKEN))
+    channel = GuestChannel(SocketEndpoint(tmp_path / "nobody", TOKEN))
     with pytest.raises(SandboxFailure, match="not ready within"):
         await channel.connect(0.02)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from executor_server.backends.base import GuestEndpoint
+from executor_server.backends.base import SocketEndpoint
 from executor_server.backends.local.cgroups import Cgroup
 from executor_server.backends.local.sandbox import LocalSandbox
 
@@ -36,7 +36,7 @@ class Ended:
 
 def _sandbox(directory: Path, code: int | None) -> LocalSandbox:
     _set_kills(directory, 0)
-    endpoint = GuestEndpoint(directory / "guest.sock", b"")
+    endpoint = SocketEndpoint(directory / "guest.sock", b"")
     cgroup = Cgroup(1, {"memory": directory})
     return LocalSandbox("ab12", directory, endpoint, "", lambda _: None, cgroup=cgroup, process=Ended(code))
 
@@ -68,7 +68,7 @@ async def test_a_kill_for_memory_that_nobody_was_told_of_is_the_cause(tmp_path: 
 async def test_kills_for_memory_from_before_it_was_taken_over_are_not_the_cause(tmp_path: Path) -> None:
     _set_kills(tmp_path, 2)
     process, cgroup = Ended(None), Cgroup(1, {"memory": tmp_path})
-    endpoint = GuestEndpoint(tmp_path / "guest.sock", b"")
+    endpoint = SocketEndpoint(tmp_path / "guest.sock", b"")
     sandbox = LocalSandbox("ab12", tmp_path, endpoint, "", lambda _: None, cgroup=cgroup, process=process)
     assert await sandbox.cause_of_death() == "its first process ended"
 
@@ -81,5 +81,5 @@ async def test_a_kill_for_memory_that_it_outlived_is_not_the_cause(tmp_path: Pat
 
 
 async def test_of_one_whose_creation_failed_nothing_is_known(tmp_path: Path) -> None:
-    sandbox = LocalSandbox("ab12", tmp_path, GuestEndpoint(tmp_path, b""), "", lambda _: None)
+    sandbox = LocalSandbox("ab12", tmp_path, SocketEndpoint(tmp_path, b""), "", lambda _: None)
     assert await sandbox.cause_of_death() is None

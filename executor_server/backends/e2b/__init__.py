@@ -1,0 +1,1 @@
+"""The E2B backend: sandboxes that are rented."""

@@ -17,10 +17,12 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from executor_server.settings import (
+    DAY_S,
     GIB,
     KIB,
     MIB,
     AbsolutePath,
+    BackendName,
     Bytes,
     Count,
     CountOrZero,
@@ -66,6 +68,7 @@ def _check_engine_host(text: str) -> str:
 
 ImageReference = Annotated[str, AfterValidator(_check_image_reference)]
 ModuleName = Annotated[str, AfterValidator(_check_module_name)]
+HttpUrl = Annotated[str, Field(pattern=r"^https?://[^\s/]{1,255}/?$")]
 EngineHost = Annotated[str, AfterValidator(_check_engine_host)]
 Preload = Annotated[tuple[ModuleName, ...], Field(max_length=64)]
 
@@ -76,7 +79,9 @@ class ServerSection(Section):
     # Empty: the Unix socket of the state directory and DEFAULT_TCP_ADDRESS.
     listen: tuple[str, ...] = ()
     state_dir: AbsolutePath = Field(default_factory=default_state_dir)
-    backend: Literal["local", "docker"] = "local"
+    backend: BackendName = "local"
+    # That run beside it, for the profiles of the policy that list them.
+    other_backends: tuple[BackendName, ...] = ()
     tls_cert: AbsolutePath | None = None
     tls_key: AbsolutePath | None = None
     # Set: TCP clients must show a certificate of this authority. One that the policy maps to a tenant needs no token.
@@ -161,6 +166,43 @@ class DockerSection(Section):
     concurrency: Annotated[int, Field(strict=True, gt=0, le=64)] = 8
     # How long it may go unnoticed that a name has come to mean another image.
     image_refresh_s: Seconds = 10.0
+
+
+class E2BImage(Section):
+    """A template of the E2B account."""
+
+    template: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/-]{0,127}$")]
+    preload: Preload = ()
+
+
+def _from_template(value: object) -> object:
+    """An image may be given as the template alone."""
+    return {"template": value} if isinstance(value, str) else value
+
+
+class E2BSection(Section):
+    """The E2B backend."""
+
+    # Name to template. The first is the default image.
+    images: Annotated[dict[ImageName, Annotated[E2BImage, BeforeValidator(_from_template)]], Field(min_length=1)] = (
+        Field(default_factory=lambda: {"base": E2BImage(template="code-interpreter-v1")})
+    )
+    # A file that holds the key and that nobody else can read. None: $E2B_API_KEY.
+    api_key_file: AbsolutePath | None = None
+    # None: what the SDK reads from its own environment variables, else E2B's cloud.
+    api_url: HttpUrl | None = None
+    sandbox_url: HttpUrl | None = None
+    # How long a sandbox outlives the last daemon that cared for it; put off all the time while one does.
+    lifetime_s: Annotated[float, Field(strict=True, ge=60, le=DAY_S)] = 600.0
+    # That the account may have at one time.
+    max_sandboxes: Count = 20
+    # A sandbox without use for so long is paused until it is used again. None: never.
+    pause_idle_s: Seconds | None = None
+    # How long a way to a sandbox may be gone before its session is lost.
+    reconnect_s: Seconds = 120.0
+    # For one request, and how many at one time.
+    request_timeout_s: Seconds = 30.0
+    concurrency: Annotated[int, Field(strict=True, gt=0, le=64)] = 8
 
 
 PoolSize = Annotated[int, Field(strict=True, ge=0, le=1024)]
@@ -279,6 +321,7 @@ class Config(Section):
     server: ServerSection = Field(default_factory=ServerSection)
     local: LocalSection = Field(default_factory=LocalSection)
     docker: DockerSection = Field(default_factory=DockerSection)
+    e2b: E2BSection = Field(default_factory=E2BSection)
     pool: PoolSection = PoolSection()
     sessions: SessionsSection = SessionsSection()
     policy: PolicySection = PolicySection()

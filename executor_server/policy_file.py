@@ -40,6 +40,7 @@ from executor_server.settings import (
     DAY_S,
     GIB,
     MIB,
+    BackendName,
     Bytes,
     Count,
     ImageName,
@@ -234,7 +235,7 @@ class SandboxTable(Section):
 
     images: Annotated[tuple[ImageName, ...], Field(max_length=MAX_PATTERNS)] | None = None
     """Images that may be asked for; the first is the default. Not set: all that are configured."""
-    backends: tuple[Literal["local", "docker"], ...] = ("local", "docker")
+    backends: tuple[BackendName, ...] = ("local", "docker", "e2b")
     """Backends that may run the sessions of this profile."""
     pull_images: Flag = False
     """Whether an image that the Engine lacks may be fetched from its registry."""

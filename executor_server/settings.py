@@ -15,7 +15,7 @@ import tomllib
 from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, get_args, get_origin
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import ErrorDetails, InitErrorDetails, PydanticCustomError
@@ -96,6 +96,7 @@ class Form:
         return value
 
 
+BackendName = Literal["local", "docker", "e2b"]
 Count = Annotated[int, Field(strict=True, gt=0, lt=2**63)]
 CountOrZero = Annotated[int, Field(strict=True, ge=0, lt=2**63)]
 Bytes = Annotated[int, Field(strict=True, gt=0, lt=2**63)]

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, get_args
 
 import click
 
 from executor_server.config import Config, load
-from executor_server.settings import ConfigError
+from executor_server.settings import BackendName, ConfigError
 
 EXIT_HOST = 1
 EXIT_CONFIG = 3
@@ -25,7 +25,7 @@ _CONFIG = click.option(
 _LISTEN = click.option(
     "--listen", multiple=True, metavar="ADDRESS", help="HOST:PORT or unix:/PATH; replaces server.listen."
 )
-_BACKEND = click.option("--backend", type=click.Choice(["local", "docker"]), help="What makes the sandboxes.")
+_BACKEND = click.option("--backend", type=click.Choice(get_args(BackendName)), help="What makes the sandboxes.")
 _STATE_DIR = click.option(
     "--state-dir",
     type=click.Path(path_type=Path, file_okay=False),

@@ -290,6 +290,58 @@ class ListFilesResponse(_message.Message):
     truncated: bool
     def __init__(self, files: _Optional[_Iterable[_Union[_types_pb2.FileInfo, _Mapping]]] = ..., truncated: bool = ...) -> None: ...
 
+class ExportStateRequest(_message.Message):
+    __slots__ = ("session_id",)
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    session_id: str
+    def __init__(self, session_id: _Optional[str] = ...) -> None: ...
+
+class ExportStateResponse(_message.Message):
+    __slots__ = ("data", "manifest")
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    MANIFEST_FIELD_NUMBER: _ClassVar[int]
+    data: bytes
+    manifest: StateManifest
+    def __init__(self, data: _Optional[bytes] = ..., manifest: _Optional[_Union[StateManifest, _Mapping]] = ...) -> None: ...
+
+class RestoreStateRequest(_message.Message):
+    __slots__ = ("session_id", "data")
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    session_id: str
+    data: bytes
+    def __init__(self, session_id: _Optional[str] = ..., data: _Optional[bytes] = ...) -> None: ...
+
+class RestoreStateResponse(_message.Message):
+    __slots__ = ("manifest",)
+    MANIFEST_FIELD_NUMBER: _ClassVar[int]
+    manifest: StateManifest
+    def __init__(self, manifest: _Optional[_Union[StateManifest, _Mapping]] = ...) -> None: ...
+
+class StateManifest(_message.Message):
+    __slots__ = ("variables", "omitted_variables", "files", "file_bytes", "omitted_files", "python_version")
+    VARIABLES_FIELD_NUMBER: _ClassVar[int]
+    OMITTED_VARIABLES_FIELD_NUMBER: _ClassVar[int]
+    FILES_FIELD_NUMBER: _ClassVar[int]
+    FILE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    OMITTED_FILES_FIELD_NUMBER: _ClassVar[int]
+    PYTHON_VERSION_FIELD_NUMBER: _ClassVar[int]
+    variables: _containers.RepeatedScalarFieldContainer[str]
+    omitted_variables: _containers.RepeatedCompositeFieldContainer[StateOmission]
+    files: int
+    file_bytes: int
+    omitted_files: _containers.RepeatedCompositeFieldContainer[StateOmission]
+    python_version: str
+    def __init__(self, variables: _Optional[_Iterable[str]] = ..., omitted_variables: _Optional[_Iterable[_Union[StateOmission, _Mapping]]] = ..., files: _Optional[int] = ..., file_bytes: _Optional[int] = ..., omitted_files: _Optional[_Iterable[_Union[StateOmission, _Mapping]]] = ..., python_version: _Optional[str] = ...) -> None: ...
+
+class StateOmission(_message.Message):
+    __slots__ = ("name", "reason")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    reason: str
+    def __init__(self, name: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
+
 class GetPolicyRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...

@@ -121,6 +121,16 @@ class ExecutorServiceStub(object):
                 request_serializer=executor__api_dot_v1_dot_executor__service__pb2.ListFilesRequest.SerializeToString,
                 response_deserializer=executor__api_dot_v1_dot_executor__service__pb2.ListFilesResponse.FromString,
                 _registered_method=True)
+        self.ExportState = channel.unary_stream(
+                '/executor_api.v1.ExecutorService/ExportState',
+                request_serializer=executor__api_dot_v1_dot_executor__service__pb2.ExportStateRequest.SerializeToString,
+                response_deserializer=executor__api_dot_v1_dot_executor__service__pb2.ExportStateResponse.FromString,
+                _registered_method=True)
+        self.RestoreState = channel.stream_unary(
+                '/executor_api.v1.ExecutorService/RestoreState',
+                request_serializer=executor__api_dot_v1_dot_executor__service__pb2.RestoreStateRequest.SerializeToString,
+                response_deserializer=executor__api_dot_v1_dot_executor__service__pb2.RestoreStateResponse.FromString,
+                _registered_method=True)
         self.GetPolicy = channel.unary_unary(
                 '/executor_api.v1.ExecutorService/GetPolicy',
                 request_serializer=executor__api_dot_v1_dot_executor__service__pb2.GetPolicyRequest.SerializeToString,
@@ -274,6 +284,27 @@ class ExecutorServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ExportState(self, request, context):
+        """Writes down the state of a session: its variables, as far as they can be pickled, and its workspace. First the
+        archive in pieces, then the manifest. The archive is opaque and signed by the daemon. Waits for the executions
+        ahead of it. NOT_FOUND, PERMISSION_DENIED (the policy), FAILED_PRECONDITION (the session is lost),
+        RESOURCE_EXHAUSTED (larger than the policy allows). The stream is whole when the status is OK. Repeating is harmless.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RestoreState(self, request_iterator, context):
+        """Brings such an archive into a session in which nothing has been executed yet, of any backend; it is unpickled only
+        in that session's sandbox. The first message names the session. All that can be restored is; the manifest names
+        the rest. INVALID_ARGUMENT (not an archive, or not whole), PERMISSION_DENIED (an archive of another daemon or of
+        another tenant, where the policy does not allow those), NOT_FOUND, FAILED_PRECONDITION (the session has been used,
+        or is lost), RESOURCE_EXHAUSTED (too large). Repeated: FAILED_PRECONDITION.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def GetPolicy(self, request, context):
         """What the caller may ask for. Repeating is harmless.
         """
@@ -363,6 +394,16 @@ def add_ExecutorServiceServicer_to_server(servicer, server):
                     servicer.ListFiles,
                     request_deserializer=executor__api_dot_v1_dot_executor__service__pb2.ListFilesRequest.FromString,
                     response_serializer=executor__api_dot_v1_dot_executor__service__pb2.ListFilesResponse.SerializeToString,
+            ),
+            'ExportState': grpc.unary_stream_rpc_method_handler(
+                    servicer.ExportState,
+                    request_deserializer=executor__api_dot_v1_dot_executor__service__pb2.ExportStateRequest.FromString,
+                    response_serializer=executor__api_dot_v1_dot_executor__service__pb2.ExportStateResponse.SerializeToString,
+            ),
+            'RestoreState': grpc.stream_unary_rpc_method_handler(
+                    servicer.RestoreState,
+                    request_deserializer=executor__api_dot_v1_dot_executor__service__pb2.RestoreStateRequest.FromString,
+                    response_serializer=executor__api_dot_v1_dot_executor__service__pb2.RestoreStateResponse.SerializeToString,
             ),
             'GetPolicy': grpc.unary_unary_rpc_method_handler(
                     servicer.GetPolicy,
@@ -809,6 +850,60 @@ class ExecutorService(object):
             '/executor_api.v1.ExecutorService/ListFiles',
             executor__api_dot_v1_dot_executor__service__pb2.ListFilesRequest.SerializeToString,
             executor__api_dot_v1_dot_executor__service__pb2.ListFilesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ExportState(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/executor_api.v1.ExecutorService/ExportState',
+            executor__api_dot_v1_dot_executor__service__pb2.ExportStateRequest.SerializeToString,
+            executor__api_dot_v1_dot_executor__service__pb2.ExportStateResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RestoreState(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_unary(
+            request_iterator,
+            target,
+            '/executor_api.v1.ExecutorService/RestoreState',
+            executor__api_dot_v1_dot_executor__service__pb2.RestoreStateRequest.SerializeToString,
+            executor__api_dot_v1_dot_executor__service__pb2.RestoreStateResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -16,6 +16,7 @@ class SessionState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     SESSION_STATE_IDLE: _ClassVar[SessionState]
     SESSION_STATE_BUSY: _ClassVar[SessionState]
     SESSION_STATE_LOST: _ClassVar[SessionState]
+    SESSION_STATE_PAUSED: _ClassVar[SessionState]
 
 class ViolationKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -70,6 +71,7 @@ SESSION_STATE_UNSPECIFIED: SessionState
 SESSION_STATE_IDLE: SessionState
 SESSION_STATE_BUSY: SessionState
 SESSION_STATE_LOST: SessionState
+SESSION_STATE_PAUSED: SessionState
 VIOLATION_KIND_UNSPECIFIED: ViolationKind
 VIOLATION_KIND_ABOVE_CEILING: ViolationKind
 VIOLATION_KIND_NOT_ALLOWED: ViolationKind

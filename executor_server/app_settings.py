@@ -29,6 +29,10 @@ def backend_of(config: Config) -> Backend:
         from executor_server.backends.docker import DockerBackend
 
         return DockerBackend(config.server.state_dir, config.docker)
+    if config.server.backend == "e2b":
+        from executor_server.backends.e2b import E2BBackend
+
+        return E2BBackend(config.server.state_dir, config.e2b)
     return LocalBackend(config.server.state_dir, config.local.images, bwrap=config.local.bwrap)
 
 

@@ -16,7 +16,12 @@ from executor_server.settings import ConfigError, Problem, some_of
 
 def configured_images(config: Config) -> tuple[str, ...]:
     """The images of the backend that is configured; the first is its default."""
-    return tuple(config.local.images if config.server.backend == "local" else config.docker.images)
+    images = {
+        "local": tuple(config.local.images),
+        "docker": tuple(config.docker.images),
+        "e2b": tuple(config.e2b.images),
+    }
+    return images[config.server.backend]
 
 
 def policy_for(file: PolicyFile, config: Config, *, more_images: Sequence[str] = ()) -> Policy:
@@ -56,7 +61,7 @@ def unserved_profiles(file: PolicyFile, config: Config) -> list[Problem]:
 def _unserved(name: str, profile: Profile, config: Config) -> Iterator[Problem]:
     sandbox, backend = profile.sandbox, config.server.backend
     path = ("profiles", name, "sandbox")
-    known = (*config.local.images, *config.docker.images)
+    known = (*config.local.images, *config.docker.images, *config.e2b.images)
     for image in sandbox.images or ():
         if image not in known:
             allowed = some_of(dict.fromkeys(known))

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import secrets
-import shutil
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import docker
 import docker.errors
@@ -17,7 +14,7 @@ from smolagents.remote_executors import DockerExecutor
 
 from tests.features.places import COLUMNS, Docker, Local, Ours, Place, ended, free_port
 from tests.support.backends import DOCKER_IMAGE, require
-from tests.support.daemon import running_daemon
+from tests.support.daemon import daemon_of
 from tests.support.leftovers import ENGINE_SOCKET
 
 JUPYTER = "remote-executor-bench/jupyter"
@@ -45,13 +42,9 @@ def place(request: pytest.FixtureRequest) -> Iterator[Place]:
 def _ours(name: str) -> Iterator[Place]:
     backend = name.removeprefix("ours_")
     require(backend)
-    directory = Path(tempfile.mkdtemp(prefix="d-"))
-    settings = directory / "executor.toml"
     images = f'[docker.images]\nbase = "{DOCKER_IMAGE}"\n' if backend == "docker" else ""
-    settings.write_text(f"[pool]\nsize = 0\n{images}")
-    with running_daemon(directory, "--backend", backend, "--config", str(settings)) as daemon:
+    with daemon_of(f"[pool]\nsize = 0\n{images}", "--backend", backend) as daemon:
         yield Ours(name, daemon)
-    shutil.rmtree(directory)
 
 
 @contextmanager

@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from executor_client import ExecutorClient
 from executor_client.smolagents import RemoteExecutor
 from tests.support.backends import require
-from tests.support.daemon import Daemon, running_daemon
+from tests.support.daemon import Daemon, daemon_of
 
 
 @pytest.fixture(scope="session")
 def daemon() -> Iterator[Daemon]:
-    """A daemon with the local backend, as `executor-server serve` starts it without configuration."""
+    """A daemon with the local backend, as `executor-server serve` starts it with an empty configuration."""
     require("local")
-    directory = Path(tempfile.mkdtemp(prefix="d-"))
-    with running_daemon(directory) as running:
+    with daemon_of("") as running:
         yield running
-    shutil.rmtree(directory)
 
 
 @pytest.fixture

@@ -8,7 +8,6 @@ import re
 import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ import pytest
 
 from executor_client import Outcome
 from tests.support.backends import require
-from tests.support.daemon import Daemon, running_daemon
+from tests.support.daemon import Daemon, daemon_of
 from tests.support.engine import engine_client
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -42,12 +41,9 @@ found
 @pytest.fixture(scope="module")
 def daemon() -> Iterator[Daemon]:
     require("docker")
-    directory = Path(tempfile.mkdtemp(prefix="d-"))
-    settings = directory / "config.toml"
-    settings.write_text("[pool]\nsize = 0\n")  # a ready sandbox would be the next test's leftover
-    with running_daemon(directory, "--backend", "docker", "--config", str(settings)) as running:
+    # A ready sandbox would be the next test's leftover.
+    with daemon_of("[pool]\nsize = 0\n", "--backend", "docker") as running:
         yield running
-    shutil.rmtree(directory)
 
 
 @pytest.fixture(params=IMAGES)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,7 +24,7 @@ from executor_client.smolagents.browser import (
     screenshots,
 )
 from tests.support.backends import require_image
-from tests.support.daemon import Daemon, running_daemon
+from tests.support.daemon import Daemon, daemon_of
 
 # Pages as files of the workspace, and a port that takes connections and never answers.
 PAGES = """
@@ -71,12 +69,9 @@ SHORT_S = 1.0
 @pytest.fixture(scope="module")
 def docker_daemon() -> Iterator[Daemon]:
     require_image("browser")
-    directory = Path(tempfile.mkdtemp(prefix="d-"))
-    settings = directory / "config.toml"
-    settings.write_text("[pool]\nsize = 0\n")  # a ready sandbox would be the next test's leftover
-    with running_daemon(directory, "--backend", "docker", "--config", str(settings)) as running:
+    # A ready sandbox would be the next test's leftover.
+    with daemon_of("[pool]\nsize = 0\n", "--backend", "docker") as running:
         yield running
-    shutil.rmtree(directory)
 
 
 def make_executor(daemon: Daemon, **settings: Any) -> RemoteExecutor:

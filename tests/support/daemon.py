@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -81,6 +83,17 @@ def running_daemon(directory: Path, *options: str) -> Iterator[Daemon]:
         else:
             _stop(daemon)
             _swept.add(state_dir)
+
+
+@contextmanager
+def daemon_of(config: str, *options: str) -> Iterator[Daemon]:
+    """The same, with the text of its configuration, on a directory that goes with it."""
+    directory = Path(tempfile.mkdtemp(prefix="d-"))
+    file = directory / "config.toml"
+    file.write_text(config)
+    with running_daemon(directory, "--config", str(file), *options) as running:
+        yield running
+    shutil.rmtree(directory)
 
 
 def _answers(daemon: Daemon) -> bool:

@@ -3,7 +3,7 @@
 It works for root and for an ordinary user; `check_host` says, and `start` insists, that this host can isolate. What
 confines a sandbox, from outside in: a host user of its own (under root's daemon; else the daemon's user), namespaces of
 every kind, no network, a file system of its own (layout.py), a control group or else resource limits (cgroups.py), no
-capabilities, no new privileges, and a filter of system calls (seccomp.py). process.py says in which order.
+capabilities, no new privileges, and a filter of system calls (seccomp_program.py). process.py says in which order.
 """
 
 from __future__ import annotations

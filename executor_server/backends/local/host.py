@@ -17,8 +17,8 @@ from executor_server.backends.local.bubblewrap import Bwrap, find_bwrap
 from executor_server.backends.local.cgroups import CgroupTrees, NoCgroups, discover_cgroups
 from executor_server.backends.local.images import Image, probe_image
 from executor_server.backends.local.kit import Kit
-from executor_server.backends.local.seccomp import UnsupportedArchitecture, filter_program
 from executor_server.backends.local.trial import run_python
+from executor_server.backends.seccomp_program import UnsupportedArchitecture, filter_program
 from executor_server.backends.users import usable_uids
 from executor_server.config import LocalImage
 from executor_server.errors import SandboxFailure

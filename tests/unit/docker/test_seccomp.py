@@ -10,7 +10,7 @@ import pytest
 
 from executor_server.backends.docker.seccomp import profile, supports
 from executor_server.backends.syscall_arguments import ARGUMENT_RULES
-from tests.unit.local.test_seccomp import ALLOW, NUMBERS, STEERING, verdict
+from tests.unit.test_seccomp_program import ALLOW, NUMBERS, STEERING, verdict
 
 machines = pytest.mark.parametrize("machine", sorted(NUMBERS))
 INTERESTING = (0, 1, 2, 3, 5, 8, 10, 16, 17, 77, 0x5412, 0x541C, 0x20000, 0x10000000, 4_194_303, 2**32 - 1)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from executor_server.backends import syscalls
-from executor_server.backends.local.seccomp import UnsupportedArchitecture, filter_program
+from executor_server.backends.seccomp_program import UnsupportedArchitecture, filter_program
 
 ALLOW, KILL = "allow", "kill"
 ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}

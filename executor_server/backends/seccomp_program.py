@@ -1,4 +1,4 @@
-"""The seccomp filter of a sandbox, as the classic BPF program that `bwrap --seccomp` loads.
+"""The seccomp filter of a sandbox, as the classic BPF program that the kernel loads: by `bwrap --seccomp`, or by the guest.
 
 Theory of operation. The kernel runs the program on each system call with a `struct seccomp_data` (number, architecture,
 instruction pointer, six 64-bit arguments) and does what it returns. The program first makes sure that the number means
@@ -65,7 +65,7 @@ class _Range:
 
 
 def filter_program(machine: str | None = None) -> bytes:
-    """The filter for this machine (`platform.machine()` names), ready for `bwrap --seccomp`."""
+    """The filter for this machine (`platform.machine()` names), ready to be loaded."""
     machine = machine or platform.machine()
     if machine not in _NUMBERS:
         raise UnsupportedArchitecture(f"no system call table for {machine}; known are {', '.join(sorted(_NUMBERS))}")

@@ -1,4 +1,4 @@
-"""The seccomp filter of a sandbox, as the classic BPF program that the kernel loads: by `bwrap --seccomp`, or by the guest.
+"""The seccomp filter of a sandbox, as the classic BPF program that the kernel loads, for bwrap or for the guest itself.
 
 Theory of operation. The kernel runs the program on each system call with a `struct seccomp_data` (number, architecture,
 instruction pointer, six 64-bit arguments) and does what it returns. The program first makes sure that the number means

@@ -1,7 +1,8 @@
 """The daemon's end of the channel to one guest.
 
 Speaks frames over whatever leads to a sandbox, remembers how far it has taken them, and so can connect again without
-losing or repeating one. It trusts nothing: a frame that is not of the protocol closes the channel for good, because a
+losing or repeating one. It can hang up for a while too: what is sent then waits, and its owner learns that something
+does. It trusts nothing: a frame that is not of the protocol closes the channel for good, because a
 guest that lies once is not believed twice. It knows frames, not sessions: what they mean is its owner's business.
 """
 
@@ -27,7 +28,7 @@ from executor_server.guest.frames import (
     encode_frame,
     encode_prefix,
 )
-from executor_server.guest.tokens import CHAIN_LENGTH, chained
+from executor_server.guest.tokens import chained
 from executor_server.reading_shares import ReadingShares
 
 # For a guest to answer the first frame: an interpreter starts within a tenth of that, even on a loaded host.
@@ -37,8 +38,14 @@ _ACK_BYTES = 1024 * 1024
 # What may wait for the guest's acknowledgement before `drain` holds the sender back.
 _KEPT_BYTES = 8 * 1024 * 1024
 _WRITE_HIGH_BYTES = 4 * CHUNK_BYTES
+# For what was written to leave, when the channel hangs up.
+_HANG_UP_TIME_S = 5.0
 # By which a guest tells a daemon that connects again from another one.
 _DAEMON_ID = secrets.token_hex(16)
+
+
+class UnreachedError(SandboxFailure):
+    """The guest did not answer this time. Nothing says that it is gone: the next attempt may go better."""
 
 
 @dataclass(frozen=True)
@@ -58,18 +65,57 @@ class GuestInfo:
     generation: int
 
 
-class GuestChannel(asyncio.Protocol):
+class _Connection(asyncio.Protocol):
+    """One connection. What comes from it once the channel has let go of it is nobody's business any more."""
+
+    def __init__(self, channel: GuestChannel) -> None:
+        self._channel: GuestChannel | None = channel
+        self.transport: asyncio.Transport | None = None
+        self.ended = asyncio.Event()
+
+    def let_go(self) -> None:
+        self._channel = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        # uvloop's transports have the interface, but are no subclass.
+        self.transport = cast("asyncio.Transport", transport)
+        if self._channel is None:
+            self.transport.abort()
+        else:
+            self._channel.begin_connection(self.transport)
+
+    def data_received(self, data: bytes) -> None:
+        if self._channel is not None:
+            self._channel.take_data(data)
+
+    def pause_writing(self) -> None:
+        if self._channel is not None:
+            self._channel.note_writable(False)
+
+    def resume_writing(self) -> None:
+        if self._channel is not None:
+            self._channel.note_writable(True)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.ended.set()
+        if self._channel is not None:
+            self._channel.end_connection(exc)
+
+
+class GuestChannel:
     """One connection at a time to one guest, with a position that outlives it.
 
     `on_frame` takes each frame, once and in order. `on_send` is given each numbered frame before it leaves: kind,
     number, what goes before the body, the body. `on_lost` is called once, with the reason, when the connection ended
-    though nobody closed it. All run in the event loop and must not block.
+    though nobody closed it; `on_waiting`, when a frame was sent after the channel had hung up. All run in the event
+    loop and must not block.
     """
 
     def __init__(self, endpoint: GuestEndpoint, *, shown: int = 0, daemon_id: str = _DAEMON_ID) -> None:
         """`shown`: how many connections earlier daemons may have begun."""
         self._endpoint = endpoint
         self._daemon_id = daemon_id
+        self._connection: _Connection | None = None  # that is there, or is being made
         self._transport: asyncio.Transport | None = None
         self._decoder = FrameDecoder()
         self._ready: asyncio.Future[GuestInfo] | None = None
@@ -91,13 +137,16 @@ class GuestChannel(asyncio.Protocol):
         self._rests = False  # since its tenant has had its share
         self._shares: ReadingShares | None = None
         self._tenant = ""
+        self._hung_up = False
         self._closing = False
         self.violated = False  # what came was not of the protocol
         self.info: GuestInfo | None = None
         self.last_heard_s = time.monotonic()
+        self.last_used_s = self.last_heard_s  # when a numbered frame went either way
         self.on_frame: Callable[[Frame], None] = _nobody_listens
         self.on_send: Callable[[int, int, bytes, bytes], None] = _nobody_notes
         self.on_lost: Callable[[str], None] = _nobody_minds
+        self.on_waiting: Callable[[], None] = _nobody_waits
 
     def go_on_after(self, taken_seq: int) -> None:
         """Before the first connection: how far earlier daemons took the guest's frames and remember them."""
@@ -109,35 +158,40 @@ class GuestChannel(asyncio.Protocol):
 
     # -- connecting ----------------------------------------------------------------------------------------------
 
-    async def connect(self, deadline_s: float = READY_TIME_S) -> GuestInfo:
-        """Connects, or connects again, and waits for the guest to be ready. Raises SandboxFailure.
+    async def connect(self, deadline_s: float = READY_TIME_S, answer_s: float = READY_TIME_S) -> GuestInfo:
+        """Connects, or connects again, and waits for the guest to be ready: `answer_s` at most, once the way is open.
 
-        Once closed, by its owner or because the guest broke the protocol, a channel stays closed.
+        A connection that is still there gives way. Raises SandboxFailure; it is an UnreachedError when another attempt
+        may be made. Once closed, by its owner or because the guest broke the protocol, a channel stays closed.
         """
         if self._closing:
             raise SandboxFailure("the channel is closed")
-        loop = asyncio.get_running_loop()
+        self._let_go("the channel connects anew")
         try:
             async with asyncio.timeout(deadline_s):
-                await self._endpoint.open(lambda: self)
-                self._ready = loop.create_future()
-                assert self._transport is not None
-                self._transport.write(encode_frame(Kind.HELLO, self._hello()))
-                self.info = await self._ready
+                await self._endpoint.open(self._new_connection)
+                assert self._ready is not None, "a way that is open, and no connection"
+                if self._transport is not None:  # else it has ended already, and `_ready` says how
+                    self._transport.write(encode_frame(Kind.HELLO, self._hello()))
+                async with asyncio.timeout(answer_s):
+                    self.info = await self._ready
         except TimeoutError as error:
-            self.close()
-            raise SandboxFailure(f"the guest was not ready within {deadline_s:g} s") from error
+            raise UnreachedError(f"the guest was not ready within {deadline_s:g} s") from error
         except OSError as error:
-            self.close()
-            raise SandboxFailure(f"the guest cannot be reached: {error.strerror}") from error
+            raise UnreachedError(f"the guest cannot be reached: {error.strerror}") from error
+        finally:
+            if not self._greeted:
+                self._let_go("the attempt to connect ended")
+        self._hung_up = False
         return self.info
 
     def _hello(self) -> dict[str, Any]:
         """Raises SandboxFailure when there is no token left to show."""
+        chain_length = self._endpoint.connections_max
         self._connections += 1
-        if self._connections >= CHAIN_LENGTH:
+        if self._connections >= chain_length:
             raise SandboxFailure("the guest has been connected to too often")
-        token = chained(self._endpoint.token, CHAIN_LENGTH - self._connections)
+        token = chained(self._endpoint.token, chain_length - self._connections)
         return {
             "token": token.hex(),
             "protocol": PROTOCOL_VERSION,
@@ -145,20 +199,65 @@ class GuestChannel(asyncio.Protocol):
             "last_seq": self._last_seq,
         }
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # uvloop's transports have the interface, but are no subclass.
-        self._transport = cast("asyncio.Transport", transport)
+    def _new_connection(self) -> _Connection:
+        """An endpoint may need several until its way is open; the newest counts."""
+        self._let_go("the endpoint tries again")
+        self._connection = _Connection(self)
+        return self._connection
+
+    def begin_connection(self, transport: asyncio.Transport) -> None:
+        """For the connection: it is there."""
+        self._transport = transport
         self._transport.set_write_buffer_limits(high=_WRITE_HIGH_BYTES)
         self._decoder = FrameDecoder()
-        self._writable = True
+        self._ready = asyncio.get_running_loop().create_future()
+        self.note_writable(True)
 
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._transport = None
-        self._greeted = False
+    def end_connection(self, exc: Exception | None) -> None:
+        """For the connection: it has ended by itself."""
         reason = "the guest closed the channel" if exc is None else f"the channel broke: {type(exc).__name__}"
+        was_ready = self._greeted
+        self._let_go(reason)
+        if was_ready and not self._closing:
+            self.on_lost(reason)
+
+    def _let_go(self, reason: str) -> None:
+        """Knows nothing more of the connection there is; aborts it. Who waits for it to be ready is told why."""
+        connection, self._connection, self._transport = self._connection, None, None
+        self._greeted = False
         if self._ready is not None and not self._ready.done():
-            self._ready.set_exception(SandboxFailure(reason))
-        elif not self._closing:
+            self._ready.set_exception(UnreachedError(reason))
+            self._ready.exception()  # there may be nobody who waits
+        if connection is not None:
+            connection.let_go()
+            if connection.transport is not None:
+                connection.transport.abort()
+
+    async def hang_up(self) -> None:
+        """Ends the connection in order; `connect` makes another one. `on_lost` is not called for it.
+
+        What is sent from here on is kept for that one. What the guest still says it will say again.
+        """
+        self._say(Kind.ACK)
+        self._hung_up = True
+        connection, self._connection, self._transport = self._connection, None, None
+        self._greeted = False
+        if connection is None or connection.transport is None:
+            return
+        connection.let_go()
+        connection.transport.close()
+        try:
+            async with asyncio.timeout(_HANG_UP_TIME_S):
+                await connection.ended.wait()
+        except TimeoutError:
+            pass  # what was written will not leave any more
+        finally:
+            connection.transport.abort()
+
+    def break_off(self, reason: str) -> None:
+        """Takes the connection for broken, though it does not say so itself."""
+        if self._greeted and not self._closing:
+            self._let_go(reason)
             self.on_lost(reason)
 
     @property
@@ -175,6 +274,16 @@ class GuestChannel(asyncio.Protocol):
     def connected(self) -> bool:
         return self._transport is not None and not self._transport.is_closing()
 
+    @property
+    def closed(self) -> bool:
+        """Whether it has ended, for good."""
+        return self._closing
+
+    @property
+    def settled(self) -> bool:
+        """Whether the guest has acknowledged all that was sent."""
+        return not self._kept
+
     def close(self) -> None:
         """Ends the channel; `on_lost` is not called for it. Idempotent."""
         self._closing = True
@@ -182,12 +291,12 @@ class GuestChannel(asyncio.Protocol):
         self._kept_bytes = 0
         self._room.set()
         self._delivery.set()
-        if self._transport is not None:
-            self._transport.abort()
+        self._let_go("the channel was closed")
 
     # -- receiving -----------------------------------------------------------------------------------------------
 
-    def data_received(self, data: bytes) -> None:
+    def take_data(self, data: bytes) -> None:
+        """For the connection: so much has come."""
         self.last_heard_s = time.monotonic()
         try:
             for frame in self._decoder.feed(data):
@@ -215,15 +324,17 @@ class GuestChannel(asyncio.Protocol):
             raise FrameError(f"frame {frame.seq} came after frame {self._last_seq}")
         else:
             self._last_seq = frame.seq
+            self.last_used_s = self.last_heard_s
             self.on_frame(frame)
 
     def _violated(self, error: FrameError) -> None:
         reason = f"the guest broke the protocol: {error}"
         self.violated = True
-        self.close()
         if self._ready is not None and not self._ready.done():
             self._ready.set_exception(SandboxFailure(reason))
+            self.close()
         else:
+            self.close()
             lost, self.on_lost = self.on_lost, _nobody_minds
             lost(reason)
 
@@ -267,9 +378,12 @@ class GuestChannel(asyncio.Protocol):
         self._kept.append(kept)
         self._kept_bytes += len(kept.body)
         self._update_room()
+        self.last_used_s = time.monotonic()
         if self._greeted:
             self._unacknowledged_bytes = 0
             self._write(kept)
+        elif self._hung_up:
+            self.on_waiting()
 
     def ping(self) -> None:
         """Asks for a sign of life."""
@@ -329,12 +443,9 @@ class GuestChannel(asyncio.Protocol):
         """Waits until there is room for another chunk, or the channel is closed."""
         await self._room.wait()
 
-    def pause_writing(self) -> None:
-        self._writable = False
-        self._update_room()
-
-    def resume_writing(self) -> None:
-        self._writable = True
+    def note_writable(self, writable: bool) -> None:
+        """For the connection: whether it takes more now."""
+        self._writable = writable
         self._update_room()
 
     def _update_room(self) -> None:
@@ -359,4 +470,8 @@ def _nobody_notes(_kind: int, _seq: int, _prefix: bytes, _body: bytes) -> None:
 
 
 def _nobody_minds(_reason: str) -> None:
+    return
+
+
+def _nobody_waits() -> None:
     return

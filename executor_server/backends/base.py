@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Protocol
 
+from executor_server.guest.tokens import CHAIN_LENGTH
 from executor_server.model import SandboxSpec
 
 _CONNECT_STEP_S = 0.005
@@ -29,8 +30,19 @@ class GuestEndpoint(Protocol):
         ...
 
     @property
+    def breaks_by_itself(self) -> bool:
+        """Whether the way may break, or fall silent, though the guest is well: there is a network in between."""
+        ...
+
+    @property
     def reconnects_max(self) -> int:
-        """How often this way may break in one session, before it is the guest who breaks it."""
+        """How often this way may break before it is the guest who breaks it: in a session's life, or within an hour
+        where it `breaks_by_itself`."""
+        ...
+
+    @property
+    def connections_max(self) -> int:
+        """How often the guest can be connected to: how many times its token was hashed for it."""
         ...
 
     async def open(self, make_protocol: Callable[[], asyncio.Protocol]) -> None:
@@ -49,7 +61,9 @@ class SocketEndpoint:
     token: bytes
     reconnect_s: ClassVar[float] = 2.0
     # Such a channel does not break by itself, so a guest that goes on hanging up plays with us.
+    breaks_by_itself: ClassVar[bool] = False
     reconnects_max: ClassVar[int] = 8
+    connections_max: ClassVar[int] = CHAIN_LENGTH
 
     async def open(self, make_protocol: Callable[[], asyncio.Protocol]) -> None:
         """Where the guest itself makes the socket, it may not be there at once."""

@@ -1,9 +1,9 @@
 """One-time tokens: how a daemon shows a guest that it is the one.
 
-The daemon holds a secret, the guest its hash taken `CHAIN_LENGTH` times. At each connection the daemon shows the hash
-taken once less than the last time; the guest hashes it, compares, and keeps what it was shown for the next time
-(Lamport, "Password Authentication with Insecure Communication", 1981). So what lies in the guest's memory, which every
-forked child inherits, opens nothing: it has been used, and the one before it cannot be computed from it.
+The daemon holds a secret, the guest its hash taken as many times as there may be connections. At each of them the
+daemon shows the hash taken once less than the last time; the guest hashes it, compares, and keeps what it was shown for
+the next one (Lamport, "Password Authentication with Insecure Communication", 1981). So what lies in the guest's memory,
+which every forked child inherits, opens nothing: it has been used, and the one before it cannot be computed from it.
 """
 
 from __future__ import annotations
@@ -20,8 +20,11 @@ except ImportError:
         from hashlib import sha256
 
 CHAIN_LENGTH = 256
+"""Connections to a guest on the daemon's own host: they do not break by themselves."""
+LONG_CHAIN_LENGTH = 4096
+"""Connections to a guest over a network: for a day, one every twenty seconds."""
 # How many connections the daemon may have begun without this guest's having seen them.
-MAX_SKIPPED = 16
+MAX_SKIPPED = 64
 
 
 def chained(secret: bytes, times: int) -> bytes:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from executor_server.errors import ImageNotReady, SandboxFailure
+from executor_server.errors import BackendFull, ImageNotReady, SandboxFailure
 from executor_server.gate import Gate
 from executor_server.model import SandboxSpec
 
@@ -39,8 +39,8 @@ class CreationTurns:
                 if waiter.failure is not None:
                     raise SandboxFailure(str(waiter.failure)) from waiter.failure
                 yield
-        except ImageNotReady:
-            raise  # whether an image is there is found out at once
+        except (ImageNotReady, BackendFull):
+            raise  # whether an image is there, or a place, is found out at once
         except SandboxFailure as failure:
             for other in self._waiting.get(spec, ()):
                 other.failure = failure

@@ -36,6 +36,7 @@ class Reason(enum.Enum):
     QUEUE_FULL = "QUEUE_FULL"
     QUOTA_EXCEEDED = "QUOTA_EXCEEDED"
     TOO_LARGE = "TOO_LARGE"
+    BACKEND_FULL = "BACKEND_FULL"
     BACKEND_UNAVAILABLE = "BACKEND_UNAVAILABLE"
     IMAGE_NOT_READY = "IMAGE_NOT_READY"
     DRAINING = "DRAINING"
@@ -138,7 +139,10 @@ class SandboxFailure(Exception):
 
 
 class BackendFull(SandboxFailure):
-    """The backend has as many sandboxes as it may have. `retry_after_s` says when to ask again."""
+    """The backend has as many sandboxes as it may have. `retry_after_s` says when to ask again.
+
+    Its text is internal, as that of any SandboxFailure.
+    """
 
     def __init__(self, message: str, retry_after_s: float) -> None:
         super().__init__(message)

@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass, field
 import structlog
 
 from executor_server.backends.base import Backend, Sandbox
-from executor_server.errors import ImageNotReady, SandboxFailure
+from executor_server.errors import BackendFull, ImageNotReady, SandboxFailure
 from executor_server.guest_channel import GuestChannel
 from executor_server.model import SandboxSpec
 from executor_server.policy import WarmSandboxes
@@ -350,9 +350,9 @@ class WarmPool:
             _log.warning("pool_made_outdated", image=kind.spec.image, retry_after_s=wait_s)
 
     def _back_off(self, kind: _Kind, failure: SandboxFailure | None) -> float:
-        """Puts off the next attempt: until the image may be ready where somebody knows, else longer each time."""
+        """Puts off the next attempt: until it may succeed where somebody knows when, else longer each time."""
         settings = self._settings
-        if isinstance(failure, ImageNotReady) and failure.retry_after_s is not None:
+        if isinstance(failure, (ImageNotReady, BackendFull)) and failure.retry_after_s is not None:
             wait_s = min(max(failure.retry_after_s, settings.backoff_s), settings.max_backoff_s)
         else:
             wait_s = kind.backoff_s = min(max(kind.backoff_s * 2, settings.backoff_s), settings.max_backoff_s)

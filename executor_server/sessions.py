@@ -19,6 +19,7 @@ import structlog
 from executor_server.backends.base import Backend
 from executor_server.creation_turns import CreationTurns
 from executor_server.errors import (
+    BackendFull,
     ExecutorError,
     ImageNotReady,
     NotFound,
@@ -110,8 +111,8 @@ class SessionManager:
     async def create(self, principal: Principal, request: SessionRequest) -> Session:
         """Makes a session, or finds the one that this request already made.
 
-        Raises ResourceExhausted (too many sessions), Unavailable (draining, no sandbox can be made, or the policy has
-        changed meanwhile), InvalidRequest (the prelude fails), and what the gate refuses with.
+        Raises ResourceExhausted (too many sessions, or sandboxes), Unavailable (draining, no sandbox can be made, or
+        the policy has changed meanwhile), InvalidRequest (the prelude fails), and what the gate refuses with.
         """
         key = (principal.tenant, request.request_id)
         creation = self._requests.get(key)
@@ -162,6 +163,7 @@ class SessionManager:
             session_id=session.session_id,
             tenant=principal.tenant,
             image=request.spec.sandbox.image,
+            backend=session.backend_name,
             warm=session.warm,
             took_ms=round((time.monotonic() - started) * 1000, 1),
         )
@@ -202,6 +204,10 @@ class SessionManager:
             return await self._pool.take(spec, lambda: self._creation_turns.turn(tenant, spec))
         except ImageNotReady as failure:
             raise Unavailable(Reason.IMAGE_NOT_READY, str(failure), failure.retry_after_s) from failure
+        except BackendFull as failure:
+            _log.warning("backend_full", image=spec.image, error=str(failure), retry_after_s=failure.retry_after_s)
+            message = "there are as many sandboxes as there may be; end a session, or try again later"
+            raise ResourceExhausted(Reason.BACKEND_FULL, message, failure.retry_after_s) from failure
         except SandboxFailure as failure:
             _log.error("sandbox_not_made", image=spec.image, error=str(failure))
             message = "no sandbox can be made now; the daemon's log says why"
@@ -216,7 +222,7 @@ class SessionManager:
             owner=principal,
             request_id=request.request_id,
             spec=request.spec,
-            backend=self._backend.name,
+            backend=ready.sandbox.backend_name,
             sandbox_id=ready.sandbox.sandbox_id,
             token=ready.sandbox.endpoint.token,
             python_version=info.python_version,

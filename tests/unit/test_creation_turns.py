@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from executor_server.creation_turns import CreationTurns
-from executor_server.errors import ImageNotReady, SandboxFailure
+from executor_server.errors import BackendFull, ImageNotReady, SandboxFailure
 from executor_server.fair_queue import FairQueue
 from executor_server.gate import Gate
 from executor_server.model import SandboxSpec
@@ -67,8 +67,10 @@ async def test_who_comes_after_a_failure_tries() -> None:
     assert maker.asked == [SPEC, SPEC]
 
 
-@pytest.mark.parametrize("failure", [ImageNotReady("it is being fetched"), ValueError("a bug")])
-async def test_what_is_no_failure_of_the_backend_is_not_shared(failure: Exception) -> None:
+@pytest.mark.parametrize(
+    "failure", [ImageNotReady("it is being fetched"), BackendFull("no place", 1.0), ValueError("a bug")]
+)
+async def test_what_is_known_at_once_is_not_shared(failure: Exception) -> None:
     maker = Maker()
     found = await outcomes(maker, failure, SPEC)
     assert (found[0], found[1]) == (failure, None)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from executor_server.errors import ImageNotReady, SandboxFailure
+from executor_server.errors import BackendFull, ImageNotReady, SandboxFailure
 from executor_server.guest.frames import Kind
 from executor_server.model import SandboxSpec
 from executor_server.policy import WarmSandboxes
@@ -119,8 +119,11 @@ async def test_the_wait_after_a_failure_grows_to_its_limit_and_is_forgotten_afte
     assert waits == [0.001, 0.002, 0.004, 0.004, 0.004, 0.001]
 
 
-async def test_an_image_that_says_when_it_may_be_ready_is_asked_for_then(backend: Backend, make_pool: Any) -> None:
-    backend.missing[SPEC] = ImageNotReady("being fetched", retry_after_s=0.02)
+@pytest.mark.parametrize("kind", [ImageNotReady, BackendFull])
+async def test_what_says_when_it_may_be_ready_is_asked_for_then(
+    backend: Backend, make_pool: Any, kind: type[ImageNotReady] | type[BackendFull]
+) -> None:
+    backend.missing[SPEC] = kind("not yet", retry_after_s=0.02)
     with capture_logs() as logs:
         pool = await make_pool(size=1, backoff_s=0.001, max_backoff_s=9.0)
         assert await eventually_async(lambda: backend.asked == 3)

@@ -10,7 +10,15 @@ from typing import Any
 
 import pytest
 
-from executor_server.errors import InvalidRequest, NotFound, Reason, ResourceExhausted, SandboxFailure, Unavailable
+from executor_server.errors import (
+    BackendFull,
+    InvalidRequest,
+    NotFound,
+    Reason,
+    ResourceExhausted,
+    SandboxFailure,
+    Unavailable,
+)
 from executor_server.executions import Execution
 from executor_server.guest.frames import Frame, Kind
 from executor_server.model import Outcome, OutputMode, Principal, Result
@@ -124,6 +132,17 @@ async def test_a_failed_creation_says_nothing_of_the_host(bench: Bench) -> None:
         await bench.create()
     assert refused.value.reason is Reason.BACKEND_UNAVAILABLE
     assert "no sandbox today" not in refused.value.message
+
+
+async def test_a_full_backend_refuses_with_the_time_to_ask_again_and_none_of_its_own_words(bench: Bench) -> None:
+    def refuse(_guest: FakeGuest) -> None:
+        raise BackendFull("the account of host.example has its 20 sandboxes", retry_after_s=7.0)
+
+    bench.backend.prepare = refuse
+    with pytest.raises(ResourceExhausted) as refused:
+        await bench.create()
+    assert (refused.value.reason, refused.value.retry_after_s) == (Reason.BACKEND_FULL, 7.0)
+    assert "example" not in refused.value.message
 
 
 async def test_a_prelude_that_fails_is_the_request_s_fault_and_leaves_nothing(bench: Bench) -> None:

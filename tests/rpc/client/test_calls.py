@@ -180,6 +180,7 @@ def test_call_is_repeated_unchanged_while_the_daemon_is_away(client: Any, daemon
 
 BUSY = [
     busy(grpc.StatusCode.RESOURCE_EXHAUSTED, "TOO_MANY_SESSIONS"),
+    busy(grpc.StatusCode.RESOURCE_EXHAUSTED, "BACKEND_FULL"),
     busy(grpc.StatusCode.RESOURCE_EXHAUSTED, "QUEUE_FULL"),
     busy(grpc.StatusCode.RESOURCE_EXHAUSTED, "QUOTA_EXCEEDED"),
     busy(grpc.StatusCode.UNAVAILABLE, "AUDIT_UNAVAILABLE"),

@@ -34,7 +34,20 @@ GUEST_BOOT = f"""\
 import sys; sys.path.insert(0, {GUEST_PATH!r})
 from executor_guest.main import boot; boot()
 """
-"""The program for `python -c`. Running the archive itself would do the same, and import runpy, which costs 4 ms."""
+"""The program for `python -c`, for a sandbox that is there. Running the archive would import runpy: 4 ms."""
+
+_MAIN = """\
+import sys
+name, arguments = sys.argv[1], sys.argv[2:]
+if name == "nest":
+    from executor_guest.nest import main
+elif name == "relay":
+    from executor_guest.relay import main
+else:
+    raise SystemExit(f"there is no command {name}")
+sys.exit(main(arguments))
+"""
+"""The archive as a program: what root runs in a machine of the cloud, around and beside a sandbox."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +76,7 @@ def pack_archive(sources: Mapping[str, bytes], directory: Path) -> GuestArchive:
 def _guest_sources() -> dict[str, bytes]:
     guest = Path(executor_server.__file__).parent / "guest"
     api = Path(executor_api.__file__).parent
-    sources = {"executor_api/__init__.py": (api / "__init__.py").read_bytes()}
+    sources = {"__main__.py": _MAIN.encode(), "executor_api/__init__.py": (api / "__init__.py").read_bytes()}
     for root, package in ((guest, "executor_guest"), (api / "values", "executor_api/values")):
         for module in root.rglob("*.py"):
             sources[f"{package}/{module.relative_to(root).as_posix()}"] = module.read_bytes()

@@ -1,0 +1,274 @@
+"""A command in the sandbox as a way to its guest: an asyncio.Transport over the command's input and output.
+
+The relay (guest/relay.py) runs in the sandbox and carries bytes between its streams, as numbered lines of text, and the
+guest's socket. This is the daemon's end of it. Output comes by a callback that the SDK awaits, so a reader who pauses
+makes the cloud wait. Input goes out in one request after another; a request whose answer was lost is sent again, which
+is harmless since the relay ignores lines that it has seen.
+
+The transport promises what a socket does, and no more: bytes in order, or its end, told once. It trusts nothing of what
+comes: a line that is not the next one ends it. What was lost with it is the business of the channel above, which
+connects anew. It must never know what it carries.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import secrets
+from collections.abc import Awaitable, Callable
+from typing import Protocol
+
+import structlog
+
+from executor_server.backends.e2b.failures import CloudFailure, Final
+from executor_server.guest.lines import LINE_BYTES, LineDecoder, LineError, encode_lines
+
+# In one request: some lines, so that a file needs few of them.
+_REQUEST_BYTES = 4 * LINE_BYTES
+_SEND_ATTEMPTS = 4
+_FIRST_BACKOFF_S = 0.1
+_STOP_TIMEOUT_S = 10.0
+_HIGH_BYTES = 64 * 1024
+_NONCE_BYTES = 16
+_SOCKET_CLOSED = 0  # the relay's exit code; guest/relay.py lists the others
+
+_log = structlog.get_logger(__name__)
+
+
+class RelayCommand(Protocol):
+    """What is needed of the command that runs the relay."""
+
+    async def send(self, data: bytes) -> None:
+        """Writes to its standard input. Raises CloudFailure: `Final` when nothing will ever be written again."""
+        ...
+
+    async def ended(self) -> int:
+        """Waits for the end that the cloud tells of; the exit code. Raises CloudFailure when the stream just stops."""
+        ...
+
+    async def stop(self) -> None:
+        """Kills it and lets its streams go. Raises CloudFailure when it may still run."""
+        ...
+
+
+StartRelay = Callable[[str, Callable[[str], Awaitable[None]]], Awaitable[RelayCommand]]
+"""Starts the relay with a nonce and a taker of its output."""
+
+
+class CommandTransport(asyncio.Transport):
+    """Opened once. Whoever makes one keeps it until `on_finished`: until then it has tasks, and maybe a command."""
+
+    def __init__(self, on_finished: Callable[[CommandTransport], None]) -> None:
+        super().__init__()
+        self._loop = asyncio.get_running_loop()
+        self._on_finished = on_finished
+        self._nonce = secrets.token_hex(_NONCE_BYTES)
+        self._decoder = LineDecoder(self._nonce)
+        self._command: RelayCommand | None = None
+        self._protocol: asyncio.Protocol | None = None
+        self._started: asyncio.Future[None] = self._loop.create_future()
+        self._buffer = bytearray()
+        self._in_flight_bytes = 0
+        self._next_seq = 1
+        self._more = asyncio.Event()  # set while there may be something to send
+        self._high_bytes, self._low_bytes = _HIGH_BYTES, _HIGH_BYTES // 4
+        self._protocol_holds_back = False
+        self._reading = asyncio.Event()  # not set before there is a protocol
+        self._closes_when_sent = False
+        self._closed = False  # nothing more is taken, in either direction
+        self._finished: asyncio.Future[None] = self._loop.create_future()
+        self._tasks: list[asyncio.Task[None]] = []
+
+    # -- life ----------------------------------------------------------------------------------------------------
+
+    async def open(self, start: StartRelay, make_protocol: Callable[[], asyncio.Protocol]) -> None:
+        """Starts a relay, waits until it leads to the guest, and connects a protocol. Raises CloudFailure.
+
+        When it fails or is cancelled, the transport is aborted.
+        """
+        try:
+            self._command = command = await start(self._nonce, self._receive)
+            self._tasks = [
+                self._loop.create_task(self._send_forever(command)),
+                self._loop.create_task(self._watch(command)),
+            ]
+            await asyncio.shield(self._started)
+        except BaseException:
+            self.abort()
+            raise
+        self._protocol = make_protocol()
+        self._protocol.connection_made(self)
+        self._reading.set()
+
+    async def finished(self) -> None:
+        """Waits until nothing of it is left: its tasks have ended, and its command was stopped as well as could be."""
+        await asyncio.shield(self._finished)
+
+    def abort(self) -> None:
+        self._end(None)
+
+    def close(self) -> None:
+        """Sends what was written, and then ends."""
+        self._closes_when_sent = True
+        if not self.get_write_buffer_size():
+            self._end(None)
+
+    def is_closing(self) -> bool:
+        return self._closed or self._closes_when_sent
+
+    def _end(self, error: Exception | None) -> None:
+        """Of a connection: `error` is what its protocol is told. Before it was one: what `open` raises."""
+        if self._closed:
+            return
+        self._closed = True
+        self._buffer.clear()
+        self._reading.set()  # whoever brings output may go
+        if not self._started.done():
+            self._started.set_exception(error or CloudFailure("the way to the guest was given up"))
+            self._started.exception()  # nobody may be waiting
+        elif self._protocol is not None:
+            self._loop.call_soon(self._protocol.connection_lost, error)
+        stopping = self._loop.create_task(self._stop())
+        stopping.add_done_callback(self._tell_finished)
+
+    def _tell_finished(self, stopping: asyncio.Task[None]) -> None:
+        self._finished.set_result(None)
+        self._on_finished(self)
+
+    async def _stop(self) -> None:
+        """Best effort, and bounded: a relay that goes on running ends with its sandbox, or as the next one comes."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._command is None:
+            return
+        try:
+            async with asyncio.timeout(_STOP_TIMEOUT_S):
+                await self._command.stop()
+        except (CloudFailure, TimeoutError) as failure:
+            _log.debug("relay_not_stopped", reason=str(failure) or type(failure).__name__)
+
+    async def _watch(self, command: RelayCommand) -> None:
+        try:
+            exit_code = await command.ended()
+        except CloudFailure as failure:
+            self._break(failure)
+            return
+        if exit_code == _SOCKET_CLOSED and self._started.done():
+            self._end(None)
+        else:
+            self._break(RelayEnded(exit_code))
+
+    def _break(self, failure: CloudFailure) -> None:
+        """A connection is lost as any other is: with an OSError."""
+        self._end(ConnectionError(str(failure)) if self._started.done() else failure)
+
+    # -- receiving -----------------------------------------------------------------------------------------------
+
+    async def _receive(self, text: str) -> None:
+        """Takes output of the relay; returns when more may come."""
+        if self.is_closing():
+            return
+        try:
+            # What was no UTF-8 is no line either.
+            pieces = self._decoder.feed(text.encode("utf-8", "replace"))
+        except LineError as error:
+            _log.debug("relay_line_refused", reason=str(error))
+            self._break(CloudFailure("what the relay says was damaged on its way"))
+            return
+        if self._decoder.started and not self._started.done():
+            self._started.set_result(None)
+        for piece in pieces:
+            await self._reading.wait()
+            if self.is_closing() or self._protocol is None:
+                return
+            self._protocol.data_received(piece)
+        await self._reading.wait()
+
+    def is_reading(self) -> bool:
+        return self._reading.is_set() and not self._closed
+
+    def pause_reading(self) -> None:
+        if not self._closed:
+            self._reading.clear()
+
+    def resume_reading(self) -> None:
+        self._reading.set()
+
+    # -- sending -------------------------------------------------------------------------------------------------
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        if self.is_closing() or not data:
+            return
+        self._buffer += data
+        self._more.set()
+        if not self._protocol_holds_back and self.get_write_buffer_size() > self._high_bytes:
+            self._protocol_holds_back = True
+            if self._protocol is not None:
+                self._protocol.pause_writing()
+
+    async def _send_forever(self, command: RelayCommand) -> None:
+        while True:
+            await self._more.wait()
+            piece = bytes(self._buffer[:_REQUEST_BYTES])
+            del self._buffer[:_REQUEST_BYTES]
+            if not self._buffer:
+                self._more.clear()
+            self._in_flight_bytes = len(piece)
+            lines, self._next_seq = encode_lines(piece, self._next_seq)
+            try:
+                await _send(command, lines)
+            except CloudFailure as failure:
+                self._break(failure)
+                return
+            self._in_flight_bytes = 0
+            if self._protocol_holds_back and len(self._buffer) <= self._low_bytes:
+                self._protocol_holds_back = False
+                if self._protocol is not None:
+                    self._protocol.resume_writing()
+            if self._closes_when_sent and not self._buffer:
+                self._end(None)
+                return
+
+    def get_write_buffer_size(self) -> int:
+        return len(self._buffer) + self._in_flight_bytes
+
+    def get_write_buffer_limits(self) -> tuple[int, int]:
+        return self._low_bytes, self._high_bytes
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        self._high_bytes = high if high is not None else 4 * low if low is not None else _HIGH_BYTES
+        self._low_bytes = low if low is not None else self._high_bytes // 4
+
+    def can_write_eof(self) -> bool:
+        return False
+
+    def get_protocol(self) -> asyncio.BaseProtocol:
+        assert self._protocol is not None, "not connected yet"
+        return self._protocol
+
+    def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
+        assert isinstance(protocol, asyncio.Protocol)
+        self._protocol = protocol
+
+
+class RelayEnded(CloudFailure):
+    """The relay ended by itself, and not because the guest closed its socket."""
+
+    def __init__(self, exit_code: int) -> None:
+        super().__init__(f"the relay ended with exit code {exit_code}")
+        self.exit_code = exit_code
+
+
+async def _send(command: RelayCommand, lines: bytes) -> None:
+    """Until it is known to be there. Raises CloudFailure."""
+    for attempt in range(_SEND_ATTEMPTS):
+        try:
+            await command.send(lines)
+            return
+        except Final:
+            raise
+        except CloudFailure:
+            if attempt == _SEND_ATTEMPTS - 1:
+                raise
+        await asyncio.sleep(_FIRST_BACKOFF_S * 2**attempt * random.uniform(0.5, 1.0))

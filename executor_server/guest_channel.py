@@ -158,7 +158,7 @@ class GuestChannel:
 
     # -- connecting ----------------------------------------------------------------------------------------------
 
-    async def connect(self, deadline_s: float = READY_TIME_S, answer_s: float = READY_TIME_S) -> GuestInfo:
+    async def connect(self, deadline_s: float = READY_TIME_S, *, answer_s: float = READY_TIME_S) -> GuestInfo:
         """Connects, or connects again, and waits for the guest to be ready: `answer_s` at most, once the way is open.
 
         A connection that is still there gives way. Raises SandboxFailure; it is an UnreachedError when another attempt

@@ -3,7 +3,8 @@
 The session owns its sandbox, the channel to its guest and the ledger of its executions. It gives executions and
 operations to the guest in order of arrival, routes the guest's frames to whom they concern, and knows the one
 transition that matters: a session is alive until its guest is gone, then it is lost, for good. It is never bound to
-another sandbox. It may be bound to another daemon: `recall` makes it again from what the last one wrote down.
+another sandbox. It may be bound to another daemon: `recall` makes it again from what the last one wrote down. Its way
+to the guest may break and its sandbox rest meanwhile; that is the business of `session_way`.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ from executor_server.model import ErrorDetail, Outcome, SessionSpec
 from executor_server.reading_shares import ReadingShares
 from executor_server.registry import Registry, SessionRecord, SessionUse
 from executor_server.session_executions import SessionExecutions, facts_of
+from executor_server.session_life import SessionLife
 from executor_server.session_requests import SessionSettings, Watch
+from executor_server.session_way import GuestWay, WayControl, WayState
 from executor_server.tape import TapeError
 
 # Renaming a container takes the Engine and a thread of ours milliseconds: whoever has just asked for it goes first.
@@ -50,11 +53,12 @@ class Session(SessionExecutions):
         self.create_time_s = record.create_time_s
         self._sandbox = sandbox
         self._registry = registry
-        self._last_used_s = record.last_used_s
+        self._life = SessionLife(record.create_time_s, record.last_used_s)
+        control = WayControl(self._spawn, self._is_idle, self._on_connected, self._give_up_guest)
+        self._way = GuestWay(record.session_id, sandbox, channel, registry, control)
         self._lost: str | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._held: set[object] = set()  # executions and operations whose readers are behind
-        self._reconnects = 0
         self._pinged_s = 0.0
 
     def begin(self) -> None:
@@ -76,7 +80,9 @@ class Session(SessionExecutions):
     def state(self) -> str:
         if self._lost is not None:
             return "lost"
-        return "busy" if self._ledger.running else "idle"
+        if self._ledger.running:
+            return "busy"
+        return "paused" if self._way.state is WayState.PAUSED else "idle"
 
     @property
     def lost_reason(self) -> str:
@@ -91,7 +97,8 @@ class Session(SessionExecutions):
     @property
     def last_used_s(self) -> float:
         """When it was used last; Unix time."""
-        return time.time() if self._in_use else self._last_used_s
+        self.note_use()
+        return self._life.last_used_s
 
     @property
     def use(self) -> SessionUse:
@@ -101,8 +108,14 @@ class Session(SessionExecutions):
     @property
     def expire_time_s(self) -> float:
         """When it ends if nobody uses it any more; Unix time."""
-        limits = self.spec.limits
-        return min(self.create_time_s + limits.session_time_s, self.last_used_s + limits.idle_time_s)
+        self.note_use()
+        return self._life.expire_time_s(self.spec.limits)
+
+    @property
+    def expired(self) -> bool:
+        """Whether its time is over."""
+        self.note_use()
+        return self._life.left_s(self.spec.limits) <= 0
 
     @property
     def _in_use(self) -> bool:
@@ -118,7 +131,7 @@ class Session(SessionExecutions):
 
     def touch(self) -> None:
         """Puts off its idle end."""
-        self._last_used_s = time.time()
+        self._life.touch()
 
     def note_use(self) -> None:
         """To be called now and then: what runs puts off the idle end."""
@@ -126,9 +139,12 @@ class Session(SessionExecutions):
             self.touch()
 
     def check_guest(self) -> None:
-        """Asks a quiet guest for a sign of life, and gives up one that has not answered for too long."""
+        """Asks a quiet guest for a sign of life, and gives up one that has not answered for too long.
+
+        Has the sandbox of a session that nobody uses rest, where it can.
+        """
         now = time.monotonic()
-        if self._lost is not None:
+        if self._lost is not None or self._way.state is not WayState.UP:
             return
         if self._held:
             # Nothing is read now, so nothing can be heard; but the guest must not think that it is an orphan.
@@ -136,12 +152,21 @@ class Session(SessionExecutions):
                 self._pinged_s = now
                 self._channel.ping()
             return
-        if self._pinged_s > self._channel.last_heard_s and now - self._pinged_s > self._settings.silence_s:
-            self._lose(f"the guest has not answered for {self._settings.silence_s:g} s")
+        silence_s = self._way.silence_max_s(self._settings.ping_interval_s, self._settings.silence_s)
+        if self._pinged_s > self._channel.last_heard_s and now - self._pinged_s > silence_s:
+            reason = f"the guest has not answered for {silence_s:g} s"
+            if not self._way.renew_if_it_can_break(reason):
+                self._lose(reason)
         elif now - max(self._channel.last_heard_s, self._pinged_s) > self._settings.ping_interval_s:
             if self._pinged_s <= self._channel.last_heard_s:
                 self._pinged_s = now
             self._channel.ping()
+        else:
+            self._way.rest_if_unused()
+
+    def _is_idle(self) -> bool:
+        """Whether its guest has nothing to do, and nobody is behind with what it said."""
+        return self._lost is None and not (self._ledger.running or self._operations or self._held)
 
     def _require_alive(self) -> None:
         if self._lost is not None:
@@ -224,8 +249,11 @@ class Session(SessionExecutions):
             return
         self._channel.on_frame = self._on_frame
         self._channel.on_lost = self._on_channel_lost
+        if self._sandbox.endpoint.breaks_by_itself:
+            deadline_s = max(deadline_s, self._sandbox.endpoint.reconnect_s)
         try:
-            await self._connect(deadline_s)
+            await self._way.wake_before(deadline_s)
+            await self._way.connect(deadline_s)
         except SandboxFailure as failure:
             self._lose(await self._cause_of_death(f"after a restart of the daemon, {failure}"))
             return
@@ -242,26 +270,15 @@ class Session(SessionExecutions):
     def _on_channel_lost(self, reason: str) -> None:
         if self._channel.violated:
             self._observer.guest_misbehaved(self.facts, reason)
-        self._spawn(self._reconnect(reason))
+        if self._lost is None:
+            self._way.on_lost(reason)
 
-    async def _reconnect(self, reason: str) -> None:
-        """A channel that broke may be made again, a few times; a supervisor that died, or lied, may not."""
-        self._reconnects += 1
-        try:
-            if self._reconnects > self._sandbox.endpoint.reconnects_max:
-                raise SandboxFailure(f"the channel broke {self._reconnects} times")
-            await self._connect(self._sandbox.endpoint.reconnect_s)
-        except SandboxFailure:
-            self._lose(await self._cause_of_death(reason))
-            return
-
-    async def _connect(self, deadline_s: float) -> None:
-        """Connects once more. Raises SandboxFailure."""
-        # First, so that a later daemon does not show a token that has been used.
-        self._registry.note_connections(self.session_id, self._channel.connections + 1)
-        await self._channel.connect(deadline_s)
+    def _on_connected(self) -> None:
         if self._held:
             self._channel.pause_reading()  # the new connection knows nothing of it
+
+    async def _give_up_guest(self, reason: str) -> None:
+        self._lose(await self._cause_of_death(reason))
 
     async def _oom_kills(self) -> int | None:
         return await self._sandbox.oom_kills()

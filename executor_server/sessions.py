@@ -376,8 +376,7 @@ class SessionManager:
         await self._end_expired()
 
     async def _end_expired(self) -> None:
-        now = time.time()
-        expired = [session for session in self._sessions.values() if session.expire_time_s <= now]
+        expired = [session for session in self._sessions.values() if session.expired]
         for session in expired:
             self._remove(session)
         await asyncio.shield(asyncio.gather(*(self._ending(session, SessionEnd.EXPIRED) for session in expired)))

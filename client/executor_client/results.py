@@ -46,6 +46,8 @@ class SessionState(enum.Enum):
     IDLE = "idle"
     BUSY = "busy"
     LOST = "lost"
+    PAUSED = "paused"
+    """Its sandbox stands still, as it is; the next request wakes it."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -72,6 +72,7 @@ _SESSION_STATES = {
     "idle": pb.SESSION_STATE_IDLE,
     "busy": pb.SESSION_STATE_BUSY,
     "lost": pb.SESSION_STATE_LOST,
+    "paused": pb.SESSION_STATE_PAUSED,
 }
 _OUTPUT_STREAMS = {"stdout": pb.OUTPUT_STREAM_STDOUT, "stderr": pb.OUTPUT_STREAM_STDERR}
 

@@ -1,0 +1,53 @@
+"""How long a session may go on: when it was made, when it was used last.
+
+Measured with a clock that only goes on, also while the host sleeps: setting the host's time neither ends a session
+nor keeps one. Unix time is what is shown and written down. So only what an earlier daemon wrote is compared with it,
+once, and a time that lies ahead counts as now: a clock that was set meanwhile shortens a session's rest, or lengthens
+it, by less than its limits.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from executor_server.model import Limits
+
+
+def _steady_s() -> float:
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+class SessionLife:
+    """The clock of one session."""
+
+    def __init__(
+        self,
+        create_time_s: float,
+        last_used_s: float,
+        *,
+        steady: Callable[[], float] = _steady_s,
+        unix: Callable[[], float] = time.time,
+    ) -> None:
+        """`create_time_s`, `last_used_s`: Unix time."""
+        self._steady, self._unix = steady, unix
+        now_s, unix_s = steady(), unix()
+        self._created_s = now_s - max(unix_s - create_time_s, 0.0)
+        self._used_s = now_s - max(unix_s - last_used_s, 0.0)
+
+    def touch(self) -> None:
+        """It is used now."""
+        self._used_s = self._steady()
+
+    @property
+    def last_used_s(self) -> float:
+        """Unix time, as the host's clock has it now."""
+        return self._unix() - (self._steady() - self._used_s)
+
+    def left_s(self, limits: Limits) -> float:
+        """Until it ends if nobody uses it any more; not above zero when that is over."""
+        return min(self._created_s + limits.session_time_s, self._used_s + limits.idle_time_s) - self._steady()
+
+    def expire_time_s(self, limits: Limits) -> float:
+        """When that is; Unix time, as the host's clock has it now."""
+        return self._unix() + self.left_s(limits)

@@ -307,7 +307,7 @@ def _translated(error: Exception, said: str) -> CloudFailure:
 
 
 def _retry_after_s(error: Exception) -> float | None:
-    """What the cloud's Retry-After says. The SDK keeps it to itself; the frames that it came through have the answer."""
+    """What Retry-After says. The SDK keeps it to itself; the frames that the answer came through still have it."""
     for frame, _ in walk_tb(error.__traceback__):
         headers = getattr(frame.f_locals.get("res"), "headers", None)
         if headers is not None:

@@ -22,19 +22,13 @@ from pathlib import Path
 
 import executor_api
 import executor_server
+from executor_server.guest.place import GUEST_BOOT, GUEST_PATH
 
-GUEST_PATH = "/run/executor/guest.pyz"
-"""Where a sandbox sees the archive; tracebacks of the guest name it, never a path of the host."""
+__all__ = ["GUEST_BOOT", "GUEST_PATH", "GuestArchive", "pack_archive", "pack_guest"]
 
 _VERSION_CHARS = 16
 # The oldest date a zip can hold. Bytecode is not checked against it (see _bytecode), so it can be the same for all.
 _TIMESTAMP = (1980, 1, 1, 0, 0, 0)
-
-GUEST_BOOT = f"""\
-import sys; sys.path.insert(0, {GUEST_PATH!r})
-from executor_guest.main import boot; boot()
-"""
-"""The program for `python -c`, for a sandbox that is there. Running the archive would import runpy: 4 ms."""
 
 _MAIN = """\
 import sys

@@ -30,6 +30,7 @@ from executor_server.settings import (
     Name,
     Seconds,
     Section,
+    each_once,
     read_toml,
     validated,
 )
@@ -81,7 +82,7 @@ class ServerSection(Section):
     state_dir: AbsolutePath = Field(default_factory=default_state_dir)
     backend: BackendName = "local"
     # That run beside it, for the profiles of the policy that list them.
-    other_backends: tuple[BackendName, ...] = ()
+    other_backends: Annotated[tuple[BackendName, ...], AfterValidator(each_once)] = ()
     tls_cert: AbsolutePath | None = None
     tls_key: AbsolutePath | None = None
     # Set: TCP clients must show a certificate of this authority. One that the policy maps to a tenant needs no token.
@@ -97,6 +98,17 @@ class ServerSection(Section):
     connection_idle_s: Seconds = 600.0
     keepalive_s: Seconds = 60.0
     keepalive_timeout_s: Seconds = 20.0
+
+    @model_validator(mode="after")
+    def _check_backends(self) -> ServerSection:
+        if self.backend in self.other_backends:
+            raise ValueError(f"other_backends lists {self.backend!r}, which is the backend")
+        return self
+
+    @property
+    def backends(self) -> tuple[BackendName, ...]:
+        """All that run, the daemon's own first."""
+        return (self.backend, *self.other_backends)
 
     @model_validator(mode="after")
     def _check_tls(self) -> ServerSection:

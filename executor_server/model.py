@@ -8,7 +8,7 @@ from __future__ import annotations
 import enum
 import hashlib
 from collections.abc import Mapping
-from dataclasses import astuple, dataclass, field
+from dataclasses import astuple, dataclass, field, replace
 
 _FINGERPRINT_CHARS = 16
 
@@ -118,11 +118,16 @@ class SandboxSpec:
     cpus: float | None = None  # processors it may use at a time; None: all, shared evenly
     may_pull: bool = False  # whether an image that the host lacks may be fetched
     policy: str = ""  # fingerprint of the policy that approved it: a pool never serves what an earlier one approved
+    backends: tuple[str, ...] = ()  # that may make it, the preferred one first; empty: the daemon's own
 
     @property
     def fingerprint(self) -> str:
-        """Short, and different for different specs; the same in every daemon of this version."""
-        return hashlib.sha256(repr(astuple(self)).encode()).hexdigest()[:_FINGERPRINT_CHARS]
+        """Short, and different for sandboxes that are made differently; the same in every daemon of this version.
+
+        Which other backends might have made it is nothing that a sandbox is made of.
+        """
+        made_of = replace(self, backends=())
+        return hashlib.sha256(repr(astuple(made_of)).encode()).hexdigest()[:_FINGERPRINT_CHARS]
 
 
 @dataclass(frozen=True)

@@ -10,12 +10,13 @@ is refused before, as an InvalidRequest (requested.py). What a session may do on
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, TypeVar
 
+from executor_server.backend_choice import BackendChoice
 from executor_server.config import PoolSection
-from executor_server.errors import ExecutorError, InvalidRequest, PolicyViolation, Reason, Violation, ViolationKind
+from executor_server.errors import ExecutorError, PolicyViolation, Violation, ViolationKind
 from executor_server.import_patterns import covered_by_both, is_covered, is_denied
 from executor_server.model import (
     LANGUAGE_RULES,
@@ -57,7 +58,7 @@ class PolicySummary:
     denied_imports: tuple[str, ...]
     refused_language: tuple[str, ...]
     images: tuple[str, ...]
-    backend: str
+    backends: tuple[str, ...]  # that run its sessions, the preferred one first
     tools: ToolRules
     files: FileRules
     network: str
@@ -71,17 +72,22 @@ _SANDBOX_LIMIT_NAMES = ("memory_bytes", "processes", "disk_bytes")
 # A token outlives its tenant's profile, and must not give more calls than one that has a profile.
 NO_PROFILE_QUOTAS = QuotasTable(calls=4, calls_per_second=10)
 
-CONFIGURED_BACKEND = "server.backend"
-"""The rule behind a refusal that no policy can change: a key of the daemon's configuration."""
-
 
 class Policy:
-    """One version of the policy file, for one daemon: its images, its backend."""
+    """One version of the policy file, for one daemon: its backend with its images, and those that run beside it."""
 
-    def __init__(self, file: PolicyFile, *, images: Sequence[str], backend: str, orphan_time_s: float) -> None:
+    def __init__(
+        self,
+        file: PolicyFile,
+        *,
+        images: Sequence[str],
+        backend: str,
+        orphan_time_s: float,
+        other_images: Mapping[str, Sequence[str]] | None = None,
+    ) -> None:
+        """`other_images`: names of images, by the backend that runs beside the daemon's own."""
         self._file = file
-        self._images = tuple(images)
-        self._backend = backend
+        self._choice = BackendChoice({backend: images, **(other_images or {})})
         self._orphan_time_s = orphan_time_s
         self.version = file.version
         self.fingerprint = file.fingerprint
@@ -140,8 +146,8 @@ class Policy:
             allowed_imports=profile.imports.allowed,
             denied_imports=profile.imports.denied,
             refused_language=profile.language.refused,
-            images=self._allowed_images(profile),
-            backend=self._backend,
+            images=self._choice.images_of(profile),
+            backends=self._choice.backends_of(profile),
             tools=_tool_rules(profile),
             files=_file_rules(profile),
             network="none",
@@ -193,8 +199,8 @@ class Policy:
         unchanged = (name, self._profile_fingerprints[name]) == (spec.policy.profile, spec.profile_fingerprint)
         return "keep" if unchanged else profile.on_reload
 
-    def tightened(self, principal: Principal, spec: SessionSpec) -> SessionSpec | str:
-        """The session held to this policy, or why that can't be done. Its sandbox stays as it is.
+    def tightened(self, principal: Principal, spec: SessionSpec, backend: str) -> SessionSpec | str:
+        """A session of that backend held to this policy, or why that can't be done. Its sandbox stays as it is.
 
         What was granted is never widened: limits, imports and language rules are the stricter of both. Rules about
         tools, files and the audit log are not grants, so they are this policy's.
@@ -203,7 +209,7 @@ class Policy:
         if name is None:
             return "the policy has no profile for its tenant any more"
         profile = self._file.profiles[name]
-        reason = self._why_sandbox_must_go(profile, spec.sandbox)
+        reason = self._why_sandbox_must_go(profile, spec.sandbox, backend)
         if reason is not None:
             return reason
         limits = _at_most(spec.limits, Limits(**profile.limits.max.model_dump()))
@@ -226,11 +232,11 @@ class Policy:
             profile_fingerprint=self._profile_fingerprints[name],
         )
 
-    def _why_sandbox_must_go(self, profile: Profile, sandbox: SandboxSpec) -> str | None:
+    def _why_sandbox_must_go(self, profile: Profile, sandbox: SandboxSpec, backend: str) -> str | None:
         """What a sandbox was made with can't be changed while it runs."""
-        if self._backend not in profile.sandbox.backends:
-            return f"the policy does not allow the {self._backend} backend any more"
-        if sandbox.image not in self._allowed_images(profile):
+        if backend not in self._choice.backends_of(profile):
+            return f"the policy does not allow the {backend} backend any more"
+        if sandbox.image not in self._choice.images_of(profile, backend):
             return f"the policy does not allow the image {sandbox.image} any more"
         for name in _SANDBOX_LIMIT_NAMES:
             has, ceiling = getattr(sandbox, name), getattr(profile.limits.max, name)
@@ -252,17 +258,18 @@ class Policy:
 
     def _decide(self, named: tuple[str, Profile], request: RequestedSession) -> SessionSpec:
         name, profile = named
-        self._check_image(profile, request.image)
+        self._choice.check_image(profile, request)
         limits = _limits(profile, request.limits)
         execution_max = _execution_max(profile, limits)
         violations = (
-            *self._sandbox_violations(name, profile, request),
+            *self._choice.violations(name, profile, request),
+            *_sandbox_violations(name, request),
             *_limit_violations(name, profile, limits),
             *_import_violations(name, profile, request.authorized_imports),
         )
         if violations:
             raise PolicyViolation(violations)
-        image = request.image or self._allowed_images(profile)[0]
+        image = request.image or self._choice.images_of(profile, request.backend)[0]
         return SessionSpec(
             sandbox=SandboxSpec(
                 image=image,
@@ -273,6 +280,7 @@ class Policy:
                 cpus=profile.limits.cpus,
                 may_pull=profile.sandbox.pull_images,
                 policy=self.fingerprint,
+                backends=self._choice.order_for(profile, image, request.backend),
             ),
             limits=limits,
             execution_default=_execution_default(profile, request.limits, limits),
@@ -293,37 +301,16 @@ class Policy:
         return PolicyRef(profile, self.version, self.fingerprint)
 
     def _can_serve(self, profile: Profile) -> bool:
-        return self._backend in profile.sandbox.backends and bool(self._allowed_images(profile))
+        return bool(self._choice.backends_of(profile) and self._choice.images_of(profile))
 
-    def _allowed_images(self, profile: Profile) -> tuple[str, ...]:
-        """In the order of the profile, so that its first is the default; those of other backends are left out."""
-        allowed = profile.sandbox.images
-        return self._images if allowed is None else tuple(name for name in allowed if name in self._images)
 
-    def _check_image(self, profile: Profile, image: str) -> None:
-        """Raises InvalidRequest for an image that is none; whether it may be had is another question."""
-        if image and image not in self._images:
-            allowed = listed(self._allowed_images(profile), "none")
-            raise InvalidRequest(Reason.UNKNOWN_IMAGE, f"no such image; there are {allowed}", "image")
-
-    def _sandbox_violations(self, name: str, profile: Profile, request: RequestedSession) -> Iterator[Violation]:
-        sandbox = profile.sandbox
-        backend = request.backend or self._backend
-        if backend != self._backend:  # which a daemon has one of, so no policy grants another
-            allowed = self._backend if self._backend in sandbox.backends else "nothing"
-            yield Violation("backend", ViolationKind.UNSUPPORTED, backend, allowed, CONFIGURED_BACKEND)
-        elif backend not in sandbox.backends:
-            yield not_allowed("backend", backend, sandbox.backends, rule_of(name, "sandbox.backends"))
-        images = self._allowed_images(profile)
-        if request.image not in images and (request.image or not images):
-            image = request.image or "the default image"
-            yield not_allowed("image", image, images, rule_of(name, "sandbox.images"))
-        for host in request.network:
-            rule = rule_of(name, "sandbox.network")
-            yield Violation("network", ViolationKind.UNSUPPORTED, host, "none", rule)
-        for package in request.packages:
-            rule = rule_of(name, "sandbox.install_packages")
-            yield Violation("packages", ViolationKind.UNSUPPORTED, package, "none", rule)
+def _sandbox_violations(name: str, request: RequestedSession) -> Iterator[Violation]:
+    for host in request.network:
+        rule = rule_of(name, "sandbox.network")
+        yield Violation("network", ViolationKind.UNSUPPORTED, host, "none", rule)
+    for package in request.packages:
+        rule = rule_of(name, "sandbox.install_packages")
+        yield Violation("packages", ViolationKind.UNSUPPORTED, package, "none", rule)
 
 
 def _limits(profile: Profile, requested: RequestedLimits) -> Limits:

@@ -6,30 +6,33 @@ check`, which is asked about one configuration, these are problems.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import get_args
 
 from executor_server.config import Config
 from executor_server.policy import Policy
 from executor_server.policy_file import PolicyFile, Profile
-from executor_server.settings import ConfigError, Problem, some_of
+from executor_server.settings import BackendName, ConfigError, Problem, some_of
 
 
-def configured_images(config: Config) -> tuple[str, ...]:
-    """The images of the backend that is configured; the first is its default."""
-    images = {
-        "local": tuple(config.local.images),
-        "docker": tuple(config.docker.images),
-        "e2b": tuple(config.e2b.images),
+def configured_images(config: Config, backend: BackendName) -> tuple[str, ...]:
+    """The images of a backend; the first is its default."""
+    images: Mapping[BackendName, Mapping[str, object]] = {
+        "local": config.local.images,
+        "docker": config.docker.images,
+        "e2b": config.e2b.images,
     }
-    return images[config.server.backend]
+    return tuple(images[backend])
 
 
 def policy_for(file: PolicyFile, config: Config, *, more_images: Sequence[str] = ()) -> Policy:
     """The policy as a daemon of this configuration would have it."""
+    server = config.server
     return Policy(
         file,
-        images=tuple(dict.fromkeys((*configured_images(config), *more_images))),
-        backend=config.server.backend,
+        images=tuple(dict.fromkeys((*configured_images(config, server.backend), *more_images))),
+        backend=server.backend,
+        other_images={other: configured_images(config, other) for other in server.other_backends},
         orphan_time_s=config.sessions.orphan_time_s,
     )
 
@@ -59,16 +62,25 @@ def unserved_profiles(file: PolicyFile, config: Config) -> list[Problem]:
 
 
 def _unserved(name: str, profile: Profile, config: Config) -> Iterator[Problem]:
-    sandbox, backend = profile.sandbox, config.server.backend
+    sandbox, running = profile.sandbox, config.server.backends
     path = ("profiles", name, "sandbox")
-    known = (*config.local.images, *config.docker.images, *config.e2b.images)
+    known = dict.fromkeys(image for backend in get_args(BackendName) for image in configured_images(config, backend))
     for image in sandbox.images or ():
         if image not in known:
-            allowed = some_of(dict.fromkeys(known))
-            yield Problem((*path, "images"), f"the configuration has no image {image!r}; it has {allowed}")
-    if backend not in sandbox.backends:
-        yield Problem((*path, "backends"), f"the daemon's backend is {backend!r}, so it can serve no session of these")
-    elif sandbox.images is not None and not set(sandbox.images) & set(configured_images(config)):
-        allowed = some_of(configured_images(config))
-        text = f"none is an image of the {backend} backend, so no session can be served; it has {allowed}"
+            yield Problem((*path, "images"), f"the configuration has no image {image!r}; it has {some_of(known)}")
+    listed = (config.server.backend,) if sandbox.backends is None else sandbox.backends
+    served = [backend for backend in listed if backend in running]
+    if not served:
+        have = "backend is" if len(running) == 1 else "backends are"
+        text = f"the daemon's {have} {' and '.join(map(repr, running))}, so it can serve no session of these"
+        yield Problem((*path, "backends"), text)
+        return
+    for backend in listed:
+        if backend not in running:
+            text = f"the daemon does not run the {backend} backend (server.other_backends), so none of these goes there"
+            yield Problem((*path, "backends"), text)
+    images = dict.fromkeys(image for backend in served for image in configured_images(config, backend))
+    if sandbox.images is not None and not set(sandbox.images) & set(images):
+        whose = f"the {served[0]} backend" if len(served) == 1 else f"the backends {' and '.join(served)}"
+        text = f"none is an image of {whose}, so no session can be served; it has {some_of(images)}"
         yield Problem((*path, "images"), text)

@@ -11,10 +11,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from executor_server.backend_choice import CONFIGURED_BACKEND
 from executor_server.errors import ExecutorError, InvalidRequest, PolicyViolation, Reason, Violation, ViolationKind
 from executor_server.import_patterns import is_covered
 from executor_server.model import Principal, SessionSpec
-from executor_server.policy import CONFIGURED_BACKEND, Policy
+from executor_server.policy import Policy
 from executor_server.policy_inheritance import lineage
 from executor_server.policy_lines import Line, Lines, Room
 from executor_server.policy_question import Question, answer
@@ -93,7 +94,7 @@ def _with_other_way(policy: Policy, tenant: str, refusal: Refusal) -> Refusal:
 
 def _place_of_nonsense(written: _Written, error: ExecutorError) -> Place:
     if error.reason is Reason.UNKNOWN_IMAGE:
-        return Place("the configuration has no such image, so no policy can grant it")
+        return Place("the configuration has no such image there, so no policy can grant it")
     assert isinstance(error, InvalidRequest), error
     return Place("the request itself is wrong: no policy could grant it")
 

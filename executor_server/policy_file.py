@@ -51,6 +51,7 @@ from executor_server.settings import (
     Section,
     config_error,
     contradiction,
+    each_once,
     examined,
     parse_toml,
     read_bytes,
@@ -235,8 +236,9 @@ class SandboxTable(Section):
 
     images: Annotated[tuple[ImageName, ...], Field(max_length=MAX_PATTERNS)] | None = None
     """Images that may be asked for; the first is the default. Not set: all that are configured."""
-    backends: tuple[BackendName, ...] = ("local", "docker", "e2b")
-    """Backends that may run the sessions of this profile."""
+    backends: Annotated[tuple[BackendName, ...], AfterValidator(each_once)] | None = None
+    """Backends that may run the sessions of this profile: a new one goes to the first that is neither full nor down.
+    Not set: the daemon's own, `server.backend`."""
     pull_images: Flag = False
     """Whether an image that the Engine lacks may be fetched from its registry."""
     network: Annotated[Any, AfterValidator(NO_NETWORK)] = "none"

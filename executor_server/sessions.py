@@ -332,7 +332,7 @@ class SessionManager:
             return "kept"
         if on_reload == "end" and policy.profile_name(session.owner.tenant) is not None:
             return self._end_by_policy(session, "the policy has changed, and ends the sessions of the one before")
-        held = policy.tightened(session.owner, session.spec)
+        held = policy.tightened(session.owner, session.spec, session.backend_name)
         if isinstance(held, str):
             return self._end_by_policy(session, f"the policy has changed: {held}")
         _ = self._begin_ending(self._see_held(session, session.hold_to(held)))

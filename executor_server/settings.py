@@ -97,6 +97,16 @@ class Form:
 
 
 BackendName = Literal["local", "docker", "e2b"]
+
+
+def each_once(names: tuple[str, ...]) -> tuple[str, ...]:
+    """For a list whose order means something. Raises ValueError."""
+    twice = [name for index, name in enumerate(names) if name in names[:index]]
+    if twice:
+        raise ValueError(f"lists {twice[0]!r} twice")
+    return names
+
+
 Count = Annotated[int, Field(strict=True, gt=0, lt=2**63)]
 CountOrZero = Annotated[int, Field(strict=True, ge=0, lt=2**63)]
 Bytes = Annotated[int, Field(strict=True, gt=0, lt=2**63)]

@@ -117,6 +117,7 @@ def policy_from_wire(wire: pb.Policy) -> Policy:
         refused_language=names_from_wire(wire.refused_language, "language rules"),
         images=names_from_wire(wire.images, "images"),
         backend=wire.backend,
+        backends=names_from_wire(wire.backends, "backends"),
         tool_placements=names_from_wire(wire.tool_placements, "tool placements"),
         allowed_tools=names_from_wire(wire.allowed_tools, "allowed tools"),
         files=_file_limits_from_wire(wire.files),

@@ -17,7 +17,7 @@ def policy_lines(policy: Policy) -> list[str]:
 def _rules(policy: Policy) -> Iterator[tuple[str, str]]:
     ref, files = policy.policy, policy.files
     yield "profile", f"{ref.profile}, version {ref.version}, fingerprint {ref.fingerprint}"
-    yield "backend", policy.backend
+    yield "backend", ", else ".join(policy.backends) or policy.backend or "none"
     yield "images", _listed(policy.images)
     yield "network", policy.network
     yield "imports", _listed(policy.default_imports)

@@ -257,6 +257,9 @@ class Policy:
     refused_language: tuple[str, ...]
     images: tuple[str, ...]
     backend: str
+    """The first of `backends`."""
+    backends: tuple[str, ...] = ()
+    """That run the caller's sessions: a new one goes to the first that has its image and is neither full nor down."""
     tool_placements: tuple[str, ...]
     allowed_tools: tuple[str, ...]
     files: FileLimits

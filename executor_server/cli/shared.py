@@ -25,7 +25,11 @@ _CONFIG = click.option(
 _LISTEN = click.option(
     "--listen", multiple=True, metavar="ADDRESS", help="HOST:PORT or unix:/PATH; replaces server.listen."
 )
-_BACKEND = click.option("--backend", type=click.Choice(get_args(BackendName)), help="What makes the sandboxes.")
+_BACKEND = click.option(
+    "--backend",
+    type=click.Choice(get_args(BackendName)),
+    help="What makes the sandboxes; replaces server.backend, and no other runs beside it.",
+)
 _STATE_DIR = click.option(
     "--state-dir",
     type=click.Path(path_type=Path, file_okay=False),
@@ -51,7 +55,7 @@ def load_config(
     if listen:
         server["listen"] = list(listen)
     if backend is not None:
-        server["backend"] = backend
+        server["backend"], server["other_backends"] = backend, ()
     if state_dir is not None:
         server["state_dir"] = state_dir.absolute()
     try:

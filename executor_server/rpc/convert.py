@@ -329,7 +329,8 @@ def policy_to(summary: PolicySummary) -> pb.Policy:
         denied_imports=summary.denied_imports,
         refused_language=summary.refused_language,
         images=summary.images,
-        backend=summary.backend,
+        backend=next(iter(summary.backends), ""),
+        backends=summary.backends,
         tool_placements=summary.tools.placements,
         allowed_tools=summary.tools.allowed,
         files=pb.FileLimits(

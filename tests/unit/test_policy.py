@@ -417,7 +417,7 @@ WIDE = "default = 'a'\n[profiles.a]\nimports = {default = ['re'], allowed = ['*'
 
 def tightened(new: str, request: RequestedSession | None = None, principal: Principal = ALICE) -> SessionSpec | str:
     spec = policy_from(WIDE).decide(ALICE, request or RequestedSession())
-    return policy_from(new).tightened(principal, spec)
+    return policy_from(new).tightened(principal, spec, "local")
 
 
 @pytest.mark.parametrize(

@@ -74,7 +74,7 @@ profiles = st.fixed_dictionaries(
         "sandbox": st.fixed_dictionaries(
             {
                 "images": st.none() | st.lists(st.sampled_from([*IMAGES, "gone"]), max_size=3).map(tuple),
-                "backends": st.sampled_from([("local", "docker"), ("docker", "local"), ("local",), ("docker",)]),
+                "backends": st.sampled_from([None, ("local", "docker"), ("docker", "local"), ("local",), ("docker",)]),
                 "pull_images": st.booleans(),
             }
         ),
@@ -181,7 +181,8 @@ def assert_within(profile: Profile, spec: SessionSpec) -> None:
     assert (sandbox.cpus or math.inf) <= (profile.limits.cpus or math.inf)
     assert sandbox.image in IMAGES
     assert profile.sandbox.images is None or sandbox.image in profile.sandbox.images
-    assert "local" in profile.sandbox.backends
+    assert profile.sandbox.backends is None or "local" in profile.sandbox.backends
+    assert sandbox.backends == ("local",)
     imports = profile.imports
     assert set(imports.denied) <= set(spec.denied_imports)
     assert importable(spec.authorized_imports, spec.denied_imports) <= importable(
@@ -295,7 +296,7 @@ def test_a_tightened_session_has_no_more_than_before_nor_than_the_new_profile(
     before = granted(old, request)
     if before is None:
         return
-    after = policy_of(new).tightened(ALICE, before)
+    after = policy_of(new).tightened(ALICE, before, "local")
     if isinstance(after, str):
         return
     assert_within(new, after)
@@ -317,7 +318,7 @@ def test_tightening_to_the_same_profile_changes_nothing(profile: Profile, reques
     spec = granted(profile, request)
     if spec is None:
         return
-    after = policy_of(profile).tightened(ALICE, spec)
+    after = policy_of(profile).tightened(ALICE, spec, "local")
     assert isinstance(after, SessionSpec)
     before_modules = importable(spec.authorized_imports, spec.denied_imports)
     assert importable(after.authorized_imports, after.denied_imports) == before_modules

@@ -30,7 +30,7 @@ OWNER = Principal("tenant", "name")
 
 def policy(version: str, on_reload: str = "keep", more: str = "", default: str = 'default = "p"') -> Policy:
     text = f'version = "{version}"\n{default}\n[profiles.p]\non_reload = "{on_reload}"\n{more}'
-    return Policy(parse_policy(text.encode(), Path("p.toml")), images=["base"], backend="local", orphan_time_s=60.0)
+    return Policy(parse_policy(text.encode(), Path("p.toml")), images=["base"], backend="fake", orphan_time_s=60.0)
 
 
 OLD = policy("old")
@@ -152,7 +152,7 @@ async def test_an_execution_that_waited_at_the_gate_gets_what_the_new_policy_gra
         (policy("end", "end"), "the policy has changed, and ends the sessions of the one before"),
         (policy("nobody", "keep", default=""), "no profile for its tenant any more"),
         (policy("small", "tighten", "limits.max.memory_bytes = 100_000_000\nlimits.default.memory_bytes = 100_000_000"), "its sandbox has memory_bytes"),
-        (policy("elsewhere", "tighten", "sandbox.backends = ['docker']"), "does not allow the local backend any more"),
+        (policy("elsewhere", "tighten", "sandbox.backends = ['docker']"), "does not allow the fake backend any more"),
     ],
 )  # fmt: skip
 async def test_a_session_that_the_new_policy_has_no_place_for_ends_and_says_why(

@@ -1,0 +1,200 @@
+"""How an answer leaves the double: whole or as a stream of events, and what a fault makes of it on its way."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import Awaitable, Callable
+
+from aiohttp import web
+
+from tests.support.e2b.faults import Fault, Kind
+
+GARBAGE = b'\x00\xff\x02{"code": [[[\xe2\x80\xa8<html>502'
+LINE_SEPARATOR = "\u2028".encode()
+PIECE_BYTES = 32_768
+REORDER_WAIT_S = 0.1  # an event that waits for another to be swapped with goes alone after this
+
+_STATUS_OF_CODE = {
+    "invalid_argument": 400,
+    "failed_precondition": 400,
+    "unauthenticated": 401,
+    "not_found": 404,
+    "already_exists": 409,
+    "resource_exhausted": 429,
+    "unimplemented": 501,
+    "unavailable": 503,
+    "deadline_exceeded": 504,
+}
+
+
+class Cut(Exception):
+    """The connection ends here, without another byte."""
+
+
+class ApiError(Exception):
+    """An answer that says no."""
+
+    def __init__(self, status: int, message: str, retry_after_s: int | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.retry_after_s = retry_after_s
+
+    def response(self) -> web.Response:
+        headers = {} if self.retry_after_s is None else {"Retry-After": str(self.retry_after_s)}
+        return web.json_response({"code": self.status, "message": str(self)}, status=self.status, headers=headers)
+
+
+def connect_error(code: str, message: str) -> web.Response:
+    return web.json_response({"code": code, "message": message}, status=_STATUS_OF_CODE.get(code, 500))
+
+
+class Outgoing:
+    """The way out for one request's answer; a fault of streams does its work here."""
+
+    def __init__(self, request: web.BaseRequest, fault: Fault | None) -> None:
+        self._request = request
+        self._fault = fault
+        self._response: web.StreamResponse | None = None
+        self._sent_bytes = 0
+        self._events = 0
+        self._held: bytes | None = None
+        self._noise: Callable[[bytes], bytes] = lambda data: data
+
+    @property
+    def holds(self) -> bool:
+        """Whether an event waits for the next one; after REORDER_WAIT_S it is to be flushed."""
+        return self._held is not None
+
+    async def begin(
+        self,
+        content_type: str,
+        *,
+        length_bytes: int | None = None,
+        noise: Callable[[bytes], bytes] = lambda data: data,
+    ) -> web.StreamResponse:
+        """Sends the head of a stream. `noise` makes, of bytes from nowhere, what looks like an event's."""
+        if self._fault is not None and self._fault.kind in (Kind.CUT_AFTER, Kind.STATUS_AFTER):
+            raise Cut if self._fault.kind is Kind.CUT_AFTER else _error_of(self._fault)
+        self._noise = noise
+        self._response = web.StreamResponse(headers={"Content-Type": content_type})
+        if length_bytes is not None:
+            self._response.content_length = length_bytes
+        await self._response.prepare(self._request)
+        return self._response
+
+    async def send(self, event: bytes, *, is_last: bool = False) -> None:
+        kind = self._fault.kind if self._fault is not None else None
+        self._events += 1
+        is_first = self._events == 1
+        if kind is Kind.STREAM_NO_END and is_last:
+            return
+        if is_first:
+            await self._write(event)
+            await self._after_first(kind)
+        elif kind is Kind.STREAM_REORDERED:
+            if self._held is None and not is_last:
+                self._held = event
+                return
+            await self._write(event)
+            await self.flush()
+        elif kind is Kind.STREAM_DUPLICATED:
+            await self._write(event)
+            await self._write(event)
+        else:
+            if kind is Kind.STREAM_BLANK_LINES:
+                await self._write(self._noise(b"\n\n"))
+            if kind is Kind.STREAM_LINE_SEPARATOR:
+                await self._write(self._noise(LINE_SEPARATOR))
+            await self._write(event)
+
+    async def flush(self) -> None:
+        if self._held is not None:
+            held, self._held = self._held, None
+            await self._write(held)
+
+    async def end(self, last: bytes = b"") -> web.StreamResponse:
+        """Ends the stream as if all was well."""
+        assert self._response is not None
+        await self.flush()
+        if last:
+            await self._write(last)
+        await self._response.write_eof()
+        return self._response
+
+    async def _after_first(self, kind: Kind | None) -> None:
+        if kind is Kind.STREAM_GARBAGE:
+            await self._write(GARBAGE)
+            raise Cut
+        if kind is Kind.STREAM_ENDLESS_LINE:
+            assert self._fault is not None
+            left = self._fault.at_byte
+            while left > 0:
+                await self._write(self._noise(b"A" * min(left, PIECE_BYTES)))
+                left -= PIECE_BYTES
+
+    async def _write(self, data: bytes) -> None:
+        assert self._response is not None
+        fault = self._fault
+        if fault is not None and fault.kind is Kind.STREAM_CUT and self._sent_bytes + len(data) > fault.at_byte:
+            part = data[: max(0, fault.at_byte - self._sent_bytes)]
+            if part:
+                await self._response.write(part)
+            await asyncio.sleep(0)
+            raise Cut
+        self._sent_bytes += len(data)
+        await self._response.write(data)
+
+    async def send_half(self, response: web.Response) -> None:
+        """A whole answer's head, half of its body, and no more."""
+        body = _body(response)
+        half = web.StreamResponse(status=response.status, headers={"Content-Type": response.content_type})
+        half.content_length = len(body) or 1
+        await half.prepare(self._request)
+        if body:
+            await half.write(body[: len(body) // 2])
+        raise Cut
+
+
+async def strike(
+    fault: Fault | None, out: Outgoing, answer: Callable[[], Awaitable[web.StreamResponse]]
+) -> web.StreamResponse:
+    """The answer, or what the fault makes of it. Raises Cut where there is none."""
+    match fault.kind if fault is not None else None:
+        case Kind.DELAY:
+            assert fault is not None
+            await asyncio.sleep(fault.seconds)
+        case Kind.CUT_BEFORE:
+            raise Cut
+        case Kind.STATUS:
+            assert fault is not None
+            return _error_of(fault).response()
+    response = await answer()
+    if fault is None or response.prepared or not isinstance(response, web.Response):
+        return response
+    match fault.kind:
+        case Kind.CUT_AFTER:
+            raise Cut
+        case Kind.STATUS_AFTER:
+            return _error_of(fault).response()
+        case Kind.TRUNCATED:
+            await out.send_half(response)
+        case Kind.GARBAGE:
+            return web.Response(status=response.status, body=GARBAGE, content_type=response.content_type)
+        case Kind.WRONG_ID:
+            text = re.sub(r'("sandboxID": ")[^"]*', r"\1iwrong0000000000000000", _body(response).decode())
+            return web.Response(status=response.status, text=text, content_type=response.content_type)
+    return response
+
+
+def json_lines(value: object) -> bytes:
+    return json.dumps(value).encode() + b"\n"
+
+
+def _error_of(fault: Fault) -> ApiError:
+    return ApiError(fault.status, f"injected: {fault.status}", fault.retry_after_s)
+
+
+def _body(response: web.Response) -> bytes:
+    return response.body if isinstance(response.body, bytes) else b""

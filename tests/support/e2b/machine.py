@@ -1,0 +1,429 @@
+"""One sandbox of the double: a small machine made of namespaces, and the server's end of its runner.
+
+Bubblewrap makes the outer walls from what the local backend knows of this host: its system directories and the Python
+environment that the tests run in, read-only. `inside/runner.py` makes the machine in it. All of it dies with its first
+process, and that one with ours.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import functools
+import json
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from executor_server.backends.local.bubblewrap import find_bwrap
+from executor_server.backends.local.descriptors import kill, read_within, wait_readable
+from executor_server.backends.local.images import SYSTEM_DIRECTORIES, Image, probe_image
+
+INSIDE = Path(__file__).parent / "inside"
+PLACE = "/.e2b"
+
+START_TIMEOUT_S = 20.0
+END_TIMEOUT_S = 10.0
+FRAME_BYTES_MAX = 8 * 2**20
+FILE_PIECE_BYTES = 256 * 1024
+DISK_BYTES = 512 * 2**20
+SUBSCRIBER_EVENTS_MAX = 256
+FREEZE_ROUNDS_MAX = 64
+
+_FIRST_HOST_ID = 1_900_000_000  # below what the local backend gives to sandboxes
+_HOST_ID_SLOTS = 1_000
+_IDS = 65_536
+_SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+_PROGRAMS = ("/usr/bin", "/usr/local/bin")
+_ETC = {
+    "passwd": "root:x:0:0:root:/root:/bin/bash\nuser:x:1000:1000::/home/user:/bin/bash\n"
+    "nobody:x:65534:65534:nobody:/:/usr/sbin/nologin\n",
+    "group": "root:x:0:\nuser:x:1000:\nnogroup:x:65534:\n",
+    "hosts": "127.0.0.1 localhost e2b\n::1 localhost\n",
+    "nsswitch.conf": "passwd: files\ngroup: files\nhosts: files\n",
+    "os-release": 'NAME="double"\n',
+}
+
+
+class MachineError(Exception):
+    """A request that the machine refused; `code` is one of Connect's."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class MachineGone(Exception):
+    """The machine ended, or did before."""
+
+
+@dataclass
+class Subscriber:
+    """One stream that wants what a command writes. Bounded: who does not read makes the command wait."""
+
+    events: asyncio.Queue[dict[str, Any] | None] = field(
+        default_factory=lambda: asyncio.Queue(maxsize=SUBSCRIBER_EVENTS_MAX)
+    )
+    is_gone: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def put(self, event: dict[str, Any] | None) -> None:
+        """Waits for room, or for nobody to want it any more."""
+        if not self.events.full():
+            self.events.put_nowait(event)
+            return
+        putting, gone = asyncio.ensure_future(self.events.put(event)), asyncio.ensure_future(self.is_gone.wait())
+        try:
+            await asyncio.wait((putting, gone), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            putting.cancel()
+            gone.cancel()
+
+
+@dataclass
+class Command:
+    pid: int
+    subscribers: list[Subscriber] = field(default_factory=list)
+    pending: asyncio.Queue[dict[str, Any]] = field(default_factory=asyncio.Queue)  # bounded by the runner's window
+    has_ended: bool = False
+    fan_out: asyncio.Task[None] | None = None
+
+
+class Machine:
+    """Started by `start`, ended by `destroy`; belongs to the event loop that started it."""
+
+    def __init__(self, environment: Mapping[str, str], *, has_python: bool) -> None:
+        self._environment = environment
+        self._has_python = has_python
+        self._process: subprocess.Popen[bytes] | None = None
+        self._first: int | None = None  # of bubblewrap's process namespace, as the host numbers it
+        self._first_fd: int | None = None
+        self._frozen: list[int] = []
+        self._commands: dict[int, Command] = {}
+        self._answers: dict[int, asyncio.Future[Any]] = {}
+        self._last_request = 0
+        self._reader: asyncio.Task[None] | None = None
+        self._writer: asyncio.StreamWriter | None = None
+        self._ended = asyncio.Event()
+        self.is_frozen = False
+
+    @property
+    def has_ended(self) -> bool:
+        return self._ended.is_set()
+
+    @property
+    def first_pid(self) -> int | None:
+        """The first process of its outer namespace, as the host numbers it."""
+        return self._first
+
+    # Life
+
+    async def start(self) -> None:
+        """Returns when the machine takes commands. Raises MachineGone with what it said last."""
+        ours, theirs = socket.socketpair()
+        deadline = asyncio.get_running_loop().time() + START_TIMEOUT_S
+        try:
+            with theirs, tempfile.TemporaryFile() as complaints, tempfile.TemporaryFile() as config:
+                config.write(json.dumps(self._config(theirs.fileno())).encode())
+                config.seek(0)
+                os.set_inheritable(theirs.fileno(), True)
+                await self._spawn(theirs.fileno(), config.fileno(), complaints.fileno(), deadline)
+                theirs.close()  # now the runner's end is the only one, and its end is seen
+                reader, self._writer = await asyncio.open_unix_connection(sock=ours)
+                ours = None  # type: ignore[assignment]  # the writer's from here on
+                async with asyncio.timeout_at(deadline):
+                    try:
+                        await _read_frame(reader)
+                    except (asyncio.IncompleteReadError, ConnectionError) as error:
+                        complaints.seek(0)
+                        said = complaints.read(10_000).decode(errors="replace").strip()
+                        raise MachineGone(f"a sandbox did not start: {said}") from error
+            self._reader = asyncio.create_task(self._read(reader))
+        except BaseException:
+            if ours is not None:
+                ours.close()
+            await asyncio.shield(self.destroy())
+            raise
+
+    async def _spawn(self, fd: int, config: int, complaints: int, deadline: float) -> None:
+        info_read, info_write = os.pipe()
+        try:
+            # Here and in no helper thread: it dies with the thread that started it.
+            self._process = subprocess.Popen(  # noqa: ASYNC220
+                [*_bwrap_arguments(info_write), "--", str(_image().python), "-I", "-B", f"{PLACE}/runner.py"],
+                stdin=config,
+                stdout=subprocess.DEVNULL,
+                stderr=complaints,
+                env={},
+                pass_fds=(fd, info_write),
+                start_new_session=True,
+            )
+            os.close(info_write)
+            info_write = -1
+            info = b""
+            while b"}" not in info and (piece := await read_within(info_read, 4096, deadline)):
+                info += piece
+        finally:
+            os.close(info_read)
+            if info_write >= 0:
+                os.close(info_write)
+        if b"}" not in info:
+            os.lseek(complaints, 0, os.SEEK_SET)
+            raise MachineGone(f"bubblewrap failed: {os.read(complaints, 10_000).decode(errors='replace').strip()}")
+        self._first = int(json.loads(info)["child-pid"])
+        self._first_fd = os.pidfd_open(self._first)
+
+    def _config(self, fd: int) -> dict[str, Any]:
+        image = _image()
+        directories = [str(place) for place in (*SYSTEM_DIRECTORIES, *image.directories) if not place.is_symlink()]
+        directories = [place for place in directories if Path(place).is_dir()]
+        system_links = [(place, place.readlink()) for place in SYSTEM_DIRECTORIES if place.is_symlink()]
+        path = f"{image.python.parent}:{_SYSTEM_PATH}" if self._has_python else _SYSTEM_PATH
+        return {
+            "socket": fd,
+            "first_id": _FIRST_HOST_ID + secrets.randbelow(_HOST_ID_SLOTS) * _IDS,
+            "disk_bytes": DISK_BYTES,
+            "directories": [*directories, *_mounted_etc(), PLACE],
+            "links": [(str(link), str(target)) for link, target in (*system_links, *image.links)],
+            "hidden": [] if self._has_python else [(place, "python") for place in _PROGRAMS],
+            "etc": _ETC,
+            "environment": {"PATH": path, "LANG": "C.UTF-8", "E2B_SANDBOX": "true", **self._environment},
+        }
+
+    async def destroy(self) -> None:
+        """Ends every process of the machine and waits for it. Idempotent."""
+        if self._process is not None and self._process.returncode is None:
+            if self._first_fd is not None:
+                kill(self._first_fd)
+            else:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(self._process.pid, signal.SIGKILL)
+            deadline = asyncio.get_running_loop().time() + END_TIMEOUT_S
+            pidfd = os.pidfd_open(self._process.pid)  # ours and not waited for: it is there, perhaps as a zombie
+            try:
+                if not await wait_readable(pidfd, deadline):
+                    kill(pidfd)
+                    raise MachineGone(f"bubblewrap (process {self._process.pid}) does not end")
+            finally:
+                os.close(pidfd)
+            self._process.wait()
+        if self._first_fd is not None:
+            os.close(self._first_fd)
+            self._first_fd = None
+        self._end()
+        if self._reader is not None:
+            self._reader.cancel()
+            await asyncio.gather(self._reader, return_exceptions=True)
+        fan_outs = [command.fan_out for command in self._commands.values() if command.fan_out is not None]
+        for task in fan_outs:
+            task.cancel()
+        await asyncio.gather(*fan_outs, return_exceptions=True)
+        self._commands.clear()
+        if self._writer is not None:
+            self._writer.transport.abort()
+            self._writer = None
+
+    async def wait_end(self) -> None:
+        await self._ended.wait()
+
+    def freeze(self) -> None:
+        """Stops every process of the machine, so that none can tell that it was stopped but by a clock."""
+        assert self._first is not None
+        self._frozen = []
+        for _ in range(FREEZE_ROUNDS_MAX):
+            fresh = [pid for pid in _descendants(self._first) if pid not in self._frozen and not _is_stopped(pid)]
+            if not fresh:
+                break
+            for pid in fresh:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGSTOP)
+                    self._frozen.append(pid)
+        self.is_frozen = True
+
+    def thaw(self) -> None:
+        for pid in reversed(self._frozen):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
+        self._frozen = []
+        self.is_frozen = False
+
+    # Talking with the runner
+
+    async def ask(self, op: str, **arguments: Any) -> Any:
+        """The runner's answer. Raises MachineError when it refuses, MachineGone when there is none any more."""
+        if self._writer is None or self.has_ended:
+            raise MachineGone("the sandbox has ended")
+        self._last_request += 1
+        number = self._last_request
+        answer = self._answers[number] = asyncio.get_running_loop().create_future()
+        try:
+            self._writer.write(_frame({"id": number, "op": op, **arguments}))
+            await self._writer.drain()
+            return await answer
+        except ConnectionError as error:
+            raise MachineGone("the sandbox has ended") from error
+        finally:
+            self._answers.pop(number, None)
+
+    async def read_file(self, path: str, user: str) -> tuple[int, AsyncIterator[bytes]]:
+        opened = await self.ask("open_read", path=path, user=user)
+        return opened["size"], self._pieces(opened["file"])
+
+    async def _pieces(self, file: int) -> AsyncIterator[bytes]:
+        try:
+            while piece := base64.b64decode((await self.ask("read", file=file))["data"]):
+                yield piece
+        finally:
+            with contextlib.suppress(MachineGone):
+                await self.ask("close", file=file)
+
+    async def write_file(self, path: str, user: str, data: AsyncIterator[bytes]) -> dict[str, Any]:
+        """Its entry in the answer of an upload."""
+        opened: dict[str, Any] = await self.ask("open_write", path=path, user=user)
+        file = opened.pop("file")
+        try:
+            async for piece in data:
+                for at in range(0, len(piece), FILE_PIECE_BYTES):
+                    part = base64.b64encode(piece[at : at + FILE_PIECE_BYTES]).decode()
+                    await self.ask("write", file=file, data=part)
+        finally:
+            with contextlib.suppress(MachineGone):
+                await self.ask("close", file=file)
+        return opened
+
+    def subscribe(self, pid: int) -> Subscriber:
+        """Raises MachineError for a command that is not, or not any more."""
+        command = self._commands.get(pid)
+        if command is None or command.has_ended:
+            raise MachineError("not_found", f"process with pid {pid} not found")
+        subscriber = Subscriber()
+        command.subscribers.append(subscriber)
+        return subscriber
+
+    def unsubscribe(self, pid: int, subscriber: Subscriber) -> None:
+        subscriber.is_gone.set()
+        command = self._commands.get(pid)
+        if command is not None and subscriber in command.subscribers:
+            command.subscribers.remove(subscriber)
+
+    async def start_command(self, **asked: Any) -> tuple[int, Subscriber]:
+        pid: int = (await self.ask("start", **asked))["pid"]
+        return pid, self._commands[pid].subscribers[0]
+
+    async def _read(self, reader: asyncio.StreamReader) -> None:
+        try:
+            while True:
+                self._take(await _read_frame(reader))
+        except (asyncio.IncompleteReadError, ConnectionError):
+            self._end()
+
+    def _take(self, message: dict[str, Any]) -> None:
+        if "id" not in message:
+            command = self._commands.get(message["pid"])
+            if command is not None:
+                command.pending.put_nowait(message)
+            return
+        if (answer := message.get("ok")) is not None and isinstance(answer, dict) and "pid" in answer:
+            # Before any other frame: what the command writes first must find whoever started it.
+            command = self._commands[answer["pid"]] = Command(answer["pid"], [Subscriber()])
+            command.fan_out = asyncio.create_task(self._fan_out(command))
+        future = self._answers.get(message["id"])
+        if future is None or future.done():
+            return
+        if "error" in message:
+            future.set_exception(MachineError(*message["error"]))
+        else:
+            future.set_result(message["ok"])
+
+    async def _fan_out(self, command: Command) -> None:
+        """Hands each event to all who want it, and only then lets the runner send another."""
+        while True:
+            event = await command.pending.get()
+            is_end = "end" in event
+            if is_end:
+                command.has_ended = True
+                self._commands.pop(command.pid, None)
+            for subscriber in list(command.subscribers):
+                await subscriber.put(event)
+            if is_end:
+                return
+            if self._writer is not None:
+                self._writer.write(_frame({"op": "ack", "pid": command.pid}))
+
+    def _end(self) -> None:
+        self._ended.set()
+        for future in self._answers.values():
+            if not future.done():
+                future.set_exception(MachineGone("the sandbox has ended"))
+
+
+def _frame(message: dict[str, Any]) -> bytes:
+    data = json.dumps(message).encode()
+    return len(data).to_bytes(4, "big") + data
+
+
+async def _read_frame(reader: asyncio.StreamReader) -> dict[str, Any]:
+    size = int.from_bytes(await reader.readexactly(4), "big")
+    if size > FRAME_BYTES_MAX:
+        raise ConnectionError(f"a frame of {size} bytes")
+    message: dict[str, Any] = json.loads(await reader.readexactly(size))
+    return message
+
+
+@functools.cache
+def _image() -> Image:
+    return probe_image("double", Path(sys.executable))
+
+
+def _mounted_etc() -> Iterator[str]:
+    return (place for place in ("/etc/alternatives", "/etc/fonts", "/etc/ssl/certs") if Path(place).is_dir())
+
+
+def _bwrap_arguments(info_fd: int) -> Iterator[str]:
+    image = _image()
+    yield from (str(find_bwrap().path), "--info-fd", str(info_fd), "--die-with-parent", "--as-pid-1", "--new-session")
+    yield from ("--unshare-pid", "--unshare-ipc", "--unshare-uts", "--unshare-net", "--unshare-cgroup-try")
+    for directory in SYSTEM_DIRECTORIES:
+        if directory.is_symlink():
+            yield from ("--symlink", str(directory.readlink()), str(directory))
+        elif directory.is_dir():
+            yield from ("--ro-bind", str(directory), str(directory))
+    # The machine's root is nobody here: what leads to its files must be open to all.
+    places = [*image.directories, *(link for link, _ in image.links), *map(Path, _mounted_etc())]
+    for parent in sorted({parent for place in places for parent in place.parents} - {Path("/")}):
+        yield from ("--perms", "0755", "--dir", str(parent))
+    for name in _mounted_etc():
+        yield from ("--ro-bind", name, name)
+    for place in image.directories:
+        yield from ("--ro-bind", str(place), str(place))
+    for link, target in image.links:
+        yield from ("--symlink", target, str(link))
+    yield from ("--ro-bind", str(INSIDE), PLACE, "--dir", "/proc", "--dir", "/dev")
+    for name in ("null", "zero", "full", "random", "urandom", "tty"):
+        yield from ("--dev-bind", f"/dev/{name}", f"/dev/{name}")
+    yield from ("--dir", "/machine", "--chdir", "/")
+
+
+def _descendants(pid: int) -> list[int]:
+    """It and all below it, parents first."""
+    found = [pid]
+    for each in found:
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            for task in Path(f"/proc/{each}/task").iterdir():
+                found.extend(map(int, (task / "children").read_text().split()))
+    return found
+
+
+def _is_stopped(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "TtZX"
+    except (FileNotFoundError, ProcessLookupError):
+        return True

@@ -131,7 +131,7 @@ class GuestWay:
         now_s = time.monotonic()
         self._breaks.append(now_s)
         if self._endpoint.breaks_by_itself:
-            while self._breaks[0] <= now_s - _BREAKS_WINDOW_S:
+            while self._breaks[0] < now_s - _BREAKS_WINDOW_S:
                 self._breaks.popleft()
         if len(self._breaks) > self._endpoint.reconnects_max:
             raise SandboxFailure(f"the channel broke {len(self._breaks)} times")

@@ -6,16 +6,20 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from executor_server.backends.base import HostFinding, KnownSandbox, SocketEndpoint
+from executor_server.backends.base import GuestEndpoint, HostFinding, KnownSandbox
 from executor_server.errors import SandboxFailure
 from executor_server.model import SandboxSpec
 from tests.support.fake_guest import FakeGuest
+from tests.support.polling import eventually_async
 
 SPEC = SandboxSpec(image="base", memory_bytes=2**28, processes=16, disk_bytes=2**24, orphan_time_s=60.0)
 
 
 class FakeSandbox:
-    """One fake guest; counts how often it was destroyed."""
+    """One fake guest; counts how often it was paused, woken and destroyed.
+
+    Pausing and waking wait for `pause_gate` and `wake_gate`, and answer or fail as a test says.
+    """
 
     def __init__(self, sandbox_id: str, guest: FakeGuest) -> None:
         self.sandbox_id = sandbox_id
@@ -25,20 +29,38 @@ class FakeSandbox:
         self.destroyed = 0
         self.failure: SandboxFailure | None = None  # what destroying it raises
         self.cpu_shares: list[float] = []
+        self.pause_idle_s: float | None = None
+        self.pauses = self.wakes = 0
+        self.can_pause: bool | SandboxFailure = True
+        self.can_wake: SandboxFailure | None = None
+        self.pause_gate, self.wake_gate = asyncio.Event(), asyncio.Event()
+        self.pause_gate.set()
+        self.wake_gate.set()
 
     @property
-    def endpoint(self) -> SocketEndpoint:
-        return self.guest.endpoint
+    def endpoint(self) -> GuestEndpoint:
+        return self.guest.network or self.guest.endpoint
 
     fingerprint = "fake"
     backend_name = "fake"
-    pause_idle_s: float | None = None
 
     async def pause(self) -> bool:
-        return False
+        self.pauses += 1
+        closed = await eventually_async(lambda: not any(each.transport for each in self.guest.connections))
+        assert closed, "its channel is open"
+        await self.pause_gate.wait()
+        if isinstance(self.can_pause, SandboxFailure):
+            raise self.can_pause
+        if self.can_pause:
+            self.guest.freeze()
+        return self.can_pause
 
     async def wake(self) -> None:
-        return
+        self.wakes += 1
+        await self.wake_gate.wait()
+        if self.can_wake is not None:
+            raise self.can_wake
+        self.guest.thaw()
 
     async def oom_kills(self) -> int | None:
         return self.kills

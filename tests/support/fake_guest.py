@@ -24,12 +24,14 @@ class _Connection(asyncio.Protocol):
     def __init__(self, guest: FakeGuest) -> None:
         self._guest = guest
         self._decoder = FrameDecoder()
-        self.transport: asyncio.WriteTransport | None = None
+        self.transport: asyncio.Transport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self.transport = transport
         self._guest.connections.append(self)
+        if self._guest.frozen:
+            transport.pause_reading()
 
     def data_received(self, data: bytes) -> None:
         for frame in self._decoder.feed(data):
@@ -37,6 +39,25 @@ class _Connection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.transport = None
+
+
+class Network:
+    """A way to a fake guest that breaks by itself. It leads nowhere while `up` is not set."""
+
+    breaks_by_itself = True
+    reconnects_max = 1000
+    connections_max = 256
+
+    def __init__(self, guest: FakeGuest) -> None:
+        self._endpoint = guest.endpoint
+        self.token = guest.endpoint.token
+        self.reconnect_s = 10.0
+        self.up = asyncio.Event()
+        self.up.set()
+
+    async def open(self, make_protocol: Callable[[], asyncio.Protocol]) -> None:
+        await self.up.wait()
+        await self._endpoint.open(make_protocol)
 
 
 class FakeGuest:
@@ -52,6 +73,8 @@ class FakeGuest:
         self.taken = 0
         self.acked = 0  # of what was said; it is let go
         self._server: asyncio.Server | None = None
+        self.network: Network | None = None  # that leads to it; None: it is on this host
+        self.frozen = False
 
     async def start(self) -> None:
         path = self.endpoint.socket_path
@@ -70,6 +93,20 @@ class FakeGuest:
             if connection.transport is not None:
                 connection.transport.abort()
 
+    def freeze(self) -> None:
+        """It stands still: what comes waits, and it says nothing."""
+        self.frozen = True
+        for connection in self.connections:
+            if connection.transport is not None:
+                connection.transport.pause_reading()
+
+    def thaw(self) -> None:
+        """It goes on."""
+        self.frozen = False
+        for connection in self.connections:
+            if connection.transport is not None:
+                connection.transport.resume_reading()
+
     # -- speaking
 
     def say(self, kind: int, head: dict[str, Any], body: bytes = b"") -> None:
@@ -79,7 +116,7 @@ class FakeGuest:
         self.write_raw(data)
 
     def write_raw(self, data: bytes) -> None:
-        if self.connections and self.connections[-1].transport is not None:
+        if self.connections and self.connections[-1].transport is not None and not self.frozen:
             self.connections[-1].transport.write(data)
 
     def log(self, execution_id: str, text: str) -> None:
@@ -116,7 +153,7 @@ class FakeGuest:
         elif frame.kind == Kind.HELLO:
             self._greet(frame)
         elif frame.kind == Kind.PING:
-            self.write_raw(encode_frame(Kind.PONG, {}))
+            self.write_raw(encode_frame(Kind.PONG, {}, ack=self.taken))
         elif frame.kind in (Kind.CONFIGURE, Kind.RESTRICT, Kind.REGISTER_TOOLS, Kind.SET_VARIABLES, Kind.BLOB_BEGIN):
             self.done(frame)
 

@@ -45,6 +45,8 @@ _MAX_TOOL_PATTERNS = 1024
 # Of the prelude's statement that failed.
 _STATEMENT_CHARS = 200
 _POLL_TIME_S = 60.0
+# A turn of the loop that takes so much longer than it was to: the whole sandbox stood still meanwhile.
+_FROZEN_TIME_S = 5.0
 # The children are started when the daemon has been quiet for so long, at first or after it connected: a new session
 # does not have to wait for them.
 _CONNECT_TIME_S = 0.05
@@ -95,6 +97,7 @@ class Supervisor:
         self._stop = False
 
     # -- the loop ------------------------------------------------------------------------------------------------
+        self._thawed_at = 0.0
 
     def serve(self) -> None:
         """Runs until the daemon says SHUTDOWN, nobody has been the daemon for `orphan_time_s`, or nothing works."""
@@ -102,7 +105,9 @@ class Supervisor:
         signal.set_wakeup_fd(self._wakeup_write, warn_on_full_buffer=False)
         self._loop.watch(self._wakeup_read, READ, self._on_wakeup)
         while not (self._stop or self._channel.broken):
-            busy = self._loop.turn(self._turn_time_s())
+            asked_s, began = self._turn_time_s(), time.monotonic()
+            busy = self._loop.turn(asked_s)
+            self._note_thaw(began + asked_s)
             if not busy and not self._crew.started:
                 self._start_crew()  # nobody waits for an answer just now: the time to get ready for the first job
             self._on_time()
@@ -132,6 +137,15 @@ class Supervisor:
     @property
     def _rests_at(self) -> float:
         """When there is nothing to do any more for the one that checks sources."""
+    def _note_thaw(self, due: float) -> None:
+        """After a turn that was to end at `due`. Who stood still could not be spoken to: the daemon gets its time anew.
+
+        Once, until it is heard again: a program that can hold the supervisor up must not put its end off for ever.
+        """
+        now = time.monotonic()
+        if now - due > _FROZEN_TIME_S and self._channel.last_heard > self._thawed_at:
+            self._thawed_at = self._channel.last_heard = now
+
         return float("inf") if self._runner.busy else self._crew.rests_at
 
     def _on_wakeup(self, _events: int) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import re
 from collections.abc import Awaitable, Callable
 
@@ -186,10 +185,6 @@ async def strike(
             text = re.sub(r'("sandboxID": ")[^"]*', r"\1iwrong0000000000000000", _body(response).decode())
             return web.Response(status=response.status, text=text, content_type=response.content_type)
     return response
-
-
-def json_lines(value: object) -> bytes:
-    return json.dumps(value).encode() + b"\n"
 
 
 def _error_of(fault: Fault) -> ApiError:

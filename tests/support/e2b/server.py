@@ -44,9 +44,14 @@ IDEMPOTENCY_KEY = re.compile(r"[a-z0-9-]{1,255}")
 class Template:
     template_id: str
     has_python: bool = True
+    has_interpreter: bool = False
 
 
-TEMPLATES = (Template("code-interpreter-v1"), Template("base"), Template("no-python", has_python=False))
+TEMPLATES = (
+    Template("code-interpreter-v1", has_interpreter=True),
+    Template("base"),
+    Template("no-python", has_python=False),
+)
 
 
 @dataclass
@@ -319,7 +324,7 @@ class Double:
         if sandbox is None or sandbox.state != "running" or sandbox.machine.has_ended:
             return _not_found_502()
         port = request.headers.get("E2b-Sandbox-Port")
-        if port not in (ENVD_PORT, INTERPRETER_PORT):
+        if port != ENVD_PORT and not (port == INTERPRETER_PORT and sandbox.template.has_interpreter):
             return web.json_response(
                 {"message": "The sandbox is running but port is not open", "code": 502}, status=502
             )

@@ -160,7 +160,7 @@ class RunningCommand:
 
 
 class Cloud:
-    """The account's sandboxes. Its requests are made once, except for what the SDK itself repeats."""
+    """The account's sandboxes. It makes each request once."""
 
     def __init__(self, access: Access) -> None:
         self.access = access
@@ -183,17 +183,14 @@ class Cloud:
                 secure=True,
                 allow_internet_access=False,
                 idempotency_key=request_id,
-                # Who waits for a sandbox is told at once that there is no room, and may go elsewhere.
-                **self._parameters(retries=0),
+                **self._parameters(),
             )
         return Machine(self, sandbox)
 
     async def connect(self, cloud_id: str, *, lifetime_s: float) -> Machine:
         """Wakes it if it is paused; lets it live for `lifetime_s` at least. Raises Gone, CloudFailure."""
         async with self.request():
-            sandbox = await e2b.AsyncSandbox.connect(
-                cloud_id, timeout=math.ceil(lifetime_s), **self._parameters(retries=0)
-            )
+            sandbox = await e2b.AsyncSandbox.connect(cloud_id, timeout=math.ceil(lifetime_s), **self._parameters())
         return Machine(self, sandbox)
 
     async def list(self, metadata: Mapping[str, str]) -> list[Listed]:
@@ -233,17 +230,18 @@ class Cloud:
         Final when the cloud refuses: for this template or account it is not possible.
         """
         async with self.request():
-            return await e2b.AsyncSandbox.pause(cloud_id, **self._parameters(retries=0))
+            return await e2b.AsyncSandbox.pause(cloud_id, **self._parameters())
 
-    def _parameters(self, *, retries: int | None = None) -> Any:
-        """Of each call; `retries` None: as often as the SDK does."""
+    def _parameters(self) -> Any:
+        """Of each call."""
         access = self.access
         parameters: dict[str, object] = {
             "api_key": access.api_key,
             "request_timeout": access.request_timeout_s,
+            "retries": 0,  # what may be repeated, and how often, is decided in one place: patience.py
             "debug": False,  # whatever the environment says: it would make the SDK speak with no cloud at all
         }
-        optional = {"api_url": access.api_url, "sandbox_url": access.sandbox_url, "retries": retries}
+        optional = {"api_url": access.api_url, "sandbox_url": access.sandbox_url}
         return parameters | {name: value for name, value in optional.items() if value is not None}
 
     @asynccontextmanager

@@ -13,20 +13,19 @@ connects anew. It must never know what it carries.
 from __future__ import annotations
 
 import asyncio
-import random
 import secrets
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Protocol
 
 import structlog
 
-from executor_server.backends.e2b.failures import CloudFailure, Final
+from executor_server.backends.e2b.failures import CloudFailure
+from executor_server.backends.e2b.patience import patiently
 from executor_server.guest.lines import LINE_BYTES, LineDecoder, LineError, encode_lines
 
 # In one request: some lines, so that a file needs few of them.
 _REQUEST_BYTES = 4 * LINE_BYTES
-_SEND_ATTEMPTS = 4
-_FIRST_BACKOFF_S = 0.1
 _STOP_TIMEOUT_S = 10.0
 _HIGH_BYTES = 64 * 1024
 _NONCE_BYTES = 16
@@ -217,7 +216,7 @@ class CommandTransport(asyncio.Transport):
             self._in_flight_bytes = len(piece)
             lines, self._next_seq = encode_lines(piece, self._next_seq)
             try:
-                await _send(command, lines)
+                await patiently(partial(command.send, lines))
             except CloudFailure as failure:
                 self._break(failure)
                 return
@@ -258,17 +257,3 @@ class RelayEnded(CloudFailure):
     def __init__(self, exit_code: int) -> None:
         super().__init__(f"the relay ended with exit code {exit_code}")
         self.exit_code = exit_code
-
-
-async def _send(command: RelayCommand, lines: bytes) -> None:
-    """Until it is known to be there. Raises CloudFailure."""
-    for attempt in range(_SEND_ATTEMPTS):
-        try:
-            await command.send(lines)
-            return
-        except Final:
-            raise
-        except CloudFailure:
-            if attempt == _SEND_ATTEMPTS - 1:
-                raise
-        await asyncio.sleep(_FIRST_BACKOFF_S * 2**attempt * random.uniform(0.5, 1.0))

@@ -1,0 +1,48 @@
+"""The API key: where it comes from, and that nobody else could have read it there."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+from executor_server.errors import SandboxFailure
+
+KEY_VARIABLE = "E2B_API_KEY"
+
+_MAX_KEY_BYTES = 4096
+
+
+def read_key(path: Path | None) -> str:
+    """From the file, or without one from the environment. Raises SandboxFailure, which says what to do."""
+    if path is None:
+        text, place = os.environ.get(KEY_VARIABLE, "").strip(), f"the environment variable {KEY_VARIABLE}"
+        if not text:
+            raise SandboxFailure(
+                f"there is no API key of E2B: set {KEY_VARIABLE} for the daemon, or name a file that holds the key in "
+                "e2b.api_key_file"
+            )
+    else:
+        text, place = _read_private(path), f"the file {path} (e2b.api_key_file)"
+    if not text or not text.isascii() or not text.isprintable() or " " in text:
+        raise SandboxFailure(f"{place} holds no API key: one line of ASCII without blanks")
+    return text
+
+
+def _read_private(path: Path) -> str:
+    try:
+        # O_NONBLOCK: a named pipe put there must not hang the daemon.
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError as error:
+        raise SandboxFailure(f"the file {path} (e2b.api_key_file) can't be read: {error.strerror}") from error
+    try:
+        found = os.fstat(fd)
+        if not stat.S_ISREG(found.st_mode):
+            raise SandboxFailure(f"the file {path} (e2b.api_key_file) is not a regular file")
+        if found.st_mode & 0o077:
+            raise SandboxFailure(f"the file {path} (e2b.api_key_file) can be used by others; run: chmod 600 {path}")
+        return os.read(fd, _MAX_KEY_BYTES).decode("ascii", "replace").strip()
+    except OSError as error:
+        raise SandboxFailure(f"the file {path} (e2b.api_key_file) can't be read: {error.strerror}") from error
+    finally:
+        os.close(fd)

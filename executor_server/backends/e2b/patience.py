@@ -1,0 +1,44 @@
+"""When a request to the cloud is made again, and after how long: only where repeating it is harmless."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable, Iterator
+from typing import TypeVar
+
+from executor_server.backends.e2b.failures import CloudFailure, Final, TryLater
+
+ATTEMPTS = 4
+_FIRST_PAUSE_S = 0.2
+_LONGEST_PAUSE_S = 5.0
+# What a cloud that asks for patience may have; who asks for more is asked again by whoever wanted it, later.
+_PATIENCE_S = 10.0
+
+T = TypeVar("T")
+
+
+async def patiently(request: Callable[[], Awaitable[T]], *, attempts: int = ATTEMPTS) -> T:
+    """The answer to the first of some attempts that has one. Raises CloudFailure, that of the last attempt."""
+    pauses = pauses_s()
+    for _ in range(attempts - 1):
+        try:
+            return await request()
+        except Final:
+            raise
+        except TryLater as failure:
+            asked_s = failure.retry_after_s
+            if asked_s is not None and asked_s > _PATIENCE_S:
+                raise
+            await asyncio.sleep(max(next(pauses), asked_s or 0.0))
+        except CloudFailure:
+            await asyncio.sleep(next(pauses))
+    return await request()
+
+
+def pauses_s() -> Iterator[float]:
+    """Seconds to wait between attempts, without end: longer each time up to a bound, and never two daemons in step."""
+    pause_s = _FIRST_PAUSE_S
+    while True:
+        yield pause_s * random.uniform(0.5, 1.0)
+        pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)

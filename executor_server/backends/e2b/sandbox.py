@@ -1,0 +1,213 @@
+"""A sandbox of the E2B backend: a virtual machine in the cloud, the ways to it, and how it is given back.
+
+The object exists before the machine does, and so does the id in the machine's metadata: a creation whose answer was
+lost ends by the same path as a session, and so does one that the cloud finished after we had given it up. Nothing is
+given up before the cloud has said that it is gone; until then the backend keeps the sandbox and comes back to it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import ClassVar
+
+import structlog
+
+from executor_server.backends.e2b.cloud import Cloud, Machine
+from executor_server.backends.e2b.endpoint import RelayEndpoint, Ways
+from executor_server.backends.e2b.failures import CloudFailure, Final, Gone, TryLater
+from executor_server.backends.e2b.patience import patiently
+from executor_server.errors import SandboxFailure
+
+SANDBOX_KEY = "executor-sandbox"
+
+_DESTROY_TIMEOUT_S = 60.0
+_CAUSE_TIMEOUT_S = 5.0
+
+_log = structlog.get_logger(__name__)
+
+
+def cloud_clock_s() -> float:
+    """Seconds that have passed out there too: it runs on while this host sleeps, and nobody can set it."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+@dataclass
+class Lifetime:
+    """What all sandboxes of one backend have in common."""
+
+    lifetime_s: float
+    pause_idle_s: float | None
+    unpausable: set[str] = field(default_factory=set)  # templates that turned out to be
+
+
+class E2BSandbox:
+    """Implements `executor_server.backends.base.Sandbox`."""
+
+    backend_name: ClassVar[str] = "e2b"
+
+    def __init__(
+        self,
+        sandbox_id: str,
+        *,
+        cloud: Cloud,
+        lifetime: Lifetime,
+        template: str,
+        fingerprint: str,
+        token: bytes,
+        relay: str,
+        reconnect_s: float,
+        forget: Callable[[E2BSandbox], None],
+    ) -> None:
+        """One that does not exist yet, or that is not yet known to. `forget` is told when nothing of it is left."""
+        self.sandbox_id = sandbox_id
+        self.fingerprint = fingerprint
+        self.cloud_id: str | None = None
+        self.may_exist = False  # in the cloud; while that is so and there is no id, a request to make it was lost
+        self.is_paused = False
+        self.is_gone = False
+        self._cloud = cloud
+        self._lifetime = lifetime
+        self._template = template
+        self._forget = forget
+        self._ends_at_s = 0.0
+        self._turn = asyncio.Lock()  # of what changes whether it runs, and until when
+        self._ways = Ways(sandbox_id, relay, self._find)
+        self._endpoint = RelayEndpoint(token, reconnect_s, self._ways)
+        self._destroying: asyncio.Task[None] | None = None
+
+    @property
+    def endpoint(self) -> RelayEndpoint:
+        return self._endpoint
+
+    # -- life in the cloud ---------------------------------------------------------------------------------------
+
+    def made(self, machine: Machine, asked_at_s: float) -> None:
+        """It is there, and was to live for a lifetime from then on."""
+        self.cloud_id, self.may_exist, self.is_paused = machine.cloud_id, True, False
+        self._ways.found(machine)
+        self._ends_at_s = asked_at_s + self._lifetime.lifetime_s
+
+    def adopt(self, cloud_id: str, *, paused: bool) -> None:
+        """It is there already, and was made by an earlier daemon."""
+        self.cloud_id, self.may_exist, self.is_paused = cloud_id, True, paused
+        self._ends_at_s = cloud_clock_s() + self._lifetime.lifetime_s  # not known; the keeper comes soon
+
+    async def prolong(self) -> None:
+        """Puts its end off, unless it is paused or to be destroyed. Raises CloudFailure."""
+        async with self._turn:
+            if self.cloud_id is None or self.is_paused or self.is_gone or self._destroying is not None:
+                return
+            asked_at_s = cloud_clock_s()
+            try:
+                await self._cloud.prolong(self.cloud_id, lifetime_s=self._lifetime.lifetime_s)
+            except Gone:
+                self.is_gone = True
+                _log.warning("sandbox_vanished", sandbox_id=self.sandbox_id, cause=self._end())
+                return
+            self._ends_at_s = asked_at_s + self._lifetime.lifetime_s
+
+    async def _find(self) -> Machine:
+        if self.cloud_id is None or self.is_gone:
+            raise Gone("there is no such sandbox")
+        asked_at_s = cloud_clock_s()
+        machine = await self._cloud.connect(self.cloud_id, lifetime_s=self._lifetime.lifetime_s)
+        self.made(machine, asked_at_s)
+        return machine
+
+    async def cause_of_death(self) -> str | None:
+        if self.cloud_id is None:
+            return None
+        try:
+            async with asyncio.timeout(_CAUSE_TIMEOUT_S):
+                paused = await self._cloud.is_paused(self.cloud_id)
+        except Gone:
+            return self._end()
+        except (CloudFailure, TimeoutError):
+            return "its guest can't be reached, and E2B does not answer"
+        return "its sandbox was paused at E2B" if paused else "its guest can't be reached, though its sandbox runs"
+
+    def _end(self) -> str:
+        return "its lifetime at E2B ended" if cloud_clock_s() >= self._ends_at_s else "its sandbox was killed at E2B"
+
+    # -- rest ----------------------------------------------------------------------------------------------------
+
+    @property
+    def pause_idle_s(self) -> float | None:
+        return None if self._template in self._lifetime.unpausable else self._lifetime.pause_idle_s
+
+    async def pause(self) -> bool:
+        async with self._turn:
+            if self.cloud_id is None:
+                raise SandboxFailure("there is no sandbox to pause")
+            cloud_id = self.cloud_id
+            await self._ways.close()
+            try:
+                if not await self._cloud.pause(cloud_id) and not await self._cloud.is_paused(cloud_id):
+                    self._lifetime.unpausable.add(self._template)
+                    return False
+            except TryLater:  # nothing was done
+                return False
+            except Gone:
+                self.is_gone = True
+                raise
+            except Final as refusal:
+                self._lifetime.unpausable.add(self._template)
+                _log.warning("sandbox_not_pausable", sandbox_id=self.sandbox_id, reason=str(refusal))
+                return False
+            self.is_paused = True
+            self._ways.found(None)
+            return True
+
+    async def wake(self) -> None:
+        async with self._turn:
+            await patiently(self._find)
+
+    # -- the end -------------------------------------------------------------------------------------------------
+
+    async def destroy(self) -> None:
+        """Runs to its end even if the caller is cancelled; a failed attempt can be repeated."""
+        if self._destroying is None or self.is_condemned:
+            self._destroying = asyncio.create_task(self._destroy(), name=f"destroy {self.sandbox_id}")
+        await asyncio.shield(self._destroying)
+
+    @property
+    def is_condemned(self) -> bool:
+        """Whether it was to be destroyed, and something of it is still there."""
+        task = self._destroying
+        return task is not None and task.done() and (task.cancelled() or task.exception() is not None)
+
+    async def _destroy(self) -> None:
+        try:
+            async with asyncio.timeout(_DESTROY_TIMEOUT_S):
+                await asyncio.gather(self._kill(), self._ways.close())
+        except TimeoutError as error:
+            raise SandboxFailure(f"sandbox {self.sandbox_id} can't be destroyed: E2B does not answer") from error
+        self._forget(self)
+        _log.debug("sandbox_destroyed", sandbox_id=self.sandbox_id)
+
+    async def _kill(self) -> None:
+        """Also what came of a request to make it whose answer was lost."""
+        if not self.may_exist:
+            return
+        if self.cloud_id is not None:
+            doomed = [self.cloud_id]
+        else:
+            listed = await patiently(partial(self._cloud.list, {SANDBOX_KEY: self.sandbox_id}))
+            doomed = [one.cloud_id for one in listed]
+        for cloud_id in doomed:
+            await patiently(partial(self._cloud.kill, cloud_id))
+
+    # -- what there is no way to do ------------------------------------------------------------------------------
+
+    async def oom_kills(self) -> int | None:
+        return None
+
+    async def label(self, session_id: str) -> None:
+        return  # the cloud keeps the metadata of a sandbox as it was made
+
+    def set_cpu_share(self, share: float) -> None:
+        return

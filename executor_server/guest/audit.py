@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import contextmanager
 
 from .language import PolicyDenied
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from types import FrameType
-    from typing import Any, Callable, Optional
+    from typing import Any, Callable, Iterator, Optional
 
     from .referee import Referee
 
@@ -58,6 +59,15 @@ class Audit:
         if handlers and not self._added:
             self._added = True
             self._add()
+
+    @contextmanager
+    def off(self) -> Iterator[None]:
+        """For what we do ourselves."""
+        handlers, self._handlers = self._handlers, {}
+        try:
+            yield
+        finally:
+            self._handlers = handlers
 
     def _add(self) -> None:
         getframe = sys._getframe

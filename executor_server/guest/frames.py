@@ -22,7 +22,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Optional, Union
 
-PROTOCOL_VERSION = 4
+PROTOCOL_VERSION = 5
 # Room for what one message of a client can bring, 4 MiB, written as JSON where that takes more.
 MAX_FRAME_BYTES = 8 * 1024 * 1024
 MAX_HEAD_BYTES = 64 * 1024
@@ -58,6 +58,8 @@ class Kind:
     SHUTDOWN = 17
     BLOB_DROP = 18
     RESTRICT = 19
+    EXPORT_STATE = 20
+    RESTORE_STATE = 21
 
     READY = 64
     LOG = 65

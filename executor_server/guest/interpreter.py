@@ -18,6 +18,7 @@ import resource
 import sys
 import threading
 import types
+from itertools import compress
 
 from executor_api.values import encode
 
@@ -43,6 +44,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     import socket
     from typing import Any, Callable, Optional, Union
+
+    from .state_world import World
 
 # For what decoding and encoding variables may run of agent code.
 OPERATION_BUDGET = 10**8
@@ -138,6 +141,7 @@ class Interpreter:
         self._in_agent_code = False
         self._loop: Any = None
         self._pid = os.getpid()
+        self._memory_bytes: int = config.memory_bytes
         self._null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
         self._libc_flush = libc.function("fflush")
         self._stdout = self._stderr = _stream(self._null)
@@ -178,6 +182,8 @@ class Interpreter:
             "commit": self._on_commit,
             "forget": self._on_forget,
             "get": self._on_get,
+            "export": self._on_export,
+            "restore": self._on_restore,
         }
         while True:
             try:
@@ -249,6 +255,48 @@ class Interpreter:
             return
         missing = [name for name in names if name not in namespace]
         self._send({"t": "op_done", "ok": True}, dumps(missing))
+
+    def _on_export(self, command: link.Message) -> None:
+        from .state_export import export
+
+        try:
+            max_bytes = command.head.integer("max_bytes")
+            memfd, manifest = self._guarded(export, self._world(), max_bytes, self._audit.off, self._settle_copy)
+        except BaseException as error:  # noqa: BLE001 (the border of agent code: it can have changed what is used here)
+            self._send({"t": "op_done", "ok": False, "message": text_of(error)[:4000]})
+            return
+        try:
+            link.forward(self._sock, {"t": "state"}, memfd)
+        finally:
+            os.close(memfd)
+        self._send({"t": "op_done", "ok": True}, dumps(manifest))
+
+    def _settle_copy(self) -> None:
+        """In a copy that pickles: it ends when it is told to, and nothing that it prints goes anywhere."""
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+    def _on_restore(self, command: link.Message) -> None:
+        from .state_restore import restore
+
+        memfd = command.memfd
+        assert memfd is not None, "a state comes as a memory file"
+        try:
+            manifest = restore(self._world(), memfd, command.size, self._guarded)
+        except BaseException as error:  # noqa: BLE001 (the border of agent code: unpickling runs what it wants)
+            answer: dict[str, Any] = {"t": "op_done", "ok": False, "message": text_of(error)[:4000]}
+            body = b""
+        else:
+            answer, body = {"t": "op_done", "ok": True}, dumps(manifest)
+        if self._getpid() != self._pid:
+            self._exit(0)  # a process that unpickling has forked came back from it as if it were this one
+        self._settle_output()  # what it has printed is no program's
+        self._send(answer, body)
+
+    def _world(self) -> World:
+        from .state_world import World
+
+        constants = {"ticks": self._meter.ticks, "guard": guard, "next": next, "compress": compress}
+        return World(self._main, self._names, self._referee, self._hooks, constants, self._memory_bytes)
 
     def _guarded(self, function: Callable[..., Any], *args: Any) -> Any:
         """Calls what may run agent code, outside an execution."""

@@ -1,4 +1,4 @@
-"""What the interpreter is asked for between two programs: to set or give variables, and to make tools.
+"""What the interpreter is asked for between two programs: variables, tools, and the state of the session.
 
 One operation at a time. The interpreter answers it, or dies or hangs over it: then it is refused, and the supervisor
 replaces the interpreter. Tools that run in the interpreter are made again in the next one, when the prelude has run; a
@@ -30,6 +30,10 @@ _MAX_MESSAGE_CHARS = 4000
 _INLINE_TOTAL_BYTES = 512 * 1024
 # Of variables got at one time: a name takes up to 12 bytes for a character in the frame that lists them.
 _MAX_NAMES_CHARS = 128 * 1024
+_OF_STATES = (Kind.EXPORT_STATE, Kind.RESTORE_STATE)
+_DIGEST_CHARS = 64
+# Of what a state holds and what it could not hold.
+_MAX_MANIFEST_BYTES = 4 * 1024 * 1024
 
 
 class _Operation:
@@ -42,6 +46,7 @@ class _Operation:
         self.again = again
         self.deadline = time.monotonic() + OPERATION_TIME_S
         self.gathered: list[tuple[str, Union[bytes, int], int]] = []
+        self.digest = ""  # of the state that is restored
 
     def close(self) -> None:
         for _, data, _ in self.gathered:
@@ -67,6 +72,7 @@ class Operations:
         self._tools = ToolSet()
         self._why_no_tools = ""  # those that were shipped are not made again: an interpreter ended over it
         self.tools_due = False  # they have to be, in a new interpreter
+        self._restored: Optional[tuple[str, bytes]] = None  # the state that was, by its digest, and what came of it
 
     @property
     def busy(self) -> bool:
@@ -95,6 +101,8 @@ class Operations:
             brought = _listed_variables(head, body)
         elif kind == Kind.REGISTER_TOOLS:
             brought = [place for tool in listed_tools(head, body) for _, place in places(tool)]
+        elif kind == Kind.RESTORE_STATE:
+            brought = [head]
         for place in brought:
             if "blob" in place:
                 self._transfers.claim_blob(place.text("blob", 64))
@@ -106,6 +114,11 @@ class Operations:
             self._set_variables(op, head, body)
         elif kind == Kind.REGISTER_TOOLS:
             self._register_tools(op, head, body)
+        elif kind == Kind.EXPORT_STATE:
+            self._current = _Operation(kind, op)
+            self._crew.post({"t": "export", "max_bytes": head.integer("max_bytes")})
+        elif kind == Kind.RESTORE_STATE:
+            self._restore_state(op, head)
         else:
             self._current = _Operation(kind, op)
             self._crew.post({"t": "get"}, body)
@@ -161,6 +174,50 @@ class Operations:
                 listed.append({"name": name, "blob": blob_id, "size": size})
         names = dumps({"variables": listed, "missing": missing})
         self._channel.done(operation.op, names + b"".join(inline), names=len(names))
+
+    # -- the state of the session ----------------------------------------------------------------------------------
+
+    def _restore_state(self, op: int, head: Fields) -> None:
+        """Without a blob, it is asked whether a state may still be restored, or this one has been."""
+        digest = head.text("digest", _DIGEST_CHARS)
+        if self._restored is not None and self._restored[0] == digest:
+            self._channel.done(op, self._restored[1], restored=True)
+        elif self._restored is not None or self._runner.has_run:
+            why = "another state has been restored in it" if self._restored else "code has been executed in it"
+            self._channel.fail(op, "session_used", f"a state is restored in a session that is new, and {why}")
+        elif "blob" not in head:
+            self._channel.done(op, restored=False)
+        else:
+            fd = self._transfers.take_blob(head.text("blob", 64))
+            if fd is None:
+                self._channel.fail(op, "blob_not_found", "the bytes of the state are not there")
+                return
+            self._current = _Operation(Kind.RESTORE_STATE, op)
+            self._current.digest = digest
+            self._crew.post({"t": "restore"}, memfd=fd)
+
+    def on_state(self, message: link.Message) -> None:
+        """The variables that were asked for, written down. Raises FrameError."""
+        operation = self._current
+        if message.memfd is None:
+            raise FrameError("a state that is no memory file")
+        if operation is None or operation.kind != Kind.EXPORT_STATE or operation.gathered:
+            os.close(message.memfd)
+            raise FrameError("a state that nobody asked for, or one more")
+        operation.gathered.append(("", message.memfd, message.size))
+
+    def _end_state(self, operation: _Operation, body: bytes) -> None:
+        if len(body) > _MAX_MANIFEST_BYTES:
+            raise FrameError(f"a manifest of {len(body)} bytes")
+        if operation.kind == Kind.RESTORE_STATE:
+            self._restored = operation.digest, body
+            self._channel.done(operation.op, body, restored=True)
+            return
+        if not operation.gathered:
+            raise FrameError("a manifest of a state that did not come")
+        ((_, data, size),) = operation.gathered
+        self._channel.send_blob({"op": operation.op}, data, size)
+        self._channel.done(operation.op, body)
 
     # -- tools ---------------------------------------------------------------------------------------------------
 
@@ -218,6 +275,10 @@ class Operations:
         # All of it is read before anything is done: whoever waits must not be forgotten over an answer that is wrong.
         operation, ok = self._current, head.boolean("ok")
         message = head.text("message", _MAX_MESSAGE_CHARS, default="")
+        if ok and operation is not None and operation.kind in _OF_STATES:
+            self._end_state(operation, body)
+            self._current = None
+            return
         names = Fields({"names": loads(body or b"[]")}).texts("names", _MAX_VARIABLES, _MAX_NAME_CHARS)
         if operation is None:
             raise FrameError("the end of an operation that nobody asked for")

@@ -87,6 +87,11 @@ class Runner:
     def busy(self) -> bool:
         return self.run is not None
 
+    @property
+    def has_run(self) -> bool:
+        """Whether anything was executed in this session, besides its prelude."""
+        return self._count > 0
+
     def close_all(self) -> None:
         """In a forked child that must not have them."""
         if self.run is not None:

@@ -53,7 +53,10 @@ _CONNECT_TIME_S = 0.05
 _START_TIME_S = 0.002
 # Done one after the other, in order of arrival.
 _JOBS = frozenset(
-    (Kind.CONFIGURE, Kind.RESTRICT, Kind.EXECUTE, Kind.REGISTER_TOOLS, Kind.SET_VARIABLES, Kind.GET_VARIABLES)
+    (
+        *(Kind.CONFIGURE, Kind.RESTRICT, Kind.EXECUTE, Kind.REGISTER_TOOLS, Kind.SET_VARIABLES, Kind.GET_VARIABLES),
+        *(Kind.EXPORT_STATE, Kind.RESTORE_STATE),
+    )
 )
 _PRELUDE = Settings("trailing_expression", 60.0, 60.0, 10**9, 64 * 1024)
 
@@ -303,6 +306,8 @@ class Supervisor:
             self._runner.on_tool_call(message)
         elif kind == "variable":
             self._operations.on_variable(message)
+        elif kind == "state":
+            self._operations.on_state(message)
         else:
             body = link.read_body(message)
             if kind == "booted":

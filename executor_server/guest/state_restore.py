@@ -1,0 +1,223 @@
+"""Reads the variables of another interpreter; state_index.py tells how, and what for."""
+
+from __future__ import annotations
+
+import builtins
+import importlib
+import io
+import os
+import pickle
+import pickletools
+import struct
+import sys
+import types
+
+from .failures import text_of
+from .lean import signal
+from .state_index import MAX_OMITTED, MAX_REASON_CHARS, VARIABLE_TIME_S, NotPickled, read_index
+from .state_world import World, moved
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, BinaryIO, Callable, Optional
+
+_NUMBER = struct.Struct("<i")
+
+
+def restore(world: World, fd: int, size: int, guarded: Callable[..., Any]) -> dict[str, Any]:
+    """Reads the variables into the namespace, as many as can be; the manifest. Closes the file.
+
+    `guarded` calls a function with arguments, and bounds what that runs of agent code. Raises NotPickled when what is
+    in the file is no state.
+    """
+    with os.fdopen(fd, "rb", buffering=256 * 1024) as file:
+        index = read_index(fd, size)
+        reader = _Reader(world, file, index, guarded)
+        return reader.read()
+
+
+class _LateError(BaseException):
+    """Reading one variable takes too long."""
+
+
+class _Reader:
+    def __init__(self, world: World, file: BinaryIO, index: dict[str, Any], guarded: Callable[..., Any]) -> None:
+        self._world = world
+        self._file = file
+        self._index = index
+        self._guarded = guarded
+        python = tuple(index["python"])
+        self._same_code = python[:2] == sys.version_info[:2]
+        self._written_by = "{}.{}".format(*python[:2])
+        self._unpickler = _unpickler(world, file, same_code=self._same_code)
+
+    def read(self) -> dict[str, Any]:
+        restored: list[str] = []
+        omitted: list[dict[str, str]] = []
+        end = 0
+        for segment in self._index["variables"]:
+            name, begin, end = segment["name"], end, end + segment["bytes"]
+            why = self._why_not(segment)
+            if not why:
+                self._file.seek(begin)
+                try:
+                    value = self._in_time(end)
+                except BaseException as error:  # noqa: BLE001 (the border of agent code: unpickling runs what it wants)
+                    why = _read_reason(error)
+                else:
+                    self._world.namespace[name] = value
+                    restored.append(name)
+            if why:
+                omitted.append({"name": name, "reason": why})
+                self._forget_half(begin, end)
+        return {"variables": restored, "omitted": omitted[:MAX_OMITTED]}
+
+    def _why_not(self, segment: dict[str, Any]) -> str:
+        name = segment["name"]
+        if name[:2] == "__" and name[-2:] == "__":
+            return "no variable has such a name"
+        if segment["code"] and not self._same_code:
+            here = "{}.{}".format(*sys.version_info[:2])
+            return f"it holds code compiled by Python {self._written_by}, and this is Python {here}"
+        missing = self._world.referee.rules.refused.difference(self._index["refused"])
+        if segment["code"] and missing:
+            return f"its code was made where these rules did not hold: {', '.join(sorted(missing))}"
+        return ""
+
+    def _in_time(self, end: int) -> Any:
+        def late(_signum: int, _frame: Any) -> None:
+            raise _LateError
+
+        before = signal.signal(signal.SIGALRM, late)
+        signal.setitimer(signal.ITIMER_REAL, VARIABLE_TIME_S)
+        try:
+            value = self._guarded(self._unpickler.load)
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, before)
+        if self._file.tell() != end:
+            raise NotPickled("it has other bytes than the index says")
+        return value
+
+    def _forget_half(self, begin: int, end: int) -> None:
+        """After a segment that failed: what was made of it, maybe by half, must not be referred to.
+
+        Its texts, and the names of classes and functions, are whole by themselves, and others refer to them everywhere.
+        """
+        self._file.seek(begin)
+        first, atoms = _numbers(self._file.read(end - begin))
+        kept = {number: value for number, value in self._unpickler.memo.copy().items() if number < first}
+        for number, (module, text) in atoms.items():
+            try:
+                kept[number] = text if module is None else self._unpickler.find_class(module, text)
+            except BaseException:  # noqa: BLE001 (the border of agent code; who refers to it is told)
+                continue
+        self._unpickler = _unpickler(self._world, self._file, same_code=self._same_code)
+        self._unpickler.memo = _Memory(kept).memo
+
+
+def _numbers(segment: bytes) -> tuple[int, dict[int, tuple[Optional[str], Any]]]:
+    """The first number that a segment gives to a part, and those of texts (None, text) and of (module, name)."""
+    first = 2**31
+    atoms: dict[int, tuple[Optional[str], Any]] = {}
+    last = ""
+    said: Any = None
+    try:
+        for opcode, argument, _ in pickletools.genops(segment):
+            if opcode.name in ("BINPUT", "LONG_BINPUT") and isinstance(argument, int):
+                first = min(first, argument)
+                if last == "BINUNICODE":
+                    atoms[argument] = None, said
+                elif last == "GLOBAL":
+                    module, _, name = said.partition(" ")
+                    atoms[argument] = module, name
+            last, said = opcode.name, argument
+    except ValueError:
+        return 0, {}  # this is no pickle: what it did is not known
+    return first, atoms
+
+
+class _Memory(pickle.Unpickler):
+    """Has a memo, which only an unpickler can give to another one."""
+
+    def __init__(self, kept: dict[int, Any]) -> None:
+        self._kept = kept
+        # For each: its number, what `persistent_load` says to it, put it there, drop it.
+        puts = b"".join(b"J%bQr%b0" % (_NUMBER.pack(each), _NUMBER.pack(each)) for each in kept)
+        super().__init__(io.BytesIO(b"\x80\x03" + puts + b"N."))
+        self.load()
+
+    def persistent_load(self, number: Any) -> Any:
+        return self._kept[number]
+
+
+def _read_reason(error: BaseException) -> str:
+    if isinstance(error, _LateError):
+        return f"reading it takes longer than {VARIABLE_TIME_S:g} s"
+    if isinstance(error, NotPickled):
+        return str(error)[:MAX_REASON_CHARS]
+    text = text_of(error)
+    if isinstance(error, pickle.UnpicklingError) and "Memo value not found" in text:
+        return "it refers to a part of a variable that could not be read"
+    return f"{type(error).__name__}: {text}"[:MAX_REASON_CHARS]
+
+
+def _unpickler(world: World, file: BinaryIO, *, same_code: bool) -> Any:
+    class Unpickler(pickle.Unpickler):
+        def persistent_load(self, name: Any) -> Any:
+            return world.stood_for(name)
+
+        def find_class(self, module: str, name: str) -> Any:
+            if module in ("builtins", "__builtin__"):
+                return _builtin(world, name)
+            if module == "cloudpickle.cloudpickle" and name in ("_make_function", "_builtin_type"):
+                return _made_by_cloudpickle(world, name, same_code=same_code)
+            if module == "cloudpickle.cloudpickle" and name in ("subimport", "dynamic_subimport"):
+                return world.import_module
+            world.check_named(module, name)
+            value = super().find_class(module, name)
+            if isinstance(value, types.ModuleType):
+                raise NotPickled(f"it reaches the module {value.__name__} through another one")
+            home, own = getattr(value, "__module__", None), getattr(value, "__name__", None)
+            if isinstance(home, str) and isinstance(own, str) and home != module:
+                world.check_named(home, own)
+            return value
+
+    return Unpickler(file)
+
+
+_PLAIN_TYPES = frozenset(
+    (
+        *("bool", "bytearray", "bytes", "complex", "dict", "float", "frozenset", "int", "list", "object", "range"),
+        *("set", "slice", "str", "tuple"),
+    )
+)
+
+
+def _builtin(world: World, name: str) -> Any:
+    """What the program has by this name."""
+    first, *inner = name.split(".")
+    if name in _PLAIN_TYPES:
+        return vars(builtins)[name]
+    if first not in world.names:
+        raise NotPickled(f"there is no builtin {first}")
+    value = world.names[first]
+    for each in inner:
+        value = getattr(value, world.hooks.check_name(each))
+    return value
+
+
+def _made_by_cloudpickle(world: World, name: str, *, same_code: bool) -> Callable[..., Any]:
+    """Functions that are not of the program's namespace, and types without a name."""
+    module = importlib.import_module("cloudpickle.cloudpickle")
+
+    def function(code: Any, namespace: dict[str, Any], name: Any, defaults: Any, closure: Any) -> types.FunctionType:
+        namespace["__builtins__"] = world.names
+        return types.FunctionType(moved(code), namespace, name, defaults, closure)
+
+    def builtin_type(kind: str) -> Any:
+        if kind == "CodeType" and not same_code:
+            raise NotPickled("it holds code compiled by another version of Python")
+        return module._builtin_type(kind)
+
+    return function if name == "_make_function" else builtin_type

@@ -252,7 +252,7 @@ class Session(SessionExecutions):
         if self._sandbox.endpoint.breaks_by_itself:
             deadline_s = max(deadline_s, self._sandbox.endpoint.reconnect_s)
         try:
-            await self._way.wake_before(deadline_s)
+            await self._way.wake_again()
             await self._way.connect(deadline_s)
         except SandboxFailure as failure:
             self._lose(await self._cause_of_death(f"after a restart of the daemon, {failure}"))

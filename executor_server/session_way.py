@@ -223,12 +223,11 @@ class GuestWay:
                 raise
             self._log.warning("sandbox_not_woken", error=str(failure))
 
-    async def wake_before(self, within_s: float) -> None:
-        """Of a sandbox that an earlier daemon may have paused: lets it go on. Raises SandboxFailure."""
-        if self._sandbox.pause_idle_s is None:
-            return
-        try:
-            async with asyncio.timeout(within_s):
-                await self._sandbox.wake()
-        except TimeoutError as error:
-            raise SandboxFailure(f"its sandbox did not wake within {within_s:g} s") from error
+    async def wake_again(self) -> None:
+        """Before the first connection: an earlier daemon may have paused its sandbox. Raises SandboxFailure."""
+        if self._sandbox.pause_idle_s is not None:
+            try:
+                await self._wake(required=True)
+            except SandboxFailure as failure:
+                self._log.warning("sandbox_not_woken", error=str(failure))
+                raise SandboxFailure("its sandbox could not be woken") from failure

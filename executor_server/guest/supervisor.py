@@ -130,7 +130,8 @@ class Supervisor:
         if self._transfers.busy:
             return 0.0
         due = min(self._orphaned_at, self._runner.due(), self._rests_at, self._operations.due)
-        return max(0.0, min(_POLL_TIME_S, due - time.monotonic()))
+        # In parts of the orphan's time, so that standing still costs no more than one of them.
+        return max(0.0, min(_POLL_TIME_S, self._config.orphan_time_s / 4, due - time.monotonic()))
 
     @property
     def _orphaned_at(self) -> float:

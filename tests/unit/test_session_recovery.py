@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from executor_server.errors import NotFound, PreconditionFailed, Reason, ResourceExhausted
+from executor_server.errors import NotFound, PreconditionFailed, Reason, ResourceExhausted, SandboxFailure
 from executor_server.executions import Execution
 from executor_server.guest.frames import Kind
 from executor_server.model import (
@@ -27,7 +27,7 @@ from executor_server.registry import Registry, SessionUse
 from executor_server.sessions import Session, SessionManager, SessionRequest, SessionSettings
 from executor_server.state_dir import StateDir
 from tests.support.fake_backend import SPEC, FakeBackend
-from tests.support.fake_guest import FakeGuest
+from tests.support.fake_guest import FakeGuest, Network
 from tests.support.polling import eventually_async
 from tests.support.specs import EXECUTION_LIMITS, LIMITS, session_spec
 
@@ -101,6 +101,66 @@ async def told(execution: Execution) -> tuple[str, Result]:
 
 
 # -- what goes on
+
+
+async def rest(daemon: Daemon, session: Session) -> None:
+    """Nobody uses it for long, so that its sandbox is paused."""
+    sandbox = daemon.backend.made[-1]
+    sandbox.pause_idle_s = 0.0
+    session.check_guest()
+    assert await eventually_async(lambda: session.state == "paused")
+    sandbox.pause_idle_s = 60.0
+
+
+async def test_a_session_that_rests_is_woken_by_a_restart(start: Any) -> None:
+    first = await start()
+    before = await first.create()
+    await rest(first, before)
+    second = await start()
+    after = second.session(before.session_id)
+    assert after.state == "idle"
+    await after.set_variables([("x", b"1")])
+
+
+async def test_a_session_that_rests_and_can_not_be_woken_by_a_restart_is_lost(start: Any) -> None:
+    first = await start()
+    before = await first.create()
+    await rest(first, before)
+    first.backend.made[-1].can_wake = SandboxFailure("secret words of the cloud")
+    second = await start()
+    after = second.session(before.session_id)
+    assert after.state == "lost"
+    assert "could not be woken" in after.lost_reason
+    assert "secret" not in after.lost_reason
+
+
+async def test_a_session_that_rests_ends_in_time_and_is_not_woken_for_it(start: Any) -> None:
+    daemon = await start()
+    session = await daemon.create(idle_time_s=0.01)
+    await rest(daemon, session)
+    assert await eventually_async(lambda: session.expired)
+    await daemon.manager._end_expired()
+    assert (daemon.backend.made[-1].destroyed, daemon.backend.made[-1].wakes) == (1, 0)
+
+
+async def test_a_network_that_is_cut_during_a_restart_costs_no_session(start: Any) -> None:
+    first = await start()
+    first.backend.prepare = cross_a_network
+    before = await first.create()
+    execution = await execute(before)
+    network = guest_of(first).network
+    assert network is not None
+    network.up.clear()
+    guest_of(first).log("e", "meanwhile")
+    asyncio.get_running_loop().call_later(0.1, network.up.set)
+    second = await start(recovery_s=0.0)
+    after = second.session(before.session_id)
+    guest_of(second).end("e")
+    assert (await told(after.execution(execution.execution_id)))[0] == "meanwhile"
+
+
+def cross_a_network(guest: FakeGuest) -> None:
+    guest.network = Network(guest)
 
 
 async def test_a_session_is_the_same_after_a_restart(start: Any) -> None:

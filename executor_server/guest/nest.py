@@ -47,6 +47,8 @@ _BACKLOG = 8  # one daemon connects; the rest is room for its retries
 _REASON_BYTES = 2000
 _HOSTNAME = "sandbox"
 
+# The last 32-bit number means "leave it as it is" to the kernel.
+_MAX_ID = 2**32 - 1
 _OPEN_FILES = 4096
 _LOCKED_MEMORY_BYTES = 65_536
 
@@ -84,12 +86,23 @@ def main(arguments: list[str]) -> int:
     try:
         if os.geteuid() != 0:
             raise NestFailure("it must be started by root")
-        (text,) = arguments
-        _start_once(_Config(loads(text)))
+        _start_once(_read_config(arguments))
     except NestFailure as failure:
         sys.stderr.write(f"cannot make a sandbox here: {' '.join(str(failure).split())}\n")
         return _FAILED
     return _STARTED
+
+
+def _read_config(arguments: list[str]) -> _Config:
+    """What the daemon of the same version wrote; but a sandbox whose user is root would be none."""
+    try:
+        (text,) = arguments
+        config = _Config(loads(text))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise NestFailure(f"its configuration is wrong: {type(error).__name__}: {error}") from error
+    if not (0 < config.uid < _MAX_ID and 0 < config.gid < _MAX_ID):
+        raise NestFailure("the user must be an ordinary one")
+    return config
 
 
 def _start_once(config: _Config) -> None:

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from typing import Any, Callable, Generator, Iterator, Optional
 
 MAX_MEMBERS = MAX_LISTED
+# Named of what is left out of an archive.
+MAX_OMITTED = 256
 # Of what stands before a member to say more of it.
 _MAX_EXTENSION_BYTES = 64 * 1024
 _MAX_EXTENSIONS = 4
@@ -46,7 +48,8 @@ class ArchiveDownload:
             self.info = describe(name, os.fstat(directory))
         finally:
             os.close(directory)
-        entries, truncated = list_files(root, path)
+        self.omitted: list[dict[str, str]] = []  # the first of what is left out, and why
+        entries, truncated = list_files(root, path, self._leave_out)
         if truncated:
             raise PathRefused(f"the directory has more than {MAX_MEMBERS} entries", "too_large")
         self._root = root
@@ -55,6 +58,7 @@ class ArchiveDownload:
         self._rest = b""
         self._room = 0
         self._check(entries, max_bytes)
+        self.files = self.file_bytes = 0  # that have been put into it
         self._parts = self._make_parts(entries)
 
     def read(self, max_bytes: int) -> bytes:
@@ -73,6 +77,11 @@ class ArchiveDownload:
 
     def close(self) -> None:
         self._parts.close()
+
+    def _leave_out(self, path: str, why: str) -> None:
+        if len(self.omitted) < MAX_OMITTED:
+            name = path.encode("utf-8", "backslashreplace").decode()
+            self.omitted.append({"name": name[:_MAX_SHOWN_CHARS], "reason": why})
 
     def _check(self, entries: list[dict[str, Any]], max_bytes: int) -> None:
         total = len(END)
@@ -102,7 +111,8 @@ class ArchiveDownload:
         except PathRefused as refused:
             if refused.reason == "too_large":
                 raise
-            return  # gone, or something else by now, as it could have been a moment before
+            self._leave_out(name, "it can't be read")  # or gone by now, or something else
+            return
         try:
             size = download.info["size"]
             mode = 0o755 if download.executable else 0o644
@@ -114,6 +124,8 @@ class ArchiveDownload:
                     break
                 yield data
             yield self._counted(bytes(padding(size)))
+            self.files += 1
+            self.file_bytes += size
         finally:
             download.close()
 

@@ -219,10 +219,18 @@ class Transfers:
                 self._channel.send(Kind.FILE_CHUNK, {"op": op}, data)
             else:
                 self._end_download(op)
-                self._channel.done(op)
+                self._channel.done(op, _left_out(download))
 
     def _end_download(self, op: int) -> None:
         self._downloads.pop(op).close()
 
     def _refuse(self, op: int, refused: workspace.PathRefused) -> None:
         self._channel.fail(op, refused.reason, str(refused))
+
+
+def _left_out(download: Union[workspace.Download, archives.ArchiveDownload]) -> bytes:
+    """What an archive holds, and what it could not hold."""
+    if isinstance(download, workspace.Download):
+        return b""
+    said = {"files": download.files, "bytes": download.file_bytes, "omitted": download.omitted}
+    return dumps(said)

@@ -13,7 +13,7 @@ import stat
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Iterator, Optional
+    from typing import Any, Callable, Iterator, Optional
 
 MAX_PATH_CHARS = 1024
 MAX_DEPTH = 32
@@ -26,6 +26,7 @@ _MIN_TIME_S, _MAX_TIME_S = -62_135_596_800.0, 253_402_300_799.0
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FULL = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EFBIG))
 PART_PREFIX = ".executor-part-"
+_KINDS = {stat.S_IFLNK: "a symbolic link", stat.S_IFIFO: "a FIFO", stat.S_IFSOCK: "a socket"}
 
 
 class PathRefused(Exception):
@@ -215,11 +216,20 @@ def describe(path: str, status: os.stat_result) -> dict[str, Any]:
     }
 
 
-def list_files(root: str, path: str) -> tuple[list[dict[str, Any]], bool]:
-    """Regular files and directories below a directory, sorted by path, and whether there are more than are listed."""
+def _say_nothing(_path: str, _why: str) -> None:
+    return
+
+
+def list_files(
+    root: str, path: str, leave_out: Callable[[str, str], object] = _say_nothing
+) -> tuple[list[dict[str, Any]], bool]:
+    """Regular files and directories below a directory, sorted by path, and whether there are more than are listed.
+
+    `leave_out` is told the path of each that is neither or can't be named, and why.
+    """
     parts = split_path(path)
     found: list[dict[str, Any]] = []
-    entries = _entries(_walk(root, parts, create=False), "/".join(parts), len(parts))
+    entries = _entries(_walk(root, parts, create=False), "/".join(parts), len(parts), leave_out)
     for looked_at, entry in enumerate(entries, start=1):
         if len(found) == MAX_LISTED or looked_at > _MAX_LOOKED_AT:
             return sorted(found, key=_path), True
@@ -232,7 +242,9 @@ def _path(entry: dict[str, Any]) -> str:
     return str(entry["path"])
 
 
-def _entries(directory: int, prefix: str, depth: int) -> Iterator[Optional[dict[str, Any]]]:
+def _entries(
+    directory: int, prefix: str, depth: int, leave_out: Callable[[str, str], object]
+) -> Iterator[Optional[dict[str, Any]]]:
     """Descriptions, None for what is not listed."""
     try:
         # One after the other: a list of a million names would take more memory than the sandbox may have left.
@@ -241,7 +253,10 @@ def _entries(directory: int, prefix: str, depth: int) -> Iterator[Optional[dict[
                 name = entry.name
                 status = _status(name, directory)
                 path = f"{prefix}/{name}" if prefix else name
-                if status is None or name.startswith(PART_PREFIX) or len(path) > MAX_PATH_CHARS or not is_text(name):
+                if status is None or name.startswith(PART_PREFIX):
+                    yield None
+                elif len(path) > MAX_PATH_CHARS or not is_text(name):
+                    leave_out(path, f"its name is no text, or its path has more than {MAX_PATH_CHARS} characters")
                     yield None
                 elif stat.S_ISREG(status.st_mode):
                     yield describe(path, status)
@@ -250,8 +265,11 @@ def _entries(directory: int, prefix: str, depth: int) -> Iterator[Optional[dict[
                     if depth + 1 < MAX_DEPTH:
                         inner = open_inner(name, directory)
                         if inner is not None:
-                            yield from _entries(inner, path, depth + 1)
+                            yield from _entries(inner, path, depth + 1, leave_out)
+                        else:
+                            leave_out(path, "what is in it can't be read")
                 else:
+                    leave_out(path, _KINDS.get(stat.S_IFMT(status.st_mode), "a device"))
                     yield None
     finally:
         os.close(directory)

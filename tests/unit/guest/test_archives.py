@@ -368,3 +368,14 @@ def _edited(bytes_or_edits: bytes | list[tuple[int, int]]) -> bytes:
         block[148:156] = b" " * 8
         data[start + 148 : start + 156] = b"%06o\0 " % sum(block)
     return bytes(data)
+
+
+def test_what_is_left_out_is_named_with_its_reason(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"12345")
+    (tmp_path / "link").symlink_to("a")
+    os.mkfifo(tmp_path / "pipe")
+    download = ArchiveDownload(str(tmp_path), "", 1024 * 1024)
+    while download.read(4096):
+        pass
+    assert (download.files, download.file_bytes) == (1, 5)
+    assert {each["name"]: each["reason"] for each in download.omitted} == {"link": "a symbolic link", "pipe": "a FIFO"}

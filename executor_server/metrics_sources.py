@@ -22,7 +22,7 @@ from executor_server.quotas import Quotas
 from executor_server.session import Session
 
 SESSIONS = Described(
-    f"{PREFIX}sessions", "gauge", ("state", "profile"), "Sessions that there are; `state`: `idle`, `busy` or `lost`."
+    f"{PREFIX}sessions", "gauge", ("state", "profile"), "Sessions that there are; `state`: `idle`, `busy`, `paused` or `lost`."
 )
 POLICY = Described(
     f"{PREFIX}policy_info", "gauge", ("version", "fingerprint"), "1; its labels say which policy is in force."

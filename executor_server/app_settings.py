@@ -6,6 +6,7 @@ import structlog
 
 from executor_server.audit import AuditSettings
 from executor_server.audit_files import AuditFiles
+from executor_server.backend_set import BackendSet, FailOverSettings
 from executor_server.backends.base import Backend
 from executor_server.backends.local import LocalBackend
 from executor_server.config import Config, ServerSection
@@ -17,19 +18,27 @@ from executor_server.rpc.addresses import judged, unix_address
 from executor_server.rpc.peer_socket import PeerSocket
 from executor_server.rpc.server import ServerSettings, TlsFiles
 from executor_server.session_requests import SessionSettings
+from executor_server.settings import BackendName
 from executor_server.state_dir import StateDir
 
 _log = structlog.get_logger(__name__)
 
 
 def backend_of(config: Config) -> Backend:
-    """Not started yet."""
-    if config.server.backend == "docker":
+    """Not started yet. One is itself; several are a set."""
+    backends = [_backend(config, name) for name in config.server.backends]
+    if len(backends) == 1:
+        return backends[0]
+    return BackendSet(backends, FailOverSettings(adopt_wait_s=config.sessions.recovery_s))
+
+
+def _backend(config: Config, name: BackendName) -> Backend:
+    if name == "docker":
         # Imported here: nobody else pays for the SDK's imports.
         from executor_server.backends.docker import DockerBackend
 
         return DockerBackend(config.server.state_dir, config.docker)
-    if config.server.backend == "e2b":
+    if name == "e2b":
         from executor_server.backends.e2b import E2BBackend
 
         return E2BBackend(config.server.state_dir, config.e2b)

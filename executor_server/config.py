@@ -347,6 +347,11 @@ class Config(Section):
         default = (f"unix:{self.server.state_dir / 'executor.sock'}", DEFAULT_TCP_ADDRESS)
         return self.server.listen or default
 
+    def alone(self, backend: BackendName) -> Config:
+        """This configuration with that backend, and none beside it."""
+        server = self.server.model_copy(update={"backend": backend, "other_backends": ()})
+        return self.model_copy(update={"server": server})
+
     @property
     def audit_directory(self) -> Path:
         return self.audit.directory or self.server.state_dir / "audit"

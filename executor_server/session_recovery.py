@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import structlog
 
-from executor_server.backends.base import Backend, KnownSandbox, SocketEndpoint
+from executor_server.backends.base import Backend, KnownSandbox, Sandbox
+from executor_server.backends.gone import GoneSandbox
 from executor_server.guest.frames import PROTOCOL_VERSION
 from executor_server.guest_channel import GuestChannel
 from executor_server.registry import Registry, SessionRecord
@@ -25,39 +25,6 @@ from executor_server.session_requests import SessionSettings, Watch
 _CONCURRENCY = 256
 
 _log = structlog.get_logger(__name__)
-
-
-class GoneSandbox:
-    """The sandbox of a session that has none any more."""
-
-    fingerprint = ""
-    backend_name = ""
-    pause_idle_s = None
-
-    def __init__(self, sandbox_id: str) -> None:
-        self.sandbox_id = sandbox_id
-        self.endpoint = SocketEndpoint(Path("/nonexistent"), b"")
-
-    def set_cpu_share(self, share: float) -> None:
-        return
-
-    async def oom_kills(self) -> int | None:
-        return None
-
-    async def cause_of_death(self) -> str | None:
-        return None
-
-    async def pause(self) -> bool:
-        return False
-
-    async def wake(self) -> None:
-        return
-
-    async def label(self, session_id: str) -> None:
-        return
-
-    async def destroy(self) -> None:
-        return
 
 
 async def recover_sessions(
@@ -75,11 +42,11 @@ async def recover_sessions(
     sessions = []
     for record in records:
         sandbox = adopted.get(record.sandbox_id) if record in ours else None
-        gone = _why_not(record, backend) or "its sandbox was gone when the daemon came back"
+        gone = _why_not(record, backend) or _why_not_adopted(sandbox)
         kept = sandbox or GoneSandbox(record.sandbox_id)
         channel = GuestChannel(kept.endpoint, shown=record.connections)
         session = Session(record, kept, channel, registry, settings, watch)
-        session.recall(gone=None if sandbox is not None else gone)
+        session.recall(gone=gone)
         sessions.append(session)
         found(session)
         session.announce()
@@ -94,11 +61,18 @@ def _why_not(record: SessionRecord, backend: Backend) -> str | None:
     """Why its sandbox can't be asked for; None when it can."""
     if record.lost_reason is not None:
         return record.lost_reason
-    if record.backend != backend.name:
+    if record.backend not in backend.name.split(","):
         return f"its sandbox is of backend {record.backend}, and the daemon came back with backend {backend.name}"
     if record.protocol != PROTOCOL_VERSION:
         return "its guest is of another version than the daemon that came back"
     return None
+
+
+def _why_not_adopted(sandbox: Sandbox | None) -> str | None:
+    """Why a sandbox did not come back that was asked for; None when it did."""
+    if sandbox is None:
+        return "its sandbox was gone when the daemon came back"
+    return sandbox.reason if isinstance(sandbox, GoneSandbox) else None
 
 
 async def _resume(sessions: Sequence[Session], deadline_s: float) -> None:

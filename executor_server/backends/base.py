@@ -162,7 +162,9 @@ class Backend(Protocol):
     """Makes sandboxes."""
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """Of several that act as one it is all their names, with commas between."""
+        ...
 
     async def start(self) -> None:
         """Checks the host and takes possession of the state directory.
@@ -175,7 +177,8 @@ class Backend(Protocol):
         """Takes over what an earlier daemon of this state directory left: once, after `start`, before `create`.
 
         Those of `known` that still live come back, by their ids, as if they had been made here; every other sandbox
-        of the state directory is destroyed. Raises SandboxFailure when something can be neither.
+        of the state directory is destroyed. One that does not may be there as GoneSandbox, to say why. Raises
+        SandboxFailure when something can be neither.
         """
         ...
 

@@ -25,7 +25,7 @@ from executor_server.cli.shared import (
     load_config,
 )
 from executor_server.cli.token import token
-from executor_server.config import to_toml
+from executor_server.config import Config, to_toml
 from executor_server.errors import SandboxFailure
 from executor_server.settings import ConfigError
 
@@ -68,8 +68,15 @@ def serve(**options: Any) -> None:
 @main.command("check-host")
 @configured
 def check_host(**options: Any) -> None:
-    """Says what this host can and can't isolate, and how to mend it."""
+    """Says of each backend that is configured what it can and can't isolate here, and how to mend it."""
     config = load_config(**options)
+    verdicts = [_checked(config.alone(backend)) for backend in config.server.backends]
+    if not all(verdicts):
+        raise SystemExit(EXIT_HOST)
+
+
+def _checked(config: Config) -> bool:
+    """Says what its one backend can do on this host; whether it can serve."""
     from executor_server import app
 
     findings = app.check_host(config)
@@ -77,8 +84,11 @@ def check_host(**options: Any) -> None:
         click.echo(_finding_text(finding))
     missing = [finding.subject for finding in findings if finding.required and not finding.ok]
     if missing:
-        fail(EXIT_HOST, f"The {config.server.backend} backend can't serve on this host: {', '.join(missing)}.")
-    click.echo(f"The {config.server.backend} backend can serve on this host.")
+        text = f"The {config.server.backend} backend can't serve on this host: {', '.join(missing)}."
+        click.echo(text, err=True)
+    else:
+        click.echo(f"The {config.server.backend} backend can serve on this host.")
+    return not missing
 
 
 @main.command("print-config")

@@ -68,3 +68,20 @@ def test_check_host_says_how_to_mend_it(
     assert result.exit_code == exit_code
     assert f"{word}  memory limit: Nobody counts." in result.output
     assert "Delegate a cgroup." in result.output
+
+
+def test_check_host_checks_all_that_are_configured_or_the_one_that_is_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    findings = {
+        "local": [HostFinding("user namespace", True, "There is one.")],
+        "docker": [HostFinding("Engine", False, "Nobody listens.")],
+    }
+    monkeypatch.setattr(app, "check_host", lambda config: findings[config.server.backend])
+    config = tmp_path / "executor.toml"
+    config.write_text("[server]\nother_backends = ['docker']\n")
+    both = run("check-host", "--config", str(config))
+    assert both.exit_code == EXIT_HOST
+    assert "The local backend can serve on this host." in both.output
+    assert "The docker backend can't serve on this host: Engine." in both.output
+    assert run("check-host", "--config", str(config), "--backend", "local").exit_code == 0

@@ -1,0 +1,297 @@
+"""Several backends as one: each new sandbox is made by the first of its spec's that is neither full nor down.
+
+What a backend answered is remembered for a while. One that is down is passed over for a time that grows, with jitter,
+to a bound; then a single creation tries it, while the others still pass it over, so a dead Engine costs one time-out
+now and then and not one for each session. One that is full is passed over until the time that it gave itself. A sandbox
+stays where it was made.
+
+One that can't be started holds up nobody: it is tried again at each sweep, and destroys then what an earlier daemon
+left of it. Whoever has a session there is waited for a while, and told that it is lost if that was in vain.
+
+Not known here: sessions, policies, and what makes the backends different.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+import structlog
+
+from executor_server.backends.base import Backend, HostFinding, KnownSandbox, Sandbox
+from executor_server.backends.gone import GoneSandbox
+from executor_server.errors import BackendFull, ImageNotReady, SandboxFailure
+from executor_server.model import SandboxSpec
+
+T = TypeVar("T")
+
+_log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True)
+class FailOverSettings:
+    """How long a backend is passed over, and waited for."""
+
+    backoff_s: float = 1.0  # after the first failure; twice as long after each further one
+    max_backoff_s: float = 60.0
+    # Of a wait, so much may be left out at random: what broke together does not come back together.
+    jitter: float = 0.25
+    max_full_s: float = 600.0  # whatever a full one says
+    # For a backend that an earlier daemon's sessions are on.
+    adopt_wait_s: float = 15.0
+    adopt_retry_s: float = 1.0
+
+
+class BackendSet:
+    """Implements `executor_server.backends.base.Backend`. The first of `backends` is the daemon's own."""
+
+    def __init__(
+        self,
+        backends: Sequence[Backend],
+        settings: FailOverSettings | None = None,
+        *,
+        now_s: Callable[[], float] | None = None,
+    ) -> None:
+        """`now_s`: a monotonic clock; None: the event loop's."""
+        assert backends, "a set of backends has one"
+        self._settings = settings or FailOverSettings()
+        clock = now_s or (lambda: asyncio.get_running_loop().time())
+        self._members = {backend.name: _Member(backend, self._settings, clock) for backend in backends}
+        assert len(self._members) == len(backends), "each backend is there once"
+
+    @property
+    def name(self) -> str:
+        return ",".join(self._members)
+
+    def states(self) -> Mapping[str, str]:
+        """Of each backend whether it is `up`, `full` or `down`, as far as it is known."""
+        return {name: member.state for name, member in self._members.items()}
+
+    async def start(self) -> None:
+        """Starts all. Raises SandboxFailure when none can be."""
+        failures = _failures(await _each(member.start() for member in self._members.values()))
+        if len(failures) == len(self._members):
+            raise _most_telling(list(zip(self._members, failures, strict=True)))
+
+    async def adopt(self, known: Sequence[KnownSandbox]) -> Mapping[str, Sandbox]:
+        """As `Backend.adopt`, of each backend its own. Those of one that can't be used are there as GoneSandbox."""
+        adoptions = [
+            self._adopt(member, [each for each in known if each.backend == name])
+            for name, member in self._members.items()
+        ]
+        found: dict[str, Sandbox] = {}
+        for adopted in await asyncio.gather(*adoptions):
+            found.update(adopted)
+        return found
+
+    async def _adopt(self, member: _Member, known: Sequence[KnownSandbox]) -> Mapping[str, Sandbox]:
+        deadline = asyncio.get_running_loop().time() + self._settings.adopt_wait_s
+        while True:
+            try:
+                return await member.take_over(known)
+            except SandboxFailure:  # it has been told of
+                if not known or asyncio.get_running_loop().time() >= deadline:
+                    reason = f"its backend {member.name} could not be used when the daemon came back"
+                    return {each.sandbox_id: GoneSandbox(each.sandbox_id, each.backend, reason) for each in known}
+                await asyncio.sleep(self._settings.adopt_retry_s)
+
+    async def sweep(self) -> int:
+        """As `Backend.sweep`, of all; starts those that could not be started. Raises when none can be asked."""
+        results = await _each(member.sweep() for member in self._members.values())
+        failures = _failures(results)
+        if len(failures) == len(results):
+            raise _most_telling(list(zip(self._members, failures, strict=True)))
+        return sum(result for result in results if not isinstance(result, SandboxFailure))
+
+    async def fingerprint(self, spec: SandboxSpec) -> str:
+        """Of what the first backend that works would make."""
+        members = self._members_for(spec)
+        first = next((member for member in members if member.state == "up"), members[0])
+        return await first.fingerprint(spec)
+
+    async def create(self, spec: SandboxSpec) -> Sandbox:
+        """Raises, when none makes it, the failure that says most of what the caller can do."""
+        failures: list[tuple[str, SandboxFailure]] = []
+        for member in self._members_for(spec):
+            try:
+                return await member.create(spec)
+            except SandboxFailure as failure:
+                failures.append((member.name, failure))
+        raise _most_telling(failures)
+
+    async def check_host(self) -> Sequence[HostFinding]:
+        """Of all, one after the other; each finding says whose it is."""
+        return [
+            replace(finding, subject=f"{name}: {finding.subject}")
+            for name, member in self._members.items()
+            for finding in await member.backend.check_host()
+        ]
+
+    async def close(self) -> None:
+        """Closes all, whatever happens to one."""
+        failures = _failures(await _each(member.backend.close() for member in self._members.values()))
+        if failures:
+            raise SandboxFailure("; ".join(map(str, failures))) from failures[0]
+
+    def _members_for(self, spec: SandboxSpec) -> list[_Member]:
+        """Never empty: the policy names what the configuration has."""
+        return [self._members[name] for name in spec.backends or (next(iter(self._members)),)]
+
+
+class _Member:
+    """One backend, and whether it is worth asking now."""
+
+    def __init__(self, backend: Backend, settings: FailOverSettings, now_s: Callable[[], float]) -> None:
+        self.backend = backend
+        self.name = backend.name
+        self._settings = settings
+        self._now_s = now_s
+        self._is_started = False
+        self._serves = False  # it is started, and nothing of an earlier daemon is in its way
+        self._told = ""  # why it can't be started or swept, as it was logged
+        self._trouble: SandboxFailure | None = None  # of the last creation that failed, until one succeeds
+        self._backoff_s = 0.0
+        self._retry_s = 0.0  # when one creation may find out whether the trouble is over
+        self._is_tried = False  # one does
+
+    @property
+    def state(self) -> str:
+        if not self._serves:
+            return "down"
+        if self._trouble is None:
+            return "up"
+        return "full" if isinstance(self._trouble, BackendFull) else "down"
+
+    # -- starting and sweeping ---------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        try:
+            await self.backend.start()
+        except SandboxFailure as failure:
+            self._tell("backend_not_started", failure)
+            raise
+        self._is_started = True
+
+    async def take_over(self, known: Sequence[KnownSandbox]) -> Mapping[str, Sandbox]:
+        """Starts it, if need be, and takes over what an earlier daemon left. Raises SandboxFailure."""
+        if not self._is_started:
+            await self.start()
+        try:
+            adopted = await self.backend.adopt(known)
+        except SandboxFailure as failure:
+            self._tell("backend_not_taken_over", failure)
+            raise
+        if self._told:
+            _log.warning("backend_started", backend=self.name)
+        self._serves, self._told = True, ""
+        return adopted
+
+    async def sweep(self) -> int:
+        if not self._serves:
+            # The sessions that its sandboxes had are lost by now, and their owners know: it destroys them all.
+            await self.take_over(())
+            return 0
+        try:
+            found = await self.backend.sweep()
+        except SandboxFailure as failure:
+            self._tell("backend_not_swept", failure)
+            raise
+        self._told = ""
+        return found
+
+    def _tell(self, event: str, failure: SandboxFailure) -> None:
+        """Once for each thing that there is to be said."""
+        if str(failure) != self._told:
+            self._told = str(failure)
+            _log.warning(event, backend=self.name, error=str(failure))
+
+    # -- making sandboxes --------------------------------------------------------------------------------------------
+
+    async def fingerprint(self, spec: SandboxSpec) -> str:
+        self._check_serves()
+        return await self.backend.fingerprint(spec)
+
+    async def create(self, spec: SandboxSpec) -> Sandbox:
+        """Raises SandboxFailure, at once where it is known not to be worth asking."""
+        self._check_worth_asking()
+        is_trial = self._trouble is not None
+        self._is_tried = self._is_tried or is_trial
+        try:
+            sandbox = await self.backend.create(spec)
+        except ImageNotReady:
+            self._note_well()  # or it could not know
+            raise
+        except SandboxFailure as failure:
+            # Others that began before the trouble was known, and end in it, are no further failures.
+            if is_trial or self._trouble is None:
+                self._note_trouble(failure)
+            raise
+        else:
+            self._note_well()
+            return sandbox
+        finally:
+            self._is_tried = self._is_tried and not is_trial
+
+    def _check_serves(self) -> None:
+        if not self._serves:
+            raise SandboxFailure(f"the {self.name} backend does not run: {self._told}")
+
+    def _check_worth_asking(self) -> None:
+        self._check_serves()
+        if self._trouble is None:
+            return
+        left_s = self._retry_s - self._now_s()
+        if left_s <= 0 and not self._is_tried:
+            return
+        if isinstance(self._trouble, BackendFull):
+            raise BackendFull(f"{self._trouble}, as of late", max(left_s, self._settings.backoff_s))
+        raise SandboxFailure(f"the {self.name} backend is passed over since it failed: {self._trouble}")
+
+    def _note_trouble(self, failure: SandboxFailure) -> None:
+        settings = self._settings
+        if isinstance(failure, BackendFull):
+            self._backoff_s, wait_s = 0.0, min(max(failure.retry_after_s, 0.0), settings.max_full_s)
+        else:
+            self._backoff_s = min(max(self._backoff_s * 2, settings.backoff_s), settings.max_backoff_s)
+            wait_s = self._backoff_s * random.uniform(1 - settings.jitter, 1)
+        self._trouble, self._retry_s = failure, self._now_s() + wait_s
+        _log.warning(
+            "backend_passed_over", backend=self.name, state=self.state, error=str(failure), retry_after_s=wait_s
+        )
+
+    def _note_well(self) -> None:
+        if self._trouble is not None:
+            _log.warning("backend_is_back", backend=self.name, before=self.state)
+        self._trouble, self._backoff_s = None, 0.0
+
+
+async def _each(attempts: Iterable[Awaitable[T]]) -> list[T | SandboxFailure]:
+    """The outcome of all, which run at the same time; anything else than a SandboxFailure is raised, after all."""
+    outcomes: list[T | SandboxFailure] = []
+    for outcome in await asyncio.gather(*attempts, return_exceptions=True):
+        if isinstance(outcome, BaseException) and not isinstance(outcome, SandboxFailure):
+            raise outcome
+        outcomes.append(outcome)
+    return outcomes
+
+
+def _failures(outcomes: Iterable[object]) -> list[SandboxFailure]:
+    return [outcome for outcome in outcomes if isinstance(outcome, SandboxFailure)]
+
+
+def _most_telling(failures: Sequence[tuple[str, SandboxFailure]]) -> SandboxFailure:
+    """Of backends by name. Where one is only full, or its image only not there yet, waiting may help."""
+    if len(failures) == 1:
+        return failures[0][1]
+    unready = [failure for _, failure in failures if isinstance(failure, ImageNotReady)]
+    full = [failure for _, failure in failures if isinstance(failure, BackendFull)]
+    if unready and not full:  # whose text is for the client, so the others' is left out
+        return min(unready, key=lambda failure: math.inf if failure.retry_after_s is None else failure.retry_after_s)
+    told = "; ".join(f"{name}: {failure}" for name, failure in failures)
+    whole = BackendFull(told, min(each.retry_after_s for each in full)) if full else SandboxFailure(told)
+    whole.__cause__ = failures[0][1]
+    return whole

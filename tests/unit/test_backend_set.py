@@ -1,0 +1,377 @@
+"""Several backends as one: who makes a sandbox, who is passed over for how long, and what is told when none does."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from structlog.testing import capture_logs
+
+from executor_server.backend_set import BackendSet, FailOverSettings
+from executor_server.backends.base import HostFinding, KnownSandbox, Sandbox
+from executor_server.backends.gone import GoneSandbox
+from executor_server.errors import BackendFull, ImageNotReady, SandboxFailure
+from executor_server.model import SandboxSpec
+from tests.support.fake_backend import SPEC, FakeBackend
+from tests.support.polling import eventually_async
+
+BOTH = replace(SPEC, backends=("docker", "e2b"))
+DOWN = SandboxFailure("the Engine does not answer")
+
+
+class Maker(FakeBackend):
+    """A backend of any name. What is put into `wrong` is raised by what it names, until it is taken out."""
+
+    def __init__(self, directory: Path, name: str) -> None:
+        super().__init__(directory)
+        directory.mkdir(exist_ok=True)
+        self.name = name
+        self.wrong: dict[str, SandboxFailure] = {}
+        self.calls: list[str] = []
+        self.known: list[str] = []  # that it was told of when it adopted
+        self.living_of_old: dict[str, Sandbox] = {}
+
+    def _do(self, what: str) -> None:
+        self.calls.append(what)
+        if what in self.wrong:
+            raise self.wrong[what]
+
+    async def start(self) -> None:
+        self._do("start")
+
+    async def adopt(self, known: Sequence[KnownSandbox]) -> Mapping[str, Sandbox]:  # type: ignore[override]
+        self._do("adopt")
+        self.known = [each.sandbox_id for each in known]
+        return {name: sandbox for name, sandbox in self.living_of_old.items() if name in self.known}
+
+    async def sweep(self) -> int:
+        self._do("sweep")
+        return 2
+
+    async def fingerprint(self, spec: SandboxSpec) -> str:
+        self._do("fingerprint")
+        return f"of {self.name}"
+
+    async def create(self, spec: SandboxSpec) -> Sandbox:  # type: ignore[override]
+        self.calls.append("create")
+        await self.gate.wait()
+        if "create" in self.wrong:
+            raise self.wrong["create"]
+        return GoneSandbox(f"{self.name}-sandbox", self.name)
+
+    async def check_host(self) -> Sequence[HostFinding]:
+        return [HostFinding("wall", True, "There is one.")]
+
+    async def close(self) -> None:
+        self._do("close")
+
+    @property
+    def creations(self) -> int:
+        return self.calls.count("create")
+
+
+class Bench:
+    """Two backends as one, and a clock that stands still."""
+
+    def __init__(self, directory: Path, settings: FailOverSettings) -> None:
+        self.docker, self.e2b = Maker(directory / "docker", "docker"), Maker(directory / "e2b", "e2b")
+        self.time_s = 100.0
+        self.both = BackendSet([self.docker, self.e2b], settings, now_s=lambda: self.time_s)
+
+    async def maker(self, spec: SandboxSpec = BOTH) -> str:
+        return (await self.both.create(spec)).backend_name
+
+    async def failure(self, spec: SandboxSpec = BOTH) -> SandboxFailure:
+        with pytest.raises(SandboxFailure) as caught:
+            await self.both.create(spec)
+        return caught.value
+
+
+SETTINGS = FailOverSettings(backoff_s=1.0, max_backoff_s=8.0, jitter=0.0, adopt_wait_s=0.0, adopt_retry_s=0.0)
+
+
+@pytest.fixture
+def unstarted(tmp_path: Path) -> Bench:
+    return Bench(tmp_path, SETTINGS)
+
+
+@pytest.fixture
+async def bench(unstarted: Bench) -> Bench:
+    await unstarted.both.start()
+    await unstarted.both.adopt(())
+    return unstarted
+
+
+# -- making
+
+
+async def test_the_first_of_the_order_makes_it_and_says_so(bench: Bench) -> None:
+    assert await bench.maker() == "docker"
+    assert await bench.maker(replace(SPEC, backends=("e2b", "docker"))) == "e2b"
+    assert await bench.maker(SPEC) == "docker", "without an order the daemon's own"
+
+
+@pytest.mark.parametrize("failure", [DOWN, BackendFull("no place", 5.0), ImageNotReady("being fetched", 5.0)])
+async def test_a_new_sandbox_goes_to_the_next_when_the_first_cannot(bench: Bench, failure: SandboxFailure) -> None:
+    bench.docker.wrong["create"] = failure
+    assert await bench.maker() == "e2b"
+
+
+async def test_one_that_is_named_alone_is_never_replaced(bench: Bench) -> None:
+    bench.docker.wrong["create"] = DOWN
+    assert await bench.failure(replace(SPEC, backends=("docker",))) is DOWN
+    assert bench.e2b.creations == 0
+
+
+async def test_a_dead_backend_is_asked_once_and_not_for_each_session(bench: Bench) -> None:
+    bench.docker.wrong["create"] = DOWN
+    assert [await bench.maker() for _ in range(20)] == ["e2b"] * 20
+    assert bench.docker.creations == 1
+    assert bench.both.states() == {"docker": "down", "e2b": "up"}
+
+
+async def test_the_time_of_a_dead_backend_grows_to_its_bound_and_is_forgotten_when_it_is_back(bench: Bench) -> None:
+    bench.docker.wrong["create"] = DOWN
+    waits = []
+    for _ in range(6):
+        await bench.maker()
+        asked, began_s = bench.docker.creations, bench.time_s
+        while bench.docker.creations == asked:
+            bench.time_s += 0.5
+            await bench.maker()
+        waits.append(bench.time_s - began_s)
+    assert waits == [1.0, 2.0, 4.0, 8.0, 8.0, 8.0]
+    del bench.docker.wrong["create"]
+    bench.time_s += 8.0
+    assert [await bench.maker() for _ in range(3)] == ["docker"] * 3
+    bench.docker.wrong["create"] = DOWN
+    await bench.maker()
+    bench.time_s += 1.0
+    asked = bench.docker.creations
+    await bench.maker()
+    assert bench.docker.creations == asked + 1
+
+
+async def test_the_wait_has_jitter_within_its_bound(tmp_path: Path) -> None:
+    benches = [Bench(tmp_path, replace(SETTINGS, jitter=0.5)) for _ in range(20)]
+    waits = set()
+    for bench in benches:
+        await bench.both.start()
+        await bench.both.adopt(())
+        bench.docker.wrong["create"] = DOWN
+        with capture_logs() as logs:
+            await bench.maker()
+        waits |= {entry["retry_after_s"] for entry in logs if entry["event"] == "backend_passed_over"}
+    assert len(waits) > 1
+    assert 0.5 <= min(waits) <= max(waits) <= 1.0
+
+
+async def test_one_creation_at_a_time_finds_out_whether_a_backend_is_back(bench: Bench) -> None:
+    bench.docker.wrong["create"] = DOWN
+    await bench.maker()
+    bench.time_s += 1.0
+    bench.docker.gate.clear()
+    trial = asyncio.create_task(bench.maker())
+    await asyncio.sleep(0)
+    assert [await bench.maker() for _ in range(5)] == ["e2b"] * 5
+    assert bench.docker.creations == 2
+    del bench.docker.wrong["create"]
+    bench.docker.gate.set()
+    assert await trial == "docker"
+    assert await bench.maker() == "docker"
+
+
+async def test_a_trial_that_is_given_up_leaves_the_next_one_to_another(bench: Bench) -> None:
+    bench.docker.wrong["create"] = DOWN
+    await bench.maker()
+    bench.time_s += 1.0
+    bench.docker.gate.clear()
+    trial = asyncio.create_task(bench.maker())
+    await asyncio.sleep(0)
+    trial.cancel()
+    await asyncio.gather(trial, return_exceptions=True)
+    bench.docker.gate.set()
+    del bench.docker.wrong["create"]
+    assert await bench.maker() == "docker"
+
+
+async def test_those_that_fail_together_count_as_one_failure(bench: Bench) -> None:
+    bench.docker.gate.clear()
+    creations = [asyncio.create_task(bench.maker()) for _ in range(10)]
+    await asyncio.sleep(0)
+    bench.docker.wrong["create"] = DOWN
+    bench.docker.gate.set()
+    assert await asyncio.gather(*creations) == ["e2b"] * 10
+    del bench.docker.wrong["create"]
+    bench.time_s += 1.0
+    assert await bench.maker() == "docker"
+
+
+async def test_a_full_backend_is_asked_again_when_it_said(bench: Bench) -> None:
+    bench.docker.wrong["create"] = BackendFull("no place", 30.0)
+    assert await bench.maker() == "e2b"
+    assert bench.both.states()["docker"] == "full"
+    del bench.docker.wrong["create"]
+    bench.time_s += 29.0
+    refusal = await bench.failure(replace(SPEC, backends=("docker",)))
+    assert isinstance(refusal, BackendFull)
+    assert refusal.retry_after_s == 1.0
+    bench.time_s += 1.0
+    assert await bench.maker() == "docker"
+
+
+async def test_what_a_full_backend_says_is_bounded(bench: Bench) -> None:
+    bench.docker.wrong["create"] = BackendFull("come back next year", 3e7)
+    await bench.maker()
+    del bench.docker.wrong["create"]
+    bench.time_s += FailOverSettings().max_full_s
+    assert await bench.maker() == "docker"
+
+
+async def test_an_image_that_is_missing_says_nothing_of_the_backend(bench: Bench) -> None:
+    bench.docker.wrong["create"] = ImageNotReady("nobody built it")
+    await bench.maker()
+    assert bench.both.states()["docker"] == "up"
+
+
+FULL_SOON, FULL_LATE = BackendFull("full", 3.0), BackendFull("full too", 9.0)
+FETCHED, MISSING = ImageNotReady("being fetched", 5.0), ImageNotReady("nobody built it")
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "kind", "retry_after_s"),
+    [
+        (DOWN, FULL_SOON, BackendFull, 3.0),
+        (FULL_LATE, FULL_SOON, BackendFull, 3.0),
+        (FULL_SOON, MISSING, BackendFull, 3.0),
+        (MISSING, FETCHED, ImageNotReady, 5.0),
+        (FETCHED, DOWN, ImageNotReady, 5.0),
+        (DOWN, MISSING, ImageNotReady, None),
+    ],
+)
+async def test_when_none_can_the_failure_that_helps_most_is_told(
+    bench: Bench, first: SandboxFailure, second: SandboxFailure, kind: type, retry_after_s: float | None
+) -> None:
+    bench.docker.wrong["create"], bench.e2b.wrong["create"] = first, second
+    failure = await bench.failure()
+    assert isinstance(failure, kind)
+    assert getattr(failure, "retry_after_s", None) == retry_after_s
+
+
+async def test_when_all_are_down_the_log_learns_of_each(bench: Bench) -> None:
+    bench.docker.wrong["create"], bench.e2b.wrong["create"] = DOWN, SandboxFailure("the cloud is away")
+    assert str(await bench.failure()) == "docker: the Engine does not answer; e2b: the cloud is away"
+    again = str(await bench.failure())
+    assert "the Engine does not answer" in again
+    assert "the cloud is away" in again
+    assert (bench.docker.creations, bench.e2b.creations) == (1, 1)
+
+
+async def test_what_is_made_now_is_what_the_first_that_works_makes(bench: Bench) -> None:
+    assert await bench.both.fingerprint(BOTH) == "of docker"
+    bench.docker.wrong["create"] = DOWN
+    await bench.maker()
+    assert await bench.both.fingerprint(BOTH) == "of e2b"
+    bench.time_s += 60.0
+    assert await bench.both.fingerprint(BOTH) == "of e2b", "that it may be tried again does not mean that it is back"
+
+
+# -- starting, and what an earlier daemon left
+
+
+async def test_one_that_starts_is_enough(unstarted: Bench) -> None:
+    unstarted.docker.wrong["start"] = DOWN
+    with capture_logs() as logs:
+        await unstarted.both.start()
+        await unstarted.both.adopt(())
+    assert await unstarted.maker() == "e2b"
+    assert unstarted.docker.creations == 0
+    assert [(entry["event"], entry["backend"]) for entry in logs] == [("backend_not_started", "docker")]
+
+
+async def test_none_that_starts_is_a_failure_that_tells_of_all(unstarted: Bench) -> None:
+    unstarted.docker.wrong["start"], unstarted.e2b.wrong["start"] = DOWN, SandboxFailure("no key")
+    with pytest.raises(SandboxFailure, match=r"docker: the Engine does not answer; e2b: no key"):
+        await unstarted.both.start()
+
+
+async def test_a_late_one_is_started_by_a_sweep_and_destroys_what_was_left_of_it(unstarted: Bench) -> None:
+    unstarted.docker.wrong["start"] = DOWN
+    await unstarted.both.start()
+    await unstarted.both.adopt(())
+    with capture_logs() as logs:
+        assert await unstarted.both.sweep() == 2, "of the other"
+        unstarted.docker.wrong["start"] = SandboxFailure("another trouble")
+        await unstarted.both.sweep()
+        await unstarted.both.sweep()
+        del unstarted.docker.wrong["start"]
+        await unstarted.both.sweep()
+    assert [entry["event"] for entry in logs] == ["backend_not_started", "backend_started"]
+    assert unstarted.docker.calls[-2:] == ["start", "adopt"]
+    assert unstarted.docker.known == []
+    assert await unstarted.maker() == "docker"
+    assert await unstarted.both.sweep() == 4
+
+
+async def test_one_that_is_started_and_can_not_be_taken_over_does_not_serve(unstarted: Bench) -> None:
+    unstarted.docker.wrong["adopt"] = SandboxFailure("2 sandboxes can't be removed")
+    await unstarted.both.start()
+    await unstarted.both.adopt(())
+    assert await unstarted.maker() == "e2b"
+    del unstarted.docker.wrong["adopt"]
+    await unstarted.both.sweep()
+    assert await unstarted.maker() == "docker"
+    assert unstarted.docker.calls.count("start") == 1
+
+
+def known(sandbox_id: str, backend: str) -> KnownSandbox:
+    return KnownSandbox(sandbox_id, BOTH, b"token", backend)
+
+
+async def test_each_adopts_its_own_and_those_of_one_that_is_down_say_why_they_are_gone(unstarted: Bench) -> None:
+    living = GoneSandbox("one", "docker")  # any sandbox will do
+    unstarted.docker.living_of_old = {"one": living}
+    unstarted.e2b.wrong["start"] = SandboxFailure("the cloud is away")
+    await unstarted.both.start()
+    found = await unstarted.both.adopt([known("one", "docker"), known("two", "docker"), known("three", "e2b")])
+    assert unstarted.docker.known == ["one", "two"]
+    assert set(found) == {"one", "three"}
+    assert found["one"] is living
+    assert await found["three"].cause_of_death() == "its backend e2b could not be used when the daemon came back"
+
+
+async def test_one_that_sessions_wait_for_is_waited_for(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, replace(SETTINGS, adopt_wait_s=30.0))
+    living = GoneSandbox("one", "docker")
+    bench.docker.living_of_old = {"one": living}
+    bench.docker.wrong["start"] = DOWN
+    await bench.both.start()
+    adoption = asyncio.create_task(bench.both.adopt([known("one", "docker")]))
+    assert await eventually_async(lambda: bench.docker.calls.count("start") >= 4)
+    del bench.docker.wrong["start"]
+    assert await asyncio.wait_for(adoption, 10.0) == {"one": living}
+
+
+# -- the rest
+
+
+async def test_a_sweep_that_one_fails_at_is_made_by_the_others(bench: Bench) -> None:
+    bench.docker.wrong["sweep"] = DOWN
+    assert await bench.both.sweep() == 2
+    bench.e2b.wrong["sweep"] = SandboxFailure("the cloud is away")
+    with pytest.raises(SandboxFailure, match=r"docker: .*; e2b: the cloud"):
+        await bench.both.sweep()
+
+
+async def test_all_are_closed_whatever_happens_to_one(bench: Bench) -> None:
+    bench.docker.wrong["close"] = SandboxFailure("1 sandbox is left over")
+    with pytest.raises(SandboxFailure, match="1 sandbox is left over"):
+        await bench.both.close()
+    assert bench.e2b.calls[-1] == "close"
+
+
+async def test_findings_say_whose_they_are(bench: Bench) -> None:
+    assert [finding.subject for finding in await bench.both.check_host()] == ["docker: wall", "e2b: wall"]

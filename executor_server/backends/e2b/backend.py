@@ -12,41 +12,38 @@ that the registry knows go on, the others are ended, and so is whatever a lost a
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import re
 import secrets
 from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import structlog
 
 from executor_server.backends.base import HostFinding, KnownSandbox
 from executor_server.backends.directory import BackendDirectory, is_sandbox_id, new_sandbox_id
-from executor_server.backends.e2b.cloud import Access, Cloud, Listed, Machine
-from executor_server.backends.e2b.failures import CloudFailure, Final, Gone, TryLater
-from executor_server.backends.e2b.guests import SANDBOX_UID, GuestFile, relay_command, start_guest
-from executor_server.backends.e2b.key import read_key
+from executor_server.backends.e2b.access import open_cloud
+from executor_server.backends.e2b.check import examine
+from executor_server.backends.e2b.failures import CloudFailure
+from executor_server.backends.e2b.guests import GuestFile
 from executor_server.backends.e2b.lifetime import LifetimeKeeper
+from executor_server.backends.e2b.maker import DAEMON_KEY, FINGERPRINT_KEY, GUEST_KEY, RETRY_FULL_S, Maker
 from executor_server.backends.e2b.patience import patiently
-from executor_server.backends.e2b.sandbox import SANDBOX_KEY, E2BSandbox, Lifetime, cloud_clock_s
+from executor_server.backends.e2b.sandbox import SANDBOX_KEY, E2BSandbox, Lifetime
 from executor_server.backends.e2b.templates import Templates
 from executor_server.config import E2BImage, E2BSection
 from executor_server.errors import BackendFull, SandboxFailure
 from executor_server.guest_archive import pack_guest
 from executor_server.model import SandboxSpec
 
+if TYPE_CHECKING:
+    from executor_server.backends.e2b.cloud import Cloud, Listed
+
 _KIND = "e2b"
-_DAEMON_KEY = "executor-daemon"
-_FINGERPRINT_KEY = "executor-fingerprint"
-_USER_KEY = "executor-user"
-_GUEST_KEY = "executor-guest"
 _GUEST_VERSION = re.compile(r"[0-9a-f]{1,64}")
 _FINGERPRINT_CHARS = 256
 _TOKEN_BYTES = 32
-_TEMPLATE_HASH_CHARS = 16
-# Where nobody can say when a place will be free.
-_RETRY_FULL_S = 5.0
 
 _log = structlog.get_logger(__name__)
 
@@ -55,11 +52,8 @@ _log = structlog.get_logger(__name__)
 class _Means:
     """What `start` found and took possession of, and `close` gives back."""
 
-    cloud: Cloud
     directory: BackendDirectory
-    guest: GuestFile
-    templates: Templates
-    lifetime: Lifetime
+    maker: Maker
     keeper: LifetimeKeeper
 
 
@@ -78,30 +72,28 @@ class E2BBackend:
         return "e2b"
 
     async def start(self) -> None:
+        section = self._section
         directory = await asyncio.to_thread(BackendDirectory.take, self._state_dir, _KIND)
         try:
-            cloud = Cloud(self._access())
-            archive = await asyncio.to_thread(pack_guest, directory.path)
-            guest = await asyncio.to_thread(GuestFile.of, archive)
-            await patiently(lambda: cloud.list({_DAEMON_KEY: directory.daemon_id}))
-        except CloudFailure as failure:
+            cloud = await asyncio.to_thread(open_cloud, section)
+            guest = await asyncio.to_thread(lambda: GuestFile.of(pack_guest(directory.path)))
+            await patiently(lambda: cloud.list({DAEMON_KEY: directory.daemon_id}))
+        except BaseException as error:
             directory.release()
-            raise SandboxFailure(f"E2B can't be used: {failure}") from failure
-        except BaseException:
-            directory.release()
+            if isinstance(error, CloudFailure):
+                raise SandboxFailure(f"E2B can't be used: {error}") from error
             raise
-        section = self._section
-        keeper = LifetimeKeeper(section.lifetime_s, self._live.values)
         lifetime = Lifetime(section.lifetime_s, section.pause_idle_s)
-        self._means = _Means(cloud, directory, guest, Templates(section.images), lifetime, keeper)
-        keeper.start()
+        templates = Templates(section.images)
+        maker = Maker(cloud, directory.daemon_id, guest, templates, lifetime, section.reconnect_s)
+        self._means = _Means(directory, maker, LifetimeKeeper(section.lifetime_s, self._live.values))
+        self._means.keeper.start()
 
     async def check_host(self) -> Sequence[HostFinding]:
-        return []
+        return await examine(self._section)
 
     async def fingerprint(self, spec: SandboxSpec) -> str:
-        means = self._started()
-        return _fingerprint(spec, means.templates.of(spec.image), means.guest)
+        return self._started().maker.fingerprint(spec)
 
     async def close(self) -> None:
         means, self._means = self._means, None
@@ -116,16 +108,6 @@ class E2BBackend:
             told = f"{len(failures)} sandboxes are left over, for the next daemon of this state directory to destroy"
             raise SandboxFailure(f"{told}: {failures[0]}") from failures[0]
 
-    def _access(self) -> Access:
-        section = self._section
-        return Access(
-            api_key=read_key(section.api_key_file),
-            api_url=section.api_url,
-            sandbox_url=section.sandbox_url,
-            request_timeout_s=section.request_timeout_s,
-            concurrency=section.concurrency,
-        )
-
     def _started(self) -> _Means:
         if self._means is None:
             raise SandboxFailure("the E2B backend is not started")
@@ -135,23 +117,21 @@ class E2BBackend:
     # Creation
 
     async def create(self, spec: SandboxSpec) -> E2BSandbox:
-        means = self._started()
-        image = means.templates.of(spec.image)
+        maker = self._started().maker
         if len(self._live) >= self._section.max_sandboxes:
-            raise BackendFull(f"all {self._section.max_sandboxes} E2B sandboxes are in use", _RETRY_FULL_S)
+            raise BackendFull(f"all {self._section.max_sandboxes} E2B sandboxes are in use", RETRY_FULL_S)
+        sandbox = maker.new_sandbox(
+            new_sandbox_id(),
+            image=maker.templates.of(spec.image),
+            fingerprint=maker.fingerprint(spec),
+            token=secrets.token_bytes(_TOKEN_BYTES),
+            forget=self._forget,
+        )
         finished: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._creations.add(finished)
-        sandbox = self._new_sandbox(
-            means,
-            new_sandbox_id(),
-            image=image,
-            fingerprint=_fingerprint(spec, image, means.guest),
-            token=secrets.token_bytes(_TOKEN_BYTES),
-            guest_version=means.guest.version,
-        )
         self._live[sandbox.sandbox_id] = sandbox  # its place is taken from here on
         try:
-            await self._build(means, sandbox, spec, image)
+            await maker.build(sandbox, spec)
         except BaseException:
             await self._give_back(sandbox)
             raise
@@ -160,82 +140,12 @@ class E2BBackend:
             finished.set_result(None)
         return sandbox
 
-    async def _build(self, means: _Means, sandbox: E2BSandbox, spec: SandboxSpec, image: E2BImage) -> None:
-        machine = await self._make_machine(means, sandbox, spec, image)
-        try:
-            prepared = await means.templates.prepared(spec.image, machine)
-            await start_guest(
-                machine,
-                prepared,
-                guest=means.guest,
-                sandbox_id=sandbox.sandbox_id,
-                token=sandbox.endpoint.token,
-                spec=spec,
-                preload=image.preload,
-            )
-        except Gone as gone:
-            raise CloudFailure(f"the sandbox vanished while it was made: {gone}") from gone
-        except SandboxFailure:
-            means.templates.forget(spec.image)
-            raise
-
-    async def _make_machine(self, means: _Means, sandbox: E2BSandbox, spec: SandboxSpec, image: E2BImage) -> Machine:
-        metadata = {
-            _DAEMON_KEY: means.directory.daemon_id,
-            SANDBOX_KEY: sandbox.sandbox_id,
-            _FINGERPRINT_KEY: sandbox.fingerprint,
-            _USER_KEY: str(SANDBOX_UID),
-            _GUEST_KEY: means.guest.version,
-        }
-
-        async def ask() -> Machine:
-            asked_at_s, existed = cloud_clock_s(), sandbox.may_exist
-            sandbox.may_exist = True
-            try:
-                machine = await means.cloud.create(
-                    image.template,
-                    lifetime_s=self._section.lifetime_s,
-                    metadata=metadata,
-                    # Of equal ids the cloud makes one sandbox. One that does not makes more: they bear an id in whose
-                    # place another one lives, and so the next sweep ends them.
-                    request_id=sandbox.sandbox_id,
-                )
-            except TryLater as full:  # told at once: who waits for a sandbox may find one elsewhere
-                sandbox.may_exist = existed
-                raise BackendFull(f"E2B has no room: {full}", full.retry_after_s or _RETRY_FULL_S) from full
-            except Final:
-                sandbox.may_exist = existed
-                raise
-            sandbox.made(machine, asked_at_s)
-            return machine
-
-        try:
-            return await patiently(ask)
-        except Gone as gone:
-            reason = f"has a template that E2B does not know: {image.template}"
-            raise means.templates.refuse(spec.image, reason) from gone
-
     async def _give_back(self, sandbox: E2BSandbox) -> None:
         """After a failure that is the one to be told."""
         try:
             await sandbox.destroy()
         except SandboxFailure as failure:
             _log.warning("sandbox_left_over", sandbox_id=sandbox.sandbox_id, reason=str(failure))
-
-    def _new_sandbox(
-        self, means: _Means, sandbox_id: str, *, image: E2BImage, fingerprint: str, token: bytes, guest_version: str
-    ) -> E2BSandbox:
-        return E2BSandbox(
-            sandbox_id,
-            cloud=means.cloud,
-            lifetime=means.lifetime,
-            template=image.template,
-            fingerprint=fingerprint,
-            token=token,
-            relay=relay_command(guest_version, sandbox_id),
-            reconnect_s=self._section.reconnect_s,
-            forget=self._forget,
-        )
 
     def _forget(self, sandbox: E2BSandbox) -> None:
         self._live.pop(sandbox.sandbox_id, None)
@@ -262,15 +172,15 @@ class E2BBackend:
         return adopted
 
     def _adopted(self, means: _Means, listed: Listed, known: KnownSandbox) -> E2BSandbox:
-        fingerprint, version = listed.metadata.get(_FINGERPRINT_KEY, ""), listed.metadata.get(_GUEST_KEY, "")
+        fingerprint, version = listed.metadata.get(FINGERPRINT_KEY, ""), listed.metadata.get(GUEST_KEY, "")
         if not _GUEST_VERSION.fullmatch(version) or len(fingerprint) > _FINGERPRINT_CHARS:
             raise SandboxFailure("its metadata are not those that it was made with")
-        sandbox = self._new_sandbox(
-            means,
+        sandbox = means.maker.new_sandbox(
             known.sandbox_id,
             image=self._section.images.get(known.spec.image) or E2BImage(template="unknown"),
             fingerprint=fingerprint,
             token=known.token,
+            forget=self._forget,
             guest_version=version,
         )
         sandbox.adopt(listed.cloud_id, paused=listed.paused)
@@ -284,7 +194,7 @@ class E2BBackend:
         failures = await _failures(
             [
                 *(sandbox.destroy() for sandbox in condemned),
-                *(_kill(means.cloud, cloud_id) for cloud_id in strays),
+                *(_kill(means.maker.cloud, cloud_id) for cloud_id in strays),
             ]
         )
         count = len(condemned) + len(strays) - len(failures)
@@ -295,7 +205,7 @@ class E2BBackend:
         return count
 
     async def _listed(self, means: _Means) -> list[Listed]:
-        return await patiently(lambda: means.cloud.list({_DAEMON_KEY: means.directory.daemon_id}))
+        return await patiently(lambda: means.maker.cloud.list({DAEMON_KEY: means.directory.daemon_id}))
 
     def _is_stray(self, listed: Listed) -> bool:
         """Asked after the list came: what has been made meanwhile is known by now, and what is being made has no id."""
@@ -305,12 +215,6 @@ class E2BBackend:
 
 async def _kill(cloud: Cloud, cloud_id: str) -> None:
     await patiently(lambda: cloud.kill(cloud_id))
-
-
-def _fingerprint(spec: SandboxSpec, image: E2BImage, guest: GuestFile) -> str:
-    """Of the template its name: what it was built of, the cloud does not say of a sandbox."""
-    template = hashlib.sha256(image.template.encode()).hexdigest()[:_TEMPLATE_HASH_CHARS]
-    return f"{spec.fingerprint}-{template}-{guest.version}-{SANDBOX_UID}"
 
 
 async def _failures(attempts: Iterable[Awaitable[None]]) -> list[SandboxFailure]:

@@ -17,7 +17,6 @@ import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from importlib.metadata import version
 from traceback import walk_tb
 from typing import Any, NamedTuple
 
@@ -35,9 +34,6 @@ from executor_server.backends.e2b.failures import (
     TryLater,
 )
 
-TRIED_PAIRS = {("2.63.0", "2.11.5")}
-"""Versions of e2b and e2b-code-interpreter that this backend was tried with."""
-
 _ROOT = "root"
 _PAGE_SANDBOXES = 100
 _MAX_PAGES = 100
@@ -50,11 +46,6 @@ _NOT_FOUND = 404
 # Statuses of refusals that repeating won't change. Others of the kind say "not now".
 _REFUSALS = range(400, 500)
 _NOT_NOW = frozenset({408, 409, 423, 425, 429})
-
-
-def sdk_versions() -> tuple[str, str]:
-    """Of e2b and e2b-code-interpreter, as installed. Raises importlib.metadata.PackageNotFoundError."""
-    return version("e2b"), version("e2b-code-interpreter")
 
 
 @dataclass(frozen=True)

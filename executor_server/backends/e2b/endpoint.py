@@ -6,17 +6,19 @@ import asyncio
 import shlex
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import structlog
 
-from executor_server.backends.e2b.cloud import Machine
 from executor_server.backends.e2b.failures import CloudFailure, Gone
 from executor_server.backends.e2b.patience import pauses_s
 from executor_server.backends.e2b.transport import CommandTransport, RelayCommand, RelayEnded
 from executor_server.errors import SandboxFailure
 from executor_server.guest.relay import CANNOT_CONNECT
 from executor_server.guest.tokens import LONG_CHAIN_LENGTH
+
+if TYPE_CHECKING:
+    from executor_server.backends.e2b.cloud import Machine
 
 _log = structlog.get_logger(__name__)
 

@@ -11,10 +11,10 @@ import json
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import structlog
 
-from executor_server.backends.e2b.cloud import Machine
 from executor_server.backends.e2b.failures import CommandFailed
 from executor_server.backends.e2b.patience import patiently
 from executor_server.backends.e2b.templates import PYTHON, Prepared
@@ -24,6 +24,9 @@ from executor_server.errors import SandboxFailure
 from executor_server.guest.tokens import LONG_CHAIN_LENGTH, chained
 from executor_server.guest_archive import GuestArchive
 from executor_server.model import SandboxSpec
+
+if TYPE_CHECKING:
+    from executor_server.backends.e2b.cloud import Machine
 
 SANDBOX_UID = 65_533
 """User and group of the code inside: in no list of users, so nothing in the machine is theirs."""

@@ -12,15 +12,17 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import structlog
 
-from executor_server.backends.e2b.cloud import Cloud, Machine
 from executor_server.backends.e2b.endpoint import RelayEndpoint, Ways
 from executor_server.backends.e2b.failures import CloudFailure, Final, Gone, TryLater
 from executor_server.backends.e2b.patience import patiently
 from executor_server.errors import SandboxFailure
+
+if TYPE_CHECKING:
+    from executor_server.backends.e2b.cloud import Cloud, Machine
 
 SANDBOX_KEY = "executor-sandbox"
 

@@ -11,13 +11,15 @@ import shlex
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from executor_server.backends.e2b.cloud import Machine
 from executor_server.backends.e2b.failures import CommandFailed
 from executor_server.backends.e2b.patience import patiently
 from executor_server.config import E2BImage
 from executor_server.errors import ImageNotReady, SandboxFailure
+
+if TYPE_CHECKING:
+    from executor_server.backends.e2b.cloud import Machine
 
 PYTHON = "python3"
 """As the login shell of root finds it."""

@@ -1,16 +1,39 @@
-"""The API key: where it comes from, and that nobody else could have read it there."""
+"""The way to the account: the API key, which nobody else may be able to read, and the SDK, where it is installed."""
 
 from __future__ import annotations
 
 import os
 import stat
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from executor_server.config import E2BSection
 from executor_server.errors import SandboxFailure
+
+if TYPE_CHECKING:
+    from executor_server.backends.e2b.cloud import Cloud
 
 KEY_VARIABLE = "E2B_API_KEY"
 
 _MAX_KEY_BYTES = 4096
+
+
+def open_cloud(section: E2BSection) -> Cloud:
+    """Asks nothing of it yet. Raises SandboxFailure, which says what is missing."""
+    try:
+        # Imported here: who has no sandboxes in the cloud needs no SDK of it, nor the half second that it takes.
+        from executor_server.backends.e2b.cloud import Access, Cloud
+    except ModuleNotFoundError as error:
+        told = f"the SDK of E2B is not installed (no module {error.name}): pip install 'remote-executor[e2b]'"
+        raise SandboxFailure(told) from error
+    access = Access(
+        api_key=read_key(section.api_key_file),
+        api_url=section.api_url,
+        sandbox_url=section.sandbox_url,
+        request_timeout_s=section.request_timeout_s,
+        concurrency=section.concurrency,
+    )
+    return Cloud(access)
 
 
 def read_key(path: Path | None) -> str:

@@ -1,0 +1,168 @@
+"""check-host: whether the account can be used, what its templates are, and what is enforced by whom.
+
+Nothing of a template shows but in a sandbox of it. So a sandbox of each is made, as a session's is, and ended again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import tempfile
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from executor_server.backends.base import HostFinding
+from executor_server.backends.directory import new_sandbox_id
+from executor_server.backends.e2b.access import open_cloud
+from executor_server.backends.e2b.failures import CloudFailure, KeyRefused
+from executor_server.backends.e2b.guests import GuestFile
+from executor_server.backends.e2b.maker import DAEMON_KEY, Maker
+from executor_server.backends.e2b.patience import patiently
+from executor_server.backends.e2b.sandbox import E2BSandbox, Lifetime
+from executor_server.backends.e2b.templates import Prepared, Templates
+from executor_server.config import E2BSection
+from executor_server.errors import SandboxFailure
+from executor_server.guest_archive import pack_guest
+from executor_server.model import SandboxSpec
+
+if TYPE_CHECKING:
+    from executor_server.backends.e2b.cloud import Cloud
+
+TRIED_PAIRS = (("2.63.0", "2.11.5"),)
+"""Versions of e2b and e2b-code-interpreter that this backend was tried with."""
+
+_PACKAGES = ("e2b", "e2b-code-interpreter")
+# A trial's sandbox ends by itself soon, even if nobody is left to end it.
+_TRIAL_LIFETIME_S = 120.0
+_TRIAL_SPEC = SandboxSpec("", memory_bytes=2**28, processes=16, disk_bytes=2**20, orphan_time_s=60.0)
+_TOKEN_BYTES = 32
+_MIB = 2**20
+
+
+async def examine(section: E2BSection) -> list[HostFinding]:
+    """In the order of finding; it stops where nothing more can be found out."""
+    findings = [_sdk()]
+    try:
+        cloud = await asyncio.to_thread(open_cloud, section)
+    except SandboxFailure as failure:
+        return [*findings, HostFinding("access", ok=False, detail=f"{failure}.", remedy="See docs/e2b.md.")]
+    reached = await _reach(cloud)
+    findings.append(reached)
+    if reached.ok:
+        findings += [await _try_image(cloud, section, name) for name in section.images]
+        findings += _enforced(section)
+    return findings
+
+
+def _sdk() -> HostFinding:
+    installed = tuple(_version(package) for package in _PACKAGES)
+    found = " with ".join(f"{package} {found}" for package, found in zip(_PACKAGES, installed, strict=True))
+    tried = " or ".join(" with ".join(pair) for pair in TRIED_PAIRS)
+    if installed in TRIED_PAIRS:
+        return HostFinding("SDK", ok=True, detail=f"{found}, which this version was tried with.", required=False)
+    return HostFinding(
+        "SDK",
+        ok=False,
+        detail=f"{found}: this version was not tried with them, but with {tried}.",
+        remedy="Install the tried ones: pip install 'remote-executor[e2b]'.",
+        required=False,
+    )
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "(none)"
+
+
+async def _reach(cloud: Cloud) -> HostFinding:
+    begun_s = time.monotonic()
+    try:
+        await patiently(lambda: cloud.list({DAEMON_KEY: "nobody"}))
+    except KeyRefused as failure:
+        return HostFinding("E2B", ok=False, detail=f"{failure}.", remedy="Make a key in the dashboard of the account.")
+    except CloudFailure as failure:
+        remedy = "See whether this host reaches it, and the status page of E2B."
+        return HostFinding("E2B", ok=False, detail=f"{failure}.", remedy=remedy)
+    return HostFinding("E2B", ok=True, detail=f"It accepts the key, and answers in {_shown_s(begun_s)}.")
+
+
+async def _try_image(cloud: Cloud, section: E2BSection, name: str) -> HostFinding:
+    subject, template = f"image {name}", section.images[name].template
+    begun_s = time.monotonic()
+    try:
+        async with _trial(cloud, section, name) as prepared:
+            taken = _shown_s(begun_s)
+    except SandboxFailure as failure:
+        remedy = f"Name a template of the account that has Python in e2b.images.{name}."
+        return HostFinding(subject, ok=False, detail=f"{template}: {failure}.", remedy=remedy, required=False)
+    python, memory = ".".join(map(str, prepared.version)), prepared.memory_bytes // _MIB
+    detail = f"{template} has CPython {python} and {memory:,} MiB of memory. One sandbox took {taken}."
+    return HostFinding(subject, ok=True, detail=detail, required=False)
+
+
+@asynccontextmanager
+async def _trial(cloud: Cloud, section: E2BSection, name: str) -> AsyncIterator[Prepared]:
+    """A sandbox for a moment. Raises SandboxFailure."""
+    with tempfile.TemporaryDirectory(prefix="executor-guest-") as scratch:
+        guest = await asyncio.to_thread(lambda: GuestFile.of(pack_guest(Path(scratch))))
+    templates = Templates(section.images)
+    lifetime = Lifetime(_TRIAL_LIFETIME_S, pause_idle_s=None)
+    maker = Maker(cloud, f"check{secrets.token_hex(4)}", guest, templates, lifetime, section.reconnect_s)
+    sandbox = maker.new_sandbox(
+        new_sandbox_id(),
+        image=templates.of(name),
+        fingerprint="",
+        token=secrets.token_bytes(_TOKEN_BYTES),
+        forget=_nobody_minds,
+    )
+    try:
+        yield await maker.build(sandbox, _trial_spec(name))
+    finally:
+        await sandbox.destroy()
+
+
+def _trial_spec(image: str) -> SandboxSpec:
+    spec = _TRIAL_SPEC
+    return SandboxSpec(image, spec.memory_bytes, spec.processes, spec.disk_bytes, spec.orphan_time_s)
+
+
+def _nobody_minds(_sandbox: E2BSandbox) -> None:
+    """There is no backend that would."""
+
+
+def _enforced(section: E2BSection) -> list[HostFinding]:
+    """What the cloud does not limit for one session, and who does."""
+    by_supervisor = "E2B limits the machine only; within it the supervisor watches, and ends what takes too much."
+    in_machine = "E2B does not limit it; the kernel of the machine does, as the guest told it to."
+    return [
+        HostFinding("memory limit", ok=True, detail=by_supervisor, required=False),
+        HostFinding("process limit", ok=True, detail=in_machine, required=False),
+        HostFinding("disk limit", ok=True, detail="It is that of files in memory, sized by the guest.", required=False),
+        HostFinding(
+            "processor limit",
+            ok=False,
+            detail="limits.cpus is not enforced: a machine has the processors of its template.",
+            remedy="Build the template with as many as a session may have.",
+            required=False,
+        ),
+        HostFinding(
+            "network",
+            ok=True,
+            detail="E2B is asked to let nothing out, and code is in a network namespace of its own besides.",
+        ),
+        HostFinding(
+            "lifetime",
+            ok=True,
+            detail=f"E2B ends a sandbox {section.lifetime_s:g} s after the last daemon that cared for it.",
+        ),
+    ]
+
+
+def _shown_s(begun_s: float) -> str:
+    return f"{time.monotonic() - begun_s:.1f} s"

@@ -1,0 +1,129 @@
+"""Makes sandboxes: a machine in the cloud, what is in it looked at once, the guest brought there and started."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from executor_server.backends.e2b.failures import CloudFailure, Final, Gone, TryLater
+from executor_server.backends.e2b.guests import SANDBOX_UID, GuestFile, relay_command, start_guest
+from executor_server.backends.e2b.patience import patiently
+from executor_server.backends.e2b.sandbox import SANDBOX_KEY, E2BSandbox, Lifetime, cloud_clock_s
+from executor_server.backends.e2b.templates import Prepared, Templates
+from executor_server.config import E2BImage
+from executor_server.errors import BackendFull, SandboxFailure
+from executor_server.model import SandboxSpec
+
+if TYPE_CHECKING:
+    from executor_server.backends.e2b.cloud import Cloud, Machine
+
+DAEMON_KEY = "executor-daemon"
+FINGERPRINT_KEY = "executor-fingerprint"
+USER_KEY = "executor-user"
+GUEST_KEY = "executor-guest"
+
+RETRY_FULL_S = 5.0
+"""When to ask again, where nobody can say when a place will be free."""
+
+_TEMPLATE_HASH_CHARS = 16
+
+
+@dataclass(frozen=True)
+class Maker:
+    """What all sandboxes of one daemon are made with."""
+
+    cloud: Cloud
+    daemon_id: str
+    guest: GuestFile
+    templates: Templates
+    lifetime: Lifetime
+    reconnect_s: float
+
+    def fingerprint(self, spec: SandboxSpec) -> str:
+        """Of the template its name: what it was built of, the cloud does not say of a sandbox."""
+        template = self.templates.of(spec.image).template
+        template_hash = hashlib.sha256(template.encode()).hexdigest()[:_TEMPLATE_HASH_CHARS]
+        return f"{spec.fingerprint}-{template_hash}-{self.guest.version}-{SANDBOX_UID}"
+
+    def new_sandbox(
+        self,
+        sandbox_id: str,
+        *,
+        image: E2BImage,
+        fingerprint: str,
+        token: bytes,
+        forget: Callable[[E2BSandbox], None],
+        guest_version: str | None = None,
+    ) -> E2BSandbox:
+        """One that does not exist yet, or, with the version of its guest, one that an earlier daemon made."""
+        return E2BSandbox(
+            sandbox_id,
+            cloud=self.cloud,
+            lifetime=self.lifetime,
+            template=image.template,
+            fingerprint=fingerprint,
+            token=token,
+            relay=relay_command(guest_version or self.guest.version, sandbox_id),
+            reconnect_s=self.reconnect_s,
+            forget=forget,
+        )
+
+    async def build(self, sandbox: E2BSandbox, spec: SandboxSpec) -> Prepared:
+        """Its guest listens when this returns. Raises SandboxFailure; the caller destroys what there is of it."""
+        image = self.templates.of(spec.image)
+        machine = await self._make_machine(sandbox, spec, image)
+        try:
+            prepared = await self.templates.prepared(spec.image, machine)
+            await start_guest(
+                machine,
+                prepared,
+                guest=self.guest,
+                sandbox_id=sandbox.sandbox_id,
+                token=sandbox.endpoint.token,
+                spec=spec,
+                preload=image.preload,
+            )
+        except SandboxFailure as failure:
+            self.templates.forget(spec.image)
+            if isinstance(failure, Gone):  # not the template, which the cloud has just made a machine of
+                raise CloudFailure(f"the sandbox vanished while it was made: {failure}") from failure
+            raise
+        return prepared
+
+    async def _make_machine(self, sandbox: E2BSandbox, spec: SandboxSpec, image: E2BImage) -> Machine:
+        metadata = {
+            DAEMON_KEY: self.daemon_id,
+            SANDBOX_KEY: sandbox.sandbox_id,
+            FINGERPRINT_KEY: sandbox.fingerprint,
+            USER_KEY: str(SANDBOX_UID),
+            GUEST_KEY: self.guest.version,
+        }
+
+        async def ask() -> Machine:
+            asked_at_s, existed = cloud_clock_s(), sandbox.may_exist
+            sandbox.may_exist = True
+            try:
+                machine = await self.cloud.create(
+                    image.template,
+                    lifetime_s=self.lifetime.lifetime_s,
+                    metadata=metadata,
+                    # Of equal ids the cloud makes one sandbox. One that does not makes more: they bear an id in whose
+                    # place another one lives, and so the next sweep ends them.
+                    request_id=sandbox.sandbox_id,
+                )
+            except TryLater as full:  # told at once: who waits for a sandbox may find one elsewhere
+                sandbox.may_exist = existed
+                raise BackendFull(f"E2B has no room: {full}", full.retry_after_s or RETRY_FULL_S) from full
+            except Final:
+                sandbox.may_exist = existed
+                raise
+            sandbox.made(machine, asked_at_s)
+            return machine
+
+        try:
+            return await patiently(ask)
+        except Gone as gone:
+            reason = f"has a template that E2B does not know: {image.template}"
+            raise self.templates.refuse(spec.image, reason) from gone

@@ -280,6 +280,11 @@ class GuestChannel:
         return self._closing
 
     @property
+    def position(self) -> tuple[int, int]:
+        """How far frames came in both directions: numbers of the last one taken, and of the last one acknowledged."""
+        return self._last_seq, self._delivered_seq
+
+    @property
     def settled(self) -> bool:
         """Whether the guest has acknowledged all that was sent."""
         return not self._kept

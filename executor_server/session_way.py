@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import enum
+import itertools
 import random
 import time
 from collections import deque
@@ -78,6 +79,8 @@ class GuestWay:
         self._registry = registry
         self._control = control
         self._breaks: deque[float] = deque()
+        self._fruitless = 0  # connections in a row that brought nothing either way before they broke
+        self._position = channel.position  # when the last one broke
         self._wanted = False  # while it was being paused
         self._pause_after_s = 0.0  # not before
         self._log = _log.bind(session_id=session_id, sandbox_id=sandbox.sandbox_id)
@@ -88,17 +91,16 @@ class GuestWay:
     async def connect(self, within_s: float) -> None:
         """Connects; where the way breaks by itself, in as many attempts as the time allows. Raises SandboxFailure."""
         give_up_s = time.monotonic() + within_s
-        retry_s = _FIRST_RETRY_S
-        while True:
+        for attempt in itertools.count(1):
+            wait_s = _wait_s(attempt)
             try:
                 await self._connect_once(max(give_up_s - time.monotonic(), 0.0))
                 return
             except UnreachedError:
-                if not self._endpoint.breaks_by_itself or time.monotonic() + retry_s >= give_up_s:
+                if not self._endpoint.breaks_by_itself or time.monotonic() + wait_s >= give_up_s:
                     raise
             # Each attempt may show a token that the guest will not have seen; the waits keep these few.
-            await asyncio.sleep(retry_s * random.uniform(0.5, 1.0))
-            retry_s = min(retry_s * 2, _MAX_RETRY_S)
+            await asyncio.sleep(wait_s)
 
     async def _connect_once(self, within_s: float) -> None:
         # First, so that a later daemon does not show a token that has been used.
@@ -117,6 +119,8 @@ class GuestWay:
         endpoint = self._endpoint
         try:
             self._count_break()
+            if endpoint.breaks_by_itself:
+                await self._hold_off()
             await self.connect(endpoint.reconnect_s)
         except UnreachedError:
             if endpoint.breaks_by_itself:
@@ -135,6 +139,13 @@ class GuestWay:
                 self._breaks.popleft()
         if len(self._breaks) > self._endpoint.reconnects_max:
             raise SandboxFailure(f"the channel broke {len(self._breaks)} times")
+
+    async def _hold_off(self) -> None:
+        """Waits where one connection after the other is of no use: a network in trouble would soon have used up all."""
+        position, self._position = self._position, self._channel.position
+        self._fruitless = self._fruitless + 1 if position == self._position else 0
+        if self._fruitless:
+            await asyncio.sleep(_wait_s(self._fruitless))
 
     def silence_max_s(self, ping_interval_s: float, silence_s: float) -> float:
         """How long after a ping the guest may be silent. A way that breaks by itself is the first to be suspected."""
@@ -231,3 +242,8 @@ class GuestWay:
             except SandboxFailure as failure:
                 self._log.warning("sandbox_not_woken", error=str(failure))
                 raise SandboxFailure("its sandbox could not be woken") from failure
+
+
+def _wait_s(attempt: int) -> float:
+    """How long to wait after so many attempts in a row: longer each time, and not as long as everybody else."""
+    return float(min(_FIRST_RETRY_S * 2 ** min(attempt - 1, 16), _MAX_RETRY_S) * random.uniform(0.5, 1.0))

@@ -10,13 +10,15 @@ from typing import Any
 
 import pytest
 
+from executor_api.v1 import types_pb2 as pb
 from executor_server import session_way
 from executor_server.errors import PreconditionFailed, Reason, SandboxFailure
 from executor_server.executions import Execution
-from executor_server.guest.frames import Kind
+from executor_server.guest.frames import Frame, Kind
 from executor_server.model import Log, Outcome, OutputMode, Principal, Result, ToolSpec
 from executor_server.pool import make_ready
 from executor_server.registry import Registry, SessionRecord
+from executor_server.rpc.convert import session_to
 from executor_server.session import Session
 from executor_server.session_requests import SessionSettings
 from executor_server.state_dir import StateDir
@@ -120,6 +122,12 @@ async def told(execution: Execution) -> tuple[str, Result]:
 
 
 # -- resting
+
+
+async def test_a_session_that_rests_says_so_on_the_wire(bench: Bench) -> None:
+    assert session_to(bench.session).state == pb.SESSION_STATE_IDLE
+    await bench.rest()
+    assert session_to(bench.session).state == pb.SESSION_STATE_PAUSED
 
 
 async def test_a_session_that_nobody_uses_rests_and_is_left_alone(bench: Bench) -> None:
@@ -420,6 +428,35 @@ async def test_a_network_may_break_often(far: Any) -> None:
     bench = await far()
     await break_often(bench, 20)
     assert bench.session.state == "idle"
+
+
+async def test_a_network_that_breaks_at_once_each_time_is_given_time(far: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else what it may break within an hour would be used up within a second."""
+    waited: list[int] = []
+
+    def at_once(attempt: int) -> float:
+        waited.append(attempt)
+        return 0.0
+
+    monkeypatch.setattr(session_way, "_wait_s", at_once)
+    bench = await far()
+    bench.network.reconnects_max = 9
+    take = bench.guest.take
+
+    def greet_and_leave(connection: Any, frame: Frame) -> None:
+        take(connection, frame)
+        bench.guest.hang_up()
+
+    bench.guest.take = greet_and_leave
+    bench.guest.hang_up()
+    assert await bench.is_in("lost")
+    assert max(waited) == 9
+
+
+def test_waits_grow_to_their_limit_and_are_never_the_same() -> None:
+    waits_s = [session_way._wait_s(attempt) for attempt in (1, 3, 10, 10**6)]
+    assert 0.1 < waits_s[0] < waits_s[1] < waits_s[2] <= 8.0
+    assert 4.0 <= waits_s[3] <= 8.0
 
 
 async def test_breaks_are_counted_within_their_time_only(far: Any, monkeypatch: pytest.MonkeyPatch) -> None:

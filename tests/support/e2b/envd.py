@@ -7,7 +7,9 @@ import base64
 import binascii
 import datetime
 import json
+import re
 import signal
+import urllib.parse
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
@@ -76,7 +78,7 @@ async def _upload(request: web.BaseRequest, machine: Machine) -> web.Response:
             parts = aiohttp.MultipartReader(request.headers, request.content)
             while (part := await parts.next()) is not None:
                 if isinstance(part, aiohttp.BodyPartReader) and part.name == "file":
-                    place = path or part.filename or ""
+                    place = path or _file_name(part)
                     written.append(await machine.write_file(place, user, _pieces_of(part)))
         else:
             written.append(await machine.write_file(path or "", user, request.content.iter_chunked(READ_BYTES)))
@@ -85,6 +87,12 @@ async def _upload(request: web.BaseRequest, machine: Machine) -> web.Response:
     if not written:
         raise ApiError(400, "no file in the request")
     return web.json_response(written)
+
+
+def _file_name(part: aiohttp.BodyPartReader) -> str:
+    """With its directories, which parsers of this header take off for safety."""
+    found = re.search(r'filename="([^"]*)"', part.headers.get("Content-Disposition", ""))
+    return urllib.parse.unquote(found[1]) if found else ""
 
 
 async def _pieces_of(part: aiohttp.BodyPartReader) -> AsyncIterator[bytes]:

@@ -37,7 +37,8 @@ FRAME_BYTES_MAX = 8 * 2**20
 FILE_PIECE_BYTES = 256 * 1024
 DISK_BYTES = 512 * 2**20
 SUBSCRIBER_EVENTS_MAX = 256
-FREEZE_ROUNDS_MAX = 64
+FREEZE_TIMEOUT_S = 10.0
+FREEZE_STEP_S = 0.001
 
 _FIRST_HOST_ID = 1_900_000_000  # below what the local backend gives to sandboxes
 _HOST_ID_SLOTS = 1_000
@@ -234,19 +235,21 @@ class Machine:
     async def wait_end(self) -> None:
         await self._ended.wait()
 
-    def freeze(self) -> None:
-        """Stops every process of the machine, so that none can tell that it was stopped but by a clock."""
+    async def freeze(self) -> None:
+        """Stops every process of the machine, so that none can tell that it was stopped but by a clock.
+
+        Returns when all stand still: a signal takes its time, and until then they run and fork.
+        """
         assert self._first is not None
-        self._frozen = []
-        for _ in range(FREEZE_ROUNDS_MAX):
-            fresh = [pid for pid in _descendants(self._first) if pid not in self._frozen and not _is_stopped(pid)]
-            if not fresh:
-                break
-            for pid in fresh:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGSTOP)
-                    self._frozen.append(pid)
         self.is_frozen = True
+        async with asyncio.timeout(FREEZE_TIMEOUT_S):
+            while running := [pid for pid in _descendants(self._first) if not _is_stopped(pid)]:
+                for pid in running:
+                    if pid not in self._frozen:
+                        with contextlib.suppress(ProcessLookupError):
+                            os.kill(pid, signal.SIGSTOP)
+                            self._frozen.append(pid)
+                await asyncio.sleep(FREEZE_STEP_S)
 
     def thaw(self) -> None:
         for pid in reversed(self._frozen):

@@ -17,11 +17,11 @@ import shutil
 import tempfile
 import time
 import urllib.parse
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from aiohttp import web
 
@@ -37,6 +37,7 @@ LIFETIME_MAX_S = 24 * 3600
 BODY_BYTES_MAX = 64 * 2**20
 LOG_ENTRIES_MAX = 100_000
 PAGE_MAX = 100
+T = TypeVar("T")
 IDEMPOTENCY_KEY = re.compile(r"[a-z0-9-]{1,255}")
 
 
@@ -103,6 +104,7 @@ class Double:
         self._clock_offset_s = 0.0
         self._creating = 0
         self._keyed: dict[str, asyncio.Task[DoubleSandbox]] = {}
+        # What goes on to its end, whoever asked for it hung up meanwhile.
         self._tasks: set[asyncio.Task[Any]] = set()
         self._runner: web.ServerRunner | None = None
         self._server: web.Server | None = None
@@ -133,15 +135,14 @@ class Double:
 
     async def close(self) -> None:
         """Ends every sandbox, every connection and the server. Idempotent."""
-        for task in self._tasks | set(self._keyed.values()):
-            task.cancel()
-        await asyncio.gather(*self._tasks, *self._keyed.values(), return_exceptions=True)
-        for sandbox in list(self.sandboxes.values()):
-            await self._end(sandbox)
         if self._runner is not None:
             self.cut_all()
             await self._runner.cleanup()
             self._runner = None
+        while self._tasks:
+            await asyncio.wait(self._tasks)
+        for sandbox in list(self.sandboxes.values()):
+            await self._end(sandbox)
         if self._directory is not None:
             shutil.rmtree(self._directory)
             self._directory = None
@@ -246,24 +247,28 @@ class Double:
 
     def _at_its_end(self, sandbox: DoubleSandbox) -> None:
         sandbox.timer = None
-        if sandbox.asked.get("autoPause"):
-            self._pause(sandbox)
-            return
-        task = asyncio.create_task(self._end(sandbox))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        _ = self._own(self._pause(sandbox) if sandbox.asked.get("autoPause") else self._destroy(sandbox))
 
     async def _end(self, sandbox: DoubleSandbox) -> None:
+        await asyncio.shield(self._own(self._destroy(sandbox)))
+
+    async def _destroy(self, sandbox: DoubleSandbox) -> None:
         self.sandboxes.pop(sandbox.sandbox_id, None)
         if sandbox.timer is not None:
             sandbox.timer.cancel()
         await sandbox.machine.destroy()
         _cut_ways(sandbox)
 
-    def _pause(self, sandbox: DoubleSandbox) -> None:
+    def _own(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def _pause(self, sandbox: DoubleSandbox) -> None:
         sandbox.state = "paused"
         self._set_timer(sandbox)
-        sandbox.machine.freeze()
+        await sandbox.machine.freeze()
         _cut_ways(sandbox)
 
     def _wake(self, sandbox: DoubleSandbox, lifetime_s: float) -> None:
@@ -358,7 +363,7 @@ class Double:
                 await self._end(self._known(sandbox_id))
                 return web.Response(status=204)
             case "POST", ["sandboxes", sandbox_id, action]:
-                return self._act(self._known(sandbox_id), action, await _object(request))
+                return await self._act(self._known(sandbox_id), action, await _object(request))
         raise ApiError(404, f"no {request.method} {request.path}")
 
     async def _create_once(self, request: web.BaseRequest) -> DoubleSandbox:
@@ -366,13 +371,12 @@ class Double:
         asked = await _object(request)
         key = request.headers.get("Idempotency-Key")
         if key is None:
-            return await self.create(asked)
+            return await asyncio.shield(self._own(self.create(asked)))
         if not IDEMPOTENCY_KEY.fullmatch(key):
             raise ApiError(400, "invalid Idempotency-Key")
         task = self._keyed.get(key)
         if task is None:
-            # A task of its own: a client that hangs up and asks again must find it.
-            task = self._keyed[key] = asyncio.create_task(self.create(asked))
+            task = self._keyed[key] = self._own(self.create(asked))
         try:
             sandbox = await asyncio.shield(task)
         except ApiError:
@@ -382,7 +386,7 @@ class Double:
             raise ApiError(409, "the Idempotency-Key was used for another request")
         return sandbox
 
-    def _act(self, sandbox: DoubleSandbox, action: str, asked: dict[str, Any]) -> web.Response:
+    async def _act(self, sandbox: DoubleSandbox, action: str, asked: dict[str, Any]) -> web.Response:
         match action:
             case "timeout":
                 if sandbox.state != "running":
@@ -393,7 +397,7 @@ class Double:
             case "pause":
                 if sandbox.state == "paused":
                     raise ApiError(409, f"sandbox {sandbox.sandbox_id} is already paused")
-                self._pause(sandbox)
+                await asyncio.shield(self._own(self._pause(sandbox)))
                 return web.Response(status=204)
             case "resume":
                 if sandbox.state == "running":

@@ -3,7 +3,9 @@
 For each spec it is told of, the pool keeps a number of sandboxes whose guest has answered. Taking one starts a refill
 in the background; when none is there, or a kept one has died meanwhile, the caller gets a new one, made on the spot.
 A sandbox is handed out once and never comes back: a used sandbox is never reused. One that is out of date, because
-the image or the guest is another by now, is not handed out at all.
+the image or the guest is another by now, is not handed out at all. Where a kind may be made on several backends, one
+that had to be made on a later one is replaced as soon as an earlier one has made another; not before, so that one which
+comes and goes empties no pool.
 
 Nothing is counted twice or forgotten: what was made is kept, was a hit, or was discarded for one of three reasons.
 """
@@ -12,11 +14,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import enum
-from collections import Counter, deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 
 import structlog
 
@@ -25,6 +25,9 @@ from executor_server.errors import BackendFull, ImageNotReady, SandboxFailure
 from executor_server.guest_channel import GuestChannel
 from executor_server.model import SandboxSpec
 from executor_server.policy import WarmSandboxes
+from executor_server.pool_kind import Discard, Kind, PoolStats, ReadySandbox
+
+__all__ = ["PoolSettings", "PoolStats", "ReadySandbox", "WarmPool", "make_ready"]
 
 # Starting a process holds up the event loop: whoever has just taken a sandbox gets the answer first.
 _REFILL_PAUSE_S = 0.01
@@ -47,94 +50,6 @@ class PoolSettings:
     stats_interval_s: float = 300.0
 
 
-@dataclass(frozen=True)
-class ReadySandbox:
-    """A sandbox whose guest has answered, and the channel to it."""
-
-    sandbox: Sandbox
-    channel: GuestChannel
-    warm: bool
-
-
-@dataclass(frozen=True)
-class PoolStats:
-    """One kind's counts since the pool started: made = depth + hits + lost + outdated + closed."""
-
-    size: int  # how many are to be kept
-    depth: int  # how many are
-    making: int
-    hits: int  # takers that got a kept one
-    misses: int  # takers for whom one had to be made
-    made: int  # to be kept
-    failed: int  # attempts to
-    lost: int  # discarded: died while kept
-    outdated: int  # discarded: made of what is out of date
-    closed: int  # discarded: kept when the pool closed
-    ready_count: int  # how many got ready, to be kept or on the spot, and how long it took
-    ready_time_sum_s: float
-    ready_time_last_s: float
-
-
-class _Discard(enum.Enum):
-    LOST = "lost"
-    OUTDATED = "outdated"
-    CLOSED = "closed"
-
-
-@dataclass
-class _Kind:
-    """The sandboxes of one spec, and how making them goes."""
-
-    spec: SandboxSpec
-    size: int
-    fingerprint: str | None = None  # of what is up to date, as far as is known
-    unanswered: bool = False  # the backend could not say it when it was last asked
-    kept: deque[ReadySandbox] = field(default_factory=deque)
-    making: int = 0
-    tried_s: float = 0.0  # when one was last begun
-    backoff_s: float = 0.0
-    retry_s: float = 0.0  # not before
-    failing: bool = False
-    hits: int = 0
-    misses: int = 0
-    made: int = 0
-    failed: int = 0
-    discarded: Counter[_Discard] = field(default_factory=Counter)
-    ready_count: int = 0
-    ready_time_sum_s: float = 0.0
-    ready_time_last_s: float = 0.0
-
-    @property
-    def wants(self) -> bool:
-        """Whether one more is to be made. While they fail, one at a time is enough to find out when that is over."""
-        return len(self.kept) + self.making < self.size and not (self.failing and self.making)
-
-    def is_current(self, ready: ReadySandbox) -> bool:
-        return self.fingerprint is None or ready.sandbox.fingerprint == self.fingerprint
-
-    def note_ready(self, took_s: float) -> None:
-        self.ready_count += 1
-        self.ready_time_sum_s += took_s
-        self.ready_time_last_s = took_s
-
-    def stats(self) -> PoolStats:
-        return PoolStats(
-            size=self.size,
-            depth=len(self.kept),
-            making=self.making,
-            hits=self.hits,
-            misses=self.misses,
-            made=self.made,
-            failed=self.failed,
-            lost=self.discarded[_Discard.LOST],
-            outdated=self.discarded[_Discard.OUTDATED],
-            closed=self.discarded[_Discard.CLOSED],
-            ready_count=self.ready_count,
-            ready_time_sum_s=self.ready_time_sum_s,
-            ready_time_last_s=self.ready_time_last_s,
-        )
-
-
 async def make_ready(backend: Backend, spec: SandboxSpec, *, warm: bool) -> ReadySandbox:
     """Makes a sandbox and waits for its guest. Raises SandboxFailure; nothing is left behind then."""
     sandbox = await backend.create(spec)
@@ -154,7 +69,7 @@ class WarmPool:
     def __init__(self, backend: Backend, settings: PoolSettings) -> None:
         self._backend = backend
         self._settings = settings
-        self._kinds: dict[SandboxSpec, _Kind] = {}
+        self._kinds: dict[SandboxSpec, Kind] = {}
         self._wanted = asyncio.Event()
         self._filled = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
@@ -173,8 +88,8 @@ class WarmPool:
         for kind in self._kinds.values():
             kind.size = wanted.get(kind.spec, 0)
             while len(kind.kept) > kind.size:
-                self._discard(kind, kind.kept.pop(), _Discard.OUTDATED)
-        self._kinds = {spec: self._kinds.get(spec) or _Kind(spec, size) for spec, size in wanted.items()}
+                self._discard(kind, kind.kept.pop(), Discard.OUTDATED)
+        self._kinds = {spec: self._kinds.get(spec) or Kind(spec, size) for spec, size in wanted.items()}
         self._logged = {spec: stats for spec, stats in self._logged.items() if spec in wanted}
         self._note_depth()
         self._wanted.set()
@@ -228,21 +143,21 @@ class WarmPool:
         await asyncio.gather(*tasks, return_exceptions=True)
         for kind in self._kinds.values():
             while kind.kept:
-                self._discard(kind, kind.kept.popleft(), _Discard.CLOSED)
+                self._discard(kind, kind.kept.popleft(), Discard.CLOSED)
         await asyncio.gather(*self._discards, return_exceptions=True)
         await self._log_stats()
 
     # -- what is kept ----------------------------------------------------------------------------------------------
 
-    def _take_kept(self, kind: _Kind) -> ReadySandbox | None:
+    def _take_kept(self, kind: Kind) -> ReadySandbox | None:
         """The oldest that is alive and up to date. Nothing is waited for."""
         try:
             while kind.kept:
                 ready = kind.kept.popleft()
                 if not ready.channel.connected:
-                    self._discard(kind, ready, _Discard.LOST)
+                    self._discard(kind, ready, Discard.LOST)
                 elif not kind.is_current(ready):
-                    self._discard(kind, ready, _Discard.OUTDATED)
+                    self._discard(kind, ready, Discard.OUTDATED)
                 else:
                     ready.channel.on_lost = _not_ours
                     return ready
@@ -250,31 +165,34 @@ class WarmPool:
         finally:
             self._note_depth()
 
-    def _keep(self, kind: _Kind, ready: ReadySandbox) -> None:
+    def _keep(self, kind: Kind, ready: ReadySandbox) -> None:
         def on_lost(reason: str) -> None:
             """It died while nobody used it."""
             _log.warning("pooled_sandbox_lost", sandbox_id=ready.sandbox.sandbox_id, reason=reason)
             kind.kept.remove(ready)
-            self._discard(kind, ready, _Discard.LOST)
+            self._discard(kind, ready, Discard.LOST)
             self._note_depth()
 
         kind.made += 1
         if self._kinds.get(kind.spec) is not kind:  # nobody is served it any more
-            self._discard(kind, ready, _Discard.OUTDATED)
+            self._discard(kind, ready, Discard.OUTDATED)
             return
+        for worse in kind.worse_than(ready):
+            kind.kept.remove(worse)
+            self._discard(kind, worse, Discard.OUTDATED)
         kind.kept.append(ready)
         ready.channel.on_lost = on_lost
         if not ready.channel.connected:
             on_lost("the channel closed before the sandbox was kept")
         self._note_depth()
 
-    def _drop_outdated(self, kind: _Kind) -> None:
+    def _drop_outdated(self, kind: Kind) -> None:
         for ready in [ready for ready in kind.kept if not kind.is_current(ready)]:
             kind.kept.remove(ready)
-            self._discard(kind, ready, _Discard.OUTDATED)
+            self._discard(kind, ready, Discard.OUTDATED)
         self._note_depth()
 
-    def _discard(self, kind: _Kind, ready: ReadySandbox, why: _Discard) -> None:
+    def _discard(self, kind: Kind, ready: ReadySandbox, why: Discard) -> None:
         """Destroys one that is not kept any more."""
         kind.discarded[why] += 1
         self._wanted.set()
@@ -304,7 +222,7 @@ class WarmPool:
                     async with asyncio.timeout_at(self._next_retry_s()):
                         await self._wanted.wait()
 
-    def _due_kind(self) -> _Kind | None:
+    def _due_kind(self) -> Kind | None:
         """The one whose last attempt is the longest ago, so that one that fails does not hold up the others."""
         now_s = _now_s()
         due = [kind for kind in self._kinds.values() if kind.wants and kind.retry_s <= now_s]
@@ -313,7 +231,7 @@ class WarmPool:
     def _next_retry_s(self) -> float | None:
         return min((kind.retry_s for kind in self._kinds.values() if kind.wants), default=None)
 
-    async def _make(self, kind: _Kind) -> None:
+    async def _make(self, kind: Kind) -> None:
         kind.making += 1
         kind.tried_s = _now_s()
         try:
@@ -339,17 +257,17 @@ class WarmPool:
             self._wait_longest(kind)
             _log.exception("pool_check_broke", image=kind.spec.image, retry_after_s=self._settings.max_backoff_s)
 
-    async def _confirm(self, kind: _Kind, made: ReadySandbox) -> None:
+    async def _confirm(self, kind: Kind, made: ReadySandbox) -> None:
         """Sees to it that what was just made is what would be made now; else making it again has to wait."""
-        if kind.fingerprint is None or not kind.is_current(made):
-            await self._check_kind(kind)
+        if not kind.is_known(made) or not kind.is_current(made):
+            await self._check_kind(kind, [made.sandbox.backend_name])
         if kind.is_current(made):
             kind.failing, kind.backoff_s = False, 0.0
         else:
             wait_s = self._back_off(kind, None)
             _log.warning("pool_made_outdated", image=kind.spec.image, retry_after_s=wait_s)
 
-    def _back_off(self, kind: _Kind, failure: SandboxFailure | None) -> float:
+    def _back_off(self, kind: Kind, failure: SandboxFailure | None) -> float:
         """Puts off the next attempt: until it may succeed where somebody knows when, else longer each time."""
         settings = self._settings
         if isinstance(failure, (ImageNotReady, BackendFull)) and failure.retry_after_s is not None:
@@ -360,7 +278,7 @@ class WarmPool:
         kind.retry_s = _now_s() + wait_s
         return wait_s
 
-    def _wait_longest(self, kind: _Kind) -> None:
+    def _wait_longest(self, kind: Kind) -> None:
         kind.failing, kind.backoff_s = True, self._settings.max_backoff_s
         kind.retry_s = _now_s() + kind.backoff_s
 
@@ -373,20 +291,32 @@ class WarmPool:
 
     async def _check(self) -> None:
         for kind in list(self._kinds.values()):  # others may take their places meanwhile
-            if kind.size:
-                await self._check_kind(kind)
+            await self._check_kind(kind, dict.fromkeys(ready.sandbox.backend_name for ready in kind.kept))
+            if kind.better:
+                await self._try_better(kind)
 
-    async def _check_kind(self, kind: _Kind) -> None:
+    async def _check_kind(self, kind: Kind, backends: Iterable[str]) -> None:
         """Asks what is up to date, and discards what is not. Without an answer everything stays as it is."""
-        try:
-            kind.fingerprint = await self._backend.fingerprint(kind.spec)
-        except SandboxFailure as failure:
-            if not kind.unanswered:
-                _log.warning("pool_check_failed", image=kind.spec.image, error=str(failure))
-            kind.unanswered = True
-            return
-        kind.unanswered = False
+        for backend in backends:
+            try:
+                kind.fingerprints[backend] = await self._backend.fingerprint(kind.of([backend]))
+                kind.unanswered.discard(backend)
+            except SandboxFailure as failure:
+                if backend not in kind.unanswered:
+                    _log.warning("pool_check_failed", image=kind.spec.image, backend=backend, error=str(failure))
+                kind.unanswered.add(backend)
         self._drop_outdated(kind)
+
+    async def _try_better(self, kind: Kind) -> None:
+        """Makes one on the backends that could not when the others were made; a backend that is down says so itself."""
+        kind.making += 1
+        try:
+            ready = await make_ready(self._backend, kind.of(kind.better), warm=True)
+        except SandboxFailure:
+            return
+        finally:
+            kind.making -= 1
+        self._keep(kind, ready)
 
     async def _log_stats(self) -> None:
         for spec, stats in self.stats().items():

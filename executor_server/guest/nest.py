@@ -248,8 +248,7 @@ def _steps(config: _Config, listener: socket.socket, say: int, complaints: int) 
     def build_files() -> None:
         build_root(config.directory, sys.argv[0], config.sizes)
 
-    def name_and_connect() -> None:
-        socket.sethostname(_HOSTNAME)
+    def connect_to_itself() -> None:
         # Nothing but loopback is in the new network; what listens on the machine's own is on another one.
         with_kernel = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         fcntl.ioctl(with_kernel.fileno(), _SIOCSIFFLAGS, pack("16sh14x", b"lo", _IFF_UP))
@@ -296,7 +295,8 @@ def _steps(config: _Config, listener: socket.socket, say: int, complaints: int) 
         ("leave its command", leave_command),
         ("make namespaces", lambda: kernel.unshare(_NAMESPACES)),
         ("put its files together", build_files),
-        ("set its name and loopback up", name_and_connect),
+        ("set its name", lambda: socket.sethostname(_HOSTNAME)),
+        ("bring loopback up", connect_to_itself),
         ("limit its resources", limit),
         (f"become user {config.uid}", become_user),
         ("filter its system calls", filter_calls),

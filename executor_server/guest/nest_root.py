@@ -93,7 +93,7 @@ def _show_interpreter(place: str) -> None:
     environment = os.path.dirname(os.path.dirname(sys.executable))
     if os.path.isfile(f"{environment}/pyvenv.cfg"):  # without site, the interpreter does not know that it is of one
         prefixes.add(environment)
-    for prefix in sorted(prefixes):
+    for prefix in sorted(prefixes - {"/"}):
         # An empty directory may be there: what is mounted upon it in the machine has stayed away.
         if not os.path.exists(place + prefix) or not os.path.samefile(place + prefix, prefix):
             _bind_read_only(prefix, _made(place, prefix))

@@ -31,7 +31,8 @@ from executor_server.app_settings import (
 )
 from executor_server.audit import AuditLog
 from executor_server.audit_trail import AuditTrail
-from executor_server.backends.base import HostFinding
+from executor_server.backend_set import BackendSet
+from executor_server.backends.base import Backend, HostFinding
 from executor_server.config import Config
 from executor_server.cpu_shares import CpuShares
 from executor_server.fair_queue import FairQueue
@@ -177,7 +178,9 @@ async def _serve(config: Config) -> None:
         # Recovered sessions end with this daemon, so all that can be wrong with its configuration comes before them.
         server.bind()
         if metrics is not None and config.metrics.listen is not None:
-            metrics.registry.register(SourcesCollector(metrics, _sources(sessions, pool, policies, quotas, log)))
+            metrics.registry.register(
+                SourcesCollector(metrics, _sources(sessions, pool, policies, quotas, log, backend))
+            )
             endpoint = MetricsEndpoint(metrics, config.metrics.listen)
             stack.push_async_callback(endpoint.close)
             await endpoint.start()
@@ -242,7 +245,12 @@ def _record_nothing(_principal: Principal, _method: str, _target: str) -> None:
 
 
 def _sources(
-    sessions: SessionManager, pool: WarmPool, policies: PolicyStore, quotas: Quotas, log: AuditLog | None
+    sessions: SessionManager,
+    pool: WarmPool,
+    policies: PolicyStore,
+    quotas: Quotas,
+    log: AuditLog | None,
+    backend: Backend,
 ) -> Sources:
     return Sources(
         sessions=sessions.list_all,
@@ -250,6 +258,7 @@ def _sources(
         policy=lambda: policies.current,
         quotas=quotas,
         audit=log.stats if log is not None else None,
+        backends=backend.states if isinstance(backend, BackendSet) else dict,
     )
 
 

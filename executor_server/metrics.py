@@ -131,6 +131,7 @@ class Metrics(Observer, PolicyListener):
             "Sessions made; `start`: `warm` of a kept sandbox, or `cold`.",
             "profile",
             "image",
+            "backend",
             "start",
         )
         self._creation = book.histogram(
@@ -187,7 +188,8 @@ class Metrics(Observer, PolicyListener):
 
     def session_created(self, session: SessionFacts, took_s: float) -> None:
         start = "warm" if session.warm else "cold"
-        self._created.labels(self._profile(session), self.images.label(session.image), start).inc()
+        image = self.images.label(session.image)
+        self._created.labels(self._profile(session), image, session.backend, start).inc()
         self._creation.labels(start).observe(took_s)
 
     def session_recovered(self, session: SessionFacts) -> None:

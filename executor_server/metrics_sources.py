@@ -22,7 +22,16 @@ from executor_server.quotas import Quotas
 from executor_server.session import Session
 
 SESSIONS = Described(
-    f"{PREFIX}sessions", "gauge", ("state", "profile"), "Sessions that there are; `state`: `idle`, `busy`, `paused` or `lost`."
+    f"{PREFIX}sessions",
+    "gauge",
+    ("state", "profile", "backend"),
+    "Sessions that there are; `state`: `idle`, `busy`, `paused` or `lost`.",
+)
+BACKENDS = Described(
+    f"{PREFIX}backend_state",
+    "gauge",
+    ("backend", "state"),
+    "Of each backend where several run: 1 for its state, which is `up`, `full` or `down`.",
 )
 POLICY = Described(
     f"{PREFIX}policy_info", "gauge", ("version", "fingerprint"), "1; its labels say which policy is in force."
@@ -77,6 +86,7 @@ AUDIT_COUNTERS = {
 
 DESCRIBED = (
     SESSIONS,
+    BACKENDS,
     POLICY,
     TENANT_USE,
     TENANT_QUOTA,
@@ -99,6 +109,7 @@ class Sources:
     policy: Callable[[], Policy]
     quotas: Quotas
     audit: AuditStats | None  # None: there is no audit log
+    backends: Callable[[], Mapping[str, str]] = dict  # their states, where several run
 
 
 class SourcesCollector(Collector):
@@ -118,6 +129,7 @@ class SourcesCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         yield self._sessions()
+        yield self._backends()
         yield from self._pool()
         yield self._policy()
         yield from self._quotas()
@@ -126,11 +138,18 @@ class SourcesCollector(Collector):
 
     def _sessions(self) -> Metric:
         counts = Counter(
-            (session.state, self._profiles.label(session.spec.policy.profile)) for session in self._sources.sessions()
+            (session.state, self._profiles.label(session.spec.policy.profile), session.backend_name)
+            for session in self._sources.sessions()
         )
         family = _gauge(SESSIONS)
         for labels, count in counts.items():
             family.add_metric(labels, count)
+        return family
+
+    def _backends(self) -> Metric:
+        family = _gauge(BACKENDS)
+        for backend, state in self._sources.backends().items():
+            family.add_metric((backend, state), 1)
         return family
 
     def _policy(self) -> Metric:

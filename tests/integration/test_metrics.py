@@ -35,7 +35,7 @@ def test_executions_and_sessions_are_counted(watched: Watched, client: ExecutorC
     with client.create_session() as session:
         session.execute("1 + 1")
         session.execute("1 / 0")
-        assert watched.tells(1, "sessions", state="idle", profile="plain")
+        assert watched.tells(1, "sessions", state="idle", profile="plain", backend="local")
     assert watched.tells(1, "sessions_ended_total", profile="plain", reason="deleted")
     assert watched.value("executions_total", outcome="succeeded", profile="plain") == 1
     assert watched.value("executions_total", outcome="exception", profile="plain") == 1

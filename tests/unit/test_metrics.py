@@ -115,7 +115,7 @@ def test_sessions_are_counted_by_how_they_began_and_ended(metrics: Metrics) -> N
     metrics.session_lost(FACTS, "the guest lied")
     metrics.session_ended(FACTS, SessionEnd.EXPIRED)
     metrics.session_ended(FACTS, "something that is in no list")
-    assert value(metrics, "sessions_created_total", profile="default", image="base", start="cold") == 1
+    assert value(metrics, "sessions_created_total", profile="default", image="base", backend="local", start="cold") == 1
     assert value(metrics, "session_creation_seconds_sum", start="warm") == 0.004
     assert value(metrics, "sessions_lost_total", profile="default") == 1
     assert value(metrics, "sessions_ended_total", profile="default", reason="expired") == 1
@@ -194,6 +194,7 @@ class Open:
     def __init__(self, state: str) -> None:
         self.state = state
         self.spec = session_spec(SANDBOX)
+        self.backend_name = "local"
 
 
 def policy() -> Policy:
@@ -213,7 +214,17 @@ def collector(metrics: Metrics, pool: dict[SandboxSpec, PoolStats], *states: str
 
 def test_sessions_are_read_by_state(metrics: Metrics) -> None:
     metrics.registry.register(collector(metrics, {}, "idle", "busy", "busy"))
-    assert value(metrics, "sessions", state="busy", profile="default") == 2
+    assert value(metrics, "sessions", state="busy", profile="default", backend="local") == 2
+
+
+def test_the_states_of_several_backends_are_told(metrics: Metrics) -> None:
+    sources = Sources(
+        list, dict, policy, Quotas(lambda _: QuotasTable()), None, lambda: {"docker": "down", "e2b": "up"}
+    )
+    metrics.registry.register(SourcesCollector(metrics, sources))
+    assert value(metrics, "backend_state", backend="docker", state="down") == 1
+    assert value(metrics, "backend_state", backend="docker", state="up") is None
+    assert value(metrics, "backend_state", backend="e2b", state="up") == 1
 
 
 def test_the_policy_in_force_is_told(metrics: Metrics) -> None:

@@ -12,6 +12,8 @@ if TYPE_CHECKING:
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _CPUCLOCK_SCHED = 2
+# File systems of the sandbox's own, wherever it is made.
+_IN_MEMORY = ("/workspace", "/tmp", "/dev/shm")
 
 
 def process_cpu_s(pid: int) -> float:
@@ -105,9 +107,10 @@ def _reaped_cpu_s() -> float:
 
 
 def sandbox_memory_bytes() -> int:
-    """Memory of everything in the pid namespace but the supervisor: each one's own, and the most that one shares.
+    """Memory of everything in the pid namespace but the supervisor: each one's own, and what is shared or in files.
 
-    What several processes share is counted once, as far as can be told cheaply.
+    What several processes share is counted once, as far as can be told cheaply: the most that one of them shares, or
+    all that lies in the sandbox's file systems in memory. Either may be part of the other.
     """
     own = shared = 0
     for pid in _pids():
@@ -118,7 +121,15 @@ def sandbox_memory_bytes() -> int:
             continue  # it ended meanwhile
         own += _kilobytes(status, b"RssAnon:")
         shared = max(shared, _kilobytes(status, b"RssShmem:"))
-    return (own + shared) * 1024
+    return own * 1024 + max(shared * 1024, _files_bytes())
+
+
+def _files_bytes() -> int:
+    used = 0
+    for place in _IN_MEMORY:
+        state = os.statvfs(place)
+        used += (state.f_blocks - state.f_bfree) * state.f_frsize
+    return used
 
 
 def _kilobytes(status: bytes, field: bytes) -> int:

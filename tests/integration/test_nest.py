@@ -303,6 +303,17 @@ children
     assert await ask(harness, session, "1 + 1") == 2
 
 
+async def test_files_count_as_memory_because_they_are(harness: Harness) -> None:
+    """Together they would be more than the machine was promised to need, and its kernel would choose what to kill."""
+    session = await harness.session(memory_bytes=192 * MIB, disk_bytes=128 * MIB)
+    code = f"open('file', 'wb').write(bytes({100 * MIB}))"
+    assert await ask(harness, session, code) == 100 * MIB
+    assert await ask(harness, session, f"len(bytes({40 * MIB}))") == 40 * MIB
+    both = await harness.run(session, f"import time\nkept = b'x' * {110 * MIB}\ntime.sleep(1e6)", wall_time_s=15.0)
+    assert both.outcome == "out_of_memory"
+    assert await ask(harness, session, "import os\nos.path.getsize('file')") == 100 * MIB
+
+
 async def test_a_guest_that_is_killed_takes_its_sandbox_along(harness: Harness, session: Session) -> None:
     sandbox = nested(harness).sandboxes[-1]
     supervisor = sandbox.supervisor

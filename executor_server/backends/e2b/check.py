@@ -25,7 +25,7 @@ from executor_server.backends.e2b.patience import patiently
 from executor_server.backends.e2b.sandbox import E2BSandbox, Lifetime
 from executor_server.backends.e2b.templates import Prepared, Templates
 from executor_server.config import E2BSection
-from executor_server.errors import SandboxFailure
+from executor_server.errors import ImageNotReady, SandboxFailure
 from executor_server.guest_archive import pack_guest
 from executor_server.model import SandboxSpec
 
@@ -99,8 +99,9 @@ async def _try_image(cloud: Cloud, section: E2BSection, name: str) -> HostFindin
         async with _trial(cloud, section, name) as prepared:
             taken = _shown_s(begun_s)
     except SandboxFailure as failure:
+        told = f"{failure}." if isinstance(failure, ImageNotReady) else f"{template}: {failure}."
         remedy = f"Name a template of the account that has Python in e2b.images.{name}."
-        return HostFinding(subject, ok=False, detail=f"{template}: {failure}.", remedy=remedy, required=False)
+        return HostFinding(subject, ok=False, detail=told, remedy=remedy, required=False)
     python, memory = ".".join(map(str, prepared.version)), prepared.memory_bytes // _MIB
     detail = f"{template} has CPython {python} and {memory:,} MiB of memory. One sandbox took {taken}."
     return HostFinding(subject, ok=True, detail=detail, required=False)

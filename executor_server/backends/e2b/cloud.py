@@ -12,6 +12,7 @@ sandbox is shown a token that is good for this sandbox only.
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -37,7 +38,7 @@ from executor_server.backends.e2b.failures import (
 _ROOT = "root"
 _PAGE_SANDBOXES = 100
 _MAX_PAGES = 100
-_SHOWN_CHARS = 200
+_SHOWN_CHARS = 120
 _READ_CHARS = 8_192
 _CLOUD_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,127}")
 # Keys and tokens, which are long; and what stands before the host of an address. No id of a sandbox is so long.
@@ -156,6 +157,8 @@ class Cloud:
     def __init__(self, access: Access) -> None:
         self.access = access
         self._turns = asyncio.Semaphore(access.concurrency)
+        # It would write down every request, with its address.
+        logging.getLogger("httpx").setLevel(logging.WARNING)
 
     async def create(
         self, template: str, *, lifetime_s: float, metadata: Mapping[str, str], request_id: str
@@ -182,6 +185,8 @@ class Cloud:
         """Wakes it if it is paused; lets it live for `lifetime_s` at least. Raises Gone, CloudFailure."""
         async with self.request():
             sandbox = await e2b.AsyncSandbox.connect(cloud_id, timeout=math.ceil(lifetime_s), **self._parameters())
+        if sandbox.sandbox_id != cloud_id:
+            raise CloudFailure("E2B answers for another sandbox than it was asked for")
         return Machine(self, sandbox)
 
     async def list(self, metadata: Mapping[str, str]) -> list[Listed]:
@@ -270,12 +275,13 @@ class _Row(NamedTuple):
 
 # In this order: of those that fit, the first counts. {} is what the SDK says.
 _TABLE = (
-    _Row(e2b.AuthenticationException, KeyRefused, "E2B refuses the key or a sandbox's token: {}"),
+    _Row(e2b.AuthenticationException, KeyRefused, "the API key, or a token for one sandbox, is refused: {}"),
     _Row(e2b.NotFoundException, Gone, "E2B knows no such thing: {}"),
     _Row(e2b.SandboxNotRunningException, NotRunning, "the sandbox does not run: {}"),
     _Row(e2b.TimeoutException, CloudFailure, "E2B does not answer in time: {}"),
     _Row(e2b.InvalidArgumentException, Final, "E2B refuses the request: {}"),
     _Row(e2b.NotEnoughSpaceException, Final, "the sandbox has no space left: {}"),
+    _Row(e2b.GuestUnresponsiveException, Final, "the sandbox can't be woken: {}"),
     _Row(e2b.TemplateException, Final, "the template is too old for the SDK: {}"),
     _Row(httpx.TimeoutException, CloudFailure, "E2B does not answer in time: {}"),
     _Row(httpx.TransportError, CloudFailure, "E2B can't be reached: {}"),

@@ -90,6 +90,7 @@ class Maker:
             if isinstance(failure, Gone):  # not the template, which the cloud has just made a machine of
                 raise CloudFailure(f"the sandbox vanished while it was made: {failure}") from failure
             raise
+        sandbox.is_whole = True
         return prepared
 
     async def _make_machine(self, sandbox: E2BSandbox, spec: SandboxSpec, image: E2BImage) -> Machine:

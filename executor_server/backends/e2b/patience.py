@@ -12,28 +12,28 @@ from executor_server.backends.e2b.failures import CloudFailure, Final, TryLater
 ATTEMPTS = 4
 _FIRST_PAUSE_S = 0.2
 _LONGEST_PAUSE_S = 5.0
-# What a cloud that asks for patience may have; who asks for more is asked again by whoever wanted it, later.
+# What a cloud that asks for patience is given at a time. For more, whoever wanted it may come back.
 _PATIENCE_S = 10.0
 
 T = TypeVar("T")
 
 
-async def patiently(request: Callable[[], Awaitable[T]], *, attempts: int = ATTEMPTS) -> T:
-    """The answer to the first of some attempts that has one. Raises CloudFailure, that of the last attempt."""
-    pauses = pauses_s()
-    for _ in range(attempts - 1):
+async def patiently(request: Callable[[], Awaitable[T]], *, attempts: int | None = ATTEMPTS) -> T:
+    """The answer to the first of some attempts that has one; without a number of them, tries until it is cancelled.
+
+    Raises CloudFailure, that of the last attempt; at once when it is `Final`.
+    """
+    for attempt, pause_s in enumerate(pauses_s(), start=1):
         try:
             return await request()
         except Final:
             raise
-        except TryLater as failure:
-            asked_s = failure.retry_after_s
-            if asked_s is not None and asked_s > _PATIENCE_S:
+        except CloudFailure as failure:
+            asked_s = (failure.retry_after_s if isinstance(failure, TryLater) else None) or 0.0
+            if attempts is not None and (attempt >= attempts or asked_s > _PATIENCE_S):
                 raise
-            await asyncio.sleep(max(next(pauses), asked_s or 0.0))
-        except CloudFailure:
-            await asyncio.sleep(next(pauses))
-    return await request()
+        await asyncio.sleep(max(pause_s, min(asked_s, _PATIENCE_S)))
+    raise AssertionError("the pauses have no end")
 
 
 def pauses_s() -> Iterator[float]:

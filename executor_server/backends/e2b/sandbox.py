@@ -69,6 +69,7 @@ class E2BSandbox:
         self.fingerprint = fingerprint
         self.cloud_id: str | None = None
         self.may_exist = False  # in the cloud; while that is so and there is no id, a request to make it was lost
+        self.is_whole = False  # what was made is what was asked for: its guest has been started in it
         self.is_paused = False
         self.is_gone = False
         self._cloud = cloud
@@ -95,7 +96,7 @@ class E2BSandbox:
 
     def adopt(self, cloud_id: str, *, paused: bool) -> None:
         """It is there already, and was made by an earlier daemon."""
-        self.cloud_id, self.may_exist, self.is_paused = cloud_id, True, paused
+        self.cloud_id, self.may_exist, self.is_whole, self.is_paused = cloud_id, True, True, paused
         self._ends_at_s = cloud_clock_s() + self._lifetime.lifetime_s  # not known; the keeper comes soon
 
     async def prolong(self) -> None:
@@ -105,12 +106,20 @@ class E2BSandbox:
                 return
             asked_at_s = cloud_clock_s()
             try:
-                await self._cloud.prolong(self.cloud_id, lifetime_s=self._lifetime.lifetime_s)
+                await self._prolong(self.cloud_id)
             except Gone:
                 self.is_gone = True
                 _log.warning("sandbox_vanished", sandbox_id=self.sandbox_id, cause=self._end())
-                return
-            self._ends_at_s = asked_at_s + self._lifetime.lifetime_s
+            else:
+                self._ends_at_s = asked_at_s + self._lifetime.lifetime_s
+
+    async def _prolong(self, cloud_id: str) -> None:
+        try:
+            await self._cloud.prolong(cloud_id, lifetime_s=self._lifetime.lifetime_s)
+        except Gone:
+            # One word is not enough to give a session up for. If it is true, this raises Gone as well.
+            await self._cloud.is_paused(cloud_id)
+            raise CloudFailure("E2B knows the sandbox, and does not put off its end") from None
 
     async def _find(self) -> Machine:
         if self.cloud_id is None or self.is_gone:
@@ -166,7 +175,7 @@ class E2BSandbox:
 
     async def wake(self) -> None:
         async with self._turn:
-            await patiently(self._find)
+            await patiently(self._find, attempts=None)
 
     # -- the end -------------------------------------------------------------------------------------------------
 
@@ -192,14 +201,11 @@ class E2BSandbox:
         _log.debug("sandbox_destroyed", sandbox_id=self.sandbox_id)
 
     async def _kill(self) -> None:
-        """Also what came of a request to make it whose answer was lost."""
-        if not self.may_exist:
-            return
-        if self.cloud_id is not None:
-            doomed = [self.cloud_id]
-        else:
+        """Where its creation failed, also whatever else bears its id: answers were lost, or told of another sandbox."""
+        doomed = set() if self.cloud_id is None else {self.cloud_id}
+        if self.may_exist and not self.is_whole:
             listed = await patiently(partial(self._cloud.list, {SANDBOX_KEY: self.sandbox_id}))
-            doomed = [one.cloud_id for one in listed]
+            doomed |= {one.cloud_id for one in listed}
         for cloud_id in doomed:
             await patiently(partial(self._cloud.kill, cloud_id))
 

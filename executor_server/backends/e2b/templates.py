@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from executor_server.backends.e2b.failures import CommandFailed
+from executor_server.backends.e2b.failures import CloudFailure, CommandFailed
 from executor_server.backends.e2b.patience import patiently
 from executor_server.config import E2BImage
 from executor_server.errors import ImageNotReady, SandboxFailure
@@ -51,6 +51,10 @@ class Prepared:
 
 class Useless(Exception):
     """No sandbox can be made of it; the text is the rest of a sentence that begins with its name."""
+
+
+class NoAnswer(CloudFailure):
+    """What came was not the probe's answer."""
 
 
 class Templates:
@@ -95,11 +99,17 @@ class Templates:
 async def probe(machine: Machine) -> Prepared:
     """Asks the machine's Python. Raises Useless, CloudFailure."""
 
-    async def ask() -> str:
-        return await machine.run(_PROBE, timeout_s=_PROBE_TIMEOUT_S)
+    async def ask() -> Prepared:
+        said = await machine.run(_PROBE, timeout_s=_PROBE_TIMEOUT_S)
+        try:
+            return read_answer(said)
+        except ValueError:  # or what it says was damaged on its way
+            raise NoAnswer("a template's Python does not answer like one") from None
 
     try:
-        return read_answer(await patiently(ask))
+        return await patiently(ask)
+    except NoAnswer as failure:
+        raise Useless("has a Python that does not answer like one") from failure
     except CommandFailed as failed:
         if failed.exit_code in _NO_COMMAND:
             raise Useless(f"has no Python: there is no {PYTHON} on root's PATH") from failed
@@ -107,12 +117,12 @@ async def probe(machine: Machine) -> Prepared:
 
 
 def read_answer(said: str) -> Prepared:
-    """Raises Useless."""
+    """Raises Useless; ValueError when it is none."""
     answer = said.rpartition(f"\n{_MARK}")[2] if _MARK in said else ""
     try:
         return _read(json.loads(answer.partition("\n")[0]))
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError, OverflowError):
-        raise Useless("has a Python that does not answer like one") from None
+        raise ValueError("not the answer of the probe") from None
 
 
 def _read(told: Any) -> Prepared:

@@ -164,7 +164,9 @@ def _run_repl(client: ExecutorClient, options: argparse.Namespace, console: Cons
 
 
 def _list_sessions(client: ExecutorClient, options: argparse.Namespace, console: Console) -> int:
-    rows: list[tuple[str, ...]] = [("SESSION", "STATE", "IMAGE", "PYTHON", "GENERATION", "EXPIRES", "LABELS")]
+    rows: list[tuple[str, ...]] = [
+        ("SESSION", "STATE", "IMAGE", "BACKEND", "PYTHON", "GENERATION", "EXPIRES", "LABELS")
+    ]
     rows += [_row(info) for info in sorted(client.list_sessions(), key=lambda info: info.create_time)]
     print("\n".join(aligned(rows)))
     return EXIT_SUCCEEDED
@@ -180,7 +182,8 @@ def _row(info: SessionInfo) -> tuple[str, ...]:
     labels = ",".join(f"{key}={value}" for key, value in sorted(info.labels.items()))
     state = f"{info.state.value} ({info.lost_reason})" if info.lost_reason else info.state.value
     # Labels are free text of whoever made the session.
-    return (info.session_id, state, info.image, info.python_version, str(info.generation), f"in {left_s} s", labels)
+    what = (info.session_id, state, info.image, info.backend, info.python_version)
+    return (*what, str(info.generation), f"in {left_s} s", labels)
 
 
 if __name__ == "__main__":

@@ -78,7 +78,7 @@ def list_sessions(tenant: str, as_json: bool, **access: Any) -> None:
     if as_json:
         _print_json(answer)
         return
-    rows = [("SESSION", "TENANT", "PRINCIPAL", "STATE", "IMAGE", "PROFILE", "CREATED", "EXPIRES")]
+    rows = [("SESSION", "TENANT", "PRINCIPAL", "STATE", "IMAGE", "BACKEND", "PROFILE", "CREATED", "EXPIRES")]
     for owned in answer["sessions"]:
         session = owned["session"]
         rows.append(
@@ -88,6 +88,7 @@ def list_sessions(tenant: str, as_json: bool, **access: Any) -> None:
                 owned["principal"],
                 session["state"].removeprefix("SESSION_STATE_").lower(),
                 session["image"],
+                session.get("backend", ""),
                 session.get("policy", {}).get("profile", ""),
                 _time(session, "create_time"),
                 _time(session, "expire_time"),

@@ -107,7 +107,7 @@ class World:
 async def serving(world: World, directory: Path) -> AsyncIterator[str]:
     identities = Identities(Tokens(TOKEN), lambda: world.policy)
     server = RpcServer(
-        ExecutorService(lambda: world.policy, cast("Any", None)),
+        ExecutorService(lambda: world.policy, cast("Any", None), cast("Any", None)),
         identities,
         settings(f"unix:{directory}/s"),
         admin=world.service(),
@@ -251,8 +251,9 @@ async def run(address: str) -> Any:
 
 async def test_the_command_line_lists_sessions_as_a_table(run: Any) -> None:
     lines = (await run("sessions")).stdout.splitlines()
-    assert lines[0].split() == ["SESSION", "TENANT", "PRINCIPAL", "STATE", "IMAGE", "PROFILE", "CREATED", "EXPIRES"]
-    assert lines[1].split()[:6] == ["s1", "acme", "ci", "idle", "base", "default"]
+    heads = ["SESSION", "TENANT", "PRINCIPAL", "STATE", "IMAGE", "BACKEND", "PROFILE", "CREATED", "EXPIRES"]
+    assert lines[0].split() == heads
+    assert lines[1].split()[:7] == ["s1", "acme", "ci", "idle", "base", "fake", "default"]
 
 
 async def test_the_command_line_answers_scripts_in_json(run: Any) -> None:

@@ -234,8 +234,8 @@ def test_interrupt_at_the_prompt_drops_the_input_only(
 def test_ps_lists_sessions_one_a_line(daemon: FakeDaemon, capsys: Captured) -> None:
     assert cli.main(["ps"]) == 0
     header, row = capsys.readouterr().out.splitlines()
-    assert header.split()[:2] == ["SESSION", "STATE"]
-    assert row.split()[:2] == [SESSION, "idle"] and row.endswith("team=a\\x1b[31m")
+    assert header.split()[:4] == ["SESSION", "STATE", "IMAGE", "BACKEND"]
+    assert row.split()[:4] == [SESSION, "idle", "base", "fake"] and row.endswith("team=a\\x1b[31m")
 
 
 def test_version_is_the_distributions(capsys: Captured) -> None:

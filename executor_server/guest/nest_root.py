@@ -17,7 +17,7 @@ from . import kernel
 from .kernel import MS_BIND, MS_NODEV, MS_NOEXEC, MS_NOSUID, MS_PRIVATE, MS_RDONLY, MS_REC, MS_REMOUNT
 from .place import GUEST_PATH
 
-# Of the machine's root. What is made anew here, and what is nobody's business in a sandbox.
+# Of the machine's root, beside what begins with a dot: what is made anew here, and what is no business of a sandbox's.
 _NOT_SHOWN = frozenset(("boot", "dev", "lost+found", "media", "mnt", "proc", "root", "run", "sys", "tmp", "workspace"))
 _DEVICES = ("null", "zero", "full", "random", "urandom")
 _DEVICE_LINKS = (("fd", "fd"), ("stdin", "fd/0"), ("stdout", "fd/1"), ("stderr", "fd/2"))
@@ -78,7 +78,7 @@ def build_root(place: str, guest: str, sizes: Sizes) -> None:
 def _show_system(place: str) -> None:
     for name in sorted(os.listdir("/")):
         source = f"/{name}"
-        if name in _NOT_SHOWN:
+        if name in _NOT_SHOWN or name.startswith("."):
             continue
         mode = os.lstat(source).st_mode
         if stat.S_ISLNK(mode):  # /bin -> usr/bin

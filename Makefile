@@ -48,11 +48,11 @@ $(PROTOC_STAMP): | $(STAMP)
 # Use
 
 .PHONY: demo
-demo: $(STAMP)  ## Run a CodeAgent in a sandbox, start to end (BACKEND=local|docker)
+demo: $(STAMP)  ## Run a CodeAgent in a sandbox, start to end (BACKEND=local|docker|e2b|e2b-double)
 	@$(BIN)/python examples/demo.py --backend $(BACKEND)
 
 .PHONY: serve
-serve: $(STAMP)  ## Run the daemon in the foreground (BACKEND=local|docker)
+serve: $(STAMP)  ## Run the daemon in the foreground (BACKEND=local|docker|e2b)
 	@$(BIN)/executor-server serve --backend $(BACKEND) $(ARGS)
 
 .PHONY: bench

@@ -18,7 +18,7 @@ import numpy as np
 import pandas as pd
 import PIL.Image
 import PIL.ImageDraw
-from own_daemon import DaemonFailure, own_daemon
+from own_daemon import DOUBLE, DaemonFailure, own_daemon
 from rich.console import Console
 from scripted import Reply, ScriptedModel
 from smolagents import ActionStep, Tool
@@ -28,7 +28,7 @@ from executor_client.smolagents import CodeAgent, RemoteExecutor
 OUTPUT_DIR = Path("demo-output")
 
 # The image of each backend that has pandas and matplotlib. The local backend's is the environment of the daemon.
-IMAGES = {"local": "base", "docker": "data"}
+IMAGES = {"local": "base", "docker": "data", "e2b": "base", DOUBLE: "base"}
 
 console = Console(highlight=False)
 

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import docker
+from rented import DoubleFailure, double, rented_by
 
 from executor_client import ExecutorClient, ExecutorClientError
 
@@ -26,7 +27,9 @@ CLEAN_TIMEOUT_S = 10.0
 POLL_S = 0.05
 LOG_TAIL_CHARS = 4_000
 # Where in the state directory each backend keeps its sandboxes' directories.
-SANDBOXES = {"local": "sandboxes", "docker": "docker"}
+SANDBOXES = {"local": "sandboxes", "docker": "docker", "e2b": "e2b"}
+DOUBLE = "e2b-double"
+"""The E2B backend, on the double of E2B that the tests have."""
 
 
 class DaemonFailure(Exception):
@@ -37,8 +40,14 @@ class DaemonFailure(Exception):
 def own_daemon(backend: str) -> Iterator[str]:
     """Runs a daemon and gives its address. Raises DaemonFailure, also when something of it is left at the end.
 
+    `backend` is one of the daemon's, or DOUBLE.
+
     While it runs, the client of this process finds its token by `EXECUTOR_STATE_DIR`.
     """
+    if backend == DOUBLE:
+        with _double(), own_daemon("e2b") as address:
+            yield address
+        return
     # Short on purpose: the path of a Unix socket has at most 107 bytes.
     root = Path(tempfile.mkdtemp(prefix="executor-"))
     state_dir, log = root / "state", root / "daemon.log"
@@ -63,6 +72,22 @@ def own_daemon(backend: str) -> Iterator[str]:
         else:
             os.environ["EXECUTOR_STATE_DIR"] = before
         shutil.rmtree(root)
+
+
+@contextlib.contextmanager
+def _double() -> Iterator[None]:
+    """While it runs, this process and those that it starts take the double for E2B."""
+    before = dict(os.environ)
+    try:
+        with double() as environment:
+            os.environ.update(environment)
+            yield
+    except DoubleFailure as failure:
+        raise DaemonFailure(str(failure)) from failure
+    finally:
+        for name in os.environ.keys() - before.keys():
+            del os.environ[name]
+        os.environ.update(before)
 
 
 def _start(backend: str, address: str, log: Path) -> subprocess.Popen[bytes]:
@@ -110,6 +135,8 @@ def _check_leftovers(process: subprocess.Popen[bytes], descendants: set[Process]
         raise DaemonFailure(f"directories of sandboxes are left: {', '.join(sandboxes)}")
     if directory.name == SANDBOXES["docker"] and (containers := _containers_of(directory)):
         raise DaemonFailure(f"containers are left: {', '.join(containers)}")
+    if directory.name == SANDBOXES["e2b"] and (rented := rented_by((directory / ".lock").read_text().strip())):
+        raise DaemonFailure(f"sandboxes are left at E2B: {', '.join(rented)}")
 
 
 def _containers_of(directory: Path) -> list[str]:

@@ -16,10 +16,10 @@ from typing import Any
 
 from executor_server.audit import AuditLog
 from executor_server.audit_chain import AuditKind
-from executor_server.audit_trail import of_code, of_execution, of_names, of_request, of_session, of_tools
+from executor_server.audit_trail import of_code, of_execution, of_names, of_request, of_session, of_state, of_tools
 from executor_server.errors import Reason, Unavailable
 from executor_server.fair_queue import FairQueue
-from executor_server.gate import Answer, Gate
+from executor_server.gate import Answer, Gate, StateFacts
 from executor_server.model import ExecutionLimits, Principal, SessionFacts, SessionSpec, ToolCall, ToolSpec
 from executor_server.quotas import Quotas
 
@@ -82,6 +82,12 @@ class Admission(Gate):
     async def variables(self, session: SessionFacts, names: Sequence[str], *, write: bool) -> None:
         kind = AuditKind.VARIABLES_SET if write else AuditKind.VARIABLES_READ
         await self._record_in(session, kind, of_names(names))
+
+    async def state_export(self, session: SessionFacts) -> None:
+        await self._record_in(session, AuditKind.STATE_REQUESTED, {})
+
+    async def state_restore(self, session: SessionFacts, state: StateFacts) -> None:
+        await self._record_in(session, AuditKind.STATE_RESTORED, of_state(state))
 
     async def file_put(self, session: SessionFacts, path: str, size_bytes: int, *, tar: bool) -> None:
         await self._record_in(session, AuditKind.FILE_PUT, {"path": path, "bytes": size_bytes, "archive": tar})

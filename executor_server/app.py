@@ -56,6 +56,7 @@ from executor_server.rpc.service import ExecutorService
 from executor_server.rpc.tracing import call_tracing, load_tracing
 from executor_server.sessions import SessionManager, Watch
 from executor_server.settings import ConfigError
+from executor_server.state_archive import StateArchives
 from executor_server.timed_gate import TimedGate
 from executor_server.token_file import TokenFile, TokenFileError
 from executor_server.tokens import Tokens
@@ -105,6 +106,8 @@ async def _serve(config: Config) -> None:
             state_dir.read_or_make_token(own_state), TokenFile(config.server.token_file or own_state.tokens_path)
         )
         registry = stack.enter_context(closing(Registry(own_state)))
+        key = state_dir.read_or_make_state_key(own_state, config.state.key_file)
+        states = StateArchives(own_state.states_path, key)
 
         backend = backend_of(config)
         stack.push_async_callback(backend.close)
@@ -162,7 +165,7 @@ async def _serve(config: Config) -> None:
             _record_nothing if trail is None else trail.admin_called,
         )
         server = RpcServer(
-            ExecutorService(lambda: policies.current, sessions),
+            ExecutorService(lambda: policies.current, sessions, states),
             Identities(tokens, lambda: policies.current),
             settings,
             admin=admin,

@@ -21,6 +21,7 @@ from typing import Any
 from executor_server.audit import AuditLog
 from executor_server.audit_chain import AuditKind, clipped
 from executor_server.errors import ExecutorError, PolicyViolation
+from executor_server.gate import StateFacts
 from executor_server.model import (
     BlobRef,
     ExecutionLimits,
@@ -135,6 +136,18 @@ def of_names(names: Sequence[str]) -> dict[str, Any]:
     return {"count": len(names), "names": [clipped(name, _SHORT_CHARS) for name in names[:_MAX_SORTS]]}
 
 
+def of_state(state: StateFacts) -> dict[str, Any]:
+    """A session's state: which, how large, and whose it was."""
+    return {
+        "state_sha256": state.sha256,
+        "bytes": state.size_bytes,
+        "variables": state.variables,
+        "files": state.files,
+        "foreign": state.is_foreign,
+        "from_session": clipped(state.from_session, _SHORT_CHARS),
+    }
+
+
 def of_tools(session: SessionFacts, tools: Sequence[ToolSpec]) -> dict[str, Any]:
     """Tools that are registered; of those that are shipped what they are made of, by size and digest."""
     shipped = [_of_shipped(session, tool.name, tool.shipped) for tool in tools if tool.shipped is not None]
@@ -231,6 +244,9 @@ class AuditTrail(Observer, PolicyListener):
         }
         said = {name: value for name, value in fields.items() if value is not None}
         self._log.write(AuditKind.EXECUTION_ENDED, {**of_execution(session, execution_id), **said})
+
+    def state_exported(self, session: SessionFacts, state: StateFacts) -> None:
+        self._log.write(AuditKind.STATE_EXPORTED, {**of_session(session), **of_state(state)})
 
     def file_got(self, session: SessionFacts, file: FileInfo) -> None:
         self._log.write(AuditKind.FILE_GOT, {**of_session(session), "path": file.path, "bytes": file.size_bytes})

@@ -281,6 +281,13 @@ class SessionsSection(Section):
         return self
 
 
+class StateSection(Section):
+    """The state of sessions that clients write down."""
+
+    # A key that nobody else can read, to be shared by daemons that restore each other's states. None: one of its own.
+    key_file: AbsolutePath | None = None
+
+
 class PolicySection(Section):
     """Where the policy is."""
 
@@ -337,6 +344,7 @@ class Config(Section):
     pool: PoolSection = PoolSection()
     sessions: SessionsSection = SessionsSection()
     policy: PolicySection = PolicySection()
+    state: StateSection = StateSection()
     audit: AuditSection = AuditSection()
     metrics: MetricsSection = MetricsSection()
     tracing: TracingSection = TracingSection()

@@ -23,6 +23,18 @@ class Answer:
     failed: bool
 
 
+@dataclass(frozen=True)
+class StateFacts:
+    """What is told of a session's state."""
+
+    sha256: str  # of the archive
+    size_bytes: int
+    variables: int
+    files: int
+    is_foreign: bool = False  # another daemon's or tenant's
+    from_session: str = ""
+
+
 def nothing_reserved() -> None:
     """Gives back nothing."""
 
@@ -57,6 +69,12 @@ class Gate:
 
     async def variables(self, session: SessionFacts, names: Sequence[str], *, write: bool) -> None:
         """Before variables are set or read."""
+
+    async def state_export(self, session: SessionFacts) -> None:
+        """Before a session's state is written down."""
+
+    async def state_restore(self, session: SessionFacts, state: StateFacts) -> None:
+        """Before a state goes into a session."""
 
     async def file_put(self, session: SessionFacts, path: str, size_bytes: int, *, tar: bool) -> None:
         """Before a file goes into the workspace."""

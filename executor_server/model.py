@@ -149,6 +149,16 @@ class FileRules:
 
 
 @dataclass(frozen=True)
+class StateRules:
+    """Whether the state of a session may be written down, and what may be restored in it."""
+
+    export: bool = True
+    restore: bool = True
+    max_bytes: int = 256 * 2**20
+    allow_foreign: bool = False  # also what another daemon or tenant has written
+
+
+@dataclass(frozen=True)
 class AuditRules:
     """What the audit log says of a session."""
 
@@ -173,6 +183,7 @@ class SessionSpec:
     tools: ToolRules = ToolRules()
     files: FileRules = FileRules()
     audit: AuditRules = AuditRules()
+    state: StateRules = StateRules()
     profile_fingerprint: str = ""  # of its profile alone: another policy may leave that as it is
     labels: Mapping[str, str] = field(default_factory=dict)
 
@@ -199,6 +210,26 @@ class FileInfo:
     size_bytes: int
     is_directory: bool
     modify_time_s: float
+
+
+@dataclass(frozen=True)
+class StateOmission:
+    """A variable or a file that is not in a state, or could not be restored from one, and why."""
+
+    name: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class StateManifest:
+    """What is in a session's state, or was restored from one."""
+
+    variables: tuple[str, ...]
+    omitted_variables: tuple[StateOmission, ...]
+    files: int
+    file_bytes: int
+    omitted_files: tuple[StateOmission, ...]
+    python_version: str
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ import enum
 from collections.abc import Sequence
 
 from executor_server.errors import ExecutorError
-from executor_server.gate import Answer
+from executor_server.gate import Answer, StateFacts
 from executor_server.model import FileInfo, LimitWarning, Principal, Result, SessionFacts, ToolCall
 
 
@@ -58,6 +58,9 @@ class Observer:
 
     def file_got(self, session: SessionFacts, file: FileInfo) -> None:
         """A file is on its way to a client."""
+
+    def state_exported(self, session: SessionFacts, state: StateFacts) -> None:
+        """A session's state is on its way to a client."""
 
     def guest_misbehaved(self, session: SessionFacts | None, what: str) -> None:
         """What came out of a sandbox was not of the protocol; `what` is ours to say, not the guest's."""
@@ -115,6 +118,10 @@ class Observers(Observer):
     def file_got(self, session: SessionFacts, file: FileInfo) -> None:
         for each in self._observers:
             each.file_got(session, file)
+
+    def state_exported(self, session: SessionFacts, state: StateFacts) -> None:
+        for each in self._observers:
+            each.state_exported(session, state)
 
     def guest_misbehaved(self, session: SessionFacts | None, what: str) -> None:
         for each in self._observers:

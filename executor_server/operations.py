@@ -13,7 +13,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from executor_server.errors import ExecutorError, InvalidRequest, ModulesMissing, NotFound, Reason, ResourceExhausted
+from executor_server.errors import (
+    ExecutorError,
+    InvalidRequest,
+    ModulesMissing,
+    NotFound,
+    PreconditionFailed,
+    Reason,
+    ResourceExhausted,
+)
 from executor_server.guest.frames import Frame, FrameError, Kind
 from executor_server.guest_events import read_event, read_file_info, read_listing, read_modules, read_variables
 from executor_server.model import BlobChunk, FileInfo, Payload
@@ -24,9 +32,11 @@ T = TypeVar("T")
 _MAX_WAITING_BYTES = 4 * 1024 * 1024
 _PART_OVERHEAD_BYTES = 256
 
-_REFUSALS: dict[str, tuple[type[InvalidRequest] | type[NotFound], Reason]] = {
+_REFUSALS: dict[str, tuple[type[InvalidRequest] | type[NotFound] | type[PreconditionFailed], Reason]] = {
     "value_refused": (InvalidRequest, Reason.VALUE_REFUSED),
     "tool_refused": (InvalidRequest, Reason.TOOL_REFUSED),
+    "state_refused": (InvalidRequest, Reason.STATE_REFUSED),
+    "session_used": (PreconditionFailed, Reason.SESSION_USED),
     "prelude_failed": (InvalidRequest, Reason.INVALID_FIELD),
     "path_refused": (InvalidRequest, Reason.PATH_REFUSED),
     "file_not_found": (NotFound, Reason.FILE_NOT_FOUND),

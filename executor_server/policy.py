@@ -28,6 +28,7 @@ from executor_server.model import (
     Principal,
     SandboxSpec,
     SessionSpec,
+    StateRules,
     ToolRules,
 )
 from executor_server.policy_file import PolicyFile, Profile, QuotasTable
@@ -228,6 +229,7 @@ class Policy:
             tools=_tool_rules(profile),
             files=_file_rules(profile),
             audit=_audit_rules(profile),
+            state=_state_rules(profile),
             policy=self._ref(name),
             profile_fingerprint=self._profile_fingerprints[name],
         )
@@ -291,6 +293,7 @@ class Policy:
             tools=_tool_rules(profile),
             files=_file_rules(profile),
             audit=_audit_rules(profile),
+            state=_state_rules(profile),
             policy=self._ref(name),
             profile_fingerprint=self._profile_fingerprints[name],
             prelude=request.prelude,
@@ -361,6 +364,10 @@ def _tool_rules(profile: Profile) -> ToolRules:
 
 def _file_rules(profile: Profile) -> FileRules:
     return FileRules(**profile.files.model_dump())
+
+
+def _state_rules(profile: Profile) -> StateRules:
+    return StateRules(**profile.state.model_dump())
 
 
 def _audit_rules(profile: Profile) -> AuditRules:

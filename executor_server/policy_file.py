@@ -270,6 +270,20 @@ class FilesTable(Section):
     """Files and archives got from one session. Not set: as many as one likes."""
 
 
+class StateTable(Section):
+    """The state of sessions: written down by a client, and restored in another session."""
+
+    export: Flag = True
+    """Whether a session's state may be written down."""
+    restore: Flag = True
+    """Whether a session may begin with such a state."""
+    max_bytes: Bytes = 256 * MIB
+    """One state, variables and files."""
+    allow_foreign: Flag = False
+    """Whether it may be one that another daemon or another tenant has written. What is in it can run code when it is
+    restored, in the sandbox."""
+
+
 class QuotasTable(Section):
     """What each tenant may have or use, over all its sessions. Not set: no quota."""
 
@@ -319,6 +333,8 @@ class Profile(Section):
     """Which tools a session may have."""
     files: FilesTable = FilesTable()
     """Files that clients put into a session, and get out of it."""
+    state: StateTable = StateTable()
+    """The state of sessions: written down by a client, and restored in another session."""
     quotas: QuotasTable = QuotasTable()
     """What each tenant of this profile may have or use, over all its sessions."""
     audit: AuditTable = AuditTable()

@@ -38,13 +38,14 @@ from executor_server.model import (
 )
 from executor_server.registry import Registry, SessionRecord
 from executor_server.requested import RequestedLimits
-from executor_server.session_requests import GuestRequests, SessionSettings, Watch
+from executor_server.session_requests import SessionSettings, Watch
 from executor_server.session_rules import check_tools, execution_limits
+from executor_server.session_state import StateRequests
 
 _log = structlog.get_logger(__name__)
 
 
-class SessionExecutions(GuestRequests):
+class SessionExecutions(StateRequests):
     """Owns the ledger of a session."""
 
     def __init__(

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import fields
 
-from executor_server.errors import PolicyViolation, Violation
+from executor_server.errors import PolicyViolation, Violation, ViolationKind
 from executor_server.guest.tool_set import is_named
 from executor_server.model import ExecutionLimits, SessionSpec, ToolSpec
 from executor_server.refusals import above_ceiling, not_allowed, rule_of
@@ -60,6 +60,22 @@ def check_file_get(spec: SessionSpec, size_bytes: int, gets_so_far: int) -> None
     """Raises PolicyViolation for a file, or an archive, that may not be had. 0 bytes when its size isn't known yet."""
     files = spec.files
     _check_file(spec, "get", (size_bytes, files.max_get_bytes), (gets_so_far, files.max_gets))
+
+
+def check_state_export(spec: SessionSpec) -> None:
+    """Raises PolicyViolation when the session's state may not be written down."""
+    _check_state(spec, "export", allowed=spec.state.export)
+
+
+def check_state_restore(spec: SessionSpec) -> None:
+    """Raises PolicyViolation when the session may not begin with a state."""
+    _check_state(spec, "restore", allowed=spec.state.restore)
+
+
+def _check_state(spec: SessionSpec, verb: str, *, allowed: bool) -> None:
+    if not allowed:
+        rule = rule_of(spec.policy.profile, f"state.{verb}")
+        _refuse([Violation("state", ViolationKind.DENIED, verb, "nothing", rule)])
 
 
 def _above_execution_max(spec: SessionSpec, name: str, value: float, ceiling: float) -> Violation:

@@ -3,7 +3,8 @@
 What lies in it: `lock` (held by the daemon as long as it lives), `token` (the bearer token that local clients find by
 themselves), `tokens.json` (the tokens of tenants), `executor.sock` and `peers.sock` (the local sockets), `registry.db`
 and `journals/` (what a later daemon needs to know of the sessions), `usage.db` (what tenants have used in the last
-hour), and whatever the backend keeps below `sandboxes/`.
+hour), `state.key` (which signs the states of sessions) and `states/` (where these lie while they come and go), and
+whatever the backend keeps below `sandboxes/`.
 """
 
 from __future__ import annotations
@@ -78,6 +79,14 @@ class StateDir:
         return self.root / "usage.db"
 
     @property
+    def state_key_path(self) -> Path:
+        return self.root / "state.key"
+
+    @property
+    def states_path(self) -> Path:
+        return self.root / "states"
+
+    @property
     def lock_path(self) -> Path:
         return self.root / "lock"
 
@@ -102,8 +111,25 @@ def read_or_make_token(state_dir: StateDir) -> str:
     try:
         return read_token(state_dir.token_path)
     except FileNotFoundError:
-        _make_token(state_dir)
+        _make_token(state_dir.token_path)
         return read_token(state_dir.token_path)
+
+
+def read_or_make_state_key(state_dir: StateDir, key_file: Path | None = None) -> bytes:
+    """The key that signs states of sessions: in a file of its own, which must be there, or else made on first use.
+
+    Call it with the lock held. Raises StateDirError.
+    """
+    if key_file is not None:
+        try:
+            return read_token(key_file, "key").encode()
+        except FileNotFoundError:
+            raise StateDirError(f"The key file {key_file} is not there (state.key_file names it).") from None
+    try:
+        return read_token(state_dir.state_key_path, "key").encode()
+    except FileNotFoundError:
+        _make_token(state_dir.state_key_path)
+        return read_token(state_dir.state_key_path, "key").encode()
 
 
 def _make_private(root: Path) -> None:
@@ -132,43 +158,43 @@ def _lock(lock_fd: int, root: Path) -> None:
         raise
 
 
-def read_token(path: Path) -> str:
-    """The token in a file that nobody else can read. Raises StateDirError, FileNotFoundError."""
+def read_token(path: Path, what: str = "token") -> str:
+    """The token in a file that nobody else can read, or another secret. Raises StateDirError, FileNotFoundError."""
     # O_NONBLOCK: a named pipe put there must not hang the start.
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
     except FileNotFoundError:
         raise
     except OSError as error:
-        raise StateDirError(f"The token file {path} can't be read: {error.strerror}.") from error
+        raise StateDirError(f"The {what} file {path} can't be read: {error.strerror}.") from error
     try:
         found = os.fstat(fd)
         if not stat.S_ISREG(found.st_mode):
-            raise StateDirError(f"The token file {path} is not a regular file; remove it and a new one is made.")
+            raise StateDirError(f"The {what} file {path} is not a regular file; remove it and a new one is made.")
         if found.st_uid != os.geteuid():
-            raise StateDirError(f"The token file {path} belongs to user {found.st_uid}, not to this one.")
+            raise StateDirError(f"The {what} file {path} belongs to user {found.st_uid}, not to this one.")
         if found.st_mode & 0o077:
             raise StateDirError(
-                f"The token file {path} can be read by other users, so its token may be known to them; remove the file "
-                "and a new one is made."
+                f"The {what} file {path} can be read by other users, so its {what} may be known to them; remove the "
+                "file and a new one is made."
             )
         text = os.read(fd, MAX_TOKEN_FILE_BYTES).decode("ascii", "replace").strip()
     finally:
         os.close(fd)
     if not _TOKEN_FORM.fullmatch(text):
         raise StateDirError(
-            f"The token file {path} holds no token (32 to 256 of A-Z a-z 0-9 _ -); remove it and a new one is made."
+            f"The {what} file {path} holds no {what} (32 to 256 of A-Z a-z 0-9 _ -); remove it and a new one is made."
         )
     return text
 
 
-def _make_token(state_dir: StateDir) -> None:
+def _make_token(path: Path) -> None:
     # Written under another name and linked into place: a client that looks at the same moment finds the whole token or
     # none, and an existing file is never replaced.
-    fd, name = tempfile.mkstemp(prefix=".token-", dir=state_dir.root)
+    fd, name = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
     try:
         with os.fdopen(fd, "w", encoding="ascii") as file:
             file.write(secrets.token_urlsafe(TOKEN_BYTES) + "\n")
-        Path(state_dir.token_path).hardlink_to(name)
+        path.hardlink_to(name)
     finally:
         Path(name).unlink()

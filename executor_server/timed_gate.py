@@ -6,7 +6,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 
-from executor_server.gate import Answer, Gate
+from executor_server.gate import Answer, Gate, StateFacts
 from executor_server.metrics import Metrics
 from executor_server.model import ExecutionLimits, Principal, SessionFacts, SessionSpec, ToolCall, ToolSpec
 
@@ -58,6 +58,14 @@ class TimedGate(Gate):
     async def variables(self, session: SessionFacts, names: Sequence[str], *, write: bool) -> None:
         with self._timed():
             await self._gate.variables(session, names, write=write)
+
+    async def state_export(self, session: SessionFacts) -> None:
+        with self._timed():
+            await self._gate.state_export(session)
+
+    async def state_restore(self, session: SessionFacts, state: StateFacts) -> None:
+        with self._timed():
+            await self._gate.state_restore(session, state)
 
     async def file_put(self, session: SessionFacts, path: str, size_bytes: int, *, tar: bool) -> None:
         with self._timed():

@@ -287,7 +287,8 @@ class Operations:
             self._end_tools(operation, operation.tools, ok=ok, message=message, missing=names)
         elif not ok:
             operation.close()
-            self._channel.fail(operation.op, "value_refused", message)
+            reason = "state_refused" if operation.kind in _OF_STATES else "value_refused"
+            self._channel.fail(operation.op, reason, message)
         elif operation.kind == Kind.SET_VARIABLES:
             operation.close()
             self._channel.done(operation.op)
@@ -318,7 +319,8 @@ class Operations:
                 self._channel.fail(operation.op, "tool_refused", message)
             else:
                 message = "the interpreter died or hung over these values"
-                self._channel.fail(operation.op, "value_refused", message)
+                reason = "state_refused" if operation.kind in _OF_STATES else "value_refused"
+                self._channel.fail(operation.op, reason, message)
         self.tools_due = self._tools.has_shipped and not self._why_no_tools
 
 

@@ -18,13 +18,14 @@ from .lean import dumps, signal
 from .state_index import (
     LENGTH,
     MAX_NAME_CHARS,
-    MAX_OMITTED,
+    MAX_NAMES_CHARS,
     MAX_REASON_CHARS,
     MAX_VARIABLES,
     PICKLE_PROTOCOL,
     VARIABLE_TIME_S,
     NotPickled,
     read_index,
+    said_of,
 )
 from .state_world import HOOKS, World, fill_cell, make_cell, module_named, reduced_function
 
@@ -76,12 +77,13 @@ def export(
 def _variable_names(world: World) -> tuple[list[str], dict[str, str]]:
     names: list[str] = []
     omitted: dict[str, str] = {}
+    chars = 0
     for name in list(world.namespace):
         if not isinstance(name, str) or (name[:2] == "__" and name[-2:] == "__"):
             continue
-        if len(name) > MAX_NAME_CHARS or len(names) >= MAX_VARIABLES:
-            if len(omitted) < MAX_OMITTED:
-                omitted[name[:MAX_NAME_CHARS]] = f"at most {MAX_VARIABLES} variables of short names can be written"
+        chars += len(name)
+        if len(name) > MAX_NAME_CHARS or len(names) >= MAX_VARIABLES or chars > MAX_NAMES_CHARS:
+            omitted[name] = f"at most {MAX_VARIABLES} variables of short names can be written"
             continue
         names.append(name)
     return names, omitted
@@ -305,7 +307,7 @@ class _Writer:
             "cloudpickle": version,
             "refused": sorted(self._world.referee.rules.refused),
             "variables": self._segments,
-            "omitted": [{"name": n, "reason": why} for n, why in list(omitted.items())[:MAX_OMITTED]],
+            "omitted": said_of(omitted),
         }
         data = dumps(index)
         tail = data + LENGTH.pack(len(data))

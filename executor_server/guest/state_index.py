@@ -31,7 +31,9 @@ if TYPE_CHECKING:
 MAX_VARIABLES = 2048
 MAX_NAME_CHARS = 256
 MAX_REASON_CHARS = 300
-MAX_OMITTED = 1024
+MAX_NAMES_CHARS = 64 * 1024
+"""Of all variables."""
+MAX_OMITTED = 512
 MAX_INDEX_BYTES = 4 * 1024 * 1024
 # For writing or reading one variable.
 VARIABLE_TIME_S = 5.0
@@ -64,3 +66,14 @@ def read_index(fd: int, size: int) -> dict[str, Any]:
     except (OSError, struct.error, ValueError, KeyError, TypeError, RecursionError) as error:
         raise NotPickled("these are no variables that were written by a session") from error
     return dict(index)
+
+
+def said_of(omitted: dict[str, str]) -> list[dict[str, str]]:
+    """What is said of variables that are left out, and why: of so many, in a bounded number of bytes."""
+    said = [
+        {"name": name[:MAX_NAME_CHARS], "reason": why.encode("ascii", "backslashreplace").decode()[:MAX_REASON_CHARS]}
+        for name, why in list(omitted.items())[:MAX_OMITTED]
+    ]
+    if len(omitted) > MAX_OMITTED:
+        said.append({"name": "(others)", "reason": f"{len(omitted) - MAX_OMITTED} more are left out"})
+    return said

@@ -14,7 +14,7 @@ import types
 
 from .failures import text_of
 from .lean import signal
-from .state_index import MAX_OMITTED, MAX_REASON_CHARS, VARIABLE_TIME_S, NotPickled, read_index
+from .state_index import MAX_REASON_CHARS, VARIABLE_TIME_S, NotPickled, read_index, said_of
 from .state_world import World, moved
 
 TYPE_CHECKING = False
@@ -53,7 +53,7 @@ class _Reader:
 
     def read(self) -> dict[str, Any]:
         restored: list[str] = []
-        omitted: list[dict[str, str]] = []
+        omitted: dict[str, str] = {}
         end = 0
         for segment in self._index["variables"]:
             name, begin, end = segment["name"], end, end + segment["bytes"]
@@ -68,9 +68,9 @@ class _Reader:
                     self._world.namespace[name] = value
                     restored.append(name)
             if why:
-                omitted.append({"name": name, "reason": why})
+                omitted[name] = why
                 self._forget_half(begin, end)
-        return {"variables": restored, "omitted": omitted[:MAX_OMITTED]}
+        return {"variables": restored, "omitted": said_of(omitted)}
 
     def _why_not(self, segment: dict[str, Any]) -> str:
         name = segment["name"]

@@ -34,6 +34,8 @@ from executor_server.model import (
     Queued,
     Result,
     ShippedTool,
+    StateManifest,
+    StateOmission,
     ToolCall,
     ToolSource,
     ToolSpec,
@@ -310,6 +312,21 @@ def file_to(file: FileInfo) -> pb.FileInfo:
         is_directory=file.is_directory,
         modify_time=_timestamp(file.modify_time_s),
     )
+
+
+def state_manifest_to(manifest: StateManifest) -> service_pb.StateManifest:
+    return service_pb.StateManifest(
+        variables=map(_text, manifest.variables),
+        omitted_variables=map(_omission_to, manifest.omitted_variables),
+        files=manifest.files,
+        file_bytes=manifest.file_bytes,
+        omitted_files=map(_omission_to, manifest.omitted_files),
+        python_version=_text(manifest.python_version),
+    )
+
+
+def _omission_to(omission: StateOmission) -> service_pb.StateOmission:
+    return service_pb.StateOmission(name=_text(omission.name), reason=_text(omission.reason))
 
 
 def files_to(files: Iterable[FileInfo], *, truncated: bool) -> service_pb.ListFilesResponse:

@@ -26,6 +26,7 @@ from executor_server.rpc.errors import Context
 from executor_server.rpc.upload import Upload
 from executor_server.session_rules import check_tools
 from executor_server.sessions import Session, SessionManager, SessionRequest
+from executor_server.state_archive import StateArchives
 
 T = TypeVar("T")
 
@@ -33,10 +34,11 @@ T = TypeVar("T")
 class ExecutorService(service_grpc.ExecutorServiceServicer):
     """Serves executor_api.v1.ExecutorService from a session manager."""
 
-    def __init__(self, policy: Callable[[], Policy], sessions: SessionManager) -> None:
+    def __init__(self, policy: Callable[[], Policy], sessions: SessionManager, states: StateArchives) -> None:
         """`policy` gives the one in force."""
         self._policy = policy
         self._sessions = sessions
+        self._states = states
 
     # -- sessions
 
@@ -179,6 +181,26 @@ class ExecutorService(service_grpc.ExecutorServiceServicer):
         path = checks.workspace_path(request.path, "path", may_be_empty=True)
         files, truncated = await session.list_files(path)
         return convert.files_to(files, truncated=truncated)
+
+    # -- the state of a session
+
+    async def ExportState(self, request: service_pb.ExportStateRequest, context: Context) -> None:
+        session = self._session(request.session_id)
+        async with _released(session.export_state(self._states)) as parts:
+            async for part in parts:
+                if isinstance(part, bytes):
+                    await context.write(service_pb.ExportStateResponse(data=part))
+                else:
+                    manifest = convert.state_manifest_to(part)
+                    await context.write(service_pb.ExportStateResponse(manifest=manifest))
+
+    async def RestoreState(
+        self, requests: AsyncIterator[service_pb.RestoreStateRequest], context: Context
+    ) -> service_pb.RestoreStateResponse:
+        upload = Upload(requests, first="session_id")
+        session = self._session(await upload.header())
+        manifest = await session.restore_state(self._states, upload.all_pieces())
+        return service_pb.RestoreStateResponse(manifest=convert.state_manifest_to(manifest))
 
     async def GetPolicy(self, request: service_pb.GetPolicyRequest, context: Context) -> service_pb.GetPolicyResponse:
         return service_pb.GetPolicyResponse(policy=convert.policy_to(self._policy().describe(current_principal.get())))

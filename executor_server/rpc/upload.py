@@ -20,30 +20,37 @@ PIECE_TIMEOUT_S = 60.0
 class Upload:
     """One client stream of messages that have a oneof `part` of `header` and `data`."""
 
-    def __init__(self, requests: AsyncIterator[Any]) -> None:
+    def __init__(self, requests: AsyncIterator[Any], first: str = "header") -> None:
+        """`first` is the field of the first message."""
         self._requests = requests
+        self._first = first
 
     async def header(self) -> Any:
         message = await self._next()
-        if message is None or message.WhichOneof("part") != "header":
-            raise checks.invalid("header", "must be the first message")
-        return message.header
+        if message is None or message.WhichOneof("part") != self._first:
+            raise checks.invalid(self._first, "must be the first message")
+        return getattr(message, self._first)
 
     async def pieces(self, size_bytes: int) -> AsyncIterator[bytes]:
         """The data, exactly `size_bytes` of it. Raises InvalidRequest where the stream brings anything else."""
         received_bytes = 0
-        while (message := await self._next()) is not None:
-            if message.WhichOneof("part") != "data":
-                raise checks.invalid("header", "must be the first message only, and data must follow")
-            piece: bytes = message.data
-            if not 0 < len(piece) <= checks.MAX_PIECE_BYTES:
-                raise checks.invalid("data", f"must be 1 to {checks.MAX_PIECE_BYTES:,} bytes in each message")
+        async for piece in self.all_pieces():
             received_bytes += len(piece)
             if received_bytes > size_bytes:
                 raise checks.invalid("data", f"goes on after the {size_bytes:,} bytes that the header declared")
             yield piece
         if received_bytes < size_bytes:
             raise checks.invalid("data", f"ends after {received_bytes:,} of the {size_bytes:,} bytes declared")
+
+    async def all_pieces(self) -> AsyncIterator[bytes]:
+        """The data, however much it is. Raises InvalidRequest for what is none."""
+        while (message := await self._next()) is not None:
+            if message.WhichOneof("part") != "data":
+                raise checks.invalid(self._first, "must be the first message only, and data must follow")
+            piece: bytes = message.data
+            if not 0 < len(piece) <= checks.MAX_PIECE_BYTES:
+                raise checks.invalid("data", f"must be 1 to {checks.MAX_PIECE_BYTES:,} bytes in each message")
+            yield piece
 
     async def _next(self) -> Any:
         """The next message, None at the end."""

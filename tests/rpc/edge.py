@@ -222,7 +222,7 @@ def make_server(
 ) -> RpcServer:
     """`more` goes to RpcServer."""
     identities = Identities(tokens or Tokens(TOKEN), current_policy)
-    service = ExecutorService(current_policy, cast("Any", sessions))
+    service = ExecutorService(current_policy, cast("Any", sessions), cast("Any", None))
     return RpcServer(service, identities, server_settings, **more)
 
 

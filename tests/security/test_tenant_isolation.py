@@ -226,7 +226,7 @@ async def manager(tmp_path: Path) -> AsyncIterator[SessionManager]:
 async def test_the_way_to_no_is_the_same_line_by_line(manager: SessionManager, method: str) -> None:
     """Timing tells nothing where the same lines run on values of the same form."""
     session = await manager.create(Principal("victim", "x"), SessionRequest("r", session_spec(SPEC)))
-    service = ExecutorService(cast("Any", None), manager)
+    service = ExecutorService(cast("Any", None), manager, cast("Any", None))
     current_principal.set(Principal("stranger", "x"))
     ways = [
         await way_to_refusal(service, method, CALLS[method](session_id))

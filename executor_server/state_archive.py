@@ -1,0 +1,344 @@
+"""Archives of a session's state: what the daemon puts around what a sandbox gave, and how it knows that again.
+
+    magic | u32 length of the header | header (JSON) | variables | files | HMAC-SHA256 of all before it
+
+The variables are pickled, the files a tar archive. Neither is looked into here: they are for sandboxes only, and count
+as hostile there. The header says how long both are, their digests, whose the archive is, and, for people to read, what
+is in it. It is all that is read of an archive, and bounded. What was not signed by this daemon, or by one that has the
+same key, comes no further unless the policy allows it.
+
+Nothing is held in memory: an archive lies in a file that has no name while it comes or goes, so nothing is left of it
+when the daemon dies.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import json
+import struct
+import tempfile
+import time
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, cast
+
+from executor_server.errors import ExecutorError, Forbidden, InvalidRequest, Reason, ResourceExhausted
+from executor_server.model import StateManifest, StateOmission
+
+MAGIC = b"\x89executor-state\r\n\x1a\n"
+VERSION = 1
+MAX_HEADER_BYTES = 4 * 1024 * 1024
+MAX_SAID_BYTES = 1536 * 1024
+"""What a guest may say of variables, and of files, as it stands in the header."""
+MAX_AT_A_TIME = 8
+"""Archives that come or go at one time; each takes its room on the disk."""
+
+PIECE_BYTES = 256 * 1024
+_HASHED_BYTES = 4 * 1024 * 1024
+_LENGTH = struct.Struct("!I")
+_SIGNATURE_BYTES = 32
+_KEY_ID_CHARS = 16
+_DIGEST_CHARS = 64
+_RETRY_S = 2.0
+
+
+@dataclass(frozen=True)
+class Part:
+    """Of an archive: so many bytes, and their SHA-256."""
+
+    size_bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Header:
+    """What an archive says of itself."""
+
+    tenant: str
+    session_id: str
+    key_id: str
+    created_s: float
+    variables: Part
+    files: Part
+    manifest: StateManifest
+
+
+class StateArchives:
+    """Owns the place where archives lie while they come and go, and the key that signs them."""
+
+    def __init__(self, directory: Path, key: bytes) -> None:
+        """The directory is the daemon's own, and made when it is missing."""
+        directory.mkdir(mode=0o700, exist_ok=True)
+        self._directory = directory
+        self._key = key
+        self._open = 0
+        self.key_id = hashlib.sha256(b"key of states:" + key).hexdigest()[:_KEY_ID_CHARS]
+
+    @contextmanager
+    def spool(self, max_bytes: int) -> Iterator[Spool]:
+        """A file for one archive. Raises ResourceExhausted when too many are there."""
+        if self._open >= MAX_AT_A_TIME:
+            message = f"{MAX_AT_A_TIME} states are being written or restored"
+            raise ResourceExhausted(Reason.QUEUE_FULL, message, retry_after_s=_RETRY_S)
+        self._open += 1
+        try:
+            with tempfile.TemporaryFile(dir=self._directory, prefix="state-") as file:
+                yield Spool(cast("BinaryIO", file), max_bytes)
+        finally:
+            self._open -= 1
+
+    async def signed(self, header: Header, parts: Spool) -> AsyncIterator[bytes]:
+        """The archive of two parts that lie in a spool, one after the other."""
+        text = json.dumps(_written(header)).encode("ascii")
+        assert len(text) <= MAX_HEADER_BYTES, f"a header of {len(text)} bytes"
+        signature = hmac.new(self._key, digestmod="sha256")
+        prefix = MAGIC + _LENGTH.pack(len(text)) + text
+        for start in range(0, len(prefix), PIECE_BYTES):
+            piece = prefix[start : start + PIECE_BYTES]
+            signature.update(piece)
+            yield piece
+        async for piece in parts.read(0, parts.size_bytes):
+            signature.update(piece)
+            yield piece
+        yield signature.digest()
+
+    async def opened(self, archive: Spool, tenant: str, *, allow_foreign: bool) -> Opened:
+        """An archive that has come in whole.
+
+        Raises InvalidRequest for what is none, or is harmed; Forbidden for one that is another daemon's or another
+        tenant's, unless those are allowed.
+        """
+        signed_bytes = archive.size_bytes - _SIGNATURE_BYTES
+        header, begin = await asyncio.to_thread(_read_header, archive)
+        if begin + header.variables.size_bytes + header.files.size_bytes != signed_bytes:
+            raise _invalid("it has another size than it says")
+        is_ours = await asyncio.to_thread(self._is_signed, archive, signed_bytes)
+        if not is_ours and header.key_id == self.key_id:
+            raise _invalid("it is harmed, or its signature is not of this daemon")
+        is_foreign = not is_ours or header.tenant != tenant
+        if is_foreign and not allow_foreign:
+            whose = "another daemon" if not is_ours else "another tenant"
+            raise Forbidden(Reason.STATE_FOREIGN, f"this state was written for {whose}, and the policy allows no such")
+        opened = Opened(archive, header, begin, is_foreign)
+        if not is_ours:
+            await asyncio.to_thread(_check_parts, opened)
+        return opened
+
+    @property
+    def overhead_bytes(self) -> int:
+        """What an archive may have around its parts."""
+        return len(MAGIC) + _LENGTH.size + MAX_HEADER_BYTES + _SIGNATURE_BYTES
+
+    def _is_signed(self, archive: Spool, signed_bytes: int) -> bool:
+        signature = hmac.new(self._key, digestmod="sha256")
+        for piece in archive.pieces(0, signed_bytes, _HASHED_BYTES):
+            signature.update(piece)
+        return hmac.compare_digest(signature.digest(), archive.at(signed_bytes, _SIGNATURE_BYTES))
+
+
+class Spool:
+    """Bytes on their way, in a file without a name."""
+
+    def __init__(self, file: BinaryIO, max_bytes: int) -> None:
+        self._file = file
+        self._max_bytes = max_bytes
+        self._sha256 = hashlib.sha256()
+        self._part = hashlib.sha256()
+        self._part_begin = 0
+        self.size_bytes = 0
+
+    @property
+    def sha256(self) -> str:
+        """Of all that was written, in hexadecimal."""
+        return self._sha256.hexdigest()
+
+    @property
+    def left_bytes(self) -> int:
+        return self._max_bytes - self.size_bytes
+
+    async def write(self, data: bytes) -> None:
+        """Adds bytes. Raises ResourceExhausted when they are too many, or the disk is full."""
+        if len(data) > self.left_bytes:
+            raise ResourceExhausted(Reason.TOO_LARGE, f"a state has at most {self._max_bytes:,} bytes")
+        self._sha256.update(data)
+        self._part.update(data)
+        self.size_bytes += len(data)
+        try:
+            await asyncio.to_thread(self._file.write, data)
+        except OSError as error:
+            raise ResourceExhausted(Reason.TOO_LARGE, "the daemon has no room for this state now") from error
+
+    def end_part(self) -> Part:
+        """What was written since the last part ended."""
+        part = Part(self.size_bytes - self._part_begin, self._part.hexdigest())
+        self._part, self._part_begin = hashlib.sha256(), self.size_bytes
+        return part
+
+    async def read(self, begin: int, size: int) -> AsyncIterator[bytes]:
+        """A range, piece by piece."""
+        pieces = self.pieces(begin, size)
+        while (piece := await asyncio.to_thread(next, pieces, None)) is not None:
+            yield piece
+
+    def pieces(self, begin: int, size: int, piece_bytes: int = PIECE_BYTES) -> Iterator[bytes]:
+        for start in range(begin, begin + size, piece_bytes):
+            yield self.at(start, min(piece_bytes, begin + size - start))
+
+    def at(self, begin: int, size: int) -> bytes:
+        self._file.seek(begin)
+        data = self._file.read(size)
+        self._file.seek(0, 2)
+        if len(data) != size:
+            raise OSError("a spool is shorter than what was written to it")
+        return data
+
+
+@dataclass(frozen=True)
+class Opened:
+    """An archive whose origin is known."""
+
+    spool: Spool
+    header: Header
+    begin: int
+    is_foreign: bool
+
+    @property
+    def sha256(self) -> str:
+        return self.spool.sha256
+
+    def variables(self) -> AsyncIterator[bytes]:
+        return self.spool.read(self.begin, self.header.variables.size_bytes)
+
+    def files(self) -> AsyncIterator[bytes]:
+        return self.spool.read(self.begin + self.header.variables.size_bytes, self.header.files.size_bytes)
+
+
+def header_of(tenant: str, session_id: str, key_id: str, parts: tuple[Part, Part], manifest: StateManifest) -> Header:
+    """The header of an archive that is written now."""
+    return Header(tenant, session_id, key_id, round(time.time(), 3), *parts, manifest)
+
+
+def _check_parts(opened: Opened) -> None:
+    """Nobody has signed them that we know: at least they are what the header says."""
+    begin = opened.begin
+    for part in (opened.header.variables, opened.header.files):
+        digest = hashlib.sha256()
+        for piece in opened.spool.pieces(begin, part.size_bytes, _HASHED_BYTES):
+            digest.update(piece)
+        if digest.hexdigest() != part.sha256:
+            raise _invalid("it is harmed")
+        begin += part.size_bytes
+
+
+def _invalid(why: str) -> ExecutorError:
+    return InvalidRequest(Reason.STATE_INVALID, f"this is no state of a session that can be restored: {why}")
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The header
+
+
+def _written(header: Header) -> dict[str, Any]:
+    return {"version": VERSION, **asdict(header)}
+
+
+def _read_header(archive: Spool) -> tuple[Header, int]:
+    """The header, and where the parts begin. Raises InvalidRequest."""
+    start = len(MAGIC) + _LENGTH.size
+    if archive.size_bytes < start + _SIGNATURE_BYTES:
+        raise _invalid("it is too short")
+    prefix = archive.at(0, start)
+    (length,) = _LENGTH.unpack(prefix[len(MAGIC) :])
+    if not prefix.startswith(MAGIC):
+        raise _invalid("it does not begin as one")
+    if length > min(MAX_HEADER_BYTES, archive.size_bytes - start - _SIGNATURE_BYTES):
+        raise _invalid("its header is larger than it may be")
+    try:
+        values = json.loads(archive.at(start, length))
+        if not isinstance(values, dict):
+            raise ValueError("a header that is no object")
+        if values.get("version") != VERSION:
+            raise _invalid(f"it is of another version than {VERSION}")
+        header = Header(
+            tenant=_text(values, "tenant", 256),
+            session_id=_text(values, "session_id", 64),
+            key_id=_text(values, "key_id", _KEY_ID_CHARS),
+            created_s=_number(values, "created_s"),
+            variables=_part(values["variables"]),
+            files=_part(values["files"]),
+            manifest=manifest_from(values["manifest"]),
+        )
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise _invalid("its header can't be read") from error
+    return header, start + length
+
+
+MAX_NAMES = 4096
+_MAX_NAME_CHARS = 256
+_MAX_REASON_CHARS = 512
+
+
+def manifest_from(values: Any) -> StateManifest:
+    """Of JSON that somebody else has written. Raises ValueError, KeyError, TypeError."""
+    return StateManifest(
+        variables=tuple(_listed(values["variables"], _name)),
+        omitted_variables=omissions_from(values["omitted_variables"]),
+        files=_count(values["files"]),
+        file_bytes=_count(values["file_bytes"]),
+        omitted_files=omissions_from(values["omitted_files"]),
+        python_version=_text(values, "python_version", 64),
+    )
+
+
+def omissions_from(values: Any) -> tuple[StateOmission, ...]:
+    """Raises ValueError, KeyError, TypeError."""
+    return tuple(_listed(values, _omission))
+
+
+def _omission(values: Any) -> StateOmission:
+    return StateOmission(_name(values["name"]), _text(values, "reason", _MAX_REASON_CHARS))
+
+
+def names_from(values: Any) -> tuple[str, ...]:
+    """Raises ValueError."""
+    return tuple(_listed(values, _name))
+
+
+def _listed(values: Any, read: Any) -> list[Any]:
+    if not isinstance(values, list) or len(values) > MAX_NAMES:
+        raise ValueError(f"not a list of at most {MAX_NAMES}")
+    return [read(each) for each in values]
+
+
+def _name(value: Any) -> str:
+    if not isinstance(value, str) or len(value) > _MAX_NAME_CHARS:
+        raise ValueError("not a name")
+    return value
+
+
+def _count(value: Any) -> int:
+    if type(value) is not int or not 0 <= value < 2**63:
+        raise ValueError("not a count")
+    return value
+
+
+def _part(values: Any) -> Part:
+    return Part(_count(values["size_bytes"]), _text(values, "sha256", _DIGEST_CHARS))
+
+
+def _text(values: Mapping[str, Any], name: str, max_chars: int) -> str:
+    value = values[name]
+    if not isinstance(value, str) or len(value) > max_chars:
+        raise ValueError(f"{name} is not a text of at most {max_chars} characters")
+    return value
+
+
+def _number(values: Mapping[str, Any], name: str) -> float:
+    value = values[name]
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 1e12:
+        raise ValueError(f"{name} is not a time")
+    return float(value)

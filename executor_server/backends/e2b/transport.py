@@ -182,7 +182,8 @@ class CommandTransport(asyncio.Transport):
             if self.is_closing() or self._protocol is None:
                 return
             self._protocol.data_received(piece)
-        await self._reading.wait()
+        if self._protocol is not None:  # before, there is only what comes before the first word
+            await self._reading.wait()
 
     def is_reading(self) -> bool:
         return self._reading.is_set() and not self._closed

@@ -6,9 +6,11 @@ import asyncio
 import os
 import shutil
 import socket
+import subprocess
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +19,13 @@ import pytest
 from executor_server.backends.environment import sandbox_environment
 from executor_server.errors import SandboxFailure
 from executor_server.guest.frames import Kind
+from executor_server.guest_archive import pack_guest
 from executor_server.sessions import Session
 from tests.contract.harness import MIB, Harness, get_variables, set_variables
 from tests.support.fake_backend import SPEC
 from tests.support.interpreters import find_python
 from tests.support.nested import NEST_UID, NestedBackend
+from tests.support.polling import eventually_async
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can make namespaces and mounts without a helper")
 
@@ -366,6 +370,39 @@ async def test_a_nest_that_fails_says_why_and_leaves_nothing(
     assert said.startswith("cannot make a sandbox here: ") and reason in said and said.count("\n") == 1
     assert list(directory.glob("nests/*")) == []
     assert Path("/proc/self/mountinfo").read_text() == mounts
+
+
+def test_who_is_not_root_is_told_so(directory: Path) -> None:
+    program = f"""
+import os, sys
+sys.path.insert(0, {str(pack_guest(directory).path)!r})
+from executor_guest.nest import main
+os.setuid({NEST_UID})
+sys.exit(main(["{{}}"]))
+"""
+    ended = subprocess.run([sys.executable, "-I", "-c", program], capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stdout) == (1, "")
+    assert ended.stderr == "cannot make a sandbox here: it must be started by root\n"
+
+
+async def test_a_nest_that_is_killed_halfway_leaves_no_sandbox_behind(directory: Path) -> None:
+    """Whoever it had started by then finds that nobody is its daemon, and ends."""
+    backend = NestedBackend(directory, Path(sys.executable))
+    outcomes, sandboxes = set(), []
+    for kill_after_ms in range(0, 120, 5):
+        sandbox = backend.new_sandbox()
+        sandboxes.append(sandbox)
+        config = backend.config(sandbox, replace(SPEC, orphan_time_s=0.5))
+        command = await asyncio.create_subprocess_exec(*backend.nest_command(config), stderr=subprocess.DEVNULL)
+        try:
+            await asyncio.wait_for(command.wait(), kill_after_ms / 1000)
+        except TimeoutError:
+            command.kill()
+        outcomes.add(await command.wait())
+        exit_code, said = await backend.nest(config)  # as the daemon does, which has lost the answer
+        assert exit_code == 0 or said.endswith("there was one before, and its guest does not listen\n")
+    assert -9 in outcomes
+    assert await eventually_async(lambda: all(sandbox.supervisor is None for sandbox in sandboxes))
 
 
 async def test_a_guest_ends_its_sandbox_when_it_is_told_to(harness: Harness, session: Session) -> None:

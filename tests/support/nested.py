@@ -204,14 +204,13 @@ class NestedBackend:
         relay = (str(self._python), "-I", "-S", str(self._guest), "relay")
         return NestedSandbox(sandbox_id, path, secrets.token_bytes(32), relay, [], set(), [])
 
-    async def nest(self, config: Mapping[str, Any] | str) -> tuple[int, str]:
+    def nest_command(self, config: Mapping[str, Any]) -> list[str]:
+        return [str(self._python), str(self._guest), "nest", json.dumps(config)]
+
+    async def nest(self, config: Mapping[str, Any]) -> tuple[int, str]:
         """Runs the command: its exit code, and what it says. The machine's root has a secret in its environment."""
-        text = config if isinstance(config, str) else json.dumps(config, separators=(",", ":"))
         command = await asyncio.create_subprocess_exec(
-            str(self._python),
-            str(self._guest),
-            "nest",
-            text,
+            *self.nest_command(config),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,

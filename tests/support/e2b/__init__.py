@@ -13,11 +13,11 @@ import os
 from typing import Any
 
 from executor_server.config import E2BSection
-from tests.support.e2b.faults import Fault, Kind, Request
+from tests.support.e2b.faults import Fault, Kind, Request, Storm
 from tests.support.e2b.server import Double, DoubleSandbox, Template
 from tests.support.e2b.threaded import ThreadedDouble
 
-__all__ = ["Double", "DoubleSandbox", "Fault", "Kind", "Request", "Template", "ThreadedDouble", "e2b_section"]
+__all__ = ["Double", "DoubleSandbox", "Fault", "Kind", "Request", "Storm", "Template", "ThreadedDouble", "e2b_section"]
 
 WHY_NOT = None if os.geteuid() == 0 else "the double of E2B's cloud maps users into its sandboxes, which takes root"
 """Why there can be no double here; None where there can."""

@@ -13,6 +13,7 @@ from tests.support.e2b.faults import Fault, Kind
 GARBAGE = b'\x00\xff\x02{"code": [[[\xe2\x80\xa8<html>502'
 LINE_SEPARATOR = "\u2028".encode()
 PIECE_BYTES = 32_768
+CUT_DELAY_S = 0.01
 REORDER_WAIT_S = 0.1  # an event that waits for another to be swapped with goes alone after this
 
 _STATUS_OF_CODE = {
@@ -65,6 +66,11 @@ class Outgoing:
     def holds(self) -> bool:
         """Whether an event waits for the next one; after REORDER_WAIT_S it is to be flushed."""
         return self._held is not None
+
+    @property
+    def lies(self) -> bool:
+        """Whether the ids in the stream are to be wrong."""
+        return self._fault is not None and self._fault.kind is Kind.WRONG_ID
 
     async def begin(
         self,
@@ -136,11 +142,15 @@ class Outgoing:
     async def _write(self, data: bytes) -> None:
         assert self._response is not None
         fault = self._fault
-        if fault is not None and fault.kind is Kind.STREAM_CUT and self._sent_bytes + len(data) > fault.at_byte:
+        kinds = (Kind.STREAM_CUT, Kind.STREAM_STALL)
+        if fault is not None and fault.kind in kinds and self._sent_bytes + len(data) > fault.at_byte:
             part = data[: max(0, fault.at_byte - self._sent_bytes)]
             if part:
                 await self._response.write(part)
-            await asyncio.sleep(0)
+            if fault.kind is Kind.STREAM_STALL:
+                await asyncio.Event().wait()  # until the client hangs up, which cancels
+            # Not at once: what was written must be on its way before the connection is cut.
+            await asyncio.sleep(CUT_DELAY_S)
             raise Cut
         self._sent_bytes += len(data)
         await self._response.write(data)
@@ -153,6 +163,7 @@ class Outgoing:
         await half.prepare(self._request)
         if body:
             await half.write(body[: len(body) // 2])
+        await asyncio.sleep(CUT_DELAY_S)
         raise Cut
 
 
@@ -180,7 +191,8 @@ async def strike(
         case Kind.TRUNCATED:
             await out.send_half(response)
         case Kind.GARBAGE:
-            return web.Response(status=response.status, body=GARBAGE, content_type=response.content_type)
+            status = response.status if response.status != 204 else 200  # which has a body
+            return web.Response(status=status, body=GARBAGE, content_type=response.content_type)
         case Kind.WRONG_ID:
             text = re.sub(r'("sandboxID": ")[^"]*', r"\1iwrong0000000000000000", _body(response).decode())
             return web.Response(status=response.status, text=text, content_type=response.content_type)

@@ -23,6 +23,7 @@ KEEPALIVE_DEFAULT_S = 90.0
 MESSAGE_BYTES_MAX = 8 * 2**20
 READ_BYTES = 64 * 1024
 END_FLAG = 0x02
+WRONG_BY = 100_000
 SIGNALS = {"SIGNAL_SIGTERM": signal.SIGTERM, "SIGNAL_SIGKILL": signal.SIGKILL}
 _STATUS_OF_CODE = {"not_found": 404, "unauthenticated": 401, "invalid_argument": 400, "resource_exhausted": 507}
 
@@ -137,7 +138,7 @@ async def _relay(
         response = await out.begin(
             "application/connect+json", noise=lambda data: _event({"data": _output("stdout", data)})
         )
-        await out.send(_event({"start": {"pid": pid}}))
+        await out.send(_event({"start": {"pid": pid + WRONG_BY if out.lies else pid}}))
         while True:
             wait_s = REORDER_WAIT_S if out.holds else keepalive_s
             left_s = deadline - loop.time() if deadline is not None else wait_s

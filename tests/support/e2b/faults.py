@@ -2,15 +2,17 @@
 
 A rule says which request (method, path, how often it is to be passed over first, how many times it strikes) and what
 happens to it. Rules are asked in the order in which they were given, and a request suffers the first that matches: so
-what happens is decided by the requests alone, not by chance.
+what happens is decided by the requests alone, not by chance. A `Storm` is many rules in one, drawn from a seed.
 """
 
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Callable
+import random
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Protocol
 
 
 class Kind(Enum):
@@ -21,10 +23,11 @@ class Kind(Enum):
     STATUS_AFTER = "status after"  # it is done, but the answer is `status`
     TRUNCATED = "truncated"  # of the answer's body, half; then the connection is cut
     GARBAGE = "garbage"  # bytes that are no answer, under a good status
-    WRONG_ID = "wrong id"  # each id of a sandbox in the answer is another's
+    WRONG_ID = "wrong id"  # each id of a sandbox, or of a command, in the answer is another's
     VANISH = "vanish"  # the sandbox ends before the request is looked at
     # Of streams: answers that come in events.
     STREAM_CUT = "stream cut"  # after `at_byte` bytes
+    STREAM_STALL = "stream stall"  # the same, but the connection stays, and nothing more comes
     STREAM_REORDERED = "stream reordered"  # each two events swapped, but the first
     STREAM_DUPLICATED = "stream duplicated"  # each event twice, but the first
     STREAM_BLANK_LINES = "stream blank lines"  # between events
@@ -34,9 +37,42 @@ class Kind(Enum):
     STREAM_ENDLESS_LINE = "stream endless line"  # `at_byte` bytes without an end, made as they are read
 
 
+STREAMS = (
+    ("POST", "/process.Process/Start"),
+    ("POST", "/process.Process/Connect"),
+    ("POST", "/execute"),
+    ("GET", "/files"),
+)
+"""The requests whose answers are streams."""
+
+HARMLESS = tuple(kind for kind in Kind if kind is not Kind.VANISH)
+"""Those after which the sandbox is still there."""
+
+_OF_WHOLE_ANSWERS = (Kind.TRUNCATED, Kind.GARBAGE)
+_WITH_IDS = ("/sandboxes*", "/v2/sandboxes*", "/process.Process/Start", "/process.Process/Connect")
+
+
+def can_strike(kind: Kind, method: str, path: str) -> bool:
+    """Whether this kind makes a difference to such a request."""
+    is_stream = (method, path) in STREAMS
+    if kind is Kind.WRONG_ID:
+        return method != "DELETE" and any(fnmatch.fnmatchcase(path, pattern) for pattern in _WITH_IDS)
+    if kind is Kind.VANISH:
+        return not path.endswith("/sandboxes")
+    return not is_stream if kind in _OF_WHOLE_ANSWERS else is_stream or not kind.value.startswith("stream")
+
+
+class Rule(Protocol):
+    """What is asked about each request."""
+
+    def take(self, method: str, path: str) -> Fault | None:
+        """What strikes this request, if anything; counts."""
+        ...
+
+
 @dataclass
 class Fault:
-    """One rule. `path` is a pattern as of a shell, over the path without a sandbox's id: see `plain_path`."""
+    """One kind for some requests. `path` is a pattern as of a shell, over the path with {id} in place of a sandbox's."""
 
     kind: Kind
     path: str = "*"
@@ -50,19 +86,54 @@ class Fault:
     when: Callable[[], bool] = field(default=lambda: True)
     struck: int = field(default=0, init=False)
 
-    def take(self, method: str, path: str) -> bool:
-        """Whether it strikes this request; counts."""
+    def take(self, method: str, path: str) -> Fault | None:
+        """Implements `Rule`."""
         if self.times is not None and self.struck >= self.times:
-            return False
+            return None
         if not (fnmatch.fnmatchcase(method, self.method) and fnmatch.fnmatchcase(path, self.path)):
-            return False
-        if not self.when():
-            return False
+            return None
+        if not (can_strike(self.kind, method, path) and self.when()):
+            return None
         if self.skip > 0:
             self.skip -= 1
-            return False
+            return None
         self.struck += 1
-        return True
+        return self
+
+
+class Storm:
+    """Strikes a part of all requests, each with one of `kinds`; the same requests and seed suffer the same.
+
+    `most` bounds how many in all.
+    """
+
+    def __init__(
+        self, seed: int, *, rate: float, kinds: Sequence[Kind] = HARMLESS, path: str = "*", most: int = 1_000
+    ) -> None:
+        self._random = random.Random(seed)
+        self._rate = rate
+        self._kinds = kinds
+        self._path = path
+        self._most = most
+        self.struck: list[Fault] = []
+
+    def take(self, method: str, path: str) -> Fault | None:
+        """Implements `Rule`."""
+        if len(self.struck) >= self._most or not fnmatch.fnmatchcase(path, self._path):
+            return None
+        if self._random.random() >= self._rate:
+            return None
+        fault = Fault(
+            self._random.choice(self._kinds),
+            status=self._random.choice((429, 500, 502, 503, 504)),
+            retry_after_s=self._random.choice((None, 0, 1)),
+            seconds=self._random.uniform(0.0, 0.3),
+            at_byte=self._random.randrange(4_096),
+        )
+        if not can_strike(fault.kind, method, path):
+            return None
+        self.struck.append(fault)
+        return fault
 
 
 @dataclass(frozen=True)

@@ -318,8 +318,8 @@ class Machine:
             command.subscribers.remove(subscriber)
 
     async def start_command(self, **asked: Any) -> tuple[int, Subscriber]:
-        pid: int = (await self.ask("start", **asked))["pid"]
-        return pid, self._commands[pid].subscribers[0]
+        command: Command = (await self.ask("start", **asked))["command"]
+        return command.pid, command.subscribers[0]
 
     async def _read(self, reader: asyncio.StreamReader) -> None:
         try:
@@ -336,7 +336,7 @@ class Machine:
             return
         if (answer := message.get("ok")) is not None and isinstance(answer, dict) and "pid" in answer:
             # Before any other frame: what the command writes first must find whoever started it.
-            command = self._commands[answer["pid"]] = Command(answer["pid"], [Subscriber()])
+            command = answer["command"] = self._commands[answer["pid"]] = Command(answer["pid"], [Subscriber()])
             command.fan_out = asyncio.create_task(self._fan_out(command))
         future = self._answers.get(message["id"])
         if future is None or future.done():

@@ -27,7 +27,7 @@ from aiohttp import web
 
 from tests.support.e2b import envd, interpreter
 from tests.support.e2b.answers import ApiError, Cut, Outgoing, connect_error, strike
-from tests.support.e2b.faults import Fault, Kind, Request
+from tests.support.e2b.faults import Fault, Kind, Request, Rule, Storm
 from tests.support.e2b.machine import Machine, MachineError, MachineGone
 
 ENVD_PORT, INTERPRETER_PORT = "49983", "49999"
@@ -99,7 +99,7 @@ class Double:
         self.created = 0
         self._port = port
         self._secure = secure
-        self._faults: list[Fault] = []
+        self._rules: list[Rule] = []
         self._is_down = False
         self._clock_offset_s = 0.0
         self._creating = 0
@@ -166,11 +166,18 @@ class Double:
     def fault(self, kind: Kind, path: str = "*", **settings: Any) -> Fault:
         """Adds a rule, which is asked after those before it. See `Fault`."""
         rule = Fault(kind, path, **settings)
-        self._faults.append(rule)
+        self._rules.append(rule)
         return rule
 
+    def storm(self, seed: int, *, rate: float, **settings: Any) -> Storm:
+        """Adds many rules at once, by chance from a seed. See `Storm`."""
+        storm = Storm(seed, rate=rate, **settings)
+        self._rules.append(storm)
+        return storm
+
     def clear_faults(self) -> None:
-        self._faults.clear()
+        """Takes all rules back; what they did stays done."""
+        self._rules.clear()
 
     def now(self) -> float:
         """Seconds since the epoch, by the double's own clock."""
@@ -186,6 +193,10 @@ class Double:
         """Every connection is cut now, and each new request, until `come_up`."""
         self._is_down = True
         self.cut_all()
+
+    def go_down_for(self, seconds: float) -> None:
+        self.go_down()
+        asyncio.get_running_loop().call_later(seconds, self.come_up)
 
     def come_up(self) -> None:
         self._is_down = False
@@ -285,14 +296,14 @@ class Double:
     async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
         sandbox_id = request.headers.get("E2b-Sandbox-Id") or _id_in(request.path)
         path = re.sub(r"(?<=/sandboxes/)[^/]+", "{id}", request.path)
-        rule = None if self._is_down else next((rule for rule in self._faults if rule.take(request.method, path)), None)
+        fault = self._fault_for(request.method, path) if not self._is_down else None
         status: int | None = None
         transport = request.transport
         try:
             if self._is_down:
                 raise Cut
-            out = Outgoing(request, rule)
-            response = await strike(rule, out, lambda: self._answer(request, out, sandbox_id, rule))
+            out = Outgoing(request, fault)
+            response = await strike(fault, out, lambda: self._answer(request, out, sandbox_id, fault))
             status = response.status
         except (Cut, ConnectionError):
             if transport is not None:
@@ -302,15 +313,19 @@ class Double:
             return response
         finally:
             if len(self.requests) < LOG_ENTRIES_MAX:
-                kind = rule.kind if rule is not None else None
+                kind = fault.kind if fault is not None else None
                 self.requests.append(Request(request.method, path, sandbox_id, status, kind))
 
+    def _fault_for(self, method: str, path: str) -> Fault | None:
+        found = (rule.take(method, path) for rule in self._rules)
+        return next((fault for fault in found if fault is not None), None)
+
     async def _answer(
-        self, request: web.BaseRequest, out: Outgoing, sandbox_id: str | None, rule: Fault | None
+        self, request: web.BaseRequest, out: Outgoing, sandbox_id: str | None, fault: Fault | None
     ) -> web.StreamResponse:
         is_traffic = "E2b-Sandbox-Id" in request.headers
         try:
-            if rule is not None and rule.kind is Kind.VANISH and sandbox_id is not None:
+            if fault is not None and fault.kind is Kind.VANISH and sandbox_id is not None:
                 await self.vanish(sandbox_id)
             if is_traffic:
                 return await self._traffic(request, out)

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from tests.support.e2b.faults import Fault, Kind, Request
+from tests.support.e2b.faults import Fault, Kind, Request, Storm
 from tests.support.e2b.server import Double, DoubleSandbox
 
 CALL_TIMEOUT_S = 60.0
@@ -70,6 +70,10 @@ class ThreadedDouble:
         rule: Fault = self._call(lambda: self._double.fault(kind, path, **settings))
         return rule
 
+    def storm(self, seed: int, *, rate: float, **settings: Any) -> Storm:
+        storm: Storm = self._call(lambda: self._double.storm(seed, rate=rate, **settings))
+        return storm
+
     def clear_faults(self) -> None:
         self._call(self._double.clear_faults)
 
@@ -78,6 +82,9 @@ class ThreadedDouble:
 
     def go_down(self) -> None:
         self._call(self._double.go_down)
+
+    def go_down_for(self, seconds: float) -> None:
+        self._call(lambda: self._double.go_down_for(seconds))
 
     def come_up(self) -> None:
         self._call(self._double.come_up)

@@ -271,7 +271,8 @@ async def test_sandboxes_that_are_refused_or_cut_off_leave_nothing(double: Doubl
 
 
 async def _is_up(sandbox: AsyncSandbox) -> bool:
-    return await asyncio.gather(sandbox.is_running(), return_exceptions=True) == [True]
+    (answer,) = await asyncio.gather(sandbox.is_running(), return_exceptions=True)
+    return answer is True
 
 
 def _headers(double: Double, sandbox: AsyncSandbox) -> dict[str, str]:

@@ -208,7 +208,8 @@ class CommandTransport(asyncio.Transport):
                 self._protocol.pause_writing()
 
     async def _send_forever(self, command: RelayCommand) -> None:
-        while True:
+        # A request that ends in the moment it is cancelled swallows that; waiting for more would then have no end.
+        while not self._closed:
             await self._more.wait()
             piece = bytes(self._buffer[:_REQUEST_BYTES])
             del self._buffer[:_REQUEST_BYTES]

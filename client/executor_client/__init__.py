@@ -18,6 +18,7 @@ from executor_client._tools import Tool
 from executor_client.aio import AsyncExecutorClient
 from executor_client.aio_files import AsyncSessionFiles
 from executor_client.aio_session import AsyncSession
+from executor_client.checkpoint import Checkpoint
 from executor_client.client import ExecutorClient
 from executor_client.errors import (
     AuthenticationError,
@@ -64,6 +65,7 @@ from executor_client.results import (
     Quotas,
     SessionInfo,
     SessionState,
+    StateManifest,
     Usage,
     VariablesState,
 )
@@ -77,6 +79,7 @@ __all__ = [
     "AuthenticationError",
     "AuthorizationError",
     "CallTimeoutError",
+    "Checkpoint",
     "ConfigurationError",
     "ConnectionLost",
     "DaemonError",
@@ -118,6 +121,7 @@ __all__ = [
     "SessionFiles",
     "SessionInfo",
     "SessionState",
+    "StateManifest",
     "TlsConfig",
     "Tool",
     "ToolCallEvent",

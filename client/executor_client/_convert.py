@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+from executor_api.v1 import executor_service_pb2 as service_pb
 from executor_api.v1 import types_pb2 as pb
 from executor_client._limits import NAMES_LISTED_MAX
 from executor_client.errors import InvalidRequest, ProtocolError
@@ -24,6 +25,7 @@ from executor_client.results import (
     Quotas,
     SessionInfo,
     SessionState,
+    StateManifest,
     Usage,
     VariablesState,
 )
@@ -102,6 +104,18 @@ def policy_ref_from_wire(wire: pb.PolicyRef) -> PolicyRef:
 
 def file_from_wire(wire: pb.FileInfo) -> FileInfo:
     return FileInfo(wire.path, wire.size_bytes, wire.is_directory, _time(wire.modify_time))
+
+
+def state_manifest_from_wire(wire: service_pb.StateManifest) -> StateManifest:
+    names_from_wire([each.name for each in (*wire.omitted_variables, *wire.omitted_files)], "omissions of a state")
+    return StateManifest(
+        variables=names_from_wire(wire.variables, "variables of a state"),
+        omitted_variables={each.name: each.reason for each in wire.omitted_variables},
+        files=wire.files,
+        file_bytes=wire.file_bytes,
+        omitted_files={each.name: each.reason for each in wire.omitted_files},
+        python_version=wire.python_version,
+    )
 
 
 def policy_from_wire(wire: pb.Policy) -> Policy:

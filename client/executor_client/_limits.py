@@ -23,6 +23,8 @@ IMAGE_PIXELS_MAX = 64_000_000
 IMAGES_PIXELS_MAX = 192_000_000
 """Of all images of one execution: decoded they take up to four bytes a pixel."""
 FILE_BYTES_MAX = 1 << 30
+STATE_BYTES_MAX = 512 << 20
+"""The state of a session; it is held in memory."""
 ARCHIVE_ENTRIES_MAX = 10_000
 """Of a directory that is put or got."""
 ARTIFACTS_MAX = 1_000

@@ -17,6 +17,7 @@ from executor_client._limits import (
     INLINE_BYTES_MAX,
     INLINE_BYTES_PER_MESSAGE_MAX,
     PIECE_BYTES,
+    STATE_BYTES_MAX,
 )
 from executor_client._local import Content
 from executor_client._tools import Tool
@@ -179,6 +180,24 @@ def blob_upload(session_id: str, data: bytes) -> Iterator[pb.UploadBlobRequest]:
     yield pb.UploadBlobRequest(header=pb.UploadBlobHeader(session_id=session_id, size_bytes=len(data)))
     for piece in _pieces(data):
         yield pb.UploadBlobRequest(data=piece)
+
+
+def state_of(state: object) -> bytes | None:
+    """A state to begin with. Raises InvalidRequest for what can't be one."""
+    if state is None:
+        return None
+    if not isinstance(state, (bytes, bytearray, memoryview)):
+        raise InvalidRequest(f"a state is bytes that export_state gave, not of type {type(state).__name__}")
+    data = bytes(state)
+    if not 0 < len(data) <= STATE_BYTES_MAX:
+        raise InvalidRequest(f"a state has 1 to {STATE_BYTES_MAX} bytes, not {len(data)}")
+    return data
+
+
+def restore_state(session_id: str, state: bytes) -> Iterator[pb.RestoreStateRequest]:
+    yield pb.RestoreStateRequest(session_id=session_id)
+    for piece in _pieces(state):
+        yield pb.RestoreStateRequest(data=piece)
 
 
 def put_file_header(session_id: str, path: str, size_bytes: int, *, tar: bool) -> pb.PutFileHeader:

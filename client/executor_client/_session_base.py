@@ -5,7 +5,7 @@ from __future__ import annotations
 from executor_api.v1 import types_pb2
 from executor_client import _convert
 from executor_client._watch import Awaited
-from executor_client.results import Limits, PolicyRef, SessionInfo
+from executor_client.results import Limits, PolicyRef, SessionInfo, StateManifest
 from executor_client.waits import WaitKind
 
 
@@ -15,6 +15,12 @@ class SessionBase:
     def __init__(self, info: SessionInfo) -> None:
         self._info = info
         self._generation = info.generation
+        self._restored: StateManifest | None = None
+
+    @property
+    def restored(self) -> StateManifest | None:
+        """What was restored of the state that the session began with; None when this object did not begin it so."""
+        return self._restored
 
     @property
     def session_id(self) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Mapping
 from types import TracebackType
 from typing import Self
@@ -21,6 +22,7 @@ from executor_client._limits import (
 from executor_client._requests import LimitsLike
 from executor_client._transport_base import Timeouts
 from executor_client.aio_session import AsyncSession
+from executor_client.errors import ExecutorClientError
 from executor_client.results import Policy, SessionInfo
 from executor_client.waits import OnWait
 
@@ -70,6 +72,7 @@ class AsyncExecutorClient:
         backend: str | None = None,
         network: Iterable[str] = (),
         packages: Iterable[str] = (),
+        state: bytes | None = None,
     ) -> AsyncSession:
         """Makes a session; see `ExecutorClient.create_session`."""
         request = _requests.create_session(
@@ -82,9 +85,18 @@ class AsyncExecutorClient:
             network=network,
             packages=packages,
         )
+        beginning = _requests.state_of(state)
         awaited = _requests.sandbox(request)
         response = await self._transport.call(self._transport.stub.CreateSession, request, awaited)
-        return self._session(_convert.session_from_wire(response.session))
+        session = self._session(_convert.session_from_wire(response.session))
+        if beginning is not None:
+            try:
+                await session._begin_with(beginning)
+            except BaseException:
+                with contextlib.suppress(ExecutorClientError):
+                    await session.close()
+                raise
+        return session
 
     async def get_session(self, session_id: str) -> AsyncSession:
         """A session made earlier, perhaps by another process. Host tools must be registered anew."""

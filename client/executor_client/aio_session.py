@@ -14,19 +14,20 @@ import grpc
 
 from executor_api.v1 import executor_service_pb2 as pb
 from executor_api.v1 import types_pb2
-from executor_client import _requests, _shipped_tools, _tools
+from executor_client import _convert, _requests, _shipped_tools, _tools
 from executor_client._aio_tool_calls import AioToolCalls, AioToolPool
 from executor_client._aio_transport import AioTransport, is_cancelling
 from executor_client._assembler import EventGap, ToolRequest
 from executor_client._blobs import IncomingBlobs
 from executor_client._execution import Execution
-from executor_client._limits import CANCEL_GRACE_S, CLOSE_TIMEOUT_S
+from executor_client._limits import CANCEL_GRACE_S, CLOSE_TIMEOUT_S, STATE_BYTES_MAX, transfer_timeout_s
 from executor_client._requests import InlineBudget, LimitsLike
 from executor_client._session_base import SessionBase
 from executor_client._tools import Answer, Tool
 from executor_client._tracing import current_trace
 from executor_client._values import unpack_or_opaque
 from executor_client.aio_files import AsyncSessionFiles
+from executor_client.checkpoint import Checkpoint, StateReader
 from executor_client.errors import (
     ConnectionLost,
     ExecutorClientError,
@@ -260,6 +261,35 @@ class AsyncSession(SessionBase):
     async def list_files(self, path: str = "") -> FileList:
         """Lists a directory of the workspace, and what is below it."""
         return await self.files.list(path)
+
+    # -----------------------------------------------------------------------------------------------------------------
+    # The state of the session
+
+    async def export_state(self) -> Checkpoint:
+        """Writes the session down: variables and files; see `Session.export_state`."""
+        _tools.refuse_reentrance(self.session_id, "export_state")
+        request = pb.ExportStateRequest(session_id=self.session_id)
+        timeout_s = transfer_timeout_s(self._transport.timeouts.call_s, STATE_BYTES_MAX)
+
+        async def attempt() -> Checkpoint:
+            reader = StateReader()
+            messages = self._transport.read(self._transport.stub.ExportState, request, timeout_s)
+            async with contextlib.aclosing(messages):
+                async for message in messages:
+                    reader.feed(message)
+            return reader.finish()
+
+        return await self._transport.repeat(attempt, awaited=self._turn("to write down its state"))
+
+    async def _begin_with(self, state: bytes) -> None:
+        timeout_s = transfer_timeout_s(self._transport.timeouts.call_s, len(state))
+
+        async def attempt() -> None:
+            messages = _requests.restore_state(self.session_id, state)
+            response = await self._transport.upload(self._transport.stub.RestoreState, messages, timeout_s)
+            self._restored = _convert.state_manifest_from_wire(response.manifest)
+
+        await self._transport.repeat(attempt, awaited=self._turn("to restore a state"))
 
     # -----------------------------------------------------------------------------------------------------------------
     # The end

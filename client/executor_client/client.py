@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Mapping
 from types import TracebackType
 from typing import Self
@@ -20,6 +21,7 @@ from executor_client._limits import (
 from executor_client._requests import LimitsLike
 from executor_client._transport import Transport
 from executor_client._transport_base import Timeouts
+from executor_client.errors import ExecutorClientError
 from executor_client.results import Policy, SessionInfo
 from executor_client.session import Session
 from executor_client.waits import OnWait
@@ -81,11 +83,16 @@ class ExecutorClient:
         backend: str | None = None,
         network: Iterable[str] = (),
         packages: Iterable[str] = (),
+        state: bytes | None = None,
     ) -> Session:
         """Makes a session. Raises PolicyViolationError when more is asked for than the policy grants.
 
         What is not asked for is as the policy has it. `network` names hosts that code wants to reach, `packages` what
         it wants to have installed; no policy grants either yet.
+
+        `state` is what `Session.export_state` gave, of a session of any backend: the new session begins with it, and
+        `Session.restored` says what was restored. When nothing of it can be, there is no session. Raises InvalidRequest
+        for what is no such state, AuthorizationError for one that another daemon or tenant has written.
         """
         request = _requests.create_session(
             image=image,
@@ -97,9 +104,18 @@ class ExecutorClient:
             network=network,
             packages=packages,
         )
+        beginning = _requests.state_of(state)
         awaited = _requests.sandbox(request)
         response = self._transport.call(self._transport.stub.CreateSession, request, awaited)
-        return self._session(_convert.session_from_wire(response.session))
+        session = self._session(_convert.session_from_wire(response.session))
+        if beginning is not None:
+            try:
+                session._begin_with(beginning)
+            except BaseException:
+                with contextlib.suppress(ExecutorClientError):
+                    session.close()
+                raise
+        return session
 
     def get_session(self, session_id: str) -> Session:
         """A session made earlier, perhaps by another process. Host tools must be registered anew."""

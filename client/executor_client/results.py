@@ -215,6 +215,21 @@ class FileList:
 
 
 @dataclass(frozen=True, kw_only=True)
+class StateManifest:
+    """What is in the state of a session, or was restored from one. What is left out is told by name, with the reason.
+
+    `files` and `file_bytes` count regular files of the workspace; `python_version` is that of the sandbox.
+    """
+
+    variables: tuple[str, ...]
+    omitted_variables: Mapping[str, str]
+    files: int
+    file_bytes: int
+    omitted_files: Mapping[str, str]
+    python_version: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class FileLimits:
     """What files may be put into a session and got out of it. None: as many as one likes."""
 

@@ -18,11 +18,11 @@ import grpc
 
 from executor_api.v1 import executor_service_pb2 as pb
 from executor_api.v1 import types_pb2
-from executor_client import _requests, _shipped_tools, _tools
+from executor_client import _convert, _requests, _shipped_tools, _tools
 from executor_client._assembler import EventGap, ToolRequest
 from executor_client._blobs import IncomingBlobs
 from executor_client._execution import Execution
-from executor_client._limits import CANCEL_GRACE_S, CLOSE_TIMEOUT_S
+from executor_client._limits import CANCEL_GRACE_S, CLOSE_TIMEOUT_S, STATE_BYTES_MAX, transfer_timeout_s
 from executor_client._requests import InlineBudget, LimitsLike
 from executor_client._session_base import SessionBase
 from executor_client._tool_calls import ToolCalls, ToolPool
@@ -30,6 +30,7 @@ from executor_client._tools import Answer, Tool
 from executor_client._tracing import current_trace
 from executor_client._transport import Transport
 from executor_client._values import unpack_or_opaque
+from executor_client.checkpoint import Checkpoint, StateReader
 from executor_client.errors import (
     ConnectionLost,
     ExecutorClientError,
@@ -282,6 +283,37 @@ class Session(SessionBase):
     def list_files(self, path: str = "") -> FileList:
         """Lists a directory of the workspace, and what is below it."""
         return self.files.list(path)
+
+    # -----------------------------------------------------------------------------------------------------------------
+    # The state of the session
+
+    def export_state(self) -> Checkpoint:
+        """Writes the session down: its variables, as far as they can be pickled, and the files of its workspace.
+
+        Waits for the executions ahead of it, and changes nothing. What could not be taken along the manifest names.
+        Raises PolicyViolationError when the policy allows no such, ResourceExhaustedError when it is too large.
+        """
+        _tools.refuse_reentrance(self.session_id, "export_state")
+        request = pb.ExportStateRequest(session_id=self.session_id)
+        timeout_s = transfer_timeout_s(self._transport.timeouts.call_s, STATE_BYTES_MAX)
+
+        def attempt() -> Checkpoint:
+            reader = StateReader()
+            for message in self._transport.read(self._transport.stub.ExportState, request, timeout_s):
+                reader.feed(message)
+            return reader.finish()
+
+        return self._transport.repeat(attempt, awaited=self._turn("to write down its state"))
+
+    def _begin_with(self, state: bytes) -> None:
+        timeout_s = transfer_timeout_s(self._transport.timeouts.call_s, len(state))
+
+        def attempt() -> None:
+            messages = _requests.restore_state(self.session_id, state)
+            response = self._transport.once(self._transport.stub.RestoreState, messages, timeout_s)
+            self._restored = _convert.state_manifest_from_wire(response.manifest)
+
+        self._transport.repeat(attempt, awaited=self._turn("to restore a state"))
 
     # -----------------------------------------------------------------------------------------------------------------
     # The end

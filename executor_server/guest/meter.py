@@ -69,9 +69,10 @@ class _Ticks(chain):  # type: ignore[type-arg]  # a plain class at run time on 3
 class _Chunk:
     """Some of the ticks of a budget: what `chain` takes them from, and what knows how many are left."""
 
-    __slots__ = ("left", "segment")
+    __slots__ = ("left", "segment", "size")
 
     def __init__(self, size: int, call: Callable[[], object] | None = None) -> None:
+        self.size = size
         self.left = repeat(True, size)
         self.segment: Iterator[bool] = self.left
         if call is not None:
@@ -159,15 +160,15 @@ class Meter:
     def _enter(self, chunks: list[_Chunk], answer: Callable[[], bool]) -> None:
         first, old = self._first, self._chunks
         end = len(self._segments)
-        # Other threads may tick between any two lines. So: first the new segments, then the end of the old ones.
+        # Other threads may tick between any two lines. So: first the new segments, then the end of the old ones, of all
+        # at once: a thread whose chunk is over would go on to the next, and each of them would have to be drained.
         self._chunks, self._last = chunks, self._last_segment(self._phase + 1, answer)
         self._first = end
         self._segments.extend([*(chunk.segment for chunk in chunks), self._last])
         self._phase += 1
-        for position, chunk in zip(range(first, end), [*old, None]):
-            self._segments[position] = _NOTHING
-            taken = position < len(self._segments) - length_hint(self._source)
-            if taken and chunk is not None:
+        self._segments[first:end] = [_NOTHING] * (end - first)
+        for chunk in old:
+            if length_hint(chunk.left) < chunk.size:
                 deque(chunk.left, maxlen=0)  # `chain` may hold it: drain it
 
 

@@ -4,6 +4,9 @@ import pickle
 import sys
 import threading
 from itertools import islice
+from operator import length_hint
+from types import FrameType
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -219,3 +222,26 @@ def test_a_recursion_limit_in_the_middle_of_a_tick_does_not_end_the_counting() -
     assert [meter.tick() for _ in range(5)] == [True] * 5
     with pytest.raises(OperationLimitExceeded):
         meter.tick()
+
+
+def test_what_ticks_while_a_budget_ends_does_not_have_all_of_it_drained() -> None:
+    """The thread would go from chunk to chunk as they end; draining 10**12 operations held up everybody for minutes."""
+    budget = 10**8
+    meter = Meter()
+    meter.start(budget)
+    meter.tick()
+    chunks = list(meter._chunks)
+
+    def tick_at_each_line(frame: FrameType, event: str, _: Any) -> Any:
+        if frame.f_code.co_name == "_enter":
+            meter.tick()
+        return tick_at_each_line
+
+    sys.settrace(tick_at_each_line)
+    try:
+        meter.finish()
+    finally:
+        sys.settrace(None)
+    assert sum(length_hint(chunk.left) for chunk in chunks) > budget // 2
+    meter.start(3)
+    assert sum(islice(meter.ticks, 3)) == meter.finish() == 3

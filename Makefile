@@ -26,7 +26,7 @@ PROTOS := $(wildcard proto/executor_api/v1/*.proto)
 
 .PHONY: help
 help:  ## This list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Set-up
@@ -89,6 +89,10 @@ unit: $(STAMP)  ## Run the unit tests
 test-matrix: $(STAMP)  ## Run the tests of the integration on each smolagents that it is for (VERSIONS="1.22.0 1.26.0")
 	@$(BIN)/python tools/smolagents_matrix.py $(VERSIONS) $(if $(ARGS),--pytest='$(ARGS)')
 
+.PHONY: test-e2b-matrix
+test-e2b-matrix: $(STAMP)  ## Try the E2B backend with pairs of E2B's packages (VERSIONS="2.63.0+2.11.5", ARGS=--write)
+	@$(BIN)/python tools/e2b_matrix.py $(VERSIONS) $(ARGS)
+
 .PHONY: check
 check: check-format lint types imports check-proto  ## Check format, lint, types, import contracts and generated stubs
 
@@ -108,7 +112,7 @@ lint: $(STAMP)  ## Lint
 .PHONY: types
 types: $(STAMP)  ## Check types
 	@$(BIN)/mypy
-	@MYPYPATH=examples $(BIN)/mypy examples/*.py tools/*.py  # by themselves: they run as scripts, beside each other
+	@MYPYPATH=examples:tools $(BIN)/mypy examples/*.py tools/*.py  # by themselves: they run as scripts, beside each other
 
 .PHONY: imports
 imports: $(STAMP)  ## Check which way imports run

@@ -1,9 +1,8 @@
 """Several backends as one: each new sandbox is made by the first of its spec's that is neither full nor down.
 
-What a backend answered is remembered for a while. One that is down is passed over for a time that grows, with jitter,
-to a bound; then a single creation tries it, while the others still pass it over, so a dead Engine costs one time-out
-now and then and not one for each session. One that is full is passed over until the time that it gave itself. A sandbox
-stays where it was made.
+One that is down is passed over for a time that grows, with jitter, to a bound; then a single creation tries it, while
+the others still pass it over. So a dead Engine costs one time-out now and then and not one for each session. One that
+is full is passed over until the time that it gave itself (backend_health.py). A sandbox stays where it was made.
 
 One that can't be started holds up nobody: it is tried again at each sweep, and destroys then what an earlier daemon
 left of it. Whoever has a session there is waited for a while, and told that it is lost if that was in vain.
@@ -15,13 +14,13 @@ from __future__ import annotations
 
 import asyncio
 import math
-import random
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 import structlog
 
+from executor_server.backend_health import BackendHealth, HealthSettings
 from executor_server.backends.base import Backend, HostFinding, KnownSandbox, Sandbox
 from executor_server.backends.gone import GoneSandbox
 from executor_server.errors import BackendFull, ImageNotReady, SandboxFailure
@@ -34,14 +33,9 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True)
 class FailOverSettings:
-    """How long a backend is passed over, and waited for."""
+    """How long a backend is passed over, and how long one is waited for that an earlier daemon's sessions are on."""
 
-    backoff_s: float = 1.0  # after the first failure; twice as long after each further one
-    max_backoff_s: float = 60.0
-    # Of a wait, so much may be left out at random: what broke together does not come back together.
-    jitter: float = 0.25
-    max_full_s: float = 600.0  # whatever a full one says
-    # For a backend that an earlier daemon's sessions are on.
+    health: HealthSettings = field(default_factory=HealthSettings)
     adopt_wait_s: float = 15.0
     adopt_retry_s: float = 1.0
 
@@ -60,7 +54,10 @@ class BackendSet:
         assert backends, "a set of backends has one"
         self._settings = settings or FailOverSettings()
         clock = now_s or (lambda: asyncio.get_running_loop().time())
-        self._members = {backend.name: _Member(backend, self._settings, clock) for backend in backends}
+        self._members = {
+            backend.name: _Member(backend, BackendHealth(backend.name, self._settings.health, clock))
+            for backend in backends
+        }
         assert len(self._members) == len(backends), "each backend is there once"
 
     @property
@@ -110,7 +107,7 @@ class BackendSet:
     async def fingerprint(self, spec: SandboxSpec) -> str:
         """Of what the first backend that works would make."""
         members = self._members_for(spec)
-        first = next((member for member in members if member.state == "up"), members[0])
+        first = next((member for member in members if member.is_well(spec)), members[0])
         return await first.fingerprint(spec)
 
     async def create(self, spec: SandboxSpec) -> Sandbox:
@@ -145,26 +142,20 @@ class BackendSet:
 class _Member:
     """One backend, and whether it is worth asking now."""
 
-    def __init__(self, backend: Backend, settings: FailOverSettings, now_s: Callable[[], float]) -> None:
+    def __init__(self, backend: Backend, health: BackendHealth) -> None:
         self.backend = backend
         self.name = backend.name
-        self._settings = settings
-        self._now_s = now_s
+        self._health = health
         self._is_started = False
         self._serves = False  # it is started, and nothing of an earlier daemon is in its way
         self._told = ""  # why it can't be started or swept, as it was logged
-        self._trouble: SandboxFailure | None = None  # of the last creation that failed, until one succeeds
-        self._backoff_s = 0.0
-        self._retry_s = 0.0  # when one creation may find out whether the trouble is over
-        self._is_tried = False  # one does
 
     @property
     def state(self) -> str:
-        if not self._serves:
-            return "down"
-        if self._trouble is None:
-            return "up"
-        return "full" if isinstance(self._trouble, BackendFull) else "down"
+        return self._health.state if self._serves else "down"
+
+    def is_well(self, spec: SandboxSpec) -> bool:
+        return self._serves and self._health.is_well(spec)
 
     # -- starting and sweeping ---------------------------------------------------------------------------------------
 
@@ -217,56 +208,13 @@ class _Member:
 
     async def create(self, spec: SandboxSpec) -> Sandbox:
         """Raises SandboxFailure, at once where it is known not to be worth asking."""
-        self._check_worth_asking()
-        is_trial = self._trouble is not None
-        self._is_tried = self._is_tried or is_trial
-        try:
-            sandbox = await self.backend.create(spec)
-        except ImageNotReady:
-            self._note_well()  # or it could not know
-            raise
-        except SandboxFailure as failure:
-            # Others that began before the trouble was known, and end in it, are no further failures.
-            if is_trial or self._trouble is None:
-                self._note_trouble(failure)
-            raise
-        else:
-            self._note_well()
-            return sandbox
-        finally:
-            self._is_tried = self._is_tried and not is_trial
+        self._check_serves()
+        with self._health.attempt(spec):
+            return await self.backend.create(spec)
 
     def _check_serves(self) -> None:
         if not self._serves:
             raise SandboxFailure(f"the {self.name} backend does not run: {self._told}")
-
-    def _check_worth_asking(self) -> None:
-        self._check_serves()
-        if self._trouble is None:
-            return
-        left_s = self._retry_s - self._now_s()
-        if left_s <= 0 and not self._is_tried:
-            return
-        if isinstance(self._trouble, BackendFull):
-            raise BackendFull(f"{self._trouble}, as of late", max(left_s, self._settings.backoff_s))
-        raise SandboxFailure(f"the {self.name} backend is passed over since it failed: {self._trouble}")
-
-    def _note_trouble(self, failure: SandboxFailure) -> None:
-        settings = self._settings
-        if isinstance(failure, BackendFull):
-            self._backoff_s, wait_s = 0.0, min(max(failure.retry_after_s, 0.0), settings.max_full_s)
-        else:
-            self._backoff_s = min(max(self._backoff_s * 2, settings.backoff_s), settings.max_backoff_s)
-            wait_s = self._backoff_s * random.uniform(1 - settings.jitter, 1)
-        self._trouble, self._retry_s = failure, self._now_s() + wait_s
-        _log.warning(
-            "backend_passed_over", backend=self.name, state=self.state, error=str(failure), retry_after_s=wait_s
-        )
-
-    def _note_well(self) -> None:
-        if self._trouble is not None:
-            _log.warning("backend_is_back", backend=self.name, before=self.state)
-        self._trouble, self._backoff_s = None, 0.0
 
 
 async def _each(attempts: Iterable[Awaitable[T]]) -> list[T | SandboxFailure]:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
+from executor_server.backend_health import HealthSettings
 from executor_server.backend_set import BackendSet, FailOverSettings
 from executor_server.backends.base import HostFinding, KnownSandbox, Sandbox
 from executor_server.backends.gone import GoneSandbox
@@ -90,7 +91,8 @@ class Bench:
         return caught.value
 
 
-SETTINGS = FailOverSettings(backoff_s=1.0, max_backoff_s=8.0, jitter=0.0, adopt_wait_s=0.0, adopt_retry_s=0.0)
+HEALTH = HealthSettings(backoff_s=1.0, max_backoff_s=8.0, jitter=0.0)
+SETTINGS = FailOverSettings(HEALTH, adopt_wait_s=0.0, adopt_retry_s=0.0)
 
 
 @pytest.fixture
@@ -156,7 +158,7 @@ async def test_the_time_of_a_dead_backend_grows_to_its_bound_and_is_forgotten_wh
 
 
 async def test_the_wait_has_jitter_within_its_bound(tmp_path: Path) -> None:
-    benches = [Bench(tmp_path, replace(SETTINGS, jitter=0.5)) for _ in range(20)]
+    benches = [Bench(tmp_path, replace(SETTINGS, health=replace(HEALTH, jitter=0.5))) for _ in range(20)]
     waits = set()
     for bench in benches:
         await bench.both.start()
@@ -167,6 +169,39 @@ async def test_the_wait_has_jitter_within_its_bound(tmp_path: Path) -> None:
         waits |= {entry["retry_after_s"] for entry in logs if entry["event"] == "backend_passed_over"}
     assert len(waits) > 1
     assert 0.5 <= min(waits) <= max(waits) <= 1.0
+
+
+class Picky(Maker):
+    """Cannot make what has little memory."""
+
+    async def create(self, spec: SandboxSpec) -> Sandbox:  # type: ignore[override]
+        if spec.memory_bytes < SPEC.memory_bytes:
+            self.calls.append("create")
+            raise SandboxFailure("the guest ended at once")
+        return await super().create(spec)
+
+
+async def test_what_nobody_could_make_keeps_no_one_else_from_the_backend(tmp_path: Path) -> None:
+    """A client may ask for so little memory that no guest starts in it, as often as it likes."""
+    docker, e2b = Picky(tmp_path / "docker", "docker"), Maker(tmp_path / "e2b", "e2b")
+    both = BackendSet([docker, e2b], SETTINGS, now_s=lambda: 0.0)
+    await both.start()
+    await both.adopt(())
+    for number in range(300):
+        assert (await both.create(replace(BOTH, memory_bytes=number))).backend_name == "e2b"
+    assert (await both.create(BOTH)).backend_name == "docker"
+
+
+async def test_a_success_lets_all_others_try_again_at_once(bench: Bench) -> None:
+    other = replace(BOTH, processes=SPEC.processes + 1)
+    bench.docker.wrong["create"] = DOWN
+    assert [await bench.maker(), await bench.maker(other)] == ["e2b", "e2b"]
+    del bench.docker.wrong["create"]
+    bench.time_s += 0.5
+    assert await bench.maker() == "e2b", "its time is not over"
+    third = replace(BOTH, processes=SPEC.processes + 2)
+    assert await bench.maker(third) == "docker"
+    assert [await bench.maker(), await bench.maker(other)] == ["docker", "docker"]
 
 
 async def test_one_creation_at_a_time_finds_out_whether_a_backend_is_back(bench: Bench) -> None:
@@ -227,7 +262,7 @@ async def test_what_a_full_backend_says_is_bounded(bench: Bench) -> None:
     bench.docker.wrong["create"] = BackendFull("come back next year", 3e7)
     await bench.maker()
     del bench.docker.wrong["create"]
-    bench.time_s += FailOverSettings().max_full_s
+    bench.time_s += HEALTH.max_full_s
     assert await bench.maker() == "docker"
 
 

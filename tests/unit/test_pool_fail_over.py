@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from executor_server.backend_health import HealthSettings
 from executor_server.backend_set import BackendSet, FailOverSettings
 from executor_server.errors import BackendFull, SandboxFailure
 from executor_server.model import SandboxSpec
@@ -49,7 +50,7 @@ class Maker(FakeBackend):
 class Bench:
     def __init__(self, directory: Path) -> None:
         self.docker, self.e2b = Maker(directory / "d", "docker"), Maker(directory / "e", "e2b")
-        settings = FailOverSettings(backoff_s=0.001, max_backoff_s=0.01)
+        settings = FailOverSettings(HealthSettings(backoff_s=0.001, max_backoff_s=0.01))
         self.both = BackendSet([self.docker, self.e2b], settings)
         self.pool = WarmPool(self.both, SETTINGS)
 
@@ -74,6 +75,7 @@ class Bench:
 async def bench(tmp_path: Path) -> AsyncIterator[Bench]:
     bench = Bench(tmp_path)
     yield bench
+    await asyncio.wait_for(bench.pool.full(), 10.0)  # a fake that is cut off in its start would leave its socket
     await bench.pool.close()
     await bench.both.close()
     assert bench.living() == (0, 0)

@@ -53,7 +53,7 @@ class StateRequests(GuestRequests):
         self._require_alive()
         check_state_export(self.spec)
         await self._gate.state_export(self.facts)
-        with archives.spool(self.spec.state.max_bytes) as spool:
+        with archives.spool(self.facts.owner.tenant, self.spec.state.max_bytes) as spool:
             variables, written = await self._export_variables(spool)
             files, put = await self._export_files(spool)
             manifest = replace(written, files=put.files, file_bytes=put.file_bytes, omitted_files=put.omitted_files)
@@ -104,7 +104,8 @@ class StateRequests(GuestRequests):
         """
         self._require_alive()
         check_state_restore(self.spec)
-        with archives.spool(self.spec.state.max_bytes + archives.overhead_bytes) as spool:
+        most = self.spec.state.max_bytes + archives.overhead_bytes
+        with archives.spool(self.facts.owner.tenant, most) as spool:
             async for chunk in chunks:
                 await spool.write(chunk)
             rules = self.spec.state

@@ -20,6 +20,7 @@ import json
 import struct
 import tempfile
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -34,8 +35,11 @@ VERSION = 1
 MAX_HEADER_BYTES = 4 * 1024 * 1024
 MAX_SAID_BYTES = 1536 * 1024
 """What a guest may say of variables, and of files, as it stands in the header."""
-MAX_AT_A_TIME = 8
+MAX_AT_A_TIME = 16
 """Archives that come or go at one time; each takes its room on the disk."""
+
+MAX_OF_TENANT = 2
+"""Of one tenant's at one time."""
 
 PIECE_BYTES = 256 * 1024
 _HASHED_BYTES = 4 * 1024 * 1024
@@ -75,21 +79,22 @@ class StateArchives:
         directory.mkdir(mode=0o700, exist_ok=True)
         self._directory = directory
         self._key = key
-        self._open = 0
+        self._open: Counter[str] = Counter()
         self.key_id = hashlib.sha256(b"key of states:" + key).hexdigest()[:_KEY_ID_CHARS]
 
     @contextmanager
-    def spool(self, max_bytes: int) -> Iterator[Spool]:
-        """A file for one archive. Raises ResourceExhausted when too many are there."""
-        if self._open >= MAX_AT_A_TIME:
-            message = f"{MAX_AT_A_TIME} states are being written or restored"
+    def spool(self, tenant: str, max_bytes: int) -> Iterator[Spool]:
+        """A file for one archive of a tenant. Raises ResourceExhausted when too many are there."""
+        if self._open[tenant] >= MAX_OF_TENANT or self._open.total() >= MAX_AT_A_TIME:
+            message = "as many states are being written down or restored as can be at one time"
             raise ResourceExhausted(Reason.QUEUE_FULL, message, retry_after_s=_RETRY_S)
-        self._open += 1
+        self._open[tenant] += 1
         try:
             with tempfile.TemporaryFile(dir=self._directory, prefix="state-") as file:
                 yield Spool(cast("BinaryIO", file), max_bytes)
         finally:
-            self._open -= 1
+            self._open[tenant] -= 1
+            self._open += Counter()  # only who has some
 
     async def signed(self, header: Header, parts: Spool) -> AsyncIterator[bytes]:
         """The archive of two parts that lie in a spool, one after the other."""

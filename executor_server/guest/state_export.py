@@ -10,6 +10,7 @@ import sys
 import time
 import types
 import warnings
+from functools import partial
 
 from . import link
 from .failures import text_of
@@ -34,7 +35,9 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
     from typing import Any, Callable, Iterator, Optional
 
+# For all of them, and for one copy: what a copy has no time for is left out, and there is time for a second one.
 EXPORT_TIME_S = 45.0
+COPY_TIME_S = 20.0
 # That a variable may end; then what is left of them is left out.
 _MAX_COPIES = 12
 # That there is for it in any case.
@@ -114,7 +117,7 @@ class _Copies:
             reached, why = self._copy(fd)
             if not why:
                 return
-            if reached is None:
+            if reached is None or time.monotonic() >= self._deadline:
                 break
             self._leave_out(self._names[reached], why)
         for name in self._names:
@@ -155,10 +158,10 @@ class _Copies:
             self._after_fork()
             _limit_copy(self._world)
             room = min(self._max_bytes, max(_room(self._world) // 2, _MIN_ROOM_BYTES))
-            _Writer(self._world, fd, room, lambda place: os.write(writer, _PLACE.pack(place))).write(
-                self._names, self._omitted
-            )
-            os.write(writer, _PLACE.pack(_END))
+            stop_at = min(time.monotonic() + COPY_TIME_S, self._deadline)
+            reach = partial(_reach, writer)
+            _Writer(self._world, fd, room, reach).write(self._names, self._omitted, stop_at)
+            _reach(writer, _END)
             code = 0
         finally:
             os._exit(code)
@@ -171,10 +174,8 @@ class _Copies:
         why = ""
         turn = time.monotonic() + VARIABLE_TIME_S
         while True:
-            due = min(turn, self._deadline)
-            if not poll.poll(max(0.0, (due - time.monotonic()) * 1000)):
-                late = due == self._deadline
-                why = "there was no time left for it" if late else f"writing it takes longer than {VARIABLE_TIME_S:g} s"
+            if not poll.poll(max(0.0, (turn - time.monotonic()) * 1000)):
+                why = f"writing it takes longer than {VARIABLE_TIME_S:g} s"
                 break
             data = os.read(reader, 4096)
             if len(data) < _PLACE.size:
@@ -188,12 +189,11 @@ class _Copies:
             ended = f"signal {os.WTERMSIG(status)}" if os.WIFSIGNALED(status) else f"exit code {os.WEXITSTATUS(status)}"
             why = f"the process that wrote it ended with {ended}"
         place = reached if reached is not None and 0 <= reached < len(self._names) else None
-        if time.monotonic() >= self._deadline:
-            # Others have to be left out too, or there is no end to it.
-            for name in self._names[(place or 0) + 1 :]:
-                self._leave_out(name, "there was no time left for it")
-            self._deadline = time.monotonic() + VARIABLE_TIME_S
         return place, why
+
+
+def _reach(writer: int, place: int) -> None:
+    os.write(writer, _PLACE.pack(place))
 
 
 def _end_of(pid: int, *, at_once: bool) -> int:
@@ -281,7 +281,7 @@ class _Writer:
         self._checkpoint_cost_s = 0.0
         self._checkpoint_s = 0.0
 
-    def write(self, names: list[str], omitted: dict[str, str]) -> None:
+    def write(self, names: list[str], omitted: dict[str, str], stop_at: float) -> None:
         try:
             make = pickler_type(self._world)
         except ImportError:
@@ -296,6 +296,9 @@ class _Writer:
             self._begin_again(None)
         for place, name in enumerate(names):
             self._reach(place)
+            if time.monotonic() >= stop_at:
+                omitted[name] = "there was no time left for it"
+                continue
             try:
                 self._write_one(name)
             except BaseException as error:  # noqa: BLE001 (the border of agent code: pickling runs what it wants)

@@ -9,6 +9,7 @@ does not touch its execution, which belongs to the session.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
@@ -17,6 +18,7 @@ import structlog
 
 from executor_api.v1 import executor_service_pb2 as service_pb
 from executor_api.v1 import executor_service_pb2_grpc as service_grpc
+from executor_server.errors import Reason, ResourceExhausted
 from executor_server.executions import Execution
 from executor_server.model import BlobChunk, FileInfo
 from executor_server.policy import Policy
@@ -29,6 +31,9 @@ from executor_server.sessions import Session, SessionManager, SessionRequest
 from executor_server.state_archive import StateArchives
 
 T = TypeVar("T")
+
+STATE_TIME_S = 600.0
+"""For one state to come or to go."""
 
 
 class ExecutorService(service_grpc.ExecutorServiceServicer):
@@ -186,7 +191,7 @@ class ExecutorService(service_grpc.ExecutorServiceServicer):
 
     async def ExportState(self, request: service_pb.ExportStateRequest, context: Context) -> None:
         session = self._session(request.session_id)
-        async with _released(session.export_state(self._states)) as parts:
+        async with _in_time(), _released(session.export_state(self._states)) as parts:
             async for part in parts:
                 if isinstance(part, bytes):
                     await context.write(service_pb.ExportStateResponse(data=part))
@@ -199,7 +204,8 @@ class ExecutorService(service_grpc.ExecutorServiceServicer):
     ) -> service_pb.RestoreStateResponse:
         upload = Upload(requests, first="session_id")
         session = self._session(await upload.header())
-        manifest = await session.restore_state(self._states, upload.all_pieces())
+        async with _in_time():
+            manifest = await session.restore_state(self._states, upload.all_pieces())
         return service_pb.RestoreStateResponse(manifest=convert.state_manifest_to(manifest))
 
     async def GetPolicy(self, request: service_pb.GetPolicyRequest, context: Context) -> service_pb.GetPolicyResponse:
@@ -216,6 +222,16 @@ class ExecutorService(service_grpc.ExecutorServiceServicer):
         execution = self._session(session_id).execution(checks.identifier(execution_id, "execution_id"))
         structlog.contextvars.bind_contextvars(execution_id=execution_id)
         return execution
+
+
+@asynccontextmanager
+async def _in_time() -> AsyncIterator[None]:
+    """Ends a transfer that its client draws out: it takes a place that others wait for."""
+    try:
+        async with asyncio.timeout(STATE_TIME_S):
+            yield
+    except TimeoutError as error:
+        raise ResourceExhausted(Reason.TOO_LARGE, f"the state was not through within {STATE_TIME_S:g} s") from error
 
 
 @asynccontextmanager

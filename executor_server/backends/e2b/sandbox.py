@@ -154,24 +154,28 @@ class E2BSandbox:
         async with self._turn:
             if self.cloud_id is None:
                 raise SandboxFailure("there is no sandbox to pause")
-            cloud_id = self.cloud_id
             await self._ways.close()
             try:
-                if not await self._cloud.pause(cloud_id) and not await self._cloud.is_paused(cloud_id):
-                    self._lifetime.unpausable.add(self._template)
-                    return False
+                self.is_paused = await self._pause(self.cloud_id)
             except TryLater:  # nothing was done
                 return False
-            except Gone:
-                self.is_gone = True
-                raise
-            except Final as refusal:
-                self._lifetime.unpausable.add(self._template)
-                _log.warning("sandbox_not_pausable", sandbox_id=self.sandbox_id, reason=str(refusal))
-                return False
-            self.is_paused = True
-            self._ways.found(None)
+            if self.is_paused:
+                self._ways.found(None)
+            return self.is_paused
+
+    async def _pause(self, cloud_id: str) -> bool:
+        """Where it is refused, it is remembered that it can't be done. Raises CloudFailure."""
+        refusal = "it goes on running"
+        try:
+            if await self._cloud.pause(cloud_id):
+                return True
+        except Final as failure:
+            refusal = str(failure)
+        if await self._cloud.is_paused(cloud_id):
             return True
+        self._lifetime.unpausable.add(self._template)
+        _log.warning("sandbox_not_pausable", sandbox_id=self.sandbox_id, reason=refusal)
+        return False
 
     async def wake(self) -> None:
         async with self._turn:

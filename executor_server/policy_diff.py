@@ -85,6 +85,7 @@ _UNSET = {
     "quotas.": "no quota",
     "files.": "no limit",
     "sandbox.images": "all",
+    "sandbox.backends": "the daemon's own",
     "limits.cpus": "all",
     "limits.execution_": "the session's",
     "": "not set",
@@ -129,6 +130,11 @@ def _more(old: Any, new: Any) -> bool:
     return (math.inf if old is None else old) <= (math.inf if new is None else new)
 
 
+def _serves_more(old: Any, new: Any) -> bool:
+    """Of lists of backends; none is the daemon's own, which may or may not be among others."""
+    return old == new or (old is not None and new is not None and set(old) <= set(new))
+
+
 def _less(old: Any, new: Any) -> bool:
     return _more(new, old)
 
@@ -156,6 +162,7 @@ _COMPARISONS: Mapping[str, Comparison | None] = {
     "imports.allowed": _covers_imports,
     "imports.denied": _denies_fewer,
     "tools.allowed": _covers_tools,
+    "sandbox.backends": _serves_more,
     "sandbox.network": None,
     "audit.code": None,
     "audit.fail_closed": _less,

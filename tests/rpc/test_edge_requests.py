@@ -434,4 +434,5 @@ async def test_a_session_tells_its_effective_limits(edge: Edge) -> None:
     assert (session.state, session.create_time.seconds, dict(session.labels)) == (1, 1_700_000_000, {"k": "v"})
     policy = (await edge.stub.GetPolicy(pb.GetPolicyRequest(), metadata=AUTH)).policy
     assert (list(policy.tool_placements), policy.network, policy.backend) == (["host", "sandbox"], "none", "local")
+    assert list(policy.backends) == ["local"]
     assert len(policy.max_limits.ListFields()) == 10

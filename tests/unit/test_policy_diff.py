@@ -70,6 +70,17 @@ def test_what_means_the_same_is_no_change() -> None:
             "sandbox.images = ['b', 'a']",
             Change("sandbox.images", "a, b", "b, a"),
         ),
+        ("", "sandbox.backends = ['e2b']", Change("sandbox.backends", "the daemon's own", "e2b")),
+        (
+            "sandbox.backends = ['docker']",
+            "sandbox.backends = ['docker', 'e2b']",
+            Change("sandbox.backends", "docker", "docker, e2b", "looser"),
+        ),
+        (
+            "sandbox.backends = ['docker', 'e2b']",
+            "sandbox.backends = ['e2b', 'docker']",
+            Change("sandbox.backends", "docker, e2b", "e2b, docker"),
+        ),
         ("", "sandbox.pull_images = true", Change("sandbox.pull_images", "false", "true", "looser")),
         (
             "tools.allowed = ['web_*']",

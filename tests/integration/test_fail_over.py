@@ -7,18 +7,21 @@ import tempfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pytest
 
-from executor_client import ExecutorClient, SessionState, UnavailableError
+from executor_client import ExecutorClient, ResourceExhaustedError, SessionState, UnavailableError, Wait, WaitKind
 from tests.chaos.proxy import CuttingProxy
 from tests.support.audit import records
 from tests.support.backends import DOCKER_IMAGE, require
 from tests.support.daemon import Daemon, running_daemon
+from tests.support.e2b import ThreadedDouble
 from tests.support.engine import SOCKET, engine_client
 from tests.support.polling import eventually
 
+WAIT_S = 60.0
 POLICY = """\
 default = "p"
 [profiles.p]
@@ -217,3 +220,76 @@ def test_the_pool_keeps_those_of_the_first_that_works(start: Callable[..., Daemo
         assert eventually(lambda: warm(client) == "local")
         line.up()
         assert eventually(lambda: warm(client) == "docker")
+
+
+# -- with a cloud
+
+
+E2B_CONFIG = """\
+server.backend = "e2b"
+server.other_backends = ["local"]
+e2b.api_url = "{double.url}"
+e2b.sandbox_url = "{double.url}"
+e2b.api_key_file = "{double.api_key_file}"
+e2b.max_sandboxes = 1
+e2b.request_timeout_s = 5.0
+policy.file = "{policy}"
+pool.size = 0
+sessions.host_sweep_interval_s = 0.2
+"""
+
+
+@pytest.fixture(scope="module")
+def double() -> Iterator[ThreadedDouble]:
+    require("e2b")
+    with ThreadedDouble() as double:
+        yield double
+
+
+@pytest.fixture
+def rented(directory: Path, double: ThreadedDouble) -> Iterator[Daemon]:
+    """A daemon that rents one sandbox, and makes the others here."""
+    policy, config = directory / "policy.toml", directory / "config.toml"
+    policy.write_text(POLICY.format(order='["e2b", "local"]'))
+    config.write_text(E2B_CONFIG.format(double=double, policy=policy))
+    with running_daemon(directory, "--config", str(config)) as daemon:
+        yield daemon
+    assert not double.sandboxes
+
+
+def test_who_finds_the_account_full_goes_to_the_next_unless_it_wants_no_other(rented: Daemon) -> None:
+    with rented.client(busy_timeout_s=0.0) as client, client.create_session() as first:
+        assert (first.info.backend, first.execute("6 * 7").output) == ("e2b", 42)
+        assert place_of_a_new_one(client) == "local"
+        with pytest.raises(ResourceExhaustedError) as refused:
+            client.create_session(backend="e2b")
+        assert refused.value.reason == "BACKEND_FULL"
+        assert refused.value.retry_after_s
+
+
+def test_a_client_waits_for_a_place_as_for_a_session(rented: Daemon) -> None:
+    with rented.client(busy_timeout_s=60.0) as client, ThreadPoolExecutor(1) as thread:
+        first, waits = client.create_session(), Event()
+
+        def make() -> str:
+            waiting = rented.client(busy_timeout_s=60.0, on_wait=lambda wait: noted(wait, waits))
+            with waiting as other, other.create_session(backend="e2b") as session:
+                return str(session.info.backend)
+
+        second = thread.submit(make)
+        assert waits.wait(WAIT_S)
+        first.close()
+        assert second.result(WAIT_S) == "e2b"
+
+
+def noted(wait: Wait, waits: Event) -> None:
+    if wait.kind is WaitKind.ROOM:
+        waits.set()
+
+
+def test_a_cloud_that_is_away_costs_no_session_and_is_used_again(rented: Daemon, double: ThreadedDouble) -> None:
+    with rented.client() as client:
+        double.go_down()
+        assert place_of_a_new_one(client) == "local"
+        double.come_up()
+        assert eventually(lambda: place_of_a_new_one(client) == "e2b", timeout_s=WAIT_S)

@@ -87,6 +87,10 @@ class Outgoing:
         if length_bytes is not None:
             self._response.content_length = length_bytes
         await self._response.prepare(self._request)
+        if self._fault is not None and self._fault.kind is Kind.GARBAGE:
+            await self._response.write(GARBAGE)
+            await self._response.write_eof()
+            raise Cut
         return self._response
 
     async def send(self, event: bytes, *, is_last: bool = False) -> None:
@@ -129,8 +133,9 @@ class Outgoing:
         return self._response
 
     async def _after_first(self, kind: Kind | None) -> None:
-        if kind is Kind.STREAM_GARBAGE:
-            await self._write(GARBAGE)
+        if kind in (Kind.STREAM_GARBAGE, Kind.TRUNCATED):
+            await self._write(GARBAGE if kind is Kind.STREAM_GARBAGE else b"")
+            await asyncio.sleep(CUT_DELAY_S)
             raise Cut
         if kind is Kind.STREAM_ENDLESS_LINE:
             assert self._fault is not None

@@ -21,7 +21,7 @@ class Kind(Enum):
     CUT_AFTER = "cut after"  # it is done, and then the connection is cut without an answer
     STATUS = "status"  # `status` with an error's body; nothing is done
     STATUS_AFTER = "status after"  # it is done, but the answer is `status`
-    TRUNCATED = "truncated"  # of the answer's body, half; then the connection is cut
+    TRUNCATED = "truncated"  # of the answer's body, half (of a stream, one event); then the connection is cut
     GARBAGE = "garbage"  # bytes that are no answer, under a good status
     WRONG_ID = "wrong id"  # each id of a sandbox, or of a command, in the answer is another's
     VANISH = "vanish"  # the sandbox ends before the request is looked at
@@ -48,7 +48,6 @@ STREAMS = (
 HARMLESS = tuple(kind for kind in Kind if kind is not Kind.VANISH)
 """Those after which the sandbox is still there."""
 
-_OF_WHOLE_ANSWERS = (Kind.TRUNCATED, Kind.GARBAGE)
 _WITH_IDS = ("/sandboxes*", "/v2/sandboxes*", "/process.Process/Start", "/process.Process/Connect")
 
 
@@ -59,7 +58,7 @@ def can_strike(kind: Kind, method: str, path: str) -> bool:
         return method != "DELETE" and any(fnmatch.fnmatchcase(path, pattern) for pattern in _WITH_IDS)
     if kind is Kind.VANISH:
         return not path.endswith("/sandboxes")
-    return not is_stream if kind in _OF_WHOLE_ANSWERS else is_stream or not kind.value.startswith("stream")
+    return is_stream or not kind.value.startswith("stream")
 
 
 class Rule(Protocol):

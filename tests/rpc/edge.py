@@ -28,6 +28,7 @@ from executor_server.model import (
     Payload,
     Principal,
     SessionSpec,
+    StateManifest,
     ToolSpec,
 )
 from executor_server.policy import Policy
@@ -134,6 +135,16 @@ class FakeSession:
         self._do(("get_file", path, *(["tar"] if tar else [])))
         for part in self.parts:
             yield part
+
+    async def export_state(self, archives: Any) -> AsyncIterator[bytes | StateManifest]:
+        self._do("export")
+        for part in self.parts:
+            yield part
+
+    async def restore_state(self, archives: Any, chunks: AsyncIterator[bytes]) -> StateManifest:
+        self._do(("restore", b"".join([chunk async for chunk in chunks])))
+        manifest: StateManifest = self.parts[0]
+        return manifest
 
     async def list_files(self, path: str) -> tuple[list[FileInfo], bool]:
         self._do(("list_files", path))

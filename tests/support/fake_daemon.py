@@ -132,6 +132,7 @@ class FakeDaemon(services.ExecutorServiceServicer):
         self.blobs: dict[str, bytes] = {}
         self.variables: list[pb.GetVariablesResponse] = []
         self.file: list[pb.GetFileResponse] = []
+        self.state: list[pb.ExportStateResponse] = []
         self.files: dict[str, bytes] = {}
         self.sessions: list[types.Session] = [_session()]
         self.policy = _policy()
@@ -259,6 +260,15 @@ class FakeDaemon(services.ExecutorServiceServicer):
     def GetFile(self, request: Any, context: Any) -> Iterable[pb.GetFileResponse]:
         self._enter("GetFile", request, context)
         yield from self.file
+
+    def ExportState(self, request: Any, context: Any) -> Iterable[pb.ExportStateResponse]:
+        self._enter("ExportState", request, context)
+        yield from self.state
+
+    def RestoreState(self, requests: Any, context: Any) -> pb.RestoreStateResponse:
+        messages = list(requests)
+        self._enter("RestoreState", messages, context)
+        return pb.RestoreStateResponse(manifest=pb.StateManifest(variables=["a"]))
 
     def ListFiles(self, request: Any, context: Any) -> pb.ListFilesResponse:
         self._enter("ListFiles", request, context)

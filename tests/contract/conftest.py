@@ -1,26 +1,64 @@
-"""The contract: what every backend promises, stated once and run over each of them."""
+"""The contract: what every backend promises, stated once (promises.py) and run over each of them.
+
+A test is collected for every backend and runs on those that keep what it proves; the table says where one does not.
+"""
 
 from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.contract.harness import Harness
-from tests.support.backends import make_backend, require
+from tests.contract.harness import Harness, open_harness
+from tests.contract.marks import belongs
+from tests.contract.probes import Probe, probe_of
+from tests.contract.promises import BACKENDS
+from tests.support.backends import require
 
-BACKENDS = ("local", "docker")
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "promise(*ids): the promises that a test proves")
+    config.addinivalue_line(
+        "markers", "instead(*ids): promises that are not kept; the test proves what is done instead"
+    )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    contract = Path(__file__).parent
+    elsewhere = [
+        item
+        for item in items
+        if contract in item.path.parents and isinstance(item, pytest.Function) and not belongs(item)
+    ]
+    if elsewhere:
+        config.hook.pytest_deselected(items=elsewhere)
+        dropped = set(elsewhere)
+        items[:] = [item for item in items if item not in dropped]
+
+
+@pytest.fixture
+def directory() -> Iterator[Path]:
+    """With a short name, for the sake of sockets, that a sandbox's user may pass through."""
+    made = Path(tempfile.mkdtemp(prefix="c-"))
+    made.chmod(0o755)
+    yield made
+    shutil.rmtree(made)
+
+
+@pytest.fixture(params=BACKENDS)
+async def probe(request: pytest.FixtureRequest, directory: Path) -> AsyncIterator[Probe]:
+    """A place for sandboxes, and what can be seen of it and done to it from outside."""
+    require(request.param)
+    async with probe_of(request.param, directory) as ready:
+        yield ready
 
 
 @pytest.fixture(params=BACKENDS)
 async def harness(request: pytest.FixtureRequest) -> AsyncIterator[Harness]:
     """Sessions on a backend, without the wire: in this process, with the real guest in a real sandbox."""
     require(request.param)
-    directory = Path(tempfile.mkdtemp(prefix="c-"))
-    directory.chmod(0o755)
-    async with Harness(make_backend(request.param, directory)) as ready:
+    async with open_harness(request.param) as ready:
         yield ready
-    shutil.rmtree(directory)

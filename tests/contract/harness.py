@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
-import socket
-import struct
+import shutil
 import tempfile
 from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from executor_api.values import decode, encode
 from executor_server.backends.base import Backend
-from executor_server.backends.local.sandbox import LocalSandbox
 from executor_server.executions import Execution, ToolFailure
 from executor_server.model import (
     BlobChunk,
@@ -39,7 +36,22 @@ from executor_server.registry import Registry
 from executor_server.requested import RequestedLimits
 from executor_server.sessions import Session, SessionManager, SessionRequest, SessionSettings, VariablesReply
 from executor_server.state_dir import StateDir
+from tests.contract.probes import Probe, probe_of, supervisor_of
 from tests.support.specs import session_spec
+
+__all__ = [
+    "LIMITS",
+    "MIB",
+    "PRINCIPAL",
+    "Harness",
+    "Transcript",
+    "follow",
+    "get_variables",
+    "open_harness",
+    "pieces",
+    "set_variables",
+    "supervisor_of",
+]
 
 MIB = 1024 * 1024
 PRINCIPAL = Principal("tenant", "test")
@@ -55,19 +67,6 @@ LIMITS = Limits(
     session_time_s=3600.0,
     session_operations=10**12,
 )
-
-
-def supervisor_of(session: Session) -> psutil.Process:
-    """The first process of the session's sandbox, as the host sees it."""
-    sandbox = session._sandbox
-    if isinstance(sandbox, LocalSandbox):
-        assert sandbox.process is not None and sandbox.process.init_pid is not None
-        return psutil.Process(sandbox.process.init_pid)
-    # In a container it is the guest that listens, and the kernel says who that is.
-    assert session._channel._transport is not None
-    connection = session._channel._transport.get_extra_info("socket")
-    pid, _, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-    return psutil.Process(pid)
 
 
 @dataclass
@@ -128,17 +127,31 @@ class Transcript:
 
 
 class Harness:
-    """Owns a backend, an empty pool and a manager of sessions."""
+    """Owns a backend, an empty pool and a manager of sessions.
 
-    def __init__(self, backend: Backend) -> None:
+    `registry_dir`: where an earlier daemon kept its books; without one, there was none.
+    """
+
+    def __init__(self, backend: Backend, registry_dir: Path | None = None) -> None:
         self.backend = backend
+        self._probe: Probe | None = None
         self.pool = WarmPool(backend, PoolSettings())
         self._state = tempfile.TemporaryDirectory(prefix="r-")
-        self.registry = Registry(StateDir(Path(self._state.name)))
+        self.registry = Registry(StateDir(registry_dir or Path(self._state.name)))
         settings = SessionSettings(sweep_interval_s=0.05, ping_interval_s=0.2)
         self.manager = SessionManager(backend, self.pool, self.registry, settings)
         self._names = itertools.count(1)
         self._stack = AsyncExitStack()
+
+    @property
+    def probe(self) -> Probe:
+        """Where there is one: what can be seen and done from outside."""
+        assert self._probe is not None
+        return self._probe
+
+    @probe.setter
+    def probe(self, probe: Probe) -> None:
+        self._probe = probe
 
     async def __aenter__(self) -> Harness:
         self._stack.callback(self._state.cleanup)
@@ -153,6 +166,20 @@ class Harness:
 
     async def __aexit__(self, *_: object) -> None:
         await self._stack.aclose()
+
+    async def kill(self) -> None:
+        """Everything of it stops at once, as by a SIGKILL, and nothing is told to anybody. Its backend lives on."""
+        self._stack.pop_all()
+        tasks: list[asyncio.Task[Any]] = [self.manager._sweeper] if self.manager._sweeper is not None else []
+        for session in self.manager.list(PRINCIPAL):
+            session._channel.close()
+            tasks += session._tasks
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self.pool.close()
+        self.registry.close()
+        self._state.cleanup()
 
     def spec(
         self, *, imports: tuple[str, ...] = ("*",), prelude: str = "", orphan_time_s: float = 60.0, **limits: Any
@@ -190,6 +217,19 @@ class Harness:
             await session.submit_tool_result(execution.execution_id, call.call_id, reply)
 
         return await follow(execution, answer)
+
+
+@asynccontextmanager
+async def open_harness(backend: str) -> AsyncIterator[Harness]:
+    """A harness on a place of its own for this backend."""
+    directory = Path(tempfile.mkdtemp(prefix="c-"))
+    directory.chmod(0o755)  # a sandbox's user has to pass
+    try:
+        async with probe_of(backend, directory) as probe, Harness(probe.backend()) as harness:
+            harness.probe = probe
+            yield harness
+    finally:
+        shutil.rmtree(directory)
 
 
 async def follow(execution: Execution, answer: Any = None, after: int = 0) -> Transcript:

@@ -7,6 +7,9 @@ from dataclasses import replace
 from executor_server.model import LimitWarning, Log, SessionSpec
 from executor_server.sessions import Session
 from tests.contract.harness import LIMITS, Harness, Transcript
+from tests.contract.marks import promise
+
+pytestmark = promise("limit-budgets")
 
 
 def _loops(count: int) -> str:

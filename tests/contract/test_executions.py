@@ -8,8 +8,10 @@ from executor_server.errors import InvalidRequest, ResourceExhausted
 from executor_server.model import Image, Log, OutputMode, Queued
 from executor_server.requested import RequestedLimits
 from tests.contract.harness import Harness, follow
+from tests.contract.marks import promise
 
 
+@promise("run-value")
 async def test_the_value_of_a_trailing_expression_is_the_output(harness: Harness) -> None:
     session = await harness.session()
     assert (await harness.run(session, "x = 40\nx + 2")).output == 42
@@ -17,6 +19,7 @@ async def test_the_value_of_a_trailing_expression_is_the_output(harness: Harness
     assert (await harness.run(session, "x = 3", last_statement=True)).output == 3
 
 
+@promise("run-state")
 async def test_variables_outlive_an_execution_that_raised(harness: Harness) -> None:
     session = await harness.session()
     failed = await harness.run(session, "x = 7\n1/0")
@@ -24,6 +27,7 @@ async def test_variables_outlive_an_execution_that_raised(harness: Harness) -> N
     assert (await harness.run(session, "x")).output == 7
 
 
+@promise("run-error")
 async def test_an_error_shows_the_agents_own_lines(harness: Harness) -> None:
     session = await harness.session()
     await harness.run(session, "def f(n):\n    return 1 / n")
@@ -40,17 +44,20 @@ async def test_an_error_shows_the_agents_own_lines(harness: Harness) -> None:
     assert "guest" not in error.traceback
 
 
+@promise("run-await")
 async def test_code_awaits_at_the_top_level(harness: Harness) -> None:
     session = await harness.session()
     assert (await harness.run(session, "import asyncio\nawait asyncio.sleep(0, 5)")).output == 5
 
 
+@promise("run-main")
 async def test_classes_of_main_pickle(harness: Harness) -> None:
     session = await harness.session()
     code = "import pickle\nclass C:\n    pass\ntype(pickle.loads(pickle.dumps(C()))) is C"
     assert (await harness.run(session, code)).output is True
 
 
+@promise("stream-children")
 async def test_output_of_children_and_of_c_code_is_captured(harness: Harness) -> None:
     session = await harness.session()
     code = """
@@ -65,6 +72,7 @@ ctypes.CDLL(None).puts(b"libc")
     assert run.stderr == "problem\n"
 
 
+@promise("stream-images")
 async def test_images_come_in_order_with_the_logs(harness: Harness) -> None:
     session = await harness.session()
     code = """
@@ -79,6 +87,7 @@ print("after")
     assert run.images[0].startswith(b"\x89PNG")
 
 
+@promise("stream-images")
 async def test_figures_left_open_become_images(harness: Harness) -> None:
     session = await harness.session()
     code = "import matplotlib.pyplot as plt\nplt.plot([1, 2])\nplt.figure()\nplt.plot([2, 1])\nNone"
@@ -87,6 +96,7 @@ async def test_figures_left_open_become_images(harness: Harness) -> None:
     assert (await harness.run(session, "plt.get_fignums()")).output == []
 
 
+@promise("stream-order")
 async def test_numbers_of_events_rise_by_one_and_the_result_is_last(harness: Harness) -> None:
     session = await harness.session()
     run = await harness.run(
@@ -97,6 +107,7 @@ async def test_numbers_of_events_rise_by_one_and_the_result_is_last(harness: Har
     assert run.stdout.split() == [str(i) for i in range(0, 50, 2)]
 
 
+@promise("stream-cut")
 async def test_output_past_its_limit_keeps_head_and_tail(harness: Harness) -> None:
     session = await harness.session()
     run = await harness.run(session, "for i in range(20_000):\n    print(i)", output_bytes=10_000)
@@ -106,12 +117,14 @@ async def test_output_past_its_limit_keeps_head_and_tail(harness: Harness) -> No
     assert len(run.stdout) <= 10_000
 
 
+@promise("stream-text")
 async def test_a_character_may_be_cut_between_writes(harness: Harness) -> None:
     session = await harness.session()
     code = "import os, time\nfor b in 'grüße'.encode():\n    os.write(1, bytes([b]))\n    time.sleep(0.01)"
     assert (await harness.run(session, code)).stdout == "grüße"
 
 
+@promise("run-operations")
 async def test_operations_are_counted_and_deterministic(harness: Harness) -> None:
     session = await harness.session()
     code = "def f(n):\n    return [i for i in range(n)]\nfor _ in range(10):\n    f(10)"
@@ -119,6 +132,7 @@ async def test_operations_are_counted_and_deterministic(harness: Harness) -> Non
     assert counts == {10 + 10 + 100}
 
 
+@promise("run-once")
 async def test_an_id_names_one_execution(harness: Harness) -> None:
     session = await harness.session()
     first = await harness.begin(session, "count = globals().get('count', 0) + 1\ncount")
@@ -130,6 +144,7 @@ async def test_an_id_names_one_execution(harness: Harness) -> None:
         await session.execute(first.execution_id, "other", *asked)
 
 
+@promise("stream-again")
 async def test_a_reader_that_comes_back_gets_the_rest(harness: Harness) -> None:
     session = await harness.session()
     execution = await harness.begin(session, "print('a')\nimport time\ntime.sleep(0.1)\nprint('b')")
@@ -138,6 +153,7 @@ async def test_a_reader_that_comes_back_gets_the_rest(harness: Harness) -> None:
     assert rest == first[1:]
 
 
+@promise("run-queue")
 async def test_executions_of_one_session_wait_for_each_other(harness: Harness) -> None:
     session = await harness.session()
     slow = await harness.begin(session, "import time\ntime.sleep(0.2)\nx = 1")
@@ -147,6 +163,7 @@ async def test_executions_of_one_session_wait_for_each_other(harness: Harness) -
     assert run.output == 1 and slow.done
 
 
+@promise("run-queue")
 async def test_too_many_waiting_executions_are_refused(harness: Harness) -> None:
     session = await harness.session()
     with pytest.raises(ResourceExhausted, match="run or wait"):
@@ -154,6 +171,7 @@ async def test_too_many_waiting_executions_are_refused(harness: Harness) -> None
             await harness.begin(session, "import time\ntime.sleep(0.01)")
 
 
+@promise("run-prelude")
 async def test_the_prelude_runs_first_and_in_every_interpreter(harness: Harness) -> None:
     session = await harness.session(prelude="from math import sqrt\nprint('not shown')")
     assert (await harness.run(session, "sqrt(9)")).output == 3.0
@@ -162,6 +180,7 @@ async def test_the_prelude_runs_first_and_in_every_interpreter(harness: Harness)
     assert (run.output, run.stdout) == (4.0, "")
 
 
+@promise("run-prelude-deadly")
 async def test_a_prelude_that_ends_each_new_interpreter_is_left_out_and_said(harness: Harness) -> None:
     """It used to end one interpreter after the other, and nothing else ran any more."""
     prelude = "import os\nif os.path.exists('ran'):\n    os._exit(1)\nopen('ran', 'w').close()\nx = 1"
@@ -172,6 +191,7 @@ async def test_a_prelude_that_ends_each_new_interpreter_is_left_out_and_said(har
     assert run.stderr.startswith("the prelude ended as exited")
 
 
+@promise("run-prelude")
 async def test_a_prelude_that_fails_fails_the_session(harness: Harness) -> None:
     with pytest.raises(InvalidRequest, match="division by zero"):
         await harness.session(prelude="1/0")

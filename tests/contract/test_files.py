@@ -11,6 +11,7 @@ from executor_server.errors import ExecutorError, InvalidRequest, NotFound, Reso
 from executor_server.model import FileInfo
 from executor_server.session import Session
 from tests.contract.harness import MIB, Harness, follow, pieces
+from tests.contract.marks import promise
 
 
 async def read(session: Session, path: str, *, tar: bool = False) -> bytes:
@@ -31,25 +32,30 @@ def member(name: str, kind: bytes = tarfile.REGTYPE, size: int = 0) -> tarfile.T
     return info
 
 
+@promise("files-transfer")
 async def test_files_are_put_listed_and_got(harness: Harness) -> None:
     session = await harness.session()
     data = bytes(range(256)) * 8192
     info = await session.put_file("deep/er/file.bin", len(data), pieces(data))
     assert (info.path, info.size_bytes, info.is_directory) == ("deep/er/file.bin", len(data), False)
-    assert (await harness.run(session, "len(open('deep/er/file.bin', 'rb').read())")).output == len(data)
-    await harness.run(session, "open('made.txt', 'w').write('by the program')")
+    assert (await harness.run(session, "with open('deep/er/file.bin', 'rb') as f: n = len(f.read())\nn")).output == len(
+        data
+    )
+    await harness.run(session, "with open('made.txt', 'w') as f: f.write('by the program')")
     entries, truncated = await session.list_files("")
     assert [entry.path for entry in entries] == ["deep", "deep/er", "deep/er/file.bin", "made.txt"] and not truncated
     assert await read(session, "made.txt") == b"by the program"
     assert await read(session, "deep/er/file.bin") == data
 
 
+@promise("files-transfer")
 async def test_an_empty_file_is_a_file(harness: Harness) -> None:
     session = await harness.session()
     assert (await session.put_file("empty", 0, pieces(b""))).size_bytes == 0
     assert await read(session, "empty") == b""
 
 
+@promise("files-busy")
 async def test_files_are_served_while_a_program_hangs(harness: Harness) -> None:
     session = await harness.session()
     execution = await harness.begin(session, "print('runs')\nimport time\ntime.sleep(1e6)")
@@ -59,6 +65,7 @@ async def test_files_are_served_while_a_program_hangs(harness: Harness) -> None:
     execution.cancel()
 
 
+@promise("files-paths")
 @pytest.mark.parametrize("path", ["/etc/passwd", "../x", "a/../../x", "..", "a\0b", "x" * 300, "a/" * 100 + "x"])
 async def test_a_path_that_leaves_the_workspace_is_refused(harness: Harness, path: str) -> None:
     session = await harness.session()
@@ -68,6 +75,7 @@ async def test_a_path_that_leaves_the_workspace_is_refused(harness: Harness, pat
         await session.put_file(path, 1, pieces(b"x"))
 
 
+@promise("files-hostile")
 @pytest.mark.parametrize(
     ("made", "path", "said"),
     [
@@ -93,6 +101,7 @@ async def test_what_is_not_a_regular_file_of_the_workspace_is_not_read(
     assert (await harness.run(session, "1")).output == 1
 
 
+@promise("files-hostile")
 async def test_a_device_is_not_read_nor_can_one_be_made(harness: Harness) -> None:
     session = await harness.session()
     made = await harness.run(session, "import os, stat\nos.mknod('device', stat.S_IFCHR | 0o666, os.makedev(1, 5))")
@@ -102,6 +111,7 @@ async def test_a_device_is_not_read_nor_can_one_be_made(harness: Harness) -> Non
             await read(session, path)
 
 
+@promise("limit-disk")
 async def test_a_sparse_file_of_100_gb_cannot_be_made_or_is_refused_before_it_is_read(harness: Harness) -> None:
     session = await harness.session()
     made = await harness.run(session, "open('f', 'w').truncate(100 * 2**30)")
@@ -113,6 +123,7 @@ async def test_a_sparse_file_of_100_gb_cannot_be_made_or_is_refused_before_it_is
             await read(session, path, tar=tar)
 
 
+@promise("files-archives")
 async def test_a_directory_goes_in_and_comes_out_as_an_archive(harness: Harness) -> None:
     session = await harness.session()
     data = archive(member("a/b", size=5), member("none", tarfile.DIRTYPE), member("large", size=5), content=b"12345")
@@ -127,6 +138,7 @@ async def test_a_directory_goes_in_and_comes_out_as_an_archive(harness: Harness)
         assert sizes == {"a/b": 5, "large": 3_000_000}
 
 
+@promise("files-archives-hostile")
 @pytest.mark.parametrize(
     "bad",
     [
@@ -149,6 +161,7 @@ async def test_a_hostile_member_is_refused_by_name_and_what_came_before_stays(
     assert [entry.path for entry in (await session.list_files(""))[0]] == ["first"]
 
 
+@promise("files-hostile")
 async def test_an_archive_is_not_unpacked_through_a_link(harness: Harness) -> None:
     session = await harness.session()
     await harness.run(session, "import os\nos.makedirs('/tmp/outside')\nos.symlink('/tmp/outside', 'out')")
@@ -158,6 +171,7 @@ async def test_an_archive_is_not_unpacked_through_a_link(harness: Harness) -> No
     assert (await harness.run(session, "os.listdir('/tmp/outside')")).output == []
 
 
+@promise("files-artifacts")
 async def test_a_result_lists_the_files_that_the_execution_made_or_changed(harness: Harness) -> None:
     session = await harness.session()
     await session.put_file("kept", 1, pieces(b"x"))
@@ -172,6 +186,7 @@ async def test_a_result_lists_the_files_that_the_execution_made_or_changed(harne
     assert (await harness.run(session, "1")).ended.artifacts == ()
 
 
+@promise("files-artifacts")
 @pytest.mark.parametrize(
     ("end", "outcome"),
     [("1/0", "exception"), ("while True: pass", "timeout"), ("os._exit(3)", "exited"), ("os.abort()", "crashed")],
@@ -182,6 +197,7 @@ async def test_artifacts_are_listed_however_the_execution_ends(harness: Harness,
     assert (made.outcome, [each.path for each in made.ended.artifacts]) == (outcome, ["made"])
 
 
+@promise("files-artifacts")
 async def test_artifacts_are_bounded(harness: Harness) -> None:
     session = await harness.session()
     name = "\U0001f600" * 60  # of the characters that take the most room in a frame
@@ -191,6 +207,7 @@ async def test_artifacts_are_bounded(harness: Harness) -> None:
     assert (made.outcome, len(made.ended.artifacts), made.ended.artifacts_truncated) == ("succeeded", 256, True)
 
 
+@promise("files-artifacts")
 async def test_what_a_client_puts_while_a_program_runs_is_not_the_programs(harness: Harness) -> None:
     session = await harness.session()
     execution = await harness.begin(session, "print('runs')\nimport os\nwhile not os.path.exists('go'): pass")
@@ -200,6 +217,7 @@ async def test_what_a_client_puts_while_a_program_runs_is_not_the_programs(harne
     assert (transcript.outcome, transcript.ended.artifacts) == ("succeeded", ())
 
 
+@promise("files-hostile")
 async def test_nothing_is_written_through_a_link(harness: Harness) -> None:
     session = await harness.session()
     await harness.run(
@@ -212,6 +230,7 @@ async def test_nothing_is_written_through_a_link(harness: Harness) -> None:
     assert (await harness.run(session, "os.listdir('/tmp/outside'), os.path.islink('f')")).output == ([], False)
 
 
+@promise("files-whole")
 async def test_a_file_that_breaks_off_or_lies_about_its_size_leaves_nothing(harness: Harness) -> None:
     session = await harness.session()
     for sent in (b"short", b"far too long"):
@@ -221,6 +240,7 @@ async def test_a_file_that_breaks_off_or_lies_about_its_size_leaves_nothing(harn
     assert (await harness.run(session, "import os\nos.listdir('.')")).output == []
 
 
+@promise("limit-disk")
 async def test_a_full_disk_is_said(harness: Harness) -> None:
     session = await harness.session(disk_bytes=2 * MIB)
     with pytest.raises(ExecutorError, match="could not be written"):
@@ -228,6 +248,7 @@ async def test_a_full_disk_is_said(harness: Harness) -> None:
     await session.put_file("small", 1, pieces(b"x"))
 
 
+@promise("files-transfer")
 async def test_what_is_missing_is_not_found(harness: Harness) -> None:
     session = await harness.session()
     with pytest.raises(NotFound):
@@ -236,6 +257,7 @@ async def test_what_is_missing_is_not_found(harness: Harness) -> None:
         await session.list_files("nowhere")
 
 
+@promise("files-listing")
 async def test_names_that_are_not_text_and_many_files_do_not_break_a_listing(harness: Harness) -> None:
     session = await harness.session()
     code = "import os\nopen(b'\\xff\\xfe', 'w')\nfor i in range(12_000):\n    open(f'f{i}', 'w').close()"

@@ -16,10 +16,14 @@ from executor_server.config import LocalImage
 from executor_server.model import LANGUAGE_RULES
 from executor_server.sessions import Session, SessionRequest
 from tests.contract.harness import PRINCIPAL, Harness, Transcript, pieces
+from tests.contract.marks import promise
 from tests.support.backends import require
 from tests.support.import_corpus import AUTHORIZED, DENIED, MODULES, OK, PROGRAMS, Program
 from tests.support.interpreters import find_python
 from tests.support.language_corpus import BASE, MORE_PYTHON, ORDINARY, REFUSED
+
+pytestmark = promise("rules-same")
+
 
 _REFUSAL = re.compile(r"Import of (.{1,200}?)…? is not allowed.*\. Authorized imports are: \['collections', ")
 

@@ -5,6 +5,9 @@ from __future__ import annotations
 import pytest
 
 from tests.contract.harness import Harness
+from tests.contract.marks import promise
+
+pytestmark = promise("rules-imports")
 
 
 @pytest.mark.parametrize(

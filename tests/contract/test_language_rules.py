@@ -16,6 +16,9 @@ from tests.support.polling import eventually_async
 
 LIBRARY = """\
 import ctypes, os, subprocess, tempfile, threading
+
+pytestmark = promise("rules-language")
+
 ctypes.CDLL(None)
 AT_IMPORT = subprocess.run(["/bin/true"]).returncode
 def load(): return ctypes.CDLL(None) is not None

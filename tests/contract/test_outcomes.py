@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
 
 import psutil
 import pytest
 
 from executor_server.errors import PreconditionFailed
-from tests.contract.harness import MIB, Harness, follow, supervisor_of
+from tests.contract.harness import MIB, Harness, follow
+from tests.contract.marks import promise
 from tests.support.polling import eventually_async
 
 # name: (code, limits of the execution, outcome, state)
@@ -42,6 +41,7 @@ ENDS: dict[str, tuple[str, dict[str, float], str, str]] = {
         "cpu_limit",
         "kept",
     ),
+    "cpu of one": ("while True:\n    pass", {"cpu_time_s": 0.3, "operations": 10**12}, "cpu_limit", "kept"),
     "operations": (
         "while True:\n    try:\n        while True:\n            pass\n    except BaseException:\n        pass",
         {"operations": 10**5},
@@ -66,7 +66,30 @@ ENDS: dict[str, tuple[str, dict[str, float], str, str]] = {
 }
 
 
-@pytest.mark.parametrize("name", ENDS)
+PROVES = {
+    "busy loop": "end-timeout",
+    "sleep": "end-timeout",
+    "interrupt swallowed": "end-timeout",
+    "loop in C": "end-timeout-deaf",
+    "signals blocked": "end-timeout-deaf",
+    "stopped itself": "end-timeout-deaf",
+    "cpu": "end-cpu-children",
+    "cpu of one": "end-cpu",
+    "operations": "end-operations",
+    "flood": "end-output",
+    "memory": "end-memory",
+    "shared memory": "end-memory",
+    "exit": "end-exit",
+    "hard exit": "end-exit",
+    "segfault": "end-crash",
+    "killed itself": "end-crash",
+    "recursion": "end-exception",
+    "syntax": "end-exception",
+    "import": "end-import",
+}
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=promise(PROVES[name])) for name in ENDS])
 async def test_an_end_is_told_as_what_it_is_and_the_session_goes_on(harness: Harness, name: str) -> None:
     code, limits, outcome, state = ENDS[name]
     imports = ("os", "time", "signal", "ctypes") if name == "import" else ("*",)
@@ -83,6 +106,7 @@ async def test_an_end_is_told_as_what_it_is_and_the_session_goes_on(harness: Har
     assert after.state == "kept"
 
 
+@promise("end-fork-bomb")
 async def test_a_fork_bomb_is_bounded_and_the_session_goes_on(harness: Harness) -> None:
     session = await harness.session(processes=32, operations=10**12)
     bomb = "import os\nwhile True:\n    try:\n        os.fork()\n    except OSError:\n        pass"
@@ -91,6 +115,7 @@ async def test_a_fork_bomb_is_bounded_and_the_session_goes_on(harness: Harness) 
     assert (await harness.run(session, "1 + 1")).output == 2
 
 
+@promise("end-hostile-source")
 @pytest.mark.parametrize(
     ("what", "source"),
     {
@@ -114,6 +139,7 @@ async def test_a_hostile_source_costs_one_execution(harness: Harness, what: str,
     assert (await harness.run(session, "kept")).output == 1
 
 
+@promise("interrupt")
 async def test_cancelling_interrupts_and_says_so(harness: Harness) -> None:
     session = await harness.session()
     execution = await harness.begin(session, "print('runs')\nimport time\ntime.sleep(1e6)")
@@ -124,6 +150,7 @@ async def test_cancelling_interrupts_and_says_so(harness: Harness) -> None:
     assert (run.outcome, run.state) == ("cancelled", "kept")
 
 
+@promise("interrupt-waiting")
 async def test_a_waiting_execution_can_be_cancelled(harness: Harness) -> None:
     session = await harness.session()
     first = await harness.begin(session, "import time\ntime.sleep(0.3)")
@@ -134,6 +161,7 @@ async def test_a_waiting_execution_can_be_cancelled(harness: Harness) -> None:
     assert (await harness.run(session, "'x' in globals()")).output is False
 
 
+@promise("limit-disk")
 async def test_the_disk_is_bounded(harness: Harness) -> None:
     session = await harness.session(disk_bytes=4 * MIB)
     for path in ("/workspace/big", "/tmp/big"):
@@ -141,28 +169,31 @@ async def test_the_disk_is_bounded(harness: Harness) -> None:
         assert run.outcome == "exception" and "OSError" in str(run.ended.error)
 
 
+@promise("end-kill-all")
 async def test_code_that_kills_everything_else_hurts_itself_only(harness: Harness) -> None:
     session = await harness.session()
     assert (await harness.run(session, "import os\nos.kill(-1, 9)\nkept = 1")).outcome == "succeeded"
     assert (await harness.run(session, "kept")).output == 1
 
 
+@promise("end-crash")
 async def test_a_killed_interpreter_is_a_crash(harness: Harness) -> None:
     session = await harness.session()
     execution = await harness.begin(session, "import time\nprint('runs')\ntime.sleep(1e6)")
     await anext(execution.events())
-    os.kill(supervisor_of(session).children()[0].pid, signal.SIGKILL)
+    await harness.probe.kill_interpreter(session)
     run = await follow(execution)
     assert (run.outcome, run.state, run.ended.generation) == ("crashed", "reset", 2)
     assert "SIGKILL" in run.message
     assert (await harness.run(session, "1 + 1")).output == 2
 
 
+@promise("end-lost", "end-lost-supervisor")
 async def test_a_killed_supervisor_loses_the_session_and_says_so(harness: Harness) -> None:
     session = await harness.session()
     execution = await harness.begin(session, "import time\nprint('runs')\ntime.sleep(1e6)")
     await anext(execution.events())
-    supervisor_of(session).kill()
+    await harness.probe.kill_supervisor(session)
     run = await follow(execution)
     assert (run.outcome, run.state) == ("lost", "lost")
     assert session.state == "lost"
@@ -170,6 +201,7 @@ async def test_a_killed_supervisor_loses_the_session_and_says_so(harness: Harnes
         await harness.begin(session, "1")
 
 
+@promise("stream-broken")
 async def test_a_broken_connection_loses_nothing(harness: Harness) -> None:
     session = await harness.session()
     execution = await harness.begin(
@@ -185,22 +217,25 @@ async def test_a_broken_connection_loses_nothing(harness: Harness) -> None:
     assert session.state == "idle"
 
 
+@promise("limit-orphan")
 async def test_an_orphaned_sandbox_ends_itself(harness: Harness) -> None:
     session = await harness.session(orphan_time_s=0.3)
-    supervisor = supervisor_of(session)
+    has_ended = harness.probe.watch(session)
     session._channel.close()
-    assert await eventually_async(lambda: not supervisor.is_running())
+    assert await eventually_async(has_ended)
 
 
+@promise("limit-idle")
 async def test_unused_sessions_end(harness: Harness) -> None:
     session = await harness.session(idle_time_s=0.2)
-    supervisor = supervisor_of(session)
+    has_ended = harness.probe.watch(session)
     busy = await harness.begin(session, "import time\ntime.sleep(0.5)\n1")
     assert (await follow(busy)).output == 1  # a session in use is not idle
     assert await eventually_async(lambda: not harness.manager.list(session.owner))
-    assert await eventually_async(lambda: not supervisor.is_running())
+    assert await eventually_async(has_ended)
 
 
+@promise("limit-age")
 async def test_old_sessions_end_even_in_use(harness: Harness) -> None:
     session = await harness.session(session_time_s=0.3)
     execution = await harness.begin(session, "import time\ntime.sleep(1e6)")
@@ -208,6 +243,7 @@ async def test_old_sessions_end_even_in_use(harness: Harness) -> None:
     assert run.outcome == "cancelled" and "expired" in run.message
 
 
+@promise("stream-flat")
 async def test_the_daemons_memory_stays_flat_under_output(harness: Harness) -> None:
     session = await harness.session()
     process = psutil.Process()
@@ -218,6 +254,7 @@ async def test_the_daemons_memory_stays_flat_under_output(harness: Harness) -> N
     assert process.memory_info().rss - before < 64 * MIB
 
 
+@promise("create-apart")
 async def test_sessions_are_apart(harness: Harness) -> None:
     one, other = await asyncio.gather(harness.session(), harness.session())
     await harness.run(one, "secret = 1\nopen('/tmp/f', 'w').write('secret')\nopen('/dev/shm/f', 'w').write('secret')")

@@ -17,8 +17,12 @@ from executor_server.backends.local import LocalBackend
 from executor_server.config import LocalImage
 from executor_server.policy import WarmSandboxes
 from tests.contract.harness import Harness
+from tests.contract.marks import promise
 from tests.support.backends import require
 from tests.support.polling import eventually_async
+
+pytestmark = promise("preload")
+
 
 # Modules of the environment that the tests make. `good` comes last: what it does shows that the others are over.
 MODULES = {

@@ -63,6 +63,9 @@ from dataclasses import dataclass
 from typing import Optional
 import pickle
 
+pytestmark = promise("python-any")
+
+
 @dataclass
 class Point:
     x: Optional[int | str] = None

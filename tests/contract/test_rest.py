@@ -9,6 +9,9 @@ from tests.contract.harness import Harness
 
 WATCH = """\
 import os, threading, time
+
+pytestmark = promise("rest")
+
 def processes():
     return sum(name.isdigit() for name in os.listdir("/proc"))
 def watch():

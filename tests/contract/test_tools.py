@@ -12,8 +12,10 @@ from executor_server.errors import NotFound, PreconditionFailed
 from executor_server.executions import ToolFailure
 from executor_server.model import ToolCall, ToolSpec
 from tests.contract.harness import Harness, follow
+from tests.contract.marks import promise
 
 
+@promise("tools-host")
 async def test_a_tool_call_carries_arguments_and_answer(harness: Harness) -> None:
     session = await harness.session()
     code = "print('before')\nr = tool(1, [2], key={'a': (3,)})\nprint('after')\nr"
@@ -22,6 +24,7 @@ async def test_a_tool_call_carries_arguments_and_answer(harness: Harness) -> Non
     assert [type(event.kind).__name__ for event in run.events] == ["Log", "ToolCall", "Log", "Result"]
 
 
+@promise("tools-host")
 async def test_a_large_answer_and_large_arguments_travel_whole(harness: Harness) -> None:
     session = await harness.session()
     await session.register_tools([ToolSpec("double", "", (), False)])
@@ -39,6 +42,7 @@ async def test_a_large_answer_and_large_arguments_travel_whole(harness: Harness)
     assert (await follow(execution, answer)).output == 1_400_000
 
 
+@promise("tools-host")
 async def test_a_tools_exception_arrives_by_type_and_message(harness: Harness) -> None:
     session = await harness.session()
 
@@ -51,6 +55,7 @@ async def test_a_tools_exception_arrives_by_type_and_message(harness: Harness) -
     assert uncaught.ended.error is not None and uncaught.ended.error.type == "KeyError"
 
 
+@promise("tools-threads")
 async def test_threads_call_tools_at_the_same_time(harness: Harness) -> None:
     session = await harness.session()
     await session.register_tools([ToolSpec("tool", "", (), False)])
@@ -70,6 +75,7 @@ async def test_threads_call_tools_at_the_same_time(harness: Harness) -> None:
     assert (await follow(execution, answer)).output == [n * n for n in range(8)]
 
 
+@promise("tools-final")
 @pytest.mark.parametrize(
     "code",
     [
@@ -87,6 +93,7 @@ async def test_a_final_answer_ends_the_execution(harness: Harness, code: str) ->
     assert run.stdout == ""
 
 
+@promise("tools-final")
 async def test_a_final_answer_that_is_swallowed_by_other_means_still_counts(harness: Harness) -> None:
     session = await harness.session()
     code = "import contextlib\nwith contextlib.suppress(BaseException):\n    final_answer(42)\n1/0"
@@ -94,6 +101,7 @@ async def test_a_final_answer_that_is_swallowed_by_other_means_still_counts(harn
     assert run.ended.final_answer_call_id == "c1"
 
 
+@promise("tools-time")
 async def test_the_wall_clock_stands_still_while_a_tool_is_called(harness: Harness) -> None:
     session = await harness.session()
     await session.register_tools([ToolSpec("slow", "", (), False)])
@@ -108,6 +116,7 @@ async def test_the_wall_clock_stands_still_while_a_tool_is_called(harness: Harne
     assert run.ended.usage.wall_time_s < 0.3
 
 
+@promise("tools-time")
 async def test_an_answer_counts_once_and_only_when_asked_for(harness: Harness) -> None:
     session = await harness.session()
     await session.register_tools([ToolSpec("tool", "", (), False)])
@@ -123,6 +132,7 @@ async def test_an_answer_counts_once_and_only_when_asked_for(harness: Harness) -
     assert (await follow(execution, answer)).output == 1
 
 
+@promise("tools-threads")
 async def test_a_tool_belongs_to_the_sessions_own_process(harness: Harness) -> None:
     session = await harness.session()
     code = """
@@ -140,6 +150,7 @@ os.waitpid(pid, 0)[1]
     assert run.output == 0 and "own process" in run.stdout
 
 
+@promise("tools-threads")
 async def test_a_call_after_the_end_of_its_execution_is_refused(harness: Harness) -> None:
     session = await harness.session()
     code = """
@@ -164,6 +175,7 @@ threading.Timer(0.1, go.set).start()
     assert run.output == ["no execution is running that could call a tool"]
 
 
+@promise("tools-threads")
 async def test_a_call_that_is_open_at_the_end_of_its_execution_fails(harness: Harness) -> None:
     """Else the thread that made it would wait for ever, and who joins it, too."""
     session = await harness.session()
@@ -195,6 +207,7 @@ seen()
     assert run.output == ["the execution ended before the tool had answered"]
 
 
+@promise("tools-host")
 async def test_a_cancelled_tool_call_does_not_confuse_the_next(harness: Harness) -> None:
     session = await harness.session()
     await session.register_tools([ToolSpec("tool", "", (), False)])
@@ -210,6 +223,7 @@ async def test_a_cancelled_tool_call_does_not_confuse_the_next(harness: Harness)
     assert run.output == "second"
 
 
+@promise("tools-lasting")
 async def test_tools_are_in_place_again_after_a_reset(harness: Harness) -> None:
     session = await harness.session()
     await harness.run_with_tools(session, "tool()", {"tool": lambda: 1})
@@ -223,6 +237,7 @@ async def test_tools_are_in_place_again_after_a_reset(harness: Harness) -> None:
     assert run.message == "asked again"
 
 
+@promise("tools-lasting")
 async def test_registering_replaces_tools_and_frees_their_names(harness: Harness) -> None:
     session = await harness.session()
     await harness.run_with_tools(session, "old = 1", {"one": lambda: 1})

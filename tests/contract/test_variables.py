@@ -13,8 +13,10 @@ from executor_api.values import OpaqueValue, encode
 from executor_server.errors import InvalidRequest, NotFound
 from executor_server.model import BlobRef
 from tests.contract.harness import Harness, get_variables, pieces, set_variables
+from tests.contract.marks import promise
 
 
+@promise("run-variables")
 async def test_values_arrive_and_return(harness: Harness) -> None:
     session = await harness.session()
     array = np.arange(400_000, dtype=np.float64)
@@ -26,12 +28,14 @@ async def test_values_arrive_and_return(harness: Harness) -> None:
     assert missing == ("absent",)
 
 
+@promise("run-value", "run-blobs")
 async def test_a_large_output_travels_whole(harness: Harness) -> None:
     session = await harness.session()
     run = await harness.run(session, "import numpy as np\nnp.arange(500_000)")
     assert (run.output == np.arange(500_000)).all()
 
 
+@promise("run-variables")
 async def test_without_names_all_plain_variables_are_read(harness: Harness) -> None:
     session = await harness.session()
     await harness.run(session, "import math\nx = 1\n_y = 2\ndef f(): pass\nclass C: pass\nc = C()")
@@ -40,6 +44,7 @@ async def test_without_names_all_plain_variables_are_read(harness: Harness) -> N
     assert isinstance(read["c"], OpaqueValue)
 
 
+@promise("run-variables")
 async def test_what_the_client_pickled_is_unpickled_in_the_sandbox_only(harness: Harness) -> None:
     session = await harness.session()
     version = b"cp%d.%d\0" % sys.version_info[:2]
@@ -48,6 +53,7 @@ async def test_what_the_client_pickled_is_unpickled_in_the_sandbox_only(harness:
     assert (await harness.run(session, "kind is complex")).output is True
 
 
+@promise("run-variables")
 @pytest.mark.parametrize(
     ("packed", "why"),
     [
@@ -66,6 +72,7 @@ async def test_a_value_that_cannot_be_decoded_is_refused_and_nothing_is_set(
     assert (await harness.run(session, "('good' in globals(), 'bad' in globals())")).output == (False, False)
 
 
+@promise("run-variables-hostile")
 async def test_a_value_whose_decoding_kills_the_interpreter_is_refused(harness: Harness) -> None:
     class Deadly:
         def __reduce__(self) -> Any:
@@ -81,12 +88,14 @@ async def test_a_value_whose_decoding_kills_the_interpreter_is_refused(harness: 
     assert (await harness.run(session, "1")).ended.generation == 2
 
 
+@promise("run-variables-hostile")
 async def test_a_repr_that_raises_or_lies_is_only_text(harness: Harness) -> None:
     session = await harness.session()
     run = await harness.run(session, "class C:\n    def __repr__(self):\n        raise ValueError\nC()")
     assert run.outcome == "succeeded" and isinstance(run.output, OpaqueValue)
 
 
+@promise("run-blobs")
 async def test_a_blob_is_named_once(harness: Harness) -> None:
     session = await harness.session()
     packed = encode("text")
@@ -96,6 +105,7 @@ async def test_a_blob_is_named_once(harness: Harness) -> None:
         await session.set_variables([("x", blob)])
 
 
+@promise("run-blobs")
 async def test_a_blob_of_another_size_than_announced_is_refused(harness: Harness) -> None:
     session = await harness.session()
     for sent in (b"short", b"much too long" * 10):

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
-from tests.contract.conftest import harness  # noqa: F401 - the same sessions as in the contract
+from tests.contract.harness import Harness, open_harness
 from tests.support.backends import require
 from tests.support.daemon import Daemon, daemon_of
 
 FEW_SESSIONS = 6
+
+
+@pytest.fixture(params=["local", "docker"])
+async def harness(request: pytest.FixtureRequest) -> AsyncIterator[Harness]:
+    """Sessions as in the contract."""
+    require(request.param)
+    async with open_harness(request.param) as ready:
+        yield ready
 
 
 @pytest.fixture(scope="package")

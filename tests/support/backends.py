@@ -8,6 +8,7 @@ it was meant to prove must not look like one that passed.
 from __future__ import annotations
 
 import functools
+import importlib.util
 import os
 import subprocess
 import sys
@@ -19,18 +20,25 @@ import pytest
 
 from executor_server.backends.base import Backend
 from executor_server.backends.docker import DockerBackend
+from executor_server.backends.e2b import E2BBackend
 from executor_server.backends.local import LocalBackend
-from executor_server.config import DockerImage, DockerSection
+from executor_server.config import DockerImage, DockerSection, E2BSection
 
 CHECK_TIMEOUT_S = 60.0
 # What the tests run in: an image with the libraries that they use.
 DOCKER_IMAGE = os.environ.get("EXECUTOR_TEST_IMAGE", "remote-executor/data")
 
 
-def make_backend(backend: str, state_dir: Path) -> Backend:
-    """A backend whose image is called "base" and has what the tests import."""
+def make_backend(backend: str, state_dir: Path, *, e2b: E2BSection | None = None) -> Backend:
+    """A backend whose image is called "base" and has what the tests import.
+
+    `e2b` says where a double of the cloud is, and what it wants to see.
+    """
     if backend == "docker":
         return DockerBackend(state_dir, DockerSection(images={"base": DockerImage(reference=DOCKER_IMAGE)}))
+    if backend == "e2b":
+        assert e2b is not None
+        return E2BBackend(state_dir, e2b)
     return LocalBackend(state_dir)
 
 
@@ -58,8 +66,12 @@ def require_image(name: str) -> None:
 @functools.cache
 def why_not(backend: str) -> str:
     """Why `backend` cannot run here; empty when it can. The daemon's own answer, asked once."""
+    if backend == "fake":
+        return ""
     if sys.platform != "linux":
         return "it needs Linux"
+    if backend == "e2b":
+        return _why_no_double()
     check = subprocess.run(
         [sys.executable, "-m", "executor_server", "check-host", "--backend", backend],
         capture_output=True,
@@ -70,6 +82,16 @@ def why_not(backend: str) -> str:
     if check.returncode != 0:
         return f"check-host says:\n{check.stdout}{check.stderr}"
     return _why_no_image(DOCKER_IMAGE) if backend == "docker" else ""
+
+
+def _why_no_double() -> str:
+    """The cloud's double makes its machines as the local backend makes its sandboxes."""
+    missing = [name for name in ("e2b", "e2b_code_interpreter", "aiohttp") if importlib.util.find_spec(name) is None]
+    if missing:
+        return f"there is no {' or '.join(missing)} in this environment"
+    if os.geteuid() != 0:
+        return "the double of E2B's cloud maps users into its sandboxes, which takes root"
+    return why_not("local")
 
 
 def _why_no_image(reference: str) -> str:

@@ -1,0 +1,70 @@
+"""How a test of the contract says what it proves, and what follows from that for the backends that it runs on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+
+from tests.contract.promises import BACKENDS, BY_ID, Keeping
+
+# A test that says nothing proves nothing; it runs on these.
+_UNMARKED = ("local", "docker")
+
+
+def promise(*promise_ids: str) -> pytest.MarkDecorator:
+    """Marks a test with the promises that it proves. It runs on the backends that keep all of them."""
+    return pytest.mark.promise(*_known(promise_ids))
+
+
+def instead(*promise_ids: str) -> pytest.MarkDecorator:
+    """Marks a test of what is done in place of promises that are not kept. It runs on the backends that keep none."""
+    return pytest.mark.instead(*_known(promise_ids))
+
+
+def _known(promise_ids: tuple[str, ...]) -> tuple[str, ...]:
+    unknown = [promise_id for promise_id in promise_ids if promise_id not in BY_ID]
+    assert promise_ids and not unknown, f"no such promise: {unknown}"
+    return promise_ids
+
+
+@dataclass(frozen=True)
+class Proof:
+    """A test, the backend that it runs on, and what it proves there; `instead`: that it is not kept, but that."""
+
+    test: str
+    backend: str
+    promise_ids: tuple[str, ...]
+    instead: bool
+
+
+def proof_of(item: pytest.Function) -> Proof | None:
+    """None when it proves nothing."""
+    proved = _named(item, "promise")
+    replaced = _named(item, "instead")
+    if not proved and not replaced:
+        return None
+    return Proof(item.nodeid, backend_of(item), replaced or proved, bool(replaced))
+
+
+def belongs(item: pytest.Function) -> bool:
+    """Whether the test is to run on its backend."""
+    backend, proof = backend_of(item), proof_of(item)
+    if proof is None:
+        return backend in _UNMARKED
+    promises = [BY_ID[promise_id] for promise_id in proof.promise_ids]
+    if proof.instead:
+        return all(each.keeping(backend) is Keeping.NOT_KEPT for each in promises)
+    return all(each.is_proved_on(backend) for each in promises)
+
+
+def backend_of(item: pytest.Function) -> str:
+    """The backend that a test was collected for. One that makes its own is about the guest, in local sandboxes."""
+    params = item.callspec.params.values() if hasattr(item, "callspec") else ()
+    return next((each for each in params if isinstance(each, str) and each in BACKENDS), "local")
+
+
+def _named(item: pytest.Function, mark: str) -> tuple[str, ...]:
+    """By the test's own marks, those of its case included; without any, by its module's."""
+    own = [each for each in item.own_markers if each.name == mark]
+    return tuple(dict.fromkeys(name for each in own or item.iter_markers(mark) for name in each.args))

@@ -1,0 +1,337 @@
+"""What can be seen of each backend from outside of the daemon, and done to it: one `Probe` for each.
+
+A probe owns a place for sandboxes, a state directory and what goes with it, and makes backends on it: one after the
+other, as a daemon that is started again does. It looks for sandboxes where they live, and never asks the backend.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import socket
+import struct
+import sys
+import venv
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Protocol
+
+import psutil
+
+from executor_server.backends.base import Backend, KnownSandbox
+from executor_server.backends.directory import is_sandbox_id
+from executor_server.backends.docker import DockerBackend
+from executor_server.backends.docker.kit import SANDBOX_LABEL
+from executor_server.backends.local import LocalBackend
+from executor_server.backends.local.sandbox import LocalSandbox
+from executor_server.config import DockerImage, DockerSection, E2BSection, LocalImage
+from executor_server.model import SandboxSpec
+from executor_server.sessions import Session
+from tests.support.backends import DOCKER_IMAGE, make_backend
+from tests.support.engine import engine_client
+from tests.support.in_memory import MemoryBackend, MemoryHost, MemorySandbox
+from tests.support.killed_daemon import killed_daemon
+from tests.support.polling import eventually_async
+
+MISSING = "missing"
+"""An image that the backends of a probe know, and that is not there."""
+STRAY_ID = "0" * 16
+FULL_AT = 2
+"""Sandboxes that a backend may have which was asked for a small one."""
+_ABSENT_SOCKET = "unix:///nonexistent/engine.sock"
+
+
+class Probe(Protocol):
+    """One backend's place. `spec` is what its sandboxes are made of, unless a test wants another."""
+
+    @property
+    def name(self) -> str: ...
+
+    def backend(self) -> Backend:
+        """A daemon's backend on this place; at most one is used at a time."""
+        ...
+
+    def small(self) -> Backend:
+        """One that may have `FULL_AT` sandboxes, where there is such a limit."""
+        ...
+
+    def with_lost_image(self) -> Backend:
+        """One that knows an image MISSING, which is not there any more after `lose_image`."""
+        ...
+
+    def lose_image(self) -> None: ...
+
+    def without_host(self) -> Backend:
+        """One whose host, engine or cloud does not serve."""
+        ...
+
+    async def left_by_a_killed_daemon(self, spec: SandboxSpec) -> tuple[KnownSandbox, str]:
+        """A daemon made a sandbox here and was killed. Returns what its registry knew, and the fingerprint."""
+        ...
+
+    async def session_of_a_killed_daemon(self, spec: SandboxSpec) -> tuple[Path, str, str]:
+        """A daemon was killed while killed_daemon.PROGRAM ran: where its books are, ids of session and execution."""
+        ...
+
+    async def existing(self) -> set[str]:
+        """Ids of the sandboxes that are there, whole or in part, whoever knows of them."""
+        ...
+
+    async def make_stray(self) -> None:
+        """Puts something there that bears the mark of this place and belongs to nobody: STRAY_ID."""
+        ...
+
+    async def kill(self, sandbox_id: str) -> None:
+        """Ends a sandbox by hand, as its host or cloud can. It has ended on return."""
+        ...
+
+    def watch(self, session: Session) -> Callable[[], bool]:
+        """Says from then on whether the session's supervisor, and with it every program of it, has ended."""
+        ...
+
+    async def kill_supervisor(self, session: Session) -> None: ...
+
+    async def kill_interpreter(self, session: Session) -> None: ...
+
+    async def aclose(self) -> None: ...
+
+
+@asynccontextmanager
+async def probe_of(backend: str, directory: Path) -> AsyncIterator[Probe]:
+    """The probe of a backend, with its place below the directory."""
+    probe: Probe
+    if backend == "e2b":
+        from tests.contract.e2b_probe import E2BProbe
+
+        probe = await E2BProbe.open(directory)
+    else:
+        makers: dict[str, Callable[[Path], Probe]] = {"local": LocalProbe, "docker": DockerProbe, "fake": FakeProbe}
+        probe = makers[backend](directory)
+    try:
+        yield probe
+    finally:
+        await probe.aclose()
+
+
+class RealProbe:
+    """What the probes of real backends have in common: a state directory, and daemons that are processes."""
+
+    name = ""
+    section: E2BSection | None = None
+
+    def __init__(self, directory: Path) -> None:
+        self.state_dir = directory
+
+    def backend(self) -> Backend:
+        return make_backend(self.name, self.state_dir, e2b=self.section)
+
+    def small(self) -> Backend:
+        return self.backend()
+
+    async def left_by_a_killed_daemon(self, spec: SandboxSpec) -> tuple[KnownSandbox, str]:
+        left = await killed_daemon(self.name, self.state_dir, "sandbox", spec, self.section)
+        known = KnownSandbox(left["sandbox_id"], spec, bytes.fromhex(left["token"]), self.name)
+        return known, left["fingerprint"]
+
+    async def session_of_a_killed_daemon(self, spec: SandboxSpec) -> tuple[Path, str, str]:
+        left = await killed_daemon(self.name, self.state_dir, "session", spec, self.section)
+        return self.state_dir, left["session_id"], left["execution_id"]
+
+    def supervisor(self, session: Session) -> psutil.Process:
+        raise NotImplementedError
+
+    def watch(self, session: Session) -> Callable[[], bool]:
+        supervisor = self.supervisor(session)
+        return lambda: not supervisor.is_running()
+
+    async def kill_supervisor(self, session: Session) -> None:
+        self.supervisor(session).kill()
+
+    async def kill_interpreter(self, session: Session) -> None:
+        self.supervisor(session).children()[0].kill()
+
+    async def aclose(self) -> None:
+        return
+
+
+class LocalProbe(RealProbe):
+    """Namespaces: a sandbox is its first process, and a directory."""
+
+    name = "local"
+
+    @property
+    def _sandboxes(self) -> Path:
+        return self.state_dir / "sandboxes"
+
+    def with_lost_image(self) -> Backend:
+        venv.create(self.state_dir / "env", symlinks=True)
+        images = {"base": LocalImage(python=Path(sys.executable)), MISSING: LocalImage(python=self.state_dir / "env")}
+        return LocalBackend(self.state_dir, images)
+
+    def lose_image(self) -> None:
+        shutil.rmtree(self.state_dir / "env")
+
+    def without_host(self) -> Backend:
+        return LocalBackend(self.state_dir, bwrap=Path("/nonexistent/bwrap"))
+
+    async def existing(self) -> set[str]:
+        return _ids_in(self._sandboxes)
+
+    async def make_stray(self) -> None:
+        (self._sandboxes / STRAY_ID).mkdir()
+
+    async def kill(self, sandbox_id: str) -> None:
+        process = psutil.Process(_recorded_pid(self._sandboxes / sandbox_id))
+        process.kill()
+        await _ended(process)
+
+    def supervisor(self, session: Session) -> psutil.Process:
+        return supervisor_of(session)
+
+
+class DockerProbe(RealProbe):
+    """Containers, by the label that names their sandbox, and a directory for each."""
+
+    name = "docker"
+
+    @property
+    def _sandboxes(self) -> Path:
+        return self.state_dir / "docker"
+
+    def with_lost_image(self) -> Backend:
+        base, missing = DockerImage(reference=DOCKER_IMAGE), DockerImage(reference="remote-executor/missing")
+        return DockerBackend(self.state_dir, DockerSection(images={"base": base, MISSING: missing}))
+
+    def lose_image(self) -> None:
+        return  # the Engine never had it
+
+    def without_host(self) -> Backend:
+        base = DockerImage(reference=DOCKER_IMAGE)
+        return DockerBackend(self.state_dir, DockerSection(host=_ABSENT_SOCKET, images={"base": base}))
+
+    async def existing(self) -> set[str]:
+        with engine_client() as client:
+            listed = client.containers(all=True, filters={"label": "executor.daemon"})
+        ours = [one for one in listed if any(each["Source"].startswith(str(self.state_dir)) for each in one["Mounts"])]
+        return {one["Labels"][SANDBOX_LABEL] for one in ours} | _ids_in(self._sandboxes)
+
+    async def make_stray(self) -> None:
+        (self._sandboxes / STRAY_ID).mkdir()
+
+    async def kill(self, sandbox_id: str) -> None:
+        with engine_client() as client:
+            (one,) = client.containers(all=True, filters={"label": f"{SANDBOX_LABEL}={sandbox_id}"})
+            client.remove_container(one["Id"], force=True)
+
+    def supervisor(self, session: Session) -> psutil.Process:
+        return supervisor_of(session)
+
+
+class FakeProbe:
+    """The in-memory fake: its host outlives its daemons."""
+
+    name = "fake"
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self.host = MemoryHost(directory)
+
+    def backend(self) -> MemoryBackend:
+        return MemoryBackend(self.host, self._directory)
+
+    def small(self) -> Backend:
+        return MemoryBackend(self.host, self._directory, sandboxes_max=FULL_AT)
+
+    def with_lost_image(self) -> Backend:
+        self.host.images[MISSING] = 1
+        return MemoryBackend(self.host, self._directory, images=("base", MISSING))
+
+    def lose_image(self) -> None:
+        del self.host.images[MISSING]
+
+    def without_host(self) -> Backend:
+        return MemoryBackend(MemoryHost(self._directory, down=True), self._directory)
+
+    async def left_by_a_killed_daemon(self, spec: SandboxSpec) -> tuple[KnownSandbox, str]:
+        backend = self.backend()
+        await backend.start()
+        made = await backend.create(spec)
+        backend.abandon()
+        return KnownSandbox(made.sandbox_id, spec, made.endpoint.token, "fake"), made.fingerprint
+
+    async def session_of_a_killed_daemon(self, spec: SandboxSpec) -> tuple[Path, str, str]:
+        from tests.contract.harness import Harness
+        from tests.support.killed_daemon import PROGRAM
+
+        books, backend = self._directory / "books", self.backend()
+        books.mkdir()
+        harness = await Harness(backend, books).__aenter__()
+        session = await harness.session()
+        await harness.run(session, "kept = 'kept'")
+        execution = await harness.begin(session, PROGRAM)
+        await anext(execution.events())
+        await harness.kill()
+        backend.abandon()
+        return books, session.session_id, execution.execution_id
+
+    async def existing(self) -> set[str]:
+        return {*self.host.of(self._directory)} | _ids_in(self._directory)
+
+    async def make_stray(self) -> None:
+        from tests.support.in_memory.host import Place
+
+        spec = SandboxSpec("base", 2**28, 32, 2**24, 60.0)
+        self.host.places[STRAY_ID] = Place(self._directory, spec, "", self._directory / STRAY_ID)
+
+    async def kill(self, sandbox_id: str) -> None:
+        self.host.crash([sandbox_id])
+
+    def watch(self, session: Session) -> Callable[[], bool]:
+        guest = self.host.places[session._sandbox.sandbox_id].guest
+        assert guest is not None
+        return lambda: guest.ended
+
+    async def kill_supervisor(self, session: Session) -> None:
+        assert isinstance(session._sandbox, MemorySandbox)
+        self.host.crash([session._sandbox.sandbox_id])
+
+    async def kill_interpreter(self, session: Session) -> None:
+        raise AssertionError("its interpreter is a thread")
+
+    async def aclose(self) -> None:
+        return
+
+
+def supervisor_of(session: Session) -> psutil.Process:
+    """The first process of the session's sandbox, as the host sees it: of the local and the Docker backend."""
+    sandbox = session._sandbox
+    if isinstance(sandbox, LocalSandbox):
+        assert sandbox.process is not None and sandbox.process.init_pid is not None
+        return psutil.Process(sandbox.process.init_pid)
+    # In a container it is the guest that listens, and the kernel says who that is.
+    assert session._channel._transport is not None
+    connection = session._channel._transport.get_extra_info("socket")
+    pid, _, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    return psutil.Process(pid)
+
+
+def pid_inside(process: psutil.Process) -> list[int]:
+    """Its number in each pid namespace that it is in, the host's first."""
+    status = Path(f"/proc/{process.pid}/status").read_text()
+    (line,) = (each for each in status.splitlines() if each.startswith("NSpid:"))
+    return [int(number) for number in line.split()[1:]]
+
+
+def _recorded_pid(directory: Path) -> int:
+    pid = json.loads((directory / "record.json").read_text())["pid"]
+    assert isinstance(pid, int)
+    return pid
+
+
+async def _ended(process: psutil.Process) -> None:
+    assert await eventually_async(lambda: not process.is_running() or process.status() == psutil.STATUS_ZOMBIE)
+
+
+def _ids_in(directory: Path) -> set[str]:
+    return {each.name for each in directory.iterdir() if is_sandbox_id(each.name)} if directory.exists() else set()

@@ -1,0 +1,414 @@
+"""What a backend promises, in words. Each test of the contract says which of these it proves; docs/backends.md lists them.
+
+A backend keeps every promise that does not name it under `otherwise`. One that is kept there by other means, or not at
+all, says how and why, and what is done instead is tested too (`instead` in marks.py): nothing is skipped in silence.
+
+What a program sees comes from the guest, which is the same in every sandbox. Where a promise is about nothing else and
+proving it takes long, `proved_on` names the backends that its tests run on; it holds on the others all the same.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+BACKENDS = ("local", "docker", "e2b", "fake")
+REAL = ("local", "docker", "e2b")
+
+
+class Keeping(enum.Enum):
+    """How a backend keeps a promise."""
+
+    KEPT = "kept"
+    BY_SUPERVISOR = "kept by the supervisor"  # inside of the sandbox, where the backend has no means outside of it
+    NOT_KEPT = "not kept"
+
+
+@dataclass(frozen=True)
+class Otherwise:
+    """How a backend keeps a promise that it does not keep as the others do; `why` is a sentence for people."""
+
+    keeping: Keeping
+    why: str
+
+
+@dataclass(frozen=True)
+class Promise:
+    """One sentence that holds for every backend, but those that say otherwise."""
+
+    promise_id: str
+    topic: str
+    sentence: str
+    otherwise: Mapping[str, Otherwise] = field(default_factory=dict)
+    proved_on: tuple[str, ...] = BACKENDS
+
+    def keeping(self, backend: str) -> Keeping:
+        return self.otherwise[backend].keeping if backend in self.otherwise else Keeping.KEPT
+
+    def is_proved_on(self, backend: str) -> bool:
+        return backend in self.proved_on and self.keeping(backend) is not Keeping.NOT_KEPT
+
+
+def _not(why: str) -> Otherwise:
+    return Otherwise(Keeping.NOT_KEPT, why)
+
+
+def _by_supervisor(why: str) -> Otherwise:
+    return Otherwise(Keeping.BY_SUPERVISOR, why)
+
+
+_NO_WALL = _not("It runs programs in a thread of the tests' process, with stand-ins for what could harm that.")
+_NO_SYSTEM = _not("Its programs have no operating system: only modules that compute can be imported.")
+_NO_LIMIT = _not("It limits what a meter in the program can count, and nothing that the kernel would have to.")
+_HOST_MEMORY = _by_supervisor(
+    "E2B limits the whole virtual machine; within it, the supervisor watches what the sandbox's processes hold."
+)
+_HOST_PROCESSES = _by_supervisor("Nothing outside limits them; the supervisor sets the limit for the sandbox's user.")
+_HOST_DISK = _by_supervisor("The guest mounts memory of this size for all that is writable.")
+_HOST_CUT = _by_supervisor("The guest makes a network namespace of its own, with nothing in it but itself.")
+_SAME_GUEST = ("local",)
+_TWO_GUESTS = ("local", "docker")
+
+PROMISES = (
+    # -- Creation
+    Promise("create-ready", "Creation", "A sandbox is handed out when its guest can be reached, and not before."),
+    Promise(
+        "create-apart",
+        "Creation",
+        "Sandboxes share nothing: no variable, file, memory or process of one is seen in another.",
+        {"fake": _NO_WALL},
+    ),
+    Promise(
+        "create-spec",
+        "Creation",
+        "A sandbox is as its spec says: this memory, so many processes, disk of this size.",
+        {
+            "e2b": _by_supervisor("The guest sets the limits; the machine's own size is the template's."),
+            "fake": _NO_LIMIT,
+        },
+    ),
+    Promise(
+        "create-no-network",
+        "Creation",
+        "A program reaches nothing outside of its sandbox: there is no network but its own loopback.",
+        {"e2b": _HOST_CUT, "fake": _NO_SYSTEM},
+    ),
+    Promise(
+        "create-image-unknown", "Creation", "An image that no configuration names is refused; nothing is left of it."
+    ),
+    Promise(
+        "create-image-missing",
+        "Creation",
+        "An image that is not there, or has no Python that serves, is told as such, in words that may go to the client.",
+    ),
+    Promise("create-cancelled", "Creation", "A creation that is cancelled, whenever, leaves nothing."),
+    Promise("create-concurrent", "Creation", "Many can be made at a time; each is whole."),
+    Promise(
+        "create-full",
+        "Creation",
+        "A backend that has as many sandboxes as it may have says so, and when to ask again.",
+        {
+            "local": _not(
+                "It has no number of its own: `sessions.max_sessions` and quotas are the limit. It makes more."
+            ),
+            "docker": _not(
+                "It has no number of its own: `sessions.max_sessions` and quotas are the limit. It makes more."
+            ),
+        },
+    ),
+    Promise(
+        "create-down", "Creation", "A backend whose host or cloud can't serve does not start, and says what is missing."
+    ),
+    Promise(
+        "fingerprint",
+        "Creation",
+        "A sandbox bears the fingerprint of all that it is made of; another spec or another policy has another one.",
+    ),
+    Promise("label", "Creation", "To be told whose it is, or which part of the processors it gets, never fails."),
+    # -- Running code
+    Promise(
+        "run-value", "Running code", "The value of the last expression, or statement, is the output, large or small."
+    ),
+    Promise("run-state", "Running code", "Variables live from one execution to the next, also past an exception."),
+    Promise("run-error", "Running code", "An error shows the program's own lines, and nothing of ours."),
+    Promise("run-await", "Running code", "Code awaits at its top level."),
+    Promise("run-main", "Running code", "Programs run in a real `__main__`: its classes pickle.", {"fake": _NO_SYSTEM}),
+    Promise("run-operations", "Running code", "Operations are counted, and the same program spends the same count."),
+    Promise("run-once", "Running code", "An id names one execution, which runs once; whoever asks again reads along."),
+    Promise("run-queue", "Running code", "Executions of one session run one after the other; too many are refused."),
+    Promise("run-prelude", "Running code", "The prelude runs first, in every interpreter; its failure is told."),
+    Promise(
+        "run-prelude-deadly",
+        "Running code",
+        "A prelude that ends each interpreter is left out, and that is told.",
+        {"fake": _NO_SYSTEM},
+    ),
+    Promise(
+        "run-variables", "Running code", "Variables are set and read between executions, all or none, of any size."
+    ),
+    Promise(
+        "run-variables-hostile",
+        "Running code",
+        "A value that kills whoever decodes it costs its interpreter, not the session; a repr that lies is only text.",
+        {"fake": _NO_WALL},
+    ),
+    Promise("run-blobs", "Running code", "A large value travels apart and whole, and can be named once."),
+    # -- Streaming
+    Promise(
+        "stream-order", "Streaming", "Events are numbered without gaps, in order, as they happen; the result is last."
+    ),
+    Promise("stream-again", "Streaming", "Who comes back reads on from where he was."),
+    Promise("stream-cut", "Streaming", "Output past its limit keeps head and tail, and says how much is missing."),
+    Promise(
+        "stream-text", "Streaming", "A character that is cut between two writes arrives whole.", {"fake": _NO_SYSTEM}
+    ),
+    Promise(
+        "stream-children",
+        "Streaming",
+        "What child processes and C code print is output too.",
+        {"fake": _NO_SYSTEM},
+    ),
+    Promise(
+        "stream-images", "Streaming", "Images and open figures become events, among the logs.", {"fake": _NO_SYSTEM}
+    ),
+    Promise("stream-flat", "Streaming", "A flood of output does not fill the daemon's memory.", {"fake": _NO_LIMIT}),
+    Promise(
+        "stream-broken",
+        "Streaming",
+        "A connection to the guest that breaks in mid-execution loses nothing and repeats nothing.",
+    ),
+    # -- How executions end
+    Promise("end-exception", "How executions end", "An exception or a syntax error is EXCEPTION; variables are kept."),
+    Promise(
+        "end-timeout",
+        "How executions end",
+        "Past its wall time a program is TIMEOUT; one that listens keeps its variables.",
+    ),
+    Promise(
+        "end-timeout-deaf",
+        "How executions end",
+        "A program that does not listen, in C or with its signals blocked, is ended with its interpreter: TIMEOUT, reset.",
+        {"fake": _NO_WALL},
+    ),
+    Promise("end-cpu", "How executions end", "Past its CPU time a program is CPU_LIMIT."),
+    Promise(
+        "end-cpu-children",
+        "How executions end",
+        "CPU time of the processes that a program starts counts.",
+        {"fake": _NO_SYSTEM},
+    ),
+    Promise(
+        "end-operations", "How executions end", "Past its operations a program is OPERATION_LIMIT, whatever it catches."
+    ),
+    Promise("end-output", "How executions end", "A program that prints without end is OUTPUT_LIMIT."),
+    Promise(
+        "end-memory",
+        "How executions end",
+        "Past its memory a program is OUT_OF_MEMORY, its own or shared memory; the session goes on.",
+        {"e2b": _HOST_MEMORY, "fake": _NO_LIMIT},
+    ),
+    Promise(
+        "end-exit",
+        "How executions end",
+        "A program that exits is EXITED: `SystemExit` keeps variables, `os._exit` does not.",
+    ),
+    Promise(
+        "end-crash",
+        "How executions end",
+        "An interpreter that crashes, or is killed by whomever, is CRASHED; the next one takes over.",
+        {"fake": _NO_WALL},
+    ),
+    Promise(
+        "end-import", "How executions end", "An import that is not authorized is IMPORT_DENIED, and names what is."
+    ),
+    Promise(
+        "end-hostile-source",
+        "How executions end",
+        "A source that breaks the parser costs one execution.",
+        {"fake": _NO_WALL},
+    ),
+    Promise(
+        "end-fork-bomb",
+        "How executions end",
+        "A fork bomb is bounded, and the session goes on.",
+        {"e2b": _HOST_PROCESSES, "fake": _NO_SYSTEM},
+    ),
+    Promise(
+        "end-kill-all",
+        "How executions end",
+        "A program that kills all that it can hurts itself only.",
+        {"fake": _NO_SYSTEM},
+    ),
+    Promise(
+        "end-lost",
+        "How executions end",
+        "A sandbox that dies, by whatever, is LOST: execution and session say so, once.",
+    ),
+    Promise(
+        "end-lost-supervisor",
+        "How executions end",
+        "A supervisor that is killed takes its sandbox along: LOST.",
+    ),
+    Promise(
+        "end-lost-cause", "How executions end", "The cause of a death is told in a clause, without a path of the host."
+    ),
+    # -- Interrupting
+    Promise("interrupt", "Interrupting", "A program that is cancelled is CANCELLED, and variables are kept."),
+    Promise("interrupt-waiting", "Interrupting", "An execution that waits can be cancelled, and never runs."),
+    # -- Files
+    Promise(
+        "files-transfer",
+        "Files",
+        "Files are put, listed and got, of any content; an empty one is one, a missing one none.",
+    ),
+    Promise("files-busy", "Files", "They are served while a program hangs."),
+    Promise("files-whole", "Files", "A file is written whole or not at all."),
+    Promise("files-paths", "Files", "No path leads out of the workspace."),
+    Promise(
+        "files-hostile",
+        "Files",
+        "Links, FIFOs, devices and sockets that a program made are neither read nor followed.",
+        {"fake": _NO_SYSTEM},
+    ),
+    Promise("files-archives", "Files", "A directory goes in and comes out as an archive.", {"fake": _NO_SYSTEM}),
+    Promise("files-archives-hostile", "Files", "A hostile member of an archive is refused by its name."),
+    Promise(
+        "files-artifacts",
+        "Files",
+        "A result lists the files that its execution made or changed, however it ended.",
+        {"fake": _NO_SYSTEM},
+    ),
+    Promise(
+        "files-listing", "Files", "A listing is bounded, and survives names that are no text.", {"fake": _NO_SYSTEM}
+    ),
+    # -- Limits
+    Promise(
+        "limit-disk",
+        "Limits",
+        "What a program or a client writes is bounded by disk_bytes.",
+        {"e2b": _HOST_DISK, "fake": _NO_LIMIT},
+    ),
+    Promise(
+        "limit-budgets",
+        "Limits",
+        "Operations of an execution and of a session are exact, and warned of at four fifths.",
+    ),
+    Promise("limit-idle", "Limits", "A session that nobody uses ends after idle_time_s; one in use does not."),
+    Promise("limit-age", "Limits", "A session ends at session_time_s, in use or not."),
+    Promise("limit-orphan", "Limits", "A sandbox that no daemon speaks to for orphan_time_s ends itself."),
+    # -- The daemon restarts
+    Promise(
+        "restart-adopt",
+        "The daemon restarts",
+        "The next daemon takes over the sandboxes that it knows, and their guests answer.",
+    ),
+    Promise(
+        "restart-session",
+        "The daemon restarts",
+        "A session goes on with its variables; what ran meanwhile is delivered, once.",
+    ),
+    Promise("restart-strays", "The daemon restarts", "Sandboxes that no session knows are destroyed at the start."),
+    Promise(
+        "restart-dead",
+        "The daemon restarts",
+        "A sandbox that died meanwhile, as in a reboot of its host, is not taken over: its session is LOST.",
+    ),
+    Promise("restart-alone", "The daemon restarts", "Two daemons can't share a state directory."),
+    # -- Nothing is left
+    Promise(
+        "sweep",
+        "Nothing is left",
+        "A sweep finds what belongs to nobody and spares what lives, also what is being made.",
+    ),
+    Promise(
+        "leak-destroy",
+        "Nothing is left",
+        "A sandbox that is destroyed leaves nothing; that may be repeated, raced and cancelled.",
+    ),
+    Promise("leak-dead", "Nothing is left", "One that died by itself is removed all the same."),
+    Promise("leak-session", "Nothing is left", "The end of a session is the end of its sandbox."),
+    Promise(
+        "leak-close",
+        "Nothing is left",
+        "A backend that closes destroys every sandbox, also one that is being made, and makes no more.",
+    ),
+    # -- Pausing
+    Promise(
+        "pause",
+        "Pausing",
+        "An idle sandbox can be paused, with all that is in its memory, and woken: its guest goes on where it was.",
+        {
+            "local": _not("A sandbox costs its memory and nothing else. It says that it goes on, and does."),
+            "docker": _not("A sandbox costs its memory and nothing else. It says that it goes on, and does."),
+        },
+    ),
+    Promise(
+        "rest",
+        "Pausing",
+        "An idle sandbox lets go of what it does not need, and gets it back.",
+        {"fake": _NO_WALL},
+        ("local", "docker"),
+    ),
+    # -- Tools
+    Promise(
+        "tools-host",
+        "Tools",
+        "A tool on the host is called from the sandbox; arguments, answers and exceptions travel whole.",
+    ),
+    Promise("tools-final", "Tools", "A final answer ends the execution, whatever the program catches."),
+    Promise("tools-time", "Tools", "The wall clock stands still while a tool is called; an answer counts once."),
+    Promise("tools-lasting", "Tools", "Tools are there again in the next interpreter, and replaced as a whole."),
+    Promise("tools-threads", "Tools", "Threads call tools; a call past its execution fails.", {"fake": _NO_SYSTEM}),
+    Promise(
+        "tools-sandbox",
+        "Tools",
+        "A tool that is shipped runs in the sandbox, is made there before it is registered, and again in each interpreter.",
+        {"fake": _not("It takes no shipped tools, and says so.")},
+    ),
+    Promise(
+        "tools-sandbox-shapes",
+        "Tools",
+        "Shipped tools of every shape work, and what can't be made is refused with the reason.",
+        {"fake": _not("It takes no shipped tools, and says so.")},
+        _SAME_GUEST,
+    ),
+    # -- Rules
+    Promise(
+        "rules-imports",
+        "Rules",
+        "What agent code may import is checked; what an authorized library imports is not.",
+        {"fake": _NO_SYSTEM},
+        _TWO_GUESTS,
+    ),
+    Promise(
+        "rules-language",
+        "Rules",
+        "The rules of the language hold however they are got around, and change with the policy.",
+        {"fake": _NO_SYSTEM},
+        _TWO_GUESTS,
+    ),
+    Promise(
+        "rules-same",
+        "Rules",
+        "A large corpus of programs gets the same verdicts on every CPython from 3.9 on.",
+        {"fake": _NO_SYSTEM},
+        _SAME_GUEST,
+    ),
+    Promise(
+        "python-any",
+        "Rules",
+        "The guest runs on every CPython from 3.9 on, whatever the daemon runs on.",
+        {"fake": _NO_SYSTEM},
+        _SAME_GUEST,
+    ),
+    Promise(
+        "preload",
+        "Rules",
+        "Modules that the image names are imported ahead and cost a program nothing.",
+        {"fake": _NO_SYSTEM},
+        _SAME_GUEST,
+    ),
+)
+BY_ID = {promise.promise_id: promise for promise in PROMISES}
+TOPICS = tuple(dict.fromkeys(promise.topic for promise in PROMISES))

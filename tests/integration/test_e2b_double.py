@@ -7,11 +7,13 @@ import hashlib
 import io
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -433,26 +435,30 @@ async def test_a_machine_whose_first_process_ends_is_a_sandbox_that_was_not_foun
     await double.vanish(sandbox.sandbox_id)
 
 
-def test_a_double_that_is_killed_takes_its_sandboxes_with_it() -> None:
-    process = subprocess.Popen(
-        [sys.executable, "-m", "tests.support.e2b"], stdout=subprocess.PIPE, text=True, start_new_session=True
-    )
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_double_that_is_killed_takes_its_sandboxes_with_it(number: signal.Signals) -> None:
+    command = [sys.executable, "-m", "tests.support.e2b", "--faults", "status path=*/sandboxes status=500"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    assert process.stdout is not None
+    below: list[psutil.Process] = []
     try:
-        assert process.stdout is not None
-        told = dict(re.fullmatch(r"export (\w+)=(\S+)\n", process.stdout.readline()).groups() for _ in range(3))  # type: ignore[union-attr, misc]
-        sandbox = Sandbox.create(
-            api_key=told["E2B_API_KEY"], api_url=told["E2B_API_URL"], sandbox_url=told["E2B_SANDBOX_URL"]
-        )
-        assert sandbox.commands.run("echo here").stdout == "here\n"
+        lines = [process.stdout.readline() for _ in range(4)]
+        told = dict(re.findall(r"export (\w+)=(\S+)", "".join(lines)))
+        api = {"api_key": told["E2B_API_KEY"], "api_url": told["E2B_API_URL"], "sandbox_url": told["E2B_SANDBOX_URL"]}
+        with pytest.raises(Exception, match="500"):
+            Sandbox.create(**api)
+        assert Sandbox.create(**api).commands.run("echo here").stdout == "here\n"
         below = psutil.Process(process.pid).children(recursive=True)
         assert below
     finally:
-        process.send_signal(signal.SIGTERM)
+        process.send_signal(number)
         process.wait(30)
-        assert process.stdout is not None
         process.stdout.close()
-    assert process.returncode == 0
-    assert eventually(lambda: not any(one.is_running() for one in below), timeout_s=10)
+    assert process.returncode == (0 if number is signal.SIGTERM else -signal.SIGKILL)
+    assert eventually(lambda: not any(one.is_running() for one in below))
+    key_file = Path(lines[3].split()[-1])
+    assert key_file.exists() is (number is signal.SIGKILL)
+    shutil.rmtree(key_file.parent, ignore_errors=True)
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -149,6 +149,7 @@ class Outgoing:
         fault = self._fault
         kinds = (Kind.STREAM_CUT, Kind.STREAM_STALL)
         if fault is not None and fault.kind in kinds and self._sent_bytes + len(data) > fault.at_byte:
+            fault.cuts += 1
             part = data[: max(0, fault.at_byte - self._sent_bytes)]
             if part:
                 await self._response.write(part)

@@ -84,6 +84,7 @@ class Fault:
     at_byte: int = 0
     when: Callable[[], bool] = field(default=lambda: True)
     struck: int = field(default=0, init=False)
+    cuts: int = field(default=0, init=False)  # streams that came as far as `at_byte`
 
     def take(self, method: str, path: str) -> Fault | None:
         """Implements `Rule`."""

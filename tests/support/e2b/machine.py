@@ -243,13 +243,17 @@ class Machine:
         assert self._first is not None
         self.is_frozen = True
         async with asyncio.timeout(FREEZE_TIMEOUT_S):
-            while running := [pid for pid in _descendants(self._first) if not _is_stopped(pid)]:
+            while running := [pid for pid in _descendants(self._first) if not self._stands_still(pid)]:
                 for pid in running:
                     if pid not in self._frozen:
                         with contextlib.suppress(ProcessLookupError):
                             os.kill(pid, signal.SIGSTOP)
                             self._frozen.append(pid)
                 await asyncio.sleep(FREEZE_STEP_S)
+
+    def _stands_still(self, pid: int) -> bool:
+        # In a wait that no signal ends (D), as of a vfork for its child, it is stopped before it runs again.
+        return _state(pid) in ("tTZXD" if pid in self._frozen else "tTZX")
 
     def thaw(self) -> None:
         for pid in reversed(self._frozen):
@@ -425,8 +429,9 @@ def _descendants(pid: int) -> list[int]:
     return found
 
 
-def _is_stopped(pid: int) -> bool:
+def _state(pid: int) -> str:
+    """The letter that /proc has for it; X for one that is gone."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "TtZX"
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except (FileNotFoundError, ProcessLookupError):
-        return True
+        return "X"

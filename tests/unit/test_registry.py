@@ -26,7 +26,7 @@ from executor_server.registry import Registry, RegistryError, SessionRecord, Ses
 from executor_server.state_dir import StateDir, StateDirError
 
 SPEC = SessionSpec(
-    SandboxSpec("base", 2**28, 16, 2**24, 60.0, cpus=1.5, may_pull=True),
+    SandboxSpec("base", 2**28, 16, 2**24, 60.0, cpus=1.5, may_pull=True, backends=("docker", "e2b")),
     Limits(1.0, 2.5, 1000, 2**28, 16, 1000, 2**24, 600.0, 3600.0, 10**9),
     ExecutionLimits(0.5, 2.5, 500, 1000),
     ExecutionLimits(1.0, 2.5, 1000, 1000),
@@ -65,6 +65,15 @@ def test_what_was_written_is_read_back_as_it_was(registry: Registry, tmp_path: P
     registry.add(second)
     registry.add(RECORD)
     assert reopened(registry, tmp_path) == [RECORD, second], "the oldest first"
+
+
+def test_a_session_of_before_backends_had_an_order_is_read_as_one_without(registry: Registry, tmp_path: Path) -> None:
+    registry.add(RECORD)
+    with sqlite3.connect(tmp_path / "registry.db") as database:
+        database.execute("UPDATE sessions SET spec = json_remove(spec, '$.sandbox.backends')")
+    database.close()
+    (found,) = reopened(registry, tmp_path)
+    assert found.spec == replace(SPEC, sandbox=replace(SPEC.sandbox, backends=()))
 
 
 def test_what_is_noted_later_is_read_too(registry: Registry, tmp_path: Path) -> None:

@@ -23,7 +23,6 @@ from typing import Any, NamedTuple
 
 import e2b
 import httpx
-from e2b.retry import parse_retry_after
 
 from executor_server.backends.e2b.failures import (
     CloudFailure,
@@ -43,6 +42,7 @@ _READ_CHARS = 8_192
 _CLOUD_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,127}")
 # Keys and tokens, which are long; and what stands before the host of an address. No id of a sandbox is so long.
 _SECRETS = (re.compile(r"[A-Za-z0-9+/=_-]{32,}"), re.compile(r"(?<=//)[^/@\s]*(?=@)"))
+_SECONDS = re.compile(r"[0-9]{1,6}", re.ASCII)
 _NOT_FOUND = 404
 # Statuses of refusals that repeating won't change. Others of the kind say "not now".
 _REFUSALS = range(400, 500)
@@ -89,7 +89,7 @@ class Machine:
         """
         output: list[str] = []
         errors: list[str] = []
-        async with self._cloud.request():
+        async with self._cloud.request(timeout_s):
             try:
                 await self._sandbox.commands.run(
                     command,
@@ -241,9 +241,12 @@ class Cloud:
         return parameters | {name: value for name, value in optional.items() if value is not None}
 
     @asynccontextmanager
-    async def request(self) -> AsyncIterator[None]:
-        """Around one that takes a turn."""
-        async with self._turns, self.translated():
+    async def request(self, more_s: float = 0.0) -> AsyncIterator[None]:
+        """Around one that takes a turn, and may take `more_s` longer than others.
+
+        The SDK bounds the reading of a stream by what the cloud is asked for, and so not where that stands still.
+        """
+        async with self._turns, self.translated(), asyncio.timeout(self.access.request_timeout_s + more_s):
             yield
 
     @asynccontextmanager
@@ -267,6 +270,15 @@ class Cloud:
 # What the SDK raises
 
 
+class _Unheard(Exception):
+    """In the place of one that the SDK of this version does not have."""
+
+
+def _of_sdk(name: str) -> type[Exception]:
+    kind: type[Exception] = getattr(e2b, name, _Unheard)
+    return kind
+
+
 class _Row(NamedTuple):
     raised: type[Exception]
     make: Callable[[str], CloudFailure]
@@ -275,22 +287,23 @@ class _Row(NamedTuple):
 
 # In this order: of those that fit, the first counts. {} is what the SDK says.
 _TABLE = (
-    _Row(e2b.AuthenticationException, KeyRefused, "the API key, or a token for one sandbox, is refused: {}"),
-    _Row(e2b.NotFoundException, Gone, "E2B knows no such thing: {}"),
-    _Row(e2b.SandboxNotRunningException, NotRunning, "the sandbox does not run: {}"),
-    _Row(e2b.TimeoutException, CloudFailure, "E2B does not answer in time: {}"),
-    _Row(e2b.InvalidArgumentException, Final, "E2B refuses the request: {}"),
-    _Row(e2b.NotEnoughSpaceException, Final, "the sandbox has no space left: {}"),
-    _Row(e2b.GuestUnresponsiveException, Final, "the sandbox can't be woken: {}"),
-    _Row(e2b.TemplateException, Final, "the template is too old for the SDK: {}"),
+    _Row(_of_sdk("AuthenticationException"), KeyRefused, "the API key, or a token for one sandbox, is refused: {}"),
+    _Row(_of_sdk("NotFoundException"), Gone, "E2B knows no such thing: {}"),
+    _Row(_of_sdk("SandboxNotRunningException"), NotRunning, "the sandbox does not run: {}"),
+    _Row(_of_sdk("TimeoutException"), CloudFailure, "E2B does not answer in time: {}"),
+    _Row(_of_sdk("InvalidArgumentException"), Final, "E2B refuses the request: {}"),
+    _Row(_of_sdk("NotEnoughSpaceException"), Final, "the sandbox has no space left: {}"),
+    _Row(_of_sdk("GuestUnresponsiveException"), Final, "the sandbox can't be woken: {}"),
+    _Row(_of_sdk("TemplateException"), Final, "the template is too old for the SDK: {}"),
     _Row(httpx.TimeoutException, CloudFailure, "E2B does not answer in time: {}"),
     _Row(httpx.TransportError, CloudFailure, "E2B can't be reached: {}"),
     _Row(OSError, CloudFailure, "E2B can't be reached: {}"),
 )
+_BUSY = (_of_sdk("RateLimitException"), _of_sdk("ServiceBusyException"))
 
 
 def _translated(error: Exception, said: str) -> CloudFailure:
-    if isinstance(error, (e2b.RateLimitException, e2b.ServiceBusyException)):
+    if isinstance(error, _BUSY):
         return TryLater(f"E2B asks for patience: {said}", _retry_after_s(error))
     for row in _TABLE:
         if isinstance(error, row.raised):
@@ -306,8 +319,8 @@ def _retry_after_s(error: Exception) -> float | None:
     for frame, _ in walk_tb(error.__traceback__):
         headers = getattr(frame.f_locals.get("res"), "headers", None)
         if headers is not None:
-            delay_s = parse_retry_after(headers.get("Retry-After"))
-            return None if delay_s is None else float(delay_s)
+            delay = str(headers.get("Retry-After", ""))
+            return float(delay) if _SECONDS.fullmatch(delay) else None
     return None
 
 

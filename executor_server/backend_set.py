@@ -76,14 +76,12 @@ class BackendSet:
 
     async def adopt(self, known: Sequence[KnownSandbox]) -> Mapping[str, Sandbox]:
         """As `Backend.adopt`, of each backend its own. Those of one that can't be used are there as GoneSandbox."""
-        adoptions = [
-            self._adopt(member, [each for each in known if each.backend == name])
-            for name, member in self._members.items()
-        ]
-        found: dict[str, Sandbox] = {}
-        for adopted in await asyncio.gather(*adoptions):
-            found.update(adopted)
-        return found
+        async with asyncio.TaskGroup() as adoptions:
+            tasks = [
+                adoptions.create_task(self._adopt(member, [each for each in known if each.backend == name]))
+                for name, member in self._members.items()
+            ]
+        return {sandbox_id: sandbox for task in tasks for sandbox_id, sandbox in task.result().items()}
 
     async def _adopt(self, member: _Member, known: Sequence[KnownSandbox]) -> Mapping[str, Sandbox]:
         deadline = asyncio.get_running_loop().time() + self._settings.adopt_wait_s
@@ -97,11 +95,11 @@ class BackendSet:
                 await asyncio.sleep(self._settings.adopt_retry_s)
 
     async def sweep(self) -> int:
-        """As `Backend.sweep`, of all; starts those that could not be started. Raises when none can be asked."""
+        """As `Backend.sweep`, of all; starts those that could not be started.
+
+        Raises nothing, or those that are late would have to wait longer for the trouble of others; the log is told.
+        """
         results = await _each(member.sweep() for member in self._members.values())
-        failures = _failures(results)
-        if len(failures) == len(results):
-            raise _most_telling(list(zip(self._members, failures, strict=True)))
         return sum(result for result in results if not isinstance(result, SandboxFailure))
 
     async def fingerprint(self, spec: SandboxSpec) -> str:

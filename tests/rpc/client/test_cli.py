@@ -103,12 +103,14 @@ def test_warning_of_a_limit_is_a_line_on_stderr(daemon: FakeDaemon, file: str, c
 
 def test_policy_says_what_may_be_asked_for(daemon: FakeDaemon, capsys: Captured) -> None:
     daemon.policy.images.append("data\n\x1b[2J")
+    daemon.policy.backends.extend(["docker", "e2b"])
     assert cli.main(["policy"]) == 0
     out = capsys.readouterr().out
     rows = [line.strip().split("  ", 1) for line in out.splitlines() if line]
     told = {name: " ".join(cells.split()) for name, cells in rows}
     assert told["profile"] == "strict, version 7, fingerprint abc"
     assert told["images"] == "base, data\\n\\x1b[2J"
+    assert told["backend"] == "docker, else e2b"
     assert (told["imports"], told["refused in code"]) == ("math", "dynamic_code")
     assert (told["files put"], told["files got"]) == ("1,000 bytes each, 3 in a session", "2,000 bytes each")
     assert (told["quota sessions"], told["quota cpu_time_s_per_hour"]) == ("4", "0.5")

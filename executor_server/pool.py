@@ -20,9 +20,9 @@ from dataclasses import asdict, dataclass
 
 import structlog
 
-from executor_server.backends.base import Backend, Sandbox
+from executor_server.backends.base import Backend, GuestEndpoint, Sandbox
 from executor_server.errors import BackendFull, ImageNotReady, SandboxFailure
-from executor_server.guest_channel import GuestChannel
+from executor_server.guest_channel import READY_TIME_S, GuestChannel, UnreachedError
 from executor_server.model import SandboxSpec
 from executor_server.policy import WarmSandboxes
 from executor_server.pool_kind import Discard, Kind, PoolStats, ReadySandbox
@@ -31,6 +31,8 @@ __all__ = ["PoolSettings", "PoolStats", "ReadySandbox", "WarmPool", "make_ready"
 
 # Starting a process holds up the event loop: whoever has just taken a sandbox gets the answer first.
 _REFILL_PAUSE_S = 0.01
+# To the guest of a new sandbox, where ways break by themselves.
+_FIRST_WAYS_MAX = 3
 
 _log = structlog.get_logger(__name__)
 
@@ -55,12 +57,25 @@ async def make_ready(backend: Backend, spec: SandboxSpec, *, warm: bool) -> Read
     sandbox = await backend.create(spec)
     channel = GuestChannel(sandbox.endpoint)
     try:
-        await channel.connect()
+        await _connect(channel, sandbox.endpoint)
     except BaseException:
         channel.close()
         await asyncio.shield(sandbox.destroy())
         raise
     return ReadySandbox(sandbox, channel, warm)
+
+
+async def _connect(channel: GuestChannel, endpoint: GuestEndpoint) -> None:
+    """One way is enough, unless it may break for reasons of its own before the guest has answered."""
+    give_up_s = asyncio.get_running_loop().time() + READY_TIME_S
+    for ways_left in reversed(range(_FIRST_WAYS_MAX if endpoint.breaks_by_itself else 1)):
+        left_s = give_up_s - asyncio.get_running_loop().time()
+        try:
+            await channel.connect(left_s, answer_s=READY_TIME_S / 3 if ways_left else READY_TIME_S)
+            return
+        except UnreachedError:
+            if not ways_left or left_s <= 0:
+                raise
 
 
 class WarmPool:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, ClassVar
 import structlog
 
 from executor_server.backends.e2b.failures import CloudFailure, Gone
-from executor_server.backends.e2b.patience import pauses_s
+from executor_server.backends.e2b.patience import asked_s, pauses_s
 from executor_server.backends.e2b.transport import CommandTransport, RelayCommand, RelayEnded
 from executor_server.errors import SandboxFailure
 from executor_server.guest.relay import CANNOT_CONNECT
@@ -19,6 +19,9 @@ from executor_server.guest.tokens import LONG_CHAIN_LENGTH
 
 if TYPE_CHECKING:
     from executor_server.backends.e2b.cloud import Machine
+
+# For a relay to start and to say so. A stream that stands still before that would else use up the time of all attempts.
+_OPEN_TIMEOUT_S = 15.0
 
 _log = structlog.get_logger(__name__)
 
@@ -44,9 +47,10 @@ class Ways:
             try:
                 await self._try(make_protocol)
                 return
-            except CloudFailure as failure:
+            except CloudFailure as failure:  # also what is final elsewhere: tokens are renewed with each attempt
                 _log.debug("guest_not_reached", sandbox_id=self._sandbox_id, reason=str(failure))
-            await asyncio.sleep(pause_s)
+                wait_s = max(pause_s, asked_s(failure))
+            await asyncio.sleep(wait_s)
 
     async def _try(self, make_protocol: Callable[[], asyncio.Protocol]) -> None:
         if self._machine is None:
@@ -62,7 +66,11 @@ class Ways:
         transport = CommandTransport(self._transports.discard)
         self._transports.add(transport)
         try:
-            await transport.open(start, make_protocol)
+            async with asyncio.timeout(_OPEN_TIMEOUT_S):
+                await transport.open(start, make_protocol)
+        except TimeoutError as late:
+            self._machine = None
+            raise CloudFailure(f"no relay was there within {_OPEN_TIMEOUT_S:g} s") from late
         except RelayEnded as ended:
             if ended.exit_code == CANNOT_CONNECT:
                 raise SandboxFailure("its guest has ended") from ended
@@ -74,6 +82,7 @@ class Ways:
 
     async def close(self) -> None:
         """Ends every connection, and waits until nothing of them is left: bounded by what stopping a relay may take."""
+        self._machine = None  # whoever opens another one meanwhile has to find it first
         transports = list(self._transports)
         for transport in transports:
             transport.abort()

@@ -24,7 +24,7 @@ import structlog
 from executor_server.backends.base import HostFinding, KnownSandbox
 from executor_server.backends.directory import BackendDirectory, is_sandbox_id, new_sandbox_id
 from executor_server.backends.e2b.access import open_cloud
-from executor_server.backends.e2b.check import examine
+from executor_server.backends.e2b.check import check_sdk, examine
 from executor_server.backends.e2b.failures import CloudFailure
 from executor_server.backends.e2b.guests import GuestFile
 from executor_server.backends.e2b.lifetime import LifetimeKeeper
@@ -88,6 +88,9 @@ class E2BBackend:
         maker = Maker(cloud, directory.daemon_id, guest, templates, lifetime, section.reconnect_s)
         self._means = _Means(directory, maker, LifetimeKeeper(section.lifetime_s, self._live.values))
         self._means.keeper.start()
+        sdk = check_sdk()
+        if not sdk.ok:
+            _log.warning("e2b_sdk_not_tried", detail=sdk.detail, remedy=sdk.remedy)
 
     async def check_host(self) -> Sequence[HostFinding]:
         return await examine(self._section)

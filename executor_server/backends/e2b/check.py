@@ -36,8 +36,6 @@ TRIED_PAIRS = (("2.63.0", "2.11.5"),)
 """Versions of e2b and e2b-code-interpreter that this backend was tried with."""
 
 _PACKAGES = ("e2b", "e2b-code-interpreter")
-# A trial's sandbox ends by itself soon, even if nobody is left to end it.
-_TRIAL_LIFETIME_S = 120.0
 _TRIAL_SPEC = SandboxSpec("", memory_bytes=2**28, processes=16, disk_bytes=2**20, orphan_time_s=60.0)
 _TOKEN_BYTES = 32
 _MIB = 2**20
@@ -45,7 +43,7 @@ _MIB = 2**20
 
 async def examine(section: E2BSection) -> list[HostFinding]:
     """In the order of finding; it stops where nothing more can be found out."""
-    findings = [_sdk()]
+    findings = [check_sdk()]
     try:
         cloud = await asyncio.to_thread(open_cloud, section)
     except SandboxFailure as failure:
@@ -58,7 +56,8 @@ async def examine(section: E2BSection) -> list[HostFinding]:
     return findings
 
 
-def _sdk() -> HostFinding:
+def check_sdk() -> HostFinding:
+    """Whether the packages that are installed were tried together."""
     installed = tuple(_version(package) for package in _PACKAGES)
     found = " with ".join(f"{package} {found}" for package, found in zip(_PACKAGES, installed, strict=True))
     tried = " or ".join(" with ".join(pair) for pair in TRIED_PAIRS)
@@ -113,7 +112,7 @@ async def _trial(cloud: Cloud, section: E2BSection, name: str) -> AsyncIterator[
     with tempfile.TemporaryDirectory(prefix="executor-guest-") as scratch:
         guest = await asyncio.to_thread(lambda: GuestFile.of(pack_guest(Path(scratch))))
     templates = Templates(section.images)
-    lifetime = Lifetime(_TRIAL_LIFETIME_S, pause_idle_s=None)
+    lifetime = Lifetime(section.lifetime_s, pause_idle_s=None)  # which an account may not be allowed
     maker = Maker(cloud, f"check{secrets.token_hex(4)}", guest, templates, lifetime, section.reconnect_s)
     sandbox = maker.new_sandbox(
         new_sandbox_id(),

@@ -37,7 +37,7 @@ from executor_server.backends.e2b.failures import (
 _ROOT = "root"
 _PAGE_SANDBOXES = 100
 _MAX_PAGES = 100
-_SHOWN_CHARS = 120
+_SHOWN_CHARS = 200
 _READ_CHARS = 8_192
 _CLOUD_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,127}")
 # Keys and tokens, which are long; and what stands before the host of an address. No id of a sandbox is so long.

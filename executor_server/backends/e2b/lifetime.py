@@ -41,7 +41,10 @@ class LifetimeKeeper:
     async def _keep_forever(self) -> None:
         while True:
             await asyncio.sleep(self._interval_s)
-            await self.keep()
+            try:
+                await self.keep()
+            except Exception:  # noqa: BLE001 - a background owner: a bug of ours must not let all sandboxes end
+                _log.exception("lifetimes_not_kept")
 
     async def keep(self) -> None:
         """Puts off the end of all that run, once."""

@@ -29,11 +29,18 @@ async def patiently(request: Callable[[], Awaitable[T]], *, attempts: int | None
         except Final:
             raise
         except CloudFailure as failure:
-            asked_s = (failure.retry_after_s if isinstance(failure, TryLater) else None) or 0.0
-            if attempts is not None and (attempt >= attempts or asked_s > _PATIENCE_S):
+            asks_too_much = isinstance(failure, TryLater) and (failure.retry_after_s or 0.0) > _PATIENCE_S
+            if attempts is not None and (attempt >= attempts or asks_too_much):
                 raise
-        await asyncio.sleep(max(pause_s, min(asked_s, _PATIENCE_S)))
+            wait_s = max(pause_s, asked_s(failure))
+        await asyncio.sleep(wait_s)
     raise AssertionError("the pauses have no end")
+
+
+def asked_s(failure: CloudFailure) -> float:
+    """For how many seconds of patience the cloud asks, of those that it is given."""
+    asked = failure.retry_after_s if isinstance(failure, TryLater) else None
+    return min(asked or 0.0, _PATIENCE_S)
 
 
 def pauses_s() -> Iterator[float]:

@@ -122,7 +122,7 @@ class E2BSandbox:
             raise CloudFailure("E2B knows the sandbox, and does not put off its end") from None
 
     async def _find(self) -> Machine:
-        if self.cloud_id is None or self.is_gone:
+        if self.cloud_id is None or self.is_gone or self._destroying is not None:
             raise Gone("there is no such sandbox")
         asked_at_s = cloud_clock_s()
         machine = await self._cloud.connect(self.cloud_id, lifetime_s=self._lifetime.lifetime_s)

@@ -109,6 +109,7 @@ def of_request(principal: Principal, request_id: str, spec: SessionSpec) -> dict
         "tool_placements": spec.tools.placements,
         "tool_names": spec.tools.allowed,
         "files": {name: most for name, most in asdict(spec.files).items() if most is not None},
+        "state": asdict(spec.state),
         "code_recorded": spec.audit.code,
         "fail_closed": spec.audit.fail_closed,
         "prelude_bytes": len(prelude),

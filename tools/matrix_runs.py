@@ -50,12 +50,12 @@ class Trial:
     packages: Sequence[str]
     versions: Mapping[str, str]  # by distribution
 
-    def run(self, suite: Sequence[str], arguments: Sequence[str], settings: Mapping[str, str]) -> Ran:
-        """Runs the suite in the environment. `suite` holds patterns of paths below the checkout."""
+    def run(self, suite: Sequence[str], arguments: Sequence[str], settings: Mapping[str, str], part: str = "") -> Ran:
+        """Runs the suite in the environment. `suite` holds patterns of paths below the checkout, `part` names its log."""
         began = time.monotonic()
         try:
             python = self._environment()
-            report, log = CACHE / f"{self.name}.xml", CACHE / f"{self.name}.log"
+            report, log = CACHE / f"{self.name}{part}.xml", CACHE / f"{self.name}{part}.log"
             report.unlink(missing_ok=True)
             files = [str(path.relative_to(ROOT)) for pattern in suite for path in sorted(ROOT.glob(pattern))]
             if not files:
@@ -136,7 +136,7 @@ def report(title: str, every: Sequence[Ran]) -> int:
         for name in each.failed[:NAMES_SHOWN_MAX]:
             print(f"{each.name}: failed: {name}")
         if (unnamed := len(each.failed) - NAMES_SHOWN_MAX) > 0:
-            print(f"{each.name}: and {unnamed} more, see .cache/matrix/{each.name}.log")
+            print(f"{each.name}: and {unnamed} more, see its log in .cache/matrix")
         if each.problem:
             print(f"{each.name}: {each.problem}")
     return 0 if all(each.is_good for each in every) else 1

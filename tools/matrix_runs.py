@@ -51,7 +51,7 @@ class Trial:
     versions: Mapping[str, str]  # by distribution
 
     def run(self, suite: Sequence[str], arguments: Sequence[str], settings: Mapping[str, str], part: str = "") -> Ran:
-        """Runs the suite in the environment. `suite` holds patterns of paths below the checkout, `part` names its log."""
+        """Runs the suite in the environment: `suite` holds patterns of paths in the checkout, `part` names its log."""
         began = time.monotonic()
         try:
             python = self._environment()

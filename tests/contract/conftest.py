@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from executor_server.backends.base import Backend
 from tests.contract.harness import Harness, open_harness
 from tests.contract.marks import belongs
 from tests.contract.probes import Probe, probe_of
@@ -54,6 +55,16 @@ async def probe(request: pytest.FixtureRequest, directory: Path) -> AsyncIterato
     require(request.param)
     async with probe_of(request.param, directory) as ready:
         yield ready
+
+
+@pytest.fixture
+async def backend(probe: Probe) -> AsyncIterator[Backend]:
+    """A daemon's backend, closed at the end."""
+    backend = probe.backend()
+    await backend.start()
+    await backend.adopt(())
+    yield backend
+    await backend.close()
 
 
 @pytest.fixture(params=BACKENDS)

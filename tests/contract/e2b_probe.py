@@ -15,7 +15,7 @@ from executor_server.backends.e2b import E2BBackend
 from executor_server.backends.e2b.maker import DAEMON_KEY
 from executor_server.backends.e2b.sandbox import SANDBOX_KEY
 from executor_server.sessions import Session
-from tests.contract.probes import FULL_AT, MISSING, STRAY_ID, RealProbe, pid_inside
+from tests.contract.probes import FULL_AT, MISSING, PAUSE_IDLE_S, STRAY_ID, RealProbe, pid_inside
 from tests.support.e2b import Double, e2b_section
 
 TEMPLATE = "code-interpreter-v1"
@@ -44,6 +44,9 @@ class E2BProbe(RealProbe):
     def small(self) -> Backend:
         return E2BBackend(self.state_dir, e2b_section(self.double, max_sandboxes=FULL_AT))
 
+    def pausing(self) -> Backend:
+        return E2BBackend(self.state_dir, e2b_section(self.double, pause_idle_s=PAUSE_IDLE_S))
+
     def with_lost_image(self) -> Backend:
         images = {"base": TEMPLATE, MISSING: "deleted-since"}
         return E2BBackend(self.state_dir, e2b_section(self.double, images=images))
@@ -67,14 +70,12 @@ class E2BProbe(RealProbe):
         await self.double.vanish(self._machine_id(sandbox_id))
 
     def supervisor(self, session: Session) -> psutil.Process:
-        """Of the processes of its machine: the first one of a namespace in the machine's own."""
+        """Of the processes of its machine that are the first of a pid namespace: the innermost."""
         machine = self.double.sandboxes[self._machine_id(session._sandbox.sandbox_id)].machine
         assert machine.first_pid is not None
-        first = psutil.Process(machine.first_pid)
-        depth = len(pid_inside(first))
-        inner = [each for each in first.children(recursive=True) if len(pid_inside(each)) > depth]
-        (supervisor,) = (each for each in inner if pid_inside(each)[-1] == 1)
-        return supervisor
+        numbers = {each: pid_inside(each) for each in psutil.Process(machine.first_pid).children(recursive=True)}
+        firsts = [each for each, inside in numbers.items() if inside[-1] == 1]
+        return max(firsts, key=lambda each: len(numbers[each]))
 
     def _machine_id(self, sandbox_id: str) -> str:
         (found,) = (

@@ -39,6 +39,7 @@ MISSING = "missing"
 STRAY_ID = "0" * 16
 FULL_AT = 2
 """Sandboxes that a backend may have which was asked for a small one."""
+PAUSE_IDLE_S = 0.3
 _ABSENT_SOCKET = "unix:///nonexistent/engine.sock"
 
 
@@ -54,6 +55,10 @@ class Probe(Protocol):
 
     def small(self) -> Backend:
         """One that may have `FULL_AT` sandboxes, where there is such a limit."""
+        ...
+
+    def pausing(self) -> Backend:
+        """One whose sandboxes are paused after PAUSE_IDLE_S without use, where they can be."""
         ...
 
     def with_lost_image(self) -> Backend:
@@ -127,6 +132,9 @@ class RealProbe:
         return make_backend(self.name, self.state_dir, e2b=self.section)
 
     def small(self) -> Backend:
+        return self.backend()
+
+    def pausing(self) -> Backend:
         return self.backend()
 
     async def left_by_a_killed_daemon(self, spec: SandboxSpec) -> tuple[KnownSandbox, str]:
@@ -242,6 +250,9 @@ class FakeProbe:
 
     def small(self) -> Backend:
         return MemoryBackend(self.host, self._directory, sandboxes_max=FULL_AT)
+
+    def pausing(self) -> Backend:
+        return MemoryBackend(self.host, self._directory, pause_idle_s=PAUSE_IDLE_S)
 
     def with_lost_image(self) -> Backend:
         self.host.images[MISSING] = 1

@@ -51,7 +51,7 @@ async def killed_daemon(backend: str, state_dir: Path, what: str, spec: SandboxS
     async with asyncio.timeout(DEADLINE_S):
         said, _ = await process.communicate()
     assert process.returncode == -signal.SIGKILL, f"it ended by itself, with status {process.returncode}"
-    return Left(json.loads(said))
+    return Left(json.loads(said.splitlines()[-1]))  # before it come lines of the log
 
 
 async def _sandbox(order: dict[str, Any]) -> dict[str, Any]:

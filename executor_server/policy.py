@@ -64,6 +64,7 @@ class PolicySummary:
     files: FileRules
     network: str
     quotas: QuotasTable
+    state: StateRules
 
 
 _LIMIT_NAMES = tuple(f.name for f in fields(Limits))
@@ -153,6 +154,7 @@ class Policy:
             files=_file_rules(profile),
             network="none",
             quotas=profile.quotas,
+            state=_state_rules(profile),
         )
 
     def warm_sandboxes(self, pool: PoolSection) -> tuple[WarmSandboxes, ...]:

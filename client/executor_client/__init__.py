@@ -66,6 +66,7 @@ from executor_client.results import (
     SessionInfo,
     SessionState,
     StateManifest,
+    StateRules,
     Usage,
     VariablesState,
 )
@@ -122,6 +123,7 @@ __all__ = [
     "SessionInfo",
     "SessionState",
     "StateManifest",
+    "StateRules",
     "TlsConfig",
     "Tool",
     "ToolCallEvent",

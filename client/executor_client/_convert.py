@@ -26,6 +26,7 @@ from executor_client.results import (
     SessionInfo,
     SessionState,
     StateManifest,
+    StateRules,
     Usage,
     VariablesState,
 )
@@ -137,6 +138,7 @@ def policy_from_wire(wire: pb.Policy) -> Policy:
         files=_file_limits_from_wire(wire.files),
         network=wire.network,
         quotas=Quotas(**{name: getattr(wire.quotas, name) for name in QUOTA_NAMES if wire.quotas.HasField(name)}),
+        state=_state_rules_from_wire(wire.state),
     )
 
 
@@ -145,6 +147,12 @@ def names_from_wire(wire: Sequence[str], what: str) -> tuple[str, ...]:
     if len(wire) > NAMES_LISTED_MAX:
         raise ProtocolError(f"more than {NAMES_LISTED_MAX} {what}")
     return tuple(wire)
+
+
+def _state_rules_from_wire(wire: pb.StateRules) -> StateRules:
+    return StateRules(
+        export=wire.export, restore=wire.restore, max_bytes=wire.max_bytes, allow_foreign=wire.allow_foreign
+    )
 
 
 def _file_limits_from_wire(wire: pb.FileLimits) -> FileLimits:

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterator
 
 from executor_client._terminal import aligned
-from executor_client.results import Limits, Policy
+from executor_client.results import Limits, Policy, StateRules
 
 
 def policy_lines(policy: Policy) -> list[str]:
@@ -27,6 +27,7 @@ def _rules(policy: Policy) -> Iterator[tuple[str, str]]:
     yield "tools", f"{_listed(policy.allowed_tools)}; run in: {_listed(policy.tool_placements)}"
     yield "files put", _transfers(files.max_put_bytes, files.max_puts)
     yield "files got", _transfers(files.max_get_bytes, files.max_gets)
+    yield "state", _state(policy.state)
     for name, quota in dataclasses.asdict(policy.quotas).items():
         if quota is not None:
             yield f"quota {name}", _number(quota)
@@ -45,6 +46,13 @@ def _listed(names: tuple[str, ...]) -> str:
 
 def _transfers(size_bytes: int, count: int | None) -> str:
     return f"{size_bytes:,} bytes each" + ("" if count is None else f", {count:,} in a session")
+
+
+def _state(rules: StateRules) -> str:
+    allowed = [verb for verb, may in (("exported", rules.export), ("restored", rules.restore)) if may]
+    if not allowed:
+        return "neither exported nor restored"
+    return f"{' and '.join(allowed)}, {rules.max_bytes:,} bytes each" + (", foreign ones too" * rules.allow_foreign)
 
 
 def _number(value: float | None) -> str:

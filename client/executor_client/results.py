@@ -230,6 +230,16 @@ class StateManifest:
 
 
 @dataclass(frozen=True, kw_only=True)
+class StateRules:
+    """What may be done with the state of a session: whether it may be exported, restored, also a foreign one."""
+
+    export: bool
+    restore: bool
+    max_bytes: int
+    allow_foreign: bool
+
+
+@dataclass(frozen=True, kw_only=True)
 class FileLimits:
     """What files may be put into a session and got out of it. None: as many as one likes."""
 
@@ -280,3 +290,4 @@ class Policy:
     files: FileLimits
     network: str
     quotas: Quotas
+    state: StateRules

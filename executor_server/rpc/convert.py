@@ -358,6 +358,7 @@ def policy_to(summary: PolicySummary) -> pb.Policy:
         ),
         network=summary.network,
         quotas=quotas_to(summary.quotas),
+        state=pb.StateRules(**vars(summary.state)),
     )
 
 

@@ -287,8 +287,9 @@ class ExecutorServiceServicer(object):
     def ExportState(self, request, context):
         """Writes down the state of a session: its variables, as far as they can be pickled, and its workspace. First the
         archive in pieces, then the manifest. The archive is opaque and signed by the daemon. Waits for the executions
-        ahead of it. NOT_FOUND, PERMISSION_DENIED (the policy), FAILED_PRECONDITION (the session is lost),
-        RESOURCE_EXHAUSTED (larger than the policy allows). The stream is whole when the status is OK. Repeating is harmless.
+        ahead of it. NOT_FOUND, PERMISSION_DENIED (the policy), INVALID_ARGUMENT (it can't be written there now),
+        FAILED_PRECONDITION (the session is lost), RESOURCE_EXHAUSTED (larger than the policy allows, or too many at one
+        time). The stream is whole when the status is OK. Repeating is harmless.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -297,9 +298,10 @@ class ExecutorServiceServicer(object):
     def RestoreState(self, request_iterator, context):
         """Brings such an archive into a session in which nothing has been executed yet, of any backend; it is unpickled only
         in that session's sandbox. The first message names the session. All that can be restored is; the manifest names
-        the rest. INVALID_ARGUMENT (not an archive, or not whole), PERMISSION_DENIED (an archive of another daemon or of
-        another tenant, where the policy does not allow those), NOT_FOUND, FAILED_PRECONDITION (the session has been used,
-        or is lost), RESOURCE_EXHAUSTED (too large). Repeated: FAILED_PRECONDITION.
+        the rest. INVALID_ARGUMENT (not an archive, or not whole, or its variables end the interpreter), PERMISSION_DENIED
+        (the policy; or an archive of another daemon or of another tenant, where it does not allow those), NOT_FOUND,
+        FAILED_PRECONDITION (the session has been used, or is lost), RESOURCE_EXHAUSTED (too large, or too many at one time).
+        Repeated with the same archive: the same answer, and nothing is restored twice. With another: FAILED_PRECONDITION.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -426,6 +426,18 @@ class FileLimits(_message.Message):
     max_gets: int
     def __init__(self, max_put_bytes: _Optional[int] = ..., max_get_bytes: _Optional[int] = ..., max_puts: _Optional[int] = ..., max_gets: _Optional[int] = ...) -> None: ...
 
+class StateRules(_message.Message):
+    __slots__ = ("export", "restore", "max_bytes", "allow_foreign")
+    EXPORT_FIELD_NUMBER: _ClassVar[int]
+    RESTORE_FIELD_NUMBER: _ClassVar[int]
+    MAX_BYTES_FIELD_NUMBER: _ClassVar[int]
+    ALLOW_FOREIGN_FIELD_NUMBER: _ClassVar[int]
+    export: bool
+    restore: bool
+    max_bytes: int
+    allow_foreign: bool
+    def __init__(self, export: bool = ..., restore: bool = ..., max_bytes: _Optional[int] = ..., allow_foreign: bool = ...) -> None: ...
+
 class Quotas(_message.Message):
     __slots__ = ("sessions", "executions", "creations_per_minute", "cpu_time_s_per_hour", "output_bytes_per_hour", "calls", "calls_per_second")
     SESSIONS_FIELD_NUMBER: _ClassVar[int]
@@ -445,7 +457,7 @@ class Quotas(_message.Message):
     def __init__(self, sessions: _Optional[int] = ..., executions: _Optional[int] = ..., creations_per_minute: _Optional[int] = ..., cpu_time_s_per_hour: _Optional[float] = ..., output_bytes_per_hour: _Optional[int] = ..., calls: _Optional[int] = ..., calls_per_second: _Optional[int] = ...) -> None: ...
 
 class Policy(_message.Message):
-    __slots__ = ("policy", "default_limits", "max_limits", "default_imports", "allowed_imports", "images", "backend", "tool_placements", "network", "denied_imports", "refused_language", "allowed_tools", "files", "execution_default_limits", "execution_max_limits", "quotas", "backends")
+    __slots__ = ("policy", "default_limits", "max_limits", "default_imports", "allowed_imports", "images", "backend", "tool_placements", "network", "denied_imports", "refused_language", "allowed_tools", "files", "execution_default_limits", "execution_max_limits", "quotas", "backends", "state")
     POLICY_FIELD_NUMBER: _ClassVar[int]
     DEFAULT_LIMITS_FIELD_NUMBER: _ClassVar[int]
     MAX_LIMITS_FIELD_NUMBER: _ClassVar[int]
@@ -463,6 +475,7 @@ class Policy(_message.Message):
     EXECUTION_MAX_LIMITS_FIELD_NUMBER: _ClassVar[int]
     QUOTAS_FIELD_NUMBER: _ClassVar[int]
     BACKENDS_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
     policy: PolicyRef
     default_limits: Limits
     max_limits: Limits
@@ -480,4 +493,5 @@ class Policy(_message.Message):
     execution_max_limits: Limits
     quotas: Quotas
     backends: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, policy: _Optional[_Union[PolicyRef, _Mapping]] = ..., default_limits: _Optional[_Union[Limits, _Mapping]] = ..., max_limits: _Optional[_Union[Limits, _Mapping]] = ..., default_imports: _Optional[_Iterable[str]] = ..., allowed_imports: _Optional[_Iterable[str]] = ..., images: _Optional[_Iterable[str]] = ..., backend: _Optional[str] = ..., tool_placements: _Optional[_Iterable[str]] = ..., network: _Optional[str] = ..., denied_imports: _Optional[_Iterable[str]] = ..., refused_language: _Optional[_Iterable[str]] = ..., allowed_tools: _Optional[_Iterable[str]] = ..., files: _Optional[_Union[FileLimits, _Mapping]] = ..., execution_default_limits: _Optional[_Union[Limits, _Mapping]] = ..., execution_max_limits: _Optional[_Union[Limits, _Mapping]] = ..., quotas: _Optional[_Union[Quotas, _Mapping]] = ..., backends: _Optional[_Iterable[str]] = ...) -> None: ...
+    state: StateRules
+    def __init__(self, policy: _Optional[_Union[PolicyRef, _Mapping]] = ..., default_limits: _Optional[_Union[Limits, _Mapping]] = ..., max_limits: _Optional[_Union[Limits, _Mapping]] = ..., default_imports: _Optional[_Iterable[str]] = ..., allowed_imports: _Optional[_Iterable[str]] = ..., images: _Optional[_Iterable[str]] = ..., backend: _Optional[str] = ..., tool_placements: _Optional[_Iterable[str]] = ..., network: _Optional[str] = ..., denied_imports: _Optional[_Iterable[str]] = ..., refused_language: _Optional[_Iterable[str]] = ..., allowed_tools: _Optional[_Iterable[str]] = ..., files: _Optional[_Union[FileLimits, _Mapping]] = ..., execution_default_limits: _Optional[_Union[Limits, _Mapping]] = ..., execution_max_limits: _Optional[_Union[Limits, _Mapping]] = ..., quotas: _Optional[_Union[Quotas, _Mapping]] = ..., backends: _Optional[_Iterable[str]] = ..., state: _Optional[_Union[StateRules, _Mapping]] = ...) -> None: ...

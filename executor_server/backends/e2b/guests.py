@@ -11,6 +11,7 @@ import json
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import structlog
@@ -113,8 +114,13 @@ def _memory_bytes(prepared: Prepared, spec: SandboxSpec) -> int:
     """The limit; in a small machine less than was granted, or its kernel would choose what to kill, and not us."""
     usable = prepared.memory_bytes - prepared.memory_bytes // _RESERVED
     if usable < spec.memory_bytes:
-        _log.warning("template_has_less_memory", image=spec.image, granted_bytes=spec.memory_bytes, usable_bytes=usable)
+        _tell_of_memory(spec.image, spec.memory_bytes, usable)
     return min(spec.memory_bytes, usable)
+
+
+@lru_cache(maxsize=64)  # once for all sandboxes of a kind
+def _tell_of_memory(image: str, granted_bytes: int, usable_bytes: int) -> None:
+    _log.warning("template_has_less_memory", image=image, granted_bytes=granted_bytes, usable_bytes=usable_bytes)
 
 
 def _guest_path(version: str) -> str:

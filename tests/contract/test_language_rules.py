@@ -11,14 +11,14 @@ from executor_server.guest.rules import LANGUAGE_RULES
 from executor_server.model import SessionSpec
 from executor_server.sessions import Session, SessionRequest
 from tests.contract.harness import PRINCIPAL, Harness, pieces
+from tests.contract.marks import promise
 from tests.support.language_corpus import BASE, ORDINARY
 from tests.support.polling import eventually_async
 
-LIBRARY = """\
-import ctypes, os, subprocess, tempfile, threading
-
 pytestmark = promise("rules-language")
 
+LIBRARY = """\
+import ctypes, os, subprocess, tempfile, threading
 ctypes.CDLL(None)
 AT_IMPORT = subprocess.run(["/bin/true"]).returncode
 def load(): return ctypes.CDLL(None) is not None

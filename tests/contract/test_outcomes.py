@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import tempfile
 
 import psutil
 import pytest
@@ -12,6 +13,8 @@ from tests.contract.harness import MIB, Harness, follow
 from tests.contract.marks import promise
 from tests.support.polling import eventually_async
 
+# For a daemon to be sure that a sandbox is gone, where it has to ask a cloud.
+LOST_WITHIN_S = 30.0
 # name: (code, limits of the execution, outcome, state)
 ENDS: dict[str, tuple[str, dict[str, float], str, str]] = {
     "busy loop": ("while True:\n    pass", {"wall_time_s": 0.2, "operations": 10**12}, "timeout", "kept"),
@@ -186,6 +189,32 @@ async def test_a_killed_interpreter_is_a_crash(harness: Harness) -> None:
     assert (run.outcome, run.state, run.ended.generation) == ("crashed", "reset", 2)
     assert "SIGKILL" in run.message
     assert (await harness.run(session, "1 + 1")).output == 2
+
+
+@promise("end-lost", "end-lost-cause")
+async def test_a_sandbox_that_is_ended_from_outside_is_lost_with_its_cause(harness: Harness) -> None:
+    session = await harness.session()
+    await harness.run(session, "kept = 1")
+    execution = await harness.begin(session, "import time\nprint('runs')\ntime.sleep(1e6)")
+    await anext(execution.events())
+    await harness.probe.kill(session._sandbox.sandbox_id)
+    run = await follow(execution)
+    assert (run.outcome, run.state, run.stdout) == ("lost", "lost", "runs\n")
+    assert session.state == "lost"
+    told = session.lost_reason or ""
+    assert told and not any(each in told for each in (tempfile.gettempdir(), "/run/", "\n")), told
+    with pytest.raises(PreconditionFailed):
+        await harness.begin(session, "kept")
+    assert (await follow(execution)).outcome == "lost", "it is told once, and the same to whoever asks again"
+
+
+@promise("end-lost-cause")
+async def test_an_idle_session_whose_sandbox_is_ended_learns_so(harness: Harness) -> None:
+    session = await harness.session()
+    await harness.probe.kill(session._sandbox.sandbox_id)
+    assert await eventually_async(lambda: session.state == "lost", timeout_s=LOST_WITHIN_S)
+    with pytest.raises(PreconditionFailed):
+        await session.set_variables([])
 
 
 @promise("end-lost", "end-lost-supervisor")

@@ -17,6 +17,7 @@ from executor_server.errors import ModulesMissing
 from executor_server.model import ShippedTool, ToolSource, ToolSpec
 from executor_server.sessions import Session, SessionRequest
 from tests.contract.harness import PRINCIPAL, Harness, get_variables, set_variables
+from tests.contract.marks import promise
 from tests.support.backends import require
 from tests.support.interpreters import find_python
 
@@ -57,14 +58,13 @@ async def test_a_session_lives_on_this_python(session: Session) -> None:
     assert read == {}
 
 
+pytestmark = promise("python-any")
+
 TOOL = """
 from __future__ import annotations
 from dataclasses import dataclass
 from typing import Optional
 import pickle
-
-pytestmark = promise("python-any")
-
 
 @dataclass
 class Point:

@@ -6,12 +6,12 @@ import asyncio
 
 from executor_server.sessions import Session
 from tests.contract.harness import Harness
-
-WATCH = """\
-import os, threading, time
+from tests.contract.marks import promise
 
 pytestmark = promise("rest")
 
+WATCH = """\
+import os, threading, time
 def processes():
     return sum(name.isdigit() for name in os.listdir("/proc"))
 def watch():

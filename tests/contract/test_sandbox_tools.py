@@ -14,8 +14,9 @@ from executor_server.errors import InvalidRequest, ModulesMissing, NotFound, Pol
 from executor_server.model import BlobRef, ShippedTool, ToolRules, ToolSource, ToolSpec
 from executor_server.sessions import Session
 from tests.contract.harness import Harness, Transcript, follow, pieces
+from tests.contract.marks import promise
 
-LOCAL = pytest.mark.parametrize("harness", ["local"], indirect=True)
+SHAPES = promise("tools-sandbox-shapes")
 """For what the backend has no part in."""
 
 GOOD = "def tool(*args):\n    return 'good', *args\n"
@@ -58,6 +59,7 @@ async def run_answered(harness: Harness, session: Session, code: str, answers: d
 # On every backend
 
 
+@promise("tools-sandbox")
 async def test_a_tool_runs_in_the_sandbox_with_its_bindings(harness: Harness) -> None:
     session = await harness.session(imports=("os",))
     text = (
@@ -70,6 +72,7 @@ async def test_a_tool_runs_in_the_sandbox_with_its_bindings(harness: Harness) ->
     assert (await harness.run(session, "adder")).outcome == "succeeded"
 
 
+@promise("tools-sandbox")
 async def test_large_bindings_and_values_travel_as_blobs(harness: Harness) -> None:
     session = await harness.session()
     packed = encode({"data": bytes(3_000_000)})
@@ -85,6 +88,7 @@ async def test_large_bindings_and_values_travel_as_blobs(harness: Harness) -> No
     assert (await harness.run(session, "size()")).output == 3_000_000, "the one before is still there"
 
 
+@promise("tools-sandbox")
 async def test_a_tool_that_hangs_is_interrupted_and_the_state_kept(harness: Harness) -> None:
     session = await harness.session()
     text = "import time\n\ndef tool():\n    print('begins')\n    while True:\n        time.sleep(0.01)\n"
@@ -95,6 +99,7 @@ async def test_a_tool_that_hangs_is_interrupted_and_the_state_kept(harness: Harn
     assert (await harness.run(session, "x")).output == 1
 
 
+@promise("tools-sandbox")
 async def test_tools_that_cannot_be_made_leave_those_that_were_there(harness: Harness) -> None:
     session = await harness.session()
     await register(session, "asked", one=source(GOOD), two=source(GOOD))
@@ -109,6 +114,7 @@ async def test_tools_that_cannot_be_made_leave_those_that_were_there(harness: Ha
     assert (await harness.run(session, "one()")).message == "name 'one' is not defined"
 
 
+@promise("tools-sandbox")
 async def test_making_a_tool_that_ends_the_interpreter_is_refused_and_said(harness: Harness) -> None:
     session = await harness.session()
     await register(session, good=source(GOOD))
@@ -119,6 +125,7 @@ async def test_making_a_tool_that_ends_the_interpreter_is_refused_and_said(harne
     assert (run.output, run.state, run.ended.generation) == (("good", False), "reset", 2)
 
 
+@promise("tools-sandbox")
 async def test_tools_are_made_again_after_a_reset_and_after_the_prelude(harness: Harness) -> None:
     session = await harness.session(prelude="import os\nos.environ['SET'] = 'by the prelude'")
     text = "import os\nsaid = os.environ['SET']\n\ndef tool():\n    return said\n"
@@ -132,7 +139,7 @@ async def test_tools_are_made_again_after_a_reset_and_after_the_prelude(harness:
 # What a tool is
 
 
-@LOCAL
+@SHAPES
 async def test_a_tool_is_what_an_object_of_that_module_is(harness: Harness) -> None:
     session = await harness.session(imports=("*",))
     text = '''
@@ -162,7 +169,7 @@ tool = Counter(start)
     assert shown.output == "def __init__(self, start): self.count = start"
 
 
-@LOCAL
+@SHAPES
 async def test_a_tool_that_only_cloudpickle_can_carry(harness: Harness) -> None:
     session = await harness.session()
     base = 40
@@ -174,7 +181,7 @@ async def test_a_tool_that_only_cloudpickle_can_carry(harness: Harness) -> None:
     assert (await harness.run(session, "add(2)")).output == 42
 
 
-@LOCAL
+@SHAPES
 async def test_a_tool_is_no_agent_code_and_agent_code_is_none_of_it(harness: Harness) -> None:
     session = await harness.session(imports=("math",), operations=2000)
     text = "import json\n\ndef tool(n):\n    total = 0\n    for i in range(n):\n        total += i\n    return json.dumps(total)\n"
@@ -185,7 +192,7 @@ async def test_a_tool_is_no_agent_code_and_agent_code_is_none_of_it(harness: Har
     assert (await harness.run(session, "for i in range(10**6):\n    pass")).outcome == "operation_limit"
 
 
-@LOCAL
+@SHAPES
 async def test_a_tools_exception_shows_its_own_lines(harness: Harness) -> None:
     session = await harness.session()
     await register(session, fail=source("def tool(n):\n    table = {}\n    return table[n]\n"))
@@ -197,7 +204,7 @@ async def test_a_tools_exception_shows_its_own_lines(harness: Harness) -> None:
     assert (await harness.run(session, "try:\n    fail(1)\nexcept KeyError:\n    x = 2\nx")).output == 2
 
 
-@LOCAL
+@SHAPES
 async def test_a_tool_calls_other_tools(harness: Harness) -> None:
     session = await harness.session()
     outer = source("def tool(n):\n    return asked(n) + inner(n)\n")
@@ -211,7 +218,7 @@ async def test_a_tool_calls_other_tools(harness: Harness) -> None:
     assert (await harness.run(session, "outer(2)")).message == "name 'asked' is not defined"
 
 
-@LOCAL
+@SHAPES
 async def test_a_final_answer_from_within_a_tool_ends_the_execution(harness: Harness) -> None:
     session = await harness.session()
     text = "def tool():\n    final_answer(1)\n    print('not reached')\n"
@@ -220,7 +227,7 @@ async def test_a_final_answer_from_within_a_tool_ends_the_execution(harness: Har
     assert (run.outcome, run.ended.final_answer_call_id, run.stdout) == ("succeeded", "c1", "")
 
 
-@LOCAL
+@SHAPES
 async def test_a_name_that_agent_code_reuses_hides_the_tool_until_it_is_registered_again(harness: Harness) -> None:
     session = await harness.session()
     await register(session, good=source(GOOD))
@@ -229,7 +236,7 @@ async def test_a_name_that_agent_code_reuses_hides_the_tool_until_it_is_register
     assert (await harness.run(session, "good()")).output == ("good",)
 
 
-@LOCAL
+@SHAPES
 async def test_host_tools_alone_replace_tools_in_the_sandbox(harness: Harness) -> None:
     session = await harness.session()
     await register(session, good=source(GOOD))
@@ -262,7 +269,7 @@ REFUSALS = {
 }
 
 
-@LOCAL
+@SHAPES
 async def test_what_cannot_be_made_is_refused_with_the_reason(harness: Harness) -> None:
     session = await harness.session()
     await register(session, "asked", good=source(GOOD))
@@ -274,7 +281,7 @@ async def test_what_cannot_be_made_is_refused_with_the_reason(harness: Harness) 
     assert (run.output, run.state, run.stderr) == ((False, True, False, ("good", 1)), "kept", "")
 
 
-@LOCAL
+@SHAPES
 async def test_all_modules_that_are_missing_are_named(harness: Harness) -> None:
     session = await harness.session(imports=("math",))
     one = source(GOOD, modules=("json", "xml.dom", "nowhere", "json.nothing"))
@@ -289,7 +296,7 @@ async def test_all_modules_that_are_missing_are_named(harness: Harness) -> None:
     assert (await harness.run(session, "one()")).output == ("good",)
 
 
-@LOCAL
+@SHAPES
 async def test_what_is_printed_while_a_tool_is_made_goes_nowhere(harness: Harness) -> None:
     session = await harness.session()
     text = "import sys\nprint('making')\nsys.stderr.write('of it')\ndef tool():\n    print('made')\n"
@@ -298,7 +305,7 @@ async def test_what_is_printed_while_a_tool_is_made_goes_nowhere(harness: Harnes
     assert (run.stdout, run.stderr) == ("made\n", "")
 
 
-@LOCAL
+@SHAPES
 async def test_a_process_that_the_making_forks_is_not_the_session(harness: Harness) -> None:
     session = await harness.session()
     await register(
@@ -321,7 +328,7 @@ def tool():
 """
 
 
-@LOCAL
+@SHAPES
 async def test_a_tool_that_cannot_be_made_again_is_said_and_says_so(harness: Harness) -> None:
     session = await harness.session()
     await register(session, once=source(ONCE.format(then="raise ValueError('twice')")), good=source(GOOD))
@@ -339,7 +346,7 @@ async def test_a_tool_that_cannot_be_made_again_is_said_and_says_so(harness: Har
     assert (await harness.run(session, "once()")).output == ("good",)
 
 
-@LOCAL
+@SHAPES
 async def test_a_tool_that_ends_each_new_interpreter_is_given_up(harness: Harness) -> None:
     session = await harness.session()
     await register(session, once=source(ONCE.format(then="os._exit(1)")), good=source(GOOD))
@@ -359,7 +366,7 @@ async def test_a_tool_that_ends_each_new_interpreter_is_given_up(harness: Harnes
 # Under another policy
 
 
-@LOCAL
+@SHAPES
 async def test_tools_that_the_policy_does_not_allow_any_more_are_not_there_any_more(harness: Harness) -> None:
     session = await harness.session()
     caller = source("def tool():\n    return good()\n")

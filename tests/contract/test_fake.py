@@ -1,0 +1,76 @@
+"""What the in-memory fake does in place of what it can't: it lets nothing begin that it could not confine or end."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from executor_server.errors import InvalidRequest
+from executor_server.model import ShippedTool, ToolSource, ToolSpec
+from executor_server.sessions import Session
+from tests.contract.harness import MIB, Harness
+from tests.contract.marks import instead
+from tests.contract.promises import BY_ID, PROMISES, Keeping
+from tests.support.polling import eventually_async
+
+# Of what it does not keep: what has no operating system below it, no kernel that limits it, and no wall around it.
+_NOT_KEPT = [each.promise_id for each in PROMISES if each.keeping("fake") is Keeping.NOT_KEPT]
+_TOOLS = [each for each in _NOT_KEPT if each.startswith("tools-sandbox")]
+_LIMITS = ["create-spec", "end-memory", "limit-disk", "stream-flat"]
+_WITHOUT_A_SYSTEM = [each for each in _NOT_KEPT if each not in {*_TOOLS, *_LIMITS, "end-timeout-deaf"}]
+
+
+@instead(*_WITHOUT_A_SYSTEM)
+@pytest.mark.parametrize(
+    "module",
+    ["socket", "subprocess", "ctypes", "threading", "multiprocessing", "signal", "shutil", "pickle", "PIL", "posix"],
+)
+async def test_only_modules_that_compute_can_be_imported(harness: Harness, module: str) -> None:
+    assert harness.backend.name == "fake"
+    session = await harness.session()
+    run = await harness.run(session, f"kept = 1\nimport {module}")
+    assert (run.outcome, run.state, run.ended.error and run.ended.error.type) == (
+        "exception",
+        "kept",
+        "ModuleNotFoundError",
+    )
+    assert (await harness.run(session, "import json, os, time\njson.dumps(kept)")).output == "1"
+
+
+@instead(*_WITHOUT_A_SYSTEM)
+@pytest.mark.parametrize(
+    "code", ["os.fork()", "os.kill(-1, 9)", "os.abort()", "os.symlink('a', 'b')", "open('/etc/passwd')"]
+)
+async def test_what_stands_for_the_system_has_nothing_that_could_do_harm(harness: Harness, code: str) -> None:
+    session = await harness.session()
+    run = await harness.run(session, f"import os\n{code}")
+    assert (run.outcome, run.state) == ("exception", "kept")
+    assert run.ended.error is not None and run.ended.error.type in ("AttributeError", "PermissionError")
+
+
+@instead(*_LIMITS)
+async def test_what_it_does_not_limit_is_not_ended(harness: Harness) -> None:
+    session = await harness.session(memory_bytes=MIB, disk_bytes=MIB)
+    code = "data = bytes(2 * 2**20)\nwith open('f', 'wb') as f:\n    n = f.write(data)\nn"
+    assert (await harness.run(session, code)).output == 2 * MIB
+
+
+@instead("end-timeout-deaf")
+async def test_a_thread_that_does_not_listen_is_told_as_timed_out_and_left_behind(harness: Harness) -> None:
+    session = await harness.session()
+    before = threading.active_count()
+    # About as long as it takes for the interrupt to be given up; then it ends by itself, or no thread would.
+    run = await harness.run(session, "kept = 1\nn = sum(iter([1] * (4 * 10**8)))", wall_time_s=0.05)
+    assert (run.outcome, run.state in ("kept", "reset")) == ("timeout", True)
+    assert (await harness.run(session, "'kept' in globals()")).output is (run.state == "kept")
+    assert await eventually_async(lambda: threading.active_count() <= before)
+
+
+@instead(*_TOOLS)
+async def test_a_shipped_tool_is_refused(harness: Harness) -> None:
+    session: Session = await harness.session()
+    tool = ToolSpec("tool", "", (), False, ShippedTool(ToolSource("def tool(): pass", "tool", None), ()))
+    with pytest.raises(InvalidRequest, match="takes no shipped tools"):
+        await session.register_tools([tool])
+    assert BY_ID["tools-sandbox"].keeping(harness.backend.name) is Keeping.NOT_KEPT

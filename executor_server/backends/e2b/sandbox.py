@@ -125,7 +125,11 @@ class E2BSandbox:
         if self.cloud_id is None or self.is_gone or self._destroying is not None:
             raise Gone("there is no such sandbox")
         asked_at_s = cloud_clock_s()
-        machine = await self._cloud.connect(self.cloud_id, lifetime_s=self._lifetime.lifetime_s)
+        try:
+            machine = await self._cloud.connect(self.cloud_id, lifetime_s=self._lifetime.lifetime_s)
+        except Gone:
+            await self._cloud.is_paused(self.cloud_id)  # as in `_prolong`: one word is not enough
+            raise CloudFailure("E2B knows the sandbox, and does not connect to it") from None
         self.made(machine, asked_at_s)
         return machine
 

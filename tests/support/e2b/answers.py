@@ -76,7 +76,6 @@ class Outgoing:
         self,
         content_type: str,
         *,
-        length_bytes: int | None = None,
         noise: Callable[[bytes], bytes] = lambda data: data,
     ) -> web.StreamResponse:
         """Sends the head of a stream. `noise` makes, of bytes from nowhere, what looks like an event's."""
@@ -84,8 +83,6 @@ class Outgoing:
             raise Cut if self._fault.kind is Kind.CUT_AFTER else _error_of(self._fault)
         self._noise = noise
         self._response = web.StreamResponse(headers={"Content-Type": content_type})
-        if length_bytes is not None:
-            self._response.content_length = length_bytes
         await self._response.prepare(self._request)
         if self._fault is not None and self._fault.kind is Kind.GARBAGE:
             await self._response.write(GARBAGE)

@@ -59,12 +59,11 @@ async def answer(request: web.BaseRequest, out: Outgoing, machine: Machine) -> w
 
 async def _download(request: web.BaseRequest, out: Outgoing, machine: Machine) -> web.StreamResponse:
     try:
-        size, pieces = await machine.read_file(request.query.get("path", ""), request.query.get("username", "user"))
+        pieces = await machine.read_file(request.query.get("path", ""), request.query.get("username", "user"))
     except MachineError as error:
         raise ApiError(_STATUS_OF_CODE.get(error.code, 500), str(error)) from error
-    # Of its own length: what grows meanwhile, or says that it is empty as /proc does, is sent as far as it goes.
+    # Of no length that is told: what grows meanwhile, or says as /proc does that it is empty, is sent to its end.
     response = await out.begin("application/octet-stream")
-    del size
     async for piece in pieces:
         await out.send(piece)
     await out.end()

@@ -147,7 +147,12 @@ _DIED = {
 async def _start(machine: Machine, context: Context) -> None:
     context.buffer.clear()
     context.pid, context.subscriber = await machine.start_command(
-        cmd=sys.executable, args=["-I", "-u", f"{PLACE}/kernel.py"], envs={}, cwd=context.cwd, stdin=True, user="user"
+        cmd=sys.executable,
+        args=["-I", "-u", f"{PLACE}/inside/kernel.py"],
+        envs={},
+        cwd=context.cwd,
+        stdin=True,
+        user="user",
     )
 
 

@@ -30,6 +30,7 @@ from executor_server.backends.local.images import SYSTEM_DIRECTORIES, Image, pro
 
 INSIDE = Path(__file__).parent / "inside"
 PLACE = "/.e2b"
+_RUN = f"import sys; sys.path.insert(0, {PLACE!r}); from inside.runner import main; main()"
 
 START_TIMEOUT_S = 20.0
 END_TIMEOUT_S = 10.0
@@ -159,7 +160,7 @@ class Machine:
         try:
             # Here and in no helper thread: it dies with the thread that started it.
             self._process = subprocess.Popen(  # noqa: ASYNC220
-                [*_bwrap_arguments(info_write), "--", str(_image().python), "-I", "-B", f"{PLACE}/runner.py"],
+                [*_bwrap_arguments(info_write), "--", str(_image().python), "-I", "-B", "-c", _RUN],
                 stdin=config,
                 stdout=subprocess.DEVNULL,
                 stderr=complaints,
@@ -192,7 +193,7 @@ class Machine:
             "socket": fd,
             "first_id": _FIRST_HOST_ID + secrets.randbelow(_HOST_ID_SLOTS) * _IDS,
             "disk_bytes": DISK_BYTES,
-            "directories": [*directories, *_mounted_etc(), PLACE],
+            "directories": [*directories, *_mounted_etc(), f"{PLACE}/inside"],
             "links": [(str(link), str(target)) for link, target in (*system_links, *image.links)],
             "hidden": [] if self._has_python else [(place, "python") for place in _PROGRAMS],
             "etc": _ETC,
@@ -280,9 +281,8 @@ class Machine:
         finally:
             self._answers.pop(number, None)
 
-    async def read_file(self, path: str, user: str) -> tuple[int, AsyncIterator[bytes]]:
-        opened = await self.ask("open_read", path=path, user=user)
-        return opened["size"], self._pieces(opened["file"])
+    async def read_file(self, path: str, user: str) -> AsyncIterator[bytes]:
+        return self._pieces((await self.ask("open_read", path=path, user=user))["file"])
 
     async def _pieces(self, file: int) -> AsyncIterator[bytes]:
         try:
@@ -404,7 +404,7 @@ def _bwrap_arguments(info_fd: int) -> Iterator[str]:
         elif directory.is_dir():
             yield from ("--ro-bind", str(directory), str(directory))
     # The machine's root is nobody here: what leads to its files must be open to all.
-    places = [*image.directories, *(link for link, _ in image.links), *map(Path, _mounted_etc())]
+    places = [Path(PLACE, "inside"), *image.directories, *(link for link, _ in image.links), *map(Path, _mounted_etc())]
     for parent in sorted({parent for place in places for parent in place.parents} - {Path("/")}):
         yield from ("--perms", "0755", "--dir", str(parent))
     for name in _mounted_etc():
@@ -413,7 +413,7 @@ def _bwrap_arguments(info_fd: int) -> Iterator[str]:
         yield from ("--ro-bind", str(place), str(place))
     for link, target in image.links:
         yield from ("--symlink", target, str(link))
-    yield from ("--ro-bind", str(INSIDE), PLACE, "--dir", "/proc", "--dir", "/dev")
+    yield from ("--ro-bind", str(INSIDE), f"{PLACE}/inside", "--dir", "/proc", "--dir", "/dev")
     for name in ("null", "zero", "full", "random", "urandom", "tty"):
         yield from ("--dev-bind", f"/dev/{name}", f"/dev/{name}")
     yield from ("--dir", "/machine", "--chdir", "/")

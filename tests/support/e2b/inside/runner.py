@@ -1,13 +1,7 @@
-"""The first process of a double's sandbox: makes it look like a small virtual machine, then does what its server asks.
+"""The first process of a double's sandbox: does what its server asks, once world.py has made it one of a machine.
 
-It is started by bubblewrap as the host's root, in namespaces that see nothing of the host but read-only directories.
-That is not yet what a virtual machine's root is: that one may mount, unshare and change user, and is nobody outside.
-So a second set of namespaces is made inside, with a user namespace in which 0 to 65535 are host users without rights:
-
-    bubblewrap's pid 1 (host's root, waits)  ->  a fork of it (unshares, waits)  ->  pid 1 of the machine: this loop
-
-The loop speaks with the server over one socket pair: each frame is four bytes of length and a JSON object. A request has
-an `id`, and its answer the same with `ok` or `error`; what a command writes, and its end, come as events with its `pid`.
+It speaks with the server over one socket pair: each frame is four bytes of length and a JSON object. A request has an
+`id`, and its answer the same with `ok` or `error`; what a command writes, and its end, come as events with its `pid`.
 One thread, nothing blocks: input that a command does not read waits here, and a command whose output the server has not
 acknowledged is not read until it has.
 """
@@ -16,18 +10,12 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import ctypes
-import errno
 import fcntl
-import grp
 import json
 import os
-import pwd
 import selectors
-import shutil
 import signal
 import socket
-import stat
 import struct
 import subprocess
 import sys
@@ -37,144 +25,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-CLONE_NEWNS, CLONE_NEWUTS, CLONE_NEWIPC = 0x00020000, 0x04000000, 0x08000000
-CLONE_NEWUSER, CLONE_NEWPID, CLONE_NEWNET = 0x10000000, 0x20000000, 0x40000000
-MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_BIND, MS_REC, MS_PRIVATE = 2, 4, 8, 4096, 16384, 1 << 18
-MNT_DETACH = 2
-SIOCSIFFLAGS, IFF_UP, IFF_RUNNING = 0x8914, 0x1, 0x40
+# By where it lies: here it is in a package of another name.
+from .files import Files, Refused, code_of, resolve, user_of
+from .world import become_machine
 
-IDS = 65_536
-NEW_ROOT = "/machine"
 FRAME_BYTES_MAX = 8 * 2**20
 OUTPUT_BYTES = 32_768  # of one event
 UNACKNOWLEDGED_MAX = 64  # events of one command
-FILE_PIECE_BYTES = 256 * 1024
-ENTRIES_MAX = 10_000
-
-_libc = ctypes.CDLL(None, use_errno=True)
-
-
-def _check(result: int, what: str) -> None:
-    if result != 0:
-        number = ctypes.get_errno()
-        raise OSError(number, f"{what}: {os.strerror(number)}")
-
-
-def _mount(source: str, target: str, kind: str | None, flags: int, options: str = "") -> None:
-    arguments = (source.encode(), target.encode(), kind.encode() if kind else None, flags, options.encode())
-    _check(_libc.mount(*arguments), f"mount {kind or source} at {target}")
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Becoming a machine
-
-
-def become_machine(config: dict[str, Any]) -> None:
-    """Returns in the machine's first process only; the two on the way end with it, with its status."""
-    # Bubblewrap's own would have parts of it covered, and then no other may be mounted further inside.
-    _mount("proc", "/proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC)
-    ready_read, ready_write = os.pipe()
-    mapped_read, mapped_write = os.pipe()
-    child = os.fork()
-    if child:
-        os.close(config["socket"])
-        os.read(ready_read, 1)
-        base = config["first_id"]
-        for kind in ("uid_map", "gid_map"):
-            with open(f"/proc/{child}/{kind}", "w") as file:
-                file.write(f"0 {base} {IDS}\n")
-        os.write(mapped_write, b"m")
-        _wait_and_exit(child)
-    kinds = CLONE_NEWUSER | CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWIPC | CLONE_NEWUTS | CLONE_NEWNET
-    _check(_libc.unshare(kinds), "unshare")
-    os.write(ready_write, b"r")
-    os.read(mapped_read, 1)
-    for fd in (ready_read, ready_write, mapped_read, mapped_write):
-        os.close(fd)
-    os.setresgid(0, 0, 0)
-    os.setresuid(0, 0, 0)
-    os.setgroups([])
-    child = os.fork()
-    if child:
-        os.close(config["socket"])
-        _wait_and_exit(child)
-    _make_root(config)
-    socket.sethostname("e2b")
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as control:
-        fcntl.ioctl(control, SIOCSIFFLAGS, struct.pack("16sH14x", b"lo", IFF_UP | IFF_RUNNING))
-
-
-def _wait_and_exit(child: int) -> None:
-    _, status = os.waitpid(child, 0)
-    code = os.waitstatus_to_exitcode(status)
-    os._exit(code if code >= 0 else 128 - code)
-
-
-def _make_root(config: dict[str, Any]) -> None:
-    """A file system that the machine's root may change as it likes, with the host's programs in it, read-only."""
-    _mount("none", "/", None, MS_REC | MS_PRIVATE)
-    _mount("tmpfs", NEW_ROOT, "tmpfs", MS_NODEV, f"mode=0755,size={config['disk_bytes']}")
-    os.umask(0o022)
-    for name in ("dev", "etc", "home/user", "opt", "proc", "root", "run", "srv", "tmp", "var/tmp", "usr"):
-        os.makedirs(f"{NEW_ROOT}/{name}")
-    for name in ("tmp", "var/tmp"):
-        os.chmod(f"{NEW_ROOT}/{name}", 0o1777)
-    for path in config["directories"]:
-        os.makedirs(NEW_ROOT + path, exist_ok=True)
-        _mount(path, NEW_ROOT + path, None, MS_BIND | MS_REC)
-    for path, target in config["links"]:
-        os.makedirs(os.path.dirname(NEW_ROOT + path), exist_ok=True)
-        os.symlink(target, NEW_ROOT + path)
-    for path, prefix in config["hidden"]:
-        _hide(path, prefix)
-    for name, text in config["etc"].items():
-        with open(f"{NEW_ROOT}/etc/{name}", "w") as file:
-            file.write(text)
-    for name in ("null", "zero", "full", "random", "urandom", "tty"):
-        with open(f"{NEW_ROOT}/dev/{name}", "w"):
-            pass
-        _mount(f"/dev/{name}", f"{NEW_ROOT}/dev/{name}", None, MS_BIND)
-    for name in ("shm", "pts"):
-        os.mkdir(f"{NEW_ROOT}/dev/{name}")
-    _mount("tmpfs", f"{NEW_ROOT}/dev/shm", "tmpfs", MS_NOSUID | MS_NODEV, f"mode=1777,size={config['disk_bytes']}")
-    _mount("devpts", f"{NEW_ROOT}/dev/pts", "devpts", MS_NOSUID | MS_NOEXEC, "newinstance,ptmxmode=0666,mode=0620")
-    links = {"ptmx": "pts/ptmx", "fd": "/proc/self/fd", "stdin": "fd/0", "stdout": "fd/1", "stderr": "fd/2"}
-    for name, target in links.items():
-        os.symlink(target, f"{NEW_ROOT}/dev/{name}")
-    _mount("proc", f"{NEW_ROOT}/proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC)
-    os.mkdir(f"{NEW_ROOT}/.old")
-    _check(_libc.pivot_root(NEW_ROOT.encode(), f"{NEW_ROOT}/.old".encode()), "pivot_root")
-    os.chdir("/")
-    _check(_libc.umount2(b"/.old", MNT_DETACH), "umount2")
-    os.rmdir("/.old")
-    home = pwd.getpwnam("user")
-    os.chown("/home/user", home.pw_uid, home.pw_gid)
-
-
-def _hide(path: str, prefix: str) -> None:
-    """Makes a directory of programs one that lacks those whose name begins with `prefix`."""
-    place = NEW_ROOT + path
-    if not os.path.isdir(place):
-        return
-    kept = "/.programs" + path
-    os.makedirs(NEW_ROOT + kept)
-    _mount(path, NEW_ROOT + kept, None, MS_BIND | MS_REC)
-    _mount("tmpfs", place, "tmpfs", MS_NOSUID | MS_NODEV, "mode=0755")
-    for name in os.listdir(NEW_ROOT + kept):
-        if not name.startswith(prefix):
-            os.symlink(f"{kept}/{name}", f"{place}/{name}")
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Doing what is asked
-
-
-class Refused(Exception):
-    """A request that can't be done; `code` is one of Connect's."""
-
-    def __init__(self, code: str, message: str) -> None:
-        super().__init__(message)
-        self.code = code
 
 
 @dataclass
@@ -203,10 +60,10 @@ class Runner:
         self._incoming = bytearray()
         self._outgoing = bytearray()
         self._commands: dict[int, Command] = {}
-        self._files: dict[int, int] = {}
-        self._operations: dict[str, Callable[[dict[str, Any]], Any]] = {
-            name[4:]: getattr(self, name) for name in dir(self) if name.startswith("_do_")
-        }
+        commands = {name[4:]: getattr(self, name) for name in dir(self) if name.startswith("_do_")}
+        files = Files()
+        of_files = {name[3:]: getattr(files, name) for name in dir(files) if name.startswith("do_")}
+        self._operations: dict[str, Callable[[dict[str, Any]], Any]] = {**commands, **of_files}
 
     def run(self) -> None:
         """Serves until the server is gone."""
@@ -255,7 +112,7 @@ class Runner:
         except Refused as refusal:
             self._send({"id": message["id"], "error": [refusal.code, str(refusal)]})
         except OSError as error:
-            self._send({"id": message["id"], "error": [_code_of(error), f"{error.strerror}: {error.filename}"]})
+            self._send({"id": message["id"], "error": [code_of(error), f"{error.strerror}: {error.filename}"]})
         else:
             if answer is not None:
                 self._send({"id": message["id"], "ok": answer})
@@ -263,8 +120,8 @@ class Runner:
     # Commands
 
     def _do_start(self, asked: dict[str, Any]) -> dict[str, Any]:
-        user = _user(asked["user"])
-        cwd = _resolve(asked.get("cwd") or user.pw_dir, user)
+        user = user_of(asked["user"])
+        cwd = resolve(asked.get("cwd") or user.pw_dir, user)
         if not os.path.isdir(cwd):
             raise Refused("invalid_argument", f"cwd '{cwd}' does not exist")
         environment = {"HOME": user.pw_dir, "USER": user.pw_name, "LOGNAME": user.pw_name}
@@ -453,151 +310,6 @@ class Runner:
         end = {"exitCode": command.code if exited else -1, "exited": exited, "status": status}
         self._send({"pid": command.pid, "end": end})
 
-    # Files
-
-    def _do_open_read(self, asked: dict[str, Any]) -> dict[str, Any]:
-        path = _resolve(asked["path"], _user(asked["user"]))
-        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        found = os.fstat(fd)
-        if not stat.S_ISREG(found.st_mode):
-            os.close(fd)
-            kind = "a directory" if stat.S_ISDIR(found.st_mode) else "not a regular file"
-            raise Refused("invalid_argument", f"path '{path}' is {kind}")
-        self._files[fd] = fd
-        return {"file": fd, "size": found.st_size}
-
-    def _do_open_write(self, asked: dict[str, Any]) -> dict[str, Any]:
-        user = _user(asked["user"])
-        path = _resolve(asked["path"], user)
-        if os.path.isdir(path):
-            raise Refused("invalid_argument", f"path is a directory: {path}")
-        _make_directories(os.path.dirname(path), user)
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NONBLOCK | os.O_CLOEXEC, 0o644)
-        os.fchown(fd, user.pw_uid, user.pw_gid)
-        self._files[fd] = fd
-        return {"file": fd, "path": path, "name": os.path.basename(path), "type": "file"}
-
-    def _do_read(self, asked: dict[str, Any]) -> dict[str, Any]:
-        return {"data": base64.b64encode(os.read(self._files[asked["file"]], FILE_PIECE_BYTES)).decode()}
-
-    def _do_write(self, asked: dict[str, Any]) -> dict[str, Any]:
-        data = memoryview(base64.b64decode(asked["data"]))
-        while data:
-            data = data[os.write(self._files[asked["file"]], data) :]
-        return {}
-
-    def _do_close(self, asked: dict[str, Any]) -> dict[str, Any]:
-        os.close(self._files.pop(asked["file"]))
-        return {}
-
-    def _do_stat(self, asked: dict[str, Any]) -> dict[str, Any]:
-        return _entry(_resolve(asked["path"], _user(asked["user"])))
-
-    def _do_list_dir(self, asked: dict[str, Any]) -> list[dict[str, Any]]:
-        path = _resolve(asked["path"], _user(asked["user"]))
-        if not os.path.isdir(path):
-            _entry(path)  # or it does not exist
-            raise Refused("invalid_argument", f"path is not a directory: {path}")
-        found: list[dict[str, Any]] = []
-        level = [path]
-        for _ in range(max(1, asked["depth"])):
-            inner = [os.path.join(place, name) for place in level for name in sorted(os.listdir(place))]
-            found += [_entry(place) for place in inner[:ENTRIES_MAX]]
-            level = [place for place in inner if os.path.isdir(place) and not os.path.islink(place)]
-        return found[:ENTRIES_MAX]
-
-    def _do_make_dir(self, asked: dict[str, Any]) -> dict[str, Any]:
-        user = _user(asked["user"])
-        path = _resolve(asked["path"], user)
-        if os.path.isdir(path):
-            raise Refused("already_exists", f"directory already exists: {path}")
-        if os.path.lexists(path):
-            raise Refused("invalid_argument", f"path already exists but it is not a directory: {path}")
-        _make_directories(path, user)
-        return _entry(path)
-
-    def _do_move(self, asked: dict[str, Any]) -> dict[str, Any]:
-        user = _user(asked["user"])
-        source, destination = _resolve(asked["source"], user), _resolve(asked["destination"], user)
-        _make_directories(os.path.dirname(destination), user)
-        os.rename(source, destination)
-        return _entry(destination)
-
-    def _do_remove(self, asked: dict[str, Any]) -> dict[str, Any]:
-        path = _resolve(asked["path"], _user(asked["user"]))
-        if os.path.isdir(path) and not os.path.islink(path):
-            shutil.rmtree(path)
-        else:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(path)
-        return {}
-
-
-def _user(name: str) -> pwd.struct_passwd:
-    try:
-        return pwd.getpwnam(name or "user")
-    except KeyError:
-        raise Refused("unauthenticated", f"error looking up user '{name}': user: unknown user {name}") from None
-
-
-def _resolve(path: str, user: pwd.struct_passwd) -> str:
-    if "\0" in path:
-        raise Refused("invalid_argument", "path contains a null byte")
-    if path == "~" or path.startswith("~/"):
-        path = user.pw_dir + path[1:]
-    return os.path.normpath(os.path.join(user.pw_dir, path))
-
-
-def _make_directories(path: str, user: pwd.struct_passwd) -> None:
-    missing = []
-    while not os.path.lexists(path):
-        missing.append(path)
-        path = os.path.dirname(path)
-    for directory in reversed(missing):
-        os.mkdir(directory)
-        os.chown(directory, user.pw_uid, user.pw_gid)
-
-
-def _entry(path: str) -> dict[str, Any]:
-    own = os.lstat(path)
-    is_link = stat.S_ISLNK(own.st_mode)
-    kind = "FILE_TYPE_FILE"
-    if is_link:
-        kind = "FILE_TYPE_SYMLINK"
-    elif stat.S_ISDIR(own.st_mode):
-        kind = "FILE_TYPE_DIRECTORY"
-    entry = {
-        "name": os.path.basename(path) or "/",
-        "type": kind,
-        "path": path,
-        "size": str(own.st_size),
-        "mode": stat.S_IMODE(own.st_mode),
-        "permissions": stat.filemode(own.st_mode),
-        "owner": _name_of(pwd.getpwuid, own.st_uid),
-        "group": _name_of(grp.getgrgid, own.st_gid),
-        "modified_s": own.st_mtime,
-    }
-    if is_link:
-        entry["symlinkTarget"] = os.readlink(path)
-    return entry
-
-
-def _name_of(look_up: Callable[[int], Any], number: int) -> str:
-    try:
-        return str(look_up(number)[0])
-    except KeyError:
-        return str(number)
-
-
-def _code_of(error: OSError) -> str:
-    if error.errno in (errno.ENOENT, errno.ESRCH):
-        return "not_found"
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return "resource_exhausted"
-    if error.errno in (errno.ENOTDIR, errno.EISDIR, errno.EINVAL, errno.ENAMETOOLONG, errno.ELOOP):
-        return "invalid_argument"
-    return "internal"
-
 
 def _signal_name(number: int) -> str:
     names: dict[int, str] = {signal.SIGKILL: "killed", signal.SIGTERM: "terminated", signal.SIGINT: "interrupt"}
@@ -620,7 +332,3 @@ def main() -> None:
     runner = Runner(connection, config["environment"])
     runner._send({"ready": True})
     runner.run()
-
-
-if __name__ == "__main__":
-    main()

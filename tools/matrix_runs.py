@@ -98,18 +98,16 @@ class Trial:
         """pytest's own report. A test can have two entries: one for itself, one for an error when it was cleared up."""
         if not report.exists():
             raise MatrixFailure(f"pytest ended with status {status} and no report; see {log.relative_to(ROOT)}")
-        passed, skipped, failed = 0, 0, []
+        passed, skipped, failed = set[str](), set[str](), dict[str, None]()
         for case in ElementTree.parse(report).iter("testcase"):
-            kinds = {child.tag for child in case}
+            name, kinds = f"{case.get('classname')}::{case.get('name')}", {child.tag for child in case}
             if kinds & {"failure", "error"}:
-                failed.append(f"{case.get('classname')}::{case.get('name')}")
-            elif "skipped" in kinds:
-                skipped += 1
+                failed[name] = None
             else:
-                passed += 1
+                (skipped if "skipped" in kinds else passed).add(name)
         # More than the tests can be wrong: something was left over when all of them were done.
         problem = f"pytest ended with status {status}; see {log.relative_to(ROOT)}" if status and not failed else ""
-        return Ran(self.name, passed, failed, skipped, seconds, problem)
+        return Ran(self.name, len(passed - failed.keys()), tuple(failed), len(skipped), seconds, problem)
 
 
 def _uv(*arguments: str) -> None:

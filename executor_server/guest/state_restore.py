@@ -176,14 +176,24 @@ def _unpickler(world: World, file: BinaryIO, *, same_code: bool) -> Any:
                 return world.import_module
             world.check_named(module, name)
             value = super().find_class(module, name)
-            if isinstance(value, types.ModuleType):
-                raise NotPickled(f"it reaches the module {value.__name__} through another one")
+            _check_way(world, module, name)
             home, own = getattr(value, "__module__", None), getattr(value, "__name__", None)
+            if home == "builtins" and isinstance(own, str) and own in vars(builtins):
+                return _builtin(world, own)
             if isinstance(home, str) and isinstance(own, str) and home != module:
                 world.check_named(home, own)
-            return value
+            return world.hooks.given.get(id(value), (value, value))[1]
 
     return Unpickler(file)
+
+
+def _check_way(world: World, module: str, name: str) -> None:
+    """A name with dots must not lead through what the program could not reach in this way."""
+    reached: Any = sys.modules[module]
+    for part in name.split("."):
+        reached = getattr(reached, world.hooks.check_name(part), None)
+        if isinstance(reached, types.ModuleType):
+            raise NotPickled(f"it reaches the module {reached.__name__} through another one")
 
 
 _PLAIN_TYPES = frozenset(

@@ -13,7 +13,7 @@ from executor_server.admission import Admission
 from executor_server.audit import AuditLog
 from executor_server.errors import Reason, ResourceExhausted, Unavailable
 from executor_server.fair_queue import FairQueue
-from executor_server.gate import Answer
+from executor_server.gate import Answer, StateFacts
 from executor_server.model import (
     AuditRules,
     BlobRef,
@@ -133,6 +133,15 @@ async def test_tools_variables_and_files_are_written_down_by_name_and_size(gate:
     assert [found[5]["argument_bytes"], found[6]["argument_bytes"], found[7]["bytes"]] == [5, 10**6, 7]
 
 
+async def test_states_are_written_down_by_digest_and_origin(gate: Admission, directory: Path) -> None:
+    await gate.state_export(facts())
+    await gate.state_restore(facts(), STATE)
+    asked, restored = records(directory)
+    assert (asked["kind"], restored["kind"]) == ("state_requested", "state_restored")
+    told = {"state_sha256": "ab" * 32, "bytes": 100, "variables": 3, "files": 2, "foreign": True, "from_session": "s0"}
+    assert told.items() <= restored.items()
+
+
 async def test_a_quota_that_is_used_up_refuses_before_anything_is_written(log: AuditLog, directory: Path) -> None:
     gate = admission(log, sessions=1)
     await gate.session(PRINCIPAL, "r1", SPEC)
@@ -141,6 +150,7 @@ async def test_a_quota_that_is_used_up_refuses_before_anything_is_written(log: A
     assert kinds(directory) == ["session_requested"]
 
 
+STATE = StateFacts("ab" * 32, 100, 3, 2, is_foreign=True, from_session="s0")
 EFFECTS: dict[str, Callable[[Admission, SessionFacts], Awaitable[object]]] = {
     "execution": lambda gate, session: gate.execution(session, "e", CODE, LIMITS),
     "answer": lambda gate, session: gate.tool_answer(session, "e", Answer("c", 1, failed=False)),
@@ -148,6 +158,8 @@ EFFECTS: dict[str, Callable[[Admission, SessionFacts], Awaitable[object]]] = {
     "variables": lambda gate, session: gate.variables(session, ["x"], write=False),
     "put": lambda gate, session: gate.file_put(session, "a", 1, tar=False),
     "get": lambda gate, session: gate.file_get(session, "a", tar=False),
+    "export": lambda gate, session: gate.state_export(session),
+    "restore": lambda gate, session: gate.state_restore(session, STATE),
 }
 
 

@@ -1,0 +1,213 @@
+"""States that an attacker has made: for a sandbox that restores them, and for the daemon that passes them on."""
+
+from __future__ import annotations
+
+import io
+import json
+import pickle
+import struct
+import tarfile
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from executor_server.errors import ExecutorError, InvalidRequest, Reason
+from executor_server.model import StateManifest, StateRules
+from executor_server.session import Session
+from executor_server.sessions import SessionRequest
+from executor_server.state_archive import StateArchives, header_of
+from tests.contract.harness import PRINCIPAL, Harness, open_harness, pieces
+from tests.support.backends import require
+
+NOTHING = StateManifest((), (), 0, 0, (), "3.11.7")
+
+
+@pytest.fixture
+async def harness() -> AsyncIterator[Harness]:
+    """What is attacked is the interpreter and the daemon, which are the same on every backend."""
+    require("local")
+    async with open_harness("local") as ready:
+        yield ready
+
+
+@pytest.fixture
+def archives(tmp_path: Path) -> StateArchives:
+    return StateArchives(tmp_path / "states", b"ours")
+
+
+async def trusting(harness: Harness, **options: Any) -> Session:
+    """A session whose policy allows states of whomever."""
+    spec = replace(harness.spec(**options), state=StateRules(allow_foreign=True))
+    return await harness.manager.create(PRINCIPAL, SessionRequest(f"r{next(harness._names)}", spec))
+
+
+async def forged(tmp_path: Path, variables: bytes, files: bytes | None = None) -> bytes:
+    """An archive of an attacker's own daemon, with whatever in it."""
+    theirs = StateArchives(tmp_path / "theirs", b"theirs")
+    with theirs.spool("x", 10**8) as spool:
+        await spool.write(variables)
+        first = spool.end_part()
+        await spool.write(tar() if files is None else files)
+        header = header_of("them", "s", theirs.key_id, (first, spool.end_part()), NOTHING)
+        return b"".join([piece async for piece in theirs.signed(header, spool)])
+
+
+def tar(*members: tarfile.TarInfo) -> bytes:
+    raw = io.BytesIO()
+    with tarfile.open(fileobj=raw, mode="w") as archive:
+        for member in members:
+            archive.addfile(member, io.BytesIO(b""))
+    return raw.getvalue()
+
+
+def link(name: str, target: str) -> tarfile.TarInfo:
+    made = tarfile.TarInfo(name)
+    made.type, made.linkname = tarfile.SYMTYPE, target
+    return made
+
+
+def state(*segments: tuple[str, bytes], **index: Any) -> bytes:
+    """The variables' part as a session writes it, of these pickles."""
+    said = {
+        "python": [3, 11, 7],
+        "cloudpickle": "3",
+        "refused": [],
+        "variables": [{"name": name, "bytes": len(data), "code": False} for name, data in segments],
+        "omitted": [],
+        **index,
+    }
+    text = json.dumps(said, separators=(",", ":")).encode()
+    return b"".join(data for _, data in segments) + text + struct.pack("!I", len(text))
+
+
+def gadget(module: str, name: str, argument: str, protocol: int = 3) -> bytes:
+    """A pickle that calls this with a text."""
+    text = argument.encode()
+    said = b"X" + struct.pack("<I", len(text)) + text
+    if protocol < 4:
+        return b"\x80\x03c" + f"{module}\n{name}\n".encode() + said + b"\x85R."
+    named = b"".join(b"\x8c" + bytes([len(each)]) + each.encode() for each in (module, name))
+    return b"\x80\x04" + named + b"\x93" + said + b"\x85R."
+
+
+@pytest.mark.parametrize("protocol", [3, 4])
+@pytest.mark.parametrize(
+    ("module", "name", "argument"),
+    [
+        ("os", "system", "touch owned"),
+        ("posix", "system", "touch owned"),
+        ("subprocess", "getoutput", "touch owned"),
+        ("pickle", "loads", ""),
+        ("_pickle", "loads", ""),
+        ("cloudpickle", "loads", ""),
+        ("cloudpickle.cloudpickle", "subimport", "os"),
+        ("importlib", "import_module", "os"),
+        ("_frozen_importlib", "__import__", "os"),
+        ("runpy", "run_module", "this"),
+        ("io", "open_code", "/etc/passwd"),
+        ("json.codecs.builtins", "exec", "import os"),
+        ("builtins", "__import__", "os"),
+        ("builtins", "exec", "import os"),
+        ("builtins", "eval", "__import__('os')"),
+    ],
+)
+async def test_a_pickle_reaches_no_more_than_the_program_may(
+    harness: Harness, archives: StateArchives, tmp_path: Path, protocol: int, module: str, name: str, argument: str
+) -> None:
+    session = await trusting(harness, imports=("math",))
+    data = await forged(tmp_path, state(("x", gadget(module, name, argument, protocol)), ("y", pickle.dumps(1, 3))))
+    restored = await session.restore_state(archives, pieces(data))
+    assert restored.variables == ("y",), restored
+    assert (await harness.run(session, "y")).output == 1
+    assert not (await session.list_files(""))[0]
+
+
+@pytest.mark.parametrize("protocol", [4])
+@pytest.mark.parametrize("name", ["sys.modules", "codecs.builtins.exec", "decoder.scanner.re.sys"])
+async def test_a_dotted_name_is_no_way_around(
+    harness: Harness, archives: StateArchives, tmp_path: Path, protocol: int, name: str
+) -> None:
+    session = await trusting(harness, imports=("math",))
+    named = b"".join(b"\x8c" + bytes([len(each)]) + each.encode() for each in ("json", name))
+    data = await forged(tmp_path, state(("x", b"\x80\x04" + named + b"\x93.")))
+    assert (await session.restore_state(archives, pieces(data))).variables == ()
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [
+        b"",
+        b"\0" * 100,
+        b"\xff" * 100,
+        state(("x", b"\x80\x03K\x01."), python="3"),
+        state(("x", b"\x80\x03K\x01."), variables=[{"name": "x", "bytes": 10**12, "code": False}]),
+        state(("x", b"\x80\x03K\x01."), variables=[{"name": "x", "bytes": -1, "code": False}]),
+        state(variables=[{"name": f"v{n}", "bytes": 0, "code": False} for n in range(3000)]),
+    ],
+)
+async def test_what_no_session_has_written_is_refused(
+    harness: Harness, archives: StateArchives, tmp_path: Path, variables: bytes
+) -> None:
+    session = await trusting(harness)
+    with pytest.raises(InvalidRequest) as refused:
+        await session.restore_state(archives, pieces(await forged(tmp_path, variables)))
+    assert refused.value.reason is Reason.STATE_REFUSED
+    assert (await harness.run(session, "1")).state == "kept"
+
+
+@pytest.mark.parametrize(
+    "segment",
+    [
+        b"",
+        b".",
+        b"\x80\x03",
+        b"\x80\x03j\xff\xff\xff\x7f.",
+        b"\x80\x03X\xff\xff\xff\x7fa.",
+        b"\x80\x03B\xff\xff\xff\xffa.",
+        b"\x80\x03" + b"(" * 200_000 + b".",
+        b"\x80\x03" + b"]" * 100_000 + b"a" * 99_999 + b".",
+        b"\x80\x03N.N.N.",
+        b"\x80\x03r\xff\xff\xff\x7f.",
+        b"\x80\x03Nr\xff\xff\xff\x7f.",
+        b"\x80\x03X\x00\x00\x00\x00Q.",
+        b"\x80\x03X\x0c\x00\x00\x00own:functionQN\x85R.",
+    ],
+)
+async def test_a_broken_pickle_costs_its_variable_at_most_its_interpreter(
+    harness: Harness, archives: StateArchives, tmp_path: Path, segment: bytes
+) -> None:
+    session = await trusting(harness)
+    data = await forged(tmp_path, state(("bad", segment), ("good", pickle.dumps([1], 3))))
+    try:
+        restored = await session.restore_state(archives, pieces(data))
+    except InvalidRequest as refused:
+        assert refused.reason is Reason.STATE_REFUSED
+    else:
+        assert "good" in restored.variables and (await harness.run(session, "good")).output == [1]
+    assert (await harness.run(session, "1 + 1")).output == 2
+
+
+@pytest.mark.parametrize("name", ["__builtins__", "__name__", "__loader__"])
+async def test_no_name_of_the_interpreters_own_is_replaced(
+    harness: Harness, archives: StateArchives, tmp_path: Path, name: str
+) -> None:
+    session = await trusting(harness, imports=("math",))
+    data = await forged(tmp_path, state((name, pickle.dumps({}, 3))))
+    assert (await session.restore_state(archives, pieces(data))).variables == ()
+    assert (await harness.run(session, "import os")).outcome == "import_denied"
+
+
+@pytest.mark.parametrize(
+    "member",
+    [link("l", "/etc"), tarfile.TarInfo("/etc/cron.d/x"), tarfile.TarInfo("../x"), tarfile.TarInfo("a/../../x")],
+)
+async def test_files_go_nowhere_else(
+    harness: Harness, archives: StateArchives, tmp_path: Path, member: tarfile.TarInfo
+) -> None:
+    session = await trusting(harness)
+    with pytest.raises(ExecutorError) as refused:
+        await session.restore_state(archives, pieces(await forged(tmp_path, state(), tar(member))))
+    assert refused.value.reason is Reason.PATH_REFUSED

@@ -27,6 +27,7 @@ import httpx
 from executor_server.backends.e2b.failures import (
     CloudFailure,
     CommandFailed,
+    Failed,
     Final,
     Gone,
     KeyRefused,
@@ -46,6 +47,7 @@ _SECONDS = re.compile(r"[0-9]{1,6}", re.ASCII)
 _NOT_FOUND = 404
 # Statuses of refusals that repeating won't change. Others of the kind say "not now".
 _REFUSALS = range(400, 500)
+_FAILURES = range(500, 600)
 _NOT_NOW = frozenset({408, 409, 423, 425, 429})
 
 
@@ -311,6 +313,8 @@ def _translated(error: Exception, said: str) -> CloudFailure:
     status = getattr(error, "status_code", None)
     if status in _REFUSALS and status not in _NOT_NOW:
         return (Gone if status == _NOT_FOUND else Final)(f"E2B refuses the request: {said}")
+    if status in _FAILURES:
+        return Failed(f"E2B failed: {said}")
     return CloudFailure(f"E2B's answer is of no use: {type(error).__name__}: {said}")
 
 

@@ -12,6 +12,10 @@ class CloudFailure(SandboxFailure):
     """The cloud did not do it. What is not one of the classes below may be tried again where repeating is harmless."""
 
 
+class Failed(CloudFailure):
+    """The cloud says that it failed: there was an answer, and it was no."""
+
+
 class TryLater(CloudFailure):
     """The cloud asks for patience: too many requests, or no room for now. Nothing was done."""
 

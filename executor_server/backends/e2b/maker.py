@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from executor_server.backends.e2b.failures import CloudFailure, Final, Gone, TryLater
+import structlog
+
+from executor_server.backends.e2b.failures import CloudFailure, Failed, Final, Gone, TryLater
 from executor_server.backends.e2b.guests import SANDBOX_UID, GuestFile, relay_command, start_guest
 from executor_server.backends.e2b.patience import patiently
 from executor_server.backends.e2b.sandbox import SANDBOX_KEY, E2BSandbox, Lifetime, cloud_clock_s
@@ -28,6 +31,8 @@ RETRY_FULL_S = 5.0
 """When to ask again, where nobody can say when a place will be free."""
 
 _TEMPLATE_HASH_CHARS = 16
+
+_log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True)
@@ -102,7 +107,11 @@ class Maker:
             GUEST_KEY: self.guest.version,
         }
 
+        request_ids = (f"{sandbox.sandbox_id}-{number}" for number in itertools.count())
+        request_id = next(request_ids)
+
         async def ask() -> Machine:
+            nonlocal request_id
             asked_at_s, existed = cloud_clock_s(), sandbox.may_exist
             sandbox.may_exist = True
             try:
@@ -110,9 +119,8 @@ class Maker:
                     image.template,
                     lifetime_s=self.lifetime.lifetime_s,
                     metadata=metadata,
-                    # Of equal ids the cloud makes one sandbox. One that does not makes more: they bear an id in whose
-                    # place another one lives, and so the next sweep ends them.
-                    request_id=sandbox.sandbox_id,
+                    # Where an answer was lost, the same request is made again, and the cloud makes one sandbox of both.
+                    request_id=request_id,
                 )
             except TryLater as full:  # told at once: who waits for a sandbox may find one elsewhere
                 sandbox.may_exist = existed
@@ -120,7 +128,12 @@ class Maker:
             except Final:
                 sandbox.may_exist = existed
                 raise
+            except Failed:
+                request_id = next(request_ids)  # an answer may be remembered by the request's id, a bad one too
+                raise
             sandbox.made(machine, asked_at_s)
+            if existed:
+                await self._end_twins(sandbox)
             return machine
 
         try:
@@ -128,3 +141,10 @@ class Maker:
         except Gone as gone:
             reason = f"has a template that E2B does not know: {image.template}"
             raise self.templates.refuse(spec.image, reason) from gone
+
+    async def _end_twins(self, sandbox: E2BSandbox) -> None:
+        """Of a cloud that has made more than one all the same."""
+        try:
+            await sandbox.end_twins()
+        except CloudFailure as failure:  # they bear an id in whose place another one lives: the next sweep ends them
+            _log.warning("sandbox_left_over", sandbox_id=sandbox.sandbox_id, reason=str(failure))

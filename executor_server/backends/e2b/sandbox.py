@@ -210,11 +210,15 @@ class E2BSandbox:
 
     async def _kill(self) -> None:
         """Where its creation failed, also whatever else bears its id: answers were lost, or told of another sandbox."""
-        doomed = set() if self.cloud_id is None else {self.cloud_id}
         if self.may_exist and not self.is_whole:
-            listed = await patiently(partial(self._cloud.list, {SANDBOX_KEY: self.sandbox_id}))
-            doomed |= {one.cloud_id for one in listed}
-        for cloud_id in doomed:
+            await self.end_twins()
+        if self.cloud_id is not None:
+            await patiently(partial(self._cloud.kill, self.cloud_id))
+
+    async def end_twins(self) -> None:
+        """Ends what else came of requests to make this one. Raises CloudFailure."""
+        listed = await patiently(partial(self._cloud.list, {SANDBOX_KEY: self.sandbox_id}))
+        for cloud_id in {one.cloud_id for one in listed} - {self.cloud_id}:
             await patiently(partial(self._cloud.kill, cloud_id))
 
     # -- what there is no way to do ------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from executor_server.backends.e2b.cloud import Access, Cloud  # noqa: E402
 from executor_server.backends.e2b.failures import (  # noqa: E402
     CloudFailure,
     CommandFailed,
+    Failed,
     Final,
     Gone,
     KeyRefused,
@@ -59,8 +60,8 @@ def with_status(status: int) -> Exception:
         (with_status(403), Final),
         (with_status(404), Gone),
         (with_status(409), CloudFailure),
-        (with_status(500), CloudFailure),
-        (with_status(502), CloudFailure),
+        (with_status(500), Failed),
+        (with_status(502), Failed),
         (httpx.ConnectError("refused"), CloudFailure),
         (httpx.ReadTimeout("slow"), CloudFailure),
         (httpx.RemoteProtocolError("cut"), CloudFailure),

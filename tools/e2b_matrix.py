@@ -1,10 +1,11 @@
 """Tries the E2B backend with pairs of E2B's two packages, against the double of its cloud: `make test-e2b-matrix`.
 
-    python tools/e2b_matrix.py [E2B+INTERPRETER ...] [--pytest='ARGS'] [--write]
+    python tools/e2b_matrix.py [E2B+INTERPRETER ...] [--pytest='ARGS'] [--write | --check]
 
 Two suites for each pair: what the SDK itself does against the double, in which an older one lacks what came later, and
 our backend. matrix_runs.py says where environments and logs are. `--write` puts the table of the pairs that were run
-into docs/e2b.md; those that were not run keep their line. Fails when the pinned pair fails.
+into docs/e2b.md; those that were not run keep their line. Fails when the pinned pair fails. `--check` runs nothing, and
+fails when the page, the pinned pair and the pairs that `check-host` takes for tried do not agree.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from pathlib import Path
 
 from matrix_runs import CACHE, ROOT, MatrixFailure, Ran, Trial, report
 
+from executor_server.backends.e2b.check import TRIED_PAIRS
+
 PAIRS = ("2.63.0+2.11.5", "2.61.0+2.11.4", "2.57.0+2.11.0", "2.51.0+2.10.0", "2.45.1+2.9.2", "2.10.2+2.4.1")
 SUITES = {
     "sdk": ("tests/integration/test_e2b_double.py",),
@@ -29,6 +32,7 @@ SETTINGS = {"REQUIRED_BACKENDS": "local,e2b"}
 
 TARGET = ROOT / "docs/e2b.md"
 BEGIN, END = "<!-- pairs: made by tools/e2b_matrix.py -->\n", "<!-- end of pairs -->\n"
+_ALL = "all"
 HEAD = "| `e2b` | `e2b-code-interpreter` | the SDK against the double | our backend |"
 
 
@@ -84,7 +88,18 @@ def _cell(ran: Ran) -> str:
     if ran.problem and not ran.passed:
         return "cannot be tried"
     whole = ran.passed + len(ran.failed)
-    return f"all {whole} tests pass" if not ran.failed else f"no: {ran.passed} of {whole} tests pass"
+    return f"{_ALL} {whole} tests pass" if not ran.failed else f"no: {ran.passed} of {whole} tests pass"
+
+
+def check(path: Path) -> str:
+    """What does not agree; empty when all does."""
+    told = {pair for pair, line in rows_of(path.read_text()).items() if line.split("|")[-2].strip().startswith(_ALL)}
+    tried = {"+".join(pair) for pair in TRIED_PAIRS}
+    if told != tried:
+        return f"{path.name} says that the backend works with {sorted(told)}, and check-host with {sorted(tried)}"
+    if pinned() not in tried:
+        return f"{pinned()} is pinned, and was not tried"
+    return ""
 
 
 def main() -> int:
@@ -92,7 +107,10 @@ def main() -> int:
     parser.add_argument("pairs", nargs="*", default=PAIRS, metavar="E2B+INTERPRETER", help=f"of {', '.join(PAIRS)}")
     parser.add_argument("--pytest", default="", metavar="ARGS", help="further arguments for pytest, as one word")
     parser.add_argument("--write", action="store_true", help="put the table into docs/e2b.md")
+    parser.add_argument("--check", action="store_true", help="see that the table is what the code says")
     asked = parser.parse_args()
+    if asked.check:
+        sys.exit(check(TARGET) or 0)
     CACHE.mkdir(parents=True, exist_ok=True)
     every: dict[str, dict[str, Ran]] = {}
     for pair in asked.pairs:

@@ -25,7 +25,7 @@ from prometheus_client import (
 )
 
 from executor_server.errors import ExecutorError, PolicyViolation
-from executor_server.gate import Answer
+from executor_server.gate import Answer, StateFacts
 from executor_server.model import FileInfo, Limits, LimitWarning, Principal, Result, SessionFacts, ToolCall
 from executor_server.observer import Observer, SessionEnd
 from executor_server.policies import PolicyListener
@@ -164,6 +164,10 @@ class Metrics(Observer, PolicyListener):
         self._file_bytes = book.counter(
             "files_got_bytes", "Bytes of files and archives got out of sessions.", "profile"
         )
+        self._states = book.counter("states", "States of sessions; `way`: `exported` or `restored`.", "way", "profile")
+        self._state_bytes = book.counter(
+            "state_bytes", "Bytes of states that were exported or restored.", "way", "profile"
+        )
         self._misbehaved = book.counter(
             "guest_protocol_violations", "Times that what came out of a sandbox was not of the protocol."
         )
@@ -241,6 +245,14 @@ class Metrics(Observer, PolicyListener):
         profile = self._profile(session)
         self._files.labels(profile).inc()
         self._file_bytes.labels(profile).inc(max(file.size_bytes, 0))
+
+    def state_exported(self, session: SessionFacts, state: StateFacts) -> None:
+        self._states.labels("exported", self._profile(session)).inc()
+        self._state_bytes.labels("exported", self._profile(session)).inc(state.size_bytes)
+
+    def state_restored(self, session: SessionFacts, state: StateFacts) -> None:
+        self._states.labels("restored", self._profile(session)).inc()
+        self._state_bytes.labels("restored", self._profile(session)).inc(state.size_bytes)
 
     def _await(self, session: SessionFacts, execution_id: str) -> None:
         if self._unfinished.add(session.session_id, execution_id, _Running(time.monotonic())):

@@ -62,6 +62,9 @@ class Observer:
     def state_exported(self, session: SessionFacts, state: StateFacts) -> None:
         """A session's state is on its way to a client."""
 
+    def state_restored(self, session: SessionFacts, state: StateFacts) -> None:
+        """A state has been restored in the session."""
+
     def guest_misbehaved(self, session: SessionFacts | None, what: str) -> None:
         """What came out of a sandbox was not of the protocol; `what` is ours to say, not the guest's."""
 
@@ -122,6 +125,10 @@ class Observers(Observer):
     def state_exported(self, session: SessionFacts, state: StateFacts) -> None:
         for each in self._observers:
             each.state_exported(session, state)
+
+    def state_restored(self, session: SessionFacts, state: StateFacts) -> None:
+        for each in self._observers:
+            each.state_restored(session, state)
 
     def guest_misbehaved(self, session: SessionFacts | None, what: str) -> None:
         for each in self._observers:

@@ -130,6 +130,7 @@ class StateRequests(GuestRequests):
                 await self._put("", header.files.size_bytes, files, tar=True)
             blob_id = await self.upload_blob(header.variables.size_bytes, archive.variables())
             restored = await self._ask_to_restore(archive, {"blob": blob_id})
+            self._observer.state_restored(self.facts, told)
         assert restored is not None, "a guest that was given a state has restored it, or has refused"
         manifest = header.manifest
         return replace(

@@ -26,7 +26,7 @@ from executor_server.errors import (
     Violation,
     ViolationKind,
 )
-from executor_server.gate import Answer, Gate
+from executor_server.gate import Answer, Gate, StateFacts
 from executor_server.metrics import OTHER, PREFIX, Metrics, Names
 from executor_server.metrics_endpoint import MetricsEndpoint, page
 from executor_server.metrics_sources import DESCRIBED, Sources, SourcesCollector
@@ -433,3 +433,14 @@ def _without_process(text: str) -> list[str]:
 
 async def test_an_empty_registry_is_an_empty_page() -> None:
     assert await page(CollectorRegistry()) == b""
+
+
+def test_states_are_counted_by_the_way_they_go(metrics: Metrics) -> None:
+    state = StateFacts("0" * 64, 100, 1, 1)
+    metrics.state_exported(FACTS, state)
+    metrics.state_restored(FACTS, state)
+    metrics.state_restored(FACTS, state)
+    for way, number in (("exported", 1), ("restored", 2)):
+        labels = {"way": way, "profile": FACTS.policy.profile}
+        assert metrics.registry.get_sample_value(f"{PREFIX}states_total", labels) == number
+        assert metrics.registry.get_sample_value(f"{PREFIX}state_bytes_total", labels) == 100 * number

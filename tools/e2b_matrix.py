@@ -22,7 +22,7 @@ from matrix_runs import CACHE, ROOT, MatrixFailure, Ran, Trial, report
 
 from executor_server.backends.e2b.check import TRIED_PAIRS
 
-PAIRS = ("2.63.0+2.11.5", "2.61.0+2.11.4", "2.57.0+2.11.0", "2.51.0+2.10.0", "2.45.1+2.9.2", "2.10.2+2.4.1")
+PAIRS = ("2.63.0+2.11.5", "2.61.0+2.11.4", "2.45.1+2.9.2")
 SUITES = {
     "sdk": ("tests/integration/test_e2b_double.py",),
     "backend": ("tests/integration/test_e2b_backend.py",),

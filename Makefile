@@ -126,6 +126,7 @@ docs: $(STAMP)  ## Write what the pages of docs/ list, from what they describe
 	@$(BIN)/python tools/policy_docs.py
 	@$(BIN)/python tools/metrics_docs.py
 	@$(BIN)/python tools/features_docs.py
+	@$(BIN)/python tools/backends_docs.py
 
 # ---------------------------------------------------------------------------------------------------------------------
 # The wire

@@ -10,11 +10,10 @@ proving it takes long, `proved_on` names the backends that its tests run on; it 
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 BACKENDS = ("local", "docker", "e2b", "fake")
-REAL = ("local", "docker", "e2b")
 
 
 class Keeping(enum.Enum):
@@ -27,7 +26,7 @@ class Keeping(enum.Enum):
 
 @dataclass(frozen=True)
 class Otherwise:
-    """How a backend keeps a promise that it does not keep as the others do; `why` is a sentence for people."""
+    """How a backend keeps a promise, where that needs a word; `why` is a sentence for people."""
 
     keeping: Keeping
     why: str
@@ -67,6 +66,8 @@ _HOST_MEMORY = _by_supervisor(
 _HOST_PROCESSES = _by_supervisor("Nothing outside limits them; the supervisor sets the limit for the sandbox's user.")
 _HOST_DISK = _by_supervisor("The guest mounts memory of this size for all that is writable.")
 _HOST_CUT = _by_supervisor("The guest makes a network namespace of its own, with nothing in it but itself.")
+_NO_STATE = _not("It writes no state down, and says so.")
+_CGROUP = Otherwise(Keeping.KEPT, "By a control group; on a host that lets us have none, by the supervisor.")
 _SAME_GUEST = ("local",)
 _TWO_GUESTS = ("local", "docker")
 
@@ -206,7 +207,7 @@ PROMISES = (
         "end-memory",
         "How executions end",
         "Past its memory a program is OUT_OF_MEMORY, its own or shared memory; the session goes on.",
-        {"e2b": _HOST_MEMORY, "fake": _NO_LIMIT},
+        {"local": _CGROUP, "e2b": _HOST_MEMORY, "fake": _NO_LIMIT},
     ),
     Promise(
         "end-exit",
@@ -232,7 +233,7 @@ PROMISES = (
         "end-fork-bomb",
         "How executions end",
         "A fork bomb is bounded, and the session goes on.",
-        {"e2b": _HOST_PROCESSES, "fake": _NO_SYSTEM},
+        {"local": _CGROUP, "e2b": _HOST_PROCESSES, "fake": _NO_SYSTEM},
     ),
     Promise(
         "end-kill-all",
@@ -350,6 +351,19 @@ PROMISES = (
         {"fake": _NO_WALL},
         ("local", "docker"),
     ),
+    # -- State
+    Promise(
+        "state-export",
+        "State",
+        "What a session has, variables and files, can be written down, and goes on in a sandbox of any backend.",
+        {"fake": _NO_STATE},
+    ),
+    Promise(
+        "state-hostile",
+        "State",
+        "What can't be written down, or restored, costs itself and not the session, and is named.",
+        {"fake": _NO_STATE},
+    ),
     # -- Tools
     Promise(
         "tools-host",
@@ -412,3 +426,16 @@ PROMISES = (
 )
 BY_ID = {promise.promise_id: promise for promise in PROMISES}
 TOPICS = tuple(dict.fromkeys(promise.topic for promise in PROMISES))
+
+
+def unproved(proofs: Iterable[tuple[str, str, bool]]) -> list[str]:
+    """What lacks a test, a line each. `proofs`: (id of a promise, backend, whether it is of what is done instead)."""
+    there = set(proofs)
+    missing = []
+    for promise in PROMISES:
+        for backend in BACKENDS:
+            if promise.is_proved_on(backend) and (promise.promise_id, backend, False) not in there:
+                missing.append(f"no test proves {promise.promise_id} on {backend}")
+            if promise.keeping(backend) is Keeping.NOT_KEPT and (promise.promise_id, backend, True) not in there:
+                missing.append(f"no test shows what {backend} does instead of {promise.promise_id}")
+    return missing

@@ -18,7 +18,8 @@ from tests.support.polling import eventually_async
 _NOT_KEPT = [each.promise_id for each in PROMISES if each.keeping("fake") is Keeping.NOT_KEPT]
 _TOOLS = [each for each in _NOT_KEPT if each.startswith("tools-sandbox")]
 _LIMITS = ["create-spec", "end-memory", "limit-disk", "stream-flat"]
-_WITHOUT_A_SYSTEM = [each for each in _NOT_KEPT if each not in {*_TOOLS, *_LIMITS, "end-timeout-deaf"}]
+_OTHERS = ["end-timeout-deaf", "state-export", "state-hostile"]
+_WITHOUT_A_SYSTEM = [each for each in _NOT_KEPT if each not in {*_TOOLS, *_LIMITS, *_OTHERS}]
 
 
 @instead(*_WITHOUT_A_SYSTEM)

@@ -12,7 +12,9 @@ from executor_server.errors import InvalidRequest, PreconditionFailed, Reason, R
 from executor_server.model import StateManifest
 from executor_server.sessions import Session
 from executor_server.state_archive import StateArchives
-from tests.contract.harness import MIB, Harness, follow, pieces
+from tests.contract.harness import MIB, Harness, follow, open_harness, pieces
+from tests.contract.marks import instead, promise
+from tests.support.backends import require
 
 
 @pytest.fixture
@@ -32,6 +34,7 @@ def omitted(manifest: StateManifest) -> dict[str, str]:
     return {each.name: each.reason for each in (*manifest.omitted_variables, *manifest.omitted_files)}
 
 
+@promise("state-export")
 async def test_a_session_goes_on_in_another_sandbox(harness: Harness, archives: StateArchives) -> None:
     one = await harness.session()
     program = (
@@ -51,6 +54,33 @@ async def test_a_session_goes_on_in_another_sandbox(harness: Harness, archives: 
     assert one.generation == other.generation == 1
 
 
+@promise("state-export")
+@pytest.mark.parametrize("source", ["from local", "from docker"])
+async def test_a_state_of_one_backend_goes_on_computing_in_another(
+    harness: Harness, archives: StateArchives, source: str
+) -> None:
+    backend = source.removeprefix("from ")
+    require(backend)
+    async with open_harness(backend) as origin:
+        one = await origin.session()
+        program = "def more():\n    global x\n    x += 1\n    return x\nx = 40\nmore()\nopen('f', 'w').write('text')"
+        assert (await origin.run(one, program)).outcome == "succeeded"
+        archive, manifest = await exported(one, archives)
+        assert not omitted(manifest)
+    session = await harness.session()
+    assert not omitted(await session.restore_state(archives, pieces(archive)))
+    assert (await harness.run(session, "more(), open('f').read()")).output == (42, "text")
+
+
+@instead("state-export", "state-hostile")
+async def test_the_fake_says_that_it_writes_no_state_down(harness: Harness, archives: StateArchives) -> None:
+    session = await harness.session()
+    with pytest.raises(InvalidRequest, match="can't do this"):
+        await exported(session, archives)
+    assert (await harness.run(session, "1 + 1")).output == 2
+
+
+@promise("state-export")
 async def test_writing_down_waits_for_what_runs_and_changes_nothing(harness: Harness, archives: StateArchives) -> None:
     session = await harness.session()
     execution = await harness.begin(session, "import time\ntime.sleep(0.3)\nlate = 1")
@@ -60,6 +90,7 @@ async def test_writing_down_waits_for_what_runs_and_changes_nothing(harness: Har
     assert archive
 
 
+@promise("state-hostile")
 @pytest.mark.parametrize(
     "body",
     [
@@ -84,6 +115,7 @@ async def test_a_hostile_reduce_costs_its_variable_and_not_the_session(
     assert (await harness.run(other, "after is kept")).output is True
 
 
+@promise("state-hostile")
 async def test_a_variable_that_memory_has_no_room_for_is_left_out(harness: Harness, archives: StateArchives) -> None:
     session = await harness.session(memory_bytes=512 * MIB)
     assert (await harness.run(session, "big = bytes(200_000_000)\nsmall = 1")).outcome == "succeeded"
@@ -92,6 +124,7 @@ async def test_a_variable_that_memory_has_no_room_for_is_left_out(harness: Harne
     assert (await harness.run(session, "len(big)")).output == 200_000_000
 
 
+@promise("state-hostile")
 async def test_a_session_that_cannot_fork_is_told_so_and_goes_on(harness: Harness, archives: StateArchives) -> None:
     session = await harness.session(processes=8)
     await harness.run(session, "import threading\ngo = threading.Event()\nts = []")
@@ -108,6 +141,7 @@ async def test_a_session_that_cannot_fork_is_told_so_and_goes_on(harness: Harnes
     assert (await harness.run(session, "go.set(); len(ts) > 0")).output is True
 
 
+@promise("state-export")
 async def test_what_the_workspace_cannot_give_is_named(harness: Harness, archives: StateArchives) -> None:
     session = await harness.session()
     await harness.run(
@@ -121,6 +155,7 @@ async def test_what_the_workspace_cannot_give_is_named(harness: Harness, archive
     assert (await harness.run(other, "import os\nsorted(os.listdir('.')), open('d/e/f').read()")).output == (["d"], "x")
 
 
+@promise("state-export")
 async def test_files_that_have_no_room_in_the_new_sandbox_are_refused(
     harness: Harness, archives: StateArchives
 ) -> None:
@@ -132,6 +167,7 @@ async def test_files_that_have_no_room_in_the_new_sandbox_are_refused(
         await small.restore_state(archives, pieces(archive))
 
 
+@promise("state-export")
 async def test_nothing_is_restored_where_something_ran(harness: Harness, archives: StateArchives) -> None:
     session = await harness.session()
     await harness.run(session, "a = 1")
@@ -141,6 +177,7 @@ async def test_nothing_is_restored_where_something_ran(harness: Harness, archive
     assert refused.value.reason is Reason.SESSION_USED
 
 
+@promise("state-export")
 async def test_the_same_state_again_is_the_same_answer_and_another_is_refused(
     harness: Harness, archives: StateArchives
 ) -> None:
@@ -159,6 +196,7 @@ async def test_the_same_state_again_is_the_same_answer_and_another_is_refused(
     assert (await harness.run(other, "a")).output == [1, 3]
 
 
+@promise("state-hostile")
 async def test_restoring_that_ends_the_interpreter_is_refused(harness: Harness, archives: StateArchives) -> None:
     session = await harness.session()
     await harness.run(
@@ -173,6 +211,7 @@ async def test_restoring_that_ends_the_interpreter_is_refused(harness: Harness, 
     assert (await harness.run(other, "1")).state == "reset"
 
 
+@promise("state-hostile")
 async def test_what_is_restored_is_held_to_the_rules_of_its_new_session(
     harness: Harness, archives: StateArchives
 ) -> None:
@@ -189,6 +228,7 @@ async def test_what_is_restored_is_held_to_the_rules_of_its_new_session(
     assert (await harness.run(strict, "g()", operations=10_000)).outcome == "operation_limit"
 
 
+@promise("state-export")
 async def test_a_restored_session_loses_its_variables_like_any_other(harness: Harness, archives: StateArchives) -> None:
     session = await harness.session()
     await harness.run(session, "a = 1")
@@ -200,6 +240,7 @@ async def test_a_restored_session_loses_its_variables_like_any_other(harness: Ha
     assert ended.outcome == "exception" and other.generation == 2
 
 
+@promise("state-export")
 async def test_a_session_that_is_lost_has_no_state(harness: Harness, archives: StateArchives) -> None:
     session = await harness.session()
     session.give_up("gone")
@@ -208,6 +249,7 @@ async def test_a_session_that_is_lost_has_no_state(harness: Harness, archives: S
     assert refused.value.reason is Reason.SESSION_LOST
 
 
+@promise("state-export")
 async def test_who_goes_away_in_the_middle_leaves_nothing(harness: Harness, archives: StateArchives) -> None:
     session = await harness.session()
     await harness.run(session, "a = bytes(5_000_000)")

@@ -1,0 +1,79 @@
+"""Writes the table of promises in docs/backends.md, from the contract and from what its tests say that they prove.
+
+    python tools/backends_docs.py [--check]
+
+Fails when a promise has no test on a backend that is said to keep it, or one that is not kept has no test of what is
+done instead. `--check` writes nothing, and fails when the table is not what would be written.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))
+
+from tests.contract.promises import BACKENDS, PROMISES, TOPICS, Keeping, Promise, unproved  # noqa: E402
+from tests.contract.proofs import collected  # noqa: E402 - found by the line above
+
+TARGET = ROOT / "docs/backends.md"
+BEGIN, END = "<!-- promises: made by tools/backends_docs.py -->\n", "<!-- end of promises -->\n"
+HEADS = {"local": "local", "docker": "Docker", "e2b": "E2B", "fake": "the fake"}
+WORDS = {Keeping.KEPT: "yes", Keeping.BY_SUPERVISOR: "supervisor", Keeping.NOT_KEPT: "no"}
+ELSEWHERE = "°"
+
+
+def document() -> str:
+    """The page as it should be."""
+    before, begin, rest = TARGET.read_text().partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not (begin and end):
+        sys.exit(f"{TARGET.name} has no place for the table, between {BEGIN.strip()} and {END.strip()}")
+    return before + BEGIN + "\n" + "\n".join(_lines()) + "\n\n" + END + after
+
+
+def _lines() -> Iterator[str]:
+    notes: dict[str, int] = {}
+    yield f"| | {' | '.join(HEADS[backend] for backend in BACKENDS)} |"
+    yield "|---" * (len(BACKENDS) + 1) + "|"
+    for topic in TOPICS:
+        yield f"| **{topic}** |" + " |" * len(BACKENDS)
+        for promise in PROMISES:
+            if promise.topic == topic:
+                cells = " | ".join(_cell(promise, backend, notes) for backend in BACKENDS)
+                yield f"| {promise.sentence.replace('|', chr(92) + '|')} | {cells} |"
+    yield ""
+    yield f"{ELSEWHERE} The guest's doing, which is the same in every sandbox: tested on the backends without the sign."
+    yield ""
+    for why, number in notes.items():
+        yield f"{number}. {why}"
+
+
+def _cell(promise: Promise, backend: str, notes: dict[str, int]) -> str:
+    word = WORDS[promise.keeping(backend)]
+    otherwise = promise.otherwise.get(backend)
+    if otherwise is not None:
+        word += f" ({notes.setdefault(otherwise.why, len(notes) + 1)})"
+    elif backend not in promise.proved_on:
+        word += ELSEWHERE
+    return word
+
+
+def main() -> None:
+    missing = unproved(
+        (promise_id, proof.backend, proof.instead) for proof in collected() for promise_id in proof.promise_ids
+    )
+    if missing:
+        sys.exit("\n".join(missing))
+    fresh = document()
+    if sys.argv[1:] == ["--check"]:
+        if TARGET.read_text() != fresh:
+            sys.exit(f"{TARGET.name} is not what tests/contract promises; run: make docs")
+    else:
+        TARGET.write_text(fresh)
+
+
+if __name__ == "__main__":
+    main()

@@ -22,10 +22,13 @@ def open_cloud(section: E2BSection) -> Cloud:
     """Asks nothing of it yet. Raises SandboxFailure, which says what is missing."""
     try:
         # Imported here: who has no sandboxes in the cloud needs no SDK of it, nor the half second that it takes.
-        from executor_server.backends.e2b.cloud import Access, Cloud
+        from executor_server.backends.e2b.cloud import Access, Cloud, missing_options
     except ModuleNotFoundError as error:
         told = f"the SDK of E2B is not installed (no module {error.name}): pip install 'remote-executor[e2b]'"
         raise SandboxFailure(told) from error
+    if missing := missing_options():
+        told = f"the SDK of E2B that is installed is too old: it has no {', '.join(missing)}"
+        raise SandboxFailure(f"{told}. Install another one: pip install 'remote-executor[e2b]'")
     access = Access(
         api_key=read_key(section.api_key_file),
         api_url=section.api_url,

@@ -18,11 +18,13 @@ import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from inspect import signature
 from traceback import walk_tb
 from typing import Any, NamedTuple
 
 import e2b
 import httpx
+from e2b.sandbox_async.commands.command import Commands
 
 from executor_server.backends.e2b.failures import (
     CloudFailure,
@@ -49,6 +51,17 @@ _NOT_FOUND = 404
 _REFUSALS = range(400, 500)
 _FAILURES = range(500, 600)
 _NOT_NOW = frozenset({408, 409, 423, 425, 429})
+
+
+def missing_options() -> list[str]:
+    """What the installed SDK does not offer, and this backend can't do without: it is too old."""
+    needed: tuple[tuple[Callable[..., object], tuple[str, ...]], ...] = (
+        (e2b.AsyncSandbox.create, ("idempotency_key", "allow_internet_access", "metadata")),
+        # Without it, all that ever came from a guest would stay in memory.
+        (Commands.run, ("retain_output",)),
+        (e2b.ConnectionConfig, ("retries", "api_url", "sandbox_url")),
+    )
+    return [name for function, names in needed for name in names if name not in signature(function).parameters]
 
 
 @dataclass(frozen=True)

@@ -66,6 +66,14 @@ def test_a_missing_file_and_a_pipe_are_refused(tmp_path: Path) -> None:
             read_key(tmp_path / name)
 
 
+def test_an_sdk_that_is_too_old_is_told_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cloud = pytest.importorskip("executor_server.backends.e2b.cloud")
+    monkeypatch.setattr(cloud, "Commands", cloud.Cloud)
+    monkeypatch.setattr(cloud.Cloud, "run", lambda self, cmd: None, raising=False)
+    with pytest.raises(SandboxFailure, match=r"too old: it has no retain_output.*remote-executor\[e2b\]"):
+        open_cloud(E2BSection(api_key_file=key_file(tmp_path)))
+
+
 def test_a_missing_sdk_is_told_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "executor_server.backends.e2b.cloud", raising=False)
     monkeypatch.setitem(sys.modules, "e2b", None)

@@ -6,10 +6,11 @@ Exit codes of `run`: 0 when the program succeeded, 1 when it did not, 2 when it 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib.metadata
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -19,10 +20,11 @@ from executor_client._endpoint import TlsConfig
 from executor_client._local import place
 from executor_client._policy_text import policy_lines
 from executor_client._terminal import Console, aligned
+from executor_client.checkpoint import Checkpoint
 from executor_client.client import ExecutorClient
-from executor_client.errors import ExecutorClientError
+from executor_client.errors import ExecutorClientError, InvalidRequest
 from executor_client.mcp import command as mcp_command
-from executor_client.results import ExecutionResult, SessionInfo
+from executor_client.results import ExecutionResult, SessionInfo, StateManifest
 from executor_client.session import Session
 
 EXIT_SUCCEEDED = 0
@@ -107,6 +109,8 @@ def _add_session_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--image", help="the sandbox's image (default: the policy's)")
     parser.add_argument("--timeout", type=float, metavar="S", help="seconds that an execution may take")
+    parser.add_argument("--state", type=Path, metavar="FILE", help="begin with the variables and files saved there")
+    parser.add_argument("--save-state", type=Path, metavar="FILE", help="save variables and files there at the end")
     parser.add_argument("--save-images", type=Path, metavar="DIR", help="keep displayed images and figures here")
 
 
@@ -114,9 +118,41 @@ def _names(text: str) -> tuple[str, ...]:
     return tuple(name.strip() for name in text.split(",") if name.strip())
 
 
-def _create_session(client: ExecutorClient, options: argparse.Namespace) -> Session:
+@contextlib.contextmanager
+def _session(client: ExecutorClient, options: argparse.Namespace, console: Console) -> Iterator[Session]:
+    """A session as the options have it, which begins with a state and leaves one where they say so."""
     limits = {} if options.timeout is None else {"wall_time_s": options.timeout}
-    return client.create_session(options.image, options.imports, limits, labels={"client": "executor"})
+    state = None if options.state is None else _loaded(options.state)
+    with client.create_session(
+        options.image, options.imports, limits, labels={"client": "executor"}, state=state
+    ) as session:
+        if session.restored is not None:
+            _show_omissions(session.restored, "restored", console)
+        yield session
+        if options.save_state is not None:
+            _save_state(session, options.save_state, console)
+
+
+def _loaded(path: Path) -> Checkpoint:
+    try:
+        return Checkpoint.load(path)
+    except OSError as error:
+        raise InvalidRequest(f"{path} cannot be read: {error}") from error
+
+
+def _save_state(session: Session, path: Path, console: Console) -> None:
+    state = session.export_state()
+    try:
+        state.save(path)
+    except OSError as error:
+        raise InvalidRequest(f"the state was not saved: {error}") from error
+    if state.manifest is not None:
+        _show_omissions(state.manifest, "saved", console)
+
+
+def _show_omissions(manifest: StateManifest, verb: str, console: Console) -> None:
+    for name, why in (*manifest.omitted_variables.items(), *manifest.omitted_files.items()):
+        console.remark(f"{name!r} was not {verb}: {why!r}")
 
 
 def _run(client: ExecutorClient, options: argparse.Namespace, console: Console) -> int:
@@ -125,12 +161,12 @@ def _run(client: ExecutorClient, options: argparse.Namespace, console: Console) 
     except (OSError, UnicodeDecodeError) as error:
         console.fail(f"{options.file} cannot be read: {error}")
         return EXIT_REFUSED
-    with _create_session(client, options) as session:
+    with _session(client, options, console) as session:
         result = session.execute(code, on_event=console.show_event)
         if options.get_artifacts is not None:
             _save_artifacts(session, result, options.get_artifacts, console)
-    console.show_end(result)
-    console.show_artifacts(result)
+        console.show_end(result)
+        console.show_artifacts(result)
     return EXIT_SUCCEEDED if result.succeeded else _exit_code(result)
 
 
@@ -159,7 +195,7 @@ def _exit_code(result: ExecutionResult) -> int:
 
 
 def _run_repl(client: ExecutorClient, options: argparse.Namespace, console: Console) -> int:
-    with _create_session(client, options) as session:
+    with _session(client, options, console) as session:
         return _repl.run(session, console)
 
 

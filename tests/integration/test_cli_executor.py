@@ -213,3 +213,21 @@ def test_run_ends_quietly_when_its_reader_goes(environment: dict[str, str], clie
         assert process.wait(TIMEOUT_S) == 1
         assert process.stderr.read() == ""
     assert eventually(lambda: client.list_sessions() == [])
+
+
+def test_a_state_is_saved_and_gone_on_with(environment: dict[str, str], tmp_path: Path) -> None:
+    state = str(tmp_path / "state")
+    first = executor(environment, "run", "-", "--save-state", state, stdin="x = [1]\ng = (n for n in x)")
+    assert first[0] == 0 and "'g' was not saved" in first[2] and "generator" in first[2]
+    second = executor(environment, "run", "-", "--state", state, "--save-state", state, stdin="x.append(2)")
+    assert second[0] == 0, second
+    assert executor(environment, "run", "-", "--state", state, stdin="print(x)")[:2] == (0, "[1, 2]\n")
+
+
+def test_a_state_that_is_none_or_cannot_be_saved_is_said(environment: dict[str, str], tmp_path: Path) -> None:
+    (tmp_path / "none").write_bytes(b"nothing of the kind")
+    for arguments in (["--state", str(tmp_path / "none")], ["--state", str(tmp_path / "missing")]):
+        code, _, said = executor(environment, "run", "-", *arguments, stdin="print(1)")
+        assert code == 2 and ("no state of a session" in said or "cannot be read" in said)
+    code, out, said = executor(environment, "run", "-", "--save-state", str(tmp_path), stdin="print(1)")
+    assert (code, out) == (2, "1\n") and "was not saved" in said

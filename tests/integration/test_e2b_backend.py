@@ -306,7 +306,8 @@ async def test_a_cloud_that_is_away_for_a_while_costs_nothing(state_dir: Path, d
         execution = await harness.begin(session, "import time\ntime.sleep(0.5)\nprint('done')\n42")
         double.go_down()
         following = asyncio.create_task(follow(execution))
-        await asyncio.sleep(1.0)
+        refused = len(double.requests)
+        assert await eventually_async(lambda: len(double.requests) > refused + 3)
         double.come_up()
         ran = await following
         assert (ran.outcome, ran.output, ran.stdout) == ("succeeded", 42, "done\n")

@@ -139,10 +139,11 @@ class Double:
             self.cut_all()
             await self._runner.cleanup()
             self._runner = None
-        while self._tasks:
-            await asyncio.wait(self._tasks)
-        for sandbox in list(self.sandboxes.values()):
-            await self._end(sandbox)
+        while self._tasks or self.sandboxes:
+            for sandbox in list(self.sandboxes.values()):
+                await self._end(sandbox)
+            if self._tasks:  # what is being made meanwhile is ended in the next round
+                await asyncio.wait(self._tasks)
         if self._directory is not None:
             shutil.rmtree(self._directory)
             self._directory = None
@@ -240,7 +241,13 @@ class Double:
         self.sandboxes[sandbox.sandbox_id] = sandbox
         self.created += 1
         self._set_timer(sandbox)
+        _ = self._own(self._forget_at_end(sandbox))
         return sandbox
+
+    async def _forget_at_end(self, sandbox: DoubleSandbox) -> None:
+        """Also of a machine that ends by itself nothing is known from then on."""
+        await sandbox.machine.wait_end()
+        await self._destroy(sandbox)
 
     def _reserve(self) -> None:
         running = sum(sandbox.state == "running" for sandbox in self.sandboxes.values())

@@ -13,8 +13,8 @@ from smolagents import AgentLogger, LogLevel
 from smolagents.remote_executors import DockerExecutor
 
 from tests.features.places import COLUMNS, Docker, Local, Ours, Place, ended, free_port
-from tests.support.backends import DOCKER_IMAGE, require
-from tests.support.daemon import daemon_of
+from tests.support.backend_daemon import daemon_on
+from tests.support.backends import DOCKER_IMAGE
 from tests.support.leftovers import ENGINE_SOCKET
 
 JUPYTER = "remote-executor-bench/jupyter"
@@ -41,9 +41,7 @@ def place(request: pytest.FixtureRequest) -> Iterator[Place]:
 @contextmanager
 def _ours(name: str) -> Iterator[Place]:
     backend = name.removeprefix("ours_")
-    require(backend)
-    images = f'[docker.images]\nbase = "{DOCKER_IMAGE}"\n' if backend == "docker" else ""
-    with daemon_of(f"[pool]\nsize = 0\n{images}", "--backend", backend) as daemon:
+    with daemon_on(backend, "[pool]\nsize = 0\n") as daemon:
         yield Ours(name, daemon)
 
 

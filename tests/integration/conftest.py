@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import pytest
 
 from executor_client import ExecutorClient
 from executor_client.smolagents import RemoteExecutor
-from tests.support.backends import require
-from tests.support.daemon import Daemon, daemon_of
+from tests.support.backend_daemon import daemon_on
+from tests.support.daemon import Daemon
 
 
 @pytest.fixture(scope="session")
 def daemon() -> Iterator[Daemon]:
-    """A daemon with the local backend, as `executor-server serve` starts it with an empty configuration."""
-    require("local")
-    with daemon_of("") as running:
+    """A daemon as `executor-server serve` starts it with an empty configuration; EXECUTOR_TEST_BACKEND names another
+    backend than the local one."""
+    with daemon_on(os.environ.get("EXECUTOR_TEST_BACKEND", "local")) as running:
         yield running
 
 

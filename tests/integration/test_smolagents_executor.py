@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import threading
 from typing import Any
 
@@ -224,15 +225,18 @@ def test_a_managed_agent_that_lost_its_daemon_stops_the_run_that_called_it(execu
     assert executor("1").output == 1
 
 
-def test_a_sandbox_that_was_killed_is_replaced_and_the_model_is_told(daemon: Daemon, executor: RemoteExecutor) -> None:
+def test_a_sandbox_that_was_killed_is_replaced_and_the_model_is_told(executor: RemoteExecutor) -> None:
     def above_marker() -> list[psutil.Process]:
-        """The processes between the daemon and the one that the code started, the daemon's own child first."""
+        """The processes of the sandbox above the one that the code started, first the one that was started first.
+
+        Above them is who makes sandboxes, a child of ours: the daemon or the double of its cloud.
+        """
         for process in psutil.process_iter(["cmdline"]):
             if process.info["cmdline"] == ["sleep", "98765"]:
                 above = process.parents()
                 pids = [each.pid for each in above]
-                if daemon.process.pid in pids:
-                    return above[: pids.index(daemon.process.pid)][::-1]
+                if os.getpid() in pids:
+                    return above[: pids.index(os.getpid()) - 1][::-1]
         return []
 
     def kill_sandbox() -> None:

@@ -115,6 +115,7 @@ class Machine:
         self._reader: asyncio.Task[None] | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._ended = asyncio.Event()
+        self._ending = asyncio.Lock()
         self.is_frozen = False
 
     @property
@@ -202,6 +203,10 @@ class Machine:
 
     async def destroy(self) -> None:
         """Ends every process of the machine and waits for it. Idempotent."""
+        async with self._ending:  # who comes second finds it done
+            await self._destroy()
+
+    async def _destroy(self) -> None:
         if self._process is not None and self._process.returncode is None:
             if self._first_fd is not None:
                 kill(self._first_fd)

@@ -68,6 +68,7 @@ _HOST_DISK = _by_supervisor("The guest mounts memory of this size for all that i
 _HOST_CUT = _by_supervisor("The guest makes a network namespace of its own, with nothing in it but itself.")
 _NO_STATE = _not("It writes no state down, and says so.")
 _CGROUP = Otherwise(Keeping.KEPT, "By a control group; on a host that lets us have none, by the supervisor.")
+_NOT_IN_THE_CLOUD = ("local", "docker", "fake")
 _SAME_GUEST = ("local",)
 _TWO_GUESTS = ("local", "docker")
 
@@ -153,6 +154,7 @@ PROMISES = (
         "Running code",
         "A value that kills whoever decodes it costs its interpreter, not the session; a repr that lies is only text.",
         {"fake": _NO_WALL},
+        proved_on=_NOT_IN_THE_CLOUD,
     ),
     Promise("run-blobs", "Running code", "A large value travels apart and whole, and can be named once."),
     # -- Streaming
@@ -228,6 +230,7 @@ PROMISES = (
         "How executions end",
         "A source that breaks the parser costs one execution.",
         {"fake": _NO_WALL},
+        proved_on=_NOT_IN_THE_CLOUD,
     ),
     Promise(
         "end-fork-bomb",
@@ -265,23 +268,34 @@ PROMISES = (
     ),
     Promise("files-busy", "Files", "They are served while a program hangs."),
     Promise("files-whole", "Files", "A file is written whole or not at all."),
-    Promise("files-paths", "Files", "No path leads out of the workspace."),
+    Promise("files-paths", "Files", "No path leads out of the workspace.", proved_on=_NOT_IN_THE_CLOUD),
     Promise(
         "files-hostile",
         "Files",
         "Links, FIFOs, devices and sockets that a program made are neither read nor followed.",
         {"fake": _NO_SYSTEM},
+        proved_on=_NOT_IN_THE_CLOUD,
     ),
     Promise("files-archives", "Files", "A directory goes in and comes out as an archive.", {"fake": _NO_SYSTEM}),
-    Promise("files-archives-hostile", "Files", "A hostile member of an archive is refused by its name."),
+    Promise(
+        "files-archives-hostile",
+        "Files",
+        "A hostile member of an archive is refused by its name.",
+        proved_on=_NOT_IN_THE_CLOUD,
+    ),
     Promise(
         "files-artifacts",
         "Files",
         "A result lists the files that its execution made or changed, however it ended.",
         {"fake": _NO_SYSTEM},
+        proved_on=_NOT_IN_THE_CLOUD,
     ),
     Promise(
-        "files-listing", "Files", "A listing is bounded, and survives names that are no text.", {"fake": _NO_SYSTEM}
+        "files-listing",
+        "Files",
+        "A listing is bounded, and survives names that are no text.",
+        {"fake": _NO_SYSTEM},
+        proved_on=_NOT_IN_THE_CLOUD,
     ),
     # -- Limits
     Promise(
@@ -294,6 +308,7 @@ PROMISES = (
         "limit-budgets",
         "Limits",
         "Operations of an execution and of a session are exact, and warned of at four fifths.",
+        proved_on=_NOT_IN_THE_CLOUD,
     ),
     Promise("limit-idle", "Limits", "A session that nobody uses ends after idle_time_s; one in use does not."),
     Promise("limit-age", "Limits", "A session ends at session_time_s, in use or not."),
@@ -373,7 +388,13 @@ PROMISES = (
     Promise("tools-final", "Tools", "A final answer ends the execution, whatever the program catches."),
     Promise("tools-time", "Tools", "The wall clock stands still while a tool is called; an answer counts once."),
     Promise("tools-lasting", "Tools", "Tools are there again in the next interpreter, and replaced as a whole."),
-    Promise("tools-threads", "Tools", "Threads call tools; a call past its execution fails.", {"fake": _NO_SYSTEM}),
+    Promise(
+        "tools-threads",
+        "Tools",
+        "Threads call tools; a call past its execution fails.",
+        {"fake": _NO_SYSTEM},
+        proved_on=_NOT_IN_THE_CLOUD,
+    ),
     Promise(
         "tools-sandbox",
         "Tools",

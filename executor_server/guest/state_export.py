@@ -23,7 +23,6 @@ from .state_index import (
     MAX_REASON_CHARS,
     MAX_VARIABLES,
     PICKLE_PROTOCOL,
-    VARIABLE_TIME_S,
     NotPickled,
     read_index,
     said_of,
@@ -35,6 +34,8 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
     from typing import Any, Callable, Iterator, Optional
 
+# For one variable.
+VARIABLE_TIME_S = 5.0
 # For all of them, and for one copy: what a copy has no time for is left out, and there is time for a second one.
 EXPORT_TIME_S = 45.0
 COPY_TIME_S = 20.0
@@ -50,6 +51,7 @@ _LOOK_S = 0.001
 _SPENT_ON_CHECKPOINTS = 10  # at most one part of so many of the time
 _MAX_LOOKED_AT = 256
 _MAX_PATH_PARTS = 8
+_LOOKING_TIME_S = 1.0
 
 
 def export(
@@ -360,10 +362,11 @@ class _Writer:
         """Where in a container that is which can't be pickled."""
         path = ""
         left = _MAX_LOOKED_AT
+        stop_at = time.monotonic() + _LOOKING_TIME_S
         for _ in range(_MAX_PATH_PARTS):
             for part, inner in _inside(value):
                 left -= 1
-                if left < 0:
+                if left < 0 or time.monotonic() >= stop_at:
                     return f" (at {path})" if path else ""
                 try:
                     self._make(_Nowhere()).dump(inner)

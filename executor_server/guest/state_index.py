@@ -35,8 +35,6 @@ MAX_NAMES_CHARS = 64 * 1024
 """Of all variables."""
 MAX_OMITTED = 512
 MAX_INDEX_BYTES = 4 * 1024 * 1024
-# For writing or reading one variable.
-VARIABLE_TIME_S = 5.0
 PICKLE_PROTOCOL = 3
 LENGTH = struct.Struct("!I")
 

@@ -10,17 +10,22 @@ import pickle
 import pickletools
 import struct
 import sys
+import time
 import types
 
 from .failures import text_of
 from .lean import signal
-from .state_index import MAX_REASON_CHARS, VARIABLE_TIME_S, NotPickled, read_index, said_of
+from .state_index import MAX_REASON_CHARS, NotPickled, read_index, said_of
 from .state_world import World, moved
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, BinaryIO, Callable, Optional
 
+# For one variable, with the import of a large library that it needs, and for all of them.
+READ_TIME_S = 20.0
+RESTORE_TIME_S = 45.0
+_MIN_TIME_S = 0.1
 _NUMBER = struct.Struct("<i")
 
 
@@ -50,6 +55,7 @@ class _Reader:
         self._same_code = python[:2] == sys.version_info[:2]
         self._written_by = "{}.{}".format(*python[:2])
         self._unpickler = _unpickler(world, file, same_code=self._same_code)
+        self._deadline = time.monotonic() + RESTORE_TIME_S
 
     def read(self) -> dict[str, Any]:
         restored: list[str] = []
@@ -74,6 +80,8 @@ class _Reader:
 
     def _why_not(self, segment: dict[str, Any]) -> str:
         name = segment["name"]
+        if time.monotonic() >= self._deadline - _MIN_TIME_S:
+            return "there was no time left for it"
         if name[:2] == "__" and name[-2:] == "__":
             return "no variable has such a name"
         if segment["code"] and not self._same_code:
@@ -89,7 +97,7 @@ class _Reader:
             raise _LateError
 
         before = signal.signal(signal.SIGALRM, late)
-        signal.setitimer(signal.ITIMER_REAL, VARIABLE_TIME_S)
+        signal.setitimer(signal.ITIMER_REAL, min(READ_TIME_S, self._deadline - time.monotonic()))
         try:
             value = self._guarded(self._unpickler.load)
         finally:
@@ -153,7 +161,7 @@ class _Memory(pickle.Unpickler):
 
 def _read_reason(error: BaseException) -> str:
     if isinstance(error, _LateError):
-        return f"reading it takes longer than {VARIABLE_TIME_S:g} s"
+        return f"reading it takes longer than {READ_TIME_S:g} s, or than was left of {RESTORE_TIME_S:g} s for all"
     if isinstance(error, NotPickled):
         return str(error)[:MAX_REASON_CHARS]
     text = text_of(error)

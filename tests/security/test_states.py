@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from executor_server.errors import ExecutorError, InvalidRequest, Reason
-from executor_server.model import StateManifest, StateRules
+from executor_server.model import LANGUAGE_RULES, StateManifest, StateRules
 from executor_server.session import Session
 from executor_server.sessions import SessionRequest
 from executor_server.state_archive import StateArchives, header_of
@@ -211,3 +211,22 @@ async def test_files_go_nowhere_else(
     with pytest.raises(ExecutorError) as refused:
         await session.restore_state(archives, pieces(await forged(tmp_path, state(), tar(member))))
     assert refused.value.reason is Reason.PATH_REFUSED
+
+
+async def test_the_strictest_rules_of_the_language_leave_states_as_they_are(
+    harness: Harness, archives: StateArchives
+) -> None:
+    """The copy that writes is a process that we start, and no program's."""
+    spec = replace(harness.spec(imports=("math",)), refused_language=LANGUAGE_RULES)
+    one, other = [
+        await harness.manager.create(PRINCIPAL, SessionRequest(f"r{next(harness._names)}", spec)) for _ in range(2)
+    ]
+    code = "import math\ndef f(x):\n    return math.sqrt(x) + len(str(x))\na = [f(4)]\nb = getattr\nclass P:\n    n = 1\np = P()"
+    assert (await harness.run(one, code)).outcome == "succeeded"
+    *data, manifest = [part async for part in one.export_state(archives)]
+    assert isinstance(manifest, StateManifest) and not manifest.omitted_variables
+    restored = await other.restore_state(archives, pieces(b"".join(part for part in data if isinstance(part, bytes))))
+    assert not restored.omitted_variables
+    assert (await harness.run(other, "f(4), a, b(p, 'n'), isinstance(p, P)")).output == (3.0, [3.0], 1, True)
+    assert (await harness.run(other, "b(p, '__class__')")).outcome == "policy_denied"
+    assert (await harness.run(one, "().__class__")).outcome == "policy_denied"

@@ -188,7 +188,7 @@ def test_a_value_that_cannot_be_read_costs_itself_and_what_is_made_of_it() -> No
 
 
 def test_a_value_whose_reading_never_ends_costs_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("executor_server.guest.state_restore.VARIABLE_TIME_S", 0.2)
+    monkeypatch.setattr("executor_server.guest.state_restore.READ_TIME_S", 0.2)
     source = "class C:\n    n = 1\n    def __setstate__(self, state):\n        while True:\n            pass\nbad = C()\nbad.x = 1\nafter = 2"
     there, _, missing = moved(source)
     assert set(missing) == {"bad"} and "takes longer" in missing["bad"] and there["after"] == 2

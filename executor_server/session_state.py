@@ -20,7 +20,7 @@ from typing import Any
 from executor_server.gate import StateFacts
 from executor_server.guest.frames import Frame, FrameError, Kind
 from executor_server.guest_events import MAX_PAYLOAD_BYTES
-from executor_server.model import FileInfo, StateManifest, StateOmission
+from executor_server.model import FileInfo, StateManifest
 from executor_server.operations import Operation, file_part
 from executor_server.session_requests import GuestRequests
 from executor_server.session_rules import check_state_export, check_state_restore
@@ -31,8 +31,7 @@ from executor_server.state_archive import (
     Spool,
     StateArchives,
     header_of,
-    names_from,
-    omissions_from,
+    manifest_from,
 )
 
 
@@ -189,28 +188,18 @@ def _said(frame: Frame) -> dict[str, Any]:
     return values
 
 
-def _manifest(
-    variables: Any = (),
-    omitted_variables: Any = (),
-    files: Any = 0,
-    file_bytes: Any = 0,
-    omitted_files: Any = (),
-) -> StateManifest:
+def _manifest(**said: Any) -> StateManifest:
     try:
-        counts = [files, file_bytes]
-        if any(type(each) is not int or not 0 <= each < 2**63 for each in counts):
-            raise ValueError("not a count")
-        return StateManifest(
-            variables=names_from(list(variables)),
-            omitted_variables=_omissions(omitted_variables),
-            files=files,
-            file_bytes=file_bytes,
-            omitted_files=_omissions(omitted_files),
-            python_version="",
-        )
+        return manifest_from({**_NOTHING, **said})
     except (ValueError, KeyError, TypeError) as error:
         raise FrameError("a manifest of another form") from error
 
 
-def _omissions(values: Any) -> tuple[StateOmission, ...]:
-    return omissions_from(list(values))
+_NOTHING: dict[str, Any] = {
+    "variables": [],
+    "omitted_variables": [],
+    "files": 0,
+    "file_bytes": 0,
+    "omitted_files": [],
+    "python_version": "",
+}

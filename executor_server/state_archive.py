@@ -291,26 +291,20 @@ def manifest_from(values: Any) -> StateManifest:
     """Of JSON that somebody else has written. Raises ValueError, KeyError, TypeError."""
     return StateManifest(
         variables=tuple(_listed(values["variables"], _name)),
-        omitted_variables=omissions_from(values["omitted_variables"]),
+        omitted_variables=_omissions(values["omitted_variables"]),
         files=_count(values["files"]),
         file_bytes=_count(values["file_bytes"]),
-        omitted_files=omissions_from(values["omitted_files"]),
+        omitted_files=_omissions(values["omitted_files"]),
         python_version=_text(values, "python_version", 64),
     )
 
 
-def omissions_from(values: Any) -> tuple[StateOmission, ...]:
-    """Raises ValueError, KeyError, TypeError."""
+def _omissions(values: Any) -> tuple[StateOmission, ...]:
     return tuple(_listed(values, _omission))
 
 
 def _omission(values: Any) -> StateOmission:
     return StateOmission(_name(values["name"]), _text(values, "reason", _MAX_REASON_CHARS))
-
-
-def names_from(values: Any) -> tuple[str, ...]:
-    """Raises ValueError."""
-    return tuple(_listed(values, _name))
 
 
 def _listed(values: Any, read: Any) -> list[Any]:

@@ -1,0 +1,82 @@
+"""What a guest says of a state is read as everything that a guest says: bounded, typed, or it is believed no more."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from executor_server.guest.frames import Frame, FrameDecoder, FrameError, Kind, encode_frame
+from executor_server.model import StateOmission
+from executor_server.session_state import _files_part, _restored_part, _variables_part
+from executor_server.state_archive import MAX_SAID_BYTES
+
+
+def done(said: Any, **head: Any) -> Frame:
+    body = said if isinstance(said, bytes) else json.dumps(said).encode()
+    (frame,) = FrameDecoder().feed(encode_frame(Kind.DONE, {"op": 1, "ok": True, **head}, body))
+    return frame
+
+
+def test_what_was_written_is_read() -> None:
+    said = {"variables": ["a"], "omitted": [{"name": "b", "reason": "why"}], "cloudpickle": "3"}
+    manifest = _variables_part(done(said))
+    assert not isinstance(manifest, bytes)
+    assert manifest.variables == ("a",) and manifest.omitted_variables == (StateOmission("b", "why"),)
+    files = _files_part(done({"files": 2, "bytes": 7, "omitted": [{"name": "l", "reason": "a link"}]}))
+    assert not isinstance(files, bytes) and files is not None and (files.files, files.file_bytes) == (2, 7)  # type: ignore[union-attr]
+
+
+def test_a_state_that_may_still_be_restored_has_no_manifest() -> None:
+    assert _restored_part(done(b"", restored=False)) is False
+
+
+LIES: list[Any] = [
+    b"",
+    b"\xff",
+    b"[" * 100_000,
+    [],
+    {"variables": "abc"},
+    {"omitted": "abc"},
+    {"variables": [1]},
+    {"variables": ["a" * 257]},
+    {"variables": ["a"] * 4097},
+    {"variables": {}, "omitted": [{}]},
+    {"variables": [], "omitted": [{"name": "a"}]},
+    {"variables": [], "omitted": [{"name": "a", "reason": "b" * 513}]},
+    {"variables": [], "omitted": ["ab"]},
+    {"variables": [], "omitted": 1},
+    {"variables": None},
+    {"variables": [], "more": "x" * MAX_SAID_BYTES},
+]
+
+
+@pytest.mark.parametrize("said", LIES)
+def test_what_is_no_manifest_breaks_the_protocol(said: Any) -> None:
+    with pytest.raises(FrameError):
+        _variables_part(done(said))
+    with pytest.raises(FrameError):
+        _restored_part(done(said, restored=True))
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {},
+        {"files": -1, "bytes": 0},
+        {"files": 1.5, "bytes": 0},
+        {"files": True, "bytes": 0},
+        {"files": 2**63, "bytes": 0},
+    ],
+)
+def test_counts_of_files_are_counts(said: Any) -> None:
+    with pytest.raises(FrameError):
+        _files_part(done(said))
+
+
+def test_frames_of_other_kinds_do_not_belong_here() -> None:
+    (log,) = FrameDecoder().feed(encode_frame(Kind.LOG, {"op": 1}))
+    for read in (_variables_part, _files_part):
+        with pytest.raises(FrameError):
+            read(log)

@@ -42,7 +42,7 @@ def _rows() -> Iterator[str]:
     for group in table["group"]:
         yield f"| **{group['title']}** |" + " |" * len(HEADS)
         for feature in group["feature"]:
-            cells = [feature.get(column, table.get(column)) for column in HEADS]
+            cells = [feature[column] for column in HEADS]
             yield f"| {feature['title']} | {' | '.join(cells)} |"
 
 

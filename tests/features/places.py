@@ -19,7 +19,7 @@ from executor_client.smolagents import CodeAgent, RemotePythonInterpreterTool
 from tests.features.actor import Actor
 from tests.support.daemon import Daemon
 
-COLUMNS = ("local", "docker", "ours_local", "ours_docker")
+COLUMNS = ("local", "docker", "ours_local", "ours_docker", "ours_e2b")
 """The names of all places."""
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
+import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -25,7 +27,7 @@ from executor_client import (
 from tests.support.audit import records
 from tests.support.backend_daemon import daemon_on
 from tests.support.backends import require
-from tests.support.daemon import Daemon, daemon_of
+from tests.support.daemon import Daemon, daemon_of, running_daemon
 
 PROGRAM = """
 import numpy as np
@@ -272,3 +274,23 @@ async def test_a_task_that_is_cancelled_while_it_restores_leaves_no_session(daem
         with pytest.raises((asyncio.CancelledError, NotFoundError)):
             await task
         assert await client.list_sessions() == []
+
+
+def test_a_daemon_that_died_after_it_restored_answers_as_before() -> None:
+    require("local")
+    directory = Path(tempfile.mkdtemp(prefix="d-"))
+    with running_daemon(directory) as first:
+        with first.client() as client, client.create_session() as session:
+            session.execute("a = [1]").raise_for_outcome()
+            state = session.export_state()
+        with first.client() as client:
+            begun_with = client.create_session(state=state)
+            begun_with.execute("a.append(2)").raise_for_outcome()
+        first.kill()
+        with running_daemon(directory) as second, second.client() as client:
+            found = client.get_session(begun_with.session_id)
+            found._begin_with(bytes(state))
+            assert found.restored == begun_with.restored and found.execute("a").output == [1, 2]
+            with client.create_session(state=found.export_state()) as again:
+                assert again.execute("a").output == [1, 2]
+    shutil.rmtree(directory)

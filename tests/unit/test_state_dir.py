@@ -6,7 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from executor_server.state_dir import AlreadyRunning, StateDirError, claim, read_or_make_token
+from executor_server.state_dir import (
+    AlreadyRunning,
+    StateDirError,
+    claim,
+    read_or_make_state_key,
+    read_or_make_token,
+)
 
 
 def test_a_second_daemon_is_refused_and_a_later_one_is_not(tmp_path: Path) -> None:
@@ -77,3 +83,25 @@ def test_a_directory_in_the_place_of_the_token_is_told_in_a_sentence(tmp_path: P
         state_dir.token_path.mkdir()
         with pytest.raises(StateDirError, match="is not a regular file"):
             read_or_make_token(state_dir)
+
+
+def test_the_key_of_states_is_private_and_stays(tmp_path: Path) -> None:
+    with claim(tmp_path / "state") as state_dir:
+        key = read_or_make_state_key(state_dir)
+        assert len(key) >= 43 and key == read_or_make_state_key(state_dir)
+        assert key != read_or_make_token(state_dir).encode()
+        assert state_dir.state_key_path.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_shared_key_is_read_and_never_made(tmp_path: Path) -> None:
+    shared = tmp_path / "key"
+    with claim(tmp_path / "state") as state_dir:
+        with pytest.raises(StateDirError, match=r"key file .* is not there"):
+            read_or_make_state_key(state_dir, shared)
+        shared.write_text("k" * 43 + "\n")
+        shared.chmod(0o640)
+        with pytest.raises(StateDirError, match="can be read by other users"):
+            read_or_make_state_key(state_dir, shared)
+        shared.chmod(0o600)
+        assert read_or_make_state_key(state_dir, shared) == b"k" * 43
+        assert not state_dir.state_key_path.exists()

@@ -85,6 +85,11 @@ test: $(STAMP)  ## Run every test
 unit: $(STAMP)  ## Run the unit tests
 	@$(BIN)/python -m pytest tests/unit $(ARGS)
 
+.PHONY: test-agents
+test-agents: $(STAMP)  ## Run the tests of the agents on a backend (BACKEND=local|docker|e2b-double)
+	@EXECUTOR_TEST_BACKEND=$(BACKEND:-double=) $(BIN)/python -m pytest \
+		tests/integration/test_smolagents*.py tests/integration/test_evaluate.py $(ARGS)
+
 .PHONY: test-matrix
 test-matrix: $(STAMP)  ## Run the tests of the integration on each smolagents that it is for (VERSIONS="1.22.0 1.26.0")
 	@$(BIN)/python tools/smolagents_matrix.py $(VERSIONS) $(if $(ARGS),--pytest='$(ARGS)')

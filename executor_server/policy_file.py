@@ -274,7 +274,7 @@ class StateTable(Section):
     """The state of sessions: written down by a client, and restored in another session."""
 
     export: Flag = True
-    """Whether a session's state may be written down."""
+    """Whether a session's state may be written down. The files of the workspace are in it, whatever `files` says."""
     restore: Flag = True
     """Whether a session may begin with such a state."""
     max_bytes: Bytes = 256 * MIB

@@ -269,6 +269,17 @@ async def test_a_creation_that_never_succeeds_leaves_nothing(backend: E2BBackend
         assert double.sandboxes == {}, path
 
 
+async def test_a_creation_among_streams_that_stand_still_ends_in_its_time(state_dir: Path, double: Double) -> None:
+    async with started(state_dir, e2b_section(double, request_timeout_s=0.5)) as backend:
+        double.fault(Kind.STREAM_STALL, "/process.Process/Start", times=None)
+        with pytest.raises(SandboxFailure):
+            async with asyncio.timeout(60.0):  # far from the minutes that all its attempts may take
+                await backend.create(SPEC)
+        double.clear_faults()
+        await backend.sweep()
+        assert double.sandboxes == {}
+
+
 async def test_a_sandbox_that_vanishes_while_it_is_made_says_nothing_of_its_template(
     backend: E2BBackend, double: Double
 ) -> None:

@@ -44,6 +44,8 @@ _KIND = "e2b"
 _GUEST_VERSION = re.compile(r"[0-9a-f]{1,64}")
 _FINGERPRINT_CHARS = 256
 _TOKEN_BYTES = 32
+# So many times as long as one request may take, a creation may: it makes some six, and may repeat each that fails.
+_CREATION_REQUESTS = 6
 
 _log = structlog.get_logger(__name__)
 
@@ -133,8 +135,13 @@ class E2BBackend:
         finished: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._creations.add(finished)
         self._live[sandbox.sandbox_id] = sandbox  # its place is taken from here on
+        limit_s = _CREATION_REQUESTS * self._section.request_timeout_s
         try:
-            await maker.build(sandbox, spec)
+            async with asyncio.timeout(limit_s):
+                await maker.build(sandbox, spec)
+        except TimeoutError as late:
+            await self._give_back(sandbox)
+            raise SandboxFailure(f"a sandbox was not made within {limit_s:g} s") from late
         except BaseException:
             await self._give_back(sandbox)
             raise

@@ -271,7 +271,10 @@ class Cloud:
             yield
         except CloudFailure:
             raise
-        except Exception as error:  # noqa: BLE001 - the SDK's border: the head of this file says what comes across
+        except Exception as error:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():  # which the SDK takes for an answer that is late
+                raise asyncio.CancelledError from error
             raise _translated(error, self.harmless(str(error))) from None
 
     def harmless(self, text: str) -> str:

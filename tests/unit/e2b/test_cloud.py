@@ -82,6 +82,24 @@ async def test_a_failure_is_not_translated_again(cloud: Cloud) -> None:
     assert await translated(cloud, failure) is failure
 
 
+async def test_a_cancellation_that_the_sdk_takes_for_a_late_answer_is_one(cloud: Cloud) -> None:
+    waiting = asyncio.Event()
+
+    async def asked() -> None:
+        async with cloud.translated():
+            try:
+                waiting.set()
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                raise e2b.TimeoutException("the request was cancelled") from None
+
+    task = asyncio.create_task(asked())
+    await waiting.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
 async def test_whoever_is_cancelled_is_cancelled(cloud: Cloud) -> None:
     with pytest.raises(asyncio.CancelledError):
         async with cloud.translated():

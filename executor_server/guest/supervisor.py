@@ -97,10 +97,10 @@ class Supervisor:
         self._booted = False
         self._boot_failures = 0
         self._variables_reset = False
+        self._thawed_at = 0.0
         self._stop = False
 
     # -- the loop ------------------------------------------------------------------------------------------------
-        self._thawed_at = 0.0
 
     def serve(self) -> None:
         """Runs until the daemon says SHUTDOWN, nobody has been the daemon for `orphan_time_s`, or nothing works."""
@@ -138,9 +138,6 @@ class Supervisor:
         """A daemon that lives says something far more often."""
         return self._channel.last_heard + self._config.orphan_time_s
 
-    @property
-    def _rests_at(self) -> float:
-        """When there is nothing to do any more for the one that checks sources."""
     def _note_thaw(self, due: float) -> None:
         """After a turn that was to end at `due`. Who stood still could not be spoken to: the daemon gets its time anew.
 
@@ -150,6 +147,9 @@ class Supervisor:
         if now - due > _FROZEN_TIME_S and self._channel.last_heard > self._thawed_at:
             self._thawed_at = self._channel.last_heard = now
 
+    @property
+    def _rests_at(self) -> float:
+        """When there is nothing to do any more for the one that checks sources."""
         return float("inf") if self._runner.busy else self._crew.rests_at
 
     def _on_wakeup(self, _events: int) -> None:

@@ -103,6 +103,12 @@ def _varied_work(client: ExecutorClient) -> set[Outcome]:
             session.get_file("a.pkl")
             session.list_files()
             session.get_variables()
+        with client.create_session(authorized_imports=imports) as session:
+            outcomes.add(session.execute("def f():\n    return 1\nclass C:\n    pass\nc = C()").outcome)
+            state = session.export_state()
+            assert state.manifest is not None and state.manifest.variables
+        with client.create_session(authorized_imports=imports, state=state) as session:
+            assert session.restored is not None and session.restored.variables
     client.list_sessions()
     return outcomes
 

@@ -13,7 +13,6 @@ from tests.contract.harness import MIB, Harness
 from tests.contract.marks import instead
 from tests.contract.promises import BY_ID, PROMISES, Keeping
 from tests.support.in_memory import guest
-from tests.support.polling import eventually_async
 
 # Of what it does not keep: what has no operating system below it, no kernel that limits it, and no wall around it.
 _NOT_KEPT = [each.promise_id for each in PROMISES if each.keeping("fake") is Keeping.NOT_KEPT]
@@ -66,12 +65,14 @@ async def test_a_thread_that_does_not_listen_is_told_as_timed_out_and_left_behin
     monkeypatch.setattr(guest, "GRACE_S", 0.05)
     session = await harness.session()
     await harness.run(session, "kept = 1")
-    before = threading.active_count()
     deaf = "import hashlib\nhashlib.pbkdf2_hmac('sha256', b'', b'', 10**7)"
     run = await harness.run(session, deaf, wall_time_s=0.05)
     assert (run.outcome, run.state, run.ended.generation) == ("timeout", "reset", 2)
     assert (await harness.run(session, "'kept' in globals()")).output is False
-    assert await eventually_async(lambda: threading.active_count() <= before)
+    left = [thread for thread in threading.enumerate() if thread.name.startswith("program-")]
+    assert len(left) == 1
+    await session._sandbox.destroy()
+    assert not any(thread.is_alive() for thread in left)
 
 
 @instead(*_TOOLS)

@@ -62,6 +62,7 @@ class MemoryGuest:
         self._jobs: deque[tuple[int, Fields, bytes]] = deque()
         self._run: Run | None = None
         self._thread: threading.Thread | None = None
+        self._threads: list[threading.Thread] = []
         self._answers: dict[str, _Answer] = {}
         self._clock: asyncio.TimerHandle | None = None
         self._cpu_before_s = 0.0
@@ -104,10 +105,15 @@ class MemoryGuest:
 
     async def joined(self, timeout_s: float) -> bool:
         """Whether nothing of it runs any more, after so long at most."""
-        thread = self._thread
-        if thread is not None and thread.is_alive():
-            await asyncio.to_thread(thread.join, timeout_s)
-        return thread is None or not thread.is_alive()
+        deadline = time.monotonic() + timeout_s
+        for thread in self._alive():
+            await asyncio.to_thread(thread.join, max(deadline - time.monotonic(), 0.0))
+        return not self._alive()
+
+    def _alive(self) -> list[threading.Thread]:
+        """Of the program that runs, and of those that were left behind."""
+        self._threads = [thread for thread in self._threads if thread.is_alive()]
+        return self._threads
 
     @property
     def busy(self) -> bool:
@@ -284,6 +290,7 @@ class MemoryGuest:
 
         self._thread = threading.Thread(target=program, name=f"program-{run.filename}", daemon=True)
         self._thread.start()
+        self._threads = [*self._alive(), self._thread]
         self._watch(run)
 
     def _grant(self, run: Run) -> Grant:

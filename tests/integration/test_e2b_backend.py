@@ -498,7 +498,7 @@ async def test_a_sandbox_that_could_not_be_ended_is_ended_by_the_sweep(backend: 
     double.fault(Kind.STATUS, DELETE, method="DELETE", status=500, times=None)
     with pytest.raises(SandboxFailure):
         await made.destroy()
-    assert made.is_condemned
+    assert made.ending.has_failed
     double.clear_faults()
     assert await backend.sweep() == 1
     assert double.sandboxes == {}

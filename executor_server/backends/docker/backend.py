@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import shutil
-from collections.abc import Awaitable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import structlog
@@ -29,6 +29,7 @@ from executor_server.backends.docker.images import Images
 from executor_server.backends.docker.kit import DAEMON_LABEL, FINGERPRINT_LABEL, SANDBOX_LABEL, USER_LABEL, Kit
 from executor_server.backends.docker.pulls import Pulls
 from executor_server.backends.docker.sandbox import DockerSandbox
+from executor_server.backends.endings import check_none_left, failures_of
 from executor_server.config import DockerSection
 from executor_server.errors import SandboxFailure
 from executor_server.model import SandboxSpec
@@ -101,13 +102,11 @@ class DockerBackend:
             return
         # Not under their hands: a creation ends by itself, and then its sandbox is known to be whole or gone.
         await asyncio.gather(*self._creations)
-        failures = await _failures(sandbox.destroy() for sandbox in self._live.values())
+        failures = await failures_of(sandbox.destroy() for sandbox in self._live.values())
         await pulls.close()
         await kit.engine.close()
         directory.release()
-        if failures:
-            told = f"{len(failures)} sandboxes are left over, for the next daemon of this state directory to destroy"
-            raise SandboxFailure(f"{told}: {failures[0]}") from failures[0]
+        check_none_left(failures)
 
     # -----------------------------------------------------------------------------------------------------------------
     # Creation
@@ -179,7 +178,7 @@ class DockerBackend:
 
     async def sweep(self) -> int:
         kit, _, directory = self._started()
-        condemned = [sandbox for sandbox in self._live.values() if sandbox.is_condemned]
+        condemned = [sandbox for sandbox in self._live.values() if sandbox.ending.has_failed]
         ours = {*self._live, *kit.trials}
         directories = await asyncio.to_thread(directory.sandbox_ids)
         listed = await kit.engine.containers(f"{DAEMON_LABEL}={kit.daemon_id}")
@@ -188,7 +187,7 @@ class DockerBackend:
         containers_of: dict[str, list[str]] = {sandbox_id: [] for sandbox_id in directories if sandbox_id not in ours}
         for container in strays:
             containers_of.setdefault(container.labels.get(SANDBOX_LABEL, ""), []).append(container.container_id)
-        failures = await _failures(
+        failures = await failures_of(
             [
                 *(sandbox.destroy() for sandbox in condemned),
                 *(self._remove_stray(kit, directory, *stray) for stray in containers_of.items()),
@@ -217,14 +216,3 @@ class DockerBackend:
 
 def _fingerprint(spec: SandboxSpec, image_id: str, kit: Kit) -> str:
     return f"{spec.fingerprint}-{image_id.removeprefix('sha256:')[:_DIGEST_CHARS]}-{kit.guest.version}"
-
-
-async def _failures(attempts: Iterable[Awaitable[None]]) -> list[SandboxFailure]:
-    """Those that failed as such a thing may; anything else is raised."""
-    failures = []
-    for result in await asyncio.gather(*attempts, return_exceptions=True):
-        if isinstance(result, SandboxFailure):
-            failures.append(result)
-        elif isinstance(result, BaseException):
-            raise result
-    return failures

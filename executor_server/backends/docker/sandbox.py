@@ -22,6 +22,7 @@ import structlog
 from executor_server.backends.base import SocketEndpoint
 from executor_server.backends.docker.cgroup import CpuGroup, OomCounter, cpu_group, oom_counter
 from executor_server.backends.docker.engine import ContainerState, Engine, EngineFailure
+from executor_server.backends.endings import Ending
 from executor_server.errors import SandboxFailure
 
 _NAME = "executor-{}"
@@ -47,10 +48,13 @@ class DockerSandbox:
     container: str  # its name, and once it is known its id, which no renaming changes
     forget: Callable[[DockerSandbox], None]  # tells the backend that nothing of it is left
     _oom_counter: OomCounter | None = field(default=None, init=False)
-    _destroying: asyncio.Task[None] | None = field(default=None, init=False)
+    ending: Ending = field(init=False)
 
     backend_name: ClassVar[str] = "docker"
     pause_idle_s: ClassVar[None] = None
+
+    def __post_init__(self) -> None:
+        self.ending = Ending(self.sandbox_id, self._destroy)
 
     async def pause(self) -> bool:
         return False
@@ -105,15 +109,7 @@ class DockerSandbox:
         return cpu_group(self.container)
 
     async def destroy(self) -> None:
-        """Runs to its end even if the caller is cancelled; a failed attempt can be repeated."""
-        if self._destroying is None or self.is_condemned:
-            self._destroying = asyncio.create_task(self._destroy(), name=f"destroy {self.sandbox_id}")
-        await asyncio.shield(self._destroying)
-
-    @property
-    def is_condemned(self) -> bool:
-        """Whether it was to be destroyed, and something of it is still there."""
-        return self._destroying is not None and self._destroying.done() and self._failed(self._destroying)
+        await self.ending.run()
 
     async def _destroy(self) -> None:
         await self.engine.remove(self.container)
@@ -123,10 +119,6 @@ class DockerSandbox:
         except OSError as error:
             raise SandboxFailure(f"the directory of a sandbox can't be removed: {error}") from error
         self.forget(self)
-
-    @staticmethod
-    def _failed(task: asyncio.Task[None]) -> bool:
-        return task.cancelled() or task.exception() is not None
 
 
 def _cause(state: ContainerState | None) -> str:

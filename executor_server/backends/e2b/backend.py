@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import re
 import secrets
-from collections.abc import Awaitable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -32,6 +32,7 @@ from executor_server.backends.e2b.maker import DAEMON_KEY, FINGERPRINT_KEY, GUES
 from executor_server.backends.e2b.patience import patiently
 from executor_server.backends.e2b.sandbox import SANDBOX_KEY, E2BSandbox, Lifetime
 from executor_server.backends.e2b.templates import Templates
+from executor_server.backends.endings import check_none_left, failures_of
 from executor_server.config import E2BImage, E2BSection
 from executor_server.errors import BackendFull, SandboxFailure
 from executor_server.guest_archive import pack_guest
@@ -107,11 +108,9 @@ class E2BBackend:
         # Not under their hands: a creation ends by itself, and then its sandbox is known to be whole or gone.
         await asyncio.gather(*self._creations)
         await means.keeper.close()
-        failures = await _failures(sandbox.destroy() for sandbox in self._live.values())
+        failures = await failures_of(sandbox.destroy() for sandbox in self._live.values())
         means.directory.release()
-        if failures:
-            told = f"{len(failures)} sandboxes are left over, for the next daemon of this state directory to destroy"
-            raise SandboxFailure(f"{told}: {failures[0]}") from failures[0]
+        check_none_left(failures)
 
     def _started(self) -> _Means:
         if self._means is None:
@@ -199,9 +198,9 @@ class E2BBackend:
 
     async def sweep(self) -> int:
         means = self._started()
-        condemned = [sandbox for sandbox in self._live.values() if sandbox.is_condemned]
+        condemned = [sandbox for sandbox in self._live.values() if sandbox.ending.has_failed]
         strays = [listed.cloud_id for listed in await self._listed(means) if self._is_stray(listed)]
-        failures = await _failures(
+        failures = await failures_of(
             [
                 *(sandbox.destroy() for sandbox in condemned),
                 *(_kill(means.maker.cloud, cloud_id) for cloud_id in strays),
@@ -225,14 +224,3 @@ class E2BBackend:
 
 async def _kill(cloud: Cloud, cloud_id: str) -> None:
     await patiently(lambda: cloud.kill(cloud_id))
-
-
-async def _failures(attempts: Iterable[Awaitable[None]]) -> list[SandboxFailure]:
-    """Those that failed as such a thing may; anything else is raised."""
-    failures = []
-    for result in await asyncio.gather(*attempts, return_exceptions=True):
-        if isinstance(result, SandboxFailure):
-            failures.append(result)
-        elif isinstance(result, BaseException):
-            raise result
-    return failures

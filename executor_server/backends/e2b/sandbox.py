@@ -19,6 +19,7 @@ import structlog
 from executor_server.backends.e2b.endpoint import RelayEndpoint, Ways
 from executor_server.backends.e2b.failures import CloudFailure, Final, Gone, TryLater
 from executor_server.backends.e2b.patience import patiently
+from executor_server.backends.endings import Ending
 from executor_server.errors import SandboxFailure
 
 if TYPE_CHECKING:
@@ -80,7 +81,7 @@ class E2BSandbox:
         self._turn = asyncio.Lock()  # of what changes whether it runs, and until when
         self._ways = Ways(sandbox_id, relay, self._find)
         self._endpoint = RelayEndpoint(token, reconnect_s, self._ways)
-        self._destroying: asyncio.Task[None] | None = None
+        self.ending = Ending(sandbox_id, self._destroy)
 
     @property
     def endpoint(self) -> RelayEndpoint:
@@ -102,7 +103,7 @@ class E2BSandbox:
     async def prolong(self) -> None:
         """Puts its end off, unless it is paused or to be destroyed. Raises CloudFailure."""
         async with self._turn:
-            if self.cloud_id is None or self.is_paused or self.is_gone or self._destroying is not None:
+            if self.cloud_id is None or self.is_paused or self.is_gone or self.ending.has_begun:
                 return
             asked_at_s = cloud_clock_s()
             try:
@@ -122,7 +123,7 @@ class E2BSandbox:
             raise CloudFailure("E2B knows the sandbox, and does not put off its end") from None
 
     async def _find(self) -> Machine:
-        if self.cloud_id is None or self.is_gone or self._destroying is not None:
+        if self.cloud_id is None or self.is_gone or self.ending.has_begun:
             raise Gone("there is no such sandbox")
         asked_at_s = cloud_clock_s()
         try:
@@ -188,16 +189,7 @@ class E2BSandbox:
     # -- the end -------------------------------------------------------------------------------------------------
 
     async def destroy(self) -> None:
-        """Runs to its end even if the caller is cancelled; a failed attempt can be repeated."""
-        if self._destroying is None or self.is_condemned:
-            self._destroying = asyncio.create_task(self._destroy(), name=f"destroy {self.sandbox_id}")
-        await asyncio.shield(self._destroying)
-
-    @property
-    def is_condemned(self) -> bool:
-        """Whether it was to be destroyed, and something of it is still there."""
-        task = self._destroying
-        return task is not None and task.done() and (task.cancelled() or task.exception() is not None)
+        await self.ending.run()
 
     async def _destroy(self) -> None:
         try:

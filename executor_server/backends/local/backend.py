@@ -23,6 +23,7 @@ import structlog
 
 from executor_server.backends.base import HostFinding, KnownSandbox, SocketEndpoint
 from executor_server.backends.directory import SOCKET_NAME, BackendDirectory, new_sandbox_id
+from executor_server.backends.endings import check_none_left, failures_of
 from executor_server.backends.local.descriptors import read_within
 from executor_server.backends.local.host import Examination, examine_host
 from executor_server.backends.local.images import Image, probe_image
@@ -115,7 +116,7 @@ class LocalBackend:
 
     async def sweep(self) -> int:
         means = self._started()
-        undead = [sandbox for sandbox in self._live if sandbox.is_undead]
+        undead = [sandbox for sandbox in self._live if sandbox.ending.has_failed]
         return await self._remove(means, [*undead, *self._recover(means, {})])
 
     async def fingerprint(self, spec: SandboxSpec) -> str:
@@ -148,13 +149,10 @@ class LocalBackend:
         means, self._means = self._means, None
         # Not under their hands: a creation ends by itself, soon, and then its sandbox is known to be whole or gone.
         await asyncio.gather(*self._creations)
-        results = await asyncio.gather(*(sandbox.destroy() for sandbox in self._live), return_exceptions=True)
+        failures = await failures_of(sandbox.destroy() for sandbox in self._live)
         if means is not None:
             means.directory.release()
-        failures = [result for result in results if isinstance(result, Exception)]
-        if failures:
-            told = f"{len(failures)} sandboxes are left over, for the next daemon of this state directory to destroy"
-            raise SandboxFailure(f"{told}: {failures[0]}") from failures[0]
+        check_none_left(failures)
 
     def _started(self) -> _Means:
         if self._means is None:

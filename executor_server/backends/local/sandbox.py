@@ -19,6 +19,7 @@ from typing import ClassVar
 import structlog
 
 from executor_server.backends.base import SocketEndpoint
+from executor_server.backends.endings import Ending
 from executor_server.backends.local.cgroups import Cgroup
 from executor_server.backends.local.process import SandboxProcess
 from executor_server.errors import SandboxFailure
@@ -43,12 +44,13 @@ class LocalSandbox:
     cgroup: Cgroup | None = None
     process: SandboxProcess | None = None
     _told_oom_kills: int = field(default=0, init=False)  # of its interpreters, most likely: the sandbox lived on
-    _destroying: asyncio.Task[None] | None = field(default=None, init=False)
+    ending: Ending = field(init=False)
 
     backend_name: ClassVar[str] = "local"
     pause_idle_s: ClassVar[None] = None
 
     def __post_init__(self) -> None:
+        self.ending = Ending(self.sandbox_id, self._destroy)
         # One that is taken over may have outlived some.
         self._told_oom_kills = (self.cgroup.oom_kills() if self.cgroup else None) or 0
 
@@ -87,17 +89,8 @@ class LocalSandbox:
         if self.cgroup is not None:
             self.cgroup.set_cpu_share(share)
 
-    @property
-    def is_undead(self) -> bool:
-        """Whether it was to be destroyed, and something of it is still there."""
-        attempt = self._destroying
-        return attempt is not None and attempt.done() and (attempt.cancelled() or attempt.exception() is not None)
-
     async def destroy(self) -> None:
-        """Runs to its end even if the caller is cancelled; a failed attempt can be repeated."""
-        if self._destroying is None or self.is_undead:
-            self._destroying = asyncio.create_task(self._destroy(), name=f"destroy {self.sandbox_id}")
-        await asyncio.shield(self._destroying)
+        await self.ending.run()
 
     async def _destroy(self) -> None:
         deadline = asyncio.get_running_loop().time() + DESTROY_TIMEOUT_S

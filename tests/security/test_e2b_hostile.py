@@ -1,0 +1,182 @@
+"""Agent code in a sandbox of E2B that reaches for the machine around it, for the cloud's agent and for the daemon's key.
+
+The sandboxes are the double's, whose machines are real: what is refused here is refused by the guest's own walls, the
+same that it makes in a machine of the cloud.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from executor_server.backends.e2b import E2BBackend
+from tests.contract.harness import Harness
+from tests.support.backends import require
+from tests.support.e2b import WHY_NOT, Double, Kind, e2b_section
+from tests.support.memory import growth_of
+
+pytestmark = pytest.mark.skipif(WHY_NOT is not None, reason=WHY_NOT or "")
+
+MIB = 2**20
+# In two parts: the source of a program that looks for it must not be what it finds.
+CANARY = ("e2b_" + "5" * 16, "c" * 24)
+ENVD, INTERPRETER = 49_983, 49_999
+FLOOD_BYTES = 200 * MIB
+GROWTH_BYTES_MAX = 64 * MIB
+DISK_BYTES = 16 * MIB
+PROCESSES = 32
+
+LOOK = f"""
+import os
+wanted, found, looked = {CANARY[0]!r}.encode() + {CANARY[1]!r}.encode(), [], 0
+for directory, names, files in os.walk("/"):
+    names[:] = [name for name in names if name not in ("usr", "lib", "lib64", "sys")]  # the system's own, and Python's
+    for name in files:
+        path = os.path.join(directory, name)
+        try:
+            if os.path.islink(path) or not (os.path.isfile(path) or directory.startswith("/proc")):
+                continue
+            with open(path, "rb") as file:
+                looked += 1
+                if wanted in file.read(2**20):
+                    found.append(path)
+        except OSError:
+            pass
+(looked > 10, found, [name for name, value in os.environ.items() if wanted.decode() in value])
+"""
+REACH = f"""
+import errno, os, socket
+def tried(family, address):
+    with socket.socket(family) as way:
+        way.settimeout(1)
+        try:
+            return errno.errorcode.get(way.connect_ex(address), "?")
+        except OSError as error:
+            return type(error).__name__
+ports = [tried(socket.AF_INET, ("127.0.0.1", port)) for port in ({ENVD}, {INTERPRETER})]
+sockets = [path for place in ("/run", "/opt", "/tmp", "/workspace", "/var") for path in
+    (os.path.join(directory, name) for directory, _, names in os.walk(place) for name in names) if path.endswith(".sock")]
+ours = [line for pid in os.listdir("/proc") if pid.isdigit() and pid not in ("1", str(os.getpid()))
+    for line in [open(f"/proc/{{pid}}/cmdline").read()] if "relay" in line or "envd" in line]
+(ports, sockets, ours, os.access("/opt/executor", os.W_OK))
+"""
+FILL_DISK = """
+import errno, itertools, os, shutil
+refused = {}
+for place in ("/workspace", "/tmp", "/dev/shm"):
+    os.mkdir(place + "/full")
+    try:
+        for number in itertools.count():
+            with open(f"{place}/full/{number}", "wb", buffering=0) as file:
+                file.write(bytes(2**20))
+                file.write(b"x")
+    except OSError as error:
+        refused[place] = errno.errorcode[error.errno]
+    finally:
+        shutil.rmtree(place + "/full")
+refused
+"""
+FORK = """
+import errno, os
+made, said = [], None
+while said is None and len(made) < 1000:
+    try:
+        pid = os.fork()
+    except OSError as error:
+        said = errno.errorcode[error.errno]
+    else:
+        if pid == 0:
+            import time
+            time.sleep(1e6)
+        made.append(pid)
+(said, len(made) < 1000)
+"""
+
+
+@pytest.fixture
+async def cloud() -> AsyncIterator[Double]:
+    require("e2b")
+    async with Double(api_key="".join(CANARY)) as double:
+        yield double
+
+
+@pytest.fixture
+async def harness(cloud: Double) -> AsyncIterator[Harness]:
+    directory = Path(tempfile.mkdtemp(prefix="h-"))
+    async with Harness(E2BBackend(directory, e2b_section(cloud))) as ready:
+        yield ready
+    shutil.rmtree(directory)
+
+
+async def test_the_key_is_nowhere_that_a_program_can_look(harness: Harness) -> None:
+    told = await harness.run(await harness.session(), LOOK)
+    assert told.output == (True, [], []), told.ended
+
+
+async def test_neither_the_cloud_s_agent_nor_the_relay_can_be_reached(harness: Harness) -> None:
+    told = await harness.run(await harness.session(), REACH)
+    assert told.output == (["ECONNREFUSED", "ECONNREFUSED"], [], [], False), told.ended
+
+
+async def test_a_flood_of_output_is_cut_and_fills_nobody(harness: Harness) -> None:
+    session = await harness.session()
+    await harness.run(session, "1")
+    growth = growth_of(psutil.Process().pid)
+    told = await harness.run(
+        session, f"import os\nfor _ in range({FLOOD_BYTES // MIB}):\n    os.write(1, b'x' * {MIB})\n'flooded'"
+    )
+    (grown,) = growth()
+    assert told.outcome in ("succeeded", "output_limit"), told.ended
+    assert told.omitted_bytes > 0 or told.outcome == "output_limit"
+    assert grown < GROWTH_BYTES_MAX
+    assert (await harness.run(session, "40 + 2")).output == 42
+
+
+async def test_what_fills_a_sandbox_does_not_fill_its_machine(harness: Harness, cloud: Double) -> None:
+    """A new way to the guest can be made afterwards, for which root starts a command in the machine."""
+    session = await harness.session(disk_bytes=DISK_BYTES)
+    told = await harness.run(session, FILL_DISK)
+    assert told.output == dict.fromkeys(("/workspace", "/tmp", "/dev/shm"), "ENOSPC"), told.ended
+    cloud.cut_all()
+    assert (await harness.run(session, "40 + 2")).output == 42
+
+
+async def test_a_way_to_a_sandbox_full_of_processes_can_be_made(harness: Harness, cloud: Double) -> None:
+    session = await harness.session(processes=PROCESSES)
+    told = await harness.run(session, FORK)
+    assert told.output == ("EAGAIN", True), told.ended
+    cloud.cut_all()
+    assert (await harness.run(session, "40 + 2")).output == 42
+
+
+async def test_memory_without_end_ends_the_program_and_not_the_machine(harness: Harness, cloud: Double) -> None:
+    session = await harness.session(memory_bytes=128 * MIB)
+    told = await harness.run(session, "kept = []\nwhile True:\n    kept.append(bytearray(b'x' * 2**20))")
+    assert told.outcome in ("out_of_memory", "exception"), told.ended
+    cloud.cut_all()
+    assert (await harness.run(session, "40 + 2")).output == 42
+
+
+async def test_a_program_that_attacks_its_supervisor_loses_at_most_itself(harness: Harness, cloud: Double) -> None:
+    session = await harness.session()
+    code = "import os, signal\nfor number in range(1, 65):\n    try:\n        os.kill(1, number)\n    except OSError:\n        pass\n'alive'"
+    assert (await harness.run(session, code)).output == "alive"
+    cloud.cut_all()
+    assert (await harness.run(session, "40 + 2")).output == 42
+
+
+async def test_a_cloud_that_lists_other_ids_makes_the_daemon_end_nothing_of_others(
+    harness: Harness, cloud: Double
+) -> None:
+    session = await harness.session()
+    foreign = await cloud.create({"templateID": "base", "metadata": {"executor-daemon": "another"}, "timeout": 300})
+    for _ in range(3):
+        cloud.fault(Kind.WRONG_ID, "/v2/sandboxes", method="GET")
+        await harness.backend.sweep()
+    assert foreign.sandbox_id in cloud.sandboxes
+    assert (await harness.run(session, "40 + 2")).output == 42

@@ -161,8 +161,7 @@ class Session(SessionExecutions):
             if self._pinged_s <= self._channel.last_heard_s:
                 self._pinged_s = now
             self._channel.ping()
-        else:
-            self._way.rest_if_unused()
+        self._way.rest_if_unused()
 
     def _is_idle(self) -> bool:
         """Whether its guest has nothing to do, and nobody is behind with what it said."""

@@ -138,6 +138,13 @@ async def test_a_session_that_nobody_uses_rests_and_is_left_alone(bench: Bench) 
     assert bench.session.state == "paused"
 
 
+async def test_it_rests_though_it_is_asked_for_a_sign_of_life_each_time(make: Any) -> None:
+    """Where guests are asked as often as sessions are looked after, or more often."""
+    bench: Bench = await make(ping_interval_s=0.0)
+    await bench.rest()
+    assert (bench.sandbox.pauses, bench.session.state) == (1, "paused")
+
+
 async def test_a_sandbox_that_can_not_rest_never_does(bench: Bench) -> None:
     bench.session.check_guest()
     await asyncio.sleep(0)

@@ -6,6 +6,7 @@ same that it makes in a machine of the cloud.
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import tempfile
 from collections.abc import AsyncIterator
@@ -13,8 +14,11 @@ from pathlib import Path
 
 import psutil
 import pytest
+from aiohttp import web
 
 from executor_server.backends.e2b import E2BBackend
+from executor_server.backends.e2b.cloud import Access, Cloud
+from executor_server.backends.e2b.failures import CloudFailure
 from tests.contract.harness import Harness
 from tests.support.backends import require
 from tests.support.e2b import WHY_NOT, Double, Kind, e2b_section
@@ -168,6 +172,37 @@ async def test_a_program_that_attacks_its_supervisor_loses_at_most_itself(harnes
     assert (await harness.run(session, code)).output == "alive"
     cloud.cut_all()
     assert (await harness.run(session, "40 + 2")).output == 42
+
+
+async def test_a_message_that_is_said_to_be_of_gigabytes_is_not_waited_for() -> None:
+    """Its head says so, and then it comes."""
+
+    async def answer(request: web.BaseRequest) -> web.StreamResponse:
+        if not request.path.endswith("/Start"):
+            made = {"templateID": "base", "sandboxID": "i1", "clientID": "c", "envdVersion": "0.6.7"}
+            return web.json_response(made, status=201)
+        stream = web.StreamResponse(headers={"Content-Type": "application/connect+json"})
+        await stream.prepare(request)
+        await stream.write(bytes([0, 255, 255, 255, 255]))
+        with contextlib.suppress(ConnectionError):
+            for _ in range(2**32 // MIB):
+                await stream.write(bytes(MIB))
+        return stream
+
+    runner = web.ServerRunner(web.Server(answer))
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+        cloud = Cloud(Access("".join(CANARY), url, url, request_timeout_s=5.0, concurrency=1))
+        machine = await cloud.create("base", lifetime_s=60.0, metadata={}, request_id="r")
+        growth = growth_of(psutil.Process().pid)
+        with pytest.raises(CloudFailure):
+            await machine.run("true", timeout_s=5.0)
+        (grown,) = growth()
+        assert grown < GROWTH_BYTES_MAX
+    finally:
+        await runner.cleanup()
 
 
 async def test_a_cloud_that_lists_other_ids_makes_the_daemon_end_nothing_of_others(

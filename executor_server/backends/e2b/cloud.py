@@ -42,6 +42,8 @@ _PAGE_SANDBOXES = 100
 _MAX_PAGES = 100
 _SHOWN_CHARS = 200
 _READ_CHARS = 8_192
+# In the stream of a command: far more than what one read of its output brings.
+_MESSAGE_BYTES_MAX = 4 * 2**20
 _CLOUD_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,127}")
 # Keys and tokens, which are long; and what stands before the host of an address. No id of a sandbox is so long.
 _SECRETS = (re.compile(r"[A-Za-z0-9+/=_-]{32,}"), re.compile(r"(?<=//)[^/@\s]*(?=@)"))
@@ -91,6 +93,10 @@ class Machine:
         self._cloud = cloud
         self._sandbox = sandbox
         self.cloud_id = _checked(sandbox.sandbox_id)
+        # The SDK would take a message of any length into memory, and has no setting for what its own library can bound.
+        rpc: Any = getattr(sandbox.commands, "_rpc", None)
+        if hasattr(rpc, "_read_max_bytes"):
+            rpc._read_max_bytes = _MESSAGE_BYTES_MAX
 
     async def upload(self, path: str, data: bytes) -> None:
         """Makes the file and the directories above it, root's. Raises CloudFailure."""

@@ -9,13 +9,15 @@ One thread; nothing in it blocks, and each direction holds a bounded number of b
 end wait. It ends when either end does, with one of these exit codes:
 
     0  the guest closed the socket, or another connection has taken its place
-    2  nobody listens at the socket
+    66  nobody listens at the socket (EX_NOINPUT: no code that a shell or Python ends with by itself)
+    75  it can't connect for another reason, such as too little memory (EX_TEMPFAIL)
     3  what came on standard input is not a line: nothing of it went on
     4  standard input or output was closed
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import select
 import sys
@@ -28,7 +30,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Optional
 
-SOCKET_CLOSED, CANNOT_CONNECT, BAD_LINE, STREAM_CLOSED = 0, 2, 3, 4
+SOCKET_CLOSED, BAD_LINE, STREAM_CLOSED = 0, 3, 4
+NOBODY_LISTENS, CANNOT_CONNECT = 66, 75
 
 _STDIN, _STDOUT = 0, 1
 _READ_BYTES = 64 * 1024
@@ -48,8 +51,8 @@ def main(arguments: list[str]) -> int:
     try:
         sock.connect(path)
     except OSError as error:
-        sys.stderr.write(f"nobody listens at {path}: {error.strerror}\n")
-        return CANNOT_CONNECT
+        sys.stderr.write(f"can't connect to {path}: {error.strerror}\n")
+        return NOBODY_LISTENS if error.errno in (errno.ECONNREFUSED, errno.ENOENT) else CANNOT_CONNECT
     sock.setblocking(False)
     os.set_blocking(_STDIN, False)
     os.set_blocking(_STDOUT, False)

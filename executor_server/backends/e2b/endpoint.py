@@ -6,15 +6,14 @@ import asyncio
 import shlex
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
-import structlog
-
 from executor_server.backends.e2b.failures import CloudFailure, Gone
-from executor_server.backends.e2b.patience import asked_s, pauses_s
+from executor_server.backends.e2b.patience import persistently
 from executor_server.backends.e2b.transport import CommandTransport, RelayCommand, RelayEnded
 from executor_server.errors import SandboxFailure
-from executor_server.guest.relay import CANNOT_CONNECT
+from executor_server.guest.relay import NOBODY_LISTENS
 from executor_server.guest.tokens import LONG_CHAIN_LENGTH
 
 if TYPE_CHECKING:
@@ -22,8 +21,6 @@ if TYPE_CHECKING:
 
 # For a relay to start and to say so. A stream that stands still before that would else use up the time of all attempts.
 _OPEN_TIMEOUT_S = 15.0
-
-_log = structlog.get_logger(__name__)
 
 
 class Ways:
@@ -43,14 +40,8 @@ class Ways:
 
     async def open(self, make_protocol: Callable[[], asyncio.Protocol]) -> None:
         """Tries until it is there or the caller has had enough. Raises SandboxFailure when the guest is gone."""
-        for pause_s in pauses_s():
-            try:
-                await self._try(make_protocol)
-                return
-            except CloudFailure as failure:  # also what is final elsewhere: tokens are renewed with each attempt
-                _log.debug("guest_not_reached", sandbox_id=self._sandbox_id, reason=str(failure))
-                wait_s = max(pause_s, asked_s(failure))
-            await asyncio.sleep(wait_s)
+        # Its own words for a guest that is gone are no CloudFailure; tokens are renewed with each attempt.
+        await persistently(partial(self._try, make_protocol), unless=())
 
     async def _try(self, make_protocol: Callable[[], asyncio.Protocol]) -> None:
         if self._machine is None:
@@ -72,7 +63,7 @@ class Ways:
             self._machine = None
             raise CloudFailure(f"no relay was there within {_OPEN_TIMEOUT_S:g} s") from late
         except RelayEnded as ended:
-            if ended.exit_code == CANNOT_CONNECT:
+            if ended.exit_code == NOBODY_LISTENS:
                 raise SandboxFailure("its guest has ended") from ended
             raise
         except CloudFailure:

@@ -7,7 +7,10 @@ import random
 from collections.abc import Awaitable, Callable, Iterator
 from typing import TypeVar
 
+import structlog
+
 from executor_server.backends.e2b.failures import CloudFailure, Final, TryLater
+from executor_server.errors import SandboxFailure
 
 ATTEMPTS = 4
 _FIRST_PAUSE_S = 0.2
@@ -17,9 +20,11 @@ _PATIENCE_S = 10.0
 
 T = TypeVar("T")
 
+_log = structlog.get_logger(__name__)
 
-async def patiently(request: Callable[[], Awaitable[T]], *, attempts: int | None = ATTEMPTS) -> T:
-    """The answer to the first of some attempts that has one; without a number of them, tries until it is cancelled.
+
+async def patiently(request: Callable[[], Awaitable[T]]) -> T:
+    """The answer to the first of some attempts that has one.
 
     Raises CloudFailure, that of the last attempt; at once when it is `Final`.
     """
@@ -30,8 +35,26 @@ async def patiently(request: Callable[[], Awaitable[T]], *, attempts: int | None
             raise
         except CloudFailure as failure:
             asks_too_much = isinstance(failure, TryLater) and (failure.retry_after_s or 0.0) > _PATIENCE_S
-            if attempts is not None and (attempt >= attempts or asks_too_much):
+            if attempt >= ATTEMPTS or asks_too_much:
                 raise
+            wait_s = max(pause_s, asked_s(failure))
+        await asyncio.sleep(wait_s)
+    raise AssertionError("the pauses have no end")
+
+
+async def persistently(request: Callable[[], Awaitable[T]], *, unless: tuple[type[SandboxFailure], ...]) -> T:
+    """The answer to the first attempt that has one; tries until it is cancelled.
+
+    For what is lost when it is given up: it also outlasts what is `Final` elsewhere, such as a key that is refused for
+    a moment. Raises what is in `unless`.
+    """
+    for pause_s in pauses_s():
+        try:
+            return await request()
+        except unless:
+            raise
+        except CloudFailure as failure:
+            _log.debug("cloud_asked_again", reason=str(failure))
             wait_s = max(pause_s, asked_s(failure))
         await asyncio.sleep(wait_s)
     raise AssertionError("the pauses have no end")

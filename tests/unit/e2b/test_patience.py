@@ -9,7 +9,7 @@ import pytest
 
 from executor_server.backends.e2b import patience
 from executor_server.backends.e2b.failures import CloudFailure, Gone, KeyRefused, TryLater
-from executor_server.backends.e2b.patience import ATTEMPTS, patiently, pauses_s
+from executor_server.backends.e2b.patience import ATTEMPTS, patiently, pauses_s, persistently
 
 
 class Asked:
@@ -72,10 +72,16 @@ async def test_it_does_not_wait_for_a_cloud_that_asks_for_long(waits: list[float
     assert waits == []
 
 
-async def test_without_a_number_of_attempts_it_goes_on(waits: list[float]) -> None:
-    asked = Asked(*[CloudFailure("no")] * 50, TryLater("busy", 3600.0))
-    assert await patiently(asked, attempts=None) == "answer"
+async def test_where_all_would_be_lost_it_goes_on(waits: list[float]) -> None:
+    asked = Asked(*[CloudFailure("no")] * 50, TryLater("busy", 3600.0), KeyRefused("just now"))
+    assert await persistently(asked, unless=(Gone,)) == "answer"
     assert max(waits) <= patience._PATIENCE_S
+
+
+async def test_what_was_named_ends_it_all_the_same(waits: list[float]) -> None:
+    with pytest.raises(Gone):
+        await persistently(Asked(CloudFailure("no"), Gone("no such thing")), unless=(Gone,))
+    assert len(waits) == 1
 
 
 def test_pauses_grow_up_to_a_bound_and_differ() -> None:

@@ -172,7 +172,7 @@ def test_nobody_listening_is_said(start: Start) -> None:
     with tempfile.TemporaryDirectory() as empty:
         command = [*relay.process.args[:-2], f"{empty}/guest.sock", NONCE]  # type: ignore[index]
         ended = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
-    assert (ended.returncode, ended.stdout) == (2, "")
+    assert (ended.returncode, ended.stdout) == (66, "")
     assert ended.stderr.endswith("No such file or directory\n") and ended.stderr.count("\n") == 1
 
 

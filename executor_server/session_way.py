@@ -107,8 +107,9 @@ class GuestWay:
         self._registry.note_connections(self._session_id, self._channel.connections + 1)
         answer_s = _ANSWER_TIME_S if self._endpoint.breaks_by_itself else READY_TIME_S
         await self._channel.connect(within_s, answer_s=answer_s)
-        self.state = WayState.UP
-        self._control.on_connected()
+        if self._channel.connected:  # else it broke in the same moment, and is being made anew
+            self.state = WayState.UP
+            self._control.on_connected()
 
     def on_lost(self, reason: str) -> None:
         """The channel broke. It may be made again, a number of times; a supervisor that died, or lied, may not."""

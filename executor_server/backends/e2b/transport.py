@@ -86,12 +86,18 @@ class CommandTransport(asyncio.Transport):
         When it fails or is cancelled, the transport is aborted.
         """
         try:
-            self._command = command = await start(self._nonce, self._receive)
+            command = await start(self._nonce, self._receive)
+            if self._closed:  # and so nobody has stopped it, or will
+                await _stop(command)
+                raise CloudFailure("the way to the guest was given up")
+            self._command = command
             self._tasks = [
                 self._loop.create_task(self._send_forever(command)),
                 self._loop.create_task(self._watch(command)),
             ]
             await asyncio.shield(self._started)
+            if self._closed:
+                raise CloudFailure("the relay ended as soon as it was there")
         except BaseException:
             self.abort()
             raise
@@ -135,17 +141,11 @@ class CommandTransport(asyncio.Transport):
         self._on_finished(self)
 
     async def _stop(self) -> None:
-        """Best effort, and bounded: a relay that goes on running ends with its sandbox, or as the next one comes."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        if self._command is None:
-            return
-        try:
-            async with asyncio.timeout(_STOP_TIMEOUT_S):
-                await self._command.stop()
-        except (CloudFailure, TimeoutError) as failure:
-            _log.debug("relay_not_stopped", reason=str(failure) or type(failure).__name__)
+        if self._command is not None:
+            await _stop(self._command)
 
     async def _watch(self, command: RelayCommand) -> None:
         try:
@@ -259,3 +259,12 @@ class RelayEnded(CloudFailure):
     def __init__(self, exit_code: int) -> None:
         super().__init__(f"the relay ended with exit code {exit_code}")
         self.exit_code = exit_code
+
+
+async def _stop(command: RelayCommand) -> None:
+    """Best effort, and bounded: a relay that goes on running ends with its sandbox, or as the next one comes."""
+    try:
+        async with asyncio.timeout(_STOP_TIMEOUT_S):
+            await command.stop()
+    except (CloudFailure, TimeoutError) as failure:
+        _log.debug("relay_not_stopped", reason=str(failure) or type(failure).__name__)

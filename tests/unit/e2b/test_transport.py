@@ -77,6 +77,10 @@ class Taker(asyncio.Protocol):
         self.ends: list[Exception | None] = []
         self.ended = asyncio.Event()
         self.paused: list[bool] = []
+        self.connected = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.connected = True
 
     def data_received(self, data: bytes) -> None:
         self.data += data
@@ -205,6 +209,37 @@ async def test_a_relay_that_ends_at_once_says_how() -> None:
         await transport.open(relay.start, Taker)
     await transport.finished()
     assert raised.value.exit_code == 2
+
+
+async def test_a_way_that_is_given_up_while_its_relay_starts_stops_it() -> None:
+    relay = Relay()
+    transport = CommandTransport(lambda _: None)
+
+    async def start(nonce: str, say: Callable[[str], Awaitable[None]]) -> Relay:
+        transport.abort()
+        return await relay.start(nonce, say)
+
+    with pytest.raises(CloudFailure):
+        await transport.open(start, Taker)
+    await transport.finished()
+    assert relay.stops == 1
+
+
+async def test_a_relay_that_ends_as_soon_as_it_is_there_is_handed_to_nobody() -> None:
+    relay = Relay(begins=False)
+    transport, taker = CommandTransport(lambda _: None), Taker()
+
+    async def start(nonce: str, say: Callable[[str], Awaitable[None]]) -> Relay:
+        await relay.start(nonce, say)
+        await relay.print(start_line(nonce).decode())
+        transport.abort()  # as at the end of its stream
+        return relay
+
+    with pytest.raises(CloudFailure):
+        await transport.open(start, lambda: taker)
+    await transport.finished()
+    assert not taker.connected
+    assert relay.stops == 1
 
 
 async def test_one_that_says_something_else_is_given_up() -> None:

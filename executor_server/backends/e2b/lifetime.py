@@ -52,6 +52,9 @@ class LifetimeKeeper:
 
     async def _prolong(self, sandbox: E2BSandbox) -> None:
         try:
-            await patiently(sandbox.prolong)
-        except CloudFailure as failure:  # there are some turns left
-            _log.warning("sandbox_not_prolonged", sandbox_id=sandbox.sandbox_id, reason=str(failure))
+            # One of which the cloud does not answer must not keep all the others waiting for their next turn.
+            async with asyncio.timeout(self._interval_s):
+                await patiently(sandbox.prolong)
+        except (CloudFailure, TimeoutError) as failure:  # there are some turns left
+            reason = str(failure) or f"not within {self._interval_s:g} s"
+            _log.warning("sandbox_not_prolonged", sandbox_id=sandbox.sandbox_id, reason=reason)

@@ -53,6 +53,15 @@ async def test_a_cloud_that_fails_for_a_while_ends_nothing() -> None:
     await kept(Sandbox(*[CloudFailure("no")] * 20), Sandbox())
 
 
+async def test_one_that_hangs_keeps_nobody_else_waiting() -> None:
+    class Hanging(Sandbox):
+        async def prolong(self) -> None:
+            await super().prolong()
+            await asyncio.Event().wait()
+
+    await kept(Hanging(), Sandbox())
+
+
 async def test_a_bug_of_ours_ends_nothing() -> None:
     await kept(Sandbox(RuntimeError("bug")), Sandbox())
 

@@ -392,6 +392,38 @@ async def test_one_lie_does_not_end_a_sandbox(backend: E2BBackend, double: Doubl
     assert await answers(made)
 
 
+async def test_a_lie_that_is_repeated_is_believed_until_the_next_word(backend: E2BBackend, double: Double) -> None:
+    made = await backend.create(SPEC)
+    keeper = backend._started().keeper
+    double.fault(Kind.STATUS, "/sandboxes/{id}/timeout", status=404)
+    double.fault(Kind.STATUS, "/sandboxes/{id}", method="GET", status=404)
+    await keeper.keep()
+    assert made.is_gone
+    assert await answers(made)
+    await keeper.keep()
+    assert not made.is_gone
+    double.fault(Kind.STATUS, DELETE, method="DELETE", status=404)
+    await made.destroy()
+    assert double.sandboxes == {}
+
+
+async def test_an_answer_that_names_another_sandbox_does_it_no_harm(
+    backend: E2BBackend, double: Double, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = await backend.create(SPEC)
+    assert other.cloud_id is not None
+    found = await machine_of(backend, other.cloud_id)
+
+    async def lie(*_: object, **__: object) -> Machine:
+        return found
+
+    monkeypatch.setattr(backend._started().maker.cloud, "create", lie)
+    with pytest.raises(SandboxFailure):
+        await backend.create(SPEC)
+    await backend.sweep()
+    assert set(double.sandboxes) == {other.cloud_id}
+
+
 async def test_a_cloud_that_does_not_answer_is_said_to(backend: E2BBackend, double: Double) -> None:
     made = await backend.create(SPEC)
     double.go_down()
@@ -412,6 +444,8 @@ async def test_a_paused_sandbox_stands_still_and_goes_on(state_dir: Path, double
         double.advance(10_000)
         await backend._started().keeper.keep()  # it is not asked for
         assert not made.is_gone
+        for status in (400, 401, 403, 404, 500):
+            double.fault(Kind.STATUS, "/v2/sandboxes/{id}/connect", status=status)
         await made.wake()
         assert only(double).state == "running"
         assert await answers(made)
@@ -475,6 +509,31 @@ async def test_the_next_daemon_takes_over_what_it_knows_and_ends_the_rest(state_
         assert await answers(adopted[awake.sandbox_id])
         await adopted[asleep.sandbox_id].wake()
         assert await answers(adopted[asleep.sandbox_id])
+    finally:
+        await second.close()
+    assert double.sandboxes == {}
+
+
+async def test_a_list_that_lacks_a_sandbox_is_asked_for_again(
+    state_dir: Path, double: Double, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = E2BBackend(state_dir, e2b_section(double))
+    await first.start()
+    await first.adopt(())
+    made = await first.create(SPEC)
+    await abandon(first)
+    second = E2BBackend(state_dir, e2b_section(double))
+    await second.start()
+    try:
+        cloud = second._started().maker.cloud
+        really, lists = cloud.list, iter([list[Any]()])
+
+        async def stale(metadata: dict[str, str]) -> Any:
+            return next(lists, None) or await really(metadata)
+
+        monkeypatch.setattr(cloud, "list", stale)
+        adopted = await second.adopt([KnownSandbox(made.sandbox_id, SPEC, made.endpoint.token, "e2b")])
+        assert await answers(adopted[made.sandbox_id])
     finally:
         await second.close()
     assert double.sandboxes == {}

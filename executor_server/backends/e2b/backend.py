@@ -16,6 +16,7 @@ import re
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -30,7 +31,7 @@ from executor_server.backends.e2b.guests import GuestFile
 from executor_server.backends.e2b.lifetime import LifetimeKeeper
 from executor_server.backends.e2b.maker import DAEMON_KEY, FINGERPRINT_KEY, GUEST_KEY, RETRY_FULL_S, Maker
 from executor_server.backends.e2b.patience import patiently
-from executor_server.backends.e2b.sandbox import SANDBOX_KEY, E2BSandbox, Lifetime
+from executor_server.backends.e2b.sandbox import SANDBOX_KEY, E2BSandbox, Lifetime, end_at_cloud
 from executor_server.backends.e2b.templates import Templates
 from executor_server.backends.endings import check_none_left, failures_of
 from executor_server.config import E2BImage, E2BSection
@@ -39,12 +40,14 @@ from executor_server.guest_archive import pack_guest
 from executor_server.model import SandboxSpec
 
 if TYPE_CHECKING:
-    from executor_server.backends.e2b.cloud import Cloud, Listed
+    from executor_server.backends.e2b.cloud import Listed
 
 _KIND = "e2b"
 _GUEST_VERSION = re.compile(r"[0-9a-f]{1,64}")
 _FINGERPRINT_CHARS = 256
 _TOKEN_BYTES = 32
+# Between the two lists of a start, where the first one lacks a sandbox.
+_LIST_AGAIN_S = 1.0
 # So many times as long as one request may take, a creation may: it makes some six, and may repeat each that fails.
 _CREATION_REQUESTS = 6
 
@@ -88,7 +91,7 @@ class E2BBackend:
             raise
         lifetime = Lifetime(section.lifetime_s, section.pause_idle_s)
         templates = Templates(section.images)
-        maker = Maker(cloud, directory.daemon_id, guest, templates, lifetime, section.reconnect_s)
+        maker = Maker(cloud, directory.daemon_id, guest, templates, lifetime, section.reconnect_s, self._is_taken)
         self._means = _Means(directory, maker, LifetimeKeeper(section.lifetime_s, self._live.values))
         self._means.keeper.start()
         sdk = check_sdk()
@@ -166,7 +169,11 @@ class E2BBackend:
         means = self._started()
         wanted = {sandbox.sandbox_id: sandbox for sandbox in known if is_sandbox_id(sandbox.sandbox_id)}
         adopted: dict[str, E2BSandbox] = {}
-        for listed in await self._listed(means):
+        seen = await self._listed(means)
+        if wanted.keys() - {listed.metadata.get(SANDBOX_KEY) for listed in seen}:
+            await asyncio.sleep(_LIST_AGAIN_S)  # one list is not enough to give a session up for
+            seen += await self._listed(means)
+        for listed in seen:
             one = wanted.get(listed.metadata.get(SANDBOX_KEY, ""))
             if one is None or one.sandbox_id in adopted:
                 continue
@@ -203,7 +210,7 @@ class E2BBackend:
         failures = await failures_of(
             [
                 *(sandbox.destroy() for sandbox in condemned),
-                *(_kill(means.maker.cloud, cloud_id) for cloud_id in strays),
+                *(patiently(partial(end_at_cloud, means.maker.cloud, cloud_id)) for cloud_id in strays),
             ]
         )
         count = len(condemned) + len(strays) - len(failures)
@@ -216,11 +223,12 @@ class E2BBackend:
     async def _listed(self, means: _Means) -> list[Listed]:
         return await patiently(lambda: means.maker.cloud.list({DAEMON_KEY: means.directory.daemon_id}))
 
+    def _is_taken(self, cloud_id: str) -> bool:
+        return any(sandbox.cloud_id == cloud_id for sandbox in self._live.values())
+
     def _is_stray(self, listed: Listed) -> bool:
         """Asked after the list came: what has been made meanwhile is known by now, and what is being made has no id."""
+        if self._is_taken(listed.cloud_id):
+            return False  # whatever the cloud says of it
         owner = self._live.get(listed.metadata.get(SANDBOX_KEY, ""))
         return owner is None or (owner.cloud_id is not None and owner.cloud_id != listed.cloud_id)
-
-
-async def _kill(cloud: Cloud, cloud_id: str) -> None:
-    await patiently(lambda: cloud.kill(cloud_id))

@@ -113,7 +113,8 @@ async def _trial(cloud: Cloud, section: E2BSection, name: str) -> AsyncIterator[
         guest = await asyncio.to_thread(lambda: GuestFile.of(pack_guest(Path(scratch))))
     templates = Templates(section.images)
     lifetime = Lifetime(section.lifetime_s, pause_idle_s=None)  # which an account may not be allowed
-    maker = Maker(cloud, f"check{secrets.token_hex(4)}", guest, templates, lifetime, section.reconnect_s)
+    daemon_id = f"check{secrets.token_hex(4)}"  # of one that has nothing yet
+    maker = Maker(cloud, daemon_id, guest, templates, lifetime, section.reconnect_s, lambda _: False)
     sandbox = maker.new_sandbox(
         new_sandbox_id(),
         image=templates.of(name),

@@ -27,6 +27,7 @@ import httpx
 from e2b.sandbox_async.commands.command import Commands
 
 from executor_server.backends.e2b.failures import (
+    CannotWake,
     CloudFailure,
     CommandFailed,
     Failed,
@@ -39,6 +40,8 @@ from executor_server.backends.e2b.failures import (
 
 _ROOT = "root"
 _PAGE_SANDBOXES = 100
+# All of its memory has to be written down.
+_PAUSE_MORE_S = 60.0
 _MAX_PAGES = 100
 _SHOWN_CHARS = 200
 _READ_CHARS = 8_192
@@ -235,19 +238,19 @@ class Cloud:
         async with self.request():
             await e2b.AsyncSandbox.set_timeout(cloud_id, math.ceil(lifetime_s), **self._parameters())
 
-    async def is_paused(self, cloud_id: str) -> bool:
-        """Raises Gone, CloudFailure."""
+    async def look(self, cloud_id: str) -> Listed:
+        """What the cloud has to say of it. Raises Gone, CloudFailure."""
         async with self.request():
-            info = await e2b.AsyncSandbox.get_info(cloud_id, **self._parameters())
-        return info.state == e2b.SandboxState.PAUSED
+            return _listed(await e2b.AsyncSandbox.get_info(cloud_id, **self._parameters()))
 
     async def pause(self, cloud_id: str) -> bool:
         """With all that is in its memory. Whether it was running until now. Raises Gone, CloudFailure.
 
         Final when the cloud refuses: for this template or account it is not possible.
         """
-        async with self.request():
-            return await e2b.AsyncSandbox.pause(cloud_id, **self._parameters())
+        timeout_s = self.access.request_timeout_s + _PAUSE_MORE_S
+        async with self.request(_PAUSE_MORE_S):
+            return await e2b.AsyncSandbox.pause(cloud_id, **{**self._parameters(), "request_timeout": timeout_s})
 
     def _parameters(self) -> Any:
         """Of each call."""
@@ -277,10 +280,10 @@ class Cloud:
             yield
         except CloudFailure:
             raise
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - the SDK's border: the head of this file says what comes across
             task = asyncio.current_task()
             if task is not None and task.cancelling():  # which the SDK takes for an answer that is late
-                raise asyncio.CancelledError from error
+                raise asyncio.CancelledError from None
             raise _translated(error, self.harmless(str(error))) from None
 
     def harmless(self, text: str) -> str:
@@ -317,7 +320,7 @@ _TABLE = (
     _Row(_of_sdk("TimeoutException"), CloudFailure, "E2B does not answer in time: {}"),
     _Row(_of_sdk("InvalidArgumentException"), Final, "E2B refuses the request: {}"),
     _Row(_of_sdk("NotEnoughSpaceException"), Final, "the sandbox has no space left: {}"),
-    _Row(_of_sdk("GuestUnresponsiveException"), Final, "the sandbox can't be woken: {}"),
+    _Row(_of_sdk("GuestUnresponsiveException"), CannotWake, "the sandbox can't be woken: {}"),
     _Row(_of_sdk("TemplateException"), Final, "the template is too old for the SDK: {}"),
     _Row(httpx.TimeoutException, CloudFailure, "E2B does not answer in time: {}"),
     _Row(httpx.TransportError, CloudFailure, "E2B can't be reached: {}"),

@@ -37,6 +37,10 @@ class Gone(Final):
     """There is no such sandbox, template or command (any more)."""
 
 
+class CannotWake(Final):
+    """The sandbox was paused, and what was kept of it can't go on."""
+
+
 class NotRunning(CloudFailure):
     """Whoever stands before the sandboxes knows no running one by this name: it is gone, or it is paused."""
 

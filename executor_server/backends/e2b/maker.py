@@ -45,6 +45,7 @@ class Maker:
     templates: Templates
     lifetime: Lifetime
     reconnect_s: float
+    is_taken: Callable[[str], bool]  # whether a sandbox of the cloud, by its id, is one that is here already
 
     def fingerprint(self, spec: SandboxSpec) -> str:
         """Of the template its name: what it was built of, the cloud does not say of a sandbox."""
@@ -131,6 +132,9 @@ class Maker:
             except Failed:
                 request_id = next(request_ids)  # an answer may be remembered by the request's id, a bad one too
                 raise
+            if self.is_taken(machine.cloud_id):
+                request_id = next(request_ids)
+                raise Failed("E2B gave a sandbox that another session has")
             sandbox.made(machine, asked_at_s)
             if existed:
                 await self._end_twins(sandbox)

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, ClassVar
 import structlog
 
 from executor_server.backends.e2b.endpoint import RelayEndpoint, Ways
-from executor_server.backends.e2b.failures import CloudFailure, Final, Gone, TryLater
-from executor_server.backends.e2b.patience import patiently
+from executor_server.backends.e2b.failures import CannotWake, CloudFailure, Final, Gone, TryLater
+from executor_server.backends.e2b.patience import patiently, persistently
 from executor_server.backends.endings import Ending
 from executor_server.errors import SandboxFailure
 
@@ -47,6 +47,16 @@ class Lifetime:
     unpausable: set[str] = field(default_factory=set)  # templates that turned out to be
 
 
+async def end_at_cloud(cloud: Cloud, cloud_id: str) -> None:
+    """Ends it, or learns twice that there is none. Raises CloudFailure."""
+    if not await cloud.kill(cloud_id):
+        try:
+            await cloud.look(cloud_id)
+        except Gone:
+            return
+        raise CloudFailure("E2B knows the sandbox, and does not end it")
+
+
 class E2BSandbox:
     """Implements `executor_server.backends.base.Sandbox`."""
 
@@ -72,7 +82,7 @@ class E2BSandbox:
         self.may_exist = False  # in the cloud; while that is so and there is no id, a request to make it was lost
         self.is_whole = False  # what was made is what was asked for: its guest has been started in it
         self.is_paused = False
-        self.is_gone = False
+        self.is_gone = False  # as far as the cloud has said last; whether its guest answers is another question
         self._cloud = cloud
         self._lifetime = lifetime
         self._template = template
@@ -103,15 +113,17 @@ class E2BSandbox:
     async def prolong(self) -> None:
         """Puts its end off, unless it is paused or to be destroyed. Raises CloudFailure."""
         async with self._turn:
-            if self.cloud_id is None or self.is_paused or self.is_gone or self.ending.has_begun:
+            if self.cloud_id is None or self.is_paused or self.ending.has_begun:
                 return
-            asked_at_s = cloud_clock_s()
+            asked_at_s, was_gone = cloud_clock_s(), self.is_gone
             try:
                 await self._prolong(self.cloud_id)
             except Gone:
                 self.is_gone = True
-                _log.warning("sandbox_vanished", sandbox_id=self.sandbox_id, cause=self._end())
+                if not was_gone:
+                    _log.warning("sandbox_vanished", sandbox_id=self.sandbox_id, cause=self._end())
             else:
+                self.is_gone = False
                 self._ends_at_s = asked_at_s + self._lifetime.lifetime_s
 
     async def _prolong(self, cloud_id: str) -> None:
@@ -119,17 +131,17 @@ class E2BSandbox:
             await self._cloud.prolong(cloud_id, lifetime_s=self._lifetime.lifetime_s)
         except Gone:
             # One word is not enough to give a session up for. If it is true, this raises Gone as well.
-            await self._cloud.is_paused(cloud_id)
+            await self._cloud.look(cloud_id)
             raise CloudFailure("E2B knows the sandbox, and does not put off its end") from None
 
     async def _find(self) -> Machine:
-        if self.cloud_id is None or self.is_gone or self.ending.has_begun:
+        if self.cloud_id is None or self.ending.has_begun:
             raise Gone("there is no such sandbox")
         asked_at_s = cloud_clock_s()
         try:
             machine = await self._cloud.connect(self.cloud_id, lifetime_s=self._lifetime.lifetime_s)
         except Gone:
-            await self._cloud.is_paused(self.cloud_id)  # as in `_prolong`: one word is not enough
+            await self._cloud.look(self.cloud_id)  # as in `_prolong`: one word is not enough
             raise CloudFailure("E2B knows the sandbox, and does not connect to it") from None
         self.made(machine, asked_at_s)
         return machine
@@ -139,7 +151,7 @@ class E2BSandbox:
             return None
         try:
             async with asyncio.timeout(_CAUSE_TIMEOUT_S):
-                paused = await self._cloud.is_paused(self.cloud_id)
+                paused = (await self._cloud.look(self.cloud_id)).paused
         except Gone:
             return self._end()
         except (CloudFailure, TimeoutError):
@@ -176,7 +188,7 @@ class E2BSandbox:
                 return True
         except Final as failure:
             refusal = str(failure)
-        if await self._cloud.is_paused(cloud_id):
+        if (await self._cloud.look(cloud_id)).paused:
             return True
         self._lifetime.unpausable.add(self._template)
         _log.warning("sandbox_not_pausable", sandbox_id=self.sandbox_id, reason=refusal)
@@ -184,7 +196,7 @@ class E2BSandbox:
 
     async def wake(self) -> None:
         async with self._turn:
-            await patiently(self._find, attempts=None)
+            await persistently(self._find, unless=(Gone, CannotWake))
 
     # -- the end -------------------------------------------------------------------------------------------------
 
@@ -201,17 +213,26 @@ class E2BSandbox:
         _log.debug("sandbox_destroyed", sandbox_id=self.sandbox_id)
 
     async def _kill(self) -> None:
-        """Where its creation failed, also whatever else bears its id: answers were lost, or told of another sandbox."""
-        if self.may_exist and not self.is_whole:
+        """Where its creation failed: whatever bears its id, since answers were lost, or told of another's sandbox."""
+        if self.is_whole and self.cloud_id is not None:
+            await patiently(partial(end_at_cloud, self._cloud, self.cloud_id))
+        elif self.may_exist:
             await self.end_twins()
-        if self.cloud_id is not None:
-            await patiently(partial(self._cloud.kill, self.cloud_id))
+            if self.cloud_id is not None and await self._is_ours(self.cloud_id):
+                await patiently(partial(end_at_cloud, self._cloud, self.cloud_id))
 
     async def end_twins(self) -> None:
         """Ends what else came of requests to make this one. Raises CloudFailure."""
         listed = await patiently(partial(self._cloud.list, {SANDBOX_KEY: self.sandbox_id}))
         for cloud_id in {one.cloud_id for one in listed} - {self.cloud_id}:
-            await patiently(partial(self._cloud.kill, cloud_id))
+            await patiently(partial(end_at_cloud, self._cloud, cloud_id))
+
+    async def _is_ours(self, cloud_id: str) -> bool:
+        try:
+            seen = await patiently(partial(self._cloud.look, cloud_id))
+        except Gone:
+            return False
+        return seen.metadata.get(SANDBOX_KEY) == self.sandbox_id
 
     # -- what there is no way to do ------------------------------------------------------------------------------
 

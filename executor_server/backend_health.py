@@ -107,12 +107,13 @@ class BackendHealth:
         self._full = self._told_of(_Trouble(failure, 0.0, self._now_s() + wait_s))
 
     def _note_failure(self, make: str, failure: SandboxFailure, tried: _Trouble | None) -> None:
+        was_full = tried is not None and self._full is tried
+        if was_full:  # it is not full any more
+            self._full = None
         before = self._troubles.pop(make, None)
-        if before is not None and before is not tried:
+        if before is not None and before is not tried and not was_full:
             self._troubles[make] = before  # as above: that is no further failure
             return
-        if self._full is tried:
-            self._full = None
         settings = self._settings
         backoff_s = min(max(2 * before.backoff_s if before else 0.0, settings.backoff_s), settings.max_backoff_s)
         wait_s = backoff_s * random.uniform(1 - settings.jitter, 1)

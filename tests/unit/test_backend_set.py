@@ -258,6 +258,21 @@ async def test_a_full_backend_is_asked_again_when_it_said(bench: Bench) -> None:
     assert await bench.maker() == "docker"
 
 
+async def test_one_that_was_full_and_then_is_down_is_asked_once_also_by_whom_it_has_failed_before(bench: Bench) -> None:
+    """Or whoever had a failure of its own would wait for the dead one's time-out at each creation."""
+    other = replace(BOTH, processes=SPEC.processes + 1)
+    bench.docker.wrong["create"] = DOWN
+    await bench.maker()
+    bench.docker.wrong["create"] = BackendFull("no place", 5.0)
+    await bench.maker(other)
+    bench.docker.wrong["create"] = DOWN
+    bench.time_s += 5.0
+    asked = bench.docker.creations
+    assert [await bench.maker() for _ in range(20)] == ["e2b"] * 20
+    assert bench.docker.creations == asked + 1
+    assert bench.both.states()["docker"] == "down"
+
+
 async def test_what_a_full_backend_says_is_bounded(bench: Bench) -> None:
     bench.docker.wrong["create"] = BackendFull("come back next year", 3e7)
     await bench.maker()

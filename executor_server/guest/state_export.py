@@ -90,6 +90,11 @@ def _variable_names(world: World) -> tuple[list[str], dict[str, str]]:
         if len(name) > MAX_NAME_CHARS or len(names) >= MAX_VARIABLES or chars > MAX_NAMES_CHARS:
             omitted[name] = f"at most {MAX_VARIABLES} variables of short names can be written"
             continue
+        try:
+            name.encode()
+        except UnicodeEncodeError:
+            omitted[name] = "its name is no text that can be written"
+            continue
         names.append(name)
     return names, omitted
 

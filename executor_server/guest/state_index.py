@@ -66,12 +66,18 @@ def read_index(fd: int, size: int) -> dict[str, Any]:
     return dict(index)
 
 
-def said_of(omitted: dict[str, str]) -> list[dict[str, str]]:
+def said_of(omitted: dict[str, str], max_named: int = MAX_OMITTED) -> list[dict[str, str]]:
     """What is said of variables that are left out, and why: of so many, in a bounded number of bytes."""
     said = [
-        {"name": name[:MAX_NAME_CHARS], "reason": why.encode("ascii", "backslashreplace").decode()[:MAX_REASON_CHARS]}
-        for name, why in list(omitted.items())[:MAX_OMITTED]
+        {"name": _plain(name, MAX_NAME_CHARS), "reason": _plain(why, MAX_REASON_CHARS)}
+        for name, why in list(omitted.items())[:max_named]
     ]
-    if len(omitted) > MAX_OMITTED:
-        said.append({"name": "(others)", "reason": f"{len(omitted) - MAX_OMITTED} more are left out"})
+    if len(omitted) > max_named:
+        said.append({"name": "(others)", "reason": f"{len(omitted) - max_named} more are left out"})
     return said
+
+
+def _plain(text: str, max_chars: int) -> str:
+    """Printable ASCII, of which no character takes more than two bytes of JSON."""
+    escaped = text[:max_chars].encode("ascii", "backslashreplace").decode()
+    return "".join(each if " " <= each <= "~" else f"\\x{ord(each):02x}" for each in escaped)[:max_chars]

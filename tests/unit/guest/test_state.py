@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import sys
 import threading
@@ -23,9 +24,10 @@ from executor_server.guest.referee import Referee
 from executor_server.guest.restricted import Builtins
 from executor_server.guest.rules import Rules
 from executor_server.guest.state_export import export
-from executor_server.guest.state_index import NotPickled
+from executor_server.guest.state_index import MAX_NAME_CHARS, MAX_NAMES_CHARS, NotPickled, said_of
 from executor_server.guest.state_restore import restore
 from executor_server.guest.state_world import World
+from executor_server.state_archive import MAX_SAID_BYTES
 
 MIB = 1024 * 1024
 
@@ -273,3 +275,21 @@ def test_threads_of_the_program_do_not_hinder() -> None:
         stop.set()
         thread.join()
     assert there["a"] == 1 and not omitted
+
+
+def test_what_is_said_of_variables_has_room_whatever_they_are_called() -> None:
+    """Names of control characters and astral ones take up to twelve bytes of JSON for each character."""
+    for character in ("\U0001f40d", "\0", '"', "\\", "é"):
+        odd = {f"{number:03}" + character * 253: character * 300 for number in range(600)}
+        names = [character * (MAX_NAME_CHARS - 1)] * (MAX_NAMES_CHARS // MAX_NAME_CHARS)
+        said = said_of(odd)
+        assert len(json.dumps({"variables": names, "omitted": said})) <= MAX_SAID_BYTES
+        assert all(each["name"].isascii() and len(each["name"]) <= MAX_NAME_CHARS for each in said)
+
+
+def test_a_variable_whose_name_is_no_text_is_left_out() -> None:
+    first = Interpreter()
+    first.run("globals()['a\\ud800'] = 1\nb = 2")
+    fd, written = first.export()
+    os.close(fd)
+    assert written["variables"] == ["b"] and list(reasons(written)) == ["a\\ud800"]

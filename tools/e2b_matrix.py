@@ -4,7 +4,7 @@
 
 Two suites for each pair: what the SDK itself does against the double, in which an older one lacks what came later, and
 our backend. matrix_runs.py says where environments and logs are. `--write` puts the table of the pairs that were run
-into docs/e2b.md; those that were not run keep their line. Fails when the pinned pair fails. `--check` runs nothing, and
+into docs/backends.md; those that were not run keep their line. Fails when the pinned pair fails. `--check` runs nothing, and
 fails when the page, the pinned pair and the pairs that `check-host` takes for tried do not agree.
 """
 
@@ -30,7 +30,7 @@ SUITES = {
 PACKAGES = ("--editable", ".[server,smolagents,data]", "--group", "dev")
 SETTINGS = {"REQUIRED_BACKENDS": "local,e2b"}
 
-TARGET = ROOT / "docs/e2b.md"
+TARGET = ROOT / "docs/backends.md"
 BEGIN, END = "<!-- pairs: made by tools/e2b_matrix.py -->\n", "<!-- end of pairs -->\n"
 _ALL = "all"
 HEAD = "| `e2b` | `e2b-code-interpreter` | the SDK against the double | our backend |"
@@ -106,7 +106,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("pairs", nargs="*", default=PAIRS, metavar="E2B+INTERPRETER", help=f"of {', '.join(PAIRS)}")
     parser.add_argument("--pytest", default="", metavar="ARGS", help="further arguments for pytest, as one word")
-    parser.add_argument("--write", action="store_true", help="put the table into docs/e2b.md")
+    parser.add_argument("--write", action="store_true", help="put the table into docs/backends.md")
     parser.add_argument("--check", action="store_true", help="see that the table is what the code says")
     asked = parser.parse_args()
     if asked.check:

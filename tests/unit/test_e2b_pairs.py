@@ -10,7 +10,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def test_the_pairs_that_were_tried_are_the_same_everywhere() -> None:
-    """docs/e2b.md; `make test-e2b-matrix ARGS=--write` writes it."""
+    """docs/backends.md; `make test-e2b-matrix ARGS=--write` writes it."""
     command = [sys.executable, "tools/e2b_matrix.py", "--check"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

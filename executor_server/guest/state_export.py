@@ -20,6 +20,7 @@ from .state_index import (
     LENGTH,
     MAX_NAME_CHARS,
     MAX_NAMES_CHARS,
+    MAX_OMITTED,
     MAX_REASON_CHARS,
     MAX_VARIABLES,
     PICKLE_PROTOCOL,
@@ -43,6 +44,12 @@ COPY_TIME_S = 20.0
 _MAX_COPIES = 12
 # That there is for it in any case.
 _MIN_ROOM_BYTES = 8 * 1024 * 1024
+# Of the index, besides names: what it says of one variable that is in it, and of all.
+_ENTRY_BYTES = 64
+_INDEX_BYTES = 2048
+# For why variables are left out: at most one part of so many of the state, and so much.
+_OMITTED_PART = 8
+_MAX_OMITTED_BYTES = 384 * 1024
 # What a copy says of where it is: the place of a variable, or that it has come to the end.
 _PLACE = struct.Struct("!i")
 _END = -1
@@ -164,10 +171,10 @@ class _Copies:
         try:
             self._after_fork()
             _limit_copy(self._world)
-            room = min(self._max_bytes, max(_room(self._world) // 2, _MIN_ROOM_BYTES))
+            memory = max(_room(self._world) // 2, _MIN_ROOM_BYTES)
             stop_at = min(time.monotonic() + COPY_TIME_S, self._deadline)
             reach = partial(_reach, writer)
-            _Writer(self._world, fd, room, reach).write(self._names, self._omitted, stop_at)
+            _Writer(self._world, fd, min(self._max_bytes, memory), reach).write(self._names, self._omitted, stop_at)
             _reach(writer, _END)
             code = 0
         finally:
@@ -247,14 +254,14 @@ class _Sink:
 
     def __init__(self, fd: int, max_bytes: int) -> None:
         self._fd = fd
-        self._left = max_bytes
+        self._max_bytes = max_bytes
         self.position = 0
 
     def write(self, data: Any) -> int:
         view = memoryview(data).cast("B")
         size = len(view)
-        if self.position + size > self._left:
-            raise _TooLarge(f"the variables have more than {self._left} bytes with it")
+        if self.position + size > self._max_bytes:
+            raise _TooLarge(f"the variables have more than {self._max_bytes} bytes with it")
         while view:
             view = view[os.write(self._fd, view) :]
         self.position += size
@@ -264,6 +271,12 @@ class _Sink:
         os.ftruncate(self._fd, position)
         os.lseek(self._fd, position, os.SEEK_SET)
         self.position = position
+
+
+def _index_bytes(names: list[str], max_bytes: int) -> int:
+    """What an index of these variables takes at most, with some of the reasons for what is left out."""
+    omitted = min(max_bytes // _OMITTED_PART, _MAX_OMITTED_BYTES)
+    return _INDEX_BYTES + len(dumps(names)) + _ENTRY_BYTES * len(names) + omitted
 
 
 class _Nowhere:
@@ -277,8 +290,10 @@ class _Writer:
     """In the copy: writes segment after segment."""
 
     def __init__(self, world: World, fd: int, max_bytes: int, reach: Callable[[int], object]) -> None:
+        """`max_bytes` is what the file may have, with its index."""
         self._world = world
         self._fd = fd
+        self._max_bytes = max_bytes
         self._sink = _Sink(fd, max_bytes)
         self._reach = reach
         self._segments: list[dict[str, Any]] = []
@@ -300,6 +315,7 @@ class _Writer:
 
             version = str(cloudpickle.__version__)[:64]
             self._make = make
+            self._sink = _Sink(self._fd, self._max_bytes - _index_bytes(names, self._max_bytes))
             self._begin_again(None)
         for place, name in enumerate(names):
             self._reach(place)
@@ -312,17 +328,25 @@ class _Writer:
                 omitted[name] = self._reason(error, name)
                 self._reach(place)
                 self._go_back()
-        index = {
-            "python": list(sys.version_info[:3]),
-            "cloudpickle": version,
-            "refused": sorted(self._world.referee.rules.refused),
-            "variables": self._segments,
-            "omitted": said_of(omitted),
-        }
-        data = dumps(index)
-        tail = data + LENGTH.pack(len(data))
+        tail = self._index(version, omitted)
         while tail:
             tail = tail[os.write(self._fd, tail) :]
+
+    def _index(self, version: str, omitted: dict[str, str]) -> bytes:
+        """The end of the file; names fewer of what is left out where there is no room for all."""
+        named = MAX_OMITTED
+        while True:
+            index = {
+                "python": list(sys.version_info[:3]),
+                "cloudpickle": version,
+                "refused": sorted(self._world.referee.rules.refused),
+                "variables": self._segments,
+                "omitted": said_of(omitted, named),
+            }
+            data = dumps(index)
+            if not named or self._sink.position + len(data) + LENGTH.size <= self._max_bytes:
+                return data + LENGTH.pack(len(data))
+            named //= 2
 
     def _begin_again(self, memo: Any) -> None:
         self._pickler = self._make(self._sink)

@@ -293,3 +293,18 @@ def test_a_variable_whose_name_is_no_text_is_left_out() -> None:
     fd, written = first.export()
     os.close(fd)
     assert written["variables"] == ["b"] and list(reasons(written)) == ["a\\ud800"]
+
+
+@pytest.mark.parametrize("program", ["f'v{n:05}' * 4, bytes(n)", "f'é{n:05}' * 4, 'x' * n", "f'v{n}', (i for i in [])"])
+def test_a_state_with_its_index_is_no_larger_than_it_may_be(program: str) -> None:
+    """Else the supervisor takes what it is given for an attack, and the interpreter is lost."""
+    first = Interpreter()
+    first.run(f"for n in range(900):\n    globals().update([({program})])\ndel n")
+    for max_bytes in (200_000, 20_000, 4_000):
+        fd, written = first.export(max_bytes=max_bytes)
+        size = os.fstat(fd).st_size
+        second = Interpreter()
+        read = second.restore(fd)
+        assert size <= max_bytes and written["omitted"]
+        assert read["variables"] == written["variables"]
+    assert second.main.__dict__.keys() >= set(written["variables"])

@@ -5,7 +5,8 @@ the others still pass it over. So a dead Engine costs one time-out now and then 
 is full is passed over until the time that it gave itself (backend_health.py). A sandbox stays where it was made.
 
 One that can't be started holds up nobody: it is tried again at each sweep, and destroys then what an earlier daemon
-left of it. Whoever has a session there is waited for a while, and told that it is lost if that was in vain.
+left of it. Where somebody has a session it is waited for, a while, and the session is told that it is lost if that was
+in vain. A start that hangs goes on meanwhile, for the next sweep: one that is cut off may keep what the next one needs.
 
 Not known here: sessions, policies, and what makes the backends different.
 """
@@ -84,12 +85,14 @@ class BackendSet:
         return {sandbox_id: sandbox for task in tasks for sandbox_id, sandbox in task.result().items()}
 
     async def _adopt(self, member: _Member, known: Sequence[KnownSandbox]) -> Mapping[str, Sandbox]:
-        deadline = asyncio.get_running_loop().time() + self._settings.adopt_wait_s
+        if not known and not member.is_started:
+            return {}  # nobody waits for it: the next sweep starts it
+        deadline_s = asyncio.get_running_loop().time() + self._settings.adopt_wait_s
         while True:
             try:
-                return await member.take_over(known)
+                return await member.take_over(known, deadline_s)
             except SandboxFailure:  # it has been told of
-                if not known or asyncio.get_running_loop().time() >= deadline:
+                if not known or asyncio.get_running_loop().time() >= deadline_s:
                     reason = f"its backend {member.name} could not be used when the daemon came back"
                     return {each.sandbox_id: GoneSandbox(each.sandbox_id, each.backend, reason) for each in known}
                 await asyncio.sleep(self._settings.adopt_retry_s)
@@ -128,7 +131,7 @@ class BackendSet:
 
     async def close(self) -> None:
         """Closes all, whatever happens to one."""
-        failures = _failures(await _each(member.backend.close() for member in self._members.values()))
+        failures = _failures(await _each(member.close() for member in self._members.values()))
         if failures:
             raise SandboxFailure("; ".join(map(str, failures))) from failures[0]
 
@@ -144,7 +147,8 @@ class _Member:
         self.backend = backend
         self.name = backend.name
         self._health = health
-        self._is_started = False
+        self.is_started = False
+        self._late_start: asyncio.Task[None] | None = None  # that goes on, whoever has ceased to wait for it
         self._serves = False  # it is started, and nothing of an earlier daemon is in its way
         self._told = ""  # why it can't be started or swept, as it was logged
 
@@ -163,12 +167,28 @@ class _Member:
         except SandboxFailure as failure:
             self._tell("backend_not_started", failure)
             raise
-        self._is_started = True
+        self.is_started = True
 
-    async def take_over(self, known: Sequence[KnownSandbox]) -> Mapping[str, Sandbox]:
-        """Starts it, if need be, and takes over what an earlier daemon left. Raises SandboxFailure."""
-        if not self._is_started:
-            await self.start()
+    async def _start_by(self, deadline_s: float | None) -> None:
+        """Raises SandboxFailure, also when it is not started by then; it may be later."""
+        if self._late_start is None:
+            self._late_start = asyncio.create_task(self.start(), name=f"start of {self.name}")
+        left_s = None if deadline_s is None else deadline_s - asyncio.get_running_loop().time()
+        done, _ = await asyncio.wait([self._late_start], timeout=left_s)
+        if not done:
+            late = SandboxFailure("it has not started yet")
+            self._tell("backend_not_started", late)
+            raise late
+        ended, self._late_start = self._late_start, None
+        ended.result()
+
+    async def take_over(self, known: Sequence[KnownSandbox], deadline_s: float | None = None) -> Mapping[str, Sandbox]:
+        """Starts it, if need be, and takes over what an earlier daemon left. Raises SandboxFailure.
+
+        Of the start no more than until `deadline_s` of the event loop is waited for.
+        """
+        if not self.is_started:
+            await self._start_by(deadline_s)
         try:
             adopted = await self.backend.adopt(known)
         except SandboxFailure as failure:
@@ -191,6 +211,13 @@ class _Member:
             raise
         self._told = ""
         return found
+
+    async def close(self) -> None:
+        """Raises SandboxFailure. Ends a start that still goes on."""
+        if self._late_start is not None:
+            self._late_start.cancel()
+            await asyncio.gather(self._late_start, return_exceptions=True)
+        await self.backend.close()
 
     def _tell(self, event: str, failure: SandboxFailure) -> None:
         """Once for each thing that there is to be said."""

@@ -34,6 +34,8 @@ class Maker(FakeBackend):
         self.calls: list[str] = []
         self.known: list[str] = []  # that it was told of when it adopted
         self.living_of_old: dict[str, Sandbox] = {}
+        self.start_gate = asyncio.Event()
+        self.start_gate.set()
 
     def _do(self, what: str) -> None:
         self.calls.append(what)
@@ -42,6 +44,7 @@ class Maker(FakeBackend):
 
     async def start(self) -> None:
         self._do("start")
+        await self.start_gate.wait()
 
     async def adopt(self, known: Sequence[KnownSandbox]) -> Mapping[str, Sandbox]:  # type: ignore[override]
         self._do("adopt")
@@ -403,6 +406,49 @@ async def test_one_that_sessions_wait_for_is_waited_for(tmp_path: Path) -> None:
     assert await eventually_async(lambda: bench.docker.calls.count("start") >= 4)
     del bench.docker.wrong["start"]
     assert await asyncio.wait_for(adoption, 10.0) == {"one": living}
+
+
+async def test_one_that_hangs_holds_up_the_start_once_where_nobody_has_a_session_there(unstarted: Bench) -> None:
+    unstarted.docker.wrong["start"] = DOWN
+    await unstarted.both.start()
+    del unstarted.docker.wrong["start"]
+    unstarted.docker.start_gate.clear()
+    assert await asyncio.wait_for(unstarted.both.adopt([known("one", "e2b")]), 10.0) == {}
+    assert unstarted.docker.calls == ["start"]
+
+
+async def test_one_that_hangs_is_waited_for_no_longer_than_the_time_for_it_and_its_start_goes_on(
+    unstarted: Bench,
+) -> None:
+    unstarted.docker.wrong["start"] = DOWN
+    await unstarted.both.start()
+    del unstarted.docker.wrong["start"]
+    unstarted.docker.start_gate.clear()
+    found = await asyncio.wait_for(unstarted.both.adopt([known("one", "docker")]), 10.0)
+    assert await found["one"].cause_of_death() == "its backend docker could not be used when the daemon came back"
+    assert str(await unstarted.failure(replace(SPEC, backends=("docker",)))).endswith("it has not started yet")
+    late = asyncio.create_task(unstarted.both.sweep())
+    unstarted.docker.start_gate.set()
+    await late
+    assert unstarted.docker.calls == ["start", "start", "adopt"], "nobody started it a third time"
+    assert unstarted.docker.known == [], "whose session it was knows by now that it is lost"
+    assert await unstarted.maker() == "docker"
+
+
+async def test_a_start_that_goes_on_outlives_whom_it_is_for_and_ends_with_the_set(unstarted: Bench) -> None:
+    unstarted.docker.wrong["start"] = DOWN
+    await unstarted.both.start()
+    del unstarted.docker.wrong["start"]
+    unstarted.docker.start_gate.clear()
+    await unstarted.both.adopt([known("one", "docker")])
+    sweep = asyncio.create_task(unstarted.both.sweep())
+    await asyncio.sleep(0)
+    sweep.cancel()
+    await asyncio.gather(sweep, return_exceptions=True)
+    assert len(asyncio.all_tasks()) == 2
+    await asyncio.wait_for(unstarted.both.close(), 10.0)
+    assert len(asyncio.all_tasks()) == 1
+    assert unstarted.docker.calls == ["start", "start", "close"]
 
 
 # -- the rest

@@ -1,7 +1,8 @@
 """Whether a backend is worth asking for a sandbox now, from what became of those that it was asked for.
 
 A failure counts against sandboxes of the same make only: a client may ask for limits that nothing can start with, and
-that must not keep others from the backend. That a backend is full concerns all. Whoever is passed over waits until the
+that must not keep others from the backend. That a backend is full, or does not answer at all, concerns all: or each
+make, of which clients can think up many, would wait out its time by itself. Whoever is passed over waits until the
 time is over; then a single creation finds out, and the others are still refused until that has ended.
 """
 
@@ -14,7 +15,7 @@ from dataclasses import dataclass
 
 import structlog
 
-from executor_server.errors import BackendFull, ImageNotReady, SandboxFailure
+from executor_server.errors import BackendFull, BackendSilent, ImageNotReady, SandboxFailure
 from executor_server.model import SandboxSpec
 
 # Makes whose failure is remembered; the oldest is forgotten for a new one.
@@ -51,18 +52,20 @@ class BackendHealth:
         self._name = name
         self._settings = settings
         self._now_s = now_s
-        self._full: _Trouble | None = None
+        self._of_all: _Trouble | None = None  # full or silent, whatever it is asked for
         self._troubles: dict[str, _Trouble] = {}  # by what the sandbox was to be made of, the oldest first
         self._failed_last = False
 
     @property
     def state(self) -> str:
         """`up`, `full`, or `down`: as the last creation found it."""
-        return "full" if self._full is not None else "down" if self._failed_last else "up"
+        if self._of_all is not None and isinstance(self._of_all.failure, BackendFull):
+            return "full"
+        return "down" if self._of_all is not None or self._failed_last else "up"
 
     def is_well(self, spec: SandboxSpec) -> bool:
         """Whether nothing is known against it, for such a sandbox."""
-        return self._full is None and spec.fingerprint not in self._troubles
+        return self._of_all is None and spec.fingerprint not in self._troubles
 
     @contextmanager
     def attempt(self, spec: SandboxSpec) -> Iterator[None]:
@@ -72,7 +75,7 @@ class BackendHealth:
         the backend was full.
         """
         make = spec.fingerprint
-        tried = self._full or self._troubles.get(make)
+        tried = self._of_all or self._troubles.get(make)
         if tried is not None:
             self._begin_trial(tried)
         try:
@@ -80,8 +83,8 @@ class BackendHealth:
         except ImageNotReady:
             self._forget(make)  # it answers
             raise
-        except BackendFull as failure:
-            self._note_full(failure, tried)
+        except (BackendFull, BackendSilent) as failure:
+            self._note_for_all(failure, tried)
             raise
         except SandboxFailure as failure:
             self._note_failure(make, failure, tried)
@@ -100,32 +103,40 @@ class BackendHealth:
             raise SandboxFailure(f"the {self._name} backend is passed over since it failed: {trouble.failure}")
         trouble.is_tried = True
 
-    def _note_full(self, failure: BackendFull, tried: _Trouble | None) -> None:
-        if self._full is not tried and self._full is not None:
+    def _note_for_all(self, failure: BackendFull | BackendSilent, tried: _Trouble | None) -> None:
+        before = self._of_all
+        if before is not None and before is not tried:
             return  # somebody who began as early as this one has found it out already
-        wait_s = min(max(failure.retry_after_s, 0.0), self._settings.max_full_s)
-        self._full = self._told_of(_Trouble(failure, 0.0, self._now_s() + wait_s))
+        if isinstance(failure, BackendFull):
+            wait_s = min(max(failure.retry_after_s, 0.0), self._settings.max_full_s)
+            self._of_all = self._told_of(_Trouble(failure, 0.0, self._now_s() + wait_s))
+        else:
+            self._of_all = self._told_of(self._longer(before, failure))
 
     def _note_failure(self, make: str, failure: SandboxFailure, tried: _Trouble | None) -> None:
-        was_full = tried is not None and self._full is tried
-        if was_full:  # it is not full any more
-            self._full = None
+        answers_again = tried is not None and self._of_all is tried
+        if answers_again:
+            self._of_all = None
         before = self._troubles.pop(make, None)
-        if before is not None and before is not tried and not was_full:
+        if before is not None and before is not tried and not answers_again:
             self._troubles[make] = before  # as above: that is no further failure
             return
-        settings = self._settings
-        backoff_s = min(max(2 * before.backoff_s if before else 0.0, settings.backoff_s), settings.max_backoff_s)
-        wait_s = backoff_s * random.uniform(1 - settings.jitter, 1)
         if len(self._troubles) >= _MAX_TROUBLES:
             del self._troubles[next(iter(self._troubles))]
         self._failed_last = True
-        self._troubles[make] = self._told_of(_Trouble(failure, backoff_s, self._now_s() + wait_s))
+        self._troubles[make] = self._told_of(self._longer(before, failure))
+
+    def _longer(self, before: _Trouble | None, failure: SandboxFailure) -> _Trouble:
+        """One that lasts twice as long as the one before it."""
+        settings = self._settings
+        backoff_s = min(max(2 * before.backoff_s if before else 0.0, settings.backoff_s), settings.max_backoff_s)
+        wait_s = backoff_s * random.uniform(1 - settings.jitter, 1)
+        return _Trouble(failure, backoff_s, self._now_s() + wait_s)
 
     def _note_success(self, make: str) -> None:
         if self.state != "up":
             _log.warning("backend_is_back", backend=self._name, before=self.state)
-        self._full, self._failed_last = None, False
+        self._of_all, self._failed_last = None, False
         self._forget(make)
         for other in self._troubles.values():  # which may have been the backend's and not their own
             other.retry_s = self._now_s()

@@ -153,6 +153,13 @@ class BackendFull(SandboxFailure):
         self.retry_after_s = retry_after_s
 
 
+class BackendSilent(SandboxFailure):
+    """The backend did not answer at all, so it says nothing of what it was asked for.
+
+    Its text is internal, as that of any SandboxFailure.
+    """
+
+
 class ImageNotReady(SandboxFailure):
     """The image is not there, is being fetched, or can't serve. Its text goes to the client: it names no host path.
 

@@ -14,13 +14,14 @@ from executor_server.backend_health import HealthSettings
 from executor_server.backend_set import BackendSet, FailOverSettings
 from executor_server.backends.base import HostFinding, KnownSandbox, Sandbox
 from executor_server.backends.gone import GoneSandbox
-from executor_server.errors import BackendFull, ImageNotReady, SandboxFailure
+from executor_server.errors import BackendFull, BackendSilent, ImageNotReady, SandboxFailure
 from executor_server.model import SandboxSpec
 from tests.support.fake_backend import SPEC, FakeBackend
 from tests.support.polling import eventually_async
 
 BOTH = replace(SPEC, backends=("docker", "e2b"))
 DOWN = SandboxFailure("the Engine does not answer")
+SILENT = BackendSilent("nothing came within 30 s")
 
 
 class Maker(FakeBackend):
@@ -274,6 +275,60 @@ async def test_one_that_was_full_and_then_is_down_is_asked_once_also_by_whom_it_
     assert [await bench.maker() for _ in range(20)] == ["e2b"] * 20
     assert bench.docker.creations == asked + 1
     assert bench.both.states()["docker"] == "down"
+
+
+async def test_a_silent_backend_is_asked_once_whatever_limits_clients_think_up(bench: Bench) -> None:
+    """Each that is asked costs its whole time-out, and one of the few turns that all tenants share."""
+    bench.docker.wrong["create"] = SILENT
+    for number in range(300):
+        assert await bench.maker(replace(BOTH, memory_bytes=SPEC.memory_bytes + number)) == "e2b"
+    assert bench.docker.creations == 1
+    assert bench.both.states()["docker"] == "down"
+
+
+async def test_the_time_of_a_silent_backend_grows_and_ends_for_all_when_it_answers(bench: Bench) -> None:
+    bench.docker.wrong["create"] = SILENT
+    makes = [replace(BOTH, processes=number) for number in range(1, 1000)]
+    waits = []
+    for _ in range(5):
+        await bench.maker(makes.pop())
+        asked, began_s = bench.docker.creations, bench.time_s
+        while bench.docker.creations == asked:
+            bench.time_s += 0.5
+            await bench.maker(makes.pop())
+        waits.append(bench.time_s - began_s)
+    assert waits == [1.0, 2.0, 4.0, 8.0, 8.0]
+    del bench.docker.wrong["create"]
+    bench.time_s += 8.0
+    assert [await bench.maker(makes.pop()) for _ in range(3)] == ["docker"] * 3
+    assert bench.both.states()["docker"] == "up"
+
+
+async def test_those_that_find_a_backend_silent_together_count_as_one(bench: Bench) -> None:
+    bench.docker.gate.clear()
+    creations = [asyncio.create_task(bench.maker(replace(BOTH, processes=number))) for number in range(1, 11)]
+    await asyncio.sleep(0)
+    bench.docker.wrong["create"] = SILENT
+    bench.docker.gate.set()
+    assert await asyncio.gather(*creations) == ["e2b"] * 10
+    del bench.docker.wrong["create"]
+    bench.time_s += 1.0
+    assert await bench.maker() == "docker"
+
+
+@pytest.mark.parametrize(("answer", "state"), [(DOWN, "down"), (BackendFull("no place", 30.0), "full")])
+async def test_one_that_was_silent_and_then_answers_is_passed_over_for_what_it_says(
+    bench: Bench, answer: SandboxFailure, state: str
+) -> None:
+    bench.docker.wrong["create"] = SILENT
+    await bench.maker()
+    bench.docker.wrong["create"] = answer
+    bench.time_s += 1.0
+    await bench.maker()
+    assert bench.both.states()["docker"] == state
+    del bench.docker.wrong["create"]
+    others = await bench.maker(replace(BOTH, processes=SPEC.processes + 1))
+    assert others == ("e2b" if state == "full" else "docker")
 
 
 async def test_what_a_full_backend_says_is_bounded(bench: Bench) -> None:

@@ -24,7 +24,7 @@ import requests
 
 from executor_server.backends.docker.host import NoEngine, knock
 from executor_server.backends.docker.options import HostAbilities
-from executor_server.errors import SandboxFailure
+from executor_server.errors import BackendSilent, SandboxFailure
 
 OLDEST_API = (1, 41)
 
@@ -36,6 +36,8 @@ _REMOVAL_POLL_S = 0.05
 
 # What reading an answer raises that does not have the form it has from an Engine.
 _UNREADABLE = (LookupError, TypeError, ValueError, AttributeError)
+# What is raised where none came.
+_NO_ANSWER = (requests.Timeout, requests.ConnectionError, ConnectionError, TimeoutError)
 
 _T = TypeVar("_T")
 _Client = Any
@@ -48,6 +50,10 @@ class EngineFailure(SandboxFailure):
     def __init__(self, message: str, status: int | None = None) -> None:
         super().__init__(message)
         self.status = status
+
+
+class EngineSilent(EngineFailure, BackendSilent):
+    """Nothing came from the Engine, or nobody got through to it: whatever it was asked, that was not the reason."""
 
 
 @dataclass(frozen=True)
@@ -242,7 +248,7 @@ class Engine:
             async with asyncio.timeout(self._timeout_s):
                 await self._slots.acquire()
         except TimeoutError as error:
-            raise EngineFailure(f"the Engine is busy with {self._concurrency} other requests ({what})") from error
+            raise EngineSilent(f"the Engine is busy with {self._concurrency} other requests ({what})") from error
         try:
             return await asyncio.get_running_loop().run_in_executor(self._threads, self._translated, what, request)
         finally:
@@ -254,18 +260,19 @@ class Engine:
             knock(self._socket)  # the SDK would drop the socket that it can't connect, and not close it
             return request()
         except NoEngine as problem:
-            raise EngineFailure(f"the Engine does not answer ({what}): {problem.detail}") from problem
+            raise EngineSilent(f"the Engine does not answer ({what}): {problem.detail}") from problem
         except docker.errors.APIError as error:
             explanation = str(error.explanation or error)[:_EXPLANATION_CHARS]
             status = error.response.status_code if error.response is not None else None
             raise EngineFailure(f"the Engine refuses to {what}: {explanation}", status) from error
         except (docker.errors.DockerException, requests.RequestException, OSError) as error:
-            raise EngineFailure(f"the Engine does not answer ({what}): {self._in_words(error)}") from error
+            kind = EngineSilent if isinstance(_cause(error), _NO_ANSWER) else EngineFailure
+            raise kind(f"the Engine does not answer ({what}): {self._in_words(error)}") from error
         except _UNREADABLE as error:
             raise EngineFailure(f"the Engine does not answer like one ({what}): {error!r}") from error
 
     def _in_words(self, error: Exception) -> str:
-        cause = error.__cause__ if isinstance(error, docker.errors.DockerException) and error.__cause__ else error
+        cause = _cause(error)
         if isinstance(cause, requests.Timeout):
             return f"nothing came within {self._timeout_s:g} s"
         if isinstance(cause, (requests.JSONDecodeError, *_UNREADABLE)):
@@ -288,6 +295,11 @@ class Engine:
         )
         client.trust_env = False  # no proxy and no password of somebody's environment is for the Engine
         return client
+
+
+def _cause(error: Exception) -> BaseException:
+    """What the SDK has wrapped into an exception of its own."""
+    return error.__cause__ if isinstance(error, docker.errors.DockerException) and error.__cause__ else error
 
 
 def _facts(version: Mapping[str, Any], info: Mapping[str, Any]) -> EngineFacts:

@@ -342,7 +342,7 @@ async def test_a_guest_that_never_greets_is_given_up_after_its_time(
     backend: Backend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     backend.prepare = ready_of(None)  # type: ignore[arg-type]
-    monkeypatch.setattr("executor_server.guest_channel.GuestChannel.connect.__defaults__", (0.05,))
+    monkeypatch.setattr("executor_server.pool.READY_TIME_S", 0.05)
     with pytest.raises(SandboxFailure, match="not ready"):
         await make_ready(backend, SPEC, warm=False)
     assert not backend.living

@@ -113,10 +113,14 @@ class BackendSet:
 
     async def create(self, spec: SandboxSpec) -> Sandbox:
         """Raises, when none makes it, the failure that says most of what the caller can do."""
+        return await self.create_with(spec, _as_it_is)
+
+    async def create_with(self, spec: SandboxSpec, use: Callable[[Sandbox], Awaitable[T]]) -> T:
+        """As the function `create_with`."""
         failures: list[tuple[str, SandboxFailure]] = []
         for member in self._members_for(spec):
             try:
-                return await member.create(spec)
+                return await member.create_with(spec, use)
             except SandboxFailure as failure:
                 failures.append((member.name, failure))
         raise _most_telling(failures)
@@ -138,6 +142,21 @@ class BackendSet:
     def _members_for(self, spec: SandboxSpec) -> list[_Member]:
         """Never empty: the policy names what the configuration has."""
         return [self._members[name] for name in spec.backends or (next(iter(self._members)),)]
+
+
+async def create_with(backend: Backend, spec: SandboxSpec, use: Callable[[Sandbox], Awaitable[T]]) -> T:
+    """What comes of a new sandbox of `backend` by `use`, which destroys it when it raises SandboxFailure.
+
+    Of several backends that failure counts as one to make the sandbox: the next one is asked, and the one whose sandbox
+    was of no use is passed over from then on. Raises as `Backend.create`.
+    """
+    if isinstance(backend, BackendSet):
+        return await backend.create_with(spec, use)
+    return await use(await backend.create(spec))
+
+
+async def _as_it_is(sandbox: Sandbox) -> Sandbox:
+    return sandbox
 
 
 class _Member:
@@ -231,11 +250,11 @@ class _Member:
         self._check_serves()
         return await self.backend.fingerprint(spec)
 
-    async def create(self, spec: SandboxSpec) -> Sandbox:
+    async def create_with(self, spec: SandboxSpec, use: Callable[[Sandbox], Awaitable[T]]) -> T:
         """Raises SandboxFailure, at once where it is known not to be worth asking."""
         self._check_serves()
         with self._health.attempt(spec):
-            return await self.backend.create(spec)
+            return await use(await self.backend.create(spec))
 
     def _check_serves(self) -> None:
         if not self._serves:

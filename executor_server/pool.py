@@ -20,6 +20,7 @@ from dataclasses import asdict, dataclass
 
 import structlog
 
+from executor_server.backend_set import create_with
 from executor_server.backends.base import Backend, GuestEndpoint, Sandbox
 from executor_server.errors import BackendFull, ImageNotReady, SandboxFailure
 from executor_server.guest_channel import READY_TIME_S, GuestChannel, UnreachedError
@@ -53,16 +54,22 @@ class PoolSettings:
 
 
 async def make_ready(backend: Backend, spec: SandboxSpec, *, warm: bool) -> ReadySandbox:
-    """Makes a sandbox and waits for its guest. Raises SandboxFailure; nothing is left behind then."""
-    sandbox = await backend.create(spec)
-    channel = GuestChannel(sandbox.endpoint)
-    try:
-        await _connect(channel, sandbox.endpoint)
-    except BaseException:
-        channel.close()
-        await asyncio.shield(sandbox.destroy())
-        raise
-    return ReadySandbox(sandbox, channel, warm)
+    """Makes a sandbox and waits for its guest. Raises SandboxFailure; nothing is left behind then.
+
+    A backend whose guests do not answer can't make sandboxes: where there are others, the next one is asked.
+    """
+
+    async def connected(sandbox: Sandbox) -> ReadySandbox:
+        channel = GuestChannel(sandbox.endpoint)
+        try:
+            await _connect(channel, sandbox.endpoint)
+        except BaseException:
+            channel.close()
+            await asyncio.shield(sandbox.destroy())
+            raise
+        return ReadySandbox(sandbox, channel, warm)
+
+    return await create_with(backend, spec, connected)
 
 
 async def _connect(channel: GuestChannel, endpoint: GuestEndpoint) -> None:

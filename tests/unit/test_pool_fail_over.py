@@ -14,11 +14,12 @@ from executor_server.backend_set import BackendSet, FailOverSettings
 from executor_server.errors import BackendFull, SandboxFailure
 from executor_server.model import SandboxSpec
 from executor_server.policy import WarmSandboxes
-from executor_server.pool import PoolSettings, WarmPool
+from executor_server.pool import PoolSettings, WarmPool, make_ready
 from tests.support.fake_backend import SPEC, FakeBackend, FakeSandbox
 from tests.support.polling import eventually_async
 
 BOTH = replace(SPEC, backends=("docker", "e2b"))
+HEALTH = HealthSettings(backoff_s=1.0, max_backoff_s=8.0, jitter=0.0)
 SETTINGS = PoolSettings(backoff_s=0.001, max_backoff_s=0.002, check_interval_s=0.01)
 
 
@@ -148,3 +149,30 @@ async def test_a_client_that_names_a_backend_is_not_served_with_what_another_mad
     ready = await bench.pool.take(replace(SPEC, backends=("e2b",)))
     assert (ready.sandbox.backend_name, ready.warm) == ("e2b", False)
     ready.channel.close()
+
+
+@pytest.mark.parametrize("ready", [None, {}], ids=["it never greets", "it greets badly"])
+async def test_a_backend_whose_guests_do_not_answer_is_passed_over_as_one_that_makes_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ready: dict[str, object] | None
+) -> None:
+    """What it makes costs whoever asks for it all the time that a guest has to answer."""
+    monkeypatch.setattr("executor_server.pool.READY_TIME_S", 0.05)
+    docker, e2b = Maker(tmp_path / "d", "docker"), Maker(tmp_path / "e", "e2b")
+    docker.prepare = lambda guest: setattr(guest, "ready", ready)
+    time_s = 0.0
+    both = BackendSet([docker, e2b], FailOverSettings(HEALTH), now_s=lambda: time_s)
+    await both.start()
+    await both.adopt(())
+    asked_at_s: list[float] = []
+    while len(asked_at_s) < 5:
+        asked = docker.asked
+        made = await make_ready(both, BOTH, warm=False)
+        made.channel.close()
+        assert made.sandbox.backend_name == "e2b"
+        if docker.asked > asked:
+            asked_at_s.append(time_s)
+        time_s += 0.5
+    assert asked_at_s == [0.0, 1.0, 3.0, 7.0, 15.0], "that a sandbox was made is no success"
+    assert both.states()["docker"] == "down"
+    assert docker.living == []
+    await both.close()

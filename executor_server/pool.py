@@ -3,9 +3,11 @@
 For each spec it is told of, the pool keeps a number of sandboxes whose guest has answered. Taking one starts a refill
 in the background; when none is there, or a kept one has died meanwhile, the caller gets a new one, made on the spot.
 A sandbox is handed out once and never comes back: a used sandbox is never reused. One that is out of date, because
-the image or the guest is another by now, is not handed out at all. Where a kind may be made on several backends, one
-that had to be made on a later one is replaced as soon as an earlier one has made another; not before, so that one which
-comes and goes empties no pool.
+the image or the guest is another by now, is not handed out at all.
+
+Where a kind may be made on several backends, those of the earliest are handed out first. One that had to be made on a
+later backend is given up when an earlier one has made another to take its place; not before, and no more than that one.
+So a backend that comes and goes, or is full but for a place now and then, empties no pool.
 
 Nothing is counted twice or forgotten: what was made is kept, was a hit, or was discarded for one of three reasons.
 """
@@ -109,8 +111,7 @@ class WarmPool:
         wanted = {kind.spec: kind.size for kind in kinds}
         for kind in self._kinds.values():
             kind.size = wanted.get(kind.spec, 0)
-            while len(kind.kept) > kind.size:
-                self._discard(kind, kind.kept.pop(), Discard.OUTDATED)
+            self._drop_surplus(kind)
         self._kinds = {spec: self._kinds.get(spec) or Kind(spec, size) for spec, size in wanted.items()}
         self._logged = {spec: stats for spec, stats in self._logged.items() if spec in wanted}
         self._note_depth()
@@ -172,10 +173,11 @@ class WarmPool:
     # -- what is kept ----------------------------------------------------------------------------------------------
 
     def _take_kept(self, kind: Kind) -> ReadySandbox | None:
-        """The oldest that is alive and up to date. Nothing is waited for."""
+        """The best that is alive and up to date. Nothing is waited for."""
         try:
             while kind.kept:
-                ready = kind.kept.popleft()
+                ready = kind.best
+                kind.kept.remove(ready)
                 if not ready.channel.connected:
                     self._discard(kind, ready, Discard.LOST)
                 elif not kind.is_current(ready):
@@ -199,14 +201,18 @@ class WarmPool:
         if self._kinds.get(kind.spec) is not kind:  # nobody is served it any more
             self._discard(kind, ready, Discard.OUTDATED)
             return
-        for worse in kind.worse_than(ready):
-            kind.kept.remove(worse)
-            self._discard(kind, worse, Discard.OUTDATED)
         kind.kept.append(ready)
         ready.channel.on_lost = on_lost
         if not ready.channel.connected:
             on_lost("the channel closed before the sandbox was kept")
+        self._drop_surplus(kind)
         self._note_depth()
+
+    def _drop_surplus(self, kind: Kind) -> None:
+        while len(kind.kept) > kind.size:
+            worst = kind.worst
+            kind.kept.remove(worst)
+            self._discard(kind, worst, Discard.OUTDATED)
 
     def _drop_outdated(self, kind: Kind) -> None:
         for ready in [ready for ready in kind.kept if not kind.is_current(ready)]:

@@ -33,7 +33,7 @@ class PoolStats:
     made: int  # to be kept
     failed: int  # attempts to
     lost: int  # discarded: died while kept
-    outdated: int  # discarded: made of what is out of date
+    outdated: int  # discarded: made of what is out of date, or replaced by a better one, or more than are wanted
     closed: int  # discarded: kept when the pool closed
     ready_count: int  # how many got ready, to be kept or on the spot, and how long it took
     ready_time_sum_s: float
@@ -54,7 +54,7 @@ class Kind:
     size: int
     fingerprints: dict[str, str] = field(default_factory=dict)  # of what is up to date by backend, as far as is known
     unanswered: set[str] = field(default_factory=set)  # the backends that could not say it when they were last asked
-    kept: deque[ReadySandbox] = field(default_factory=deque)
+    kept: deque[ReadySandbox] = field(default_factory=deque)  # the oldest first
     making: int = 0
     tried_s: float = 0.0  # when one was last begun
     backoff_s: float = 0.0
@@ -81,9 +81,15 @@ class Kind:
     def is_current(self, ready: ReadySandbox) -> bool:
         return not self.is_known(ready) or ready.sandbox.fingerprint == self.fingerprints[ready.sandbox.backend_name]
 
-    def worse_than(self, ready: ReadySandbox) -> list[ReadySandbox]:
-        """What is kept of backends that come after this one's in the spec's order."""
-        return [other for other in self.kept if self._rank(other) > self._rank(ready)]
+    @property
+    def best(self) -> ReadySandbox:
+        """Of those that are kept, the oldest of the earliest backend in the spec's order."""
+        return min(self.kept, key=self._rank)
+
+    @property
+    def worst(self) -> ReadySandbox:
+        """Of those that are kept, the newest of the latest backend in the spec's order."""
+        return max(reversed(self.kept), key=self._rank)
 
     @property
     def better(self) -> tuple[str, ...]:

@@ -32,6 +32,7 @@ class Maker(FakeBackend):
         self.name = name
         self.image = "first"
         self.trouble: SandboxFailure | None = None
+        self.places = 100  # how many it has at a time
 
     async def fingerprint(self, spec: SandboxSpec) -> str:
         if self.trouble is not None and not isinstance(self.trouble, BackendFull):
@@ -42,6 +43,9 @@ class Maker(FakeBackend):
         if self.trouble is not None:
             self.asked += 1
             raise self.trouble
+        if len(self.living) >= self.places:
+            self.asked += 1
+            raise BackendFull("full", 0.001)
         fingerprint = f"{self.name} {self.image}"
         sandbox = await super().create(spec)
         sandbox.fingerprint, sandbox.backend_name = fingerprint, self.name
@@ -133,6 +137,40 @@ async def test_a_first_backend_that_comes_and_goes_costs_no_more_than_one_each_t
         assert await eventually_async(lambda: not bench.e2b.living)
         assert await eventually_async(lambda: bench.pool.stats()[BOTH].depth == 2)
     assert len(bench.e2b.made) == 5
+
+
+async def test_one_place_at_a_first_backend_that_is_full_replaces_one_and_leaves_the_others(bench: Bench) -> None:
+    """Each session that ends leaves a place there: the pool is not made anew for it."""
+    bench.docker.places = 0
+    await bench.begin(size=4)
+    assert await bench.become(docker=0, e2b=4)
+    for places in (1, 2, 3):
+        bench.docker.places = places
+        assert await bench.become(docker=places, e2b=4 - places)
+        await bench.some_checks()
+    assert (len(bench.docker.made), len(bench.e2b.made)) == (3, 4), "nothing was made that nobody needed"
+
+
+async def test_those_of_the_first_backend_are_handed_out_first_and_of_them_the_oldest(bench: Bench) -> None:
+    bench.docker.places = 0
+    await bench.begin(size=3)
+    assert await bench.become(docker=0, e2b=3)
+    bench.docker.places = 2
+    assert await bench.become(docker=2, e2b=1)
+    taken = [await bench.pool.take(BOTH) for _ in range(3)]
+    assert [ready.sandbox for ready in taken] == [*bench.docker.made[:2], bench.e2b.made[0]]
+    for ready in taken:
+        ready.channel.close()
+
+
+async def test_a_pool_that_is_to_keep_fewer_gives_up_those_of_the_last_backend(bench: Bench) -> None:
+    bench.docker.places = 0
+    await bench.begin(size=3)
+    assert await bench.become(docker=0, e2b=3)
+    bench.docker.places = 1
+    assert await bench.become(docker=1, e2b=2)
+    bench.pool.keep_ready([WarmSandboxes(BOTH, 1)])
+    assert await bench.become(docker=1, e2b=0)
 
 
 async def test_each_is_up_to_date_by_its_own_backend(bench: Bench) -> None:

@@ -59,7 +59,7 @@ POOL_COUNTERS = {
     "made": "Sandboxes made, to be kept.",
     "failed": "Attempts to make a sandbox to be kept that failed.",
     "lost": "Kept sandboxes that died.",
-    "outdated": "Kept sandboxes thrown away: their image, the guest or the policy is another by now, or a better one came.",
+    "outdated": "Kept sandboxes thrown away: image, guest or policy are others by now, or a better one came.",
     "closed": "Kept sandboxes that ended with the pool.",
     "ready_count": "Sandboxes that got ready, to be kept or on the spot.",
     "ready_time_sum_s": "Time that getting ready took, in seconds.",

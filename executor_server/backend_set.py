@@ -4,9 +4,10 @@ One that is down is passed over for a time that grows, with jitter, to a bound; 
 the others still pass it over. So a dead Engine costs one time-out now and then and not one for each session. One that
 is full is passed over until the time that it gave itself (backend_health.py). A sandbox stays where it was made.
 
-One that can't be started holds up nobody: it is tried again at each sweep, and destroys then what an earlier daemon
-left of it. Where somebody has a session it is waited for, a while, and the session is told that it is lost if that was
-in vain. A start that hangs goes on meanwhile, for the next sweep: one that is cut off may keep what the next one needs.
+One that can't be started keeps no other from serving: it is tried again at each sweep, and destroys then what an
+earlier daemon left of it. Where somebody has a session it is waited for, a while, and the session is told that it is
+lost if that was in vain. A start that hangs goes on meanwhile, for the next sweep: one that is cut off may keep what
+the next one needs.
 
 Not known here: sessions, policies, and what makes the backends different.
 """

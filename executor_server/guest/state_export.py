@@ -28,7 +28,7 @@ from .state_index import (
     read_index,
     said_of,
 )
-from .state_world import HOOKS, World, fill_cell, make_cell, module_named, reduced_function
+from .state_world import HOOKS, World, fill_cell, make_cell, make_code, module_named, reduced_function
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -439,6 +439,8 @@ def pickler_type(world: World) -> Callable[[Any], Any]:
         def persistent_id(self, obj: Any) -> Optional[str]:
             known = standing.get(id(obj))
             if known is not None:
+                if not known[0]:
+                    raise NotPickled("it is the interpreter's own: its namespace, or its builtins")
                 return known[0]
             if type(obj) is types.MethodType:
                 if obj.__self__ is hooks and obj.__name__ in HOOKS:
@@ -453,7 +455,7 @@ def pickler_type(world: World) -> Callable[[Any], Any]:
                 return reduced_function(obj)
             if kind is types.CodeType:
                 self.has_code = True
-                return NotImplemented
+                return make_code, self.dispatch_table[types.CodeType](obj)[1]
             if kind is types.CellType:
                 try:
                     contents: tuple[Any, ...] = (obj.cell_contents,)

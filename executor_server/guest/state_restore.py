@@ -12,11 +12,14 @@ import struct
 import sys
 import time
 import types
+from functools import partial
 
 from .failures import text_of
+from .imports import CALLED_IMPORT
 from .lean import signal
 from .state_index import MAX_REASON_CHARS, NotPickled, read_index, said_of
-from .state_world import World, moved
+from .state_names import check_name, check_value, is_ours_or_standard
+from .state_world import Standing, World, sealed
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -54,7 +57,7 @@ class _Reader:
         python = tuple(index["python"])
         self._same_code = python[:2] == sys.version_info[:2]
         self._written_by = "{}.{}".format(*python[:2])
-        self._unpickler = _unpickler(world, file, same_code=self._same_code)
+        self._unpickler = _unpickler(world, file)
         self._deadline = time.monotonic() + RESTORE_TIME_S
 
     def read(self) -> dict[str, Any]:
@@ -66,6 +69,7 @@ class _Reader:
             why = self._why_not(segment)
             if not why:
                 self._file.seek(begin)
+                self._world.may_make_code = segment["code"]  # which `_why_not` has looked at
                 try:
                     value = self._in_time(end)
                 except BaseException as error:  # noqa: BLE001 (the border of agent code: unpickling runs what it wants)
@@ -105,6 +109,8 @@ class _Reader:
             signal.signal(signal.SIGALRM, before)
         if self._file.tell() != end:
             raise NotPickled("it has other bytes than the index says")
+        if type(value) is Standing:
+            raise NotPickled("it is code by itself, or the interpreter's own, and no variable")
         return value
 
     def _forget_half(self, begin: int, end: int) -> None:
@@ -120,7 +126,7 @@ class _Reader:
                 kept[number] = text if module is None else self._unpickler.find_class(module, text)
             except BaseException:  # noqa: BLE001 (the border of agent code; who refers to it is told)
                 continue
-        self._unpickler = _unpickler(self._world, self._file, same_code=self._same_code)
+        self._unpickler = _unpickler(self._world, self._file)
         self._unpickler.memo = _Memory(kept).memo
 
 
@@ -170,38 +176,29 @@ def _read_reason(error: BaseException) -> str:
     return f"{type(error).__name__}: {text}"[:MAX_REASON_CHARS]
 
 
-def _unpickler(world: World, file: BinaryIO, *, same_code: bool) -> Any:
+def _unpickler(world: World, file: BinaryIO) -> Any:
     class Unpickler(pickle.Unpickler):
         def persistent_load(self, name: Any) -> Any:
             return world.stood_for(name)
 
         def find_class(self, module: str, name: str) -> Any:
+            rules = world.referee.rules
             if module in ("builtins", "__builtin__"):
                 return _builtin(world, name)
-            if module == "cloudpickle.cloudpickle" and name in ("_make_function", "_builtin_type"):
-                return _made_by_cloudpickle(world, name, same_code=same_code)
-            if module == "cloudpickle.cloudpickle" and name in ("subimport", "dynamic_subimport"):
-                return world.import_module
-            world.check_named(module, name)
+            if module in _CLOUDPICKLE and name in _REPLACED:
+                return sealed(_REPLACED[name](world, module, name))
+            check_name(rules, module, name)
             value = super().find_class(module, name)
-            _check_way(world, module, name)
             home, own = getattr(value, "__module__", None), getattr(value, "__name__", None)
             if home == "builtins" and isinstance(own, str) and own in vars(builtins):
                 return _builtin(world, own)
-            if isinstance(home, str) and isinstance(own, str) and home != module:
-                world.check_named(home, own)
+            check_value(rules, module, name, value)
+            if isinstance(home, str) and isinstance(own, str) and home != module and is_ours_or_standard(home):
+                check_name(rules, home, own)
+                check_value(rules, home, own, value)
             return world.hooks.given.get(id(value), (value, value))[1]
 
     return Unpickler(file)
-
-
-def _check_way(world: World, module: str, name: str) -> None:
-    """A name with dots must not lead through what the program could not reach in this way."""
-    reached: Any = sys.modules[module]
-    for part in name.split("."):
-        reached = getattr(reached, world.hooks.check_name(part), None)
-        if isinstance(reached, types.ModuleType):
-            raise NotPickled(f"it reaches the module {reached.__name__} through another one")
 
 
 _PLAIN_TYPES = frozenset(
@@ -214,28 +211,37 @@ _PLAIN_TYPES = frozenset(
 
 def _builtin(world: World, name: str) -> Any:
     """What the program has by this name."""
-    first, *inner = name.split(".")
     if name in _PLAIN_TYPES:
         return vars(builtins)[name]
-    if first not in world.names:
-        raise NotPickled(f"there is no builtin {first}")
-    value = world.names[first]
-    for each in inner:
-        value = getattr(value, world.hooks.check_name(each))
-    return value
+    if name not in vars(builtins) or name not in world.names or (name[:2] == "__" and name != "__import__"):
+        raise NotPickled(f"there is no builtin {name}")
+    return world.names[CALLED_IMPORT if name == "__import__" else name]
 
 
-def _made_by_cloudpickle(world: World, name: str, *, same_code: bool) -> Callable[..., Any]:
-    """Functions that are not of the program's namespace, and types without a name."""
-    module = importlib.import_module("cloudpickle.cloudpickle")
+# ---------------------------------------------------------------------------------------------------------------------
+# Functions of cloudpickle that make or change something; instead of them, ours, which look at what it is
 
-    def function(code: Any, namespace: dict[str, Any], name: Any, defaults: Any, closure: Any) -> types.FunctionType:
-        namespace["__builtins__"] = world.names
-        return types.FunctionType(moved(code), namespace, name, defaults, closure)
 
-    def builtin_type(kind: str) -> Any:
-        if kind == "CodeType" and not same_code:
-            raise NotPickled("it holds code compiled by another version of Python")
-        return module._builtin_type(kind)
+def _of_cloudpickle(module: str, name: str) -> Any:
+    return getattr(importlib.import_module(module), name)
 
-    return function if name == "_make_function" else builtin_type
+
+def _builtin_type(module: str, name: str, kind: Any) -> Any:
+    found = _of_cloudpickle(module, name)(kind)
+    if found in (types.CodeType, types.FunctionType):
+        raise NotPickled(f"it holds the type {found.__name__}, by which a state could make code")
+    return found
+
+
+_CLOUDPICKLE = frozenset(("cloudpickle.cloudpickle", "cloudpickle.cloudpickle_fast"))
+_REPLACED: dict[str, Callable[[World, str, str], Callable[..., Any]]] = {
+    "_builtin_type": lambda world, module, name: partial(_builtin_type, module, name),
+    "_class_setstate": lambda world, module, name: partial(world.settle_class, _of_cloudpickle(module, name)),
+    "_function_setstate": lambda world, module, name: partial(
+        world.settle_foreign_function, _of_cloudpickle(module, name)
+    ),
+    "_make_function": lambda world, module, name: world.make_foreign_function,
+    "_make_skeleton_class": lambda world, module, name: partial(world.make_class, _of_cloudpickle(module, name)),
+    "_make_skeleton_enum": lambda world, module, name: partial(world.make_class, _of_cloudpickle(module, name)),
+    "subimport": lambda world, module, name: world.import_module,
+}

@@ -6,12 +6,15 @@ import io
 import json
 import pickle
 import struct
+import sys
 import tarfile
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
+import cloudpickle
 import pytest
 
 from executor_server.errors import ExecutorError, InvalidRequest, Reason
@@ -112,6 +115,26 @@ def gadget(module: str, name: str, argument: str, protocol: int = 3) -> bytes:
         ("builtins", "__import__", "os"),
         ("builtins", "exec", "import os"),
         ("builtins", "eval", "__import__('os')"),
+        ("timeit", "timeit", "import os"),
+        ("pkgutil", "resolve_name", "os:system"),
+        ("pydoc", "locate", "os.system"),
+        ("logging.config", "_resolve", "os.system"),
+        ("test.support.import_helper", "import_module", "os"),
+        ("unittest.mock", "_importer", "os"),
+        ("zipimport", "zipimporter", "/"),
+        ("antigravity", "geohash", "1"),
+        ("_osx_support", "_read_output", "touch owned"),
+        ("executor_guest.imports", "make_import", "x"),
+        ("executor_guest.state_restore", "importlib", "x"),
+        ("executor_guest.hooks", "elsewhere", "x"),
+        ("cloudpickle.cloudpickle", "_lookup_module_and_qualname", "x"),
+        ("cloudpickle.cloudpickle", "_builtin_type", "CodeType"),
+        ("cloudpickle.cloudpickle", "_builtin_type", "FunctionType"),
+        ("cloudpickle.cloudpickle", "_builtin_type", "LambdaType"),
+        ("types", "CodeType", "x"),
+        ("types", "FunctionType", "x"),
+        ("__main__", "__builtins__", "x"),
+        ("workspace_module", "run", "x"),
     ],
 )
 async def test_a_pickle_reaches_no_more_than_the_program_may(
@@ -123,6 +146,111 @@ async def test_a_pickle_reaches_no_more_than_the_program_may(
     assert restored.variables == ("y",), restored
     assert (await harness.run(session, "y")).output == 1
     assert not (await session.list_files(""))[0]
+
+
+def named(module: str, name: str) -> bytes:
+    return b"c" + f"{module}\n{name}\n".encode()
+
+
+def text(value: str) -> bytes:
+    return b"X" + struct.pack("<I", len(value)) + value.encode()
+
+
+def standing(name: str) -> bytes:
+    return text(name) + b"Q"
+
+
+OWN = [
+    *map(standing, ("globals", "builtins", "hooks", "main", "hook:load", "constant:ticks", "builtin:builtins()")),
+    *map(standing, ("own:code", "own:function", "own:settle", "own:module", "own:cell")),
+    named("cloudpickle.cloudpickle", "_make_function"),
+    named("cloudpickle.cloudpickle", "_class_setstate"),
+]
+REACHES = {
+    "sets an item": lambda what: what + text("__import__") + named("builtins", "len") + b"s",
+    "sets its builtins": lambda what: what + text("__builtins__") + b"}s",
+    "sets its state": lambda what: what + b"}" + text("given") + b"}s" + b"b",
+    "sets its attributes": lambda what: what + b"N}" + text("_referee") + b"Ns\x86b",
+    "asks for its referee": lambda what: named("builtins", "getattr") + what + text("_referee") + b"\x86R",
+    "asks whose it is": lambda what: named("builtins", "getattr") + what + text("__self__") + b"\x86R",
+    "asks what it calls": lambda what: named("builtins", "getattr") + what + text("func") + b"\x86R",
+    "settles it": lambda what: standing("own:settle") + what + b"}" + text("__doc__") + b"Ns\x86R",
+}
+
+
+async def test_a_pickle_gets_hold_of_nothing_of_the_interpreters_own(
+    harness: Harness, archives: StateArchives, tmp_path: Path
+) -> None:
+    session = await trusting(harness, imports=("math",))
+    tries = [(f"x{n}", b"\x80\x03" + way(each) + b".") for n, (each, way) in enumerate(product(OWN, REACHES.values()))]
+    restored = await session.restore_state(archives, pieces(await forged(tmp_path, state(*tries, python=HERE))))
+    assert restored.variables == (), restored
+    assert (await harness.run(session, "import os")).outcome == "import_denied"
+    assert (await harness.run(session, "while True: pass", operations=1000)).outcome == "operation_limit"
+
+
+HERE = list(sys.version_info[:3])
+
+
+def of_code(source: str, *, function: bytes, namespace: bytes, more: bytes = b"") -> bytes:
+    """A pickle that makes a function of code that nobody has counted."""
+    arguments = cloudpickle.cloudpickle._code_reduce(compile(source, "x", "exec"))[1]
+    packed = pickle.dumps(arguments, 3)[2:-1]
+    return b"\x80\x03" + function + b"(" + standing("own:code") + packed + b"R" + namespace + text("f") + more + b"tR."
+
+
+NAMED = named("types", "FunctionType")
+OF_CLOUDPICKLE = named("cloudpickle.cloudpickle", "_make_function")
+OF_A_TYPE = named("builtins", "type") + named("cloudpickle.cloudpickle", "_make_cell") + b"\x85R"
+
+
+@pytest.mark.parametrize("says", [True, False])
+@pytest.mark.parametrize(
+    ("function", "namespace", "more"),
+    [
+        (NAMED, b"}", b""),
+        (OF_A_TYPE, b"}", b""),
+        (standing("own:function"), b"}", b"N"),
+        (standing("own:function"), standing("globals"), b"N"),
+        (OF_CLOUDPICKLE, b"}", b"NN"),
+    ],
+)
+async def test_code_of_a_pickle_has_the_builtins_of_its_session(
+    harness: Harness,
+    archives: StateArchives,
+    tmp_path: Path,
+    says: bool,
+    function: bytes,
+    namespace: bytes,
+    more: bytes,
+) -> None:
+    """Where the state says that it holds code, and the rules let it have some."""
+    session = await trusting(harness, imports=("math",))
+    data = of_code("import os\nos.mkdir('owned')", function=function, namespace=namespace, more=more)
+    index = {"python": HERE, "variables": [{"name": "f", "bytes": len(data), "code": says}]}
+    restored = await session.restore_state(archives, pieces(await forged(tmp_path, state(("f", data), **index))))
+    takes = says and (namespace == standing("globals") or function == OF_CLOUDPICKLE)
+    assert restored.variables == (("f",) if takes else ()), restored
+    if takes:
+        assert (await harness.run(session, "f()")).outcome == "import_denied"
+    assert not (await session.list_files(""))[0]
+
+
+async def test_a_file_of_the_workspace_is_not_imported(
+    harness: Harness, archives: StateArchives, tmp_path: Path
+) -> None:
+    """The files of a state are there before its variables are read."""
+    session = await trusting(harness, imports=("math",))
+    raw = io.BytesIO()
+    with tarfile.open(fileobj=raw, mode="w") as archive:
+        source = b"open('owned', 'w')\nclass C: pass\n"
+        member = tarfile.TarInfo("evil.py")
+        member.size = len(source)
+        archive.addfile(member, io.BytesIO(source))
+    variables = state(("x", b"\x80\x03" + named("evil", "C") + b"."))
+    restored = await session.restore_state(archives, pieces(await forged(tmp_path, variables, raw.getvalue())))
+    assert restored.variables == ()
+    assert [each.path for each in (await session.list_files(""))[0]] == ["evil.py"]
 
 
 @pytest.mark.parametrize("protocol", [4])

@@ -308,3 +308,62 @@ def test_a_state_with_its_index_is_no_larger_than_it_may_be(program: str) -> Non
         assert size <= max_bytes and written["omitted"]
         assert read["variables"] == written["variables"]
     assert second.main.__dict__.keys() >= set(written["variables"])
+
+
+VALUES = """
+import abc, array, collections, dataclasses, datetime, decimal, enum, fractions, functools, http, ipaddress, itertools
+import io, numbers, operator, random, re, statistics, string, time, types, typing, urllib.parse, uuid, zoneinfo
+T = typing.TypeVar("T")
+Point = collections.namedtuple("Point", "x y")
+class Colour(enum.Enum):
+    RED = 1
+class Bits(enum.Flag):
+    A = 1
+    B = 2
+class Base(abc.ABC):
+    @abc.abstractmethod
+    def f(self): pass
+class Thing(Base, typing.Generic[T]):
+    def f(self): return super().__init__
+    @property
+    def p(self): return 1
+    @classmethod
+    def c(cls): return cls
+class Slots:
+    __slots__ = ("a",)
+class Mapped(collections.abc.Mapping):
+    def __getitem__(self, key): return key
+    def __iter__(self): return iter(())
+    def __len__(self): return 0
+class Error(Exception): pass
+values = [
+    collections.OrderedDict(a=1), collections.defaultdict(list, a=[1]), collections.Counter("aa"),
+    collections.deque([1], 3), collections.ChainMap({1: 2}), collections.UserDict(a=1),
+    datetime.datetime(2026, 1, 2, tzinfo=datetime.timezone.utc), datetime.date(2026, 1, 2), datetime.timedelta(1),
+    decimal.Decimal("1.5"), fractions.Fraction(1, 2), uuid.UUID(int=5), array.array("d", [1]), random.Random(1),
+    functools.partial(int, base=2), operator.itemgetter(1), range(3), slice(1, 2), string.Template("$a"),
+    ipaddress.ip_address("1.1.1.1"), types.SimpleNamespace(a=1), types.MappingProxyType({1: 2}),
+    typing.List[int], typing.Optional[int], typing.Dict[str, int], http.HTTPStatus.OK, urllib.parse.urlparse("http://a/b"),
+    {1: 2}.keys(), {1: 2}.items(), collections.OrderedDict(a=1).values(), memoryview(b"a"), bytearray(b"a"), 1j,
+    ValueError("a"), KeyError(1), UnicodeDecodeError("a", b"a", 0, 1, "x"), type(None), type(...), NotImplemented,
+    time.localtime(), io.StringIO("a"), io.BytesIO(b"a"), statistics.NormalDist(), "a".upper, [].append, str.upper,
+    re.compile("a"), re.I, iter([1]), itertools.chain([1], [2]), itertools.count(3), enumerate([1]),
+    Point(1, 2), Colour.RED, Bits.A | Bits.B, Thing(), Thing().c, Thing[int], Slots(), Mapped(), Error("a"),
+]
+for place, value in enumerate(values):
+    globals()[f"value_{place}_{type(value).__name__}"] = value
+del values, value, place
+"""
+
+
+def test_ordinary_values_need_no_imports() -> None:
+    there, omitted, missing = moved(VALUES, to=Interpreter(authorized=()))
+    assert not omitted
+    assert {name: why for name, why in missing.items() if type(sys.modules.get(name)) is not types.ModuleType} == {}
+    assert sum(name.startswith("value_") for name in there.main.__dict__) > 60
+
+
+@pytest.mark.parametrize(("own", "why"), [("g = globals()", "its namespace"), ("g = [__builtins__]", "its builtins")])
+def test_what_is_the_interpreters_own_is_no_variable(own: str, why: str) -> None:
+    _, omitted, _ = moved(f"{own}\nx = 1")
+    assert list(omitted) == ["g"] and why in omitted["g"]

@@ -1,0 +1,200 @@
+"""Which classes and functions a state may name: what the program may import, and what ordinary values are made of.
+
+A pickle calls what it names. So of the standard library it may name what the rules authorize, and besides that the
+few classes and functions by which plain values are written, which can do nothing but make them. Of other libraries it
+may name classes too where the library is loaded already, as a table of pandas names the array that it holds: nothing
+is imported that the program could not import, least of all a file of the workspace.
+
+It is a guard-rail, like the rules of imports themselves: what holds a pickle that wants to get around it is the
+sandbox.
+"""
+
+from __future__ import annotations
+
+import sys
+import types
+
+from .language import starts_processes
+from .state_index import NotPickled
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Iterator
+
+    from .rules import Rules
+
+
+def check_name(rules: Rules, module: str, name: str) -> None:
+    """Before it is looked up. Raises NotPickled for what the rules keep from the program, and for what is no value."""
+    public = _public(module)
+    if rules.denies(public) or rules.denies(module):
+        raise NotPickled(f"the policy denies {public}")
+    if "dangerous_functions" in rules.refused and starts_processes(public, name):
+        raise NotPickled(f"it needs {public}.{name}, which language.dangerous_functions refuses")
+    if name in _DATA.get(module, ()):
+        return
+    top = module.partition(".")[0]
+    if "." in name or (name[:2] == "__" and name[-2:] == "__") or top in _NEVER:
+        raise NotPickled(f"it needs {module}.{name}, which no state may name")
+    if module == "__main__" or _authorizes(rules, public) or any(_authorized_parents(rules, public)):
+        return
+    if _is_standard(module) or module not in sys.modules:
+        raise NotPickled(f"it needs {public}.{name}, and the import of {public} is not authorized here")
+
+
+def check_value(rules: Rules, module: str, name: str, value: Any) -> None:
+    """After `check_name`, what has been found. Raises NotPickled too."""
+    if isinstance(value, types.ModuleType):
+        raise NotPickled(f"it reaches the module {module}.{name} through another one")
+    if value is types.CodeType or value is types.FunctionType:
+        raise NotPickled(f"it holds the type {value.__name__}, by which a state could make code")
+    public = _public(module)
+    if name in _DATA.get(module, ()) or module == "__main__" or _authorizes(rules, public) or isinstance(value, type):
+        return
+    for parent in _authorized_parents(rules, public):
+        if not _is_standard(module) or getattr(sys.modules.get(parent), name, None) is value:
+            return
+    raise NotPickled(f"it needs {public}.{name}, and the import of {public} is not authorized here")
+
+
+def is_ours_or_standard(module: str) -> bool:
+    """Whether this is a module of the guest, or of Python itself."""
+    return module.partition(".")[0] in _NEVER or _is_standard(module)
+
+
+def _authorizes(rules: Rules, public: str) -> bool:
+    return rules.authorizes(public) or (public == "os.path" and rules.authorizes("os"))
+
+
+def _authorized_parents(rules: Rules, public: str) -> Iterator[str]:
+    """The packages that it is in, and that may be imported: what they use of it can be had from them."""
+    parts = public.split(".")
+    for count in range(1, len(parts)):
+        parent = ".".join(parts[:count])
+        if rules.authorizes(parent):
+            yield parent
+
+
+def _public(module: str) -> str:
+    """Under which name a program imports what a module of C has."""
+    top, dot, rest = module.partition(".")
+    if module in _PUBLIC:
+        return _PUBLIC[module]
+    return f"{top.lstrip('_')}{dot}{rest}" if _is_standard(top) and top.strip("_") in _STANDARD else module
+
+
+def _is_standard(module: str) -> bool:
+    top = module.partition(".")[0]
+    return top in _STANDARD or top.lstrip("_") in _STANDARD
+
+
+_NEVER = frozenset(("cloudpickle", "executor_api", "executor_client", "executor_guest", "executor_server"))
+_PUBLIC = {
+    "posix": "os",
+    "nt": "os",
+    "genericpath": "os.path",
+    "ntpath": "os.path",
+    "posixpath": "os.path",
+    "_collections_abc": "collections.abc",
+    "_frozen_importlib": "importlib",
+    "_frozen_importlib_external": "importlib",
+    "_posixsubprocess": "subprocess",
+    "_pydatetime": "datetime",
+    "_pydecimal": "decimal",
+    "_pyio": "io",
+    "_sre": "re",
+    "_thread": "threading",
+    "_weakrefset": "weakref",
+}
+_COLLECTIONS = (
+    "AsyncGenerator AsyncIterable AsyncIterator Awaitable Buffer ByteString Callable Collection Container Coroutine"
+    " Generator Hashable ItemsView Iterable Iterator KeysView Mapping MappingView MutableMapping MutableSequence"
+    " MutableSet Reversible Sequence Set Sized ValuesView"
+)
+_ARRAYS = "_reconstruct scalar"
+_CLOUDPICKLE = (
+    "_get_dataclass_field_type_sentinel _make_cell _make_dict_items _make_dict_keys _make_dict_values"
+    " _make_empty_cell _make_typevar"
+)
+# What writes ordinary values, found by writing some of each kind. Nothing of it runs, opens or looks up anything.
+_DATA = {
+    module: frozenset(names.split())
+    for module, names in {
+        "_collections": "OrderedDict _tuplegetter defaultdict deque",
+        "_collections_abc": _COLLECTIONS,
+        "_io": "BytesIO StringIO",
+        "_operator": "getitem itemgetter or_",
+        "_weakrefset": "WeakSet",
+        "abc": "ABC ABCMeta abstractmethod",
+        "array": "_array_reconstructor array",
+        "cloudpickle.cloudpickle": _CLOUDPICKLE,
+        "cloudpickle.cloudpickle_fast": _CLOUDPICKLE,
+        "collections": "ChainMap Counter OrderedDict UserDict UserList UserString defaultdict deque",
+        "collections.abc": _COLLECTIONS,
+        "contextlib": "_AsyncGeneratorContextManager _GeneratorContextManager nullcontext suppress",
+        "copyreg": "__newobj__ __newobj_ex__ _reconstructor",
+        "dataclasses": "Field FrozenInstanceError InitVar _DataclassParams _HAS_DEFAULT_FACTORY_CLASS _KW_ONLY_TYPE"
+        " _MISSING_TYPE",
+        "datetime": "date datetime time timedelta timezone tzinfo",
+        "decimal": "Clamped Context Decimal DecimalException DivisionByZero FloatOperation Inexact InvalidOperation"
+        " Overflow Rounded Subnormal Underflow",
+        "enum": "Enum EnumMeta EnumType Flag IntEnum IntFlag StrEnum auto",
+        "fractions": "Fraction",
+        "functools": "partial partialmethod",
+        "http": "HTTPStatus",
+        "ipaddress": "IPv4Address IPv4Interface IPv4Network IPv6Address IPv6Interface IPv6Network",
+        "itertools": "accumulate chain combinations combinations_with_replacement compress count cycle islice"
+        " permutations product repeat zip_longest",
+        "json.decoder": "JSONDecodeError",
+        "numbers": "Complex Integral Number Rational Real",
+        "numpy": "dtype ndarray",
+        "numpy._core.multiarray": _ARRAYS,
+        "numpy._core.numeric": "_frombuffer",
+        "numpy.core.multiarray": _ARRAYS,
+        "numpy.core.numeric": "_frombuffer",
+        "operator": "itemgetter",
+        "random": "Random",
+        "re": "RegexFlag _compile",
+        "statistics": "NormalDist",
+        "string": "Template",
+        "time": "struct_time",
+        "types": "GenericAlias MappingProxyType MethodType SimpleNamespace",
+        "typing": "Annotated Any AnyStr Awaitable Callable ClassVar Collection Container DefaultDict Deque Dict Final"
+        " FrozenSet Generic Hashable Iterable Iterator List Literal Mapping MutableMapping MutableSequence NamedTuple"
+        " NoReturn Optional OrderedDict Protocol Sequence Set Sized Text Tuple Type TypeVar TypedDict Union"
+        " _ProtocolMeta _TypedDictMeta _allow_reckless_class_checks _get_protocol_attrs _is_callable_members_only"
+        " _no_init _no_init_or_replace_init",
+        "urllib.parse": "DefragResult ParseResult ParseResultBytes SplitResult SplitResultBytes",
+        "uuid": "SafeUUID UUID",
+        "zoneinfo": "ZoneInfo",
+    }.items()
+}
+# Of CPython 3.9, which does not say them, and of each later version. A name that begins with _ counts as the one
+# without.
+_LISTED = """
+    __future__ _bootlocale
+    __phello__ _aix_support _blake2 _bootsubprocess _codecs_cn _codecs_hk _codecs_iso2022 _codecs_jp
+    _codecs_kr _codecs_tw _collections_abc _compat_pickle _compression _ctypes_test _curses_panel _dummy_thread
+    _elementtree _frozen_importlib _frozen_importlib_external _gdbm _lsprof _markupbase _md5 _msi
+    _multibytecodec _osx_support _overlapped _posixshmem _posixsubprocess _py_abc _pydecimal _pyio _scproxy
+    _sha1 _sha256 _sha3 _sha512 _sitebuiltins _sre _strptime _testbuffer _testcapi _testimportmultiple
+    _testinternalcapi _testmultiphase _thread _threading_local _weakrefset _winapi _xxtestfuzz abc aifc
+    antigravity argparse array ast asynchat asyncio asyncore atexit audioop base64 bdb binascii binhex bisect
+    builtins bz2 cProfile calendar cgi cgitb chunk cmath cmd code codecs codeop collections colorsys compileall
+    concurrent configparser contextlib contextvars copy copyreg crypt csv ctypes curses dataclasses datetime dbm
+    decimal difflib dis distutils doctest dummy_threading email encodings ensurepip enum errno faulthandler
+    fcntl filecmp fileinput fnmatch formatter fractions ftplib functools gc genericpath getopt getpass gettext
+    glob graphlib grp gzip hashlib heapq hmac html http idlelib imaplib imghdr imp importlib inspect io
+    ipaddress itertools json keyword lib2to3 linecache locale logging lzma macpath mailbox mailcap marshal math
+    mimetypes mmap modulefinder msilib msvcrt multiprocessing netrc nis nntplib nt ntpath nturl2path numbers
+    opcode operator optparse os ossaudiodev parser pathlib pdb peg_parser pickle pickletools pipes pkgutil
+    platform plistlib poplib posix posixpath pprint profile pstats pty pwd py_compile pyclbr pydoc pydoc_data
+    pyexpat queue quopri random re readline reprlib resource rlcompleter runpy sched secrets select selectors
+    shelve shlex shutil signal site smtpd smtplib sndhdr socket socketserver spwd sqlite3 sre_compile
+    sre_constants sre_parse ssl stat statistics string stringprep struct subprocess sunau symbol symtable sys
+    sysconfig syslog tabnanny tarfile telnetlib tempfile termios test textwrap this threading time timeit
+    tkinter token tokenize tomllib trace traceback tracemalloc tty turtle turtledemo types typing unicodedata
+    unittest urllib uu uuid venv warnings wave weakref webbrowser winreg winsound wsgiref xdrlib xml xmlrpc
+    xxlimited xxsubtype zipapp zipfile zipimport zlib zoneinfo
+"""
+_STANDARD = frozenset((*getattr(sys, "stdlib_module_names", ()), *_LISTED.split()))

@@ -14,6 +14,7 @@ when the daemon dies.
 from __future__ import annotations
 
 import asyncio
+import errno
 import hashlib
 import hmac
 import json
@@ -48,6 +49,7 @@ _SIGNATURE_BYTES = 32
 _KEY_ID_CHARS = 16
 _DIGEST_CHARS = 64
 _RETRY_S = 2.0
+_FULL = frozenset((errno.ENOSPC, errno.EDQUOT))
 
 
 @dataclass(frozen=True)
@@ -84,13 +86,16 @@ class StateArchives:
 
     @contextmanager
     def spool(self, tenant: str, max_bytes: int) -> Iterator[Spool]:
-        """A file for one archive of a tenant. Raises ResourceExhausted when too many are there."""
+        """A file for one archive of a tenant. Raises ResourceExhausted when too many are there, or the disk is full."""
         if self._open[tenant] >= MAX_OF_TENANT or self._open.total() >= MAX_AT_A_TIME:
             message = "as many states are being written down or restored as can be at one time"
             raise ResourceExhausted(Reason.QUEUE_FULL, message, retry_after_s=_RETRY_S)
         self._open[tenant] += 1
         try:
-            with tempfile.TemporaryFile(dir=self._directory, prefix="state-") as file:
+            with _told_when_full():
+                # Unbuffered: what is written is on the disk, or known not to be.
+                file = tempfile.TemporaryFile(dir=self._directory, prefix="state-", buffering=0)  # noqa: SIM115 (below)
+            with file:
                 yield Spool(cast("BinaryIO", file), max_bytes)
         finally:
             self._open[tenant] -= 1
@@ -172,10 +177,13 @@ class Spool:
         self._sha256.update(data)
         self._part.update(data)
         self.size_bytes += len(data)
-        try:
-            await asyncio.to_thread(self._file.write, data)
-        except OSError as error:
-            raise ResourceExhausted(Reason.TOO_LARGE, "the daemon has no room for this state now") from error
+        with _told_when_full():
+            await asyncio.to_thread(self._write_all, data)
+
+    def _write_all(self, data: bytes) -> None:
+        rest = memoryview(data)
+        while rest:
+            rest = rest[self._file.write(rest) :]
 
     def end_part(self) -> Part:
         """What was written since the last part ended."""
@@ -200,6 +208,18 @@ class Spool:
         if len(data) != size:
             raise OSError("a spool is shorter than what was written to it")
         return data
+
+
+@contextmanager
+def _told_when_full() -> Iterator[None]:
+    """A disk without room is nobody's fault, and no error of ours: there may be room again in a moment."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _FULL:
+            raise
+        message = "the daemon has no room on its disk for this state now"
+        raise ResourceExhausted(Reason.QUEUE_FULL, message, retry_after_s=_RETRY_S) from error
 
 
 @dataclass(frozen=True)

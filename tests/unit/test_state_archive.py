@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import io
 import json
 import struct
+import tempfile
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +19,7 @@ from hypothesis import strategies as st
 from executor_server import state_archive
 from executor_server.errors import ExecutorError, Forbidden, InvalidRequest, Reason, ResourceExhausted
 from executor_server.model import StateManifest, StateOmission
-from executor_server.state_archive import MAGIC, Opened, StateArchives, header_of
+from executor_server.state_archive import MAGIC, Opened, Spool, StateArchives, header_of
 
 MANIFEST = StateManifest(("a", "ä"), (StateOmission("b", "why"),), 1, 7, (StateOmission("link", "a link"),), "3.11.7")
 
@@ -160,3 +163,41 @@ async def test_all_tenants_together_have_so_many_places(
     monkeypatch.setattr(state_archive, "MAX_AT_A_TIME", 1)
     with archives.spool("a", 10), pytest.raises(ResourceExhausted), archives.spool("b", 10):
         pass
+
+
+async def test_a_full_disk_is_said_to_be_one_and_may_have_room_later() -> None:
+    with Path("/dev/full").open("wb", buffering=0) as full:  # noqa: ASYNC230 (it is no disk)
+        spool = Spool(full, 100)
+        with pytest.raises(ResourceExhausted) as refused:
+            await spool.write(b"1")
+    assert refused.value.retry_after_s is not None and refused.value.reason is Reason.QUEUE_FULL
+
+
+async def test_a_disk_without_room_for_another_file_takes_no_place(
+    archives: StateArchives, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(**_: object) -> None:
+        raise OSError(errno.ENOSPC, "full")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(tempfile, "TemporaryFile", full)
+        for _ in range(state_archive.MAX_OF_TENANT + 1):
+            with pytest.raises(ResourceExhausted) as refused, archives.spool("me", 10):
+                pass
+            assert "no room" in refused.value.message and refused.value.retry_after_s is not None
+    with archives.spool("me", 10):
+        pass
+
+
+class Stingy(io.FileIO):
+    """Takes a few bytes at a time, as a disk that is about to be full."""
+
+    def write(self, data: Any) -> int:
+        return super().write(bytes(data[:3]))
+
+
+async def test_a_spool_writes_all_that_it_says(tmp_path: Path) -> None:
+    with Stingy(tmp_path / "file", "w+") as file:
+        spool = Spool(file, 100)
+        await spool.write(b"1234567890")
+        assert spool.at(0, 10) == b"1234567890"

@@ -123,10 +123,12 @@ class StateArchives:
         tenant's, unless those are allowed.
         """
         signed_bytes = archive.size_bytes - _SIGNATURE_BYTES
-        header, begin = await asyncio.to_thread(_read_header, archive)
+        text, begin = await asyncio.to_thread(_header_text, archive)
+        # First, since to take a header apart costs more than it has bytes, and of ours it is known what is in it.
+        is_ours = await asyncio.to_thread(self._is_signed, archive, signed_bytes)
+        header = await asyncio.to_thread(_read_header, text)
         if begin + header.variables.size_bytes + header.files.size_bytes != signed_bytes:
             raise _invalid("it has another size than it says")
-        is_ours = await asyncio.to_thread(self._is_signed, archive, signed_bytes)
         if not is_ours and header.key_id == self.key_id:
             raise _invalid("it is harmed, or its signature is not of this daemon")
         is_foreign = not is_ours or header.tenant != tenant
@@ -271,8 +273,8 @@ def _written(header: Header) -> dict[str, Any]:
     return {"version": VERSION, **asdict(header)}
 
 
-def _read_header(archive: Spool) -> tuple[Header, int]:
-    """The header, and where the parts begin. Raises InvalidRequest."""
+def _header_text(archive: Spool) -> tuple[bytes, int]:
+    """The header as it is, and where the parts begin. Raises InvalidRequest."""
     start = len(MAGIC) + _LENGTH.size
     if archive.size_bytes < start + _SIGNATURE_BYTES:
         raise _invalid("it is too short")
@@ -282,13 +284,16 @@ def _read_header(archive: Spool) -> tuple[Header, int]:
         raise _invalid("it does not begin as one")
     if length > min(MAX_HEADER_BYTES, archive.size_bytes - start - _SIGNATURE_BYTES):
         raise _invalid("its header is larger than it may be")
+    return archive.at(start, length), start + length
+
+
+def _read_header(text: bytes) -> Header:
+    """Raises InvalidRequest."""
     try:
-        values = json.loads(archive.at(start, length))
-        if not isinstance(values, dict):
-            raise ValueError("a header that is no object")
+        values = said_object(text, MAX_HEADER_BYTES)
         if values.get("version") != VERSION:
             raise _invalid(f"it is of another version than {VERSION}")
-        header = Header(
+        return Header(
             tenant=_text(values, "tenant", 256),
             session_id=_text(values, "session_id", 64),
             key_id=_text(values, "key_id", _KEY_ID_CHARS),
@@ -299,8 +304,27 @@ def _read_header(archive: Spool) -> tuple[Header, int]:
         )
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise _invalid("its header can't be read") from error
-    return header, start + length
 
+
+def said_object(text: bytes, max_bytes: int) -> dict[str, Any]:
+    """A JSON object that somebody else has written. Raises ValueError, RecursionError.
+
+    Looks before it parses: of "[[],[],…" each byte may become thirty. What stands in texts counts too, so this is a
+    bound for what is absurd, not for what is right.
+    """
+    if len(text) > max_bytes:
+        raise ValueError(f"{len(text)} bytes of JSON, over {max_bytes}")
+    if text.count(b"[") + text.count(b"{") > MAX_CONTAINERS or text.count(b",") > MAX_VALUES:
+        raise ValueError("JSON of too many parts")
+    values = json.loads(text)
+    if not isinstance(values, dict):
+        raise ValueError("JSON that is no object")
+    return values
+
+
+MAX_CONTAINERS = 64 * 1024
+MAX_VALUES = 256 * 1024
+"""Of a header, or of what a guest says: objects and lists, and all that is in them."""
 
 MAX_NAMES = 4096
 _MAX_NAME_CHARS = 256
@@ -336,6 +360,7 @@ def _listed(values: Any, read: Any) -> list[Any]:
 def _name(value: Any) -> str:
     if not isinstance(value, str) or len(value) > _MAX_NAME_CHARS:
         raise ValueError("not a name")
+    value.encode()  # which half of a surrogate pair can't be
     return value
 
 
@@ -353,6 +378,7 @@ def _text(values: Mapping[str, Any], name: str, max_chars: int) -> str:
     value = values[name]
     if not isinstance(value, str) or len(value) > max_chars:
         raise ValueError(f"{name} is not a text of at most {max_chars} characters")
+    value.encode()
     return value
 
 

@@ -8,6 +8,7 @@ import io
 import json
 import struct
 import tempfile
+import tracemalloc
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -201,3 +202,42 @@ async def test_a_spool_writes_all_that_it_says(tmp_path: Path) -> None:
         spool = Spool(file, 100)
         await spool.write(b"1234567890")
         assert spool.at(0, 10) == b"1234567890"
+
+
+def with_header(text: bytes) -> bytes:
+    return MAGIC + struct.pack("!I", len(text)) + text + bytes(32)
+
+
+@pytest.mark.parametrize("filler", [b"[],", b"{},", b"1,", b'"",', b"["])
+def test_a_header_of_many_parts_costs_no_more_than_its_bytes(archives: StateArchives, filler: bytes) -> None:
+    """Parsed, 4 MiB of empty lists are 130 MiB; and anybody may send them."""
+    size = state_archive.MAX_HEADER_BYTES - 100
+    data = with_header(b'{"version":1,"x":[' + filler * (size // len(filler)) + b"0]}")
+    tracemalloc.start()
+    try:
+        found = refusal(archives, data, allow_foreign=True)
+        peak_bytes = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert found.reason is Reason.STATE_INVALID and peak_bytes < 24 * 1024 * 1024
+
+
+async def test_what_an_archive_has_of_its_own_key_is_read_after_its_signature(
+    archives: StateArchives, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = await written(archives)
+    seen: list[str] = []
+    is_signed, read = StateArchives._is_signed, state_archive._read_header
+
+    def signature(*args: Any) -> bool:
+        seen.append("signature")
+        return is_signed(*args)
+
+    def header(text: bytes) -> state_archive.Header:
+        seen.append("header")
+        return read(text)
+
+    monkeypatch.setattr(StateArchives, "_is_signed", signature)
+    monkeypatch.setattr(state_archive, "_read_header", header)
+    await opened(archives, data)
+    assert seen == ["signature", "header"]

@@ -32,6 +32,7 @@ from executor_server.state_archive import (
     StateArchives,
     header_of,
     manifest_from,
+    said_object,
 )
 
 
@@ -178,11 +179,9 @@ def _said(frame: Frame) -> dict[str, Any]:
     if frame.kind != Kind.DONE:
         raise FrameError(f"frame kind {frame.kind} does not belong to this operation")
     try:
-        values = json.loads(frame.body)
+        values = said_object(frame.body, MAX_SAID_BYTES)
     except (ValueError, RecursionError) as error:
-        raise FrameError("a manifest that is not JSON") from error
-    if not isinstance(values, dict):
-        raise FrameError("a manifest that is not an object")
+        raise FrameError("a manifest of another form") from error
     if len(json.dumps(values)) > MAX_SAID_BYTES:
         raise FrameError("a manifest that is too long")
     return values

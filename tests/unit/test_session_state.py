@@ -10,7 +10,7 @@ import pytest
 from executor_server.guest.frames import Frame, FrameDecoder, FrameError, Kind, encode_frame
 from executor_server.model import StateOmission
 from executor_server.session_state import _files_part, _restored_part, _variables_part
-from executor_server.state_archive import MAX_SAID_BYTES
+from executor_server.state_archive import MAX_CONTAINERS, MAX_SAID_BYTES, MAX_VALUES
 
 
 def done(said: Any, **head: Any) -> Frame:
@@ -49,6 +49,10 @@ LIES: list[Any] = [
     {"variables": [], "omitted": 1},
     {"variables": None},
     {"variables": [], "more": "x" * MAX_SAID_BYTES},
+    b" " * MAX_SAID_BYTES + b'{"variables": []}',
+    {"variables": [], "more": [[]] * (MAX_CONTAINERS + 1)},
+    {"variables": [], "more": [1] * (MAX_VALUES + 2)},
+    {"variables": ["a\ud800"]},
 ]
 
 

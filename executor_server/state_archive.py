@@ -309,12 +309,11 @@ def _read_header(text: bytes) -> Header:
 def said_object(text: bytes, max_bytes: int) -> dict[str, Any]:
     """A JSON object that somebody else has written. Raises ValueError, RecursionError.
 
-    Looks before it parses: of "[[],[],…" each byte may become thirty. What stands in texts counts too, so this is a
-    bound for what is absurd, not for what is right.
+    Looks before it parses: of "[[],[],…" each byte may become thirty. What stands in texts counts too.
     """
     if len(text) > max_bytes:
         raise ValueError(f"{len(text)} bytes of JSON, over {max_bytes}")
-    if text.count(b"[") + text.count(b"{") > MAX_CONTAINERS or text.count(b",") > MAX_VALUES:
+    if text.count(b"[") + text.count(b"{") > MAX_PARTS or text.count(b",") > MAX_PARTS:
         raise ValueError("JSON of too many parts")
     values = json.loads(text)
     if not isinstance(values, dict):
@@ -322,9 +321,9 @@ def said_object(text: bytes, max_bytes: int) -> dict[str, Any]:
     return values
 
 
-MAX_CONTAINERS = 64 * 1024
-MAX_VALUES = 256 * 1024
-"""Of a header, or of what a guest says: objects and lists, and all that is in them."""
+MAX_PARTS = 448 * 1024
+"""Of a header, or of what a guest says: objects and lists, and as many values. Names and reasons may consist of nothing
+but brackets or commas, of which there is room for all that a guest names."""
 
 MAX_NAMES = 4096
 _MAX_NAME_CHARS = 256

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from executor_server.guest.frames import Frame, FrameDecoder, FrameError, Kind, encode_frame
+from executor_server.guest.state_index import said_of
 from executor_server.model import StateOmission
 from executor_server.session_state import _files_part, _restored_part, _variables_part
-from executor_server.state_archive import MAX_CONTAINERS, MAX_SAID_BYTES, MAX_VALUES
+from executor_server.state_archive import MAX_PARTS, MAX_SAID_BYTES
 
 
 def done(said: Any, **head: Any) -> Frame:
@@ -50,8 +51,8 @@ LIES: list[Any] = [
     {"variables": None},
     {"variables": [], "more": "x" * MAX_SAID_BYTES},
     b" " * MAX_SAID_BYTES + b'{"variables": []}',
-    {"variables": [], "more": [[]] * (MAX_CONTAINERS + 1)},
-    {"variables": [], "more": [1] * (MAX_VALUES + 2)},
+    {"variables": [], "more": [[]] * MAX_PARTS},
+    {"variables": [], "more": [1] * (MAX_PARTS + 2)},
     {"variables": ["a\ud800"]},
 ]
 
@@ -84,3 +85,11 @@ def test_frames_of_other_kinds_do_not_belong_here() -> None:
     for read in (_variables_part, _files_part):
         with pytest.raises(FrameError):
             read(log)
+
+
+def test_names_may_consist_of_brackets() -> None:
+    """They are the program's, and a session must not be lost for them."""
+    for character in "[{,":
+        odd = {f"{number:03}" + character * 253: character * 300 for number in range(600)}
+        manifest = _variables_part(done({"variables": [character * 255] * 256, "omitted": said_of(odd)}))
+        assert not isinstance(manifest, bytes) and len(manifest.omitted_variables) == 513

@@ -13,7 +13,7 @@ import asyncio
 import hashlib
 import json
 from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import aclosing
+from contextlib import ExitStack, aclosing
 from dataclasses import replace
 from typing import Any
 
@@ -53,8 +53,8 @@ class StateRequests(GuestRequests):
         self._require_alive()
         check_state_export(self.spec)
         await self._gate.state_export(self.facts)
-        with archives.spool(self.facts.owner.tenant, self.spec.state.max_bytes) as spool:
-            variables, written = await self._export_variables(spool)
+        with ExitStack() as place:
+            spool, variables, written = await self._export_variables(archives, place)
             files, put = await self._export_files(spool)
             manifest = replace(written, files=put.files, file_bytes=put.file_bytes, omitted_files=put.omitted_files)
             header = header_of(
@@ -69,18 +69,26 @@ class StateRequests(GuestRequests):
             self._observer.state_exported(self.facts, replace(told, from_session=self.facts.session_id))
             yield manifest
 
-    async def _export_variables(self, spool: Spool) -> tuple[Part, StateManifest]:
+    async def _export_variables(self, archives: StateArchives, place: ExitStack) -> tuple[Spool, Part, StateManifest]:
+        """Takes a place among the states on their way only when the first part is there.
+
+        Until then this waits for the executions ahead of it, which may take as long as they like, and a tenant's places
+        are few.
+        """
         operation = Operation[bytes | StateManifest](_variables_part, self._hold)
-        most = min(spool.left_bytes, MAX_PAYLOAD_BYTES)
+        max_bytes = self.spec.state.max_bytes
         manifest = None
-        with self._asking(operation, Kind.EXPORT_STATE, {"max_bytes": most}):
-            while (part := await operation.next()) is not None:
+        with self._asking(operation, Kind.EXPORT_STATE, {"max_bytes": min(max_bytes, MAX_PAYLOAD_BYTES)}):
+            part = await operation.next()
+            spool = place.enter_context(archives.spool(self.facts.owner.tenant, max_bytes))
+            while part is not None:
                 if isinstance(part, StateManifest):
                     manifest = part
                 else:
                     await spool.write(part)
+                part = await operation.next()
         assert manifest is not None, "an operation that has an answer ended without one"
-        return spool.end_part(), replace(manifest, python_version=self.python_version)
+        return spool, spool.end_part(), replace(manifest, python_version=self.python_version)
 
     async def _export_files(self, spool: Spool) -> tuple[Part, StateManifest]:
         operation = Operation[FileInfo | bytes | StateManifest](_files_part, self._hold)

@@ -11,7 +11,7 @@ import pytest
 from executor_server.errors import InvalidRequest, PreconditionFailed, Reason, ResourceExhausted
 from executor_server.model import StateManifest
 from executor_server.sessions import Session
-from executor_server.state_archive import StateArchives
+from executor_server.state_archive import MAX_OF_TENANT, StateArchives
 from tests.contract.harness import MIB, Harness, follow, open_harness, pieces
 from tests.contract.marks import instead, promise
 from tests.support.backends import require
@@ -88,6 +88,21 @@ async def test_writing_down_waits_for_what_runs_and_changes_nothing(harness: Har
     assert "late" in manifest.variables
     assert (await follow(execution)).outcome == "succeeded"
     assert archive
+
+
+@promise("state-export")
+async def test_what_waits_for_an_execution_takes_nobodys_place(harness: Harness, archives: StateArchives) -> None:
+    """A tenant's places are few; whoever waits long for its own program must not keep others from theirs."""
+    session, other = await harness.session(), await harness.session()
+    execution = await harness.begin(session, "import os\nwhile not os.path.exists('go'): pass\ndel os")
+    waiting = [asyncio.create_task(exported(session, archives)) for _ in range(MAX_OF_TENANT + 1)]
+    assert (await exported(other, archives))[1].variables == ()
+    waiting.pop().cancel()
+    await session.put_file("go", 0, pieces(b""))
+    assert (await follow(execution)).outcome == "succeeded"
+    assert all(archive for archive, _ in await asyncio.gather(*waiting))
+    with archives.spool("tenant", 1), archives.spool("tenant", 1):
+        pass
 
 
 @promise("state-hostile")

@@ -21,7 +21,7 @@ from executor_server.backends.e2b import E2BBackend, patience, sandbox
 from executor_server.backends.e2b.check import examine
 from executor_server.backends.e2b.sandbox import E2BSandbox
 from executor_server.config import E2BSection
-from executor_server.errors import BackendFull, ImageNotReady, SandboxFailure
+from executor_server.errors import BackendFull, BackendSilent, ImageNotReady, SandboxFailure
 from executor_server.guest_channel import GuestChannel
 from executor_server.model import SandboxSpec
 from tests.contract.harness import Harness, follow
@@ -224,6 +224,24 @@ async def test_an_account_that_is_full_is_a_full_backend(state_dir: Path) -> Non
                 await backend.create(SPEC)
             assert raised.value.retry_after_s == 17
         assert double.sandboxes == {}
+
+
+async def test_a_cloud_that_does_not_answer_is_a_silent_backend(backend: E2BBackend, double: Double) -> None:
+    double.fault(Kind.CUT_BEFORE, CREATE, method="POST", times=None)
+    with pytest.raises(BackendSilent):
+        await backend.create(SPEC)
+
+
+@pytest.mark.parametrize(("kind", "path"), [(Kind.STATUS, CREATE), (Kind.CUT_BEFORE, "/process.Process/Start")])
+async def test_a_cloud_that_fails_and_a_machine_that_does_not_answer_are_no_silent_backend(
+    backend: E2BBackend, double: Double, kind: Kind, path: str
+) -> None:
+    """Or a client that asks for what no machine survives would have all others pass it over."""
+    double.fault(kind, path, method="POST", times=None)
+    with pytest.raises(SandboxFailure) as failed:
+        await backend.create(SPEC)
+    assert not isinstance(failed.value, BackendSilent)
+    assert double.sandboxes == {}
 
 
 # ---------------------------------------------------------------------------------------------------------------------

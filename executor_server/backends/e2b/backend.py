@@ -26,7 +26,7 @@ from executor_server.backends.base import HostFinding, KnownSandbox
 from executor_server.backends.directory import BackendDirectory, is_sandbox_id, new_sandbox_id
 from executor_server.backends.e2b.access import open_cloud
 from executor_server.backends.e2b.check import check_sdk, examine
-from executor_server.backends.e2b.failures import CloudFailure
+from executor_server.backends.e2b.failures import CloudFailure, Unanswered
 from executor_server.backends.e2b.guests import GuestFile
 from executor_server.backends.e2b.lifetime import LifetimeKeeper
 from executor_server.backends.e2b.maker import DAEMON_KEY, FINGERPRINT_KEY, GUEST_KEY, RETRY_FULL_S, Maker
@@ -35,7 +35,7 @@ from executor_server.backends.e2b.sandbox import SANDBOX_KEY, E2BSandbox, Lifeti
 from executor_server.backends.e2b.templates import Templates
 from executor_server.backends.endings import check_none_left, failures_of
 from executor_server.config import E2BImage, E2BSection
-from executor_server.errors import BackendFull, SandboxFailure
+from executor_server.errors import BackendFull, BackendSilent, SandboxFailure
 from executor_server.guest_archive import pack_guest
 from executor_server.model import SandboxSpec
 
@@ -141,9 +141,11 @@ class E2BBackend:
         try:
             async with asyncio.timeout(limit_s):
                 await maker.build(sandbox, spec)
-        except TimeoutError as late:
+        except (TimeoutError, Unanswered) as failure:
+            # Where there is a machine, what was asked of it may be why it does not answer.
+            kind = BackendSilent if sandbox.cloud_id is None else SandboxFailure
             await self._give_back(sandbox)
-            raise SandboxFailure(f"a sandbox was not made within {limit_s:g} s") from late
+            raise kind(str(failure) or f"a sandbox was not made within {limit_s:g} s") from failure
         except BaseException:
             await self._give_back(sandbox)
             raise

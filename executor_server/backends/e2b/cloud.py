@@ -36,6 +36,7 @@ from executor_server.backends.e2b.failures import (
     KeyRefused,
     NotRunning,
     TryLater,
+    Unanswered,
 )
 
 _ROOT = "root"
@@ -317,14 +318,14 @@ _TABLE = (
     _Row(_of_sdk("AuthenticationException"), KeyRefused, "the API key, or a token for one sandbox, is refused: {}"),
     _Row(_of_sdk("NotFoundException"), Gone, "E2B knows no such thing: {}"),
     _Row(_of_sdk("SandboxNotRunningException"), NotRunning, "the sandbox does not run: {}"),
-    _Row(_of_sdk("TimeoutException"), CloudFailure, "E2B does not answer in time: {}"),
+    _Row(_of_sdk("TimeoutException"), Unanswered, "E2B does not answer in time: {}"),
     _Row(_of_sdk("InvalidArgumentException"), Final, "E2B refuses the request: {}"),
     _Row(_of_sdk("NotEnoughSpaceException"), Final, "the sandbox has no space left: {}"),
     _Row(_of_sdk("GuestUnresponsiveException"), CannotWake, "the sandbox can't be woken: {}"),
     _Row(_of_sdk("TemplateException"), Final, "the template is too old for the SDK: {}"),
-    _Row(httpx.TimeoutException, CloudFailure, "E2B does not answer in time: {}"),
-    _Row(httpx.TransportError, CloudFailure, "E2B can't be reached: {}"),
-    _Row(OSError, CloudFailure, "E2B can't be reached: {}"),
+    _Row(httpx.TimeoutException, Unanswered, "E2B does not answer in time: {}"),
+    _Row(httpx.TransportError, Unanswered, "E2B can't be reached: {}"),
+    _Row(OSError, Unanswered, "E2B can't be reached: {}"),
 )
 _BUSY = (_of_sdk("RateLimitException"), _of_sdk("ServiceBusyException"))
 

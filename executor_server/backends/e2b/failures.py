@@ -12,6 +12,10 @@ class CloudFailure(SandboxFailure):
     """The cloud did not do it. What is not one of the classes below may be tried again where repeating is harmless."""
 
 
+class Unanswered(CloudFailure):
+    """No answer came, in time or at all: nobody knows whether it was done."""
+
+
 class Failed(CloudFailure):
     """The cloud says that it failed: there was an answer, and it was no."""
 

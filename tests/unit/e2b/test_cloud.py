@@ -21,6 +21,7 @@ from executor_server.backends.e2b.failures import (  # noqa: E402
     KeyRefused,
     NotRunning,
     TryLater,
+    Unanswered,
 )
 
 KEY = "e2b_" + "c0ffee" * 7
@@ -50,7 +51,7 @@ def with_status(status: int) -> Exception:
         (e2b.SandboxNotFoundException("no"), Gone),
         (e2b.NotFoundException("no"), Gone),
         (e2b.SandboxNotRunningException("was not found"), NotRunning),
-        (e2b.TimeoutException("slow"), CloudFailure),
+        (e2b.TimeoutException("slow"), Unanswered),
         (e2b.RateLimitException("429"), TryLater),
         (e2b.ServiceBusyException("503"), TryLater),
         (e2b.InvalidArgumentException("no"), Final),
@@ -62,10 +63,10 @@ def with_status(status: int) -> Exception:
         (with_status(409), CloudFailure),
         (with_status(500), Failed),
         (with_status(502), Failed),
-        (httpx.ConnectError("refused"), CloudFailure),
-        (httpx.ReadTimeout("slow"), CloudFailure),
-        (httpx.RemoteProtocolError("cut"), CloudFailure),
-        (ConnectionResetError(), CloudFailure),
+        (httpx.ConnectError("refused"), Unanswered),
+        (httpx.ReadTimeout("slow"), Unanswered),
+        (httpx.RemoteProtocolError("cut"), Unanswered),
+        (ConnectionResetError(), Unanswered),
         (KeyError("clientID"), CloudFailure),
         (json.JSONDecodeError("no", "x", 0), CloudFailure),
         (AttributeError("'str' object has no attribute 'get'"), CloudFailure),

@@ -4,8 +4,8 @@
 
 Two suites for each pair: what the SDK itself does against the double, in which an older one lacks what came later, and
 our backend. matrix_runs.py says where environments and logs are. `--write` puts the table of the pairs that were run
-into docs/backends.md; those that were not run keep their line. Fails when the pinned pair fails. `--check` runs nothing, and
-fails when the page, the pinned pair and the pairs that `check-host` takes for tried do not agree.
+into docs/backends.md; those that were not run keep their line. Fails when the pinned pair fails. `--check` runs
+nothing, and fails when the page, the pinned pair and the pairs that `check-host` takes for tried do not agree.
 """
 
 from __future__ import annotations

@@ -12,11 +12,12 @@ from typing import Any, ClassVar
 
 import docker.errors
 import smolagents
-from smolagents import FinalAnswerTool, LogLevel
+from smolagents import LogLevel
 from smolagents.remote_executors import DockerExecutor
 
 from executor_client.smolagents import CodeAgent, RemotePythonInterpreterTool
 from tests.features.actor import Actor
+from tests.support.agents import mend_final_answer
 from tests.support.daemon import Daemon
 
 COLUMNS = ("local", "docker", "ours_local", "ours_docker", "ours_e2b")
@@ -88,7 +89,7 @@ class Docker(Place):
         self._shared = executor
 
     def _made(self, stack: ExitStack, own: bool, **options: Any) -> Any:
-        stack.callback(_mend_final_answer)
+        stack.callback(mend_final_answer)
         kwargs = {**self._kwargs, **options.pop("executor_kwargs", {})}
         options = {"executor_type": "docker", "executor_kwargs": kwargs, **options}
         if not own:
@@ -112,12 +113,6 @@ def ended(executor: DockerExecutor) -> None:
         executor.container.kill()
     executor.cleanup()
     executor.client.close()
-
-
-def _mend_final_answer() -> None:
-    """What it does to its own tool's class is for good: agents of the other columns would save a broken one."""
-    if hasattr(FinalAnswerTool.forward, "__source__"):
-        del FinalAnswerTool.forward.__source__
 
 
 class Ours(Place):

@@ -14,6 +14,7 @@ import importlib.util
 import io
 import os
 import py_compile
+import secrets
 import tempfile
 import zipfile
 from collections.abc import Mapping
@@ -113,8 +114,11 @@ def _bytecode(name: str, source: bytes, scratch: Path) -> bytes:
 
 
 def _write_atomically(path: Path, data: bytes) -> None:
-    """A daemon that dies midway leaves no half archive under the final name. Readable by the sandbox's own user."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    """A daemon that dies midway leaves no half archive under the final name. Readable by the sandbox's own user.
+
+    Several backends of one daemon may write the same one at the same time.
+    """
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:
         with temporary.open("xb") as file:
             os.fchmod(file.fileno(), 0o644)

@@ -63,6 +63,8 @@ CALLS: dict[str, Callable[[str], Any]] = {
     ],
     "GetFile": lambda s: pb.GetFileRequest(session_id=s, path="f"),
     "ListFiles": lambda s: pb.ListFilesRequest(session_id=s),
+    "ExportState": lambda s: pb.ExportStateRequest(session_id=s),
+    "RestoreState": lambda s: [pb.RestoreStateRequest(session_id=s), pb.RestoreStateRequest(data=b"x")],
 }
 
 

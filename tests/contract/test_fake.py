@@ -13,6 +13,7 @@ from tests.contract.harness import MIB, Harness
 from tests.contract.marks import instead
 from tests.contract.promises import BY_ID, PROMISES, Keeping
 from tests.support.in_memory import guest
+from tests.support.polling import eventually_async
 
 # Of what it does not keep: what has no operating system below it, no kernel that limits it, and no wall around it.
 _NOT_KEPT = [each.promise_id for each in PROMISES if each.keeping("fake") is Keeping.NOT_KEPT]
@@ -69,10 +70,14 @@ async def test_a_thread_that_does_not_listen_is_told_as_timed_out_and_left_behin
     run = await harness.run(session, deaf, wall_time_s=0.05)
     assert (run.outcome, run.state, run.ended.generation) == ("timeout", "reset", 2)
     assert (await harness.run(session, "'kept' in globals()")).output is False
-    left = [thread for thread in threading.enumerate() if thread.name.startswith("program-")]
-    assert len(left) == 1
+
+    def left() -> list[threading.Thread]:
+        return [thread for thread in threading.enumerate() if thread.name.startswith("program-")]
+
+    assert await eventually_async(lambda: len(left()) == 1)  # the next program's own may be about to end
+    (deaf_thread,) = left()
     await session._sandbox.destroy()
-    assert not any(thread.is_alive() for thread in left)
+    assert not deaf_thread.is_alive()
 
 
 @instead(*_TOOLS)

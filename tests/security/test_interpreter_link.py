@@ -92,7 +92,7 @@ async def test_the_id_of_a_call_is_never_the_programs_own(harness: Harness) -> N
     session = await harness.session(wall_time_s=5.0)
     await session.register_tools([ToolSpec("real", "", (), False)])
     calls = 'for odd in ("\\ud800", "a b", "", "\\x00", "c1", "c1"):\n    say({"t": "tool_call", "call": odd, "name": "real"}, b"x")'
-    execution = await harness.begin(session, LINK + calls + "\nlink.recv(9); link.recv(9)")
+    execution = await harness.begin(session, LINK + calls + "\nfor _ in range(6):\n    link.recv(9)")
     seen: list[str] = []
 
     async def answer(call: ToolCall, _transcript: object) -> None:

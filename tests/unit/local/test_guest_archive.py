@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import zipfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -82,3 +83,10 @@ def test_the_guest_packs_whole(tmp_path: Path) -> None:
         "executor_api/values/__init__.py",
     } <= names
     assert not any("__pycache__" in name or "v1" in name for name in names)
+
+
+def test_it_may_be_packed_by_several_at_once(tmp_path: Path) -> None:
+    with ThreadPoolExecutor(8) as threads:
+        packed = list(threads.map(lambda _: pack_guest(tmp_path), range(8)))
+    assert len(set(packed)) == 1
+    assert [path.name for path in tmp_path.iterdir()] == [packed[0].path.name]

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
@@ -24,6 +24,7 @@ import structlog
 
 from executor_server.backend_health import BackendHealth, HealthSettings
 from executor_server.backends.base import Backend, HostFinding, KnownSandbox, Sandbox
+from executor_server.backends.endings import failures_of, outcomes_of
 from executor_server.backends.gone import GoneSandbox
 from executor_server.errors import BackendFull, ImageNotReady, SandboxFailure
 from executor_server.model import SandboxSpec
@@ -72,7 +73,7 @@ class BackendSet:
 
     async def start(self) -> None:
         """Starts all. Raises SandboxFailure when none can be."""
-        failures = _failures(await _each(member.start() for member in self._members.values()))
+        failures = await failures_of(member.start() for member in self._members.values())
         if len(failures) == len(self._members):
             raise _most_telling(list(zip(self._members, failures, strict=True)))
 
@@ -103,7 +104,7 @@ class BackendSet:
 
         Raises nothing, or those that are late would have to wait longer for the trouble of others; the log is told.
         """
-        results = await _each(member.sweep() for member in self._members.values())
+        results = await outcomes_of(member.sweep() for member in self._members.values())
         return sum(result for result in results if not isinstance(result, SandboxFailure))
 
     async def fingerprint(self, spec: SandboxSpec) -> str:
@@ -136,7 +137,7 @@ class BackendSet:
 
     async def close(self) -> None:
         """Closes all, whatever happens to one."""
-        failures = _failures(await _each(member.close() for member in self._members.values()))
+        failures = await failures_of(member.close() for member in self._members.values())
         if failures:
             raise SandboxFailure("; ".join(map(str, failures))) from failures[0]
 
@@ -260,20 +261,6 @@ class _Member:
     def _check_serves(self) -> None:
         if not self._serves:
             raise SandboxFailure(f"the {self.name} backend does not run: {self._told}")
-
-
-async def _each(attempts: Iterable[Awaitable[T]]) -> list[T | SandboxFailure]:
-    """The outcome of all, which run at the same time; anything else than a SandboxFailure is raised, after all."""
-    outcomes: list[T | SandboxFailure] = []
-    for outcome in await asyncio.gather(*attempts, return_exceptions=True):
-        if isinstance(outcome, BaseException) and not isinstance(outcome, SandboxFailure):
-            raise outcome
-        outcomes.append(outcome)
-    return outcomes
-
-
-def _failures(outcomes: Iterable[object]) -> list[SandboxFailure]:
-    return [outcome for outcome in outcomes if isinstance(outcome, SandboxFailure)]
 
 
 def _most_telling(failures: Sequence[tuple[str, SandboxFailure]]) -> SandboxFailure:

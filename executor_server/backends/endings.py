@@ -1,12 +1,14 @@
-"""How sandboxes end: each once and to its end, and again where an attempt failed."""
+"""How sandboxes end: each once and to its end, and again where an attempt failed; and several at the same time."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
-from typing import Any
+from typing import Any, TypeVar
 
 from executor_server.errors import SandboxFailure
+
+T = TypeVar("T")
 
 
 class Ending:
@@ -34,15 +36,19 @@ class Ending:
         return attempt is not None and attempt.done() and (attempt.cancelled() or attempt.exception() is not None)
 
 
-async def failures_of(attempts: Iterable[Awaitable[None]]) -> list[SandboxFailure]:
+async def outcomes_of(attempts: Iterable[Awaitable[T]]) -> list[T | SandboxFailure]:
+    """What became of all, which run at the same time; anything else than a SandboxFailure is raised, after all."""
+    outcomes: list[T | SandboxFailure] = []
+    for outcome in await asyncio.gather(*attempts, return_exceptions=True):
+        if isinstance(outcome, BaseException) and not isinstance(outcome, SandboxFailure):
+            raise outcome
+        outcomes.append(outcome)
+    return outcomes
+
+
+async def failures_of(attempts: Iterable[Awaitable[object]]) -> list[SandboxFailure]:
     """Those that failed as such a thing may; anything else is raised."""
-    failures = []
-    for result in await asyncio.gather(*attempts, return_exceptions=True):
-        if isinstance(result, SandboxFailure):
-            failures.append(result)
-        elif isinstance(result, BaseException):
-            raise result
-    return failures
+    return [outcome for outcome in await outcomes_of(attempts) if isinstance(outcome, SandboxFailure)]
 
 
 def check_none_left(failures: list[SandboxFailure]) -> None:

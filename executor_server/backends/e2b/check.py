@@ -11,6 +11,7 @@ import tempfile
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -123,14 +124,9 @@ async def _trial(cloud: Cloud, section: E2BSection, name: str) -> AsyncIterator[
         forget=_nobody_minds,
     )
     try:
-        yield await maker.build(sandbox, _trial_spec(name))
+        yield await maker.build(sandbox, replace(_TRIAL_SPEC, image=name))
     finally:
         await sandbox.destroy()
-
-
-def _trial_spec(image: str) -> SandboxSpec:
-    spec = _TRIAL_SPEC
-    return SandboxSpec(image, spec.memory_bytes, spec.processes, spec.disk_bytes, spec.orphan_time_s)
 
 
 def _nobody_minds(_sandbox: E2BSandbox) -> None:

@@ -32,7 +32,6 @@ from executor_server.model import (
     Log,
     Outcome,
     OutputMode,
-    Principal,
     Queued,
     Result,
     SessionFacts,
@@ -49,10 +48,10 @@ from executor_server.session_requests import SessionSettings, Watch
 from executor_server.state_dir import StateDir
 from tests.support.fake_backend import SPEC, FakeBackend, FakeSandbox
 from tests.support.fake_guest import TOKEN, FakeGuest
+from tests.support.fake_session import OWNER, sessions_on
 from tests.support.polling import eventually_async
 from tests.support.specs import EXECUTION_LIMITS, session_spec
 
-OWNER = Principal("tenant", "test")
 SHIPPED = ToolSpec("a", "", (), is_final_answer=False, shipped=ShippedTool(ToolSource("x = 1", "x", b"bb"), ("os",)))
 
 
@@ -84,25 +83,12 @@ async def backend(tmp_path: Any) -> AsyncIterator[FakeBackend]:
 
 @pytest.fixture
 async def make(backend: FakeBackend, tmp_path: Path) -> AsyncIterator[Any]:
-    made: list[Session] = []
-    registry = Registry(StateDir(tmp_path))
+    async with sessions_on(backend, tmp_path) as make_session:
 
-    async def make(watch: Watch | None = None, **settings: Any) -> Bench:
-        ready = await make_ready(backend, SPEC, warm=False)
-        spec = session_spec(SPEC, imports=("math",))
-        record = SessionRecord(
-            "s", OWNER, "r", spec, "fake", ready.sandbox.sandbox_id, TOKEN, "3.11.0", False, time.time(), 1
-        )
-        session = Session(record, ready.sandbox, ready.channel, registry, SessionSettings(**settings), watch)
-        session.begin()
-        session._begin_tape()
-        made.append(session)
-        return Bench(session, backend.made[-1])
+        async def make(watch: Watch | None = None, **settings: Any) -> Bench:
+            return Bench(*await make_session(watch, SessionSettings(**settings)))
 
-    yield make
-    for session in made:
-        await session.close("the test is over")
-    registry.close()
+        yield make
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from pathlib import Path
 from typing import Any
@@ -15,19 +14,15 @@ from executor_server import session_way
 from executor_server.errors import PreconditionFailed, Reason, SandboxFailure
 from executor_server.executions import Execution
 from executor_server.guest.frames import Frame, Kind
-from executor_server.model import Log, Outcome, OutputMode, Principal, Result, ToolSpec
-from executor_server.pool import make_ready
-from executor_server.registry import Registry, SessionRecord
+from executor_server.model import Log, Outcome, OutputMode, Result, ToolSpec
 from executor_server.rpc.convert import session_to
 from executor_server.session import Session
 from executor_server.session_requests import SessionSettings
-from executor_server.state_dir import StateDir
-from tests.support.fake_backend import SPEC, FakeBackend, FakeSandbox
-from tests.support.fake_guest import TOKEN, FakeGuest, Network
+from tests.support.fake_backend import FakeBackend, FakeSandbox
+from tests.support.fake_guest import FakeGuest, Network
+from tests.support.fake_session import sessions_on
 from tests.support.polling import eventually_async
-from tests.support.specs import EXECUTION_LIMITS, session_spec
-
-OWNER = Principal("tenant", "test")
+from tests.support.specs import EXECUTION_LIMITS
 
 
 class Bench:
@@ -73,25 +68,12 @@ async def backend(tmp_path: Path) -> AsyncIterator[FakeBackend]:
 
 @pytest.fixture
 async def make(backend: FakeBackend, tmp_path: Path) -> AsyncIterator[Any]:
-    made: list[Session] = []
-    registry = Registry(StateDir(tmp_path))
+    async with sessions_on(backend, tmp_path) as make_session:
 
-    async def make(**settings: Any) -> Bench:
-        ready = await make_ready(backend, SPEC, warm=False)
-        spec = session_spec(SPEC, imports=("math",))
-        record = SessionRecord(
-            "s", OWNER, "r", spec, "fake", ready.sandbox.sandbox_id, TOKEN, "3.11.0", False, time.time(), 1
-        )
-        session = Session(record, ready.sandbox, ready.channel, registry, SessionSettings(**settings))
-        session.begin()
-        session._begin_tape()
-        made.append(session)
-        return Bench(session, backend.made[-1])
+        async def make(**settings: Any) -> Bench:
+            return Bench(*await make_session(None, SessionSettings(**settings)))
 
-    yield make
-    for session in made:
-        await session.close("the test is over")
-    registry.close()
+        yield make
 
 
 @pytest.fixture

@@ -79,6 +79,9 @@ class Admission(Gate):
     async def tools(self, session: SessionFacts, tools: Sequence[ToolSpec]) -> None:
         await self._record_in(session, AuditKind.TOOLS_REGISTERED, of_tools(session, tools))
 
+    async def imports(self, session: SessionFacts, patterns: Sequence[str]) -> None:
+        await self._record_in(session, AuditKind.IMPORTS_AUTHORIZED, of_names(patterns))
+
     async def variables(self, session: SessionFacts, names: Sequence[str], *, write: bool) -> None:
         kind = AuditKind.VARIABLES_SET if write else AuditKind.VARIABLES_READ
         await self._record_in(session, kind, of_names(names))

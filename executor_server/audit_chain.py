@@ -59,6 +59,7 @@ class AuditKind(enum.StrEnum):
     EXECUTION_RECOVERED = "execution_recovered"
     EXECUTION_ENDED = "execution_ended"
     LIMIT_WARNED = "limit_warned"
+    IMPORTS_AUTHORIZED = "imports_authorized"
     TOOLS_REGISTERED = "tools_registered"
     TOOL_CALLED = "tool_called"
     TOOL_ANSWERED = "tool_answered"

@@ -67,6 +67,9 @@ class Gate:
     async def tools(self, session: SessionFacts, tools: Sequence[ToolSpec]) -> None:
         """Before a session gets tools."""
 
+    async def imports(self, session: SessionFacts, patterns: Sequence[str]) -> None:
+        """Before more modules are authorized in a session."""
+
     async def variables(self, session: SessionFacts, names: Sequence[str], *, write: bool) -> None:
         """Before variables are set or read."""
 

@@ -33,7 +33,7 @@ from executor_server.model import (
 )
 from executor_server.policy_file import PolicyFile, Profile, QuotasTable
 from executor_server.refusals import above_ceiling, listed, not_allowed, number, rule_of, shortened
-from executor_server.requested import RequestedLimits, RequestedSession, check_request
+from executor_server.requested import RequestedLimits, RequestedSession, check_imports, check_request, invalid
 from executor_server.settings import ConfigError
 
 
@@ -66,6 +66,9 @@ class PolicySummary:
     quotas: QuotasTable
     state: StateRules
 
+
+# Half of what a guest takes: a session may be given more from time to time, and never so much that its guest refuses.
+MAX_AUTHORIZED_IMPORTS = 1024
 
 _LIMIT_NAMES = tuple(f.name for f in fields(Limits))
 _EXECUTION_LIMIT_NAMES = tuple(f.name for f in fields(ExecutionLimits))
@@ -103,6 +106,23 @@ class Policy:
         """The approved session. Raises InvalidRequest or PolicyViolation."""
         check_request(request)
         return self._decide(self._profile_of(principal.tenant), request)
+
+    def authorize_imports(self, principal: Principal, spec: SessionSpec, imports: Sequence[str]) -> SessionSpec:
+        """The spec of a session that runs, with more modules authorized. Its sandbox stays as it is.
+
+        A module that was denied when the session was made stays denied in it. Raises InvalidRequest, PolicyViolation.
+        """
+        authorized = tuple(sorted({*spec.authorized_imports, *imports}))
+        check_imports(imports)
+        if len(authorized) > MAX_AUTHORIZED_IMPORTS:
+            problem = f"would make it more than {MAX_AUTHORIZED_IMPORTS:,} patterns in one session"
+            raise invalid("authorized_imports", problem)
+        name, profile = self._profile_of(principal.tenant)
+        denied = tuple(sorted({*spec.denied_imports, *profile.imports.denied}))
+        violations = tuple(_import_violations(name, profile, imports, denied))
+        if violations:
+            raise PolicyViolation(violations)
+        return replace(spec, authorized_imports=authorized, denied_imports=denied)
 
     def tenant_of_certificate(self, names: Sequence[str], fingerprint: str) -> tuple[str, bool] | None:
         """Whose client certificate that is, and whether it may make admin calls.
@@ -269,7 +289,7 @@ class Policy:
             *self._choice.violations(name, profile, request),
             *_sandbox_violations(name, request),
             *_limit_violations(name, profile, limits),
-            *_import_violations(name, profile, request.authorized_imports),
+            *_import_violations(name, profile, request.authorized_imports, profile.imports.denied),
         )
         if violations:
             raise PolicyViolation(violations)
@@ -383,13 +403,13 @@ def _limit_violations(name: str, profile: Profile, limits: Limits) -> Iterator[V
             yield above_ceiling(f"limits.{each}", value, ceiling, rule_of(name, f"limits.max.{each}"))
 
 
-def _import_violations(name: str, profile: Profile, asked: Sequence[str]) -> Iterator[Violation]:
+def _import_violations(name: str, profile: Profile, asked: Sequence[str], denied: Sequence[str]) -> Iterator[Violation]:
     imports = profile.imports
     for pattern in asked:
-        if is_denied(pattern, imports.denied):
-            denied = f"nothing of {listed(imports.denied, '')}"
+        if is_denied(pattern, denied):
+            allowed = f"nothing of {listed(denied, '')}"
             rule = rule_of(name, "imports.denied")
-            yield Violation("authorized_imports", ViolationKind.DENIED, pattern, shortened(denied), rule)
+            yield Violation("authorized_imports", ViolationKind.DENIED, pattern, shortened(allowed), rule)
         elif not is_covered(pattern, imports.allowed) and not is_covered(pattern, imports.default):
             rule = rule_of(name, "imports.allowed")
             nothing = "nothing more than the defaults"

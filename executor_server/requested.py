@@ -84,7 +84,7 @@ def check_request(request: RequestedSession) -> None:
     _check_texts("network", request.network, MAX_REQUESTED_HOSTS)
     _check_texts("packages", request.packages, MAX_REQUESTED_PACKAGES)
     check_limits(request.limits)
-    _check_imports(request.authorized_imports)
+    check_imports(request.authorized_imports)
     _check_labels(request.labels)
     _check_prelude(request.prelude)
 
@@ -107,7 +107,8 @@ def invalid(path: str, problem: str) -> InvalidRequest:
     return InvalidRequest(Reason.INVALID_FIELD, f"{path} {problem}", path)
 
 
-def _check_imports(patterns: Sequence[str]) -> None:
+def check_imports(patterns: Sequence[str]) -> None:
+    """Raises InvalidRequest for the first pattern that means nothing, or for too many."""
     if len(patterns) > MAX_REQUESTED_IMPORTS:
         raise invalid("authorized_imports", f"has more than {MAX_REQUESTED_IMPORTS} patterns")
     for index, pattern in enumerate(patterns):

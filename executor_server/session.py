@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -181,6 +181,22 @@ class Session(SessionExecutions):
     def set_cpu_share(self, share: float) -> None:
         """The part of a whole sandbox's share of the processors that this one is to have."""
         self._sandbox.set_cpu_share(share)
+
+    async def authorize_imports(self, imports: Sequence[str], decide: Callable[[SessionSpec], SessionSpec]) -> None:
+        """Authorizes more modules, from the next execution on, as far as `decide` makes a spec of it.
+
+        Raises what `decide` raises, PreconditionFailed when the session is lost, and what the gate refuses with.
+        """
+        self._require_alive()
+        decide(self.spec)  # before anything is written down about it
+        await self._gate.imports(self.facts, imports)
+        self._require_alive()
+        # Decided again: the policy and the session's spec may have changed while the audit log was written.
+        held = asyncio.ensure_future(self.hold_to(decide(self.spec)))
+        self._tasks.add(held)
+        held.add_done_callback(self._tasks.discard)
+        # The guest has been told by now. A caller that leaves must not keep the registry from learning it, too.
+        await asyncio.shield(held)
 
     def hold_to(self, spec: SessionSpec) -> Coroutine[Any, Any, None]:
         """Holds it to another spec of the same sandbox, from its next execution on.

@@ -63,6 +63,15 @@ def create_session(
         raise InvalidRequest(f"the session cannot be asked for like this: {error}") from error
 
 
+def authorize_imports(session_id: str, imports: Iterable[str]) -> pb.AuthorizeImportsRequest:
+    if isinstance(imports, str):
+        raise InvalidRequest("imports is a list, not one string")
+    try:
+        return pb.AuthorizeImportsRequest(session_id=session_id, authorized_imports=list(imports))
+    except (TypeError, ValueError) as error:
+        raise InvalidRequest(f"these imports cannot be asked for: {error}") from error
+
+
 def sandbox(request: pb.CreateSessionRequest) -> Awaited:
     """What the making of a session waits for. Whether one stood ready or is being started, the wire does not say."""
     return Awaited(WaitKind.SANDBOX, f"a sandbox of image {request.image!r}" if request.image else "a sandbox")

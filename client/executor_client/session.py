@@ -74,6 +74,17 @@ class Session(SessionBase):
         request = pb.KeepAliveRequest(session_id=self.session_id)
         return self._described(self._transport.call(self._transport.stub.KeepAlive, request).session)
 
+    def authorize_imports(self, imports: Iterable[str]) -> SessionInfo:
+        """Authorizes more modules, from the next execution on: "os", or "numpy.*" for all of a package.
+
+        Raises PolicyViolationError, with every module that the policy does not allow; then nothing has changed.
+        """
+        request = _requests.authorize_imports(self.session_id, imports)
+        response = self._transport.call(
+            self._transport.stub.AuthorizeImports, request, self._turn("to authorize the imports")
+        )
+        return self._described(response.session)
+
     # -----------------------------------------------------------------------------------------------------------------
     # Executions
 

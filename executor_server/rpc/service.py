@@ -82,6 +82,16 @@ class ExecutorService(service_grpc.ExecutorServiceServicer):
         session.touch()
         return service_pb.KeepAliveResponse(session=convert.session_to(session))
 
+    async def AuthorizeImports(
+        self, request: service_pb.AuthorizeImportsRequest, context: Context
+    ) -> service_pb.AuthorizeImportsResponse:
+        session = self._session(request.session_id)
+        imports = tuple(request.authorized_imports)
+        await session.authorize_imports(
+            imports, lambda spec: self._policy().authorize_imports(session.owner, spec, imports)
+        )
+        return service_pb.AuthorizeImportsResponse(session=convert.session_to(session))
+
     # -- executions
 
     async def Execute(self, request: service_pb.ExecuteRequest, context: Context) -> None:

@@ -44,6 +44,7 @@ CALLS: dict[str, Callable[[str], Any]] = {
     "GetSession": lambda s: pb.GetSessionRequest(session_id=s),
     "DeleteSession": lambda s: pb.DeleteSessionRequest(session_id=s),
     "KeepAlive": lambda s: pb.KeepAliveRequest(session_id=s),
+    "AuthorizeImports": lambda s: pb.AuthorizeImportsRequest(session_id=s, authorized_imports=["os"]),
     "Execute": lambda s: pb.ExecuteRequest(session_id=s, execution_id=EXECUTION, code="1"),
     "AttachExecution": lambda s: pb.AttachExecutionRequest(session_id=s, execution_id=EXECUTION),
     "CancelExecution": lambda s: pb.CancelExecutionRequest(session_id=s, execution_id=EXECUTION),

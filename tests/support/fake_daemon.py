@@ -227,6 +227,10 @@ class FakeDaemon(services.ExecutorServiceServicer):
         self._enter("KeepAlive", request, context)
         return pb.KeepAliveResponse(session=_session())
 
+    def AuthorizeImports(self, request: Any, context: Any) -> pb.AuthorizeImportsResponse:
+        self._enter("AuthorizeImports", request, context)
+        return pb.AuthorizeImportsResponse(session=_session())
+
     def DeleteSession(self, request: Any, context: Any) -> pb.DeleteSessionResponse:
         self._enter("DeleteSession", request, context)
         return pb.DeleteSessionResponse()

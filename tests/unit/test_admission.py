@@ -106,6 +106,7 @@ async def test_of_tools_that_are_shipped_is_written_what_they_are_made_of(
 async def test_tools_variables_and_files_are_written_down_by_name_and_size(gate: Admission, directory: Path) -> None:
     session = facts()
     await gate.tools(session, [ToolSpec("search", "finds", (), is_final_answer=False)])
+    await gate.imports(session, ["os"])
     await gate.variables(session, ["x", "y"], write=True)
     await gate.variables(session, ["x"], write=False)
     await gate.file_put(session, "a.csv", 12, tar=False)
@@ -116,6 +117,7 @@ async def test_tools_variables_and_files_are_written_down_by_name_and_size(gate:
     found = records(directory)
     assert kinds(directory) == [
         "tools_registered",
+        "imports_authorized",
         "variables_set",
         "variables_read",
         "file_put",
@@ -124,13 +126,9 @@ async def test_tools_variables_and_files_are_written_down_by_name_and_size(gate:
         "tool_called",
         "tool_answered",
     ]
-    assert [found[0]["names"], found[1]["names"], found[3]["bytes"], found[4]["archive"]] == [
-        ["search"],
-        ["x", "y"],
-        12,
-        True,
-    ]
-    assert [found[5]["argument_bytes"], found[6]["argument_bytes"], found[7]["bytes"]] == [5, 10**6, 7]
+    assert [found[0]["names"], found[1]["names"], found[2]["names"]] == [["search"], ["os"], ["x", "y"]]
+    assert [found[4]["bytes"], found[5]["archive"]] == [12, True]
+    assert [found[6]["argument_bytes"], found[7]["argument_bytes"], found[8]["bytes"]] == [5, 10**6, 7]
 
 
 async def test_states_are_written_down_by_digest_and_origin(gate: Admission, directory: Path) -> None:

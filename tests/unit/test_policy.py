@@ -62,6 +62,33 @@ def test_what_is_asked_for_within_the_policy_is_granted() -> None:
     assert (spec.prelude, spec.labels) == ("x = 1", {"team": "ä"})
 
 
+def test_more_imports_are_authorized_as_the_policy_allows() -> None:
+    policy = make_policy(("numpy.*", "os"))
+    spec = policy.decide(ALICE, RequestedSession(authorized_imports=("os",)))
+    more = policy.authorize_imports(ALICE, spec, ("numpy.random",))
+    assert more == replace(spec, authorized_imports=tuple(sorted((*spec.authorized_imports, "numpy.random"))))
+    assert policy.authorize_imports(ALICE, more, ("numpy.random", "os")) == more
+    with pytest.raises(PolicyViolation) as caught:
+        policy.authorize_imports(ALICE, spec, ("numpy", "socket", "ctypes"))
+    assert [violation.requested for violation in caught.value.violations] == ["socket", "ctypes"]
+
+
+def test_what_a_session_was_denied_stays_denied_in_it() -> None:
+    spec = replace(make_policy().decide(ALICE, RequestedSession()), denied_imports=("os",))
+    with pytest.raises(PolicyViolation) as caught:
+        make_policy().authorize_imports(ALICE, spec, ("os.path",))
+    assert [violation.kind for violation in caught.value.violations] == [DENIED]
+
+
+def test_a_session_never_has_more_imports_than_its_guest_takes() -> None:
+    spec = make_policy().decide(ALICE, RequestedSession())
+    with pytest.raises(InvalidRequest, match="1,024 patterns in one session"):
+        for batch in range(8):
+            spec = make_policy().authorize_imports(ALICE, spec, [f"m{batch}_{n}" for n in range(MAX_REQUESTED_IMPORTS)])
+    with pytest.raises(InvalidRequest):
+        make_policy().authorize_imports(ALICE, spec, ("not a module",))
+
+
 def test_every_violation_is_listed() -> None:
     request = RequestedSession(
         authorized_imports=("os", "numpy", "math", "*"),

@@ -86,6 +86,20 @@ class KeepAliveResponse(_message.Message):
     session: _types_pb2.Session
     def __init__(self, session: _Optional[_Union[_types_pb2.Session, _Mapping]] = ...) -> None: ...
 
+class AuthorizeImportsRequest(_message.Message):
+    __slots__ = ("session_id", "authorized_imports")
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    AUTHORIZED_IMPORTS_FIELD_NUMBER: _ClassVar[int]
+    session_id: str
+    authorized_imports: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, session_id: _Optional[str] = ..., authorized_imports: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class AuthorizeImportsResponse(_message.Message):
+    __slots__ = ("session",)
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    session: _types_pb2.Session
+    def __init__(self, session: _Optional[_Union[_types_pb2.Session, _Mapping]] = ...) -> None: ...
+
 class ExecuteRequest(_message.Message):
     __slots__ = ("session_id", "execution_id", "code", "output_mode", "limits")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]

@@ -66,6 +66,11 @@ class ExecutorServiceStub(object):
                 request_serializer=executor__api_dot_v1_dot_executor__service__pb2.KeepAliveRequest.SerializeToString,
                 response_deserializer=executor__api_dot_v1_dot_executor__service__pb2.KeepAliveResponse.FromString,
                 _registered_method=True)
+        self.AuthorizeImports = channel.unary_unary(
+                '/executor_api.v1.ExecutorService/AuthorizeImports',
+                request_serializer=executor__api_dot_v1_dot_executor__service__pb2.AuthorizeImportsRequest.SerializeToString,
+                response_deserializer=executor__api_dot_v1_dot_executor__service__pb2.AuthorizeImportsResponse.FromString,
+                _registered_method=True)
         self.Execute = channel.unary_stream(
                 '/executor_api.v1.ExecutorService/Execute',
                 request_serializer=executor__api_dot_v1_dot_executor__service__pb2.ExecuteRequest.SerializeToString,
@@ -182,6 +187,16 @@ class ExecutorServiceServicer(object):
 
     def KeepAlive(self, request, context):
         """Puts off the idle end of a session. NOT_FOUND. Repeating is harmless.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def AuthorizeImports(self, request, context):
+        """Authorizes more modules in a session, from its next execution on. PERMISSION_DENIED lists every module that the
+        policy in force does not allow, and then nothing changes. Repeating is harmless.
+        INVALID_ARGUMENT, PERMISSION_DENIED, NOT_FOUND, FAILED_PRECONDITION (the session is lost), UNAVAILABLE (the audit
+        log can't be written).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -341,6 +356,11 @@ def add_ExecutorServiceServicer_to_server(servicer, server):
                     servicer.KeepAlive,
                     request_deserializer=executor__api_dot_v1_dot_executor__service__pb2.KeepAliveRequest.FromString,
                     response_serializer=executor__api_dot_v1_dot_executor__service__pb2.KeepAliveResponse.SerializeToString,
+            ),
+            'AuthorizeImports': grpc.unary_unary_rpc_method_handler(
+                    servicer.AuthorizeImports,
+                    request_deserializer=executor__api_dot_v1_dot_executor__service__pb2.AuthorizeImportsRequest.FromString,
+                    response_serializer=executor__api_dot_v1_dot_executor__service__pb2.AuthorizeImportsResponse.SerializeToString,
             ),
             'Execute': grpc.unary_stream_rpc_method_handler(
                     servicer.Execute,
@@ -555,6 +575,33 @@ class ExecutorService(object):
             '/executor_api.v1.ExecutorService/KeepAlive',
             executor__api_dot_v1_dot_executor__service__pb2.KeepAliveRequest.SerializeToString,
             executor__api_dot_v1_dot_executor__service__pb2.KeepAliveResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def AuthorizeImports(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/executor_api.v1.ExecutorService/AuthorizeImports',
+            executor__api_dot_v1_dot_executor__service__pb2.AuthorizeImportsRequest.SerializeToString,
+            executor__api_dot_v1_dot_executor__service__pb2.AuthorizeImportsResponse.FromString,
             options,
             channel_credentials,
             insecure,

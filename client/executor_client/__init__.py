@@ -12,66 +12,70 @@ nor any image or pickling library.
 
 from __future__ import annotations
 
-from executor_api.values import DecodeError, EncodeError, EnumValue, OpaqueValue, Record, TupleRecord, ValueLimits
-from executor_client._endpoint import TlsConfig
-from executor_client._tools import Tool
-from executor_client.aio import AsyncExecutorClient
-from executor_client.aio_files import AsyncSessionFiles
-from executor_client.aio_session import AsyncSession
-from executor_client.checkpoint import Checkpoint
-from executor_client.client import ExecutorClient
-from executor_client.errors import (
-    AuthenticationError,
-    AuthorizationError,
-    CallTimeoutError,
-    ConfigurationError,
-    ConnectionLost,
-    DaemonError,
-    EvaluationError,
-    ExecutionFailed,
-    ExecutorClientError,
-    InvalidRequest,
-    NotFoundError,
-    PolicyViolationError,
-    PreconditionError,
-    ProtocolError,
-    ReentrantExecution,
-    ResourceExhaustedError,
-    ToolNotShippable,
-    UnavailableError,
-    Violation,
-)
-from executor_client.events import (
-    ExecutionEvent,
-    ImageEvent,
-    LimitWarningEvent,
-    LogEvent,
-    OutputCutEvent,
-    QueuedEvent,
-    ToolCallEvent,
-)
-from executor_client.files import SessionFiles
-from executor_client.results import (
-    ErrorDetail,
-    ExecutionResult,
-    FileInfo,
-    FileLimits,
-    FileList,
-    Image,
-    Limits,
-    Outcome,
-    Policy,
-    PolicyRef,
-    Quotas,
-    SessionInfo,
-    SessionState,
-    StateManifest,
-    StateRules,
-    Usage,
-    VariablesState,
-)
-from executor_client.session import Session
-from executor_client.waits import OnWait, Wait, WaitKind
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from executor_api.values import DecodeError, EncodeError, EnumValue, OpaqueValue, Record, TupleRecord, ValueLimits
+    from executor_client._endpoint import TlsConfig
+    from executor_client._tools import Tool
+    from executor_client.aio import AsyncExecutorClient
+    from executor_client.aio_files import AsyncSessionFiles
+    from executor_client.aio_session import AsyncSession
+    from executor_client.checkpoint import Checkpoint
+    from executor_client.client import ExecutorClient
+    from executor_client.errors import (
+        AuthenticationError,
+        AuthorizationError,
+        CallTimeoutError,
+        ConfigurationError,
+        ConnectionLost,
+        DaemonError,
+        EvaluationError,
+        ExecutionFailed,
+        ExecutorClientError,
+        InvalidRequest,
+        NotFoundError,
+        PolicyViolationError,
+        PreconditionError,
+        ProtocolError,
+        ReentrantExecution,
+        ResourceExhaustedError,
+        ToolNotShippable,
+        UnavailableError,
+        Violation,
+    )
+    from executor_client.events import (
+        ExecutionEvent,
+        ImageEvent,
+        LimitWarningEvent,
+        LogEvent,
+        OutputCutEvent,
+        QueuedEvent,
+        ToolCallEvent,
+    )
+    from executor_client.files import SessionFiles
+    from executor_client.results import (
+        ErrorDetail,
+        ExecutionResult,
+        FileInfo,
+        FileLimits,
+        FileList,
+        Image,
+        Limits,
+        Outcome,
+        Policy,
+        PolicyRef,
+        Quotas,
+        SessionInfo,
+        SessionState,
+        StateManifest,
+        StateRules,
+        Usage,
+        VariablesState,
+    )
+    from executor_client.session import Session
+    from executor_client.waits import OnWait, Wait, WaitKind
 
 __all__ = [
     "AsyncExecutorClient",
@@ -137,3 +141,45 @@ __all__ = [
     "Wait",
     "WaitKind",
 ]
+
+# Where each public name comes from. Each is imported when it is first asked for (PEP 562): gRPC and its messages take a
+# fifth of a second, which `executor --help` and a program that only catches our errors need not wait for.
+_HOMES = {
+    "executor_api.values": "DecodeError EncodeError EnumValue OpaqueValue Record TupleRecord ValueLimits",
+    "executor_client._endpoint": "TlsConfig",
+    "executor_client._tools": "Tool",
+    "executor_client.aio": "AsyncExecutorClient",
+    "executor_client.aio_files": "AsyncSessionFiles",
+    "executor_client.aio_session": "AsyncSession",
+    "executor_client.checkpoint": "Checkpoint",
+    "executor_client.client": "ExecutorClient",
+    "executor_client.errors": (
+        "AuthenticationError AuthorizationError CallTimeoutError ConfigurationError ConnectionLost "
+        "DaemonError EvaluationError ExecutionFailed ExecutorClientError InvalidRequest NotFoundError "
+        "PolicyViolationError PreconditionError ProtocolError ReentrantExecution ResourceExhaustedError "
+        "ToolNotShippable UnavailableError Violation"
+    ),
+    "executor_client.events": (
+        "ExecutionEvent ImageEvent LimitWarningEvent LogEvent OutputCutEvent QueuedEvent ToolCallEvent"
+    ),
+    "executor_client.files": "SessionFiles",
+    "executor_client.results": (
+        "ErrorDetail ExecutionResult FileInfo FileLimits FileList Image Limits Outcome Policy PolicyRef "
+        "Quotas SessionInfo SessionState StateManifest StateRules Usage VariablesState"
+    ),
+    "executor_client.session": "Session",
+    "executor_client.waits": "OnWait Wait WaitKind",
+}
+_MODULE_OF = {name: module for module, names in _HOMES.items() for name in names.split()}
+
+
+def __getattr__(name: str) -> Any:
+    module = _MODULE_OF.get(name)
+    if module is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(module), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

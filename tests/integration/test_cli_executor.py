@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import pytest
 from executor_client import ExecutorClient
 from tests.support.daemon import Daemon, running_daemon
 from tests.support.polling import eventually
+from tests.support.screen import run_on_terminal
 
 TIMEOUT_S = 60.0
 POLICY = """
@@ -198,8 +200,54 @@ def test_ps_lists_the_sessions_there_are(environment: dict[str, str], client: Ex
         assert code == 0
         header, row = out.splitlines()
         assert header.split()[:3] == ["SESSION", "STATE", "IMAGE"]
-        assert row.split()[:3] == [session.session_id, "idle", "base"] and row.endswith("job=a\\nb")
+        assert row.split()[:3] == [session.session_id[:12], "idle", "base"] and row.endswith("job=a\\nb")
     assert len(executor(environment, "ps")[1].splitlines()) == 1
+
+
+def test_a_program_has_its_arguments(environment: dict[str, str], tmp_path: Path) -> None:
+    program = tmp_path / "p.py"
+    program.write_text(
+        "import argparse\nparser = argparse.ArgumentParser()\nparser.add_argument('n', type=int)\n"
+        "parser.add_argument('--fast', action='store_true')\nprint(parser.parse_args())"
+    )
+    found = executor(environment, "run", "--imports", "argparse", str(program), "7", "--", "--fast")
+    assert found[:2] == (0, "Namespace(n=7, fast=True)\n"), found
+
+
+def test_one_session_is_gone_on_in_looked_at_and_ended(environment: dict[str, str], client: ExecutorClient) -> None:
+    session = client.create_session()
+    name = session.session_id[:8]
+    assert executor(environment, "exec", name, "x = 6; open('made.txt', 'w').write('12345')")[:2] == (0, "5\n")
+    assert executor(environment, "run", "--session", name, "-c", "print(x)")[:2] == (0, "6\n")
+    refused = executor(environment, "exec", name, "import os")
+    assert refused[0] == 1 and "--imports os" in refused[2]
+    assert executor(environment, "run", "--session", name, "--imports", "os", "-c", "import os; print(x)")[:2] == (
+        0,
+        "6\n",
+    )
+    assert "os" in session.refresh().authorized_imports
+    assert executor(environment, "exec", name, "os.getcwd()")[:2] == (0, "'/workspace'\n"), "it stays authorized"
+    assert executor(environment, "ls", name)[1].split()[-1] == "made.txt"
+    assert executor(environment, "rm", name) == (0, f"{session.session_id}\n", "")
+    assert client.list_sessions() == []
+
+
+def test_output_cannot_drive_a_terminal_through_a_pipe(environment: dict[str, str]) -> None:
+    program = "print('\\x1b[31mred\\x07')"
+    command = f"{sys.executable} -m executor_client.cli run -c {shlex.quote(program)} | cat"
+    shown = run_on_terminal(["sh", "-c", command], environment, columns=100)
+    assert shown.raw == "\\x1b[31mred\\x07\r\n"
+
+
+def test_help_needs_nothing_that_takes_time(environment: dict[str, str]) -> None:
+    program = (
+        "import sys\nfrom executor_client.cli import main\n"
+        "try:\n    main(['run', '--help'])\nexcept SystemExit:\n    print(sorted({'grpc', 'asyncio', 'rich'} & set(sys.modules)))"
+    )
+    out = subprocess.run(
+        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True
+    ).stdout
+    assert out.splitlines()[-1] == "[]"
 
 
 def test_run_ends_quietly_when_its_reader_goes(environment: dict[str, str], client: ExecutorClient) -> None:

@@ -144,3 +144,13 @@ def test_both_command_lines_know_their_version() -> None:
     for module in ("executor_server.cli", "executor_client.cli"):
         program = f"import sys, {module} as cli; sys.argv = ['x', '--version']; cli.main()"
         assert version in subprocess.check_output([sys.executable, "-c", program], text=True)
+
+
+def test_the_clients_public_names_are_imported_when_asked_for() -> None:
+    import executor_client
+
+    assert set(executor_client._MODULE_OF) == set(executor_client.__all__)
+    for name, module in executor_client._MODULE_OF.items():
+        assert getattr(executor_client, name) is getattr(import_module(module), name)
+    with pytest.raises(AttributeError, match="no attribute 'Nothing'"):
+        executor_client.Nothing  # noqa: B018

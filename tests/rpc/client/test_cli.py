@@ -14,8 +14,9 @@ import pytest
 
 from executor_api.v1 import executor_service_pb2 as pb
 from executor_api.v1 import types_pb2 as types
-from executor_client import Wait, _repl, cli
-from executor_client._terminal import Console
+from executor_client import Wait, cli
+from executor_client.cli import repl
+from executor_client.cli.console import Console
 from tests.support.fake_daemon import SESSION, TOKEN, FakeDaemon, Refusal, log, result
 
 Captured = pytest.CaptureFixture[str]
@@ -82,6 +83,7 @@ def test_long_wait_is_told_on_a_terminal(
 ) -> None:
     monkeypatch.setattr("executor_client._watch.WAIT_TOLD_AFTER_S", 0.02)
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    monkeypatch.setenv("NO_COLOR", "1")
     gate = daemon.gates["CreateSession"] = threading.Event()
     tell = Console.show_wait
 
@@ -228,16 +230,126 @@ def test_interrupt_at_the_prompt_drops_the_input_only(
             raise answer
         return answer
 
-    monkeypatch.setattr(_repl, "input", typed, raising=False)
+    monkeypatch.setattr(repl, "input", typed, raising=False)
     assert cli.main(["repl"]) == 0
     assert [request.code for name, request in daemon.requests if name == "Execute"] == ["1"]
+
+
+def test_run_takes_code_and_arguments(daemon: FakeDaemon, capsys: Captured) -> None:
+    assert cli.main(["run", "-c", "print(1)", "a", "--", "--b"]) == 0
+    create, prepare, execute, _ = (request for _, request in daemon.requests)
+    assert list(create.authorized_imports) == ["sys"]
+    assert prepare.code == "import sys\nsys.argv = ['-c', 'a', '--b']"
+    assert execute.code == "print(1)"
+
+
+def test_run_goes_on_in_a_session_which_stays(daemon: FakeDaemon, capsys: Captured) -> None:
+    arguments = ["--session", SESSION[:3], "--imports", "os", "--timeout", "2", "-c", "x"]
+    assert cli.main(["run", *arguments]) == 0
+    assert daemon.names() == ["ListSessions", "GetSession", "AuthorizeImports", "Execute"]
+    requests = dict(daemon.requests)
+    assert list(requests["AuthorizeImports"].authorized_imports) == ["os"]
+    assert requests["Execute"].limits.wall_time_s == 2
+    assert cli.main(["run", *arguments, "--image", "data"]) == 2
+    assert "--image: a session that is there already has its own" in capsys.readouterr().err
+
+
+def test_refused_import_names_the_option_that_authorizes_it(daemon: FakeDaemon, capsys: Captured) -> None:
+    error = types.ErrorDetail(type="ImportDenied", message="no", statement="import os.path, sys")
+    daemon.journal = [result(outcome=types.OUTCOME_IMPORT_DENIED, error=error)]
+    assert cli.main(["run", "-c", "import os.path, sys"]) == 1
+    assert "[--imports os.path,sys authorizes it" in capsys.readouterr().err
+    assert cli.main(["exec", SESSION[:3], "import os.path, sys"]) == 1
+    assert f"`executor repl --session {SESSION[:12]} --imports os.path,sys`" in capsys.readouterr().err
+
+
+def test_limits_are_asked_for_by_name(daemon: FakeDaemon, capsys: Captured) -> None:
+    assert cli.main(["run", "--limit", "memory_bytes=5", "--limit", "wall_time_s=1.5", "-c", ""]) == 0
+    create = dict(daemon.requests)["CreateSession"]
+    assert (create.limits.memory_bytes, create.limits.wall_time_s) == (5, 1.5)
+    assert cli.main(["run", "--limit", "walltime=1", "-c", ""]) == 2
+    assert "walltime" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        cli.main(["run", "--limit", "5", "-c", ""])
+    assert "'5' is not NAME=VALUE" in capsys.readouterr().err
+
+
+def test_exec_prints_the_value_and_leaves_the_session(daemon: FakeDaemon, capsys: Captured) -> None:
+    daemon.journal = [log("printed\n"), result([1, "a"])]
+    assert cli.main(["exec", SESSION[:3], "x"]) == 0
+    assert capsys.readouterr().out == "printed\n[1, 'a']\n"
+    assert "DeleteSession" not in daemon.names()
+
+
+def test_ls_lists_the_files_of_a_directory(daemon: FakeDaemon, capsys: Captured) -> None:
+    assert cli.main(["ls", f"{SESSION[:3]}:out"]) == 0
+    assert dict(daemon.requests)["ListFiles"].path == "out"
+    assert capsys.readouterr().out.splitlines()[0].split() == ["SIZE", "MODIFIED", "PATH"]
+    assert cli.main(["ls", "none"]) == 2
+
+
+def test_rm_ends_what_is_named_or_all_or_nothing(daemon: FakeDaemon, capsys: Captured) -> None:
+    daemon.sessions = [types.Session(session_id=name, state=types.SESSION_STATE_IDLE) for name in ("ab1", "ab2", "c")]
+    for wrong in (["rm"], ["rm", "--all", "c"], ["rm", "c", "d"], ["rm", "ab"]):
+        assert cli.main(wrong) == 2
+    assert "DeleteSession" not in daemon.names()
+    assert cli.main(["rm", "c", "ab1"]) == 0
+    assert cli.main(["rm", "--all"]) == 0
+    assert daemon.names().count("DeleteSession") == 5
+    daemon.refusals["GetSession"].append(Refusal(grpc.StatusCode.NOT_FOUND, "SESSION_NOT_FOUND"))
+    assert cli.main(["rm", "c"]) == 0, "it has ended meanwhile"
+
+
+def test_repl_has_words_of_its_own(
+    daemon: FakeDaemon, capsys: Captured, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "f").write_bytes(b"x")
+    typed = [
+        "help",
+        "help(f)",
+        "%import os, numpy.*",
+        f"%put {tmp_path}/f",
+        "%ls",
+        "%session",
+        "%no",
+        "%put",
+        "exit()",
+        "1",
+    ]
+    monkeypatch.setattr("sys.stdin", io.StringIO("\n".join(typed)))
+    assert cli.main(["repl"]) == 0
+    requests = dict(daemon.requests)
+    assert list(requests["AuthorizeImports"].authorized_imports) == ["os", "numpy.*"]
+    assert "getattr(f, '__doc__', None)" in requests["Execute"].code
+    assert daemon.files == {"f": b"x"} and daemon.names().count("Execute") == 1
+    out, err = capsys.readouterr()
+    assert "%import A, B.*" in out and SESSION in out
+    assert "there is no %no; there are %import" in err and "write %put FILE [PATH]" in err
+
+
+def test_what_is_refused_in_the_repl_does_not_end_it(
+    daemon: FakeDaemon, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("%import os\n%get a\n1\n"))
+    listed = types.Violations(violations=[types.Violation(field="authorized_imports", requested="os", allowed="math")])
+    refusal = Refusal(grpc.StatusCode.PERMISSION_DENIED, "POLICY_VIOLATION", more=(listed,))
+    daemon.refusals["AuthorizeImports"].append(refusal)
+    daemon.refusals["GetFile"].append(Refusal(grpc.StatusCode.NOT_FOUND, "FILE_NOT_FOUND"))
+    assert cli.main(["repl"]) == 0
+    assert daemon.names().count("Execute") == 1
+    assert "authorized_imports: asked for os, allowed is math" in capsys.readouterr().err
+
+
+def test_without_a_command_there_is_help(capsys: Captured) -> None:
+    assert cli.main([]) == 2
+    assert "executor run script.py" in capsys.readouterr().out
 
 
 def test_ps_lists_sessions_one_a_line(daemon: FakeDaemon, capsys: Captured) -> None:
     assert cli.main(["ps"]) == 0
     header, row = capsys.readouterr().out.splitlines()
     assert header.split()[:4] == ["SESSION", "STATE", "IMAGE", "BACKEND"]
-    assert row.split()[:4] == [SESSION, "idle", "base", "fake"] and row.endswith("team=a\\x1b[31m")
+    assert row.split()[:4] == [SESSION[:12], "idle", "base", "fake"] and row.endswith("team=a\\x1b[31m")
 
 
 def test_version_is_the_distributions(capsys: Captured) -> None:

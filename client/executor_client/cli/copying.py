@@ -9,48 +9,23 @@ or is written with a slash at its end; in the workspace that one is made when it
 from __future__ import annotations
 
 import os
-import re
-from dataclasses import dataclass
 from pathlib import Path
 
+from executor_client.cli.naming import find_session, located
 from executor_client.client import ExecutorClient
 from executor_client.errors import InvalidRequest, NotFoundError
 from executor_client.session import Session
 
-_REMOTE = re.compile(r"([A-Za-z0-9_-]{1,64}):(.*)", re.DOTALL)
-
-
-@dataclass(frozen=True)
-class _Remote:
-    session: str
-    path: str
-
 
 def copy(client: ExecutorClient, source: str, target: str) -> None:
     """Copies a file or a directory. Raises ExecutorClientError, OSError."""
-    there_from, there_to = _remote(source), _remote(target)
+    there_from, there_to = located(source), located(target)
     if there_from is not None and there_to is None:
-        _get(_session(client, there_from.session), there_from.path, target)
+        _get(find_session(client, there_from.session), there_from.path, target)
     elif there_to is not None and there_from is None:
-        _put(_session(client, there_to.session), source, there_to.path)
+        _put(find_session(client, there_to.session), source, there_to.path)
     else:
         raise InvalidRequest("one of SRC and DST must be SESSION:PATH, the other a local path")
-
-
-def _remote(text: str) -> _Remote | None:
-    found = _REMOTE.fullmatch(text)
-    return _Remote(found[1], found[2]) if found else None
-
-
-def _session(client: ExecutorClient, prefix: str) -> Session:
-    """The one session whose id this is, or begins with this."""
-    ids = [info.session_id for info in client.list_sessions()]
-    matching = [prefix] if prefix in ids else [each for each in ids if each.startswith(prefix)]
-    if not matching:
-        raise NotFoundError(f"there is no session {prefix!r}; `executor ps` lists those there are")
-    if len(matching) > 1:
-        raise InvalidRequest(f"{prefix!r} begins the ids of {len(matching)} sessions; use more of it")
-    return client.get_session(matching[0])
 
 
 def _put(session: Session, source: str, path: str) -> None:

@@ -1,0 +1,53 @@
+"""`executor`: runs Python in sandboxes, from a shell: files, an interactive interpreter, sessions and their files.
+
+Owns the command line and what it prints. It uses the public names of `executor_client` only, as any program could, and
+imports what needs gRPC when a command runs, so that `--help` and a mistyped option answer at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+
+from executor_client.cli.arguments import make_parser
+
+EXIT_SUCCEEDED = 0
+EXIT_FAILED = 1
+EXIT_REFUSED = 2
+EXIT_INTERRUPTED = 130
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command line and returns its exit code.
+
+    0: it succeeded; 1: the program did not; 2: it could not be run; 130: it was interrupted. A program that ends itself
+    with a code of its own gives that code.
+    """
+    parser = make_parser()
+    options = parser.parse_args(arguments)
+    if options.command is None:
+        parser.print_help()
+        return EXIT_REFUSED
+    return _run(options)
+
+
+def _run(options: argparse.Namespace) -> int:
+    from executor_client.cli import commands
+    from executor_client.cli.console import Console
+    from executor_client.errors import ExecutorClientError
+
+    console = Console(image_dir=getattr(options, "save_images", None), raw=getattr(options, "raw", False))
+    try:
+        return commands.run(options, console)
+    except KeyboardInterrupt:
+        console.fail("interrupted")
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        # The reader of our output has gone (`| head`). The interpreter's last flush must not meet the pipe again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_FAILED
+    except ExecutorClientError as error:
+        console.fail(error.message)
+        return EXIT_REFUSED

@@ -1,0 +1,242 @@
+"""The arguments of `executor`. Imports nothing that takes time: a shell waits for `--help`, and for its completion."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+from pathlib import Path
+from typing import Any, NoReturn
+
+_EXAMPLES = """\
+examples:
+  executor run script.py                     run a file in a sandbox of its own
+  executor run -c 'print(6 * 7)'             run a line
+  executor run --imports numpy.* plot.py     authorize more modules
+  executor repl                              try things out
+  executor ps; executor rm --all             list the sessions; end them
+  executor run --help                        more about one command
+
+The daemon is this user's own, which `executor-server serve` starts, unless --address or EXECUTOR_ADDRESS names another.
+"""
+
+_RUN_EXAMPLES = """\
+examples:
+  executor run script.py input.csv 10              sys.argv is ['script.py', 'input.csv', '10']
+  executor run script.py -- --fast                 what begins with a dash goes after --
+  executor run --limit memory_bytes=2000000000 --limit wall_time_s=60 train.py
+  executor run --session 3f2a -c 'print(x)'        go on in a session, which stays
+  executor run --save-images out plot.py           keep the figures
+  cat script.py | executor run -                   read the program from standard input
+"""
+
+_REPL_EXAMPLES = """\
+examples:
+  executor repl --imports numpy.*,pandas.*
+  executor repl --session 3f2a              go on in a session, which stays
+Inside, `help` lists what can be typed besides Python. Tab completes names from the sandbox.
+"""
+
+_EXEC_EXAMPLES = """\
+examples:
+  executor exec 3f2a 'len(rows)'            prints the value, as the interactive interpreter does
+  executor exec 3f2a - < step.py
+"""
+
+_LS_EXAMPLES = """\
+examples:
+  executor ls 3f2a          all files of the workspace
+  executor ls 3f2a:out      those below a directory
+"""
+
+_RM_EXAMPLES = """\
+examples:
+  executor rm 3f2a 77b1     the beginning of an id will do
+  executor rm --all
+"""
+
+
+class _Parser(argparse.ArgumentParser):
+    """argparse, with an error that says where the help is."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message}\nTry: {self.prog} --help\n")
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """The parser of the whole command line; `command` of what it gives is None when none was named."""
+    parser = _Parser(
+        prog="executor",
+        description="Run Python in sandboxes.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=importlib.metadata.version("remote-executor"))
+    parser.add_argument("--address", help="the daemon: host:port or unix:PATH (default: this user's own)")
+    parser.add_argument("--token", help="the daemon's token (better: EXECUTOR_TOKEN, which others cannot see)")
+    parser.add_argument("--tls", action="store_true", help="use TLS; implied by those below")
+    parser.add_argument("--tls-ca", type=Path, metavar="FILE", help="whom to trust (default: the public authorities)")
+    parser.add_argument("--tls-cert", type=Path, metavar="FILE", help="our own certificate, and")
+    parser.add_argument("--tls-key", type=Path, metavar="FILE", help="its key; a token may not be needed then")
+    parser.set_defaults(command=None)
+    commands = parser.add_subparsers(metavar="COMMAND", parser_class=_Parser)
+    _add_run(commands)
+    _add_repl(commands)
+    _add_exec(commands)
+    _add_ps(commands)
+    _add_ls(commands)
+    _add_cp(commands)
+    _add_rm(commands)
+    _command(commands, "policy", "tell what may be asked for")
+    _add_mcp(commands)
+    return parser
+
+
+def _command(commands: Any, name: str, summary: str, examples: str = "") -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = commands.add_parser(
+        name,
+        help=summary,
+        description=f"{summary[0].upper()}{summary[1:]}.",
+        epilog=examples,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.set_defaults(command=name)
+    return parser
+
+
+def _add_run(commands: Any) -> None:
+    run = _command(commands, "run", "run a program; its output comes as it is printed", _RUN_EXAMPLES)
+    run.add_argument("-c", dest="code", metavar="CODE", help="the program itself, instead of a file")
+    run.add_argument("program", metavar="FILE", nargs="?", help="a Python file, - for standard input")
+    run.add_argument("arguments", metavar="ARG", nargs="*", help="the program's sys.argv[1:]; authorizes sys")
+    run.add_argument(
+        "--get-artifacts",
+        type=Path,
+        metavar="DIR",
+        help="save the files here that the program made or changed, over others of the same names",
+    )
+    _add_output_options(run)
+    _add_session_options(run)
+
+
+def _add_repl(commands: Any) -> None:
+    repl = _command(commands, "repl", "an interactive Python in a sandbox", _REPL_EXAMPLES)
+    _add_output_options(repl)
+    _add_session_options(repl)
+
+
+def _add_exec(commands: Any) -> None:
+    execute = _command(commands, "exec", "run code in a session there is, and print its value", _EXEC_EXAMPLES)
+    execute.add_argument("session", metavar="SESSION", help="the beginning of its id will do")
+    execute.add_argument("code", metavar="CODE", help="Python, - for standard input")
+    execute.add_argument("--timeout", type=float, metavar="S", help="seconds that it may take")
+    _add_output_options(execute)
+
+
+def _add_ps(commands: Any) -> None:
+    ps = _command(commands, "ps", "list the sessions that are yours")
+    ps.add_argument("--full", action="store_true", help="whole ids, and nothing cut")
+    ps.add_argument("-q", "--quiet", action="store_true", help="whole ids only, one a line")
+
+
+def _add_ls(commands: Any) -> None:
+    ls = _command(commands, "ls", "list the files of a session's workspace", _LS_EXAMPLES)
+    ls.add_argument("place", metavar="SESSION[:PATH]", help="the beginning of an id will do")
+
+
+def _add_cp(commands: Any) -> None:
+    cp = _command(commands, "cp", "copy a file or a directory from or to a session's workspace")
+    cp.add_argument("source", metavar="SRC", help="a local path, or SESSION:PATH; the beginning of an id will do")
+    cp.add_argument("target", metavar="DST", help="SESSION:PATH, or a local path")
+
+
+def _add_rm(commands: Any) -> None:
+    rm = _command(commands, "rm", "end sessions, with their variables and files", _RM_EXAMPLES)
+    rm.add_argument("sessions", metavar="SESSION", nargs="*", help="the beginning of an id will do")
+    rm.add_argument("--all", action="store_true", help="all sessions that are yours")
+
+
+def _add_mcp(commands: Any) -> None:
+    mcp = _command(commands, "mcp", "serve sandboxed Python to an MCP host, over stdin and stdout")
+    mcp.description = (
+        "Serve sandboxed Python to an MCP host (an assistant, an editor, an agent), which starts this command and\n"
+        "talks to it over stdin and stdout. docs/mcp.md shows the entry for a host's configuration."
+    )
+    mcp.add_argument("--image", help="the sandboxes' image (default: the policy's)")
+    _add_imports(mcp, "--authorized-imports")
+    _add_limits(mcp)
+    mcp.add_argument(
+        "--max-sessions",
+        type=_positive,
+        default=4,
+        metavar="N",
+        help="how many sessions the host may have at a time (default: %(default)s)",
+    )
+
+
+def _add_output_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--save-images", type=Path, metavar="DIR", help="keep displayed images and figures here")
+    parser.add_argument(
+        "--raw",
+        action="store_true",
+        help="pass control characters of the program on, also where a terminal may act on them",
+    )
+
+
+def _add_session_options(parser: argparse.ArgumentParser) -> None:
+    _add_imports(parser)
+    parser.add_argument("--image", help="the sandbox's image (default: the policy's)")
+    _add_limits(parser)
+    parser.add_argument("--timeout", type=float, metavar="S", help="the same as --limit wall_time_s=S")
+    parser.add_argument(
+        "--session", metavar="SESSION", help="go on in this session, which stays; the beginning of its id will do"
+    )
+    parser.add_argument("--state", type=Path, metavar="FILE", help="begin with the variables and files saved there")
+    parser.add_argument("--save-state", type=Path, metavar="FILE", help="save variables and files there at the end")
+
+
+def _add_imports(parser: argparse.ArgumentParser, *more_names: str) -> None:
+    parser.add_argument(
+        "--imports",
+        *more_names,
+        dest="imports",
+        type=_names,
+        default=(),
+        metavar="A,B",
+        help="more modules to authorize: numpy.*,os.path",
+    )
+
+
+def _add_limits(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--limit",
+        dest="limits",
+        type=_limit,
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="a limit of the session, such as wall_time_s=30 or memory_bytes=2GB; can be repeated",
+    )
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in text.split(",") if name.strip())
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise ValueError(text)
+    return number
+
+
+def _limit(text: str) -> tuple[str, float | int | str]:
+    """A name and a number; whatever else stands there is the client's to refuse, which knows the units."""
+    name, separator, value = text.partition("=")
+    if not (name and separator and value):
+        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=VALUE, as in wall_time_s=30")
+    for kind in (int, float):
+        try:
+            return name, kind(value)
+        except ValueError:
+            continue
+    return name, value

@@ -1,0 +1,264 @@
+"""The commands of `executor`, each on a client that is connected at its first call."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import sys
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+from executor_client._endpoint import TlsConfig
+from executor_client._local import place
+from executor_client._policy_text import policy_lines
+from executor_client._terminal import aligned
+from executor_client.checkpoint import Checkpoint
+from executor_client.cli import EXIT_FAILED, EXIT_REFUSED, EXIT_SUCCEEDED, repl
+from executor_client.cli.console import Console
+from executor_client.cli.copying import copy
+from executor_client.cli.import_hints import import_hint
+from executor_client.cli.naming import find_session, located, matching_id
+from executor_client.client import ExecutorClient
+from executor_client.errors import ExecutorClientError, InvalidRequest, NotFoundError
+from executor_client.results import ExecutionResult, FileInfo, SessionInfo, StateManifest
+from executor_client.session import Session
+
+_ID_CHARS = 12
+_CELL_CHARS = 40
+_MODULES_FOR_ARGUMENTS = ("sys",)
+
+
+def run(options: argparse.Namespace, console: Console) -> int:
+    """Runs the command that the options name. Returns the exit code. Raises ExecutorClientError."""
+    tls = _tls(options)
+    if options.command == "mcp":  # it has a client of its own
+        from executor_client.mcp.command import serve
+
+        return serve(options, tls, console)
+    with ExecutorClient(options.address, token=options.token, tls=tls, on_wait=console.show_wait) as client:
+        return _COMMANDS[options.command](client, options, console)
+
+
+def _tls(options: argparse.Namespace) -> TlsConfig | None:
+    files = (options.tls_ca, options.tls_cert, options.tls_key)
+    return TlsConfig(*files) if options.tls or any(files) else None
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Running code
+
+
+def _run(client: ExecutorClient, options: argparse.Namespace, console: Console) -> int:
+    name, code, arguments = _program(options)
+    if arguments:
+        options.imports = (*options.imports, *_MODULES_FOR_ARGUMENTS)
+    with _session(client, options, console) as session:
+        if arguments:
+            session.execute(f"import sys\nsys.argv = {[name, *arguments]!r}").raise_for_outcome()
+        result = session.execute(code, on_event=console.show_event, limits=_step_limits(options))
+        if options.get_artifacts is not None:
+            _save_artifacts(session, result, options.get_artifacts, console)
+        _show_end(console, session, result, "--imports {}")
+        console.show_artifacts(result)
+    return EXIT_SUCCEEDED if result.succeeded else _exit_code(result)
+
+
+def _program(options: argparse.Namespace) -> tuple[str, str, list[str]]:
+    """What sys.argv[0] is, the code, and what follows in sys.argv. Raises InvalidRequest."""
+    if options.code is not None:
+        before = [] if options.program is None else [options.program]
+        return "-c", options.code, [*before, *options.arguments]
+    if options.program is None and sys.stdin.isatty():
+        raise InvalidRequest("nothing to run: name a FILE, - for standard input, or give -c CODE")
+    name = options.program or "-"
+    return name, _read(name), options.arguments
+
+
+def _read(name: str) -> str:
+    try:
+        return sys.stdin.read() if name == "-" else Path(name).read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidRequest(f"{name} cannot be read: {error}") from error
+
+
+def _execute(client: ExecutorClient, options: argparse.Namespace, console: Console) -> int:
+    code = _read("-") if options.code == "-" else options.code
+    session = find_session(client, options.session)
+    limits = None if options.timeout is None else {"wall_time_s": options.timeout}
+    result = session.execute(code, on_event=console.show_event, limits=limits)
+    _show_end(console, session, result)
+    if result.succeeded:
+        console.show_value(result.output)
+    return EXIT_SUCCEEDED if result.succeeded else _exit_code(result)
+
+
+def _run_repl(client: ExecutorClient, options: argparse.Namespace, console: Console) -> int:
+    with _session(client, options, console) as session:
+        return repl.run(session, console)
+
+
+@contextlib.contextmanager
+def _session(client: ExecutorClient, options: argparse.Namespace, console: Console) -> Iterator[Session]:
+    """The session that the options name, which stays; else a new one, which ends.
+
+    It begins with a state and leaves one where the options say so. Raises InvalidRequest for options that contradict
+    each other.
+    """
+    with _found(client, options) if options.session else _made(client, options) as session:
+        if session.restored is not None:
+            _show_omissions(session.restored, "restored", console)
+        yield session
+        if options.save_state is not None:
+            _save_state(session, options.save_state, console)
+
+
+@contextlib.contextmanager
+def _found(client: ExecutorClient, options: argparse.Namespace) -> Iterator[Session]:
+    given = {"--image": options.image, "--limit": options.limits, "--state": options.state}
+    if clashing := [name for name, value in given.items() if value]:
+        raise InvalidRequest(f"{' and '.join(clashing)}: a session that is there already has its own")
+    session = find_session(client, options.session)
+    if options.imports:
+        session.authorize_imports(options.imports)
+    yield session
+
+
+def _made(client: ExecutorClient, options: argparse.Namespace) -> Session:
+    limits = dict(options.limits)
+    if options.timeout is not None:
+        limits["wall_time_s"] = options.timeout
+    state = None if options.state is None else _loaded(options.state)
+    return client.create_session(options.image, options.imports, limits, labels={"client": "executor"}, state=state)
+
+
+def _step_limits(options: argparse.Namespace) -> dict[str, float] | None:
+    """In a session that is there already, the time limit is that of this execution alone."""
+    return {"wall_time_s": options.timeout} if options.session and options.timeout is not None else None
+
+
+def _show_end(console: Console, session: Session, result: ExecutionResult, option: str = "") -> None:
+    console.show_end(result)
+    hint = import_hint(result, session.info, option)
+    if hint:
+        console.remark(hint)
+
+
+def _exit_code(result: ExecutionResult) -> int:
+    """The program's own, when it chose one."""
+    if result.error is not None and result.error.exit_code is not None:
+        return result.error.exit_code
+    return EXIT_FAILED
+
+
+def _save_artifacts(session: Session, result: ExecutionResult, directory: Path, console: Console) -> None:
+    for artifact in result.artifacts:
+        try:
+            session.files.get(artifact.path, place(directory, artifact.path))
+        except (ExecutorClientError, OSError) as error:
+            console.remark(f"{artifact.path!r} was not saved: {error}")
+
+
+def _loaded(path: Path) -> Checkpoint:
+    try:
+        return Checkpoint.load(path)
+    except OSError as error:
+        raise InvalidRequest(f"{path} cannot be read: {error}") from error
+
+
+def _save_state(session: Session, path: Path, console: Console) -> None:
+    state = session.export_state()
+    try:
+        state.save(path)
+    except OSError as error:
+        raise InvalidRequest(f"the state was not saved: {error}") from error
+    if state.manifest is not None:
+        _show_omissions(state.manifest, "saved", console)
+
+
+def _show_omissions(manifest: StateManifest, verb: str, console: Console) -> None:
+    for name, why in (*manifest.omitted_variables.items(), *manifest.omitted_files.items()):
+        console.remark(f"{name!r} was not {verb}: {why!r}")
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Sessions and their files
+
+
+def _list_sessions(client: ExecutorClient, options: argparse.Namespace, console: Console) -> int:
+    infos = sorted(client.list_sessions(), key=lambda info: info.create_time)
+    if options.quiet:
+        console.show_lines([info.session_id for info in infos])
+        return EXIT_SUCCEEDED
+    header = ("SESSION", "STATE", "IMAGE", "BACKEND", "PYTHON", "GENERATION", "EXPIRES", "LABELS")
+    rows = [_row(info, _ID_CHARS, _CELL_CHARS) if not options.full else _row(info, None, None) for info in infos]
+    console.show_lines(aligned([header, *rows]))
+    return EXIT_SUCCEEDED
+
+
+def _row(info: SessionInfo, id_chars: int | None, cell_chars: int | None) -> tuple[str, ...]:
+    left_s = max(0, int((info.expire_time - datetime.now(UTC)).total_seconds()))
+    labels = ",".join(f"{key}={value}" for key, value in sorted(info.labels.items()))
+    state = f"{info.state.value} ({info.lost_reason})" if info.lost_reason else info.state.value
+    # Labels are free text of whoever made the session.
+    what = (info.session_id[:id_chars], _cut(state, cell_chars), info.image, info.backend, info.python_version)
+    return (*what, str(info.generation), f"in {left_s} s", _cut(labels, cell_chars))
+
+
+def _cut(text: str, chars: int | None) -> str:
+    return text if chars is None or len(text) <= chars else f"{text[: chars - 1]}…"
+
+
+def _list_files(client: ExecutorClient, options: argparse.Namespace, console: Console) -> int:
+    place = located(options.place)
+    prefix, path = (place.session, place.path) if place is not None else (options.place, "")
+    listed = find_session(client, prefix).files.list(path)
+    console.show_lines(aligned([("SIZE", "MODIFIED", "PATH"), *(_file_row(file) for file in listed)]))
+    if listed.truncated:
+        console.remark("there are more files than are listed")
+    return EXIT_SUCCEEDED
+
+
+def _file_row(file: FileInfo) -> tuple[str, ...]:
+    size = "-" if file.is_directory else f"{file.size_bytes:,}"
+    when = file.modify_time.astimezone().strftime("%Y-%m-%d %H:%M:%S")
+    return (size, when, f"{file.path}/" if file.is_directory else file.path)
+
+
+def _copy(client: ExecutorClient, options: argparse.Namespace, console: Console) -> int:
+    try:
+        copy(client, options.source, options.target)
+    except OSError as error:
+        console.fail(str(error))
+        return EXIT_REFUSED
+    return EXIT_SUCCEEDED
+
+
+def _end_sessions(client: ExecutorClient, options: argparse.Namespace, console: Console) -> int:
+    """Ends every session that was named, or none when a name is wrong. One that has ended meanwhile is well."""
+    if bool(options.sessions) == options.all:
+        raise InvalidRequest("name the sessions to end, or give --all; `executor ps` lists them")
+    ids = [info.session_id for info in client.list_sessions()]
+    chosen = ids if options.all else [matching_id(ids, prefix) for prefix in dict.fromkeys(options.sessions)]
+    for session_id in dict.fromkeys(chosen):
+        with contextlib.suppress(NotFoundError):
+            client.get_session(session_id).close()
+            console.show_lines([session_id])
+    return EXIT_SUCCEEDED
+
+
+def _show_policy(client: ExecutorClient, options: argparse.Namespace, console: Console) -> int:
+    console.show_lines(policy_lines(client.get_policy()))
+    return EXIT_SUCCEEDED
+
+
+_COMMANDS: dict[str, Callable[[ExecutorClient, argparse.Namespace, Console], int]] = {
+    "run": _run,
+    "repl": _run_repl,
+    "exec": _execute,
+    "ps": _list_sessions,
+    "ls": _list_files,
+    "cp": _copy,
+    "rm": _end_sessions,
+    "policy": _show_policy,
+}

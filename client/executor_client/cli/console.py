@@ -1,0 +1,157 @@
+"""What `executor` prints: the program's output on stdout and stderr, our own remarks on stderr.
+
+Output of a sandbox is an attacker's text. Where a terminal may read it, control characters are shown, not sent. That is
+the case for a terminal, and for a pipe while a person watches (`executor run x.py | tail`): nobody knows what is at the
+pipe's other end. A file, and a pipe of a script, get the text as it is; `raw` says so for every stream.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, TextIO
+
+from executor_client._terminal import encodable, shown
+from executor_client._value_text import value_text
+from executor_client.events import (
+    ExecutionEvent,
+    ImageEvent,
+    LimitWarningEvent,
+    LogEvent,
+    OutputCutEvent,
+    QueuedEvent,
+)
+from executor_client.results import ExecutionResult, Image, VariablesState
+from executor_client.waits import Wait
+
+if TYPE_CHECKING:
+    from rich.console import Console as RichConsole
+
+VALUE_CHARS_MAX = 1_000_000
+"""Characters of a value that are printed; a person reads less, and a terminal takes a second for them."""
+
+_ARTIFACTS_SHOWN = 10
+_IMAGE_SUFFIXES = {"image/png": ".png", "image/jpeg": ".jpg"}
+_FAILURE = "bold red"
+_REMARK = "dim"
+
+
+class Console:
+    """Writes what happens in an execution as it happens.
+
+    Images are saved into `image_dir`, or only mentioned where that is None. With `raw`, output of the program is passed
+    on as it is, whatever reads it.
+    """
+
+    def __init__(self, *, image_dir: Path | None = None, raw: bool = False) -> None:
+        self._image_dir = image_dir
+        self._raw = raw
+        self._images = 0
+
+    def show_event(self, event: ExecutionEvent) -> None:
+        """To be given to `execute` as `on_event`."""
+        match event:
+            case LogEvent(stream="stdout"):
+                self._write(sys.stdout, event.text)
+            case LogEvent():
+                self._write(sys.stderr, event.text)
+            case OutputCutEvent():
+                self.remark(f"{event.omitted_bytes} bytes of output left out")
+            case QueuedEvent() if event.ahead:
+                self.remark(f"waiting for {event.ahead} other executions")
+            case ImageEvent():
+                self._show_image(event.image)
+            case LimitWarningEvent():
+                self.remark(f"warning: {event.used:,} of {event.budget:,} {event.limit} are used up")
+
+    def show_wait(self, wait: Wait) -> None:
+        """To be given to a client as `on_wait`. For a person only: nobody reads the progress in a file."""
+        if sys.stderr.isatty():
+            self.remark(str(wait))
+
+    def show_end(self, result: ExecutionResult) -> None:
+        """Says why a program failed and what became of its variables."""
+        left_well = result.error is not None and result.error.exit_code == 0  # sys.exit() says that all is well
+        if not result.succeeded and not left_well:
+            self.fail(result.outcome.value.replace("_", " "))
+            if result.error is not None:
+                text = result.error.traceback or f"{result.error.type}: {result.error.message}"
+                self._write(sys.stderr, text.rstrip("\n") + "\n")
+        if result.state is VariablesState.RESET:
+            self.remark("the interpreter was replaced, its variables are gone")
+        elif result.state is VariablesState.LOST:
+            self.remark("the sandbox is gone")
+
+    def show_artifacts(self, result: ExecutionResult) -> None:
+        """Names the files that the program made or changed, in one line."""
+        names = [repr(artifact.path)[1:-1] for artifact in result.artifacts]
+        if names:
+            more = len(names) > _ARTIFACTS_SHOWN or result.artifacts_truncated
+            self.remark(f"made or changed: {', '.join(names[:_ARTIFACTS_SHOWN])}{' and more' if more else ''}")
+
+    def show_value(self, value: object) -> None:
+        """A value, as an interactive Python shows it: nothing for None, its repr for all else."""
+        if value is not None:
+            self._write(sys.stdout, value_text(value, VALUE_CHARS_MAX) + "\n")
+
+    def show_lines(self, lines: list[str]) -> None:
+        """Lines of ours, whose cells are safe to print."""
+        self._write(sys.stdout, "".join(f"{line}\n" for line in lines))
+
+    def remark(self, text: str) -> None:
+        """A line of ours beside the program's output."""
+        self._write(sys.stderr, f"[{text}]\n", _REMARK)
+
+    def fail(self, text: str) -> None:
+        """The line that says why something did not succeed."""
+        self._write(sys.stderr, f"executor: {text}\n", _FAILURE)
+
+    def _show_image(self, image: Image) -> None:
+        if image.problem:
+            self.remark(f"an image was refused: {image.problem}")
+        elif self._image_dir is None:
+            self.remark(f"an image of {image.width}x{image.height} pixels; --save-images DIR keeps them")
+        else:
+            self._images += 1
+            self._image_dir.mkdir(parents=True, exist_ok=True)
+            path = self._image_dir / f"image-{self._images}{_IMAGE_SUFFIXES[image.mime_type]}"
+            path.write_bytes(image.data)
+            self.remark(f"saved {path}")
+
+    def _write(self, stream: TextIO, text: str, style: str = "") -> None:
+        if not self._raw and _may_reach_a_terminal(stream):
+            text = shown(text)
+        text = encodable(text, stream.encoding or "utf-8")
+        colours = _colours(stream) if style else None
+        if colours is None:
+            stream.write(text)
+        else:
+            from rich.text import Text
+
+            colours.print(Text(text, style=style), end="", soft_wrap=True)
+        stream.flush()
+
+
+def _may_reach_a_terminal(stream: TextIO) -> bool:
+    """Whether a terminal reads it, or may at the other end of a pipe. A file is read by whoever opens it."""
+    if stream.isatty():
+        return True
+    try:
+        is_pipe = stat.S_ISFIFO(os.fstat(stream.fileno()).st_mode)
+    except (OSError, ValueError):  # ValueError: a stream in memory has no descriptor
+        return False
+    return is_pipe and sys.stderr.isatty()
+
+
+def _colours(stream: TextIO) -> RichConsole | None:
+    """What writes in colours; None where nobody sees them, NO_COLOR is set, or rich is not installed."""
+    if not stream.isatty():
+        return None
+    try:
+        from rich.console import Console as RichConsole
+    except ModuleNotFoundError:
+        return None
+    console = RichConsole(file=stream, highlight=False, markup=False, emoji=False)
+    return None if console.no_color else console

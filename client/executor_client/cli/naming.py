@@ -1,0 +1,43 @@
+"""How a person names a session, and a path in one: SESSION or SESSION:PATH, with the beginning of the session's id."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from executor_client.client import ExecutorClient
+from executor_client.errors import InvalidRequest, NotFoundError
+from executor_client.session import Session
+
+_LOCATED = re.compile(r"([A-Za-z0-9_-]{1,64}):(.*)", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Located:
+    """A path in the workspace of a session."""
+
+    session: str
+    path: str
+
+
+def located(text: str) -> Located | None:
+    """SESSION:PATH taken apart; None for anything else, which is a local path."""
+    found = _LOCATED.fullmatch(text)
+    return Located(found[1], found[2]) if found else None
+
+
+def matching_id(ids: Sequence[str], prefix: str) -> str:
+    """The one id that is this, or begins with this. Raises NotFoundError, InvalidRequest."""
+    matching = [prefix] if prefix in ids else [each for each in ids if each.startswith(prefix)]
+    if not matching:
+        raise NotFoundError(f"there is no session {prefix!r}; `executor ps` lists those there are")
+    if len(matching) > 1:
+        raise InvalidRequest(f"{prefix!r} begins the ids of {len(matching)} sessions; use more of it")
+    return matching[0]
+
+
+def find_session(client: ExecutorClient, prefix: str) -> Session:
+    """The caller's session of that name. Raises NotFoundError, InvalidRequest."""
+    ids = [info.session_id for info in client.list_sessions()]
+    return client.get_session(matching_id(ids, prefix))

@@ -1,0 +1,223 @@
+"""`executor repl`: an interactive Python whose interpreter is in a sandbox.
+
+The text that is typed is parsed here only to see whether a statement is complete, and for the few words that are this
+program's own: `help`, `exit()` and the commands that begin with a percent sign. All else runs in the sandbox.
+"""
+
+from __future__ import annotations
+
+import ast
+import codeop
+from collections.abc import Callable
+from typing import Protocol
+
+from executor_client._terminal import aligned
+from executor_client.cli.console import Console
+from executor_client.cli.import_hints import import_hint
+from executor_client.errors import ExecutorClientError, InvalidRequest, PolicyViolationError
+from executor_client.results import VariablesState
+from executor_client.session import Session
+
+PROMPT = ">>> "
+CONTINUATION = "... "
+
+_LEAVE = frozenset({"exit", "exit()", "quit", "quit()"})
+
+_HELP = """\
+Python runs in the sandbox; what it defines stays until the session ends.
+  help(NAME)         the documentation of something in the sandbox
+  %import A, B.*     authorizes more modules, if the policy allows it
+  %ls [PATH]         lists the files of the workspace
+  %put FILE [PATH]   copies a file of this machine into the workspace
+  %get PATH [FILE]   copies one back
+  %session           tells which session this is, and its limits
+  exit(), Ctrl-D     ends; Ctrl-C interrupts what runs, or drops what is typed
+  Tab completes names, as the sandbox knows them; Up finds earlier lines."""
+
+
+class Reader(Protocol):
+    """Where statements come from."""
+
+    def read(self, prompt: str) -> str:
+        """One line, or a whole statement. Raises EOFError, KeyboardInterrupt."""
+        ...
+
+
+class PlainReader:
+    """A line at a time from standard input, which may be a pipe."""
+
+    def read(self, prompt: str) -> str:
+        return input(prompt)
+
+
+def run(session: Session, console: Console, reader: Reader | None = None) -> int:
+    """Reads, executes and prints until the end of input. Returns the exit code."""
+    if reader is None:
+        reader = _reader(session, console)
+    console.remark(f"Python {session.info.python_version} in session {session.session_id}; `help` tells more")
+    repl = _Repl(session, console)
+    while (source := _read_statement(console, reader)) is not None:
+        if source.strip() in _LEAVE:
+            return 0
+        if source.strip() and not repl.take(source):
+            return 1
+    return 0
+
+
+def _reader(session: Session, console: Console) -> Reader:
+    """One with history and completion for a person at a terminal; a plain one for a pipe, or without the extra."""
+    from executor_client.cli.line_editor import make_reader
+
+    editor = make_reader(session, is_complete)
+    if isinstance(editor, str):
+        if editor:
+            console.remark(editor)
+        return PlainReader()
+    return editor
+
+
+class _Repl:
+    def __init__(self, session: Session, console: Console) -> None:
+        self._session = session
+        self._console = console
+        self._commands: dict[str, Callable[[str], None]] = {
+            "import": self._import,
+            "ls": self._list_files,
+            "put": self._put,
+            "get": self._get,
+            "session": self._show_session,
+            "help": lambda _: console.show_lines(_HELP.splitlines()),
+        }
+
+    def take(self, source: str) -> bool:
+        """Does what was typed. Returns False when the session can't go on."""
+        text = source.strip()
+        if text in ("help", "help()"):
+            self._commands["help"]("")
+            return True
+        if text.startswith("%"):
+            self._obey(text[1:])
+            return True
+        return self._execute(_help_code(text) or source)
+
+    def _execute(self, source: str) -> bool:
+        session, console = self._session, self._console
+        generation = session.generation
+        try:
+            result = session.execute(source, on_event=console.show_event)
+        except KeyboardInterrupt:
+            console.fail("cancelled")
+            if session.refresh().generation != generation:
+                console.remark("the interpreter was replaced, its variables are gone")
+            return True
+        except InvalidRequest as error:
+            console.fail(str(error))
+            return True
+        console.show_end(result)
+        hint = import_hint(result, session.info, "%import {}")
+        if hint:
+            console.remark(hint)
+        if result.succeeded:
+            console.show_value(result.output)
+        return result.state is not VariablesState.LOST
+
+    def _obey(self, text: str) -> None:
+        name, _, argument = text.partition(" ")
+        command = self._commands.get(name)
+        if command is None:
+            self._console.fail(f"there is no %{name}; there are {', '.join(f'%{each}' for each in self._commands)}")
+            return
+        try:
+            command(argument.strip())
+        except PolicyViolationError as error:
+            self._console.fail(error.message)
+        except (InvalidRequest, OSError) as error:
+            self._console.fail(str(error))
+        except ExecutorClientError as error:
+            if error.reason == "SESSION_NOT_FOUND":
+                raise
+            self._console.fail(error.message)
+
+    def _import(self, argument: str) -> None:
+        names = [name.strip() for name in argument.replace(",", " ").split()]
+        if not names:
+            raise InvalidRequest("%import wants names of modules: %import os, numpy.*")
+        self._session.authorize_imports(names)
+        self._console.remark(f"authorized: {', '.join(names)}")
+
+    def _list_files(self, path: str) -> None:
+        files = self._session.files.list(path)
+        self._console.show_lines(aligned([(f"{file.size_bytes:,}", file.path) for file in files]) if files else [])
+
+    def _put(self, argument: str) -> None:
+        source, target = _two_names(argument, "%put FILE [PATH]")
+        self._session.files.put(source, target)
+
+    def _get(self, argument: str) -> None:
+        source, target = _two_names(argument, "%get PATH [FILE]")
+        self._session.files.get(source, target)
+
+    def _show_session(self, argument: str) -> None:
+        info = self._session.refresh()
+        limits = [(name, f"{value:,}") for name, value in vars(info.limits).items() if value is not None]
+        rows = [("session", info.session_id), ("image", info.image), ("backend", info.backend), *limits]
+        self._console.show_lines(aligned([*rows, ("imports", ", ".join(info.authorized_imports))]))
+
+
+def _two_names(argument: str, form: str) -> tuple[str, str]:
+    """The name on one side and on the other, which is the last part of the first where it is left out."""
+    names = argument.split()
+    if len(names) not in (1, 2):
+        raise InvalidRequest(f"write {form}")
+    return names[0], names[-1] if len(names) == 2 else names[0].rstrip("/").rpartition("/")[2]
+
+
+def _help_code(text: str) -> str:
+    """Code that prints the documentation of NAME, for `help(NAME)`; empty for any other text.
+
+    A sandbox has no `help`: it belongs to Python's site module, which is not loaded there.
+    """
+    try:
+        call = ast.parse(text, mode="eval").body
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return ""
+    if not (
+        isinstance(call, ast.Call)
+        and isinstance(call.func, ast.Name)
+        and call.func.id == "help"
+        and len(call.args) == 1
+        and not call.keywords
+    ):
+        return ""
+    argument = ast.get_source_segment(text, call.args[0]) or ""
+    return f"print(type({argument}), getattr({argument}, '__doc__', None) or 'It has no documentation.', sep='\\n')"
+
+
+def _read_statement(console: Console, reader: Reader) -> str | None:
+    """One complete statement, however many lines; None at the end of input."""
+    lines: list[str] = []
+    while True:
+        try:
+            lines.append(reader.read(CONTINUATION if lines else PROMPT))
+        except EOFError:
+            console.remark("end")
+            return None
+        except KeyboardInterrupt:
+            console.fail("input dropped")
+            return ""
+        source = "\n".join(lines)
+        if is_complete(source):
+            return source
+
+
+def is_complete(source: str) -> bool:
+    """Whether it can be executed, or is wrong whatever follows."""
+    if source.lstrip().startswith("%"):
+        return True
+    compiler = codeop.CommandCompiler()
+    compiler.compiler.flags |= ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
+    try:
+        return compiler(source, "<input>", "single") is not None
+    except (SyntaxError, ValueError, OverflowError):
+        # The sandbox's Python may be another one than ours: it is the one to decide.
+        return True

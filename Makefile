@@ -128,7 +128,8 @@ imports: $(STAMP)  ## Check which way imports run
 
 .PHONY: docs
 docs: $(STAMP)  ## Write what the pages of docs/ list, from what they describe
-	@$(BIN)/python tools/policy_docs.py
+	@$(BIN)/python tools/settings_docs.py
+	@$(BIN)/python tools/client_docs.py
 	@$(BIN)/python tools/metrics_docs.py
 	@$(BIN)/python tools/features_docs.py
 	@$(BIN)/python tools/backends_docs.py

@@ -9,15 +9,14 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
+from executor_server.backend_config import DockerSection, E2BSection, LocalSection
 from executor_server.settings import (
-    DAY_S,
     GIB,
     KIB,
     MIB,
@@ -38,66 +37,42 @@ from executor_server.state_dir import default_state_dir
 
 DEFAULT_TCP_ADDRESS = "127.0.0.1:50051"
 
-# github.com/distribution/reference: [HOST[:PORT]/]PATH[:TAG][@DIGEST]. It admits no space, no quote, no leading dash.
-_IMAGE_REFERENCE = re.compile(
-    r"(?:[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?(?::[0-9]{1,5})?/)?"
-    r"[a-z0-9]+(?:(?:[._]|__|-+)[a-z0-9]+)*(?:/[a-z0-9]+(?:(?:[._]|__|-+)[a-z0-9]+)*)*"
-    r"(?::[A-Za-z0-9_][A-Za-z0-9_.-]{0,127})?(?:@sha256:[0-9a-f]{64})?"
-)
-_MAX_REFERENCE_CHARS = 255
-_MODULE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(?:\.[A-Za-z_][A-Za-z0-9_]*)*")
-_ENGINE_HOST = re.compile(r"(?:unix:///|tcp://|ssh://|https?://)\S{1,255}")
-
-
-def _check_image_reference(text: str) -> str:
-    if len(text) > _MAX_REFERENCE_CHARS or not _IMAGE_REFERENCE.fullmatch(text):
-        raise ValueError("must be an image reference like name, host/path/name:tag or name@sha256:DIGEST")
-    return text
-
-
-def _check_module_name(text: str) -> str:
-    if not _MODULE_NAME.fullmatch(text):
-        raise ValueError("must be the dotted name of a module")
-    return text
-
-
-def _check_engine_host(text: str) -> str:
-    if not _ENGINE_HOST.fullmatch(text):
-        raise ValueError("must be unix:///PATH, tcp://HOST:PORT or ssh://HOST")
-    return text
-
-
-ImageReference = Annotated[str, AfterValidator(_check_image_reference)]
-ModuleName = Annotated[str, AfterValidator(_check_module_name)]
-HttpUrl = Annotated[str, Field(pattern=r"^https?://[^\s/]{1,255}/?$")]
-EngineHost = Annotated[str, AfterValidator(_check_engine_host)]
-Preload = Annotated[tuple[ModuleName, ...], Field(max_length=64)]
-
 
 class ServerSection(Section):
     """Where the daemon listens and what a connection may do."""
 
-    # Empty: the Unix socket of the state directory and DEFAULT_TCP_ADDRESS.
     listen: tuple[str, ...] = ()
+    """Addresses for clients: `HOST:PORT`, `unix:PATH`. Empty: the state directory's socket and 127.0.0.1:50051."""
     state_dir: AbsolutePath = Field(default_factory=default_state_dir)
+    """Where the daemon keeps its token, its socket, its sessions and its audit log. One daemon at a time uses it."""
     backend: BackendName = "local"
-    # That run beside it, for the profiles of the policy that list them.
+    """The backend that makes sandboxes, unless a profile of the policy lists others."""
     other_backends: Annotated[tuple[BackendName, ...], AfterValidator(each_once)] = ()
+    """Backends that run beside it, for the profiles of the policy that list them."""
     tls_cert: AbsolutePath | None = None
+    """The daemon's certificate, in PEM form. It is required to listen on any address that is not of this host."""
     tls_key: AbsolutePath | None = None
-    # Set: TCP clients must show a certificate of this authority. One that the policy maps to a tenant needs no token.
+    """The key of the certificate."""
     tls_client_ca: AbsolutePath | None = None
-    # A Unix socket at which the user who connects is known by its number, which the policy maps to a tenant.
+    """TCP clients must show a certificate of this authority. One that the policy maps to a tenant needs no token."""
     peer_socket: AbsolutePath | None = None
-    # Tokens of tenants, made by `executor-server token new`. None: `tokens.json` in the state directory.
+    """A Unix socket at which a user of this host is known by number, which the policy maps to a tenant."""
     token_file: AbsolutePath | None = None
+    """Tokens of tenants, made by `executor-server token new`. Not set: `tokens.json` in the state directory."""
     max_message_bytes: Annotated[int, Field(strict=True, ge=2 * MIB, le=64 * MIB)] = 4 * MIB
+    """Bytes of the largest message that a client may send."""
     max_metadata_bytes: Annotated[int, Field(strict=True, ge=4 * KIB, le=MIB)] = 16 * KIB
+    """Bytes of the headers of one call."""
     max_concurrent_streams: Count = 256
+    """Calls at a time on one connection."""
     max_concurrent_calls: Count = 1024
+    """Calls at a time of all clients together."""
     connection_idle_s: Seconds = 600.0
+    """Seconds without a call after which a connection is closed."""
     keepalive_s: Seconds = 60.0
+    """Seconds between pings on a quiet connection."""
     keepalive_timeout_s: Seconds = 20.0
+    """Seconds to wait for the answer to a ping before the connection is closed."""
 
     @model_validator(mode="after")
     def _check_backends(self) -> ServerSection:
@@ -119,104 +94,6 @@ class ServerSection(Section):
         return self
 
 
-def _from_path(value: object) -> object:
-    """An image may be given as the path alone."""
-    return {"python": value} if isinstance(value, (str, Path)) else value
-
-
-def _from_reference(value: object) -> object:
-    """An image may be given as the reference alone."""
-    return {"reference": value} if isinstance(value, str) else value
-
-
-class LocalImage(Section):
-    """A Python environment of this host."""
-
-    # The environment's folder, or an interpreter.
-    python: AbsolutePath
-    # Imported ahead in every sandbox, so that its first import of them costs nothing.
-    preload: Preload = ()
-
-
-class DockerImage(Section):
-    """An image of the Engine."""
-
-    reference: ImageReference
-    preload: Preload = ()
-
-
-class LocalSection(Section):
-    """The local backend."""
-
-    # Name to environment. The first is the default image.
-    images: Annotated[dict[ImageName, Annotated[LocalImage, BeforeValidator(_from_path)]], Field(min_length=1)] = Field(
-        default_factory=lambda: {"base": LocalImage(python=Path(sys.executable))}
-    )
-    # None: the system's, else the one that comes with the package.
-    bwrap: AbsolutePath | None = None
-
-
-class DockerSection(Section):
-    """The Docker backend."""
-
-    # Name to image. The first is the default image.
-    images: Annotated[
-        dict[ImageName, Annotated[DockerImage, BeforeValidator(_from_reference)]], Field(min_length=1)
-    ] = Field(
-        default_factory=lambda: {
-            name: DockerImage(reference=f"remote-executor/{name}") for name in ("base", "data", "browser")
-        }
-    )
-    # None: $DOCKER_HOST, else the Engine of this host.
-    host: EngineHost | None = None
-    # One of the Engine's runtimes: runsc, kata, crun. None: its default.
-    runtime: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")] | None = None
-    # For one request to the Engine, and for fetching one image.
-    request_timeout_s: Seconds = 30.0
-    pull_timeout_s: Seconds = 1800.0
-    # Requests to the Engine at one time.
-    concurrency: Annotated[int, Field(strict=True, gt=0, le=64)] = 8
-    # How long it may go unnoticed that a name has come to mean another image.
-    image_refresh_s: Seconds = 10.0
-
-
-class E2BImage(Section):
-    """A template of the E2B account."""
-
-    template: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/-]{0,127}$")]
-    preload: Preload = ()
-
-
-def _from_template(value: object) -> object:
-    """An image may be given as the template alone."""
-    return {"template": value} if isinstance(value, str) else value
-
-
-class E2BSection(Section):
-    """The E2B backend."""
-
-    # Name to template. The first is the default image.
-    images: Annotated[dict[ImageName, Annotated[E2BImage, BeforeValidator(_from_template)]], Field(min_length=1)] = (
-        Field(default_factory=lambda: {"base": E2BImage(template="code-interpreter-v1")})
-    )
-    # A file that holds the key and that nobody else can read. None: $E2B_API_KEY.
-    api_key_file: AbsolutePath | None = None
-    # None: what the SDK reads from its own environment variables, else E2B's cloud.
-    api_url: HttpUrl | None = None
-    sandbox_url: HttpUrl | None = None
-    # How long a sandbox outlives the last daemon that cared for it; put off all the time while one does.
-    lifetime_s: Annotated[float, Field(strict=True, ge=60, le=DAY_S)] = 600.0
-    # That the account may have at one time.
-    max_sandboxes: Count = 20
-    # A sandbox without use for so long is paused until it is used again. None: never.
-    pause_idle_s: Seconds | None = None
-    # How long a way to a sandbox may be gone before its session is lost.
-    reconnect_s: Seconds = 120.0
-    # For one request, and how many at one time.
-    request_timeout_s: Seconds = 30.0
-    concurrency: Annotated[int, Field(strict=True, gt=0, le=64)] = 8
-
-
 PoolSize = Annotated[int, Field(strict=True, ge=0, le=1024)]
 
 
@@ -224,53 +101,65 @@ class WarmSection(Section):
     """One kind of sandbox to keep ready: of an image, with the limits of a profile unless others are given."""
 
     image: ImageName
+    """The name of the image."""
     size: PoolSize
-    # Whose sandboxes; None: those of the default profile.
+    """Sandboxes of this kind to keep ready."""
     profile: Name | None = None
+    """The profile whose limits they have. Not set: the default profile."""
     memory_bytes: Bytes | None = None
+    """Bytes of memory of such a sandbox. Not set: as the profile has it."""
     processes: Count | None = None
+    """Processes of such a sandbox. Not set: as the profile has it."""
     disk_bytes: Bytes | None = None
+    """Bytes of files of such a sandbox. Not set: as the profile has it."""
 
 
 class PoolSection(Section):
     """Sandboxes that are kept ready."""
 
-    # Of the default image with the default limits, when `warm` names none. 0 turns the pool off.
     size: PoolSize = 2
+    """Sandboxes of the default image with the default limits to keep ready, when `warm` names none. 0: none."""
     warm: Annotated[tuple[WarmSection, ...], Field(max_length=64)] = ()
-    # How many are made at a time, and the waits after one could not be made.
+    """The kinds of sandboxes to keep ready, instead of the default kind."""
     concurrency: Annotated[int, Field(strict=True, gt=0, le=64)] = 1
+    """Sandboxes that are made for the pool at a time."""
     backoff_s: Seconds = 1.0
+    """Seconds to wait after a sandbox could not be made; each further failure doubles them."""
     max_backoff_s: Seconds = 60.0
+    """The longest such wait, in seconds."""
 
 
 class SessionsSection(Section):
     """How many sessions, and what the daemon keeps for one."""
 
     max_sessions: Count = 64
-    # Sandboxes that are made at a time for whoever waits for one; tenants take turns.
+    """Sessions of all tenants at a time."""
     creations: Annotated[int, Field(strict=True, gt=0, le=64)] = 4
+    """Sandboxes that are made at a time for whoever waits for one. Tenants take turns."""
     max_queued_executions: CountOrZero = 16
-    # Executions whose events are kept after their end, to be attached to.
+    """Executions that may wait in one session."""
     max_finished_executions: Count = 64
-    # Events kept of one session's executions.
+    """Executions whose events are kept after their end, to be attached to."""
     journal_bytes: Bytes = 64 * MIB
-    # One blob that is uploaded for a later message.
+    """Bytes of the events that are kept of one session's executions."""
     staging_bytes: Bytes = 256 * MIB
-    # One file that is put or got.
+    """Bytes of one blob that is uploaded for a later message."""
     max_file_bytes: Bytes = GIB
+    """Bytes of one file that is put or got."""
     sweep_interval_s: Seconds = 0.5
-    # A guest that was silent for so long is asked for a sign of life, and given up when none comes.
+    """Seconds between two looks at all sessions, for those whose time is over."""
     ping_interval_s: Seconds = 10.0
+    """Seconds of silence after which a guest is asked for a sign of life."""
     silence_s: Seconds = 60.0
-    # How long a stopping daemon lets running executions go on.
+    """Seconds to wait for that sign before the session is lost."""
     drain_s: Seconds = 30.0
-    # How long a starting daemon waits for the sandboxes that an earlier one left.
+    """Seconds for which a daemon that stops lets running executions go on."""
     recovery_s: Seconds = 15.0
-    # How often the host is searched for what belongs to nobody.
+    """Seconds that a starting daemon waits for the sandboxes which an earlier one left."""
     host_sweep_interval_s: Seconds = 60.0
-    # A sandbox that no daemon has spoken to for so long ends itself.
+    """Seconds between two searches of the host for sandboxes that belong to nobody."""
     orphan_time_s: Seconds = 600.0
+    """Seconds after which a sandbox that no daemon has spoken to ends itself."""
 
     @model_validator(mode="after")
     def _check_orphan_time(self) -> SessionsSection:
@@ -284,71 +173,88 @@ class SessionsSection(Section):
 class StateSection(Section):
     """The state of sessions that clients write down."""
 
-    # A key that nobody else can read, to be shared by daemons that restore each other's states. None: one of its own.
     key_file: AbsolutePath | None = None
+    """A key that nobody else can read, shared by daemons that restore each other's states. Not set: one of its own."""
 
 
 class PolicySection(Section):
     """Where the policy is."""
 
-    # None: the built-in policy, which is all defaults (docs/policy.md).
     file: AbsolutePath | None = None
-    # How often it is looked at for changes.
+    """The policy file. Not set: the built-in policy, which is all defaults (docs/policy.md)."""
     watch_interval_s: Seconds = 2.0
+    """Seconds between two looks at the policy file for changes."""
 
 
 class AuditSection(Section):
     """The audit log."""
 
     enabled: bool = True
-    # None: the folder `audit` of the state directory.
+    """Whether the audit log is written."""
     directory: AbsolutePath | None = None
-    # A file that is larger is followed by the next; the oldest of more than `max_files` are removed, none when not set.
+    """The folder of the log. Not set: `audit` in the state directory."""
     max_file_bytes: Annotated[int, Field(strict=True, ge=64 * KIB, lt=2**40)] = 64 * MIB
+    """Bytes after which a file of the log is followed by the next."""
     max_files: Count | None = None
-    # When what is written is forced to the disk: after each record, every `sync_interval_s`, or when the system likes.
+    """Files to keep; the oldest of more are removed. Not set: all."""
     sync: Literal["always", "interval", "never"] = "interval"
+    """When records are forced to the disk: after each, every `sync_interval_s`, or when the system likes."""
     sync_interval_s: Seconds = 1.0
+    """Seconds between two such moments, with `interval`."""
 
 
 class MetricsSection(Section):
     """The endpoint for Prometheus."""
 
-    # HOST:PORT; None: there is none. Nobody is asked for a token there.
     listen: str | None = None
+    """`HOST:PORT` of the endpoint, where nobody is asked for a token. Not set: there is none."""
 
 
 class TracingSection(Section):
     """OpenTelemetry traces."""
 
-    # Where spans go, by OTLP over HTTP; None: nowhere.
     endpoint: Annotated[str, Field(pattern=r"^https?://\S{1,255}$")] | None = None
+    """Where spans go, by OTLP over HTTP. Not set: nowhere."""
     service_name: Name = "remote-executor"
-    # Of the traces that begin here; one that a client began is recorded when it says so.
+    """The name of the service in its spans."""
     sample_ratio: Annotated[float, Field(strict=True, ge=0, le=1, allow_inf_nan=False)] = 1.0
+    """The part of traces that begin here which is recorded. One that a client began is recorded when it says so."""
 
 
 class LogSection(Section):
     level: Literal["debug", "info", "warning", "error"] = "info"
-    # auto: console on a terminal, else json.
+    """The least important messages that are written."""
     format: Literal["auto", "console", "json"] = "auto"
+    """`auto` is `console` on a terminal, else `json`."""
 
 
 class Config(Section):
     """The whole configuration."""
 
     server: ServerSection = Field(default_factory=ServerSection)
+    """Where the daemon listens, and what a connection may do."""
     local: LocalSection = Field(default_factory=LocalSection)
+    """The local backend."""
     docker: DockerSection = Field(default_factory=DockerSection)
+    """The Docker backend."""
     e2b: E2BSection = Field(default_factory=E2BSection)
+    """The E2B backend."""
     pool: PoolSection = PoolSection()
+    """Sandboxes that are kept ready."""
     sessions: SessionsSection = SessionsSection()
+    """How many sessions there may be, and what the daemon keeps of one."""
     policy: PolicySection = PolicySection()
+    """Where the policy is."""
     state: StateSection = StateSection()
+    """States of sessions that clients save."""
     audit: AuditSection = AuditSection()
+    """The audit log."""
     metrics: MetricsSection = MetricsSection()
+    """The endpoint for Prometheus."""
     tracing: TracingSection = TracingSection()
+    """OpenTelemetry traces."""
     log: LogSection = LogSection()
+    """The daemon's own log, on stderr."""
 
     @property
     def listen_addresses(self) -> tuple[str, ...]:

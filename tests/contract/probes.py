@@ -19,13 +19,13 @@ from typing import Protocol
 
 import psutil
 
+from executor_server.backend_config import DockerImage, DockerSection, E2BSection, LocalImage
 from executor_server.backends.base import Backend, KnownSandbox
 from executor_server.backends.directory import is_sandbox_id
 from executor_server.backends.docker import DockerBackend
 from executor_server.backends.docker.kit import SANDBOX_LABEL
 from executor_server.backends.local import LocalBackend
 from executor_server.backends.local.sandbox import LocalSandbox
-from executor_server.config import DockerImage, DockerSection, E2BSection, LocalImage
 from executor_server.model import SandboxSpec
 from executor_server.sessions import Session
 from tests.support.backends import DOCKER_IMAGE, make_backend

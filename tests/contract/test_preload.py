@@ -13,8 +13,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from executor_server.backend_config import LocalImage
 from executor_server.backends.local import LocalBackend
-from executor_server.config import LocalImage
 from executor_server.policy import WarmSandboxes
 from tests.contract.harness import Harness
 from tests.contract.marks import promise

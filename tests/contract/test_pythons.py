@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from executor_api.values import encode
+from executor_server.backend_config import LocalImage
 from executor_server.backends.local import LocalBackend
-from executor_server.config import LocalImage
 from executor_server.errors import ModulesMissing
 from executor_server.model import ShippedTool, ToolSource, ToolSpec
 from executor_server.sessions import Session, SessionRequest

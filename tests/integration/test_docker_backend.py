@@ -17,10 +17,10 @@ from typing import Any
 
 import pytest
 
+from executor_server.backend_config import DockerImage, DockerSection
 from executor_server.backends.base import KnownSandbox
 from executor_server.backends.docker import DockerBackend, containers, kit
 from executor_server.backends.docker.sandbox import DockerSandbox
-from executor_server.config import DockerImage, DockerSection
 from executor_server.errors import ImageNotReady, SandboxFailure
 from executor_server.guest_archive import GuestArchive, pack_archive
 from executor_server.model import SandboxSpec

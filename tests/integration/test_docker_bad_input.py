@@ -18,9 +18,10 @@ from pathlib import Path
 import pytest
 
 from executor_client import InvalidRequest, UnavailableError, Wait, WaitKind
+from executor_server.backend_config import DockerImage, DockerSection
 from executor_server.backends.docker import DockerBackend, probe
 from executor_server.backends.docker.host import NoEngine, engine_socket
-from executor_server.config import DockerImage, DockerSection, load
+from executor_server.config import load
 from executor_server.errors import ImageNotReady, SandboxFailure
 from executor_server.guest_channel import GuestChannel
 from executor_server.model import SandboxSpec

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from executor_server.backend_config import DockerImage, DockerSection
 from executor_server.backends.docker import DockerBackend
-from executor_server.config import DockerImage, DockerSection
 from executor_server.errors import SandboxFailure
 from executor_server.model import SandboxSpec
 from tests.contract.harness import Harness

@@ -16,11 +16,11 @@ from typing import Any
 
 import pytest
 
+from executor_server.backend_config import E2BSection
 from executor_server.backends.base import Backend, KnownSandbox
 from executor_server.backends.e2b import E2BBackend, patience, sandbox
 from executor_server.backends.e2b.check import examine
 from executor_server.backends.e2b.sandbox import E2BSandbox
-from executor_server.config import E2BSection
 from executor_server.errors import BackendFull, BackendSilent, ImageNotReady, SandboxFailure
 from executor_server.guest_channel import GuestChannel
 from executor_server.model import SandboxSpec

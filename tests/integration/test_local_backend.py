@@ -21,12 +21,12 @@ from pathlib import Path
 import psutil
 import pytest
 
+from executor_server.backend_config import LocalImage
 from executor_server.backends.base import KnownSandbox
 from executor_server.backends.local import LocalBackend, host, kit
 from executor_server.backends.local.bubblewrap import find_bwrap
 from executor_server.backends.local.cgroups import NoCgroups, discover_cgroups
 from executor_server.backends.local.sandbox import LocalSandbox
-from executor_server.config import LocalImage
 from executor_server.errors import ImageNotReady, SandboxFailure
 from executor_server.guest_archive import GuestArchive, pack_archive
 from executor_server.guest_channel import GuestChannel

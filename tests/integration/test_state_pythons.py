@@ -13,8 +13,8 @@ from pathlib import Path
 import cloudpickle
 import pytest
 
+from executor_server.backend_config import LocalImage
 from executor_server.backends.local import LocalBackend
-from executor_server.config import LocalImage
 from executor_server.model import StateManifest
 from executor_server.sessions import Session, SessionRequest
 from executor_server.state_archive import StateArchives

@@ -18,11 +18,11 @@ import docker
 import docker.errors
 import pytest
 
+from executor_server.backend_config import DockerImage, DockerSection, E2BSection
 from executor_server.backends.base import Backend
 from executor_server.backends.docker import DockerBackend
 from executor_server.backends.e2b import E2BBackend
 from executor_server.backends.local import LocalBackend
-from executor_server.config import DockerImage, DockerSection, E2BSection
 
 CHECK_TIMEOUT_S = 60.0
 # What the tests run in: an image with the libraries that they use.

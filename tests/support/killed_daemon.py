@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from executor_server.config import E2BSection
+from executor_server.backend_config import E2BSection
 from executor_server.model import SandboxSpec
 from tests.support.backends import make_backend
 

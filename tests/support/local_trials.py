@@ -16,9 +16,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from executor_server.backend_config import LocalImage
 from executor_server.backends.local.host import examine_host
 from executor_server.backends.local.trial import run_python
-from executor_server.config import LocalImage
 from executor_server.model import SandboxSpec
 
 MEMORY_BYTES = 2**28

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from executor_server.config import Config, DockerSection, E2BSection, LocalSection, ServerSection
+from executor_server.backend_config import DockerSection, E2BSection, LocalSection
+from executor_server.config import Config, ServerSection
 from executor_server.errors import InvalidRequest, PolicyViolation, Reason, Violation, ViolationKind
 from executor_server.model import Principal
 from executor_server.policy import Policy

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from executor_server.config import LocalImage, load, to_toml
+from executor_server.backend_config import LocalImage
+from executor_server.config import load, to_toml
 from executor_server.settings import ConfigError
 
 

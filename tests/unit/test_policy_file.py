@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from executor_server.config import Config, DockerSection, LocalSection, PoolSection, ServerSection, WarmSection
+from executor_server.backend_config import DockerSection, LocalSection
+from executor_server.config import Config, PoolSection, ServerSection, WarmSection
 from executor_server.model import LANGUAGE_RULES
 from executor_server.policy_check import unserved
 from executor_server.policy_file import PolicyFile, load_policy, parse_policy

@@ -19,6 +19,7 @@ from pathlib import Path
 
 import structlog
 
+from executor_server.backend_config import DockerSection
 from executor_server.backends.base import HostFinding, KnownSandbox
 from executor_server.backends.directory import BackendDirectory, is_sandbox_id, new_sandbox_id
 from executor_server.backends.docker.check import examine
@@ -30,7 +31,6 @@ from executor_server.backends.docker.kit import DAEMON_LABEL, FINGERPRINT_LABEL,
 from executor_server.backends.docker.pulls import Pulls
 from executor_server.backends.docker.sandbox import DockerSandbox
 from executor_server.backends.endings import check_none_left, failures_of
-from executor_server.config import DockerSection
 from executor_server.errors import SandboxFailure
 from executor_server.model import SandboxSpec
 

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from executor_server.backend_config import DockerImage, DockerSection
 from executor_server.backends.base import HostFinding
 from executor_server.backends.docker import seccomp
 from executor_server.backends.docker.engine import OLDEST_API, Engine, EngineFacts, EngineFailure
@@ -20,7 +21,6 @@ from executor_server.backends.docker.images import Images
 from executor_server.backends.docker.kit import Kit
 from executor_server.backends.docker.probe import PreparedImage, Unreachable
 from executor_server.backends.docker.pulls import Pulls
-from executor_server.config import DockerImage, DockerSection
 from executor_server.errors import ImageNotReady, SandboxFailure
 
 _FARAWAY_REMEDY = (

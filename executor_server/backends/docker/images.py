@@ -11,12 +11,12 @@ import asyncio
 import time
 from collections.abc import Mapping, Sequence
 
+from executor_server.backend_config import DockerImage
 from executor_server.backends.docker.containers import NoSocket
 from executor_server.backends.docker.engine import EngineImage
 from executor_server.backends.docker.kit import Kit
 from executor_server.backends.docker.probe import PreparedImage, UselessImage, probe
 from executor_server.backends.docker.pulls import Pulls
-from executor_server.config import DockerImage
 from executor_server.errors import ImageNotReady, SandboxFailure
 
 _PROBED = 256  # images whose Python is remembered

@@ -7,7 +7,7 @@ import stat
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from executor_server.config import E2BSection
+from executor_server.backend_config import E2BSection
 from executor_server.errors import SandboxFailure
 
 if TYPE_CHECKING:

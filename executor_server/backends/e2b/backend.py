@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
+from executor_server.backend_config import E2BImage, E2BSection
 from executor_server.backends.base import HostFinding, KnownSandbox
 from executor_server.backends.directory import BackendDirectory, is_sandbox_id, new_sandbox_id
 from executor_server.backends.e2b.access import open_cloud
@@ -34,7 +35,6 @@ from executor_server.backends.e2b.patience import patiently
 from executor_server.backends.e2b.sandbox import SANDBOX_KEY, E2BSandbox, Lifetime, end_at_cloud
 from executor_server.backends.e2b.templates import Templates
 from executor_server.backends.endings import check_none_left, failures_of
-from executor_server.config import E2BImage, E2BSection
 from executor_server.errors import BackendFull, BackendSilent, SandboxFailure
 from executor_server.guest_archive import pack_guest
 from executor_server.model import SandboxSpec

@@ -16,6 +16,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from executor_server.backend_config import E2BSection
 from executor_server.backends.base import HostFinding
 from executor_server.backends.directory import new_sandbox_id
 from executor_server.backends.e2b.access import open_cloud
@@ -25,7 +26,6 @@ from executor_server.backends.e2b.maker import DAEMON_KEY, Maker
 from executor_server.backends.e2b.patience import patiently
 from executor_server.backends.e2b.sandbox import E2BSandbox, Lifetime
 from executor_server.backends.e2b.templates import Prepared, Templates
-from executor_server.config import E2BSection
 from executor_server.errors import ImageNotReady, SandboxFailure
 from executor_server.guest_archive import pack_guest
 from executor_server.model import SandboxSpec

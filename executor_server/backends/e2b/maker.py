@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 
 import structlog
 
+from executor_server.backend_config import E2BImage
 from executor_server.backends.e2b.failures import CloudFailure, Failed, Final, Gone, TryLater
 from executor_server.backends.e2b.guests import SANDBOX_UID, GuestFile, relay_command, start_guest
 from executor_server.backends.e2b.patience import patiently
 from executor_server.backends.e2b.sandbox import SANDBOX_KEY, E2BSandbox, Lifetime, cloud_clock_s
 from executor_server.backends.e2b.templates import Prepared, Templates
-from executor_server.config import E2BImage
 from executor_server.errors import BackendFull, SandboxFailure
 from executor_server.model import SandboxSpec
 

@@ -13,9 +13,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from executor_server.backend_config import E2BImage
 from executor_server.backends.e2b.failures import CloudFailure, CommandFailed
 from executor_server.backends.e2b.patience import patiently
-from executor_server.config import E2BImage
 from executor_server.errors import ImageNotReady, SandboxFailure
 
 if TYPE_CHECKING:

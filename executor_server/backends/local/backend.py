@@ -21,6 +21,7 @@ from pathlib import Path
 
 import structlog
 
+from executor_server.backend_config import LocalImage
 from executor_server.backends.base import HostFinding, KnownSandbox, SocketEndpoint
 from executor_server.backends.directory import SOCKET_NAME, BackendDirectory, new_sandbox_id
 from executor_server.backends.endings import check_none_left, failures_of
@@ -33,7 +34,6 @@ from executor_server.backends.local.records import ProcessRecord, Record, write_
 from executor_server.backends.local.recovery import recover, still_serves
 from executor_server.backends.local.sandbox import LocalSandbox
 from executor_server.backends.users import DEFAULT_UID_BASE, HostUsers
-from executor_server.config import LocalImage
 from executor_server.errors import ImageNotReady, SandboxFailure
 from executor_server.guest.tokens import CHAIN_LENGTH, chained
 from executor_server.guest_archive import GUEST_BOOT

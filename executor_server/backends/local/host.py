@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from executor_server.backend_config import LocalImage
 from executor_server.backends.base import HostFinding
 from executor_server.backends.local.bubblewrap import Bwrap, find_bwrap
 from executor_server.backends.local.cgroups import CgroupTrees, NoCgroups, discover_cgroups
@@ -20,7 +21,6 @@ from executor_server.backends.local.kit import Kit
 from executor_server.backends.local.trial import run_python
 from executor_server.backends.seccomp_program import UnsupportedArchitecture, filter_program
 from executor_server.backends.users import usable_uids
-from executor_server.config import LocalImage
 from executor_server.errors import SandboxFailure
 from executor_server.model import SandboxSpec
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from executor_server.backend_config import E2BImage
 from executor_server.backends.e2b import templates
 from executor_server.backends.e2b.templates import Templates, Useless, read_answer
-from executor_server.config import E2BImage
 from executor_server.errors import ImageNotReady, SandboxFailure
 
 TOLD = {"implementation": "cpython", "version": [3, 9], "machine": "x86_64", "user": 0, "memory_bytes": 2**29}

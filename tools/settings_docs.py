@@ -1,8 +1,8 @@
-"""Writes docs/policy.md: the introduction beside this file, and every key of the policy file, from the model itself.
+"""Writes docs/policy.md and docs/configuration.md: introductions beside this file, and every key, from the models.
 
-    python tools/policy_docs.py [--check]
+    python tools/settings_docs.py [--check]
 
-`--check` writes nothing, and fails when the file is not what would be written.
+`--check` writes nothing, and fails when a page is not what would be written.
 """
 
 from __future__ import annotations
@@ -19,11 +19,19 @@ from annotated_types import Ge, Gt, Le, Lt
 from pydantic import AfterValidator
 from pydantic.fields import FieldInfo
 
+from executor_server.config import Config
 from executor_server.policy_file import PolicyFile
 from executor_server.settings import Form, Section
 
-INTRODUCTION = Path(__file__).with_name("policy_intro.md")
-TARGET = Path(__file__).parents[1] / "docs/policy.md"
+DOCS = Path(__file__).parents[1] / "docs"
+PAGES: dict[str, type[Section]] = {"policy": PolicyFile, "configuration": Config}
+# Defaults that depend on the host or the user, in words.
+MADE_DEFAULTS = {
+    "server.state_dir": "`$EXECUTOR_STATE_DIR`, else `~/.local/state/remote-executor`",
+    "local.images": "`base`: the environment that the daemon runs in",
+    "docker.images": "`base`, `data`, `browser`: those of `make images`",
+    "e2b.images": "`base`: `code-interpreter-v1`",
+}
 ENTRY_NAME = "NAME"  # stands for the name that a profile or a tenant is given
 NO_BOUND = 2**62  # a bound above this is none to a reader
 
@@ -37,7 +45,11 @@ class Table:
     model: type[Section]
 
     def keys(self) -> dict[str, FieldInfo]:
-        return {name: field for name, field in self.model.model_fields.items() if _model_in(field.annotation) is None}
+        return {
+            name: field
+            for name, field in self.model.model_fields.items()
+            if _model_in(field.annotation) is None or f"{self.path}.{name}" in MADE_DEFAULTS
+        }
 
     def tables(self) -> Iterator[Table]:
         for name, field in self.model.model_fields.items():
@@ -47,8 +59,10 @@ class Table:
                 yield Table(f"{self.path}.{name}{entry}".removeprefix("."), _meaning(self.model, name), model)
 
 
-def document() -> str:
-    return INTRODUCTION.read_text() + "\n" + "\n".join(_lines([Table("", "", PolicyFile)]))
+def document(name: str) -> str:
+    """A page as it should be."""
+    introduction = Path(__file__).with_name(f"{name}_intro.md").read_text()
+    return introduction + "\n" + "\n".join(_lines([Table("", "", PAGES[name])]))
 
 
 def _lines(tables: Sequence[Table]) -> Iterator[str]:
@@ -70,8 +84,10 @@ def _key_lines(tables: Sequence[Table]) -> Iterator[str]:
     yield f"| Key | Allowed | {' | '.join(heads)} | Meaning |"
     yield "|---|---|" + "---|" * len(heads) + "---|"
     for name, field in tables[0].keys().items():
-        defaults = [_default(table.model.model_fields[name]) for table in tables]
-        cells = [f"`{name}`", _allowed(field.annotation, field.metadata), *defaults, _meaning(tables[0].model, name)]
+        defaults = [_default(table, name) for table in tables]
+        is_table = _model_in(field.annotation) is not None
+        allowed = "table" if is_table else _allowed(field.annotation, field.metadata)
+        cells = [f"`{name}`", allowed, *defaults, _meaning(tables[0].model, name)]
         yield "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 
@@ -95,7 +111,11 @@ def _model_in(annotation: Any) -> type[Section] | None:
     return next((model for each in get_args(annotation) if (model := _model_in(each)) is not None), None)
 
 
-def _default(field: FieldInfo) -> str:
+def _default(table: Table, name: str) -> str:
+    made = MADE_DEFAULTS.get(f"{table.path}.{name}")
+    if made is not None:
+        return made
+    field = table.model.model_fields[name]
     if field.is_required():
         return "*must be set*"
     value = field.get_default(call_default_factory=True)
@@ -129,6 +149,8 @@ def _allowed(annotation: Any, metadata: Sequence[Any] = ()) -> str:
         return " or ".join(f"`{_toml(each)}`" for each in arguments)
     if annotation is bool:
         return "`true` or `false`"
+    if annotation in (str, Path):
+        return "text" if annotation is str else "absolute path"
     return _number(annotation, metadata)
 
 
@@ -145,12 +167,12 @@ def _number(kind: type, metadata: Sequence[Any]) -> str:
 
 
 def main() -> None:
-    fresh = document()
-    if sys.argv[1:] == ["--check"]:
-        if TARGET.read_text() != fresh:
-            sys.exit(f"{TARGET.name} is not what the model says; run: make docs")
-    else:
-        TARGET.write_text(fresh)
+    for name in PAGES:
+        target, fresh = DOCS / f"{name}.md", document(name)
+        if sys.argv[1:] != ["--check"]:
+            target.write_text(fresh)
+        elif target.read_text() != fresh:
+            sys.exit(f"{target.name} is not what the model says; run: make docs")
 
 
 if __name__ == "__main__":

@@ -86,13 +86,13 @@ def _entry(name: str, value: Any) -> Iterator[str]:
             and not issubclass(value, BaseException)
             and _is_made_by_callers(value)
         ):
-            yield from _code(f"{name}{_signature(value.__init__)}")
+            yield from _code(f"{name}{_signature(value)}")
         yield from _members(value)
 
 
 def _is_made_by_callers(value: type) -> bool:
     """Whether it has a constructor for everybody. Sessions and their files are made by a client."""
-    return "__init__" in vars(value) and "transport" not in inspect.signature(value.__init__).parameters
+    return "__init__" in vars(value) and "transport" not in inspect.signature(value).parameters
 
 
 def _alias_text(value: Any) -> str:

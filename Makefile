@@ -68,11 +68,11 @@ engine:  ## Start a Docker Engine where none answers (tools/engine.sh stop ends 
 
 .PHONY: images
 images: $(STAMP)  ## Build the images of images/ and try each (IMAGES="base data browser", BASE=IMAGE to build on)
-	@$(BIN)/python tools/build_images.py $(if $(BASE),--base $(BASE)) $(IMAGES)
+	@$(BIN)/executor-server images build --cache .cache/images $(if $(BASE),--base $(BASE)) $(IMAGES)
 
 .PHONY: bench-images
 bench-images: $(STAMP)  ## Build the images that the benchmarks compare with
-	@$(BIN)/python tools/build_images.py $(if $(BASE),--base $(BASE)) jupyter
+	@$(BIN)/python tools/bench_images.py $(if $(BASE),--base $(BASE))
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Prove

@@ -14,6 +14,7 @@ import click
 from executor_server.backends.base import HostFinding
 from executor_server.cli.admin import admin
 from executor_server.cli.audit import audit
+from executor_server.cli.images import images
 from executor_server.cli.policy import policy
 from executor_server.cli.shared import (
     EXIT_CONFIG,
@@ -40,6 +41,7 @@ def main() -> None:
 
 main.add_command(admin)
 main.add_command(audit)
+main.add_command(images)
 main.add_command(policy)
 main.add_command(token)
 

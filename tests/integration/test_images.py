@@ -109,7 +109,7 @@ def test_every_package_is_pinned_by_its_hash() -> None:
 def test_what_cannot_be_built_is_refused_in_a_line(arguments: list[str], told: str) -> None:
     require("docker")
     done = subprocess.run(
-        [sys.executable, ROOT / "tools" / "build_images.py", *arguments],
+        [sys.executable, "-m", "executor_server", "images", "build", *arguments],
         capture_output=True,
         text=True,
         timeout=TOOL_TIMEOUT_S,

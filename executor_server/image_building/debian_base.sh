@@ -1,13 +1,12 @@
 #!/usr/bin/env bash
 # Makes an image of a bare Debian (or Ubuntu) with the given packages, for where no registry can be reached, and prints
-# its reference: `tools/debian_base.sh python3 tzdata`.
+# its reference: `debian_base.sh DPKG_CFG python3 tzdata`. DPKG_CFG says which files of packages are left out.
 #
 # It is of this host's release, made by mmdebstrap with this host's own package sources, proxies and certificates, none
 # of which get into it: apt runs outside of it, and it holds no apt. One is made a day at most for the same packages;
 # those of earlier days lose their names.
 set -euo pipefail
 
-cd "$(dirname "$0")/.."
 repository=remote-executor-debian
 
 say() { printf '%s\n' "debian base: $*" >&2; }
@@ -15,13 +14,15 @@ say() { printf '%s\n' "debian base: $*" >&2; }
 for tool in mmdebstrap apt-get docker; do
     command -v "$tool" >/dev/null || { say "it takes $tool, which is not installed"; exit 1; }
 done
-(($# > 0)) || { say "which packages?"; exit 1; }
+(($# > 1)) || { say "which packages?"; exit 1; }
+dpkg_cfg=$1
+shift
 
 . /etc/os-release
 [[ ${ID:-} == debian || ${ID:-} == ubuntu ]] || { say "it takes a host that is Debian or Ubuntu"; exit 1; }
 
 packages=$(printf '%s\n' "$@" | sort -u | paste -sd ,)
-kind=$VERSION_CODENAME-$(cat - images/dpkg.cfg <<<"$packages" | sha256sum | head -c 12)
+kind=$VERSION_CODENAME-$(cat - "$dpkg_cfg" <<<"$packages" | sha256sum | head -c 12)
 image=$repository:$kind-$(date -u +%Y%m%d)
 
 if docker image inspect "$image" >/dev/null 2>&1; then
@@ -46,7 +47,7 @@ apt-config dump Acquire::http Acquire::https >"$scratch/apt.conf"
 # The hook has /usr merged from the start, not by a package that needs the whole of Perl.
 mmdebstrap --variant=essential --format=tar --include="$packages" \
     --hook-dir=/usr/share/mmdebstrap/hooks/merged-usr \
-    --dpkgopt=images/dpkg.cfg \
+    --dpkgopt="$dpkg_cfg" \
     --aptopt="$scratch/apt.conf" \
     --customize-hook='rm -rf "$1"/etc/apt/sources.list* "$1"/etc/apt/apt.conf.d/99mmdebstrap "$1"/var/log/*.log' \
     --customize-hook='echo localhost > "$1"/etc/hostname; : > "$1"/etc/resolv.conf' \

@@ -13,7 +13,7 @@ import sys
 
 from executor_api.values.generic import OpaqueValue
 from executor_api.values.kinds import BYTES_ENTRY, Kind, get_bytes, matches, put_bytes
-from executor_api.values.limits import DecodeError
+from executor_api.values.limits import SHOWN_ARRAY_BYTES, DecodeError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -56,6 +56,8 @@ def _lower_array(np: Any, array: Any, writer: Writer) -> Lowered | None:
     if array.ndim > MAX_DIMENSIONS:
         return None
     shape = list(array.shape)
+    if not _is_shown(np, array):
+        return None
     if array.dtype == object:
         return ["np.objects", shape], (array.ravel().tolist(),), False
     description = _describe(np, array.dtype, writer)
@@ -64,15 +66,27 @@ def _lower_array(np: Any, array: Any, writer: Writer) -> Lowered | None:
     order = "F" if array.flags.f_contiguous and not array.flags.c_contiguous else "C"
     flat = (array.T if order == "F" else np.ascontiguousarray(array)).reshape(-1)
     data = memoryview(flat.view(np.uint8)) if flat.nbytes else b""
+    writer.add_unfolded_bytes(-_unshown_bytes(description, flat.nbytes))
     return ["np.array", description, shape, order, put_bytes(writer, data)], (), False
 
 
 def _lower_scalar(np: Any, value: Any, writer: Writer) -> Lowered | None:
     array = np.asarray(value)
     description = _describe(np, array.dtype, writer)
-    if description is None:
+    if description is None or not _is_shown(np, array):
         return None
     return ["np.scalar", description, put_bytes(writer, array.tobytes())], (), False
+
+
+def _is_shown(np: Any, array: Any) -> bool:
+    """Whether numpy can write it: not a datetime without a unit, but for NaT."""
+    return array.dtype.kind != "M" or np.datetime_data(array.dtype)[0] != "generic" or bool(np.isnat(array).all())
+
+
+def _unshown_bytes(description: object, size: int) -> int:
+    """How much of the bytes of an array its text can't come to, as numpy writes a thousand numbers at most."""
+    has_long_items = type(description) is not str or description[1] in "SU"
+    return 0 if has_long_items else max(0, size - SHOWN_ARRAY_BYTES)
 
 
 def _tensor_as_array(torch: Any, tensor: Any) -> Any:
@@ -129,6 +143,7 @@ def _make_array(
         raise DecodeError("an array is neither in C nor in Fortran order")
     if count * dtype.itemsize != len(raw):
         raise DecodeError(f"an array of {count} items of {dtype.itemsize} bytes has {len(raw)} bytes")
+    reader.add_unfolded_bytes(-_unshown_bytes(description, len(raw)))
     array = np.ndarray(shape, dtype, order=order)
     if len(raw):
         # As bytes: a buffer begins anywhere, and numpy is slow with items that are not aligned.
@@ -239,6 +254,8 @@ def _check_content(np: Any, array: Any) -> None:
             _check_content(np, array[name])
     elif array.size == 0 or dtype.itemsize == 0:
         return
+    elif not _is_shown(np, array):
+        raise DecodeError("an array holds moments without a unit")
     elif dtype.kind == "b":
         if np.ascontiguousarray(array).view(np.uint8).max() > 1:
             raise DecodeError("an array of booleans holds something else")

@@ -159,7 +159,11 @@ def _require(condition: bool, what: str) -> None:
 def _make_timestamp(pd: Any, children: list[Any], number: int, unit: str, is_pytz: bool) -> object:
     _require(unit in _UNITS and abs(number) < _MAX_INT64, "a timestamp")
     moment = pd.Timestamp(_numpy().datetime64(number, unit))
-    return moment if children[0] is None else moment.tz_localize("UTC").tz_convert(_zone(children[0], is_pytz))
+    if children[0] is None:
+        return moment
+    moment = moment.tz_localize("UTC").tz_convert(_zone(children[0], is_pytz))
+    repr(moment)  # outside of Python's own years, a moment in a zone is one that pandas makes and can't show
+    return moment
 
 
 def _make_timedelta(pd: Any, children: list[Any], number: int, unit: str) -> object:
@@ -215,7 +219,10 @@ def _has_arrow() -> bool:
 def _make_moments(pd: Any, children: list[Any], is_pytz: bool) -> object:
     moments, zone = children
     _require(is_array(moments, "M"), "a column of moments")
-    return pd.DatetimeIndex(moments).tz_localize("UTC").tz_convert(_zone(zone, is_pytz)).array
+    index = pd.DatetimeIndex(moments).tz_localize("UTC").tz_convert(_zone(zone, is_pytz))
+    if len(index):
+        repr((index.min(), index.max()))  # as with a single moment; those between them can be shown if these can
+    return index.array
 
 
 def _zone(value: Any, is_pytz: bool) -> object:

@@ -74,10 +74,12 @@ def _make_numbers(reader: Reader, children: list[Any], code: str, number: int) -
     return numbers.tolist()
 
 
-def _lower_texts(items: list[str], writer: Writer) -> Lowered:
+def _lower_texts(items: list[str], writer: Writer) -> Lowered | None:
     from array import array
 
     lengths = array("Q", map(len, items))
+    if sum(lengths) > writer.limits.total_bytes:
+        return None  # joined they would take far more than can be sent; they may be one text, a thousand times
     if sys.byteorder == "big":
         lengths.byteswap()
     writer.add_unfolded(len(items))

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from executor_api.values import arrays, containers, frames, images, objects, scalars, times
 from executor_api.values.kinds import Kind, NoneType
-from executor_api.values.limits import MAX_UNFOLDING, DecodeError, ValueLimits
+from executor_api.values.limits import COUNTED_TEXT_CHARS, MAX_UNFOLDING, DecodeError, ValueLimits
 from executor_api.values.packing import unpack
 from executor_api.values.tree import load_tree
 
@@ -49,8 +49,10 @@ def decode(
     if size > limits.total_bytes:
         raise DecodeError(f"a packed value of {size} bytes is over the limit total_bytes of {limits.total_bytes}")
     tree, buffers = unpack(packed)
-    decoder = _Decoder(limits, buffers, foreign)
-    root = load_tree(tree, limits)
+    text = bytes(tree)
+    # Or a tag that is spelled with an escape.
+    decoder = _Decoder(limits, buffers, foreign, has_references=b'"ref"' in text or b"\\u" in text)
+    root = load_tree(text, limits)
     try:
         return decoder.read(root)
     except DecodeError:
@@ -61,8 +63,13 @@ def decode(
 
 
 class _Decoder:
-    def __init__(self, limits: ValueLimits, buffers: list[memoryview], foreign: Foreign | None) -> None:
+    def __init__(
+        self, limits: ValueLimits, buffers: list[memoryview], foreign: Foreign | None, *, has_references: bool
+    ) -> None:
         self.limits = limits
+        # Without references, a value has no more bytes than its packed form; nothing needs to be counted then.
+        self._has_references = has_references
+        self._unfolded_bytes = 0
         self.foreign = foreign
         self.dtypes: dict[str, Any] = {}
         self._buffers: list[memoryview | None] = list(buffers)
@@ -71,7 +78,7 @@ class _Decoder:
         self._nodes = 1
         self._unfolded = 0
         self._values: list[Any] = []
-        self._weights: list[int] = []
+        self._weights: list[tuple[int, int]] = []  # nodes and bytes, references followed
 
     # Used by what makes values (kinds.Reader)
 
@@ -81,10 +88,14 @@ class _Decoder:
         buffer, self._buffers[number] = self._buffers[number], None
         if buffer is None:
             raise DecodeError(f"buffer {number} is used twice")
+        self._unfolded_bytes += len(buffer)
         return buffer
 
     def add_unfolded(self, count: int) -> None:
         self._unfolded += count
+
+    def add_unfolded_bytes(self, count: int) -> None:
+        self._unfolded_bytes += count
 
     def take_pixels(self, count: int) -> None:
         self._pixels_left -= count
@@ -100,9 +111,9 @@ class _Decoder:
 
     def read(self, root: Any) -> Any:
         top: list[Any] = []
-        stack: list[Any] = [(iter((root,)), top, None, None, None, -1, 0)]
+        stack: list[Any] = [(iter((root,)), top, None, None, None, -1, (0, 0))]
         while stack:
-            nodes, out, kind, header, shell, number, unfolded_before = stack[-1]
+            nodes, out, kind, header, shell, number, before = stack[-1]
             for node in nodes:
                 if type(node) is not list:
                     if type(node) is dict:
@@ -121,7 +132,7 @@ class _Decoder:
                 if number >= 0:
                     value = kind.build(self, shell, out, header)
                     self._values[number] = value
-                    self._weights[number] = self._unfolded - unfolded_before
+                    self._weights[number] = self._unfolded - before[0], self._unfolded_bytes - before[1]
                     stack[-1][1].append(value)
         return top[0]
 
@@ -132,7 +143,11 @@ class _Decoder:
         if kind is None:
             raise DecodeError("the tree holds a node with an unknown tag")
         header, children = kind.split(node)
-        number, unfolded_before = len(self._values), self._unfolded
+        number, before = len(self._values), (self._unfolded, self._unfolded_bytes)
+        if self._has_references:
+            self._unfolded_bytes += _text_chars(header) + sum(
+                len(child) for child in children if type(child) is str and len(child) > COUNTED_TEXT_CHARS
+            )
         shell = None if kind.open is None else kind.open(*header)
         if children:
             if depth > self.limits.depth:
@@ -143,11 +158,11 @@ class _Decoder:
             self._unfolded += len(children)
             if not _SCALARS.issuperset(map(type, children)):
                 self._values.append(_INCOMPLETE if shell is None else shell)
-                self._weights.append(0)
-                return iter(children), [], kind, header, shell, number, unfolded_before
+                self._weights.append((0, 0))
+                return iter(children), [], kind, header, shell, number, before
         value = kind.build(self, shell, children, header)
         self._values.append(value)
-        self._weights.append(self._unfolded - unfolded_before)
+        self._weights.append((self._unfolded - before[0], self._unfolded_bytes - before[1]))
         out.append(value)
         return None
 
@@ -158,7 +173,22 @@ class _Decoder:
         value = self._values[number]
         if value is _INCOMPLETE:
             raise DecodeError("a reference leads to a value that is not complete")
-        self._unfolded += self._weights[number]
+        nodes, size = self._weights[number]
+        self._unfolded += nodes
+        self._unfolded_bytes += size
         if self._unfolded > MAX_UNFOLDING * self.limits.nodes:
             raise DecodeError("the references of the value unfold to too many values")
+        if self._unfolded_bytes > self.limits.unfolded_bytes:
+            raise DecodeError(f"the references of the value unfold to more than {self.limits.unfolded_bytes} bytes")
         return value
+
+
+def _text_chars(header: list[Any]) -> int:
+    chars, pending = 0, [header]
+    while pending:
+        for entry in pending.pop():
+            if type(entry) is str:
+                chars += len(entry)
+            elif type(entry) is list:
+                pending.append(entry)
+    return chars

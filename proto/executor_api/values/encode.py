@@ -16,7 +16,16 @@ import sys
 
 from executor_api.values import arrays, containers, frames, images, objects, scalars, times
 from executor_api.values.decode import decode
-from executor_api.values.limits import MAX_UNFOLDING, VALUES_PER_NODE, DecodeError, EncodeError, ValueLimits
+from executor_api.values.limits import (
+    COUNTED_TEXT_CHARS,
+    MAX_BARE_INT,
+    MAX_INLINE_BYTES,
+    MAX_UNFOLDING,
+    VALUES_PER_NODE,
+    DecodeError,
+    EncodeError,
+    ValueLimits,
+)
 from executor_api.values.packing import BYTES_PER_BUFFER, HEAD_BYTES, pack
 from executor_api.values.tree import dump_tree
 
@@ -29,25 +38,30 @@ if TYPE_CHECKING:
 
     Fallback = Callable[[object], "bytes | None"]
 
-MAX_BARE_INT = scalars.MAX_BARE_INT
-# Shorter text is not worth counting before the tree is written, when every byte is.
-_LONG_TEXT_CHARS = 4_096
 DEFAULT_LIMITS = ValueLimits()
 
 
-def encode(obj: object, limits: ValueLimits = DEFAULT_LIMITS, fallback: Fallback | None = None) -> bytes:
+def encode(
+    obj: object,
+    limits: ValueLimits = DEFAULT_LIMITS,
+    fallback: Fallback | None = None,
+    passing: tuple[type[BaseException], ...] = (KeyboardInterrupt,),
+) -> bytes:
     """Packs a value.
 
     `fallback` is asked for bytes for everything that the codec has no exact form for (members of enums, dataclasses,
     named tuples, functions, instances of other classes, subclasses of builtins) and for containers beyond the limits.
     None from it, or no fallback, means the generic form or an OpaqueValue. What it raises is raised.
 
+    The code of a value (its `__repr__`, its properties) may raise anything, `SystemExit` too: that is part of what this
+    value looks like, and no reason to lose the others. `passing` are the exceptions that come from elsewhere.
+
     Raises EncodeError when the packed value is larger than `limits.total_bytes`.
     """
-    encoder = _Encoder(limits, fallback, trust_keys=True)
+    encoder = _Encoder(limits, fallback, passing, trust_keys=True)
     packed = encoder.run(obj)
     if encoder.has_doubtful_keys and not _is_decodable(packed, limits):
-        packed = _Encoder(limits, fallback, trust_keys=False).run(obj)
+        packed = _Encoder(limits, fallback, passing, trust_keys=False).run(obj)
     return packed
 
 
@@ -61,8 +75,16 @@ def _is_decodable(packed: bytes, limits: ValueLimits) -> bool:
 
 
 class _Encoder:
-    def __init__(self, limits: ValueLimits, fallback: Fallback | None, *, trust_keys: bool) -> None:
+    def __init__(
+        self,
+        limits: ValueLimits,
+        fallback: Fallback | None,
+        passing: tuple[type[BaseException], ...],
+        *,
+        trust_keys: bool,
+    ) -> None:
         self.limits = limits
+        self.passing = passing
         self.has_doubtful_keys = False
         self._fallback = fallback
         self._trust_keys = trust_keys
@@ -74,10 +96,11 @@ class _Encoder:
         self._surplus = 0
         self._unfolded = 0
         self._max_unfolded = MAX_UNFOLDING * limits.nodes
+        self._unfolded_bytes = 0
         # By id, the number of the node of a value, and the value itself: while it is here, no other has its id.
         self._numbers: dict[int, tuple[int, object]] = {}
-        # By number, how many nodes a complete node stands for, references followed.
-        self._weights: dict[int, int] = {}
+        # By number, how many nodes a complete node stands for, and how many bytes, references followed.
+        self._weights: dict[int, tuple[int, int]] = {}
         # By id, how many nodes of an immutable value have begun and are not complete.
         self._begun: dict[int, int] = {}
 
@@ -89,12 +112,17 @@ class _Encoder:
     # Used by what lowers values (kinds.Writer)
 
     def add_buffer(self, data: bytes | memoryview) -> int:
-        self._count_bytes(memoryview(data).nbytes + BYTES_PER_BUFFER)
+        size = memoryview(data).nbytes
+        self._count_bytes(size + BYTES_PER_BUFFER)
+        self._unfolded_bytes += size
         self._buffers.append(data)
         return len(self._buffers) - 1
 
     def add_unfolded(self, count: int) -> None:
         self._unfolded += count
+
+    def add_unfolded_bytes(self, count: int) -> None:
+        self._unfolded_bytes += count
 
     def take_pixels(self, count: int) -> bool:
         if count > self._pixels_left:
@@ -122,14 +150,14 @@ class _Encoder:
         top: list[Any] = []
         numbers = self._numbers
         count = 0
-        stack: list[Any] = [(iter((root,)), top, None, -1, False, 0)]
+        stack: list[Any] = [(iter((root,)), top, None, -1, False, 0, 0)]
         while stack:
-            values, out, owner, number, is_mutable, unfolded_before = stack[-1]
+            values, out, owner, number, is_mutable, unfolded_before, bytes_before = stack[-1]
             for value in values:
                 kind = type(value)
-                if kind is str and value.isascii():
-                    if len(value) > _LONG_TEXT_CHARS:
-                        self._check_text(len(value))
+                if kind is str and len(value) <= MAX_INLINE_BYTES and value.isascii():
+                    if len(value) > COUNTED_TEXT_CHARS:
+                        self._unfolded_bytes += len(value)
                     out.append(value)
                     continue
                 if kind is int:
@@ -147,7 +175,7 @@ class _Encoder:
                 if known is not None and self._may_refer(known[0]):
                     out.append(["ref", known[0]])
                     continue
-                before = self._unfolded
+                before, bytes_then = self._unfolded, self._unfolded_bytes
                 node, children, mutable = self._lower(value, kind, depth=len(stack), is_known=known is not None)
                 out.append(node)
                 if type(node) is not list:
@@ -155,11 +183,11 @@ class _Encoder:
                 if mutable or not children:
                     numbers[id(value)] = (count, value)
                 if not children:
-                    self._weights[count] = self._unfolded - before
+                    self._weights[count] = self._unfolded - before, self._unfolded_bytes - bytes_then
                 else:
                     if not mutable:
                         self._begun[id(value)] = self._begun.get(id(value), 0) + 1
-                    stack.append((iter(children), node, value, count, mutable, self._unfolded))
+                    stack.append((iter(children), node, value, count, mutable, self._unfolded, bytes_then))
                     self._nodes += len(children)
                     self._unfolded += len(children)
                 count += 1
@@ -168,26 +196,28 @@ class _Encoder:
             else:
                 stack.pop()
                 if number >= 0:
-                    self._weights[number] = self._unfolded - unfolded_before
+                    self._weights[number] = self._unfolded - unfolded_before, self._unfolded_bytes - bytes_before
                     if not is_mutable:
                         numbers[id(owner)] = (number, owner)
                         self._begun[id(owner)] -= 1
         return top[0]
 
-    def _check_text(self, chars: int) -> None:
-        if self._total_bytes + chars > self.limits.total_bytes:
-            self._count_bytes(chars)
-
     def _may_refer(self, number: int) -> bool:
-        unfolded = self._unfolded + self._weights.get(number, 0)
-        if unfolded > self._max_unfolded:
+        nodes, size = self._weights.get(number, (0, 0))
+        nodes += self._unfolded
+        size += self._unfolded_bytes
+        if nodes > self._max_unfolded or size > self.limits.unfolded_bytes:
             return False
-        self._unfolded = unfolded
+        self._unfolded, self._unfolded_bytes = nodes, size
         return True
 
     # What a value becomes
 
     def _lower(self, value: object, kind: type, *, depth: int, is_known: bool) -> Lowered:
+        if is_known and self._unfolded_bytes + self._weights.get(self._numbers[id(value)][0], (0, 0))[1] > (
+            self.limits.unfolded_bytes
+        ):
+            return self._foreign(value) or self._left_out(value)
         if is_known or self._begun.get(id(value), 0) > 1:
             return self._inexact(value)
         lowered = self._lowered_by(_lower_exact, value, kind)
@@ -198,9 +228,13 @@ class _Encoder:
                     return foreign
             lowered = self._lowered_by(_lower_inexact, value, kind)
         if lowered is None:
-            return objects.make_opaque_node(value, self.limits.repr_chars), (), False
+            return self._opaque(value)
         node, children, _ = lowered
-        surplus = _count_values(node) - VALUES_PER_NODE
+        if type(node) is not list:
+            return lowered
+        values, chars = _measure(node)
+        self._unfolded_bytes += chars
+        surplus = values - VALUES_PER_NODE
         if surplus > 0:
             if self._surplus + surplus > self.limits.nodes:
                 return self._inexact(value)
@@ -219,21 +253,44 @@ class _Encoder:
             return lower(value, kind, self)
         except EncodeError:
             raise
-        except Exception:  # noqa: BLE001 - a value that cannot be read, by a library or by its own code, shows its repr
+        except self.passing:
+            raise
+        except BaseException:  # noqa: BLE001 - a value that can't be read, by a library or its own code, shows its repr
             return None
 
     def _inexact(self, value: object) -> Lowered:
-        foreign = self._foreign(value)
-        return foreign or (objects.make_opaque_node(value, self.limits.repr_chars), (), False)
+        return self._foreign(value) or self._opaque(value)
+
+    def _opaque(self, value: object) -> Lowered:
+        node = objects.make_opaque_node(value, self.limits.repr_chars, self.passing)
+        self._unfolded_bytes += _measure(node)[1]
+        return node, (), False
+
+    def _left_out(self, value: object) -> Lowered:
+        """In the place of a value that was sent before, and with which the whole would be too long to be shown."""
+        reason = f"<left out: shared so often, the whole would unfold to more than {self.limits.unfolded_bytes} bytes>"
+        node = ["opaque", objects.type_name_of(type(value)), reason]
+        self._unfolded_bytes += _measure(node)[1]
+        return node, (), False
 
     def _foreign(self, value: object) -> Lowered | None:
         data = None if self._fallback is None else self._fallback(value)
         return None if data is None else (["foreign", self.add_buffer(data)], (), False)
 
 
-def _count_values(node: object) -> int:
-    """How many JSON values a header is."""
-    return 1 + sum(map(_count_values, node)) if type(node) is list else 1
+def _measure(node: list[Any]) -> tuple[int, int]:
+    """How many JSON values a header is, and how much text it holds besides its tag."""
+    values, chars = 1, -len(node[0])
+    pending = [node]
+    while pending:
+        entries = pending.pop()
+        values += len(entries)
+        for entry in entries:
+            if type(entry) is str:
+                chars += len(entry)
+            elif type(entry) is list:
+                pending.append(entry)
+    return values, chars
 
 
 def _has_plain_keys(tag: str, children: Sequence[object]) -> bool:

@@ -15,20 +15,32 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from typing import Any
 
+    Text = str
+    """Where a class has an attribute of that name."""
+
 
 class OpaqueValue(Frozen):
-    """A value that stayed where it was: all that came over is the name of its type and how it shows itself."""
+    """A value that stayed where it was: all that came over is the name of its type and how it shows itself.
 
-    __slots__ = ("type_name", "repr")  # noqa: RUF023 - in the order of __init__
-    type_name: str
-    repr: str
+    `repr` and `str` are what those two said of it, cut; `str(value)` is its `str`.
+    """
 
-    def __init__(self, type_name: str, repr: str) -> None:
+    __slots__ = ("type_name", "repr", "str")  # noqa: RUF023 - in the order of __init__
+    type_name: Text
+    repr: Text
+    str: Text
+
+    def __init__(self, type_name: Text, repr: Text, str: Text | None = None) -> None:
         object.__setattr__(self, "type_name", type_name)
         object.__setattr__(self, "repr", repr)
+        object.__setattr__(self, "str", repr if str is None else str)
 
-    def __str__(self) -> str:
-        return self.repr
+    def __str__(self) -> Text:
+        return self.str
+
+    def __repr__(self) -> Text:
+        text = "" if self.str == self.repr else f", str={self.str!r}"
+        return f"OpaqueValue(type_name={self.type_name!r}, repr={self.repr!r}{text})"
 
 
 class EnumValue(Frozen):

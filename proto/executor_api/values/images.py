@@ -49,8 +49,22 @@ def lower(value: Any, writer: Writer, *, bases: bool = False) -> Lowered | None:
         plain.info = {name: value.info[name] for name in ("transparency",) if name in value.info}
         file = io.BytesIO()
         plain.save(file, "PNG", compress_level=1)
-        return ["pil.png", value.mode, width, height, put_bytes(writer, file.getbuffer())], (), False
-    return ["pil.raw", value.mode, width, height, put_bytes(writer, _raw_pixels(value))], (), False
+        return ["pil.png", value.mode, width, height, _put_pixels(writer, file.getbuffer())], (), False
+    return ["pil.raw", value.mode, width, height, _put_pixels(writer, _raw_pixels(value))], (), False
+
+
+def _put_pixels(writer: Writer, data: memoryview) -> int | str:
+    entry = put_bytes(writer, data)
+    if type(entry) is int:
+        writer.add_unfolded_bytes(-data.nbytes)  # no text shows them
+    return entry
+
+
+def _get_pixels(reader: Reader, entry: int | str) -> bytes | memoryview:
+    data = get_bytes(reader, entry)
+    if type(entry) is int:
+        reader.add_unfolded_bytes(-len(data))
+    return data
 
 
 def _raw_pixels(image: Any) -> memoryview:
@@ -75,7 +89,7 @@ def _make_png(reader: Reader, children: list[Any], mode: str, width: int, height
     if mode not in _PNG_MODES:
         raise DecodeError("an image has a mode that PNG is not used for")
     _claim(reader, width, height)
-    png = memoryview(get_bytes(reader, data))
+    png = memoryview(_get_pixels(reader, data))
     _check_png(png, width, height)
     image_module = _import_image()
     if image_module is None:
@@ -101,7 +115,7 @@ def _make_raw(reader: Reader, children: list[Any], mode: str, width: int, height
     if mode not in _RAW_MODES:
         raise DecodeError("an image has a mode that raw pixels are not used for")
     _claim(reader, width, height)
-    raw = get_bytes(reader, data)
+    raw = _get_pixels(reader, data)
     if len(raw) != width * height * _RAW_MODES[mode]:
         raise DecodeError("an image does not have the bytes that its size and mode need")
     image_module = _import_image()

@@ -41,6 +41,10 @@ if TYPE_CHECKING:
             """Counts values that are part of a leaf."""
             ...
 
+        def add_unfolded_bytes(self, count: int) -> None:
+            """Counts text that stands bare; or, below 0, takes back what of a buffer no text of the value shows."""
+            ...
+
         def take_pixels(self, count: int) -> bool:
             """Claims room for an image; False when `image_pixels` are used up."""
             ...
@@ -62,6 +66,10 @@ if TYPE_CHECKING:
 
         def add_unfolded(self, count: int) -> None:
             """Counts values that are part of a leaf."""
+            ...
+
+        def add_unfolded_bytes(self, count: int) -> None:
+            """Below 0: takes back what of a buffer no text of the value shows."""
             ...
 
         def take_pixels(self, count: int) -> None:
@@ -138,8 +146,13 @@ def put_bytes(writer: Writer, data: bytes | memoryview) -> int | str:
 
 
 def get_bytes(reader: Reader, entry: int | str) -> bytes | memoryview:
+    """The bytes of a header entry. Raises DecodeError, also for base64 that only a lenient reader takes."""
     if isinstance(entry, str):
-        return a2b_base64(entry)
+        data = a2b_base64(entry)
+        # It passes over what is no base64, and there is no strict mode before Python 3.11.
+        if b2a_base64(data, newline=False).decode("ascii") != entry:
+            raise DecodeError("bytes that are not base64")
+        return data
     return reader.take_buffer(entry)
 
 

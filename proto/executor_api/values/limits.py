@@ -10,11 +10,14 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-# Integers that are carried: a little over 315,000 decimal digits. They travel in hexadecimal, which both ends read and
-# write in linear time whatever `sys.set_int_max_str_digits` says.
-MAX_INT_BITS = 1 << 20
-# Fractions are reduced when they are made, and the greatest common divisor is quadratic.
-MAX_FRACTION_BITS = 1 << 14
+# Integers that are carried, and the parts of fractions: those of at most 4,300 decimal digits, which is as many as
+# Python writes unless it is told otherwise. A larger one would arrive as a value whose `repr` raises.
+MAX_INT_BITS = 14_284
+MAX_INT_DIGITS = 4_300
+# What earlier senders carried; a receiver takes it for what it is, and makes no integer of it.
+MAX_SENT_INT_BITS = 1 << 20
+# What JSON's readers agree about.
+MAX_BARE_INT = (1 << 63) - 1
 MAX_DECIMAL_CHARS = 400_000
 # Bytes up to this size travel inside the tree; larger ones in a buffer of their own.
 MAX_INLINE_BYTES = 1024
@@ -22,6 +25,10 @@ MAX_TYPE_NAME_CHARS = 200
 # References make a small tree stand for a huge value: each of 60 lists can hold the one before it twice. Counted with
 # every reference followed, a value has at most this many nodes for each one that the limits allow.
 MAX_UNFOLDING = 16
+# Bare text that is longer counts when the bytes of an unfolded value are counted; shorter text, as a node. And the most
+# that an array of numbers counts for: its text is that of a thousand of them, whatever it holds.
+COUNTED_TEXT_CHARS = 32
+SHOWN_ARRAY_BYTES = 64 << 10
 # JSON values of the header of a node, its list and its tag included. What nodes with larger headers have beyond that is
 # counted: together at most one for each node that the limits allow.
 VALUES_PER_NODE = 5
@@ -64,16 +71,19 @@ class ValueLimits(Frozen):
     """What one value may hold. The same limits hold when it is encoded and when it is decoded.
 
     `depth`: containers inside each other. `nodes`: values inside the value, each reference counting as one.
-    `total_bytes`: the packed form. `image_pixels`: all images of the value together. `repr_chars`: the text that stands
-    for a value that cannot be carried.
+    `total_bytes`: the packed form. `image_pixels`: all images of the value together. `repr_chars`: each of the texts
+    that stand for a value that cannot be carried. `unfolded_bytes`: text and bytes with every reference followed; a
+    thousand references to one text of 10 MB are small to send, and 10 GB to print.
     """
 
-    __slots__ = ("depth", "nodes", "total_bytes", "image_pixels", "repr_chars")  # noqa: RUF023 - in the order of __init__
+    # In the order of __init__.
+    __slots__ = ("depth", "nodes", "total_bytes", "image_pixels", "repr_chars", "unfolded_bytes")  # noqa: RUF023
     depth: int
     nodes: int
     total_bytes: int
     image_pixels: int
     repr_chars: int
+    unfolded_bytes: int
 
     def __init__(
         self,
@@ -82,8 +92,9 @@ class ValueLimits(Frozen):
         total_bytes: int = 128 << 20,
         image_pixels: int = 64_000_000,
         repr_chars: int = 2_000,
+        unfolded_bytes: int = 256 << 20,
     ) -> None:
-        given = (depth, nodes, total_bytes, image_pixels, repr_chars)
+        given = (depth, nodes, total_bytes, image_pixels, repr_chars, unfolded_bytes)
         for name, number in zip(self.__slots__, given):
             if number < 1:
                 raise ValueError(f"{name} must be at least 1, not {number}")

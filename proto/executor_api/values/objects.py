@@ -14,7 +14,7 @@ from reprlib import Repr
 from executor_api.values import containers, scalars
 from executor_api.values.generic import EnumValue, OpaqueValue, Record, TupleRecord, is_field_name
 from executor_api.values.kinds import ANY_NUMBER, Kind
-from executor_api.values.limits import MAX_TYPE_NAME_CHARS, DecodeError
+from executor_api.values.limits import MAX_INT_BITS, MAX_TYPE_NAME_CHARS, DecodeError
 from executor_api.values.times import lower_zone
 
 TYPE_CHECKING = False
@@ -37,16 +37,30 @@ def type_name_of(kind: type) -> str:
     return _cut(name, MAX_TYPE_NAME_CHARS)
 
 
-def bounded_repr(value: object, limit_chars: int) -> str:
-    """What `repr` says, cut. A repr that raises is told about."""
+def bounded_repr(value: object, limit_chars: int, passing: tuple[type[BaseException], ...] = ()) -> str:
+    """What `repr` says, cut. A repr that raises is told about, unless what it raises is `passing`."""
+    if type(value) is int and value.bit_length() > MAX_INT_BITS:
+        return f"<an int of {value.bit_length()} bits>"
     try:
-        text = _SHORT.repr(value) if type(value) in _CONTAINERS else repr(value)
-    except Exception as error:  # noqa: BLE001 - it is the value's own code; what it raises is part of what it looks like
-        if type(value) is int:
-            text = f"<an int of {value.bit_length()} bits>"
-        else:
-            text = f"<{type_name_of(type(value))}, whose repr raised {type_name_of(type(error))}>"
+        text = _SHORT.repr(value) if id(type(value)) in _CONTAINER_IDS else repr(value)
+    except passing:
+        raise
+    # It is the value's own code; what it raises, SystemExit included, is part of what it looks like.
+    except BaseException as error:  # noqa: BLE001
+        text = f"<{type_name_of(type(value))}, whose repr raised {type_name_of(type(error))}>"
     return _cut(text, limit_chars)
+
+
+def bounded_str(value: object, limit_chars: int, passing: tuple[type[BaseException], ...] = ()) -> str | None:
+    """What `str` says, cut, of a value whose class says something else there than `repr`; else None."""
+    if id(type(value)) in _CONTAINER_IDS:
+        return None
+    try:
+        return None if type(value).__str__ is object.__str__ else _cut(str(value), limit_chars)
+    except passing:
+        raise
+    except BaseException:  # noqa: BLE001 - as above; its repr is what is left to show
+        return None
 
 
 def _cut(text: str, limit_chars: int) -> str:
@@ -55,7 +69,8 @@ def _cut(text: str, limit_chars: int) -> str:
     return str.encode(text, "utf-8", "backslashreplace").decode("utf-8")[:limit_chars]
 
 
-_CONTAINERS = frozenset([list, tuple, dict, set, frozenset])
+# By id: a class can have a metaclass without a hash.
+_CONTAINER_IDS = frozenset(map(id, [list, tuple, dict, set, frozenset]))
 _SHORT = Repr()
 _SHORT.maxstring = _SHORT.maxother = 200
 _SHORT.maxlist = _SHORT.maxtuple = _SHORT.maxdict = _SHORT.maxset = _SHORT.maxfrozenset = 20
@@ -116,23 +131,38 @@ _BASES: tuple[tuple[type, Any, Any], ...] = (
 
 
 def _lower_opaque(value: OpaqueValue, writer: Writer) -> Lowered:
-    return ["opaque", value.type_name, value.repr], (), False
+    limit_chars = writer.limits.repr_chars
+    return _opaque_node(_own_name(value.type_name), _cut(value.repr, limit_chars), _cut(value.str, limit_chars))
 
 
-def make_opaque_node(value: object, limit_chars: int) -> list[Any]:
-    return ["opaque", type_name_of(type(value)), bounded_repr(value, limit_chars)]
+def make_opaque_node(value: object, limit_chars: int, passing: tuple[type[BaseException], ...]) -> list[Any]:
+    """What stands for a value of which only its texts can be had."""
+    shown = bounded_repr(value, limit_chars, passing)
+    text = bounded_str(value, limit_chars, passing)
+    node: list[Any] = _opaque_node(type_name_of(type(value)), shown, shown if text is None else text)[0]
+    return node
+
+
+def _opaque_node(type_name: str, shown: str, text: str) -> Lowered:
+    # Receivers of before know the shorter form only.
+    return (["opaque", type_name, shown] if text == shown else ["opaque-str", type_name, shown, text]), (), False
+
+
+def _own_name(type_name: str) -> str:
+    """A name that somebody gave: half of a surrogate pair in it, and nobody could send it."""
+    return _cut(type_name, MAX_TYPE_NAME_CHARS)
 
 
 def _lower_enum_value(value: EnumValue, writer: Writer) -> Lowered:
-    return ["enum", value.type_name], (value.name, value.value), False
+    return ["enum", _own_name(value.type_name)], (value.name, value.value), False
 
 
 def _lower_record(value: Record, writer: Writer) -> Lowered:
-    return ["record", value._type_name, list(value._fields)], list(value._fields.values()), True
+    return ["record", _own_name(value._type_name), list(value._fields)], list(value._fields.values()), True
 
 
 def _lower_tuple_record(value: TupleRecord, writer: Writer) -> Lowered:
-    return ["namedtuple", value._type_name, list(value._fields)], tuple(value), False
+    return ["namedtuple", _own_name(value._type_name), list(value._fields)], tuple(value), False
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -141,6 +171,11 @@ def _lower_tuple_record(value: TupleRecord, writer: Writer) -> Lowered:
 
 def _make_opaque(reader: Reader, children: list[Any], type_name: str, text: str) -> OpaqueValue:
     return OpaqueValue(type_name[:MAX_TYPE_NAME_CHARS], text[: reader.limits.repr_chars])
+
+
+def _make_opaque_str(reader: Reader, children: list[Any], type_name: str, shown: str, text: str) -> OpaqueValue:
+    limit_chars = reader.limits.repr_chars
+    return OpaqueValue(type_name[:MAX_TYPE_NAME_CHARS], shown[:limit_chars], text[:limit_chars])
 
 
 def _make_enum_value(reader: Reader, children: list[Any], type_name: str) -> EnumValue:
@@ -186,6 +221,7 @@ LOWER = {
 }
 KINDS = {
     "opaque": Kind(_make_opaque, header=(str, str)),
+    "opaque-str": Kind(_make_opaque_str, header=(str, str, str)),
     "enum": Kind(_make_enum_value, header=(str,), children=2),
     "record": Kind(_fill_record, header=(str, list), children=ANY_NUMBER, open=_open_record),
     "namedtuple": Kind(_make_tuple_record, header=(str, list), children=ANY_NUMBER),

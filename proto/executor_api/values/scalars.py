@@ -6,8 +6,19 @@ them exactly. Here is the rest of them, and what is like a scalar: Decimal, Frac
 
 from __future__ import annotations
 
+import sys
+
+from executor_api.values.generic import OpaqueValue
 from executor_api.values.kinds import BYTES_ENTRY, Kind, get_bytes, matches, put_bytes
-from executor_api.values.limits import MAX_DECIMAL_CHARS, MAX_FRACTION_BITS, MAX_INT_BITS, DecodeError
+from executor_api.values.limits import (
+    MAX_BARE_INT,
+    MAX_DECIMAL_CHARS,
+    MAX_INLINE_BYTES,
+    MAX_INT_BITS,
+    MAX_INT_DIGITS,
+    MAX_SENT_INT_BITS,
+    DecodeError,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -15,10 +26,11 @@ if TYPE_CHECKING:
 
     from executor_api.values.kinds import Lowered, Reader, Writer
 
-MAX_BARE_INT = (1 << 63) - 1
 _FLOAT_WORDS = {"nan": float("nan"), "inf": float("inf"), "-inf": float("-inf")}
-_FLOAT = r"-?(nan|inf|\d{1,20}(\.\d{1,20})?(e[+-]\d{1,3})?)"
-_HEX = rf"-?[0-9a-f]{{1,{MAX_INT_BITS // 4}}}"
+_HEX = rf"-?[0-9a-f]{{1,{MAX_SENT_INT_BITS // 4}}}"
+_MAX_FLOAT_CHARS = 32
+# As earlier senders wrote them. They are reduced when they are made, and the greatest common divisor is quadratic.
+_MAX_FRACTION_CHARS = (1 << 14) // 4 + 1
 _DECIMAL = r"-?(s?NaN\d*|Infinity|(\d+(\.\d*)?|\.\d+)(E[+-]?\d{1,20})?)"
 _UUID = r"[0-9a-f]{32}"
 
@@ -37,7 +49,8 @@ def is_utf8(text: str) -> bool:
 
 
 def _lower_str(value: str, writer: Writer) -> Lowered:
-    if value.isascii() or is_utf8(value):
+    if len(value) <= MAX_INLINE_BYTES and (value.isascii() or is_utf8(value)):
+        writer.add_unfolded_bytes(len(value))
         return value, (), False
     return ["str", put_bytes(writer, value.encode("utf-8", "surrogatepass"))], (), False
 
@@ -52,10 +65,20 @@ def _lower_int(value: int, writer: Writer) -> Lowered | None:
     return (["int", f"{value:x}"], (), False) if value.bit_length() <= MAX_INT_BITS else None
 
 
-def _make_int(reader: Reader, children: list[Any], digits: str) -> int:
+def _make_int(reader: Reader, children: list[Any], digits: str) -> int | OpaqueValue:
     if not matches(_HEX, digits):
         raise DecodeError("an int node does not hold a hexadecimal number")
-    return int(digits, 16)
+    number = int(digits, 16)
+    return number if _is_shown(number) else OpaqueValue("int", f"<an int of {number.bit_length()} bits>")
+
+
+def _is_shown(number: int) -> bool:
+    """Whether Python writes it in decimal, here and at the next receiver."""
+    bits = number.bit_length()
+    digits = getattr(sys, "get_int_max_str_digits", lambda: 0)()
+    if not 0 < digits < MAX_INT_DIGITS:
+        return bits <= MAX_INT_BITS
+    return bits <= MAX_INT_BITS * digits // MAX_INT_DIGITS
 
 
 def _lower_float(value: float, writer: Writer) -> Lowered:
@@ -74,9 +97,12 @@ def _lower_complex(value: complex, writer: Writer) -> Lowered:
 
 
 def _make_complex(reader: Reader, children: list[Any], real: str, imag: str) -> complex:
-    if not (matches(_FLOAT, real) and matches(_FLOAT, imag)):
+    if max(len(real), len(imag)) > _MAX_FLOAT_CHARS:
         raise DecodeError("a complex node does not hold two numbers")
-    return complex(float(real), float(imag))
+    value = complex(float(real), float(imag))
+    if (repr(value.real), repr(value.imag)) != (real, imag):  # "1e999" is no infinity
+        raise DecodeError("a complex node does not hold two numbers")
+    return value
 
 
 def _lower_bytes(value: bytes, writer: Writer) -> Lowered:
@@ -127,7 +153,7 @@ def _make_decimal(reader: Reader, children: list[Any], text: str) -> object:
 
 def _lower_fraction(value: Any, writer: Writer) -> Lowered | None:
     top, bottom = value.numerator, value.denominator
-    if max(top.bit_length(), bottom.bit_length()) > MAX_FRACTION_BITS:
+    if max(top.bit_length(), bottom.bit_length()) > MAX_INT_BITS:
         return None
     return ["fraction", f"{top:x}", f"{bottom:x}"], (), False
 
@@ -135,10 +161,12 @@ def _lower_fraction(value: Any, writer: Writer) -> Lowered | None:
 def _make_fraction(reader: Reader, children: list[Any], top: str, bottom: str) -> object:
     from fractions import Fraction
 
-    if max(len(top), len(bottom)) > MAX_FRACTION_BITS // 4 + 1 or not (matches(_HEX, top) and matches(_HEX, bottom)):
+    if max(len(top), len(bottom)) > _MAX_FRACTION_CHARS or not (matches(_HEX, top) and matches(_HEX, bottom)):
         raise DecodeError("a fraction node does not hold two numbers")
     if int(bottom, 16) <= 0:
         raise DecodeError("the denominator of a fraction is not positive")
+    if not (_is_shown(int(top, 16)) and _is_shown(int(bottom, 16))):
+        return OpaqueValue("fractions.Fraction", "<a fraction of more digits than Python writes>")
     return Fraction(int(top, 16), int(bottom, 16))
 
 

@@ -8,8 +8,9 @@ it is, how many values it holds, how long its numbers are.
 from __future__ import annotations
 
 import json
+import re
 
-from executor_api.values.limits import VALUES_PER_NODE, DecodeError
+from executor_api.values.limits import MAX_BARE_INT, VALUES_PER_NODE, DecodeError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -23,6 +24,10 @@ _HARMLESS_CHARS = 64
 _HEADER_DEPTH = 24
 # Bare numbers are integers of 64 bits and floats of 17 digits with an exponent of 3.
 _TOO_MANY_DIGITS = b"0" * 40
+# What a bare number must have, its digits as zeros, to be an integer of more than 63 bits or a float beyond 1e308.
+_SUSPECT_NUMBERS = (b"0" * 19, b"e000", b"e+000", b"E000", b"E+000")
+# With pairs of backslashes taken away: half of a surrogate pair, which JSON can name and no UTF-8 text can hold.
+_LONE_SURROGATE = rb"\\u[dD][89abAB]..(?!\\u[dD][c-fC-F])|(?<!\\u[dD][89abAB]..)\\u[dD][c-fC-F]"
 
 _ALL_BYTES = bytes(range(256))
 _DIGITS_TO_ZERO = bytes.maketrans(b"123456789", b"000000000")
@@ -34,13 +39,16 @@ def dump_tree(tree: object) -> bytes:
     return _ENCODER.encode(tree).encode("utf-8")
 
 
-def load_tree(view: memoryview, limits: ValueLimits) -> Any:
+def load_tree(text: bytes, limits: ValueLimits) -> Any:
     """Parses a tree that came from anywhere. Raises DecodeError."""
-    text = bytes(view)
     if len(text) > _HARMLESS_CHARS:
         _check_shape(text, limits)
+    if b"\\u" in text and re.search(_LONE_SURROGATE, text.replace(b"\\\\", b""), re.DOTALL) is not None:
+        raise DecodeError("text that stands bare holds half of a surrogate pair")
+    zeros = text.translate(_DIGITS_TO_ZERO)
+    is_suspect = any(digits in zeros for digits in _SUSPECT_NUMBERS)
     try:
-        return _DECODER.decode(text.decode("utf-8"))
+        return (_STRICT_DECODER if is_suspect else _DECODER).decode(text.decode("utf-8"))
     except (ValueError, RecursionError) as error:
         # RecursionError: the shape is fine, but the caller's own stack is nearly used up.
         raise DecodeError(f"the tree is not JSON: {error}") from error
@@ -81,5 +89,21 @@ def _refuse_constant(name: str) -> Any:
     raise ValueError(f"{name} is not JSON")
 
 
+def _bare_int(digits: str) -> int:
+    number = int(digits)
+    if abs(number) > MAX_BARE_INT:
+        raise ValueError("a bare integer has more than 63 bits")
+    return number
+
+
+def _finite_float(digits: str) -> float:
+    number = float(digits)
+    if number - number != 0.0:
+        raise ValueError("a bare number is too large to be finite")
+    return number
+
+
 _ENCODER = json.JSONEncoder(ensure_ascii=False, check_circular=False, allow_nan=False, separators=(",", ":"))
 _DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
+# Calls Python for each number: only for a text that may need it.
+_STRICT_DECODER = json.JSONDecoder(parse_constant=_refuse_constant, parse_int=_bare_int, parse_float=_finite_float)

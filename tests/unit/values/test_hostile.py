@@ -85,6 +85,11 @@ TREES = {
     "deep, mixed and closed": text('[{"a":' * 5_000 + "1" + "}]" * 5_000),
     "deep lists": text('["list",' * 201 + '["list"]' + "]" * 201),
     "brackets that only strings hide": text('["list",' * 300 + '"]]]\\"]"' + "]" * 300),
+    "a float out of range": text("1e999"),
+    "a float out of range, behind text": text('["list", "' + "x" * 100 + '", -1.5E+400]'),
+    "an integer of 64 bits": text("9223372036854775808"),
+    "half a surrogate pair": text(r'["list", "\\\ud800\ud83d\ude00"]'),
+    "the other half": text(r'"\ude00"'),
     "many digits": text("1" * 1_000_000),
     "many digits of a float": text("0." + "1" * 1_000_000),
     "many digits behind text": text('["list", "' + "1" * 100 + '", ' + "1" * 5_000 + "]"),
@@ -137,6 +142,14 @@ NODES = {
     "fraction of a negative": ["fraction", "1", "-1"],
     "fraction of large numbers": ["fraction", "f" * 5_000, "e" * 5_000],
     "uuid of few digits": ["uuid", "00"],
+    "bytes of no base64": ["bytes", "!!"],
+    "bytes of base64 with more": ["bytes", "AA==\n"],
+    "bytearray of unpadded base64": ["bytearray", "AAA"],
+    "complex out of range": ["complex", "1e999", "0.0"],
+    "complex of another spelling": ["complex", "1.00", "0.0"],
+    "moments without a unit": array("<M8", [1], "AQAAAAAAAAA="),
+    "opaque value of half a pair": ["opaque", "T", "\ud800"],
+    "name of half a pair": ["enum", "\udc00", "A", 1],
     "path of another class": ["path", "Path", "x"],
     "path of an attribute": ["path", "os", "x"],
     "path of a number": ["path", "PosixPath", 1],
@@ -285,6 +298,15 @@ HOSTILE = {
     "texts of lengths that wrap around": packed(["texts", 0, 1], b"ab", struct.pack("<QQ", 2**64 - 1, 3)),
     "references that unfold without end": packed(
         ["list", ["list", "x"], *(["list", ["ref", n], ["ref", n]] for n in range(1, 60))]
+    ),
+    "one text a thousand times": packed(["list", ["str", 0], *[["ref", 1]] * 999], b"x" * (1 << 20)),
+    "bare text a thousand times": packed(["list", ["list", "x" * (1 << 20)], *[["ref", 1]] * 999]),
+    "a reference that is spelled": text(
+        '["list", ["list", "' + "x" * (1 << 20) + '"]' + r',["r\u0065f", 1]' * 999 + "]"
+    ),
+    "an opaque value many times": packed(["list", ["opaque", "T", "x" * 2_000], *[["ref", 1]] * 135_000]),
+    "array of one huge text a thousand times": packed(
+        ["list", array("|S1048576", [1], 0), *[["ref", 1]] * 999], bytes(1 << 20)
     ),
     "a hash without end": packed(
         ["list", ["tuple", 1], *(["tuple", ["ref", n], ["ref", n]] for n in range(1, 60)), ["set", ["ref", 60]]]

@@ -6,13 +6,15 @@ for others to them. So a process that agent code forks inherits no helper thread
 
 from __future__ import annotations
 
+import functools
 import os
 import select
 import threading
+import types
 from collections import deque
 
 from . import link
-from .control import ExecutionInterrupted, FinalAnswerGiven
+from .control import ControlException, ExecutionInterrupted, FinalAnswerGiven
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -165,11 +167,11 @@ class ToolBox:
         self._calls = 0
         self._lock = threading.Lock()
 
-    def stub(self, name: str, description: str, parameters: list[str]) -> Callable[..., Any]:
+    def stub(self, name: str, description: str, parameters: list[str], final: bool = False) -> Callable[..., Any]:
         """A function of this name whose call is answered by the client."""
 
         def tool(*args: Any, **kwargs: Any) -> Any:
-            return self._call(name, args, kwargs)
+            return self._call(name, args, kwargs, final=final)
 
         tool.__name__ = tool.__qualname__ = name
         tool.__doc__ = description
@@ -178,10 +180,8 @@ class ToolBox:
             tool.__wrapped__ = eval(f"lambda {', '.join(parameters)}: None")  # type: ignore[attr-defined]
         return tool
 
-    def _call(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        from executor_api.values import encode
-
-        packed = encode((args, kwargs))
+    def _call(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], *, final: bool) -> Any:
+        packed = packed_arguments(name, args, kwargs, final=final)
         return self._answer(name, self._ask({"t": "tool_call", "name": name}, packed, f"{name}()"))
 
     def show(self, mime: str, source: str, data: bytes) -> None:
@@ -219,6 +219,62 @@ def _tool_exception(name: str, type_name: str, message: str) -> Exception:
         except TypeError:
             pass  # one that wants more than a message, as UnicodeDecodeError does
     return ToolError(f"{type_name}: {message}" if type_name else message)
+
+
+def packed_arguments(name: str, args: tuple[Any, ...], kwargs: dict[str, Any], *, final: bool) -> bytes:
+    """The arguments of a call. Raises TypeError for code among them, in whose place the tool would get a text.
+
+    A final answer may hold code: whoever reads it is shown what it is.
+    """
+    try:
+        return encode_value((args, kwargs), None if final else _refuse_code)
+    except _CodeGiven as given:
+        what = given.what
+    given_by = dict([*((f"argument {number}", each) for number, each in enumerate(args, 1)), *kwargs.items()])
+    argument = next((each for each, value in given_by.items() if _holds_code(value)), "an argument")
+    raise TypeError(
+        f"{name}(): {argument} is or holds {what}, which cannot leave the sandbox, and the tool runs outside of it: "
+        "call it here and pass what it gives"
+    )
+
+
+def _holds_code(value: object) -> bool:
+    try:
+        encode_value(value, _refuse_code)
+    except _CodeGiven:
+        return True
+    return False
+
+
+class _CodeGiven(Exception):
+    """A value holds code, which can't be sent. Not the program's to see."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(what)
+        self.what = what
+
+
+def _refuse_code(value: object) -> None:
+    """What the codec asks about everything that it has no exact form for."""
+    for kinds, what in _CODE:
+        if isinstance(value, kinds):
+            raise _CodeGiven(f"{what} {str(getattr(value, '__name__', ''))[:_MAX_SHOWN_NAME_CHARS]}".rstrip())
+
+
+_MAX_SHOWN_NAME_CHARS = 100
+_CODE: tuple[tuple[tuple[type, ...], str], ...] = (
+    ((types.FunctionType, types.BuiltinFunctionType, types.MethodType, functools.partial), "the function"),
+    ((type,), "the class"),
+    ((types.ModuleType,), "the module"),
+    ((types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType), "the generator or coroutine"),
+)
+
+
+def encode_value(value: object, fallback: Optional[Callable[[object], Optional[bytes]]] = None) -> bytes:
+    """A value for the client. Only what ends the program passes: all else that a value's own code raises is its own."""
+    from executor_api.values import encode
+
+    return encode(value, fallback=fallback, passing=(ControlException,))
 
 
 def decode_value(packed: Union[bytes, memoryview]) -> Any:

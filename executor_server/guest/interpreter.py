@@ -20,7 +20,8 @@ import threading
 import types
 from itertools import compress
 
-from executor_api.values import encode
+from executor_api.values import EncodeError, OpaqueValue
+from executor_api.values.objects import type_name_of
 
 from . import display, libc, link
 from .audit import Audit
@@ -30,7 +31,7 @@ from .failures import describe, text_of
 from .frames import Fields
 from .guard import guard
 from .hooks import Hooks
-from .host_tools import Inbox, ToolBox, decode_value
+from .host_tools import Inbox, ToolBox, decode_value, encode_value
 from .instrument import LastValue, Sentinels, bind
 from .lean import dumps, loads, signal
 from .meter import Meter, OperationLimitExceeded
@@ -147,7 +148,8 @@ class Interpreter:
         self._stdout = self._stderr = _stream(self._null)
         # Captured: agent code may replace these names in their modules.
         self._dup2, self._getpid, self._exit = os.dup2, os.getpid, os._exit
-        self._loads, self._bind, self._send_message, self._encode = marshal.loads, bind, link.send, encode
+        self._loads, self._bind, self._send_message = marshal.loads, bind, link.send
+        self._encode = encode_value
 
         for fd in (0, 1, 2):
             os.dup2(self._null, fd)
@@ -169,7 +171,7 @@ class Interpreter:
 
     def serve(self) -> None:
         signal.signal(signal.SIGINT, self._on_interrupt)
-        encode(0)  # once for nobody: what Python sets up lazily is there when somebody waits
+        encode_value(0)  # once for nobody: what Python sets up lazily is there when somebody waits
         self._send({"t": "booted"})
         handlers: dict[str, Callable[[link.Message], None]] = {
             "settings": self._on_settings,
@@ -249,12 +251,22 @@ class Interpreter:
         try:
             for name in names:
                 if name in namespace:
-                    self._send({"t": "variable", "name": name}, self._guarded(self._encode, namespace[name]))
+                    self._send({"t": "variable", "name": name}, self._packed(namespace[name]))
         except BaseException as error:  # noqa: BLE001 (the border of agent code: its __repr__ runs here)
             self._send({"t": "op_done", "ok": False, "message": f"variable {name}: {text_of(error)}"[:4000]})
             return
         missing = [name for name in names if name not in namespace]
         self._send({"t": "op_done", "ok": True}, dumps(missing))
+
+    def _packed(self, value: Any) -> bytes:
+        """A variable, or what stands for one whose own code gets in the way: no other one is lost over it."""
+        try:
+            return self._guarded(self._encode, value)  # type: ignore[no-any-return]
+        except EncodeError:
+            raise  # it is too large, and whoever asked for it is told
+        except BaseException as error:  # noqa: BLE001 (the border of agent code: its __repr__ runs here)
+            why = f"<it cannot be read: {text_of(error)}>"
+            return self._encode(OpaqueValue(type_name_of(type(value)), why))
 
     def _on_export(self, command: link.Message) -> None:
         from .state_export import export

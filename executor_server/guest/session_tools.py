@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
     from .restricted import Builtins
 
-    Stub = Callable[[str, str, list[str]], Callable[..., Any]]
-    """Makes what the client answers, of its name, description and parameters."""
+    Stub = Callable[[str, str, list[str], bool], Callable[..., Any]]
+    """Makes what the client answers, of its name, description, parameters, and whether it is the final answer."""
 
 _MAX_MESSAGE_CHARS = 4000
 
@@ -76,7 +76,7 @@ class SessionTools:
             elif "modules" in spec:
                 others.append(spec)
             else:
-                stubs[name] = self._stub(name, spec["description"], spec["parameters"])
+                stubs[name] = self._stub(name, spec["description"], spec["parameters"], spec["final"])
         return stubs, others
 
     def _place(self, tools: dict[str, Any]) -> None:

@@ -246,3 +246,25 @@ async def test_registering_replaces_tools_and_frees_their_names(harness: Harness
     assert run.output == 2
     gone = await harness.run(session, "one()")
     assert gone.ended.error is not None and gone.ended.error.type == "NameError"
+
+
+@promise("tools-host")
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ("lambda x: x", "argument 1 is or holds the function <lambda>"),
+        ("1, key=[len]", "key is or holds the function len"),
+        ("{'a': (int,)}", "argument 1 is or holds the class int"),
+        ("tool", "argument 1 is or holds the function tool"),
+        ("(n for n in range(3))", "argument 1 is or holds the generator"),
+    ],
+)
+async def test_code_given_to_a_tool_is_refused_in_words_at_the_call(
+    harness: Harness, arguments: str, said: str
+) -> None:
+    session = await harness.session()
+    called: list[Any] = []
+    code = f"try:\n    tool({arguments})\nexcept TypeError as error:\n    said = str(error)\nsaid"
+    run = await harness.run_with_tools(session, code, {"tool": lambda *args, **kwargs: called.append((args, kwargs))})
+    assert said in run.output and "cannot leave the sandbox" in run.output
+    assert not called

@@ -112,3 +112,23 @@ async def test_a_blob_of_another_size_than_announced_is_refused(harness: Harness
         with pytest.raises(InvalidRequest, match="announced 20"):
             await session.upload_blob(20, pieces(sent))
     assert (await harness.run(session, "1")).output == 1
+
+
+@promise("run-variables")
+@pytest.mark.parametrize("raised", ["SystemExit(3)", "KeyboardInterrupt()", "BaseException('x')", "ValueError()"])
+async def test_what_the_repr_of_one_variable_raises_spoils_no_other(harness: Harness, raised: str) -> None:
+    session = await harness.session()
+    code = f"class C:\n    def __repr__(self):\n        raise {raised}\na = 1\nbad = C()\nmany = [C(), 2]\nz = 3"
+    await harness.run(session, code)
+    read, _ = await get_variables(session)
+    assert (read["a"], read["z"], read["many"][1]) == (1, 3, 2)
+    assert raised.partition("(")[0] in read["bad"].repr
+
+
+@promise("run-variables")
+async def test_what_print_shows_of_a_value_arrives_beside_its_repr(harness: Harness) -> None:
+    session = await harness.session()
+    code = "class Graph:\n    def __str__(self):\n        return 'Graph with 3 nodes'\nGraph()"
+    output = (await harness.run(session, code)).output
+    assert str(output) == "Graph with 3 nodes"
+    assert "object at 0x" in output.repr

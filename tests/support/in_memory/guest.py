@@ -17,10 +17,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from executor_api.values import encode
 from executor_server.guest.control import FinalAnswerGiven
 from executor_server.guest.frames import CHUNK_BYTES, PROTOCOL_VERSION, Fields, Frame, FrameError, Kind, decode_head
-from executor_server.guest.host_tools import _tool_exception, decode_value
+from executor_server.guest.host_tools import _tool_exception, decode_value, encode_value
 from executor_server.guest.log_relay import LogRelay
 from executor_server.guest.rules import Rules
 from executor_server.guest.run import GRACE_S, MAX_TOOL_CALLS, Call, Phase, Run, Settings, Warning, error
@@ -252,7 +251,7 @@ class MemoryGuest:
         for name in names:
             if name not in variables:
                 continue
-            data = encode(variables[name])
+            data = encode_value(variables[name])
             if len(data) <= CHUNK_BYTES // 4:
                 listed.append({"name": name, "inline": len(data)})
                 inline.append(data)

@@ -28,6 +28,7 @@ from executor_server.guest.dynamic import agent_builtins
 from executor_server.guest.failures import describe, text_of
 from executor_server.guest.guard import guard
 from executor_server.guest.hooks import Hooks
+from executor_server.guest.host_tools import packed_arguments
 from executor_server.guest.imports import CALLED_IMPORT, check_import
 from executor_server.guest.instrument import LastValue, Sentinels, bind
 from executor_server.guest.meter import Meter, OperationLimitExceeded
@@ -210,7 +211,7 @@ class Interpreter:
         def tool(*args: Any, **kwargs: Any) -> Any:
             if self._ties is None:
                 raise RuntimeError("no execution is running that could call a tool")
-            answer = self._ties.call(name, encode((args, kwargs)))()
+            answer = self._ties.call(name, packed_arguments(name, args, kwargs, final=False))()
             if self._stopped.is_set():
                 raise ExecutionInterrupted
             return answer

@@ -71,7 +71,10 @@ def pack_archive(sources: Mapping[str, bytes], directory: Path) -> GuestArchive:
 def _guest_sources() -> dict[str, bytes]:
     guest = Path(executor_server.__file__).parent / "guest"
     api = Path(executor_api.__file__).parent
-    sources = {"__main__.py": _MAIN.encode(), "executor_api/__init__.py": (api / "__init__.py").read_bytes()}
+    sources = {
+        "__main__.py": _MAIN.encode(),
+        **{f"executor_api/{name}": (api / name).read_bytes() for name in ("__init__.py", "limits.py")},
+    }
     for root, package in ((guest, "executor_guest"), (api / "values", "executor_api/values")):
         for module in root.rglob("*.py"):
             sources[f"{package}/{module.relative_to(root).as_posix()}"] = module.read_bytes()

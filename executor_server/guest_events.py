@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 
+from executor_api.limits import ARTIFACTS_MAX, VARIABLES_MAX, VARIABLES_NAMED_MAX
 from executor_server.guest.frames import CHUNK_BYTES, MAX_MISSING_MODULES, Fields, Frame, FrameError, Kind
 from executor_server.model import (
     BlobChunk,
@@ -34,7 +35,6 @@ _ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _MAX_MESSAGE_CHARS = 16_384
 _MAX_TRACEBACK_CHARS = 32_768
 _MAX_FILES = 10_000
-_MAX_ARTIFACTS = 256
 _MAX_IMPORTS = 64
 _MAX_IMPORT_CHARS = 200
 _MAX_IMPORTS_BYTES = 4096
@@ -115,7 +115,7 @@ def read_modules(done: Frame) -> tuple[str, ...]:
 
 
 def _read_artifacts(data: bytes) -> tuple[FileInfo, ...]:
-    return tuple(_read_files(data, _MAX_ARTIFACTS)) if data else ()
+    return tuple(_read_files(data, ARTIFACTS_MAX)) if data else ()
 
 
 def _outcome(head: Fields) -> Outcome:
@@ -173,14 +173,14 @@ def read_variables(frame: Frame) -> tuple[tuple[tuple[str, Payload], ...], tuple
     fields = Fields(values)
     position = size
     variables: list[tuple[str, Payload]] = []
-    for item in fields.objects("variables", 100_000):
+    for item in fields.objects("variables", VARIABLES_MAX):
         length = item.integer("inline", 0, CHUNK_BYTES, default=0)
         if position + length > len(frame.body):
             raise FrameError("a variable past the end of its frame")
         payload = read_payload(item, frame.body[position : position + length])
         variables.append((item.text("name", 256), payload))
         position += length
-    return tuple(variables), tuple(fields.texts("missing", 1024, 256))
+    return tuple(variables), tuple(fields.texts("missing", VARIABLES_NAMED_MAX, 256))
 
 
 def read_file_info(fields: Fields | None) -> FileInfo:

@@ -10,11 +10,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from executor_api.limits import ARTIFACTS_MAX, EXECUTION_BLOBS_BYTES_MAX, EXECUTION_BLOBS_OPEN_MAX, IMAGES_MAX
 from executor_api.v1 import types_pb2 as pb
 from executor_client import _convert
 from executor_client._blobs import IncomingBlobs
 from executor_client._images import decode_image
-from executor_client._limits import ARTIFACTS_MAX, IMAGES_MAX, IMAGES_PIXELS_MAX, LOG_CHARS_MAX, MESSAGES_MAX
+from executor_client._limits import IMAGES_PIXELS_MAX, LOG_CHARS_MAX, MESSAGES_MAX
 from executor_client._values import unpack_or_opaque
 from executor_client.errors import ProtocolError
 from executor_client.events import (
@@ -69,7 +70,7 @@ class Assembler:
         # The host's own objects that final-answer tools returned, by call: they never made the journey to the sandbox.
         self.final_answers: dict[str, object] = {}
         self._output = _Output()
-        self._blobs = IncomingBlobs()
+        self._blobs = IncomingBlobs(bytes_max=EXECUTION_BLOBS_BYTES_MAX, open_max=EXECUTION_BLOBS_OPEN_MAX)
         self._images: list[Image] = []
         self._pixels_left = IMAGES_PIXELS_MAX
         self._messages = 0

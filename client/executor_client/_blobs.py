@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import threading
 
+from executor_api.limits import PIECE_BYTES
 from executor_api.v1 import types_pb2 as pb
-from executor_client._limits import BLOB_BYTES_MAX, OPEN_BLOBS_MAX, PIECE_BYTES
 from executor_client.errors import ProtocolError
 
 
 class IncomingBlobs:
-    """The blobs of one stream."""
+    """The blobs of one stream. The limits are what its sender is held to, so past them it is not honest."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, bytes_max: int, open_max: int) -> None:
+        self._bytes_max = bytes_max
+        self._open_max = open_max
         self._pieces: dict[str, list[bytes]] = {}
         self._bytes = 0  # of all that was added, but for what nobody holds any more
         self._lock = threading.Lock()  # of this number: what is held by tools is let go of in their threads
@@ -23,13 +25,13 @@ class IncomingBlobs:
             raise ProtocolError(f"a piece of a blob has {len(chunk.data)} bytes, allowed are {PIECE_BYTES}")
         with self._lock:
             self._bytes += len(chunk.data)
-            too_many = self._bytes > BLOB_BYTES_MAX
+            too_many = self._bytes > self._bytes_max
         if too_many:
-            raise ProtocolError(f"more than {BLOB_BYTES_MAX} bytes of blobs in one stream")
+            raise ProtocolError(f"more than {self._bytes_max} bytes of blobs in one stream")
         pieces = self._pieces.get(chunk.blob_id)
         if pieces is None:
-            if len(self._pieces) >= OPEN_BLOBS_MAX:
-                raise ProtocolError(f"more than {OPEN_BLOBS_MAX} blobs at once")
+            if len(self._pieces) >= self._open_max:
+                raise ProtocolError(f"more than {self._open_max} blobs at once")
             pieces = self._pieces[chunk.blob_id] = []
         pieces.append(chunk.data)
 

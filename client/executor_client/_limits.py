@@ -1,6 +1,11 @@
-"""The client's own limits: how much it accepts from a daemon and how long it tries. Each has a name and a unit."""
+"""The client's own limits: how much it accepts from a daemon and how long it tries. Each has a name and a unit.
+
+What a sandbox may send is in `executor_api.limits`, which it is held to.
+"""
 
 from __future__ import annotations
+
+from executor_api.limits import PIECE_BYTES as PIECE_BYTES
 
 # What may be sent.
 CODE_BYTES_MAX = 1 << 20
@@ -8,16 +13,12 @@ INLINE_BYTES_MAX = 262_144
 """A packed value above this travels as a blob."""
 INLINE_BYTES_PER_MESSAGE_MAX = 2 << 20
 """All inline values of one message together stay well below gRPC's 4 MiB."""
-PIECE_BYTES = 262_144
 TOOL_ERROR_CHARS_MAX = 10_000
 
 # What is accepted of one execution. Past any of these the daemon, or what is behind it, is not to be trusted.
 MESSAGES_MAX = 2_000_000
 LOG_CHARS_MAX = 256 << 20
 TOOL_CALLS_WAITING_MAX = 1_000
-OPEN_BLOBS_MAX = 64
-BLOB_BYTES_MAX = 512 << 20
-IMAGES_MAX = 1_000
 IMAGE_PIXELS_MAX = 64_000_000
 """Of one image."""
 IMAGES_PIXELS_MAX = 192_000_000
@@ -27,7 +28,6 @@ STATE_BYTES_MAX = 512 << 20
 """The state of a session; it is held in memory."""
 ARCHIVE_ENTRIES_MAX = 10_000
 """Of a directory that is put or got."""
-ARTIFACTS_MAX = 1_000
 
 # What is accepted of a description of a session or a policy.
 NAMES_LISTED_MAX = 65_536

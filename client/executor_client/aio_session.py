@@ -12,6 +12,7 @@ from typing import Any, Literal, Self
 
 import grpc
 
+from executor_api.limits import VARIABLES_BYTES_MAX, VARIABLES_MAX
 from executor_api.v1 import executor_service_pb2 as pb
 from executor_api.v1 import types_pb2
 from executor_client import _convert, _requests, _shipped_tools, _tools
@@ -239,7 +240,7 @@ class AsyncSession(SessionBase):
         request = pb.GetVariablesRequest(session_id=self.session_id, names=asked or ())
 
         async def attempt() -> dict[str, Any]:
-            blobs = IncomingBlobs()
+            blobs = IncomingBlobs(bytes_max=VARIABLES_BYTES_MAX, open_max=VARIABLES_MAX)
             messages = self._transport.read(self._transport.stub.GetVariables, request)
             async with contextlib.aclosing(messages):
                 async for message in messages:

@@ -16,6 +16,7 @@ from typing import Any, Literal, Self
 
 import grpc
 
+from executor_api.limits import VARIABLES_BYTES_MAX, VARIABLES_MAX
 from executor_api.v1 import executor_service_pb2 as pb
 from executor_api.v1 import types_pb2
 from executor_client import _convert, _requests, _shipped_tools, _tools
@@ -264,7 +265,7 @@ class Session(SessionBase):
         request = pb.GetVariablesRequest(session_id=self.session_id, names=asked or ())
 
         def attempt() -> dict[str, Any]:
-            blobs = IncomingBlobs()
+            blobs = IncomingBlobs(bytes_max=VARIABLES_BYTES_MAX, open_max=VARIABLES_MAX)
             for message in self._transport.read(self._transport.stub.GetVariables, request):
                 if message.HasField("variables"):
                     variables = message.variables.variables

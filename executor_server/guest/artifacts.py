@@ -13,6 +13,8 @@ from __future__ import annotations
 import os
 import stat
 
+from executor_api.limits import ARTIFACTS_MAX
+
 from .workspace import (
     MAX_DEPTH,
     MAX_PATH_CHARS,
@@ -31,7 +33,6 @@ if TYPE_CHECKING:
     State = tuple[int, int, int]
     """Inode, size and time of modification."""
 
-MAX_ARTIFACTS = 256
 # Entries of the workspace, about 3 µs each: at the end, and at the start, when the program waits for it.
 MAX_LOOKED_AT = 5_000
 MAX_REMEMBERED = 2_000
@@ -105,8 +106,8 @@ class Artifacts:
         scan = Scan(self._root, MAX_LOOKED_AT)
         changed = sorted(path for path, status in scan.files.items() if self._is_changed(path, status))
         shown = [path for path in changed if is_text(path)]
-        truncated = scan.truncated or len(shown) > MAX_ARTIFACTS
-        return [describe(path, scan.files[path]) for path in shown[:MAX_ARTIFACTS]], truncated
+        truncated = scan.truncated or len(shown) > ARTIFACTS_MAX
+        return [describe(path, scan.files[path]) for path in shown[:ARTIFACTS_MAX]], truncated
 
     def _is_changed(self, path: str, status: os.stat_result) -> bool:
         known = self._known.get(path)

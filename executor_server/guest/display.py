@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 
-MAX_IMAGE_BYTES = 32 * 1024 * 1024
+from executor_api.limits import IMAGE_BYTES_MAX
+
 _DPI = 100
 
 TYPE_CHECKING = False
@@ -81,8 +82,8 @@ def show_open_figures() -> None:
 
 
 def _send(mime: str, source: str, data: bytes) -> None:
-    if len(data) > MAX_IMAGE_BYTES:
-        print(f"[an image of {len(data)} bytes is not shown: the limit is {MAX_IMAGE_BYTES}]", file=sys.stderr)
+    if len(data) > IMAGE_BYTES_MAX:
+        print(f"[an image of {len(data)} bytes is not shown: the limit is {IMAGE_BYTES_MAX}]", file=sys.stderr)
         return
     for stream in (sys.stdout, sys.stderr):
         # What was printed without an end of line belongs before the image, too.

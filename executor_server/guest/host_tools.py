@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import os
 import select
+import sys
 import threading
 import types
 from collections import deque
@@ -186,7 +187,10 @@ class ToolBox:
 
     def show(self, mime: str, source: str, data: bytes) -> None:
         """Sends an image, and waits until it is taken: what is printed after it then comes after it."""
-        self._ask({"t": "image", "mime": mime, "source": source}, data, "display()")
+        taken = self._ask({"t": "image", "mime": mime, "source": source}, data, "display()")
+        left_out = taken.head.text("left_out", 256, default="")
+        if left_out:
+            print(f"[an image of {len(data)} bytes is not shown: {left_out}]", file=sys.stderr)
 
     def _ask(self, head: dict[str, Any], body: bytes, what: str) -> link.Message:
         if os.getpid() != self._pid:
@@ -287,7 +291,6 @@ def decode_value(packed: Union[bytes, memoryview]) -> Any:
 def _unpickle(data: memoryview) -> Any:
     """Loads what the client pickled, `cpMAJOR.MINOR NUL pickle`: the only unpickling, and it is in the sandbox."""
     import pickle
-    import sys
 
     version, separator, pickled = bytes(data).partition(b"\0")
     here = b"cp%d.%d" % sys.version_info[:2]

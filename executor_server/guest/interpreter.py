@@ -20,6 +20,7 @@ import threading
 import types
 from itertools import compress
 
+from executor_api.limits import VARIABLES_BYTES_MAX, VARIABLES_MAX
 from executor_api.values import EncodeError, OpaqueValue
 from executor_api.values.objects import type_name_of
 
@@ -244,14 +245,20 @@ class Interpreter:
         names = loads(link.read_body(command)) or [
             name for name, value in list(namespace.items()) if _is_variable(name, value)
         ]
-        if len(names) > link.MAX_VARIABLES:
-            message = f"there are {len(names)} variables; at most {link.MAX_VARIABLES} can be got at once"
+        if len(names) > VARIABLES_MAX:
+            message = f"there are {len(names)} variables; at most {VARIABLES_MAX} can be got at once"
             self._send({"t": "op_done", "ok": False, "message": message})
             return
+        left_bytes = VARIABLES_BYTES_MAX
         try:
             for name in names:
                 if name in namespace:
-                    self._send({"t": "variable", "name": name}, self._packed(namespace[name]))
+                    packed = self._packed(namespace[name])
+                    left_bytes -= len(packed)
+                    if left_bytes < 0:
+                        why = f"all that are got at once have at most {VARIABLES_BYTES_MAX} bytes together; name fewer"
+                        raise EncodeError(why)
+                    self._send({"t": "variable", "name": name}, packed)
         except BaseException as error:  # noqa: BLE001 (the border of agent code: its __repr__ runs here)
             self._send({"t": "op_done", "ok": False, "message": f"variable {name}: {text_of(error)}"[:4000]})
             return

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
 INLINE_BYTES = 64 * 1024
 _PACKET_BYTES = 4 + 64 * 1024 + INLINE_BYTES
-# Got at one time; a large one is a descriptor that the supervisor holds.
-MAX_VARIABLES = 2048
 _MAX_FDS = 3  # a payload, stdout and stderr
 
 _F_ADD_SEALS = 1033

@@ -10,6 +10,8 @@ from __future__ import annotations
 import os
 import time
 
+from executor_api.limits import VARIABLES_BYTES_MAX, VARIABLES_MAX, VARIABLES_NAMED_MAX
+
 from . import link
 from .channel import Channel
 from .crew import Crew
@@ -24,7 +26,6 @@ if TYPE_CHECKING:
     from typing import Any, Callable, Optional, Union
 
 OPERATION_TIME_S = 60.0
-_MAX_VARIABLES = 1024
 _MAX_NAME_CHARS = 256
 _MAX_MESSAGE_CHARS = 4000
 _INLINE_TOTAL_BYTES = 512 * 1024
@@ -148,8 +149,12 @@ class Operations:
         data: Union[bytes, int] = message.body if message.memfd is None else message.memfd
         try:
             name = message.head.text("name", _MAX_NAME_CHARS)
-            if self._current is None or len(self._current.gathered) >= link.MAX_VARIABLES:
+            gathered = [] if self._current is None else self._current.gathered
+            # The interpreter counts them, too, and says so; one that does not is not what it was.
+            if self._current is None or len(gathered) >= VARIABLES_MAX:
                 raise FrameError("a variable that nobody asked for, or one too many")
+            if sum(size for _, _, size in gathered) + message.size > VARIABLES_BYTES_MAX:
+                raise FrameError("variables of too many bytes")
         except FrameError:
             if isinstance(data, int):
                 os.close(data)
@@ -279,7 +284,7 @@ class Operations:
             self._end_state(operation, body)
             self._current = None
             return
-        names = Fields({"names": loads(body or b"[]")}).texts("names", _MAX_VARIABLES, _MAX_NAME_CHARS)
+        names = Fields({"names": loads(body or b"[]")}).texts("names", VARIABLES_NAMED_MAX, _MAX_NAME_CHARS)
         if operation is None:
             raise FrameError("the end of an operation that nobody asked for")
         self._current = None
@@ -327,4 +332,4 @@ class Operations:
 def _listed_variables(head: Fields, body: bytes) -> list[Fields]:
     """What SET_VARIABLES sets: names, and where each value is."""
     listed = loads(body[: head.integer("listed", 0, len(body))])
-    return Fields({"variables": listed}).objects("variables", _MAX_VARIABLES)
+    return Fields({"variables": listed}).objects("variables", VARIABLES_NAMED_MAX)

@@ -11,6 +11,14 @@ import fcntl
 import os
 import time
 
+from executor_api.limits import (
+    IMAGE_BYTES_MAX,
+    IMAGES_BYTES_MAX,
+    IMAGES_MAX,
+    TOOL_ARGUMENTS_BYTES_MAX,
+    TOOL_CALLS_OPEN_MAX,
+)
+
 from .artifacts import Artifacts
 from .channel import Channel
 from .frames import Fields, FrameError
@@ -28,10 +36,6 @@ GRACE_S = 1.5
 CHECK_TIME_S = 10.0
 _F_SETPIPE_SZ = 1031
 _PIPE_BYTES = 1024 * 1024
-# Open at one time.
-MAX_TOOL_CALLS = 64
-# Of one run; what it shows past that is dropped.
-MAX_IMAGES = 64
 # Of what a source imports.
 MAX_IMPORTS = 64
 MAX_IMPORT_CHARS = 200
@@ -130,13 +134,14 @@ class Pipe:
 
 
 class Call:
-    """An open tool call: of which tool, and by which id the interpreter waits for its answer."""
+    """An open tool call: of which tool, by which id the interpreter waits for its answer, and how large it is."""
 
-    __slots__ = ("name", "waiting_id")
+    __slots__ = ("name", "size", "waiting_id")
 
-    def __init__(self, name: str, waiting_id: str) -> None:
+    def __init__(self, name: str, waiting_id: str, size: int) -> None:
         self.name = name
         self.waiting_id = waiting_id
+        self.size = size
 
 
 class Run:
@@ -161,6 +166,7 @@ class Run:
         self.calls_made = 0
         self.final_call_id = ""
         self.images = 0
+        self.images_bytes = 0
         self.output: Union[bytes, int, None] = None  # packed, or a sealed memory file
         self.output_size = 0
         self.operations = 0
@@ -179,6 +185,28 @@ class Run:
     @property
     def visible(self) -> bool:
         return bool(self.execution_id)
+
+    def take_image(self, size: int) -> str:
+        """Counts an image that is to be sent; why it must be left out instead, if it must."""
+        if self.images >= IMAGES_MAX:
+            return f"an execution shows at most {IMAGES_MAX} images"
+        if size > IMAGE_BYTES_MAX:
+            return f"an image has at most {IMAGE_BYTES_MAX} bytes"
+        if self.images_bytes + size > IMAGES_BYTES_MAX:
+            return f"the images of an execution have at most {IMAGES_BYTES_MAX} bytes together"
+        self.images += 1
+        self.images_bytes += size
+        return ""
+
+    def why_no_call(self, size: int) -> str:
+        """Why a call with so many bytes of arguments can't be opened now, if it can't."""
+        if len(self.calls) >= TOOL_CALLS_OPEN_MAX:
+            return f"at most {TOOL_CALLS_OPEN_MAX} tool calls can be open at a time"
+        if sum(each.size for each in self.calls.values()) + size > TOOL_ARGUMENTS_BYTES_MAX:
+            return (
+                f"the arguments of open tool calls have at most {TOOL_ARGUMENTS_BYTES_MAX} bytes together"
+            )
+        return ""
 
     def open_call(self, call: Call) -> str:
         """Takes note of a call; its id is ours, since what the program calls it may be nothing that travels."""

@@ -9,6 +9,8 @@ from __future__ import annotations
 import os
 import time
 
+from executor_api.limits import VALUE_BYTES_MAX
+
 from . import link, usage
 from .artifacts import Artifacts
 from .channel import Channel
@@ -22,10 +24,8 @@ from .run import (
     GRACE_S,
     IMAGE_SOURCES,
     IMAGE_TYPES,
-    MAX_IMAGES,
     MAX_IMPORT_CHARS,
     MAX_IMPORTS,
-    MAX_TOOL_CALLS,
     OWN_OUTCOMES,
     Call,
     Phase,
@@ -303,35 +303,37 @@ class Runner:
         run = self.run
         if run is None or run.output is not None:
             raise FrameError("a value that nobody asked for")
+        if message.size > VALUE_BYTES_MAX:
+            raise FrameError(f"a value of {message.size} bytes")
         run.output, run.output_size = _data(message), message.size
 
     def on_image(self, message: link.Message) -> None:
         run = self.run
-        if run is None or not run.visible or run.images >= MAX_IMAGES:
+        left_out = ""
+        if run is None or not run.visible or (left_out := run.take_image(message.size)):
             _drop(message)
         else:
             mime, source = message.head.text("mime", 64), message.head.text("source", 32)
             if mime not in IMAGE_TYPES or source not in IMAGE_SOURCES:
                 raise FrameError("an image of an unknown kind")
-            run.images += 1
             self._drain_pipes(run)
             head = {"id": run.execution_id, "mime": mime, "source": source}
             self._channel.send_payload(Kind.IMAGE, head, _data(message), message.size)
         # Only now may the program go on: what it prints next belongs after the image.
-        self._crew.post({"t": "reply", "call": message.head.text("call", 64)})
+        self._crew.post({"t": "reply", "call": message.head.text("call", 64), "left_out": left_out})
 
     def on_tool_call(self, message: link.Message) -> None:
         run = self.run
-        call = Call(message.head.text("name", 256), message.head.text("call", 64))
+        call = Call(message.head.text("name", 256), message.head.text("call", 64), message.size)
         if run is None or not run.visible or run.ended_by is not None:
             _drop(message)
             self._refuse_call(call, "no execution is running that could call a tool")
         elif call.name not in self.tools:
             _drop(message)
             self._refuse_call(call, "the session has no such tool any more")
-        elif len(run.calls) >= MAX_TOOL_CALLS:
+        elif why_not := run.why_no_call(call.size):
             _drop(message)
-            self._refuse_call(call, f"at most {MAX_TOOL_CALLS} tool calls can be open at a time")
+            self._refuse_call(call, why_not)
         else:
             self._drain_pipes(run)
             head = {"id": run.execution_id, "call": run.open_call(call), "name": call.name}

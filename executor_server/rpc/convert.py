@@ -12,6 +12,7 @@ from typing import Any
 
 from google.protobuf.timestamp_pb2 import Timestamp
 
+from executor_api.limits import VARIABLES_NAMED_MAX
 from executor_api.v1 import executor_service_pb2 as service_pb
 from executor_api.v1 import types_pb2 as pb
 from executor_server.executions import ToolFailure
@@ -52,7 +53,6 @@ MAX_TOOLS = 256
 MAX_TOOL_PARAMETERS = 256
 MAX_TOOL_DESCRIPTION_BYTES = 16 * 1024
 MAX_TOOL_MODULES = 256
-MAX_VARIABLES = 1024
 MAX_TOOL_ERROR_TYPE_CHARS = 256
 
 _OUTPUT_MODES: dict[int, OutputMode] = {
@@ -124,7 +124,7 @@ def tools_from(messages: Sequence[pb.ToolSpec]) -> list[ToolSpec]:
 
 
 def variables_from(messages: Sequence[pb.NamedValue]) -> list[tuple[str, Payload]]:
-    checks.count(len(messages), MAX_VARIABLES, "variables")
+    checks.count(len(messages), VARIABLES_NAMED_MAX, "variables")
     variables = [
         (
             checks.python_name(message.name, f"variables[{index}].name"),
@@ -137,7 +137,7 @@ def variables_from(messages: Sequence[pb.NamedValue]) -> list[tuple[str, Payload
 
 
 def variable_names_from(names: Sequence[str]) -> list[str]:
-    checks.count(len(names), MAX_VARIABLES, "names")
+    checks.count(len(names), VARIABLES_NAMED_MAX, "names")
     return [checks.python_name(name, f"names[{index}]") for index, name in enumerate(names)]
 
 

@@ -78,10 +78,10 @@ def test_guest_needs_the_standard_library_only(path: Path) -> None:
     at_import = () if path == LOADED_BY_MATPLOTLIB else _imported_at_import(path)
     for name in at_import:
         top = name.partition(".")[0]
-        assert top in STANDARD or name.startswith("executor_api.values"), name
+        assert top in STANDARD or name.startswith(("executor_api.values", "executor_api.limits")), name
     for name in _imported(_tree(path)):
         top = name.partition(".")[0]
-        assert top in STANDARD | OF_THE_IMAGE or name.startswith("executor_api.values"), name
+        assert top in STANDARD | OF_THE_IMAGE or name.startswith(("executor_api.values", "executor_api.limits")), name
 
 
 def test_daemon_reaches_no_unpickler_through_the_guest() -> None:

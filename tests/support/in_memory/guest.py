@@ -22,7 +22,7 @@ from executor_server.guest.frames import CHUNK_BYTES, PROTOCOL_VERSION, Fields, 
 from executor_server.guest.host_tools import _tool_exception, decode_value, encode_value
 from executor_server.guest.log_relay import LogRelay
 from executor_server.guest.rules import Rules
-from executor_server.guest.run import GRACE_S, MAX_TOOL_CALLS, Call, Phase, Run, Settings, Warning, error
+from executor_server.guest.run import GRACE_S, Call, Phase, Run, Settings, Warning, error
 from executor_server.guest.tool_set import listed_tools, places
 from executor_server.guest.transfers import Transfers
 from tests.support.in_memory.channel import MemoryChannel, read_file
@@ -483,13 +483,13 @@ class MemoryGuest:
     def _open_call(self, run: Run, name: str, arguments: bytes, answer: _Answer) -> None:
         if self._run is not run or run.ended_by is not None or self.ended:
             answer.give(_Refused("RuntimeError", "no execution is running that could call a tool"))
-        elif len(run.calls) >= MAX_TOOL_CALLS:
-            answer.give(_Refused("RuntimeError", f"at most {MAX_TOOL_CALLS} tool calls can be open at a time"))
+        elif why_not := run.why_no_call(len(arguments)):
+            answer.give(_Refused("RuntimeError", why_not))
         else:
             waiting_id = f"w{run.calls_made + 1}"
             self._answers[waiting_id] = answer
             run.logs.flush()
-            call_id = run.open_call(Call(name, waiting_id))
+            call_id = run.open_call(Call(name, waiting_id, len(arguments)))
             self.channel.send_payload(
                 Kind.TOOL_CALL, {"id": run.execution_id, "call": call_id, "name": name}, arguments
             )

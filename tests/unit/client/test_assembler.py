@@ -65,7 +65,7 @@ def endless(kind: str) -> Iterator[pb.Event]:
         (_assembler, "LOG_CHARS_MAX", "log"),
         (_assembler, "IMAGES_MAX", "image"),
         (_assembler, "MESSAGES_MAX", "log"),
-        (_blobs, "BLOB_BYTES_MAX", "blob"),
+        (_assembler, "EXECUTION_BLOBS_BYTES_MAX", "blob"),
     ],
 )
 def test_endless_stream_ends_at_a_limit(monkeypatch: pytest.MonkeyPatch, module: object, limit: str, kind: str) -> None:
@@ -82,7 +82,7 @@ def calls_with(argument: bytes, count: int) -> Iterator[pb.Event]:
 
 
 def test_arguments_count_as_long_as_they_wait_for_their_tool(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_blobs, "BLOB_BYTES_MAX", 100)
+    monkeypatch.setattr(_assembler, "EXECUTION_BLOBS_BYTES_MAX", 100)
     assembler = Assembler("id")
     for number, event in enumerate(calls_with(b"x" * 60, count=5), 1):
         event.number = number
@@ -115,7 +115,7 @@ def test_blob_is_handed_out_once() -> None:
 
 def test_pieces_of_two_blobs_may_alternate() -> None:
     first, second = chunks("a", b"1234", 2), chunks("b", b"5678", 2)
-    blobs = _blobs.IncomingBlobs()
+    blobs = _blobs.IncomingBlobs(bytes_max=100, open_max=2)
     for event in (first[0], second[0], first[1], second[1]):
         blobs.add(event.blob_chunk)
     assert (blobs.take(blob("b", 4)), blobs.take(blob("a", 4))) == (b"5678", b"1234")

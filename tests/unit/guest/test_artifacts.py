@@ -11,8 +11,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from executor_api.limits import ARTIFACTS_MAX
 from executor_server.guest import artifacts
-from executor_server.guest.artifacts import MAX_ARTIFACTS, Artifacts
+from executor_server.guest.artifacts import Artifacts
 from executor_server.guest.frames import Fields, Kind
 from executor_server.guest.transfers import Transfers
 from tests.support.descriptors import none_left_open
@@ -104,10 +105,10 @@ def test_they_are_described_sorted_by_path(root: Path) -> None:
 
 def test_at_most_so_many_are_listed(root: Path) -> None:
     watch = Artifacts(str(root))
-    for number in range(MAX_ARTIFACTS + 1):
+    for number in range(ARTIFACTS_MAX + 1):
         (root / f"f{number:04}").touch()
     entries, truncated = watch.found()
-    assert (len(entries), entries[-1]["path"], truncated) == (MAX_ARTIFACTS, f"f{MAX_ARTIFACTS - 1:04}", True)
+    assert (len(entries), entries[-1]["path"], truncated) == (ARTIFACTS_MAX, f"f{ARTIFACTS_MAX - 1:04}", True)
 
 
 def test_of_more_files_than_are_remembered_the_old_ones_are_not_taken_for_new(

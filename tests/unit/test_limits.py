@@ -1,0 +1,119 @@
+"""What one side may send the other takes: both go by one table."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from executor_api import limits
+from executor_api.limits import (
+    EXECUTION_BLOBS_BYTES_MAX,
+    EXECUTION_BLOBS_OPEN_MAX,
+    IMAGE_BYTES_MAX,
+    IMAGES_BYTES_MAX,
+    IMAGES_MAX,
+    PIECE_BYTES,
+    TOOL_ARGUMENTS_BYTES_MAX,
+    TOOL_CALLS_OPEN_MAX,
+    VALUE_BYTES_MAX,
+    VARIABLES_BYTES_MAX,
+    VARIABLES_MAX,
+)
+from executor_api.v1 import types_pb2 as pb
+from executor_api.values import ValueLimits
+from executor_client import _limits
+from executor_client._blobs import IncomingBlobs
+from executor_client.errors import ProtocolError
+from executor_server import guest_events
+from executor_server.guest import frames, host_tools
+from executor_server.guest.run import Call, Run, Settings
+
+ROOT = Path(__file__).resolve().parents[2]
+
+SENDERS = ("run.py", "runner.py", "operations.py", "interpreter.py", "display.py", "artifacts.py")
+RECEIVERS = ("_assembler.py", "_blobs.py", "session.py", "aio_session.py")
+
+
+def new_run() -> Run:
+    return Run("e", "", Settings("trailing_expression", 1.0, 1.0, 1, 2), 1, None)  # type: ignore[arg-type]
+
+
+def test_what_neither_end_names_by_itself_is_the_same_at_both() -> None:
+    assert frames.CHUNK_BYTES == PIECE_BYTES == _limits.PIECE_BYTES
+    assert ValueLimits().total_bytes == VALUE_BYTES_MAX
+    assert min(host_tools.MAX_VALUE_BYTES, guest_events.MAX_PAYLOAD_BYTES, TOOL_ARGUMENTS_BYTES_MAX) >= VALUE_BYTES_MAX
+
+
+@pytest.mark.parametrize("end", ["sender", "receiver"])
+def test_every_limit_of_the_table_is_used_at_both_ends(end: str) -> None:
+    folder, files = {
+        "sender": (ROOT / "executor_server/guest", SENDERS),
+        "receiver": (ROOT / "client/executor_client", RECEIVERS),
+    }[end]
+    text = "".join((folder / name).read_text() for name in files)
+    # These a receiver adds up, or it is a number of messages that it need not count.
+    derived = {"IMAGE_BYTES_MAX", "IMAGES_BYTES_MAX", "TOOL_ARGUMENTS_BYTES_MAX", "TOOL_CALLS_OPEN_MAX"}
+    derived |= {"VALUE_BYTES_MAX", "VARIABLES_NAMED_MAX"}
+    sums = {"EXECUTION_BLOBS_BYTES_MAX", "EXECUTION_BLOBS_OPEN_MAX", "PIECE_BYTES"}
+    for name in {name for name in vars(limits) if name.isupper() and name[0] != "_"} - (
+        derived if end == "receiver" else sums
+    ):
+        assert re.search(rf"\b{name}\b", text), name
+
+
+def test_no_end_has_a_number_of_its_own_for_what_the_table_says() -> None:
+    for path in (ROOT / "client/executor_client").glob("*.py"):
+        assert not re.search(r"^(OPEN_BLOBS_MAX|BLOB_BYTES_MAX|IMAGES_MAX|ARTIFACTS_MAX) =", path.read_text(), re.M), (
+            path
+        )
+    for path in (ROOT / "executor_server/guest").glob("*.py"):
+        numbered = re.search(r"^_?MAX_(IMAGES|IMAGE_BYTES|TOOL_CALLS|ARTIFACTS) =", path.read_text(), re.M)
+        assert not numbered, path
+
+
+def test_a_client_holds_all_that_an_execution_may_send() -> None:
+    blobs = IncomingBlobs(bytes_max=EXECUTION_BLOBS_BYTES_MAX, open_max=EXECUTION_BLOBS_OPEN_MAX)
+    run, piece = new_run(), bytes(PIECE_BYTES)
+    sent = 0
+    while not run.take_image(PIECE_BYTES * 16):
+        sent += PIECE_BYTES * 16
+    while not run.why_no_call(PIECE_BYTES * 16):
+        run.open_call(Call("tool", "w", PIECE_BYTES * 16))
+        sent += PIECE_BYTES * 16
+    sent += VALUE_BYTES_MAX
+    assert sent > 300 << 20
+    for number in range(sent // PIECE_BYTES):
+        blobs.add(pb.BlobChunk(blob_id=f"b{number // 100 % 8}", data=piece))
+    assert sent <= EXECUTION_BLOBS_BYTES_MAX
+
+
+def test_images_are_counted_by_number_and_by_bytes() -> None:
+    run = new_run()
+    assert [run.take_image(10) for _ in range(IMAGES_MAX)] == [""] * IMAGES_MAX
+    assert f"at most {IMAGES_MAX} images" in run.take_image(10)
+    large = new_run()
+    assert f"at most {IMAGE_BYTES_MAX} bytes" in large.take_image(IMAGE_BYTES_MAX + 1)
+    for _ in range(IMAGES_BYTES_MAX // IMAGE_BYTES_MAX):
+        assert not large.take_image(IMAGE_BYTES_MAX)
+    assert "together" in large.take_image(1)
+
+
+def test_arguments_count_while_their_call_is_open() -> None:
+    run = new_run()
+    call_id = run.open_call(Call("tool", "w", TOOL_ARGUMENTS_BYTES_MAX))
+    assert "together" in run.why_no_call(1)
+    run.close_call(call_id)
+    assert not run.why_no_call(TOOL_ARGUMENTS_BYTES_MAX)
+    for _ in range(TOOL_CALLS_OPEN_MAX):
+        run.open_call(Call("tool", "w", 0))
+    assert f"at most {TOOL_CALLS_OPEN_MAX} tool calls" in run.why_no_call(0)
+
+
+def test_a_client_takes_as_many_variables_as_are_sent_and_no_more() -> None:
+    blobs = IncomingBlobs(bytes_max=VARIABLES_BYTES_MAX, open_max=VARIABLES_MAX)
+    for number in range(VARIABLES_MAX):
+        blobs.add(pb.BlobChunk(blob_id=f"b{number}", data=b"x"))
+    with pytest.raises(ProtocolError, match=f"more than {VARIABLES_MAX} blobs"):
+        blobs.add(pb.BlobChunk(blob_id="one more", data=b"x"))

@@ -282,10 +282,13 @@ def encode_value(value: object, fallback: Optional[Callable[[object], Optional[b
 
 
 def decode_value(packed: Union[bytes, memoryview]) -> Any:
-    """A value of the client, which may hold what only cloudpickle can carry this way."""
+    """A value of the client, which may hold what only cloudpickle can carry this way.
+
+    Raises DecodeError also for a table where the image has no pandas: a text in its place would be found out late.
+    """
     from executor_api.values import decode
 
-    return decode(packed, foreign=_unpickle)
+    return decode(packed, foreign=_unpickle, needs_libraries=True)
 
 
 def _unpickle(data: memoryview) -> Any:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import sys
 
 from executor_api.values.generic import OpaqueValue
-from executor_api.values.kinds import BYTES_ENTRY, Kind, get_bytes, matches, put_bytes
+from executor_api.values.kinds import BYTES_ENTRY, Kind, get_bytes, matches, put_bytes, without_library
 from executor_api.values.limits import SHOWN_ARRAY_BYTES, DecodeError
 
 TYPE_CHECKING = False
@@ -137,7 +137,8 @@ def _make_array(
     raw = get_bytes(reader, data)
     np = import_numpy()
     if np is None:
-        return OpaqueValue("numpy.ndarray", f"array of shape {tuple(shape)} and dtype {description}"[:200])
+        shown = f"array of shape {tuple(shape)} and dtype {description}"[:200]
+        return without_library(reader, "numpy", "numpy.ndarray", shown)
     dtype = _dtype_of(np, reader, description)
     if order not in ("C", "F"):
         raise DecodeError("an array is neither in C nor in Fortran order")
@@ -156,7 +157,7 @@ def _make_scalar(reader: Reader, children: list[Any], description: str | list[An
     raw = get_bytes(reader, data)
     np = import_numpy()
     if np is None:
-        return OpaqueValue("numpy.generic", f"scalar of dtype {description}"[:200])
+        return without_library(reader, "numpy", "numpy.generic", f"scalar of dtype {description}"[:200])
     dtype = _dtype_of(np, reader, description)
     if dtype.itemsize != len(raw):
         raise DecodeError(f"a scalar of {dtype.itemsize} bytes has {len(raw)} bytes")
@@ -171,8 +172,11 @@ def _make_objects(reader: Reader, children: list[Any], shape: list[Any]) -> obje
     count = _count_of(shape)
     items = children[0]
     np = import_numpy()
-    if np is None or type(items) is OpaqueValue:
-        return OpaqueValue("numpy.ndarray", f"array of shape {tuple(shape)} and dtype object"[:200])
+    shown = f"array of shape {tuple(shape)} and dtype object"[:200]
+    if np is None:
+        return without_library(reader, "numpy", "numpy.ndarray", shown)
+    if type(items) is OpaqueValue:
+        return OpaqueValue("numpy.ndarray", shown)
     if type(items) is not list or len(items) != count:
         raise DecodeError(f"an array of {count} objects does not hold as many")
     array = np.empty(count, object)

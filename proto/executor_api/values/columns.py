@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 
 from executor_api.values.generic import OpaqueValue
-from executor_api.values.kinds import Kind, matches
+from executor_api.values.kinds import Kind, matches, without_library
 from executor_api.values.limits import DecodeError
 
 TYPE_CHECKING = False
@@ -127,7 +127,7 @@ def with_pandas(type_name: str, build: Callable[..., object], name_at: int | Non
     def make(reader: Reader, children: list[Any], *header: Any) -> object:
         pd = import_pandas()
         if pd is None:
-            return OpaqueValue(type_name, "pandas is not installed here")
+            return without_library(reader, "pandas", type_name, "pandas is not installed here")
         if any(type(child) is OpaqueValue for position, child in enumerate(children) if position != name_at):
             return OpaqueValue(type_name, "a part of it cannot be had here")
         try:

@@ -39,11 +39,16 @@ KINDS: dict[str, Kind] = {
 
 
 def decode(
-    packed: bytes | bytearray | memoryview, limits: ValueLimits = DEFAULT_LIMITS, foreign: Foreign | None = None
+    packed: bytes | bytearray | memoryview,
+    limits: ValueLimits = DEFAULT_LIMITS,
+    foreign: Foreign | None = None,
+    *,
+    needs_libraries: bool = False,
 ) -> Any:
     """The value of `encode`. Raises DecodeError.
 
-    `foreign` makes the values that the sender's fallback wrote. Without it they are refused.
+    `foreign` makes the values that the sender's fallback wrote. Without it they are refused. A table where there is no
+    pandas is an OpaqueValue; with `needs_libraries`, a DecodeError that names pandas. So with arrays and images.
     """
     size = memoryview(packed).nbytes
     if size > limits.total_bytes:
@@ -51,7 +56,7 @@ def decode(
     tree, buffers = unpack(packed)
     text = bytes(tree)
     # Or a tag that is spelled with an escape.
-    decoder = _Decoder(limits, buffers, foreign, has_references=b'"ref"' in text or b"\\u" in text)
+    decoder = _Decoder(limits, buffers, foreign, needs_libraries=needs_libraries, has_references=b'"ref"' in text or b"\\u" in text)
     root = load_tree(text, limits)
     try:
         return decoder.read(root)
@@ -64,13 +69,20 @@ def decode(
 
 class _Decoder:
     def __init__(
-        self, limits: ValueLimits, buffers: list[memoryview], foreign: Foreign | None, *, has_references: bool
+        self,
+        limits: ValueLimits,
+        buffers: list[memoryview],
+        foreign: Foreign | None,
+        *,
+        needs_libraries: bool,
+        has_references: bool,
     ) -> None:
         self.limits = limits
         # Without references, a value has no more bytes than its packed form; nothing needs to be counted then.
         self._has_references = has_references
         self._unfolded_bytes = 0
         self.foreign = foreign
+        self.needs_libraries = needs_libraries
         self.dtypes: dict[str, Any] = {}
         self._buffers: list[memoryview | None] = list(buffers)
         self._pixels_left = limits.image_pixels

@@ -11,8 +11,7 @@ import io
 import struct
 import sys
 
-from executor_api.values.generic import OpaqueValue
-from executor_api.values.kinds import BYTES_ENTRY, Kind, get_bytes, put_bytes
+from executor_api.values.kinds import BYTES_ENTRY, Kind, get_bytes, put_bytes, without_library
 from executor_api.values.limits import DecodeError
 
 TYPE_CHECKING = False
@@ -93,7 +92,8 @@ def _make_png(reader: Reader, children: list[Any], mode: str, width: int, height
     _check_png(png, width, height)
     image_module = _import_image()
     if image_module is None:
-        return OpaqueValue("PIL.Image.Image", f"image of {width} x {height} pixels, mode {mode}")
+        shown = f"image of {width} x {height} pixels, mode {mode}"
+        return without_library(reader, "Pillow", "PIL.Image.Image", shown)
     try:
         image = image_module.open(_ViewFile(png), formats=["PNG"])
         if image.size != (width, height):
@@ -120,7 +120,8 @@ def _make_raw(reader: Reader, children: list[Any], mode: str, width: int, height
         raise DecodeError("an image does not have the bytes that its size and mode need")
     image_module = _import_image()
     if image_module is None:
-        return OpaqueValue("PIL.Image.Image", f"image of {width} x {height} pixels, mode {mode}")
+        shown = f"image of {width} x {height} pixels, mode {mode}"
+        return without_library(reader, "Pillow", "PIL.Image.Image", shown)
     return image_module.frombytes(mode, (width, height), raw)
 
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 import re
 from binascii import a2b_base64, b2a_base64
 
+from executor_api.values.generic import OpaqueValue
 from executor_api.values.limits import MAX_INLINE_BYTES, DecodeError
 
 TYPE_CHECKING = False
@@ -58,6 +59,7 @@ if TYPE_CHECKING:
 
         limits: ValueLimits
         foreign: Callable[[memoryview], object] | None
+        needs_libraries: bool
         dtypes: dict[str, Any]
 
         def take_buffer(self, number: int) -> memoryview:
@@ -136,6 +138,16 @@ class Kind:
 def matches(pattern: str, text: str) -> bool:
     """Whether all of the text matches. Patterns are compiled at their first use: importing this package is quick."""
     return re.fullmatch(pattern, text, re.ASCII) is not None
+
+
+def without_library(reader: Reader, library: str, type_name: str, shown: str) -> OpaqueValue:
+    """What a value is without the library that it needs. Raises DecodeError where it must not be lost."""
+    if reader.needs_libraries:
+        raise DecodeError(
+            f"a {type_name} cannot be had here: this Python has no {library}. Use an image that has {library}, or send "
+            "what is in it as lists, dicts and numbers"
+        )
+    return OpaqueValue(type_name, shown)
 
 
 def put_bytes(writer: Writer, data: bytes | memoryview) -> int | str:

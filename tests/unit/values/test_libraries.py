@@ -252,6 +252,22 @@ def test_without_the_libraries_their_values_arrive_opaque_and_the_rest_as_it_was
     assert done.stdout.decode().strip() == repr(names)
 
 
+@pytest.mark.parametrize(
+    ("value", "library"), [(np.zeros(3), "numpy"), (pd.Timestamp("2024"), "pandas"), (image("L"), "Pillow")]
+)
+def test_a_receiver_that_needs_the_libraries_refuses_what_it_cannot_make(value: object, library: str) -> None:
+    program = (
+        "import sys\n"
+        "sys.modules.update(dict.fromkeys(['numpy', 'pandas', 'PIL']))\n"
+        "from executor_api.values import DecodeError, decode\n"
+        "try:\n    decode(sys.stdin.buffer.read(), needs_libraries=True)\n"
+        "except DecodeError as error:\n    print(error)\n"
+    )
+    packed = encode([value])
+    done = subprocess.run([sys.executable, "-c", program], input=packed, capture_output=True, timeout=60, check=True)
+    assert f"this Python has no {library}. Use an image that has {library}" in done.stdout.decode()
+
+
 def test_a_zone_of_another_library_arrives_by_its_key_or_its_offset() -> None:
     received = decode(
         encode(

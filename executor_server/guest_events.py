@@ -104,14 +104,23 @@ def _read_imports(head: Fields) -> tuple[str, ...]:
 
 def read_modules(done: Frame) -> tuple[str, ...]:
     """Modules that were looked for and are not there."""
+    return _modules(done.body, MAX_MISSING_MODULES)
+
+
+def _modules(body: bytes, at_most: int) -> tuple[str, ...]:
     try:
-        listed = Fields({"modules": json.loads(done.body)})
+        listed = Fields({"modules": json.loads(body)})
     except (ValueError, RecursionError) as error:
         raise FrameError("modules that are not JSON") from error
-    names = listed.texts("modules", MAX_MISSING_MODULES, _MAX_MODULE_CHARS)
+    names = listed.texts("modules", at_most, _MAX_MODULE_CHARS)
     if not all(part.isidentifier() for name in names for part in name.split(".")):
         raise FrameError("a module that is no name")
     return tuple(names)
+
+
+def read_missing(done: Frame) -> tuple[str, ...]:
+    """Which of the modules that were asked for are not there. Also the empty list: all of them are."""
+    return _modules(done.body, VARIABLES_NAMED_MAX)
 
 
 def _read_artifacts(data: bytes) -> tuple[FileInfo, ...]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -23,7 +23,14 @@ from executor_server.errors import (
     ResourceExhausted,
 )
 from executor_server.guest.frames import Frame, FrameError, Kind
-from executor_server.guest_events import read_event, read_file_info, read_listing, read_modules, read_variables
+from executor_server.guest_events import (
+    read_event,
+    read_file_info,
+    read_listing,
+    read_missing,
+    read_modules,
+    read_variables,
+)
 from executor_server.model import BlobChunk, FileInfo, Payload
 
 T = TypeVar("T")
@@ -145,6 +152,12 @@ def written_file(frame: Frame) -> FileInfo:
     """The description of a file that was put."""
     _require_done(frame)
     return read_file_info(frame.head.object("file"))
+
+
+def missing_modules(frame: Frame) -> Sequence[str]:
+    """Modules that the image lacks."""
+    _require_done(frame)
+    return read_missing(frame)
 
 
 def file_part(frame: Frame) -> FileInfo | bytes | None:

@@ -51,6 +51,7 @@ class Session(SessionExecutions):
         self.warm = record.warm
         self.python_version = record.python_version
         self.create_time_s = record.create_time_s
+        self.missing_modules: tuple[str, ...] = ()  # authorized, and not in the image; told when the session is made
         self._sandbox = sandbox
         self._registry = registry
         self._life = SessionLife(record.create_time_s, record.last_used_s)

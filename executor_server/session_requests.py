@@ -28,6 +28,7 @@ from executor_server.operations import (
     VariablesReply,
     file_part,
     listing,
+    missing_modules,
     nothing,
     variables_part,
     written_file,
@@ -110,6 +111,14 @@ class GuestRequests(ABC):
             await asyncio.sleep(0)  # it leaves; what is done here takes its time from the guest's
             self._begin_tape()
             await operation.next()
+
+    async def find_missing(self, modules: Sequence[str]) -> Sequence[str]:
+        """Which of these top-level modules the image lacks. To be asked before any code has run."""
+        try:
+            found = await self._request(missing_modules, Kind.FIND_MODULES, {}, json.dumps(list(modules)).encode())
+        except InvalidRequest:
+            return ()  # the interpreter died or hung over it, in what the image has for finders: its imports will tell
+        return _there(found)
 
     def restrict(self, spec: SessionSpec) -> Coroutine[Any, Any, None]:
         """Asks the guest now to hold the session to the rules of another spec, from its next execution on.

@@ -29,6 +29,7 @@ from executor_server.errors import (
     SandboxFailure,
     Unavailable,
 )
+from executor_server.image_modules import ImageModules
 from executor_server.model import Principal, SandboxSpec, SessionFacts, SessionSpec
 from executor_server.observer import SessionEnd
 from executor_server.operations import VariablesReply
@@ -85,6 +86,7 @@ class SessionManager:
         self._sweeper: asyncio.Task[None] | None = None
         self._noted_use_s = time.monotonic()
         self._reading = ReadingShares()
+        self._modules = ImageModules()
 
     async def recover(self) -> None:
         """Brings back the sessions of an earlier daemon; those whose time is over end at once.
@@ -180,6 +182,9 @@ class SessionManager:
             try:
                 session.begin()
                 await session.configure()
+                session.missing_modules = await self._modules.missing(
+                    ready.sandbox.fingerprint, request.spec.authorized_imports, session.find_missing
+                )
                 # From here on a later daemon knows it. Before, its sandbox belongs to nobody.
                 self._registry.add(replace(record, connections=ready.channel.connections))
                 return session

@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Self
 
 from executor_api.v1 import executor_service_pb2 as pb
-from executor_client import _convert, _endpoint, _requests
+from executor_client import _convert, _endpoint, _missing_modules, _requests
 from executor_client._endpoint import TlsConfig
 from executor_client._limits import (
     BUSY_TIMEOUT_S,
@@ -108,6 +108,7 @@ class ExecutorClient:
         awaited = _requests.sandbox(request)
         response = self._transport.call(self._transport.stub.CreateSession, request, awaited)
         session = self._session(_convert.session_from_wire(response.session))
+        _missing_modules.tell(session.info, request.authorized_imports)
         if beginning is not None:
             try:
                 session._begin_with(beginning)

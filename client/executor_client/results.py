@@ -188,6 +188,7 @@ class SessionInfo:
     lost_reason: str = ""  # why it is lost; empty unless it is
     denied_imports: tuple[str, ...] = ()
     refused_language: tuple[str, ...] = ()
+    missing_modules: tuple[str, ...] = ()  # authorized, but not in the image, as far as the daemon has looked
 
 
 @dataclass(frozen=True)

@@ -60,6 +60,7 @@ class Kind:
     RESTRICT = 19
     EXPORT_STATE = 20
     RESTORE_STATE = 21
+    FIND_MODULES = 22
 
     READY = 64
     LOG = 65

@@ -41,6 +41,7 @@ from .relays import Relays
 from .restricted import Builtins
 from .rules import Rules
 from .session_tools import SessionTools
+from .shipped import missing_modules
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -185,6 +186,7 @@ class Interpreter:
             "commit": self._on_commit,
             "forget": self._on_forget,
             "get": self._on_get,
+            "find": self._on_find,
             "export": self._on_export,
             "restore": self._on_restore,
         }
@@ -274,6 +276,10 @@ class Interpreter:
         except BaseException as error:  # noqa: BLE001 (the border of agent code: its __repr__ runs here)
             why = f"<it cannot be read: {text_of(error)}>"
             return self._encode(OpaqueValue(type_name_of(type(value)), why))
+
+    def _on_find(self, command: link.Message) -> None:
+        """Before any program has run: which modules the image lacks."""
+        self._send({"t": "op_done", "ok": True}, dumps(missing_modules(loads(link.read_body(command)))))
 
     def _on_export(self, command: link.Message) -> None:
         from .state_export import export

@@ -122,7 +122,7 @@ class Operations:
             self._restore_state(op, head)
         else:
             self._current = _Operation(kind, op)
-            self._crew.post({"t": "get"}, body)
+            self._crew.post({"t": "find" if kind == Kind.FIND_MODULES else "get"}, body)
 
     # -- variables -----------------------------------------------------------------------------------------------
 
@@ -294,6 +294,8 @@ class Operations:
             operation.close()
             reason = "state_refused" if operation.kind in _OF_STATES else "value_refused"
             self._channel.fail(operation.op, reason, message)
+        elif operation.kind == Kind.FIND_MODULES:
+            self._channel.done(operation.op, dumps(names))
         elif operation.kind == Kind.SET_VARIABLES:
             operation.close()
             self._channel.done(operation.op)

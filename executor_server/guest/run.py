@@ -203,9 +203,7 @@ class Run:
         if len(self.calls) >= TOOL_CALLS_OPEN_MAX:
             return f"at most {TOOL_CALLS_OPEN_MAX} tool calls can be open at a time"
         if sum(each.size for each in self.calls.values()) + size > TOOL_ARGUMENTS_BYTES_MAX:
-            return (
-                f"the arguments of open tool calls have at most {TOOL_ARGUMENTS_BYTES_MAX} bytes together"
-            )
+            return f"the arguments of open tool calls have at most {TOOL_ARGUMENTS_BYTES_MAX} bytes together"
         return ""
 
     def open_call(self, call: Call) -> str:

@@ -227,6 +227,18 @@ def _missing(modules: list[str]) -> list[str]:
     return [name for name in modules if not _is_there(name)]
 
 
+def missing_modules(names: list[str]) -> list[str]:
+    """Those of these top-level modules that can't be found. Nothing is imported."""
+    return [name for name in names if not _can_be_found(name)]
+
+
+def _can_be_found(name: str) -> bool:
+    try:
+        return _is_there(name)
+    except Exception:  # noqa: BLE001 - a finder of the image's own: what it does to an import is for the import to tell
+        return True
+
+
 def _is_there(name: str) -> bool:
     if _modules.get(name) is not None:
         return True

@@ -55,7 +55,7 @@ _START_TIME_S = 0.002
 _JOBS = frozenset(
     (
         *(Kind.CONFIGURE, Kind.RESTRICT, Kind.EXECUTE, Kind.REGISTER_TOOLS, Kind.SET_VARIABLES, Kind.GET_VARIABLES),
-        *(Kind.EXPORT_STATE, Kind.RESTORE_STATE),
+        *(Kind.EXPORT_STATE, Kind.RESTORE_STATE, Kind.FIND_MODULES),
     )
 )
 _PRELUDE = Settings("trailing_expression", 60.0, 60.0, 10**9, 64 * 1024)

@@ -236,6 +236,7 @@ def session_to(session: Session) -> pb.Session:
         policy=policy_ref_to(spec.policy),
         denied_imports=spec.denied_imports,
         refused_language=spec.refused_language,
+        missing_modules=session.missing_modules,
     )
 
 

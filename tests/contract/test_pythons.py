@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
 import tempfile
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from executor_api.values import encode
 from executor_server.backend_config import LocalImage
 from executor_server.backends.local import LocalBackend
-from executor_server.errors import ModulesMissing
+from executor_server.errors import InvalidRequest, ModulesMissing
 from executor_server.model import ShippedTool, ToolSource, ToolSpec
 from executor_server.sessions import Session, SessionRequest
 from tests.contract.harness import PRINCIPAL, Harness, get_variables, set_variables
@@ -56,6 +58,28 @@ async def test_a_session_lives_on_this_python(session: Session) -> None:
     assert tools.output == 3
     read, _ = await get_variables(session, "f")
     assert read == {}
+
+
+async def test_what_an_image_lacks_is_told_and_its_values_are_refused(session: Session) -> None:
+    """A bare Python has no numpy: a text in the place of an array would be found out in the middle of a program."""
+    harness: Harness = session.harness  # type: ignore[attr-defined]
+
+    spec = replace(session.spec, authorized_imports=("numpy.*", "math", "json.decoder", "nowhere"))
+    made = await harness.manager.create(PRINCIPAL, SessionRequest("lacking", spec))
+    python = find_python(".".join(made.python_version.split(".")[:2]))
+    assert python is not None
+    if subprocess.run([python, "-Ic", "import numpy"], capture_output=True).returncode == 0:
+        assert made.missing_modules == ("nowhere",)
+        return
+    assert made.missing_modules == ("numpy", "nowhere")
+    await set_variables(session, a=1)
+    with pytest.raises(InvalidRequest, match=r"variable b: .*this Python has no numpy.*Use an image that has numpy"):
+        await set_variables(session, a=2, b=np.zeros(3))
+    assert (await harness.run(session, "a")).output == 1, "all or none"
+    run = await harness.run_with_tools(
+        session, "try:\n    t()\nexcept ValueError as e:\n    r = str(e)\nr", {"t": lambda: np.zeros(3)}
+    )
+    assert "this Python has no numpy" in run.output
 
 
 pytestmark = promise("python-any")

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
+
+from smolagents.local_python_executor import InterpreterError
 
 from executor_client import (
     EvaluationError,
@@ -23,8 +25,10 @@ from executor_client import (
     NotFoundError,
     PreconditionError,
     Session,
+    SessionInfo,
     Tool,
     VariablesState,
+    _missing_modules,
 )
 from executor_client._status import is_session_gone
 
@@ -105,6 +109,7 @@ class SessionLease:
                     prelude=PRELUDE + self._request.prelude,
                 )
             )
+            self._require_modules(client, session.info)
             if self._contents.tools is not None:
                 session.register_tools(self._contents.tools)
             if self._contents.variables:
@@ -114,6 +119,15 @@ class SessionLease:
         self._limits = session.limits
         self._warned.clear()
         return session
+
+    def _require_modules(self, client: ExecutorClient, info: SessionInfo) -> None:
+        """As smolagents' local executor does when it is made, refuses imports that could only fail."""
+        missing = _missing_modules.asked_for(info, self._request.authorized_imports)
+        if missing:
+            images: tuple[str, ...] = ()
+            with suppress(ExecutorClientError):  # the message is as true without them
+                images = client.get_policy().images
+            raise InterpreterError(_missing_modules.refusal(info, missing, images))
 
     def set_variables(self, variables: Mapping[str, Any]) -> None:
         """Sets variables, now and in every interpreter to come. Raises `SessionGone` when that was in a new session."""

@@ -168,7 +168,7 @@ class Limits(_message.Message):
     def __init__(self, wall_time_s: _Optional[float] = ..., cpu_time_s: _Optional[float] = ..., operations: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., processes: _Optional[int] = ..., output_bytes: _Optional[int] = ..., disk_bytes: _Optional[int] = ..., idle_time_s: _Optional[float] = ..., session_time_s: _Optional[float] = ..., session_operations: _Optional[int] = ...) -> None: ...
 
 class Session(_message.Message):
-    __slots__ = ("session_id", "state", "generation", "backend", "image", "limits", "authorized_imports", "python_version", "create_time", "expire_time", "warm", "labels", "lost_reason", "policy", "denied_imports", "refused_language")
+    __slots__ = ("session_id", "state", "generation", "backend", "image", "limits", "authorized_imports", "python_version", "create_time", "expire_time", "warm", "labels", "lost_reason", "policy", "denied_imports", "refused_language", "missing_modules")
     class LabelsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -192,6 +192,7 @@ class Session(_message.Message):
     POLICY_FIELD_NUMBER: _ClassVar[int]
     DENIED_IMPORTS_FIELD_NUMBER: _ClassVar[int]
     REFUSED_LANGUAGE_FIELD_NUMBER: _ClassVar[int]
+    MISSING_MODULES_FIELD_NUMBER: _ClassVar[int]
     session_id: str
     state: SessionState
     generation: int
@@ -208,7 +209,8 @@ class Session(_message.Message):
     policy: PolicyRef
     denied_imports: _containers.RepeatedScalarFieldContainer[str]
     refused_language: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, session_id: _Optional[str] = ..., state: _Optional[_Union[SessionState, str]] = ..., generation: _Optional[int] = ..., backend: _Optional[str] = ..., image: _Optional[str] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., authorized_imports: _Optional[_Iterable[str]] = ..., python_version: _Optional[str] = ..., create_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., expire_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., warm: bool = ..., labels: _Optional[_Mapping[str, str]] = ..., lost_reason: _Optional[str] = ..., policy: _Optional[_Union[PolicyRef, _Mapping]] = ..., denied_imports: _Optional[_Iterable[str]] = ..., refused_language: _Optional[_Iterable[str]] = ...) -> None: ...
+    missing_modules: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, session_id: _Optional[str] = ..., state: _Optional[_Union[SessionState, str]] = ..., generation: _Optional[int] = ..., backend: _Optional[str] = ..., image: _Optional[str] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., authorized_imports: _Optional[_Iterable[str]] = ..., python_version: _Optional[str] = ..., create_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., expire_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., warm: bool = ..., labels: _Optional[_Mapping[str, str]] = ..., lost_reason: _Optional[str] = ..., policy: _Optional[_Union[PolicyRef, _Mapping]] = ..., denied_imports: _Optional[_Iterable[str]] = ..., refused_language: _Optional[_Iterable[str]] = ..., missing_modules: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class PolicyRef(_message.Message):
     __slots__ = ("profile", "version", "fingerprint")

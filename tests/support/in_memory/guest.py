@@ -23,13 +23,17 @@ from executor_server.guest.host_tools import _tool_exception, decode_value, enco
 from executor_server.guest.log_relay import LogRelay
 from executor_server.guest.rules import Rules
 from executor_server.guest.run import GRACE_S, Call, Phase, Run, Settings, Warning, error
+from executor_server.guest.shipped import missing_modules
 from executor_server.guest.tool_set import listed_tools, places
 from executor_server.guest.transfers import Transfers
 from tests.support.in_memory.channel import MemoryChannel, read_file
 from tests.support.in_memory.interpreter import Ended, Grant, Interpreter, Ties
 
 _JOBS = frozenset(
-    (Kind.CONFIGURE, Kind.RESTRICT, Kind.EXECUTE, Kind.REGISTER_TOOLS, Kind.SET_VARIABLES, Kind.GET_VARIABLES)
+    (
+        *(Kind.CONFIGURE, Kind.RESTRICT, Kind.EXECUTE, Kind.REGISTER_TOOLS, Kind.SET_VARIABLES, Kind.GET_VARIABLES),
+        Kind.FIND_MODULES,
+    )
 )
 _MAX_JOBS = 64
 # What a program has said and the event loop has not taken yet, in pieces of 64 Ki characters.
@@ -191,6 +195,8 @@ class MemoryGuest:
                 self._register_tools(head, body)
             elif kind == Kind.SET_VARIABLES:
                 self._set_variables(head, body)
+            elif kind == Kind.FIND_MODULES:
+                self.channel.done(head.integer("op"), json.dumps(missing_modules(json.loads(body))).encode())
             else:
                 self._get_variables(head, body)
 

@@ -56,7 +56,8 @@ def decode(
     tree, buffers = unpack(packed)
     text = bytes(tree)
     # Or a tag that is spelled with an escape.
-    decoder = _Decoder(limits, buffers, foreign, needs_libraries=needs_libraries, has_references=b'"ref"' in text or b"\\u" in text)
+    has_references = b'"ref"' in text or b"\\u" in text
+    decoder = _Decoder(limits, buffers, foreign, needs_libraries=needs_libraries, has_references=has_references)
     root = load_tree(text, limits)
     try:
         return decoder.read(root)

@@ -228,6 +228,10 @@ OPAQUE = {
 }  # fmt: skip
 
 
+# A tool would get a text in its place; the call says so instead.
+CODE = ("a function", "a class", "a module", "a generator")
+
+
 @pytest.mark.parametrize("what", OPAQUE)
 def test_what_has_no_form_comes_back_as_its_repr_and_stays_usable_in_the_sandbox(daemon: Daemon, what: str) -> None:
     code, shown = OPAQUE[what]
@@ -242,14 +246,16 @@ def test_what_has_no_form_comes_back_as_its_repr_and_stays_usable_in_the_sandbox
         """
         taken.append(value)
 
-    script = (f"{code}\ntake([v, 1])\n(v, 1)", "kept = v\nfinal_answer({'v': v, 'is': kept is v})")
+    call = "try:\n    take([v, 1])\nexcept TypeError as error:\n    print(error)"
+    script = (f"{code}\n{call}\n(v, 1)", "kept = v\nfinal_answer({'v': v, 'is': kept is v})")
     with agent_on(daemon, *script, tools=[take], additional_authorized_imports=["threading"]) as agent:
         answer = agent.run("go")
-        seen = (agent.memory.steps[1].action_output[0], taken[0][0], answer["v"])
+        seen = [agent.memory.steps[1].action_output[0], *(each[0] for each in taken), answer["v"]]
         assert shown in agent.memory.steps[1].observations, "the model reads what it has"
+        assert ("cannot leave the sandbox" in agent.memory.steps[1].observations) == (what in CODE)
     for value in seen:
         assert type(value) is OpaqueValue and shown in repr(value) and shown in str(value)
-    assert answer["is"] is True and taken[0][1] == 1
+    assert answer["is"] is True and [each[1] for each in taken] == ([] if what in CODE else [1])
 
 
 def test_final_answers_have_smolagents_types_and_images_can_be_given_again(daemon: Daemon) -> None:

@@ -97,6 +97,7 @@ class _Encoder:
         self._unfolded = 0
         self._max_unfolded = MAX_UNFOLDING * limits.nodes
         self._unfolded_bytes = 0
+        self._left_out_text = ""
         # By id, the number of the node of a value, and the value itself: while it is here, no other has its id.
         self._numbers: dict[int, tuple[int, object]] = {}
         # By number, how many nodes a complete node stands for, and how many bytes, references followed.
@@ -269,6 +270,7 @@ class _Encoder:
     def _left_out(self, value: object) -> Lowered:
         """In the place of a value that was sent before, and with which the whole would be too long to be shown."""
         reason = f"<left out: shared so often, the whole would unfold to more than {self.limits.unfolded_bytes} bytes>"
+        reason, self._left_out_text = self._left_out_text or reason, "<left out, as above>"
         node = ["opaque", objects.type_name_of(type(value)), reason]
         self._unfolded_bytes += _measure(node)[1]
         return node, (), False

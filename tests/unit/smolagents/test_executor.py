@@ -137,9 +137,15 @@ def test_session_of_a_daemon_that_cannot_write_its_audit_log_is_ended(
     assert daemon.names()[-1] == "DeleteSession"
 
 
-def test_value_that_nobody_could_write_out_is_stood_for(daemon: FakeDaemon, executor: RemoteExecutor) -> None:
-    """smolagents takes `str` of it: of bytes that are there once and shown a million times, that is the memory's end."""
-    daemon.journal = [result([b"x" * 10_000] * 200_000)]
+def test_value_that_nobody_could_write_out_is_stood_for(
+    daemon: FakeDaemon, executor: RemoteExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """smolagents takes `str` of it: of bytes that are there once and shown a million times, that is the memory's end.
+
+    The codec's own limit is lower; this one holds whatever that becomes.
+    """
+    monkeypatch.setattr("executor_client.smolagents.executor.WRITTEN_CHARS_MAX", 1 << 20)
+    daemon.journal = [result([b"x" * 10_000] * 200)]
     output = executor("1").output
     assert (type(output), output.type_name) == (OpaqueValue, "list") and str(output).startswith("[b'xxx")
     daemon.journal = [result([b"x" * 10_000] * 2)]

@@ -49,7 +49,8 @@ def test_what_is_shared_too_often_is_left_out_with_the_reason(kind: Any) -> None
     whole = [each for each in arrived if type(each) is kind]
     assert len(arrived) == 1_000
     assert len(whole) == ValueLimits().unfolded_bytes // (8 * MIB)
-    assert "unfold to more than" in arrived[-1].repr
+    assert "unfold to more than" in arrived[len(whole)].repr
+    assert arrived[-1].repr == "<left out, as above>"
 
 
 def test_a_text_that_a_list_holds_a_thousand_times_is_not_joined_to_be_packed() -> None:

@@ -15,6 +15,7 @@ from executor_client.results import SessionInfo
 _log = logging.getLogger(__name__)
 
 _TOLD_MAX = 1_000
+_LISTED_MAX = 20
 _told: set[tuple[str, tuple[str, ...]]] = set()
 _telling = threading.Lock()
 
@@ -32,17 +33,20 @@ def tell(info: SessionInfo, authorized_imports: Iterable[str]) -> None:
         if not missing or (info.image, missing) in _told or len(_told) >= _TOLD_MAX:
             return
         _told.add((info.image, missing))
-    _log.warning(
-        "image %r has no %s: importing that will fail, though it is authorized", info.image, ", ".join(missing)
-    )
+    _log.warning("image %r has no %s: importing that will fail, though it is authorized", info.image, _listed(missing))
 
 
 def refusal(info: SessionInfo, missing: Sequence[str], images: Sequence[str]) -> str:
     """What an agent's author is told, before the model is asked anything."""
     others = [image for image in images if image != info.image]
-    elsewhere = f"take another image (the policy has {', '.join(map(repr, others))}), " if others else ""
+    elsewhere = f"take another image (the policy has {_listed(list(map(repr, others)))}), " if others else ""
     return (
-        f"Non-installed authorized modules: {', '.join(missing)}. The image {info.image!r} does not have them: "
-        f"{elsewhere}install {', '.join(distributions_of(missing))} in this one, "
+        f"Non-installed authorized modules: {_listed(missing)}. The image {info.image!r} does not have them: "
+        f"{elsewhere}install {_listed(distributions_of(missing))} in this one, "
         "or remove them from the authorized imports"
     )
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = len(names) - _LISTED_MAX
+    return ", ".join(names[:_LISTED_MAX]) + (f" and {more} more" if more > 0 else "")

@@ -88,6 +88,7 @@ class FakeSession:
     expire_time_s: float = 1_700_001_800.0
     warm: bool = True
     lost_reason: str = ""
+    missing_modules: tuple[str, ...] = ()
     executions: dict[str, FakeExecution] = field(default_factory=dict)
     next_execution: FakeExecution = field(default_factory=FakeExecution)
     parts: Sequence[Any] = ()

@@ -13,6 +13,7 @@ import __future__ as future
 
 import ast
 import builtins
+import os
 import sys
 from copy import deepcopy
 from types import CodeType, FrameType, ModuleType
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
         tick: Callable[[], bool]
 
 
-_exec, _eval, _compile = builtins.exec, builtins.eval, builtins.compile
+_exec, _eval, _compile, _input = builtins.exec, builtins.eval, builtins.compile, builtins.input
 
 AGENT_BUILTINS = "builtins()"
 """Where the builtins of agent code keep the module that `import builtins` gives it."""
@@ -72,8 +73,8 @@ def agent_builtins(
     namespace["compile"] = _make_compile(instrumenter)
     namespace["exec"] = _make_exec(instrumenter, meter.tick, namespace)
     namespace["eval"] = _make_eval(instrumenter, meter.tick, namespace)
-    namespace["input"] = _refusing("input", "nobody answers here")
-    namespace["breakpoint"] = _refusing("breakpoint", "there is no debugger here")
+    namespace["input"] = _make_input()
+    namespace["breakpoint"] = _breakpoint
     namespace["exit"] = namespace["quit"] = _exit
     return namespace
 
@@ -205,12 +206,21 @@ def _locals(frame: FrameType) -> Any:
     return frame.f_locals
 
 
-def _refusing(name: str, why: str) -> Callable[..., Any]:
-    def refuse(*_: Any, **__: Any) -> Any:
-        raise RuntimeError(f"{name}() is not available in the sandbox: {why}")
+def _make_input() -> Callable[..., str]:
+    def input(prompt: object = "", /) -> str:
+        """Reads a line of the program's own sys.stdin; where it has put none there, the input is at its end."""
+        try:
+            return _input(prompt)
+        except EOFError as end:
+            if getattr(sys.stdin, "name", None) != os.devnull:
+                raise
+            raise EOFError("input() is not available in the sandbox: nobody answers here") from end
 
-    refuse.__name__ = refuse.__qualname__ = name
-    return refuse
+    return input
+
+
+def _breakpoint(*_: Any, **__: Any) -> None:
+    raise RuntimeError("breakpoint() is not available in the sandbox: there is no debugger here")
 
 
 def _exit(code: Any = None) -> None:

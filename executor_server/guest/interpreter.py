@@ -396,9 +396,12 @@ class Interpreter:
         if self._getpid() != self._pid:
             # A process that the program forked fell through to here; it is not the session.
             self._exit(0)
-        if self._referee.refusal is not None:  # in a thread, or a library has swallowed it
-            return self._classify(self._referee.refusal, filename, source, spans)
-        return "succeeded", None
+        swallowed = self._decisive()
+        return ("succeeded", None) if swallowed is None else self._classify(swallowed, filename, source, spans)
+
+    def _decisive(self) -> Optional[BaseException]:
+        """Ends an execution, whatever has become of it: a thread, a finalizer or a library may have swallowed it."""
+        return self._referee.refusal or self._meter.raised
 
     def _evaluate(self, code: types.CodeType) -> None:
         self._main.__dict__["__builtins__"] = self._names  # whatever an earlier program made of them
@@ -451,8 +454,8 @@ class Interpreter:
     def _classify(
         self, error: BaseException, filename: str, source: str, spans: list[list[int]]
     ) -> tuple[str, Optional[dict[str, Any]]]:
+        error = self._decisive() or error
         self._meter.finish()  # from here on, str() and repr() of the program's exceptions are free
-        error = self._referee.refusal or error  # whatever has become of it
         if isinstance(error, SystemExit):
             return "exited", {"type": "SystemExit", "message": text_of(error), "exit_code": _exit_code(error)}
         detail = describe(error, filename, source, spans)

@@ -90,6 +90,7 @@ class Meter:
     def __init__(self) -> None:
         self.limit = 0
         self.exceeded = False
+        self.raised: OperationLimitExceeded | None = None  # first in this execution; a thread may have died of it
         self._of_session: int | None = None
         self._chunks: list[_Chunk] = []
         self._spent: int | None = 0
@@ -140,12 +141,16 @@ class Meter:
     def finish(self) -> int:
         """Ends the execution and returns its count; ticks are free from here on."""
         self._spent = self.used()
+        self.raised = None  # its traceback holds every frame that it passed
         self._enter([], lambda: True)
         return self._spent
 
     def _refuse(self) -> bool:
+        exceeded = OperationLimitExceeded(self.limit, self._of_session)
         self.exceeded = True
-        raise OperationLimitExceeded(self.limit, self._of_session)
+        if self.raised is None:
+            self.raised = exceeded
+        raise exceeded
 
     def _last_segment(self, phase: int, answer: Callable[[], bool]) -> Iterator[bool]:
         """The endless segment of a phase; after it, StopIteration sends `chain` on to the next segment."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from executor_server.model import LimitWarning, Log, SessionSpec
 from executor_server.sessions import Session
 from tests.contract.harness import LIMITS, Harness, Transcript
@@ -69,6 +71,43 @@ async def test_who_kills_the_interpreter_is_charged_with_all_that_it_can_have_sp
     assert (await harness.run(session, "import os\nos._exit(0)", operations=400)).outcome == "exited"
     run = await harness.run(session, _loops(700))
     assert (run.outcome, run.ended.usage.operations) == ("operation_limit", 600)
+
+
+_SWALLOWED = {
+    "a finalizer": "class Spender:\n    def __del__(self):\n        {spend}\ns = Spender()\ndel s\n'went on'",
+    "a library": "import functools\ndef spend(_):\n    {spend}\ntry:\n    functools.reduce(lambda a, b: spend(b), [1, 2])\n"
+    "finally:\n    raise ValueError",
+    "a thread": "import threading\ndef spend():\n    {spend}\nt = threading.Thread(target=spend)\nt.start()\nt.join()\n1",
+}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "a finalizer",
+        "a library",
+        pytest.param("a thread", marks=promise("limit-budgets", "run-main")),  # where programs may have threads
+    ],
+)
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # the fake's program is this process
+async def test_a_budget_that_is_spent_where_nobody_sees_it_ends_the_execution(harness: Harness, name: str) -> None:
+    """Python writes an exception in a finalizer or a thread to stderr, and goes on: the execution SUCCEEDED."""
+    session = await harness.session()
+    code = _SWALLOWED[name]
+    run = await harness.run(session, code.format(spend="while True: pass"), operations=1000)
+    assert (run.outcome, run.state, run.ended.usage.operations) == ("operation_limit", "kept", 1000)
+    assert run.ended.error is not None
+    assert run.ended.error.type == "OperationLimitExceeded"
+    assert run.ended.error.line > 0
+    assert (await harness.run(session, "1")).outcome == "succeeded"
+
+
+@promise("run-main")  # where programs may have threads and modules of the system
+@pytest.mark.parametrize("name", sorted(_SWALLOWED))
+async def test_a_refusal_where_nobody_sees_it_ends_the_execution(harness: Harness, name: str) -> None:
+    session = await harness.session(imports=("threading", "functools"))
+    run = await harness.run(session, _SWALLOWED[name].format(spend="__import__('o' + 's')"))
+    assert (run.outcome, run.state) == ("import_denied", "kept")
 
 
 async def test_the_prelude_is_charged_each_time_it_runs(harness: Harness) -> None:

@@ -192,7 +192,7 @@ class Interpreter:
             pass
         except BaseException as raised:  # noqa: BLE001 - the border of agent code
             failed = raised
-        failed = self._referee.refusal or failed
+        failed = self._referee.refusal or self._meter.raised or failed
         self._referee.end()
         operations = self._meter.finish()
         self._ties = None

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import ast
+import os
+import sys
 
 import pytest
 
@@ -88,11 +90,26 @@ def test_refused_import_in_a_string_is_no_missing_module() -> None:
     assert isinstance(agent.run("try:\n    exec('import os')\nexcept ImportError:\n    pass").error, ImportDenied)
 
 
-@pytest.mark.parametrize("name", ["input", "breakpoint"])
-def test_nothing_waits_for_a_person(name: str) -> None:
-    error = run(f"{name}()").error
-    assert isinstance(error, RuntimeError)
+@pytest.mark.parametrize(("name", "kind"), [("input", EOFError), ("breakpoint", RuntimeError)])
+def test_nothing_waits_for_a_person(name: str, kind: type[Exception], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Honest programs end their loop over input() at an EOFError; a RuntimeError ended the execution."""
+    with open(os.devnull) as nothing:  # noqa: PTH123 - what a sandbox has
+        monkeypatch.setattr(sys, "stdin", nothing)
+        error = run(f"{name}()").error
+    assert isinstance(error, kind)
     assert str(error).startswith(f"{name}() is not available in the sandbox")
+
+
+def test_input_reads_what_a_program_puts_there_itself(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "stdin", sys.stdin)  # put back at the end
+    source = (
+        "import io, sys\nsys.stdin = io.StringIO('ann\\n')\nsaid = [input('name? ')]\n"
+        "try:\n    input()\nexcept EOFError as end:\n    said.append(str(end))\nsaid"
+    )
+    assert run(source).value == ["ann", "EOF when reading a line"]
+    assert capsys.readouterr().out == "name? "
 
 
 @pytest.mark.parametrize("name", ["exit", "quit"])

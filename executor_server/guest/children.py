@@ -136,16 +136,34 @@ def end_child(child: Child) -> None:
 
 
 def reap() -> list[tuple[int, int]]:
-    """(pid, status) of every child that has ended."""
-    ended: list[tuple[int, int]] = []
+    """(pid, status) of every child that has ended, or has been stopped since the last time."""
+    changed: list[tuple[int, int]] = []
     while True:
         try:
-            pid, status = os.waitpid(-1, os.WNOHANG)
+            pid, status = os.waitpid(-1, os.WNOHANG | os.WUNTRACED)
         except ChildProcessError:
-            return ended
+            return changed
         if pid == 0:
-            return ended
-        ended.append((pid, status))
+            return changed
+        changed.append((pid, status))
+
+
+def stop_everything() -> None:
+    """Stops every other process of the sandbox: none of them can refuse or do anything more, also not by a fork."""
+    _signal_everything(signal.SIGSTOP)
+
+
+def continue_everything() -> None:
+    """Also what the program had stopped itself, which can't be told from the rest by now."""
+    _signal_everything(signal.SIGCONT)
+
+
+def _signal_everything(number: int) -> None:
+    assert os.getpid() == 1, "kill(-1) by a process that is not the first of its namespace"
+    try:
+        os.kill(-1, number)
+    except ProcessLookupError:
+        pass  # nobody else is there
 
 
 def kill_everything() -> None:

@@ -11,13 +11,13 @@ import os
 import time
 
 from . import link
-from .children import Child, ChildStuck, end_child, kill_everything, reap, spawn
+from .children import Child, ChildStuck, continue_everything, end_child, kill_everything, reap, spawn, stop_everything
 from .frames import FrameError
 from .lean import signal, socket
 from .loop import READ, WRITE, Loop
 from .spare import Spare
 from .transfers import MAX_BLOB_BYTES
-from .usage import Process
+from .usage import Process, process_cpu_s
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -114,6 +114,8 @@ class Crew:
         self._interpreter: Optional[Child] = None
         self._checker: Optional[Child] = None
         self._checker_uses = 0
+        self._checker_cpu_s = 0.0  # when it was given its last source
+        self._held = False  # everything but the checker is stopped
         self._checker_used_at = float("inf")  # never yet: whoever comes first finds it ready
         self._measured: Optional[Process] = None
         self._paused = False
@@ -158,6 +160,7 @@ class Crew:
             if child is not None:
                 self._forget(child)
         self._interpreter = self._checker = None
+        self._held = False
         self._spare.forget()
         kill_everything()
 
@@ -197,6 +200,7 @@ class Crew:
         assert self._checker is not None
         self._checker_uses += 1
         self._checker_used_at = time.monotonic()
+        self._checker_cpu_s = process_cpu_s(self._checker.pid)
         try:
             self._checker.post(head, body)
         except ChildStuck:
@@ -211,6 +215,25 @@ class Crew:
             self._forget(self._checker)
             self._checker = None
         self._start_checker()
+
+    def check_cpu_s(self) -> float:
+        """Processor time that the checker has spent on the source at hand."""
+        return process_cpu_s(self._checker.pid) - self._checker_cpu_s if self._checker is not None else 0.0
+
+    def hold(self) -> None:
+        """Stops everything in the sandbox, until `release`, but a new checker."""
+        if self._checker is not None:
+            self._forget(self._checker)
+            end_child(self._checker)
+            self._checker = None
+        self._held = True
+        stop_everything()
+        self._start_checker()
+
+    def release(self) -> None:
+        if self._held:
+            self._held = False
+            continue_everything()
 
     @property
     def rests_at(self) -> float:
@@ -227,9 +250,12 @@ class Crew:
     # -- listening -----------------------------------------------------------------------------------------------
 
     def reap(self) -> None:
-        """Takes note of every child that has ended."""
+        """Takes note of every child that has ended, and ends a checker that was stopped: that was agent code."""
         for pid, status in reap():
-            if self._interpreter is not None and pid == self._interpreter.pid:
+            if os.WIFSTOPPED(status):
+                if self._checker is not None and pid == self._checker.pid:
+                    self._kill(self._checker)  # its end comes here next
+            elif self._interpreter is not None and pid == self._interpreter.pid:
                 self._forget(self._interpreter)
                 self._interpreter = None
                 self._listener.on_interpreter_exit(status)

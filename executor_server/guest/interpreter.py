@@ -9,7 +9,6 @@ breaks little.
 from __future__ import annotations
 
 import gc
-import io
 import linecache
 import marshal
 import mmap
@@ -29,6 +28,7 @@ from .audit import Audit
 from .control import ExecutionInterrupted, FinalAnswerGiven, Refusal
 from .dynamic import agent_builtins
 from .failures import describe, text_of
+from .fitness import reason_of, why_unfit
 from .frames import Fields
 from .guard import guard
 from .hooks import Hooks
@@ -42,6 +42,7 @@ from .restricted import Builtins
 from .rules import Rules
 from .session_tools import SessionTools
 from .shipped import missing_modules
+from .streams import Streams
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -145,17 +146,12 @@ class Interpreter:
         self._loop: Any = None
         self._pid = os.getpid()
         self._memory_bytes: int = config.memory_bytes
-        self._null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
-        self._libc_flush = libc.function("fflush")
-        self._stdout = self._stderr = _stream(self._null)
         # Captured: agent code may replace these names in their modules.
-        self._dup2, self._getpid, self._exit = os.dup2, os.getpid, os._exit
+        self._getpid, self._exit = os.getpid, os._exit
         self._loads, self._bind, self._send_message = marshal.loads, bind, link.send
         self._encode = encode_value
 
-        for fd in (0, 1, 2):
-            os.dup2(self._null, fd)
-        sys.stdin = open(os.devnull)  # noqa: SIM115 (lives as long as the process)
+        self._streams = Streams()
         os.register_at_fork(after_in_child=self._after_fork)
         threading.excepthook = _unless_final_answer(threading.excepthook)
 
@@ -163,11 +159,10 @@ class Interpreter:
         """Imports modules of the image before the first program asks for them. What they print goes nowhere."""
         from . import preload
 
-        # On the descriptors of the programs to come: a module that keeps one of these can print with it later.
-        own = sys.stdout, sys.stderr = self._stdout, self._stderr = _stream(1), _stream(2)
+        # The streams are on the descriptors of the programs to come: a module that keeps one can print with it later.
         preload.import_ahead(modules, self._send)
-        sys.stdout, sys.stderr = own
-        self._settle_output()
+        self._streams.put_back()
+        self._streams.settle()
         gc.collect()
         gc.freeze()  # what stays for good need not be searched for garbage again and again
 
@@ -193,9 +188,14 @@ class Interpreter:
         while True:
             try:
                 message = self._inbox.command()
+                handlers[message.head.text("t", 32)](message)
             except link.LinkClosed:
                 return
-            handlers[message.head.text("t", 32)](message)
+            except Exception as problem:
+                # What agent code raises is caught where it runs, so this is ours: programs before this one have left
+                # the process so, and nobody is to take it for the doing of the next one.
+                self._send({"t": "unfit", "why": reason_of(problem)})
+                raise
 
     def _send(self, head: dict[str, Any], body: bytes = b"") -> None:
         self._send_message(self._sock, head, body)
@@ -222,7 +222,7 @@ class Interpreter:
         head, body = self._session_tools.make(message)
         if self._getpid() != self._pid:
             self._exit(0)  # a process that the client's code has forked came back from it as if it were this one
-        self._settle_output()  # what it has printed is no program's
+        self._streams.settle()  # what it has printed is no program's
         self._send(head, body)
 
     def _on_variable(self, message: link.Message) -> None:
@@ -314,7 +314,7 @@ class Interpreter:
             answer, body = {"t": "op_done", "ok": True}, dumps(manifest)
         if self._getpid() != self._pid:
             self._exit(0)  # a process that unpickling has forked came back from it as if it were this one
-        self._settle_output()  # what it has printed is no program's
+        self._streams.settle()  # what it has printed is no program's
         self._send(answer, body)
 
     def _world(self) -> World:
@@ -338,7 +338,7 @@ class Interpreter:
         body = link.read_body(message)
         size = head.integer("source")
         source, filename = body[:size].decode("utf-8", "surrogatepass"), head.text("filename", 64)
-        self._redirect(message.fds)
+        self._streams.connect(message.fds)
         linecache.cache[filename] = (size, None, source.splitlines(keepends=True), filename)
         code, spans = self._loads(body[size:])
         last = self._last_value = LastValue()
@@ -356,11 +356,13 @@ class Interpreter:
         _move_data_limit(_HEADROOM_BYTES)
         self._referee.end()
         operations = self._meter.finish()
+        self._last_value = LastValue()
         error = dumps(detail) if detail else b""
         output, self._output = self._output, b""
         end = {"t": "done", "filename": filename, "outcome": outcome, "operations": operations, "error": len(error)}
-        self._send(end, error + output)
-        self._restore()
+        self._streams.disconnect()  # before the end is told: what of the run's pipes is open then, others hold
+        why = why_unfit(self._streams.null, self._encode)
+        self._send({**end, "unfit": why} if why else end, error + output)
 
     def _warn(self, limits: list[str]) -> None:
         """Says that a budget is nearly spent: now if it can be, else the supervisor does when the program has ended."""
@@ -382,16 +384,16 @@ class Interpreter:
                 self._evaluate(code)
                 display.show_open_figures()
                 self._send_output()
-                self._flush()
+                self._streams.flush()
             except FinalAnswerGiven:
                 display.show_open_figures()
-                self._flush()
+                self._streams.flush()
             finally:
                 self._in_agent_code = False
         except BaseException as error:  # noqa: BLE001 (the border of agent code)
             if self._getpid() != self._pid:
                 self._exit(1)
-            self._settle_output()
+            self._streams.settle()
             return self._classify(error, filename, source, spans)
         if self._getpid() != self._pid:
             # A process that the program forked fell through to here; it is not the session.
@@ -425,32 +427,6 @@ class Interpreter:
         else:
             self._send({"t": "output"}, packed)
 
-    def _redirect(self, fds: list[int]) -> None:
-        """Makes the run's pipes stdout and stderr. New objects each time: the last program may have broken its own."""
-        for fd, number in zip(fds, (1, 2)):
-            self._dup2(fd, number)
-            os.close(fd)
-        self._stdout = sys.stdout = _stream(1)
-        self._stderr = sys.stderr = _stream(2)
-
-    def _flush(self) -> None:
-        for stream in (sys.stdout, sys.stderr, self._stdout, self._stderr, sys.__stdout__, sys.__stderr__):
-            if stream is not None:
-                stream.flush()
-        self._libc_flush(None)
-
-    def _settle_output(self) -> None:
-        """Flushes after a failure, which must not become another one."""
-        try:
-            self._flush()
-        except BaseException:  # noqa: BLE001 (the program broke or closed its own streams, or its time is up)
-            return
-
-    def _restore(self) -> None:
-        self._last_value = LastValue()
-        for number in (1, 2):
-            self._dup2(self._null, number)
-
     def _classify(
         self, error: BaseException, filename: str, source: str, spans: list[list[int]]
     ) -> tuple[str, Optional[dict[str, Any]]]:
@@ -478,24 +454,6 @@ def _view(message: link.Message) -> Union[bytes, memoryview]:
         return memoryview(mmap.mmap(message.memfd, message.size, prot=mmap.PROT_READ))
     finally:
         os.close(message.memfd)
-
-
-def _stream(fd: int) -> io.TextIOWrapper:
-    raw = io.FileIO(fd, "wb", closefd=False)
-    return _SlicedText(io.BufferedWriter(raw, 8192), encoding="utf-8", errors="backslashreplace", line_buffering=True)
-
-
-class _SlicedText(io.TextIOWrapper):
-    """Writes a huge text in slices, so that it is not held twice over as bytes."""
-
-    _SLICE = 1024 * 1024
-
-    def write(self, text: str) -> int:
-        if len(text) <= self._SLICE:
-            return super().write(text)
-        for start in range(0, len(text), self._SLICE):
-            super().write(text[start : start + self._SLICE])
-        return len(text)
 
 
 def _is_variable(name: object, value: Any) -> bool:

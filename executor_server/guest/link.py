@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 INLINE_BYTES = 64 * 1024
 _PACKET_BYTES = 4 + 64 * 1024 + INLINE_BYTES
-_MAX_FDS = 3  # a payload, stdout and stderr
+_MAX_FDS = 5  # a payload, stdout and stderr, and both of the time between runs
 
 _F_ADD_SEALS = 1033
 _F_GET_SEALS = 1034

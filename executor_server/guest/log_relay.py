@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from typing import Optional
 
 _COALESCE_S = 0.005
+# Around output that is not the run's own.
+BACKGROUND_BEGIN = "[background output of earlier steps]"
+BACKGROUND_END = "[end of background output]"
 # At most 4 bytes each in UTF-8, so a piece is never larger than a chunk.
 _LOG_CHARS = CHUNK_BYTES // 4
 
@@ -30,11 +33,13 @@ class LogRelay:
         self._decoder = StreamDecoder()
         self._pending: list[tuple[str, bytes]] = []
         self._last_sent = 0.0
+        self._background_bytes = 0
+        self._lines_open: set[str] = set()  # streams whose last line has no end yet
         self.due: Optional[float] = None  # when `flush` should be called
 
     @property
     def total_bytes(self) -> int:
-        return self._cutter.total_bytes
+        return self._cutter.total_bytes + self._background_bytes
 
     @property
     def flooded(self) -> bool:
@@ -76,8 +81,18 @@ class LogRelay:
         for stream, text in self._decoder.reset():
             self.say(stream, text)
 
+    def say_background(self, stream: str, data: bytes, total_bytes: int) -> None:
+        """Sends what processes of earlier runs printed, between two lines that say so; charged as this run's own."""
+        self._background_bytes += total_bytes
+        before = "\n" if stream in self._lines_open else ""
+        text = data.decode("utf-8", "replace")
+        after = "" if text.endswith("\n") else "\n"
+        self.say(stream, f"{before}{BACKGROUND_BEGIN}\n{text}{after}{BACKGROUND_END}\n")
+
     def say(self, stream: str, text: str) -> None:
         """Sends a text as it is."""
+        if text:
+            (self._lines_open.discard if text.endswith("\n") else self._lines_open.add)(stream)
         for start in range(0, len(text), _LOG_CHARS):
             data = text[start : start + _LOG_CHARS].encode("utf-8", "replace")  # a notice may hold lone surrogates
             self._channel.send(Kind.LOG, {"id": self._execution_id, "stream": stream}, data)

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 GRACE_S = 1.5
 # For parsing, checking and instrumenting one source.
 CHECK_TIME_S = 10.0
-_F_SETPIPE_SZ = 1031
+F_SETPIPE_SZ = 1031
 _PIPE_BYTES = 1024 * 1024
 # Of what a source imports.
 MAX_IMPORTS = 64
@@ -119,7 +119,7 @@ class Pipe:
         self.read_fd, self.write_fd = os.pipe2(os.O_CLOEXEC)
         os.set_blocking(self.read_fd, False)
         try:
-            fcntl.fcntl(self.write_fd, _F_SETPIPE_SZ, _PIPE_BYTES)
+            fcntl.fcntl(self.write_fd, F_SETPIPE_SZ, _PIPE_BYTES)
         except OSError:
             pass  # a smaller pipe is only slower
 
@@ -131,6 +131,9 @@ class Pipe:
             return b""
         self.ended = not data
         return data
+
+    def close(self) -> None:
+        os.close(self.read_fd)
 
 
 class Call:
@@ -156,8 +159,8 @@ class Run:
         self.phase = Phase.CHECKING
         self.started = time.monotonic()
         self.deadline = self.started + settings.wall_time_s
-        self.check_deadline = self.started + CHECK_TIME_S
-        self.checked_again = False
+        self.check_began = self.started
+        self.alone = False  # it is checked while everything else stands still
         self.kill_at: Optional[float] = None
         self.ended_by: Optional[str] = None  # the outcome, when the supervisor decided on it
         self.logs = LogRelay(channel, execution_id, settings.output_bytes)
@@ -205,6 +208,10 @@ class Run:
         if sum(each.size for each in self.calls.values()) + size > TOOL_ARGUMENTS_BYTES_MAX:
             return f"the arguments of open tool calls have at most {TOOL_ARGUMENTS_BYTES_MAX} bytes together"
         return ""
+
+    @property
+    def check_deadline(self) -> float:
+        return self.check_began + CHECK_TIME_S
 
     def open_call(self, call: Call) -> str:
         """Takes note of a call; its id is ours, since what the program calls it may be nothing that travels."""
@@ -269,7 +276,7 @@ class Run:
     def close(self) -> None:
         """Closes what is still open of the run."""
         for pipe in self.pipes:
-            os.close(pipe.read_fd)
+            pipe.close()
         self.pipes = []
         if isinstance(self.output, int):
             os.close(self.output)

@@ -13,6 +13,7 @@ from executor_api.limits import VALUE_BYTES_MAX
 
 from . import link, usage
 from .artifacts import Artifacts
+from .background import Background
 from .channel import Channel
 from .children import describe_exit
 from .crew import Config, Crew
@@ -76,6 +77,8 @@ class Runner:
         self._count = 0
         self._next_watch = 0.0
         self._paused = False
+        self._background = Background(loop)
+        self._idle_of: Optional[usage.Process] = None  # the interpreter that has pipes for the time between runs
         self.run: Optional[Run] = None
         self.rules = Rules()
         self.session_operations = 2**63 - 1
@@ -94,9 +97,10 @@ class Runner:
 
     def close_all(self) -> None:
         """In a forked child that must not have them."""
+        self._background.close_all()
         if self.run is not None:
             for pipe in self.run.pipes:
-                os.close(pipe.read_fd)
+                pipe.close()
 
     # -- beginning -----------------------------------------------------------------------------------------------
 
@@ -106,6 +110,8 @@ class Runner:
             self._count += 1
         self.run = Run(execution_id, source, settings, self._count, self._channel)
         self.run.hold(self._paused)
+        if execution_id:
+            self._background.show(self.run.logs, settings.output_bytes)
         if self._spent >= self.session_operations:
             message = f"the session has spent its operations: session_operations = {self.session_operations}"
             self.finish(self.run, "operation_limit", error("OperationLimitExceeded", message))
@@ -118,6 +124,28 @@ class Runner:
         body = dumps(request)
         self._crew.check({"t": "check", "head": len(body)}, body + run.source.encode("utf-8", "surrogatepass"))
 
+    def _check_alone(self, run: Run) -> None:
+        """Checks a source again while everything else in the sandbox stands still.
+
+        Processes of earlier steps are of the checker's user: they can kill it, stop it, or take its processor time.
+        What fails while none of them can do anything is the source's own doing, and only that is said of a source.
+        """
+        run.alone = True
+        run.check_began = time.monotonic()
+        self._crew.hold()
+        self.check(run)
+
+    def _on_slow_check(self, run: Run, now: float) -> None:
+        if run.alone or self._crew.check_cpu_s() >= (now - run.check_began) / 2:
+            self._crew.renew_checker()
+            self.finish(run, "exception", error("SyntaxError", "the source takes too long to parse", line=1))
+        elif now >= run.wall_deadline:
+            self._crew.renew_checker()
+            run.ended_by = "timeout"
+            self.finish(run, "timeout", None)
+        else:
+            self._check_alone(run)
+
     def on_verdict(self, message: link.Message) -> None:
         """What the checker says of the source."""
         for fd in message.fds:
@@ -126,6 +154,7 @@ class Runner:
         run = self.run
         if run is None or run.phase != Phase.CHECKING:
             return
+        self._crew.release()
         run.imports = message.head.texts("imports", MAX_IMPORTS, MAX_IMPORT_CHARS)
         if message.head.boolean("ok"):
             self._start_code(run, body)
@@ -138,9 +167,8 @@ class Runner:
         run = self.run
         if run is None or run.phase != Phase.CHECKING:
             return
-        if not run.checked_again:
-            run.checked_again = True  # agent code of an earlier step may have killed it
-            self.check(run)
+        if not run.alone:
+            self._check_alone(run)
             return
         code, signum = describe_exit(status)
         how = f"signal {signum}" if signum is not None else f"exit code {code}"
@@ -158,7 +186,11 @@ class Runner:
         self._watch_pipes(run)
         source = run.source.encode("utf-8", "surrogatepass")
         head = {"t": "run", "filename": run.filename, "source": len(source), **self._grant(run)}
-        self._crew.post(head, source + code, fds=tuple(pipe.write_fd for pipe in run.pipes))
+        fds = tuple(pipe.write_fd for pipe in run.pipes)
+        if self._idle_of is not self._crew.interpreter:
+            self._idle_of = self._crew.interpreter
+            fds += self._background.open_idle()
+        self._crew.post(head, source + code, fds=fds)
 
     def _grant(self, run: Run) -> dict[str, Any]:
         """What the run may spend, of its own budget and of the session's; charged with that until it has ended."""
@@ -199,14 +231,19 @@ class Runner:
         """When `on_time` should be called at the latest."""
         run = self.run
         if run is None:
-            return float("inf")
+            return self._background.due
         if run.kill_at is not None:
             return run.kill_at
-        soonest = min(run.wall_deadline, run.check_deadline if run.phase == Phase.CHECKING else self._next_watch)
+        soonest = min(
+            self._background.due,
+            run.wall_deadline,
+            run.check_deadline if run.phase == Phase.CHECKING else self._next_watch,
+        )
         return soonest if run.logs.due is None else min(soonest, run.logs.due)
 
     def on_time(self, now: float) -> bool:
         """Does what is due; true when the interpreter has to be killed."""
+        self._background.on_time(now)
         run = self.run
         if run is None:
             return False
@@ -214,8 +251,7 @@ class Runner:
             run.logs.flush()
         if run.phase == Phase.CHECKING:
             if now >= min(run.check_deadline, run.wall_deadline):
-                self._crew.renew_checker()
-                self.finish(run, "exception", error("SyntaxError", "the source takes too long to parse", line=1))
+                self._on_slow_check(run, now)
         elif run.kill_at is not None:
             return now >= run.kill_at
         elif now >= run.wall_deadline:
@@ -388,14 +424,16 @@ class Runner:
 
     # -- ending --------------------------------------------------------------------------------------------------
 
-    def finish_dead(self, status: Optional[int], cpu_time_s: float) -> None:
-        """The interpreter is dead (its wait status, None when we killed it): so is the run."""
+    def finish_dead(self, status: Optional[int], cpu_time_s: float, why: str = "") -> None:
+        """The interpreter is dead (its wait status, None when we killed it): so is the run. `why`: its last words."""
         run = self.run
         assert run is not None
         self._drain_pipes(run)
         # What it has spent died with it. So it is charged with all that it can have spent in the time that it took.
         self._spent -= run.budget - min(run.budget, int((cpu_time_s + _CPU_ERROR_S) * _MAX_OPERATIONS_PER_S))
         outcome, detail, signum = "crashed", None, None
+        if why:
+            detail = error("Crash", f"the interpreter could not run the program after the ones before it: {why}")
         if status is not None and run.ended_by is None:
             code, signum = describe_exit(status)
             if code is not None:
@@ -424,12 +462,17 @@ class Runner:
         """Ends a run: what the supervisor decided goes before what the program says of itself."""
         if run.ended_by is not None:
             outcome, detail = run.ended_by, run.limit_error(detail)
+        self._crew.release()
         run.logs.finish()
         run.oom_suspect = oom_suspect
         run.cpu_time_s = self.cpu_time_s() if cpu_time_s is None else cpu_time_s
         run.peak_memory_bytes = self._crew.interpreter.peak_memory_bytes()
         for pipe in run.pipes:
             self._loop.watch(pipe.read_fd, 0, None)
+        if run.visible:
+            self._background.show(run.logs, run.settings.output_bytes, drain=True)
+        self._background.adopt(run.pipes)
+        run.pipes = []
         self.run = None
         self._on_end(run, outcome, detail)
         run.close()

@@ -22,6 +22,7 @@ from . import link
 from .channel import Channel
 from .children import kill_everything
 from .crew import Config, Crew, Listener, Programs
+from .fitness import MAX_REASON_CHARS
 from .frames import CHUNK_BYTES, PROTOCOL_VERSION, Fields, Frame, FrameError, Kind, decode_head
 from .lean import deque, dumps, signal, socket
 from .loop import READ, Loop
@@ -97,6 +98,7 @@ class Supervisor:
         self._booted = False
         self._boot_failures = 0
         self._variables_reset = False
+        self._unfit = ""  # why the interpreter that just ended a run can't have another one
         self._thawed_at = 0.0
         self._stop = False
 
@@ -319,7 +321,10 @@ class Supervisor:
                 self._operations.on_done(message.head, body)
                 self._next_job()
             elif kind == "done":
+                self._unfit = message.head.text("unfit", MAX_REASON_CHARS, default="")
                 self._runner.on_done(message.head, body)
+            elif kind == "unfit":
+                self._replace_interpreter(None, message.head.text("why", MAX_REASON_CHARS))
             else:
                 raise FrameError(f"an unknown message {kind!r}")
 
@@ -331,25 +336,20 @@ class Supervisor:
 
     # -- replacing the interpreter -------------------------------------------------------------------------------
 
-    def _replace_interpreter(self, status: Optional[int]) -> None:
-        """It died (with this wait status) or is to be killed: starts another, and ends what ran in the old one."""
+    def _replace_interpreter(self, status: Optional[int], why: str = "") -> None:
+        """It died (with this wait status) or is to be killed: starts another, and ends what ran in the old one.
+
+        `why`: what it says of itself, if it could not go on.
+        """
         cpu_time_s = self._runner.cpu_time_s()
         run = self._runner.run
         over_prelude = run is not None and not run.visible and run.phase == Phase.RUNNING
         # What it was given did not end it at once: maybe both, later, and so it would go on.
         over_both = self._restored and run is None and not self._operations.busy
-        self._crew.stop()
-        self._generation += 1
-        self._variables_reset = True
-        if not self._booted:
-            self._boot_failures += 1
-            if self._boot_failures >= _MAX_BOOT_FAILURES:
-                self._stop = True
-                return
-        self._booted = False
-        self._start_crew()
+        if not self._renew_crew():
+            return
         waiting, self._jobs = self._jobs, deque()  # nothing starts before the prelude has run again
-        self._end_what_ran(status, cpu_time_s, waiting)
+        self._end_what_ran(status, cpu_time_s, waiting, why)
         self._jobs = waiting
         # What ended the last interpreter would end this one too. It is said that it is not there.
         if over_both:
@@ -359,10 +359,34 @@ class Supervisor:
         self._prelude_due = bool(self._prelude) and not (over_prelude or over_both)
         self._next_job()
 
-    def _end_what_ran(self, status: Optional[int], cpu_time_s: float, waiting: deque[_Job]) -> None:
+    def _renew_crew(self) -> bool:
+        """Kills everything in the sandbox and starts another interpreter; false when none starts any more."""
+        self._crew.stop()
+        self._generation += 1
+        self._variables_reset = True
+        if not self._booted:
+            self._boot_failures += 1
+            if self._boot_failures >= _MAX_BOOT_FAILURES:
+                self._stop = True
+                return False
+        self._booted = False
+        self._start_crew()
+        return True
+
+    def _replace_unfit(self, run: Run, why: str) -> None:
+        """The run that has just ended left the interpreter so that no other can run in it. Its result will say so."""
+        if run.visible:
+            self._notices.append(f"the interpreter was replaced, and variables were reset: {why}\n")
+        else:
+            self._notices.append(f"the prelude is left out, since the interpreter can't be used after it: {why}\n")
+        if self._renew_crew():
+            self._operations.on_interpreter_gone()
+            self._prelude_due = bool(self._prelude) and run.visible
+
+    def _end_what_ran(self, status: Optional[int], cpu_time_s: float, waiting: deque[_Job], why: str) -> None:
         run = self._runner.run
         if run is not None and run.phase == Phase.RUNNING:
-            self._runner.finish_dead(status, cpu_time_s)
+            self._runner.finish_dead(status, cpu_time_s, why)
         elif run is not None:
             # A process of an earlier execution ended the interpreter while this source was being checked.
             self._runner.run = None
@@ -374,6 +398,9 @@ class Supervisor:
     # -- the end of a run ----------------------------------------------------------------------------------------
 
     def _on_run_end(self, run: Run, outcome: str, detail: Optional[Detail]) -> None:
+        why, self._unfit = self._unfit, ""
+        if why:
+            self._replace_unfit(run, why)
         if run.visible:
             self._send_result(run, outcome, detail)
         else:

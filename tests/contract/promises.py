@@ -173,6 +173,12 @@ PROMISES = (
         {"fake": _NO_SYSTEM},
     ),
     Promise(
+        "stream-background",
+        "Streaming",
+        "What a process prints that outlives its execution is kept, head and tail, and shown marked with later ones.",
+        {"fake": _NO_SYSTEM},
+    ),
+    Promise(
         "stream-images", "Streaming", "Images and open figures become events, among the logs.", {"fake": _NO_SYSTEM}
     ),
     Promise("stream-flat", "Streaming", "A flood of output does not fill the daemon's memory.", {"fake": _NO_LIMIT}),
@@ -215,6 +221,18 @@ PROMISES = (
         "end-exit",
         "How executions end",
         "A program that exits is EXITED: `SystemExit` keeps variables, `os._exit` does not.",
+    ),
+    Promise(
+        "end-unfit",
+        "How executions end",
+        "An interpreter that a program leaves unfit for the next one is replaced, and that is told with the program.",
+        {"fake": _NO_SYSTEM},
+    ),
+    Promise(
+        "end-checker",
+        "How executions end",
+        "What other processes do to the checking of a source is never told as an error of the source.",
+        {"fake": _NO_SYSTEM},
     ),
     Promise(
         "end-crash",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -25,5 +25,13 @@ async def eventually_async(probe: Callable[[], T], *, timeout_s: float = POLL_TI
     """The same, with the event loop running meanwhile."""
     deadline = time.monotonic() + timeout_s
     while not (value := probe()) and time.monotonic() < deadline:  # noqa: ASYNC110 - nobody would set an event
+        await asyncio.sleep(POLL_INTERVAL_S)
+    return value
+
+
+async def eventually_awaited(probe: Callable[[], Awaitable[T]], *, timeout_s: float = POLL_TIMEOUT_S) -> T:
+    """The same for a probe that has to wait itself, as one that asks a session."""
+    deadline = time.monotonic() + timeout_s
+    while not (value := await probe()) and time.monotonic() < deadline:  # noqa: ASYNC110 - as above
         await asyncio.sleep(POLL_INTERVAL_S)
     return value

@@ -1,0 +1,57 @@
+"""Tells whether the interpreter can serve another program after what the last one has done to its process.
+
+Programs use up descriptors, lower limits, replace what the interpreter works with. What can be put right is put right
+for each run (streams.py). The rest is found here, at the end of the run that did it, so that it is told with that run
+and not blamed on the next one. Nothing depends on the answer being true: an interpreter that calls itself unfit is
+replaced, and one that is unfit and does not say so fails at its next program.
+"""
+
+from __future__ import annotations
+
+import linecache
+import os
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Callable
+
+MAX_REASON_CHARS = 300
+# Descriptors that a program's message brings, 4 and a memory file, and one to open a module's file with.
+SPARE_DESCRIPTORS = 6
+# Frames for what is done around a program.
+MIN_RECURSION_LIMIT = 100
+
+_dup, _close, _getrecursionlimit = os.dup, os.close, sys.getrecursionlimit
+
+
+def why_unfit(null: int, encode: Callable[[object], bytes]) -> str:
+    """Why not, as part of a sentence; empty when it can. `null` is any open descriptor. Takes a few microseconds."""
+    try:
+        spare: list[int] = []
+        try:
+            for _ in range(SPARE_DESCRIPTORS):
+                spare.append(_dup(null))
+        except OSError as problem:
+            return f"the program left it fewer than {SPARE_DESCRIPTORS} file descriptors ({problem.strerror})"
+        finally:
+            for fd in spare:
+                _close(fd)
+        limit = _getrecursionlimit()
+        if limit < MIN_RECURSION_LIMIT:
+            return f"the program left it a recursion limit of {limit}, and it needs {MIN_RECURSION_LIMIT}"
+        if type(linecache.cache) is not dict:
+            return "the program replaced the cache of linecache"
+        encode(0)
+    except Exception as problem:  # noqa: BLE001 (whatever the program has made of the modules that this needs)
+        return reason_of(problem)
+    return ""
+
+
+def reason_of(problem: Exception) -> str:
+    """A failure of the interpreter's own code."""
+    try:
+        text = str(problem)
+    except Exception:  # noqa: BLE001 (as above)
+        text = ""
+    return f"its own code fails with {type(problem).__name__}: {text}"[:MAX_REASON_CHARS]

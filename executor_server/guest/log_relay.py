@@ -9,6 +9,7 @@ import time
 
 from .channel import Channel
 from .frames import CHUNK_BYTES, Kind
+from .offline import says_offline
 from .output import OutputCutter, StreamDecoder
 
 TYPE_CHECKING = False
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
     from typing import Optional
 
 _COALESCE_S = 0.005
+# Of the output, in which a hint is looked for that the network is missed.
+_SCANNED_BYTES = 256 * 1024
 # Around output that is not the run's own.
 BACKGROUND_BEGIN = "[background output of earlier steps]"
 BACKGROUND_END = "[end of background output]"
@@ -34,6 +37,8 @@ class LogRelay:
         self._pending: list[tuple[str, bytes]] = []
         self._last_sent = 0.0
         self._background_bytes = 0
+        self._unscanned_bytes = _SCANNED_BYTES
+        self.offline = False  # the program, or a child of it, has printed that it could not reach something
         self._lines_open: set[str] = set()  # streams whose last line has no end yet
         self.due: Optional[float] = None  # when `flush` should be called
 
@@ -46,6 +51,9 @@ class LogRelay:
         return self._cutter.flooded
 
     def add(self, stream: str, data: bytes) -> None:
+        if self._unscanned_bytes > 0 and not self.offline:
+            self._unscanned_bytes -= len(data)
+            self.offline = says_offline(data)
         now = self._cutter.feed(stream, data)
         if now and self._execution_id:
             self._pending.append((stream, now))

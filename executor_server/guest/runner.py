@@ -20,6 +20,7 @@ from .crew import Config, Crew
 from .frames import Fields, FrameError, Kind
 from .lean import dumps, loads, signal
 from .loop import READ, Loop
+from .offline import NOTE
 from .rules import Rules
 from .run import (
     GRACE_S,
@@ -464,6 +465,8 @@ class Runner:
             outcome, detail = run.ended_by, run.limit_error(detail)
         self._crew.release()
         run.logs.finish()
+        if run.logs.offline and NOTE not in (detail or {}).get("message", ""):
+            run.logs.say("stderr", f"{NOTE}\n")
         run.oom_suspect = oom_suspect
         run.cpu_time_s = self.cpu_time_s() if cpu_time_s is None else cpu_time_s
         run.peak_memory_bytes = self._crew.interpreter.peak_memory_bytes()

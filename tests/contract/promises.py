@@ -156,6 +156,12 @@ PROMISES = (
         {"fake": _NO_WALL},
         proved_on=_NOT_IN_THE_CLOUD,
     ),
+    Promise(
+        "run-no-network",
+        "Running code",
+        "A program that misses the network, or a child of it, is told that the sandbox has none, once for an execution.",
+        {"fake": _NO_SYSTEM},
+    ),
     Promise("run-blobs", "Running code", "A large value travels apart and whole, and can be named once."),
     # -- Streaming
     Promise(

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 
 import pytest
 
+from executor_server.guest.log_relay import BACKGROUND_BEGIN, BACKGROUND_END
 from tests.contract.harness import Harness
 from tests.support.attacks import LEADER_ONLY
 
@@ -127,40 +129,35 @@ while True:
 
 
 @pytest.mark.parametrize("signal_number", [9, 19], ids=["killed", "stopped"])
-async def test_attacks_on_the_checker_cost_at_most_one_execution(harness: Harness, signal_number: int) -> None:
+async def test_attacks_on_the_checker_cost_no_execution(harness: Harness, signal_number: int) -> None:
     session = await harness.session(wall_time_s=1.0)
     attack = f"{LEADER_ONLY}\nfor pid in others:\n    os.kill(pid, {signal_number})\nlen(others)"
     assert (await harness.run(session, attack)).output == 1
-    await harness.run(session, "1")
     assert (await harness.run(session, "40 + 2")).output == 42
 
 
-async def test_what_a_program_leaves_running_is_not_heard_and_goes_with_the_session(harness: Harness) -> None:
+async def test_what_a_program_leaves_running_is_heard_apart_and_goes_with_the_session(harness: Harness) -> None:
     session = await harness.session()
     told = await harness.run(
         session,
         """
-import os, signal, time
+import os
 if os.fork() == 0:
     os.setsid()
     if os.fork() == 0:
-        signal.signal(signal.SIGPIPE, signal.SIG_IGN)
         while True:
-            try:
-                os.write(1, b"ghost")
-            except OSError:
-                open("heard", "w").write("no")
-                time.sleep(1e6)
+            os.write(1, b"ghost")
     os._exit(0)
 os.wait()
 print("mine")
 """,
     )
     assert told.stdout.replace("ghost", "") == "mine\n"
-    later = await harness.run(
-        session, "import os, time\nwhile not os.path.exists('heard'):\n    time.sleep(0.01)\nprint('mine')"
-    )
-    assert later.stdout == "mine\n"  # that nothing outlives the session, every test checks
+    for _ in range(5):  # that nothing outlives the session, every test checks
+        later = await harness.run(session, "print('mine')")
+        assert (later.outcome, later.output) == ("succeeded", None)
+        pieces = re.split(f"{re.escape(BACKGROUND_BEGIN)}\n|{re.escape(BACKGROUND_END)}\n", later.stdout)
+        assert "".join(pieces[::2]) == "mine\n", "what others print is marked"
 
 
 async def test_a_prelude_that_fails_with_text_that_nothing_can_carry_ends_no_result(harness: Harness) -> None:

@@ -37,11 +37,12 @@ make_venv() {
     fi
 }
 
-# uv resolves and installs several times as fast as pip; a pip that knows dependency groups does the same work.
+# uv resolves and installs several times as fast as pip; a pip that knows dependency groups does the same work. Of itself
+# uv leaves no bytecode, unlike pip: a sandbox sees the environment read-only, and would compile pandas at each import.
 install_packages() {
     local python=$venv/bin/python
     if "$python" -m pip install --quiet --disable-pip-version-check uv &&
-        UV_SYSTEM_CERTS=1 "$python" -m uv pip install --quiet --python "$python" "${install[@]}"; then
+        UV_SYSTEM_CERTS=1 "$python" -m uv pip install --quiet --compile-bytecode --python "$python" "${install[@]}"; then
         return
     fi
     say "uv can't do it here; using pip"

@@ -15,6 +15,7 @@ from typing import Any
 from executor_server.backend_config import LocalImage
 from executor_server.backends.base import HostFinding
 from executor_server.backends.local.bubblewrap import Bwrap, find_bwrap
+from executor_server.backends.local.bytecode import find_uncompiled
 from executor_server.backends.local.cgroups import CgroupTrees, NoCgroups, discover_cgroups
 from executor_server.backends.local.images import Image, probe_image
 from executor_server.backends.local.kit import Kit
@@ -25,6 +26,8 @@ from executor_server.errors import SandboxFailure
 from executor_server.model import SandboxSpec
 
 _TRIAL_TIMEOUT_S = 15.0
+# Of packages without bytecode.
+_NAMED_PACKAGES = 5
 _TRIAL_CPUS = 0.5
 _TRIAL_SPEC = SandboxSpec(image="", memory_bytes=2**27, processes=16, disk_bytes=2**20, orphan_time_s=1.0)
 
@@ -92,6 +95,7 @@ async def examine_host(
             return found
     for image in kit.images.values():
         await _try_sandbox(found, kit, image, found.uids[0] if found.uids else None)
+        await asyncio.to_thread(report_bytecode, found, image)
     _report_limits(found, kit)
     if all(finding.ok for finding in found.findings if finding.required):
         found.kit = kit
@@ -142,6 +146,19 @@ async def _try_sandbox(found: Examination, kit: Kit, image: Image, uid: int | No
     for confinement, ok, detail in _judge(seen, uid):
         if not any(finding.subject == confinement for finding in found.findings):  # the same for each image
             found.add(confinement, ok, detail, _remedy())
+
+
+def report_bytecode(found: Examination, image: Image) -> None:
+    """Warns of packages that each sandbox of an image compiles for itself; says nothing when there are none."""
+    for uncompiled in find_uncompiled(image.packages, image.version):
+        count, directory = len(uncompiled.packages), uncompiled.directory
+        named = ", ".join(uncompiled.packages[:_NAMED_PACKAGES]) + (", …" if count > _NAMED_PACKAGES else "")
+        detail = (
+            f"{count} of {uncompiled.total} packages in {directory} have no bytecode ({named}): each sandbox compiles "
+            "them when it imports them, which takes seconds for one like pandas."
+        )
+        remedy = f"Run: {image.python} -m compileall -q {directory} (uv leaves none without --compile-bytecode)."
+        found.add(f"bytecode of image {image.name}", False, detail, remedy, required=False)
 
 
 def _judge(seen: dict[str, Any], uid: int | None) -> Iterator[tuple[str, bool, str]]:

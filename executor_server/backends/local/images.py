@@ -28,6 +28,7 @@ _PROBE_TIMEOUT_S = 30.0
 _PROBE_OUTPUT_BYTES = 65_536
 _LINKS = 40  # as many as the kernel follows
 _IDENTITY_CHARS = 16
+_TELLTALES_BEFORE_PACKAGES = 2
 _PYTHONS = ("bin/python", "bin/python3")  # of an environment's folder
 # Mounting one of these would show a sandbox what it must not see; an interpreter with such a prefix is a mistake.
 _NOT_A_PREFIX = tuple(Path(name) for name in ("/", "/home", "/root", "/var", "/etc", "/tmp", "/run", "/opt", "/srv"))
@@ -50,6 +51,11 @@ class Image:
     telltales: tuple[Path, ...]  # files and folders that do not stay the same when the environment becomes another
     identity: str  # what they were like when the interpreter was asked
 
+    @property
+    def packages(self) -> tuple[Path, ...]:
+        """Directories in which its packages are; not each of them need exist."""
+        return self.telltales[_TELLTALES_BEFORE_PACKAGES:]
+
     def is_current(self) -> bool:
         """Whether the environment is still the one that was probed, as far as a few looks at its files can tell."""
         return self.identity == _identity(self.python, self.telltales)
@@ -66,6 +72,7 @@ def probe_image(name: str, path: Path, preload: tuple[str, ...] = ()) -> Image:
         version = (int(described["version"][0]), int(described["version"][1]))
         prefixes = [Path(prefix) for prefix in described["prefixes"]]
         telltales = (python, prefixes[0] / "pyvenv.cfg", *(Path(place) for place in described["packages"]))
+        assert len(telltales) - len(described["packages"]) == _TELLTALES_BEFORE_PACKAGES
         implementation = str(described["implementation"])
     except (KeyError, IndexError, TypeError, ValueError) as error:
         raise SandboxFailure(f"image {name}: {python} does not answer like a Python interpreter") from error

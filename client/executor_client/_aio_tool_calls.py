@@ -16,6 +16,7 @@ from executor_client import _tools
 from executor_client._assembler import ToolRequest
 from executor_client._execution import Execution
 from executor_client._limits import TOOL_CALLS_WAITING_MAX
+from executor_client._shared_arguments import Arguments, ArgumentWatch
 from executor_client._tools import Answer, Tool
 from executor_client.errors import ProtocolError
 
@@ -25,6 +26,7 @@ class AioToolPool:
 
     def __init__(self, *, max_concurrent_tools: int) -> None:
         self.room = asyncio.Semaphore(max_concurrent_tools)
+        self.arguments = ArgumentWatch()
 
     async def in_thread(self, function: Callable[[], Any]) -> Any:
         """Calls a function in a thread, in a copy of this context.
@@ -98,11 +100,15 @@ class AioToolCalls:
         try:
             async with self._pool.room:
                 with _tools.pending(self._execution.session_id), self._execution.running(request):
-                    answer = await self._run(request)
+                    answer, given = await self._run(request)
             if answer.is_final:
                 # Recorded before the answer leaves: the result may be back before its confirmation.
                 self._execution.assembler.final_answers[call_id] = answer.value
-            await self._submit(self._execution.execution_id, call_id, answer)
+            try:
+                await self._submit(self._execution.execution_id, call_id, answer)
+            finally:  # the execution may end, and this task with it, before the answer is confirmed
+                if given is not None:
+                    self._pool.arguments.look(request.event.name, given)
         except asyncio.CancelledError:
             raise
         except BaseException as error:  # noqa: BLE001 - handed to the task that waits in execute, and raised there
@@ -110,19 +116,20 @@ class AioToolCalls:
             if self._stream is not None:
                 self._stream.cancel()
 
-    async def _run(self, request: ToolRequest) -> Answer:
+    async def _run(self, request: ToolRequest) -> tuple[Answer, Arguments | None]:
+        """The answer and, of a tool that has returned, what it was given."""
         try:
             tool = _tools.find(self._tools, request.event.name)
-            args, kwargs = _tools.arguments(request)
+            given = _tools.arguments(request)
             if inspect.iscoroutinefunction(tool.function):
-                value = await tool.function(*args, **kwargs)
+                value = await tool.function(*given.args, **given.kwargs)
             else:
-                value = await self._pool.in_thread(functools.partial(tool.function, *args, **kwargs))
+                value = await self._pool.in_thread(functools.partial(tool.function, *given.args, **given.kwargs))
                 if inspect.isawaitable(value):
                     value = await value
-            return _tools.succeeded(tool, value)
+            return _tools.succeeded(tool, value), given
         except Exception as error:  # noqa: BLE001 - the tool's error is the program's to handle
-            return _tools.failed(error)
+            return _tools.failed(error), None
 
     async def __aenter__(self) -> Self:
         return self

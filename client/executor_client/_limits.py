@@ -65,6 +65,10 @@ WAIT_REASON_CHARS_MAX = 300
 TOOL_NAME_SHOWN_MAX = 100
 """In characters: the name is the program's."""
 MAX_CONCURRENT_TOOLS = 8
+ARGUMENT_BYTES_COMPARED_MAX = 16_384
+"""Of a call's arguments, packed: larger ones are not compared with what a host tool has left of them."""
+CALLS_COMPARED_MAX = 100
+"""In one session: a tool that changes its arguments does so early."""
 KEEPALIVE_TIME_S = 330
 """Above the five minutes below which gRPC servers take pings for abuse."""
 KEEPALIVE_TIMEOUT_S = 20

@@ -15,6 +15,7 @@ from executor_client import _tools
 from executor_client._assembler import ToolRequest
 from executor_client._execution import Execution
 from executor_client._limits import TOOL_CALLS_WAITING_MAX, TOOLS_GRACE_S
+from executor_client._shared_arguments import Arguments, ArgumentWatch
 from executor_client._tools import Answer, Tool
 from executor_client.errors import ProtocolError
 
@@ -31,6 +32,7 @@ class ToolPool:
         self._size = max_concurrent_tools
         self._waiting: deque[Callable[[], None]] = deque()
         self._running = 0
+        self.arguments = ArgumentWatch()
 
     def submit(self, work: Callable[[], None]) -> None:
         """Runs `work`, which must not raise, as soon as a thread is free. Raises ProtocolError when too many wait."""
@@ -108,21 +110,24 @@ class ToolCalls:
         call_id = request.event.call_id
         try:
             with _tools.pending(self._execution.session_id), self._execution.running(request):
-                answer = self._run(request)
+                answer, given = self._run(request)
             if answer.is_final:
                 # Recorded before the answer leaves: the result may be back before its confirmation.
                 self._execution.assembler.final_answers[call_id] = answer.value
             self._submit(self._execution.execution_id, call_id, answer)
+            if given is not None:
+                self._pool.arguments.look(request.event.name, given)
         except BaseException as error:  # noqa: BLE001 - handed to the thread that waits in execute, and raised there
             self._fail(error)
 
-    def _run(self, request: ToolRequest) -> Answer:
+    def _run(self, request: ToolRequest) -> tuple[Answer, Arguments | None]:
+        """The answer and, of a tool that has returned, what it was given."""
         try:
             tool = _tools.find(self._tools, request.event.name)
-            args, kwargs = _tools.arguments(request)
-            return _tools.succeeded(tool, tool.function(*args, **kwargs))
+            given = _tools.arguments(request)
+            return _tools.succeeded(tool, tool.function(*given.args, **given.kwargs)), given
         except Exception as error:  # noqa: BLE001 - the tool's error is the program's to handle
-            return _tools.failed(error)
+            return _tools.failed(error), None
 
     def _fail(self, error: BaseException) -> None:
         with self._lock:

@@ -18,6 +18,7 @@ from executor_api.v1 import executor_service_pb2 as pb
 from executor_api.values import DecodeError, EncodeError
 from executor_client._assembler import ToolRequest
 from executor_client._limits import TOOL_ERROR_CHARS_MAX
+from executor_client._shared_arguments import Arguments
 from executor_client._values import pack, unpack
 from executor_client.errors import (
     ExecutorClientError,
@@ -139,15 +140,16 @@ def find(tools: Mapping[str, Tool], name: str) -> Tool:
     return tools[name]
 
 
-def arguments(request: ToolRequest) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def arguments(request: ToolRequest) -> Arguments:
     """Unpacks what the program called the tool with."""
+    packed = request.take_arguments()
     try:
-        unpacked = unpack(request.take_arguments())
+        unpacked = unpack(packed)
     except DecodeError as error:
         raise ToolRefusal("ValueError", f"the arguments cannot be decoded: {error}") from error
     match unpacked:
         case (tuple() as args, dict() as kwargs) if all(isinstance(key, str) for key in kwargs):
-            return args, kwargs
+            return Arguments(args, kwargs, packed)
     raise ToolRefusal("TypeError", "the arguments are not (positional, keywords)")
 
 

@@ -14,6 +14,7 @@ from executor_api import values
 from executor_api.v1 import types_pb2 as types
 from executor_client import NotFoundError, ReentrantExecution, Tool, UnavailableError
 from tests.support.fake_daemon import Answered, Cut, FakeDaemon, Refusal, log, result, tool_call
+from tests.support.polling import eventually
 
 NOTE: contextvars.ContextVar[str] = contextvars.ContextVar("NOTE", default="unset")
 
@@ -42,6 +43,17 @@ def test_tool_gets_the_programs_arguments_and_the_program_its_result(session: An
 def test_large_tool_result_travels_as_a_blob(session: Any, daemon: FakeDaemon) -> None:
     assert run_tool(session, daemon, lambda: b"x" * 1_000_000) == b"x" * 1_000_000
     assert "UploadBlob" in daemon.names()
+
+
+def test_a_tool_that_changes_its_argument_is_warned_of(
+    session: Any, daemon: FakeDaemon, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fill(rows: list[int]) -> int:
+        rows.append(1)
+        return len(rows)
+
+    assert run_tool(session, daemon, fill, []) == 1
+    assert eventually(lambda: "the host tool 'tool' changed an argument" in caplog.text)
 
 
 class CustomError(Exception):

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import linecache
 import os
+import resource
 import sys
 
 TYPE_CHECKING = False
@@ -17,26 +18,25 @@ if TYPE_CHECKING:
     from typing import Callable
 
 MAX_REASON_CHARS = 300
-# Descriptors that a program's message brings, 4 and a memory file, and one to open a module's file with.
+# Descriptors: a program's message brings up to 4 and a memory file, and one opens a module's file.
 SPARE_DESCRIPTORS = 6
 # Frames for what is done around a program.
 MIN_RECURSION_LIMIT = 100
 
-_dup, _close, _getrecursionlimit = os.dup, os.close, sys.getrecursionlimit
+_dup, _close, _getrlimit, _getrecursionlimit = os.dup, os.close, resource.getrlimit, sys.getrecursionlimit
 
 
 def why_unfit(null: int, encode: Callable[[object], bytes]) -> str:
     """Why not, as part of a sentence; empty when it can. `null` is any open descriptor. Takes a few microseconds."""
     try:
-        spare: list[int] = []
+        highest = _getrlimit(resource.RLIMIT_NOFILE)[0] - SPARE_DESCRIPTORS
         try:
-            for _ in range(SPARE_DESCRIPTORS):
-                spare.append(_dup(null))
+            lowest_free = _dup(null)
+            _close(lowest_free)
         except OSError as problem:
-            return f"the program left it fewer than {SPARE_DESCRIPTORS} file descriptors ({problem.strerror})"
-        finally:
-            for fd in spare:
-                _close(fd)
+            return f"the program left it no file descriptors ({problem.strerror})"
+        if lowest_free > highest >= 0:  # the kernel gives the lowest: there is none below it, and few are above
+            return f"the program left it fewer than {SPARE_DESCRIPTORS} file descriptors"
         limit = _getrecursionlimit()
         if limit < MIN_RECURSION_LIMIT:
             return f"the program left it a recursion limit of {limit}, and it needs {MIN_RECURSION_LIMIT}"

@@ -150,7 +150,9 @@ def receive(sock: socket.socket, max_bytes: int) -> Message:
     try:
         if not data:
             raise LinkClosed("the other end is gone")
-        if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC) or len(data) < 4:
+        if flags & socket.MSG_CTRUNC:
+            raise FrameError("a truncated message: too many descriptors came along, or none is free for them")
+        if flags & socket.MSG_TRUNC or len(data) < 4:
             raise FrameError("a truncated message")
         head_length = int.from_bytes(data[:4], "big")
         if 4 + head_length > len(data):

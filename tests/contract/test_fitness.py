@@ -81,6 +81,18 @@ async def test_an_interpreter_that_fails_before_a_program_is_not_told_as_that_pr
 
 
 @promise("end-unfit")
+async def test_a_program_that_cannot_even_be_given_to_the_interpreter_is_not_blamed(harness: Harness) -> None:
+    """One descriptor is free, below all that the program holds: that it is the only one can't be seen cheaply."""
+    session = await harness.session()
+    code, _ = UNFIT["no descriptors"]
+    assert (await harness.run(session, f"{code}\nos.close(held[0])")).state == "kept"
+    run = await harness.run(session, "1")
+    assert (run.outcome, run.state, run.ended.generation) == ("crashed", "reset", 2)
+    assert "after the ones before it" in run.message and "descriptors" in run.message
+    assert (await harness.run(session, "1")).output == 1
+
+
+@promise("end-unfit")
 @pytest.mark.parametrize("name", sorted(CLOSES))
 async def test_a_program_may_close_its_streams_and_the_next_one_has_new_ones(harness: Harness, name: str) -> None:
     """Each later step was an EXCEPTION: the flush at its end met the closed stream."""

@@ -349,6 +349,8 @@ class Supervisor:
         if not self._renew_crew():
             return
         waiting, self._jobs = self._jobs, deque()  # nothing starts before the prelude has run again
+        if why and (run is None or run.phase != Phase.RUNNING):  # else it is that run's error
+            self._notices.append(_reset_notice(why))
         self._end_what_ran(status, cpu_time_s, waiting, why)
         self._jobs = waiting
         # What ended the last interpreter would end this one too. It is said that it is not there.
@@ -376,7 +378,7 @@ class Supervisor:
     def _replace_unfit(self, run: Run, why: str) -> None:
         """The run that has just ended left the interpreter so that no other can run in it. Its result will say so."""
         if run.visible:
-            self._notices.append(f"the interpreter was replaced, and variables were reset: {why}\n")
+            self._notices.append(_reset_notice(why))
         else:
             self._notices.append(f"the prelude is left out, since the interpreter can't be used after it: {why}\n")
         if self._renew_crew():
@@ -458,6 +460,10 @@ class Supervisor:
         else:
             run.output = output  # closed with the run
             self._channel.send(Kind.RESULT, head, details)
+
+
+def _reset_notice(why: str) -> str:
+    return f"the interpreter was replaced, and variables were reset: {why}\n"
 
 
 def _prelude_failure(outcome: str, detail: Detail) -> str:

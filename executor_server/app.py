@@ -24,6 +24,7 @@ from executor_server.app_settings import (
     audit_files,
     audit_settings,
     backend_of,
+    capacity_of,
     policy_of,
     pool_settings,
     server_settings,
@@ -124,7 +125,10 @@ async def _serve(config: Config) -> None:
         news = _PolicyNews([each for each in (trail, metrics) if each is not None])
         policies = PolicyStore(config.policy.file, partial(policy_of, config), config.policy.watch_interval_s, news)
         usage = stack.enter_context(closing(UsageStore(own_state.usage_path)))
-        quotas = stack.enter_context(closing(Quotas(lambda tenant: policies.current.quotas_of(tenant), usage)))
+        capacity = capacity_of(config, lambda: policies.current, tokens)
+        quotas = stack.enter_context(
+            closing(Quotas(lambda tenant: policies.current.quotas_of(tenant), usage, capacity=capacity))
+        )
         if log is not None and trail is not None:
             stack.push_async_callback(log.close)
             await log.start()

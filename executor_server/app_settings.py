@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import structlog
 
 from executor_server.audit import AuditSettings
@@ -14,12 +16,16 @@ from executor_server.policy import Policy
 from executor_server.policy_check import policy_for, unserved_profiles
 from executor_server.policy_file import PolicyFile
 from executor_server.pool import PoolSettings
+from executor_server.quotas import Capacity
 from executor_server.rpc.addresses import judged, unix_address
+from executor_server.rpc.auth import MAX_PROBES
+from executor_server.rpc.calls import held_calls
 from executor_server.rpc.peer_socket import PeerSocket
 from executor_server.rpc.server import ServerSettings, TlsFiles
 from executor_server.session_requests import SessionSettings
 from executor_server.settings import BackendName
 from executor_server.state_dir import StateDir
+from executor_server.tokens import Tokens
 
 _log = structlog.get_logger(__name__)
 
@@ -92,6 +98,18 @@ def session_settings(config: Config) -> SessionSettings:
         silence_s=sessions.silence_s,
         recovery_s=sessions.recovery_s,
     )
+
+
+def capacity_of(config: Config, policy: Callable[[], Policy], tokens: Tokens) -> Capacity:
+    """What tenants share: of the calls of the server, those that are neither probes nor refusals that are held."""
+    calls = config.server.max_concurrent_calls
+
+    def is_shared() -> bool:
+        # Each call asks, and there may be thousands of tenants.
+        listed, with_token = policy().tenants, tokens.tenants
+        return len(listed) > 1 or len(with_token) > 1 or len(listed | with_token) > 1
+
+    return Capacity(max(1, calls - held_calls(calls) - MAX_PROBES), config.sessions.max_sessions, is_shared)
 
 
 def server_settings(config: Config) -> ServerSettings:

@@ -10,7 +10,7 @@ is refused before, as an InvalidRequest (requested.py). What a session may do on
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, TypeVar
 
@@ -144,6 +144,11 @@ class Policy:
         """What a tenant may use. One whom the policy does not know may only come to be told so."""
         name = self.profile_name(tenant)
         return self._file.profiles[name].quotas if name is not None else NO_PROFILE_QUOTAS
+
+    @property
+    def tenants(self) -> Set[str]:
+        """Those that the file names."""
+        return self._file.tenants.keys()
 
     def lists(self, tenant: str) -> bool:
         """Whether the file names this tenant, so that there is a bounded number of such."""

@@ -285,10 +285,10 @@ class StateTable(Section):
 
 
 class QuotasTable(Section):
-    """What each tenant may have or use, over all its sessions. Not set: no quota."""
+    """What each tenant may have or use, over all its sessions. Not set: no quota, or for some what is said there."""
 
     sessions: Count | None = None
-    """Sessions at one time."""
+    """Sessions at one time. Not set: where there are several tenants, as many as it leaves free for the others."""
     executions: Count | None = None
     """Executions that run or wait, at one time."""
     creations_per_minute: Count | None = None
@@ -298,7 +298,8 @@ class QuotasTable(Section):
     output_bytes_per_hour: Bytes | None = None
     """Output of executions in any hour, what was left out included."""
     calls: Count | None = None
-    """Calls to the daemon at one time, streams included."""
+    """Calls to the daemon at one time, streams included. Not set: where there are several tenants, as many as it leaves
+    free for the others."""
     calls_per_second: Count | None = None
     """Calls to the daemon in a second; what is above that waits its turn."""
 

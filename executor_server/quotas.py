@@ -11,6 +11,10 @@ a tenant is promised what its execution was granted. So an hour's use can pass i
 run at one time may use, at most `quotas.executions` times their limits. One that nobody could account for in the end,
 because its session was deleted or lost, counts with as much CPU time as it can have used, and with the output that had
 come by then.
+
+What the daemon has for all, places for calls and sessions, is shared where there are several tenants: one without a
+quota of its own may have as much as it leaves free. So one of them gets half of it at most, two a third each, and
+whoever comes next always finds some, without anything that an operator has to configure.
 """
 
 from __future__ import annotations
@@ -57,6 +61,15 @@ class TenantUse:
     @property
     def is_nothing(self) -> bool:
         return self == TenantUse()
+
+
+@dataclass(frozen=True)
+class Capacity:
+    """What the daemon has for all tenants together; `is_shared` tells whether there are several."""
+
+    calls: int
+    sessions: int
+    is_shared: Callable[[], bool]
 
 
 class Window:
@@ -143,8 +156,11 @@ class Quotas(Observer):
         store: UsageStore | None = None,
         clock: Callable[[], float] | None = None,
         processors: int | None = os.cpu_count(),
+        capacity: Capacity | None = None,
     ) -> None:
         """`quotas_of` is asked each time, so that another policy counts at once; `clock` is Unix time.
+
+        Without a capacity, tenants without quotas have no bounds here.
 
         The store stays its owner's, to be closed after `close`.
         """
@@ -152,6 +168,8 @@ class Quotas(Observer):
         self._store = store
         self._clock = clock = clock or _steady_clock()
         self._processors = processors or 1
+        self._capacity = capacity
+        self._calls = 0  # of all tenants
         self._tenants: dict[str, _Tenant] = {}
         self._forgot_s = clock()
         self._unwritten: dict[tuple[str, int], MinuteUse] = {}
@@ -172,7 +190,11 @@ class Quotas(Observer):
     def reserve_session(self, tenant: str) -> Callable[[], None]:
         """Room for one more session, until what is returned is called. Raises ResourceExhausted."""
         quotas, counted, now_s = self._quotas_of(tenant), self._tenant(tenant), self._clock()
-        _check_number("sessions", len(counted.sessions) + counted.reserved_sessions, quotas.sessions, SESSION_RETRY_S)
+        there = len(counted.sessions) + counted.reserved_sessions
+        _check_number("sessions", there, quotas.sessions, SESSION_RETRY_S)
+        if self._capacity is not None and quotas.sessions is None and self._capacity.is_shared():
+            all_there = sum(len(each.sessions) + each.reserved_sessions for each in self._tenants.values())
+            _check_share("sessions", there, all_there, self._capacity.sessions, SESSION_RETRY_S)
         _check_window("creations_per_minute", counted.creations, quotas.creations_per_minute, now_s)
         counted.creations.add(1, now_s)
         counted.reserved_sessions += 1
@@ -202,12 +224,16 @@ class Quotas(Observer):
 
     def reserve_call(self, tenant: str) -> Callable[[], None]:
         """Room for one more call, for as long as it is open. Raises ResourceExhausted."""
-        counted = self._tenant(tenant)
-        _check_number("calls", counted.calls, self._quotas_of(tenant).calls, CALL_RETRY_S)
+        counted, most = self._tenant(tenant), self._quotas_of(tenant).calls
+        _check_number("calls", counted.calls, most, CALL_RETRY_S)
+        if self._capacity is not None and most is None and self._capacity.is_shared():
+            _check_share("calls", counted.calls, self._calls, self._capacity.calls, CALL_RETRY_S)
         counted.calls += 1
+        self._calls += 1
 
         def give_back() -> None:
             counted.calls -= 1
+            self._calls -= 1
 
         return _once(give_back)
 
@@ -317,6 +343,17 @@ def _check_number(quota: str, there: int, most: int | None, retry_after_s: float
         raise ResourceExhausted(
             Reason.QUOTA_EXCEEDED,
             f"quota {quota}: {most} at one time, and so many there are; one more can be when one has ended",
+            retry_after_s=retry_after_s,
+        )
+
+
+def _check_share(quota: str, there: int, all_there: int, capacity: int, retry_after_s: float) -> None:
+    """One more of what all tenants share. Past the whole it is not for this to refuse: then nobody's fault is known."""
+    if 0 < capacity - all_there <= there:
+        raise ResourceExhausted(
+            Reason.QUOTA_EXCEEDED,
+            f"quota {quota} is not set, so a tenant leaves as many free for others as it has: it has {there}, and of "
+            f"{capacity} there are {capacity - all_there} left",
             retry_after_s=retry_after_s,
         )
 

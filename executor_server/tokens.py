@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -68,13 +68,14 @@ class Tokens:
         self._file = file
         self._now = now
         self._entries = {_LOCAL_ID: self._local}
+        self._tenants: Set[str] = frozenset({self._local.principal.tenant})
         self._seen: FileVersion | None = None  # None: to be read, whatever it is
         self._turn = asyncio.Lock()  # of readings: one that began earlier must not have the last word
         self._told = ""
         self._listeners: list[Callable[[TokenNews], None]] = []
         if file is not None:
             self._seen = file.version()
-            self._entries = self._read()
+            self._take(self._read())
 
     def id_of(self, token: str) -> str | None:
         """The id of a token that is accepted; None for every other text."""
@@ -83,6 +84,11 @@ class Tokens:
         matches = hmac.compare_digest(digest_of(secret), entry.digest)
         valid = entry.is_valid(self._now())
         return token_id if matches and valid and entry is not _NO_ENTRY else None
+
+    @property
+    def tenants(self) -> Set[str]:
+        """Those that have had a token which held when the tokens were read."""
+        return self._tenants
 
     def principal_of_id(self, token_id: str) -> Principal | None:
         """Whose token that is, while it holds."""
@@ -113,7 +119,7 @@ class Tokens:
             self._seen = self._file.version()
             before = self._entries
             try:
-                self._entries = await asyncio.to_thread(self._read)  # a large file takes a while to parse
+                self._take(await asyncio.to_thread(self._read))  # a large file takes a while to parse
             except asyncio.CancelledError:
                 self._seen = None  # who asked for it has gone in the middle: what is new has not been seen
                 raise
@@ -127,6 +133,11 @@ class Tokens:
     def _tell(self, news: TokenNews) -> None:
         for told in self._listeners:
             told(news)
+
+    def _take(self, entries: dict[str, _Entry]) -> None:
+        now = self._now()
+        self._entries = entries
+        self._tenants = frozenset(entry.principal.tenant for entry in entries.values() if entry.is_valid(now))
 
     def _read(self) -> dict[str, _Entry]:
         assert self._file is not None

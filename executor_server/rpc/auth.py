@@ -1,14 +1,20 @@
 """Who is calling: on every method, before anything of the call is read.
 
-A call with a wrong token is denied by its metadata alone. Where connections can speak for a caller (a client
-certificate, a user at the peer socket), a call is judged by a stream handler whatever its method is, so that its caller
-is known before the first message is. All denials of a stranger are one status with one message: it does not learn what
-was wrong, nor which methods exist. AdminService is for admins, and that is seen to here, for every method it has.
+A call with a wrong token is denied by its metadata alone. All denials of a stranger are one status with one message: it
+does not learn what was wrong, nor which methods exist. AdminService is for admins, and that is seen to here, for every
+method it has.
 
-Only the health service's Check is open, so that probes need no secret; all it tells is whether the daemon serves.
+Every method is served by a handler that reads its requests as a stream, also where there is one request only. The
+caller is known and counted before the first message is awaited, the wait for it has a limit, and a call without a
+message is answered. grpc.aio's own unary handlers do none of this: they wait for a message without end, and to a call
+that ends without one they send no status, so that it keeps its place among the calls of the server for as long as its
+connection lasts, when its task has ended and its quota has been given back.
 
-A stream whose caller is nobody any more (its token was revoked or has expired, the policy maps its certificate to
-another tenant) ends within `CHECK_INTERVAL_S` as if it had just been made. The execution that it showed goes on.
+Only the health service's Check is open, so that probes need no secret; all it tells is whether the daemon serves. Since
+nobody is charged for a probe, few are open at a time and each for a short time.
+
+A call whose caller is nobody any more (its token was revoked or has expired, the policy maps its certificate to another
+tenant) ends within `CHECK_INTERVAL_S` as if it had just been made. The execution that it showed goes on.
 """
 
 from __future__ import annotations
@@ -18,19 +24,32 @@ import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
 import grpc
 import structlog
 
 from executor_api.v1 import admin_service_pb2 as admin_pb
-from executor_server.errors import ExecutorError, Forbidden, InvalidRequest, Reason, Unauthenticated
+from executor_server.errors import (
+    ExecutorError,
+    Forbidden,
+    InvalidRequest,
+    Reason,
+    ResourceExhausted,
+    Unauthenticated,
+)
 from executor_server.model import Principal
 from executor_server.rpc.errors import Context, Handler, refuse
 from executor_server.rpc.identities import Identities, Shown, certificate_in
 
 OPEN_METHODS = frozenset({"/grpc.health.v1.Health/Check"})
 CHECK_INTERVAL_S = 1.0
+FIRST_MESSAGE_TIME_S = 30.0
+"""The longest wait for the one message of a call: the largest is through in time at 140 kB/s."""
+PROBE_MESSAGE_TIME_S = 5.0
+MAX_PROBES = 64
+"""Calls of open methods at one time, by whomever."""
+PROBE_RETRY_S = 1.0
 
 _ADMIN_METHODS = f"/{admin_pb.DESCRIPTOR.services_by_name['AdminService'].full_name}/"
 
@@ -75,6 +94,9 @@ class Authentication(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         self._on_denial = on_denial
         self._admit_call = admit_call
         self._streams: dict[asyncio.Task[Any], _Stream] = {}
+        self._probes = 0
+        # One for each method that there is: what further interceptors return never changes.
+        self._judged: dict[str, Handler] = {}
         self._watcher: asyncio.Task[None] | None = None
 
     # -- calls -------------------------------------------------------------------------------------------------------
@@ -85,20 +107,23 @@ class Authentication(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         handler_call_details: grpc.HandlerCallDetails,
     ) -> Handler:
         method = handler_call_details.method
-        if method in OPEN_METHODS:
-            return await continuation(handler_call_details)
+        is_open = method in OPEN_METHODS
         try:
-            token_id = self._token_of(handler_call_details)
-            if not self._judges_connections:
-                principal = self._admit(method, Shown(token_id))
-                await self._admit_call(principal.tenant)
+            if not is_open:
+                _shown_token.set(token_id := self._token_of(handler_call_details))
+                if not self._judges_connections:
+                    principal = self._admit(method, Shown(token_id))
+                    await self._admit_call(principal.tenant)
         except ExecutorError as denial:
             self._on_denial(method, denial)
             return _denying(denial)
-        _shown_token.set(token_id)
-        handler = cast("Handler | None", await continuation(handler_call_details))
-        lasts = handler is not None and (handler.request_streaming or handler.response_streaming)
-        return self._judging(method, handler) if self._judges_connections or lasts else cast("Handler", handler)
+        judged = self._judged.get(method)
+        if judged is None:
+            handler = cast("Handler | None", await continuation(handler_call_details))
+            judged = _reading(handler, self._probed(handler) if is_open else self._judging(method, handler))
+            if handler is not None:  # a caller can make up any number of names
+                self._judged[method] = judged
+        return judged
 
     def _token_of(self, call: grpc.HandlerCallDetails) -> str | None:
         """The id of the token in a call, None for a call without one. Raises Unauthenticated for a wrong one."""
@@ -122,10 +147,10 @@ class Authentication(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
             raise Forbidden(Reason.ADMIN_ONLY, "this call is for admins: it needs a token that was made with --admin")
         return principal
 
-    def _judging(self, method: str, handler: Handler | None) -> Handler:
+    def _judging(self, method: str, handler: Handler | None) -> _Judged:
         """Serves the call when its caller is known; cuts it off when that ends."""
 
-        async def judged(requests: AsyncIterator[Any], context: Context) -> None:
+        async def judged(requests: AsyncIterator[Any], context: Context) -> Any:
             try:
                 shown = self._shown_by(context)
                 principal = self._admit(method, shown)
@@ -137,22 +162,37 @@ class Authentication(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
             task = cast("asyncio.Task[Any]", asyncio.current_task())
             stream = self._streams[task] = _Stream(shown, principal)
             try:
-                await _serve(handler, requests, context)
+                return await _serve(handler, requests, context, FIRST_MESSAGE_TIME_S)
             except asyncio.CancelledError:
                 if not stream.cut_off:
                     raise
                 task.uncancel()
-                revocation = _nobody()
-                self._on_denial(method, revocation)
-                await refuse(context, revocation)
+                ended: ExecutorError = _nobody()
+            except MessageMissing as missing:
+                ended = missing.refusal
             finally:
                 del self._streams[task]
+            self._on_denial(method, ended)
+            return await refuse(context, ended)
 
-        return grpc.stream_stream_rpc_method_handler(
-            cast("Any", judged),
-            request_deserializer=handler.request_deserializer if handler is not None else None,
-            response_serializer=handler.response_serializer if handler is not None else None,
-        )
+        return judged
+
+    def _probed(self, handler: Handler | None) -> _Judged:
+        """Serves whoever asks, a few at a time. A stranger must not be able to use up the calls of the server."""
+
+        async def probed(requests: AsyncIterator[Any], context: Context) -> Any:
+            if self._probes >= MAX_PROBES:
+                text = f"{MAX_PROBES} probes are open already"
+                await refuse(context, ResourceExhausted(Reason.QUEUE_FULL, text, retry_after_s=PROBE_RETRY_S))
+            self._probes += 1
+            try:
+                return await _serve(handler, requests, context, PROBE_MESSAGE_TIME_S)
+            except MessageMissing as missing:
+                return await refuse(context, missing.refusal)
+            finally:
+                self._probes -= 1
+
+        return probed
 
     def _shown_by(self, context: Context) -> Shown:
         token_id = _shown_token.get()
@@ -209,10 +249,37 @@ def _denying(denial: ExecutorError) -> Handler:
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Any handler as one of streams: on the wire they are the same
+# Any handler as one that reads a stream: on the wire they are the same
+
+_Judged: TypeAlias = "Callable[[AsyncIterator[Any], Context], Awaitable[Any]]"
 
 
-async def _serve(handler: Handler | None, requests: AsyncIterator[Any], context: Context) -> None:
+class MessageMissing(Exception):
+    """A call that has one message ended without it, or it was not whole in time."""
+
+    def __init__(self, problem: str) -> None:
+        super().__init__(problem)
+        self.refusal = InvalidRequest(Reason.INVALID_FIELD, problem)
+
+
+def _reading(handler: Handler | None, judged: _Judged) -> Handler:
+    """`judged` in the place of a handler. A single answer leaves together with its status, in one batch."""
+    make = (
+        grpc.stream_stream_rpc_method_handler
+        if handler is None or handler.response_streaming
+        else grpc.stream_unary_rpc_method_handler
+    )
+    return make(
+        cast("Any", judged),
+        request_deserializer=handler.request_deserializer if handler is not None else None,
+        response_serializer=handler.response_serializer if handler is not None else None,
+    )
+
+
+async def _serve(
+    handler: Handler | None, requests: AsyncIterator[Any], context: Context, first_message_time_s: float
+) -> Any:
+    """What a handler answers, where it does not stream that. Raises MessageMissing."""
     if handler is None:
         await context.abort(grpc.StatusCode.UNIMPLEMENTED, "Method not found!")  # grpc's own words
     behaviour: Any = (
@@ -220,17 +287,20 @@ async def _serve(handler: Handler | None, requests: AsyncIterator[Any], context:
         if handler.request_streaming
         else (handler.unary_stream if handler.response_streaming else handler.unary_unary)
     )
-    request = requests if handler.request_streaming else await _only(requests, context)
+    request = requests if handler.request_streaming else await _only(context, first_message_time_s)
     if inspect.isasyncgenfunction(behaviour):
         async for response in behaviour(request, context):
             await context.write(response)
-        return
-    response = await behaviour(request, context)
-    if not handler.response_streaming:
-        await context.write(response)
+        return None
+    return await behaviour(request, context)
 
 
-async def _only(requests: AsyncIterator[Any], context: Context) -> Any:
-    async for request in requests:
-        return request
-    return await refuse(context, InvalidRequest(Reason.INVALID_FIELD, "the call has no message"))
+async def _only(context: Context, time_s: float) -> Any:
+    try:
+        async with asyncio.timeout(time_s):
+            message = await cast("Any", context).read()
+    except TimeoutError:
+        raise MessageMissing(f"the message of the call was not whole within {time_s:g} s") from None
+    if message is cast("Any", grpc.aio).EOF:
+        raise MessageMissing("the call has no message")
+    return message

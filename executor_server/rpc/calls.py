@@ -5,12 +5,16 @@ above `quotas.calls_per_second` waits for its time, as an open call, and is refu
 would wait too long. So what one tenant sends costs the daemon no more than its quotas say, and of the calls that the
 daemon serves at one time others always find some.
 
+The places of the server are shared, too: where there are several tenants, one whose `quotas.calls` is not set leaves as
+many free as it has (`quotas.Capacity`), so that no tenant can use them up, nor any two of them.
+
 Refusing costs something too, and who has no regard for it asks again at once: thousands of times a second. So a refusal
 is told after a pause, in which its caller can do nothing with that stream. So many may be held like this, over all
 tenants; what is refused beyond them is told at once.
 
 A call counts until its task ends: grpc.aio runs all of a call in one task, which also ends when the caller goes away in
-the middle of its request.
+the middle of its request. The place among the calls of the server ends with it, since no task ends without having sent
+a status (auth.py).
 """
 
 from __future__ import annotations
@@ -27,6 +31,8 @@ BURST_S = 1.0
 MAX_WAIT_S = 5.0
 MAX_WAITING_CALLS = 128
 REFUSAL_PAUSE_S = 1.0
+# Of the calls of the server, this part may be refusals that are held.
+HELD_PART = 0.25
 
 
 @dataclass
@@ -35,6 +41,11 @@ class _Pace:
 
     next_s: float = 0.0  # when the next call is due, if they came evenly
     waiting: int = 0
+
+
+def held_calls(max_concurrent_calls: int) -> int:
+    """How many refusals may be held where the server has so many calls."""
+    return int(max_concurrent_calls * HELD_PART)
 
 
 class CallLimits:

@@ -26,7 +26,7 @@ from executor_server.quotas import Quotas
 from executor_server.rpc import addresses
 from executor_server.rpc.addresses import Address, AddressError, TcpAddress, UnixAddress
 from executor_server.rpc.auth import Authentication, current_principal
-from executor_server.rpc.calls import CallLimits
+from executor_server.rpc.calls import CallLimits, held_calls
 from executor_server.rpc.errors import ErrorBorder
 from executor_server.rpc.handlers import OWN_METHODS
 from executor_server.rpc.identities import Identities
@@ -180,8 +180,7 @@ class RpcServer:
 def _admission(quotas: Quotas | None, settings: ServerSettings) -> Callable[[str], Awaitable[None]]:
     if quotas is None:
         return _admit_all
-    # Refusals that are held are calls: others are to find at least half of what there may be.
-    return CallLimits(quotas, max_held=settings.max_concurrent_calls // 2).admit
+    return CallLimits(quotas, max_held=held_calls(settings.max_concurrent_calls)).admit
 
 
 async def _admit_all(_tenant: str) -> None:

@@ -27,7 +27,7 @@ from executor_server.model import (
     VariablesState,
 )
 from executor_server.policy_file import QuotasTable
-from executor_server.quotas import Quotas, TenantUse, Window
+from executor_server.quotas import Capacity, Quotas, TenantUse, Window
 from executor_server.usage_store import MinuteUse, UsageStore
 from tests.support.polling import eventually_async
 
@@ -405,3 +405,31 @@ def test_a_file_that_is_harmed_is_put_aside_and_the_daemon_counts_anew(
 async def _use_and_close(quotas: Quotas) -> None:
     run(quotas, used(cpu_time_s=1.0))
     quotas.close()
+
+
+# -- what all tenants share
+
+
+def test_a_tenant_without_quotas_leaves_as_many_free_as_it_has() -> None:
+    """So one gets half at most, the next half of the rest, and whoever comes after them always finds some."""
+    quotas = Quotas(lambda _: QuotasTable(), capacity=Capacity(calls=8, sessions=4, is_shared=lambda: True))
+
+    def take(tenant: str, reserve: Callable[[str], object]) -> int:
+        taken = 0
+        with pytest.raises(ResourceExhausted, match="leaves as many free"):
+            while reserve(tenant):
+                taken += 1
+        return taken
+
+    assert [take(tenant, quotas.reserve_call) for tenant in "abc"] == [4, 2, 1]
+    assert [take(tenant, quotas.reserve_session) for tenant in "ab"] == [2, 1]
+
+
+def test_a_tenant_that_is_alone_may_have_everything() -> None:
+    quotas = Quotas(lambda _: QuotasTable(), capacity=Capacity(calls=8, sessions=4, is_shared=lambda: False))
+    assert all(quotas.reserve_call("a") for _ in range(8))
+
+
+def test_a_quota_of_its_own_is_all_that_counts_for_a_tenant() -> None:
+    quotas = Quotas(lambda _: QuotasTable(calls=8), capacity=Capacity(calls=8, sessions=4, is_shared=lambda: True))
+    assert all(quotas.reserve_call("a") for _ in range(8))

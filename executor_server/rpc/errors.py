@@ -2,12 +2,19 @@
 
 Every call of every service passes `ErrorBorder`. A refusal (ExecutorError) leaves with its status, its message and a
 google.rpc.ErrorInfo; anything else leaves as INTERNAL with an incident id, and its text stays in the log. Without this,
-grpc.aio would send the text of any exception to the client. CancelledError passes: the caller is gone.
+grpc.aio would send the text of any exception to the client. CancelledError passes: the caller is gone. So is one whom
+nothing can be sent to any more, which grpc.aio tells as an error of its own: that is nobody's failure and no incident.
+
+What a status says may be made of what an agent's code or a tool said. Characters that could steer the terminal or the
+log of whoever reads it are made visible here, in every text that leaves.
 """
 
 from __future__ import annotations
 
+import asyncio
 import inspect
+import logging
+import re
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any, NoReturn, TypeAlias, cast
@@ -62,11 +69,22 @@ _VIOLATION_KINDS: dict[ViolationKind, Any] = {
     kind: pb.ViolationKind.Value(f"VIOLATION_KIND_{kind.name}") for kind in ViolationKind
 }
 
+_GRPC_LOGGER = "grpc._cython.cygrpc"
+
 _log = structlog.get_logger(__name__)
 
 # Generic in the stubs only, hence the quotes, and the comments at the interceptors.
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
+
+
+def ignore_lost_callers() -> None:
+    """Has grpc.aio not log an error, with its traceback, where a caller leaves while its answer is sent. Idempotent."""
+    logging.getLogger(_GRPC_LOGGER).addFilter(_is_of_no_lost_caller)
+
+
+def _is_of_no_lost_caller(record: logging.LogRecord) -> bool:
+    return record.exc_info is None or not isinstance(record.exc_info[1], grpc.aio.InternalError)
 
 
 async def refuse(context: Context, error: ExecutorError) -> NoReturn:
@@ -76,7 +94,9 @@ async def refuse(context: Context, error: ExecutorError) -> NoReturn:
     metadata = {"modules": _modules_to(error.modules)} if isinstance(error, ModulesMissing) else {}
     details: list[Message] = [error_details_pb2.ErrorInfo(reason=error.reason.value, domain=DOMAIN, metadata=metadata)]
     if isinstance(error, InvalidRequest) and error.field:
-        field = error_details_pb2.BadRequest.FieldViolation(field=error.field, description=message)
+        field = error_details_pb2.BadRequest.FieldViolation(
+            field=_cut(error.field, MAX_FIELD_BYTES), description=message
+        )
         details.append(error_details_pb2.BadRequest(field_violations=[field]))
     elif isinstance(error, PolicyViolation):
         details.append(_violations_to(error.violations))
@@ -177,6 +197,8 @@ async def _end(method: str, context: Context, error: Exception) -> NoReturn:
         raise error
     if isinstance(error, ExecutorError):
         await refuse(context, error)
+    if isinstance(error, grpc.aio.InternalError):
+        raise _gone(method, error)
     incident_id = secrets.token_hex(8)
     _log.error("rpc_internal_error", method=method, incident_id=incident_id, exc_info=error)
     message = f"the daemon failed; its log tells more under incident {incident_id}"
@@ -190,8 +212,20 @@ async def _abort(context: Context, code: grpc.StatusCode, message: str, details:
     status = status_pb2.Status(code=code_pb2.Code.Value(code.name), message=message)
     for detail in details:
         status.details.add().Pack(detail)
-    await context.abort(code, message, trailing_metadata=((DETAILS_KEY, status.SerializeToString()),))
+    try:
+        await context.abort(code, message, trailing_metadata=((DETAILS_KEY, status.SerializeToString()),))
+    except grpc.aio.InternalError as error:
+        raise _gone(code.name, error) from error
     raise AssertionError("abort returned")  # it never does
+
+
+def _gone(doing: str, error: grpc.aio.InternalError) -> asyncio.CancelledError:
+    """What grpc.aio raises by itself when it notices in time.
+
+    A batch of operations fails when its call is over, and for nothing else that a handler of ours could do.
+    """
+    _log.debug("caller_gone", doing=doing, error=str(error))
+    return asyncio.CancelledError()
 
 
 def _violations_to(violations: Sequence[Violation]) -> pb.Violations:
@@ -216,7 +250,8 @@ def _modules_to(modules: Sequence[str]) -> str:
     """As many as there is room for, with commas between."""
     listed = ""
     for name in modules:
-        longer = f"{listed},{name}" if listed else name
+        shown = _UNPRINTABLE.sub(_visible, name)
+        longer = f"{listed},{shown}" if listed else shown
         if len(longer.encode()) > MAX_MODULES_BYTES:
             break
         listed = longer
@@ -262,9 +297,21 @@ async def _checked_stream(requests: AsyncIterator[Any]) -> AsyncIterator[Any]:
         yield _checked(request)
 
 
+# Of Unicode's controls all but tab and newline, which parts the lines of a message; and what turns text around.
+_UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+
+
 def _cut(text: str, max_bytes: int) -> str:
-    """`text` without characters that a status can't carry, and no longer than that."""
-    data = text.encode("utf-8", "backslashreplace")
-    if len(data) <= max_bytes:
+    """`text` without characters that a status can't carry or that could steer a terminal, and no longer than that."""
+    # Cut before it is made longer: a text may be of megabytes.
+    shown = _UNPRINTABLE.sub(_visible, text[:max_bytes])
+    data = shown.encode("utf-8", "backslashreplace")
+    if len(data) <= max_bytes and len(text) <= max_bytes:
         return data.decode()
     return data[:max_bytes].decode("utf-8", "ignore") + "…"
+
+
+def _visible(found: re.Match[str]) -> str:
+    """As Python's repr has it: `\\x1b`."""
+    code = ord(found.group())
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"

@@ -27,7 +27,7 @@ from executor_server.rpc import addresses
 from executor_server.rpc.addresses import Address, AddressError, TcpAddress, UnixAddress
 from executor_server.rpc.auth import Authentication, current_principal
 from executor_server.rpc.calls import CallLimits, held_calls
-from executor_server.rpc.errors import ErrorBorder
+from executor_server.rpc.errors import ErrorBorder, ignore_lost_callers
 from executor_server.rpc.handlers import OWN_METHODS
 from executor_server.rpc.identities import Identities
 from executor_server.rpc.peer_socket import PeerRelay, PeerSocket
@@ -43,6 +43,10 @@ HANDSHAKE_TIMEOUT_S = 10.0
 # Clients may ping this often without being taken for a flood, and may break the rule so often.
 MIN_CLIENT_PING_INTERVAL_S = 10.0
 MAX_PING_STRIKES = 2
+# Calls that have come and that we have not looked at yet. Above the first number gRPC resets some at random, whoever
+# made them, and above the second all; by itself it begins at 1,000, which one hostile tenant sends in a moment.
+MAX_UNSEEN_CALLS = 4096
+MAX_UNSEEN_CALLS_HARD = 8192
 # A client certificate is looked at when a connection is made, so a connection may not outlive the certificate by more.
 MAX_CONNECTION_AGE_S = 3600.0
 
@@ -90,6 +94,7 @@ class RpcServer:
         `quotas` says how many calls a tenant may have; `observer` is told which are refused; `interceptors` come after
         authentication.
         """
+        ignore_lost_callers()
         told = observer or Observer()
 
         def on_refusal(method: str, error: ExecutorError) -> None:
@@ -201,10 +206,14 @@ def _options(settings: ServerSettings) -> Sequence[tuple[str, int]]:
         ("grpc.max_metadata_size", settings.max_metadata_bytes),
         ("grpc.absolute_max_metadata_size", settings.max_metadata_bytes),
         ("grpc.max_concurrent_streams", settings.max_concurrent_streams),
+        ("grpc.server.max_pending_requests", MAX_UNSEEN_CALLS),
+        ("grpc.server.max_pending_requests_hard_limit", MAX_UNSEEN_CALLS_HARD),
         ("grpc.max_connection_idle_ms", round(settings.connection_idle_s * 1000)),
         ("grpc.server_handshake_timeout_ms", round(HANDSHAKE_TIMEOUT_S * 1000)),
         ("grpc.keepalive_time_ms", round(settings.keepalive_s * 1000)),
         ("grpc.keepalive_timeout_ms", round(settings.keepalive_timeout_s * 1000)),
+        # gRPC gives a ping that is not answered the longer of this and its own minute; so each of the two is ours.
+        ("grpc.http2.ping_timeout_ms", round(settings.keepalive_timeout_s * 1000)),
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.min_recv_ping_interval_without_data_ms", round(MIN_CLIENT_PING_INTERVAL_S * 1000)),
         ("grpc.http2.max_ping_strikes", MAX_PING_STRIKES),

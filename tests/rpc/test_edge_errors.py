@@ -12,8 +12,9 @@ from structlog.testing import capture_logs
 from executor_api.v1 import executor_service_pb2 as pb
 from executor_server import errors
 from executor_server.errors import Reason, Violation, ViolationKind
-from executor_server.model import Event, Principal, Queued
-from tests.rpc.edge import AUTH, Edge, FakeExecution, FakeSession, refusal, refused, serving
+from executor_server.model import Event, Log, Principal, Queued
+from tests.rpc.edge import AUTH, TOKEN, Edge, FakeExecution, FakeSession, refusal, refused, serving
+from tests.support.raw_http2 import raw_connection
 
 
 @pytest.fixture
@@ -118,3 +119,54 @@ async def test_a_caller_who_goes_away_releases_the_stream_and_leaves_the_executi
     call.cancel()
     await execution.closed.wait()
     assert execution.asked == [("events", 0)]
+
+
+async def test_a_caller_who_vanishes_while_it_is_written_to_is_no_incident(tmp_path: Path) -> None:
+    """grpc.aio tells it as an error of its own, in the middle of a write."""
+    request = pb.ExecuteRequest(session_id="s1", execution_id="e").SerializeToString()
+    body = b"\0" + len(request).to_bytes(4, "big") + request
+    async with serving(tmp_path) as edge:
+        session = await edge.session()
+        log = Log("stdout", "x" * 60_000)
+        session.next_execution = execution = FakeExecution([Event(number, log) for number in range(1, 1000)])
+        with capture_logs() as logs:
+            async with raw_connection(f"{tmp_path}/s") as connection:
+                call = await connection.begin("/executor_api.v1.ExecutorService/Execute", TOKEN, body, ends=True)
+                await call.answered.wait()
+            await execution.closed.wait()
+        assert [entry for entry in logs if entry["log_level"] != "debug"] == []
+
+
+CONTROLS = "\x1b]0;title\x07 \x9b31m \r\u202eabc"
+SHOWN = r"\x1b]0;title\x07 \x9b31m \x0d\u202eabc"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        errors.InvalidRequest(Reason.VALUE_REFUSED, CONTROLS, "f\x1b"),
+        errors.ModulesMissing(CONTROLS, (CONTROLS,)),
+        errors.PolicyViolation((Violation(CONTROLS, ViolationKind.DENIED, CONTROLS, CONTROLS, CONTROLS),)),
+        errors.Unavailable(Reason.BACKEND_UNAVAILABLE, CONTROLS),
+    ],
+)
+async def test_what_could_steer_a_terminal_is_visible_in_every_text_of_a_status(
+    edge: Edge, error: errors.ExecutorError
+) -> None:
+    session = await edge.session()
+    session.raises = error
+    found = await refusal(edge.stub.SetVariables(pb.SetVariablesRequest(session_id="s1"), metadata=AUTH))
+    texts = [
+        found.message,
+        *(text for field in found.fields.items() for text in field),
+        *found.metadata.values(),
+        *(text for each in found.violations for text in (each.field, each.requested, each.allowed, each.rule)),
+    ]
+    assert SHOWN in found.message
+    assert not [text for text in texts if set(text) & set("\x1b\x07\x9b\r\u202e")]
+
+
+async def test_lines_and_tabs_of_a_message_stay(edge: Edge) -> None:
+    (await edge.session()).raises = errors.InvalidRequest(Reason.VALUE_REFUSED, "first:\n\tsecond é")
+    found = await refusal(edge.stub.SetVariables(pb.SetVariablesRequest(session_id="s1"), metadata=AUTH))
+    assert found.message == "first:\n\tsecond é"

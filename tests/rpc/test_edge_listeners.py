@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -81,3 +83,19 @@ async def test_a_certificate_that_cannot_be_read_is_named(tmp_path: Path) -> Non
     with pytest.raises(AddressError, match=r"key\.pem can't be read"):
         await server.start()
     await server.stop(0)
+
+
+async def test_a_connection_whose_peer_has_frozen_is_given_up_in_time(tmp_path: Path) -> None:
+    """gRPC answers with a minute of its own for pings, however little `keepalive_timeout_s` is."""
+    server_settings = replace(settings(f"unix:{tmp_path}/s"), keepalive_s=1.0, keepalive_timeout_s=0.1)
+    server = make_server(FakeSessions(), server_settings)
+    await server.start()
+    reader, writer = await asyncio.open_unix_connection(f"{tmp_path}/s")
+    try:
+        writer.write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes.fromhex("000000040000000000"))  # settings: none
+        async with asyncio.timeout(30):  # and from here on not a word, as of a process that was stopped
+            while await reader.read(1024):
+                pass
+    finally:
+        writer.transport.abort()
+        await server.stop(0)

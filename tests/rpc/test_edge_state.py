@@ -93,4 +93,4 @@ async def test_a_client_that_draws_it_out_is_cut_off(edge: Edge, monkeypatch: py
         yield pb.RestoreStateRequest(session_id="s1")
         await asyncio.Event().wait()
 
-    assert await refused(edge.stub.RestoreState(endless(), metadata=AUTH)) == ("RESOURCE_EXHAUSTED", "TOO_LARGE")
+    assert await refused(edge.stub.RestoreState(endless(), metadata=AUTH)) == ("RESOURCE_EXHAUSTED", "TOO_SLOW")

@@ -27,6 +27,7 @@ class RawCall:
     stream_id: int
     status: int | None = None
     message: str = ""
+    answered: asyncio.Event = field(default_factory=asyncio.Event)  # the first data came
     ended: asyncio.Event = field(default_factory=asyncio.Event)
 
 
@@ -78,6 +79,7 @@ class RawConnection:
             if "grpc-status" in headers:
                 call.status, call.message = int(headers["grpc-status"]), headers.get("grpc-message", "")
         elif isinstance(event, h2.events.DataReceived):
+            self.calls[event.stream_id or 0].answered.set()
             self._http.acknowledge_received_data(event.flow_controlled_length or 0, event.stream_id or 0)
         elif isinstance(event, h2.events.StreamEnded | h2.events.StreamReset):
             call = self.calls[event.stream_id or 0]

@@ -219,20 +219,22 @@ class GuestRequests(ABC):
 
     async def _put(self, path: str, size_bytes: int, chunks: AsyncIterator[bytes], *, tar: bool) -> FileInfo:
         operation = Operation(written_file, self._hold)
+        data = _whole(chunks, size_bytes)
+        if not size_bytes:  # the guest has all of it as soon as it is asked
+            async for _ in data:
+                pass
         with self._asking(operation, Kind.FILE_PUT, {"path": path, "size": size_bytes, "tar": tar}) as op:
-            received = 0
+            left = size_bytes
             try:
-                async for chunk in chunks:
-                    received += len(chunk)
-                    if received > size_bytes or operation.ended:
+                async for chunk in data:
+                    if operation.ended:
                         break
                     self._channel.send(Kind.FILE_DATA, {"op": op}, chunk)
+                    left -= len(chunk)
                     await self._channel.drain()
-                if received != size_bytes and not operation.ended:
-                    raise InvalidRequest(Reason.INVALID_FIELD, f"size_bytes: announced {size_bytes}, sent {received}")
                 return _there(await operation.next())
             finally:
-                if received != size_bytes:
+                if left:
                     self._channel.send(Kind.FILE_DATA, {"op": op, "abandon": True})
 
     async def get_file(self, path: str, *, tar: bool = False) -> AsyncIterator[FileInfo | bytes]:
@@ -297,6 +299,26 @@ class GuestRequests(ABC):
         finally:
             del self._operations[op]
             self._hold(operation, False)
+
+
+async def _whole(chunks: AsyncIterator[bytes], size_bytes: int) -> AsyncIterator[bytes]:
+    """The chunks, of which the last is given only when nothing has come after it.
+
+    With the last byte of a file the guest puts it in its place, where another one may be. That must not happen for an
+    upload which is refused because it goes on. Raises InvalidRequest where the chunks are not of that size together.
+    """
+    received, held = 0, b""
+    async for chunk in chunks:
+        received += len(chunk)
+        if received > size_bytes:
+            break
+        if held:
+            yield held
+        held = chunk
+    if received != size_bytes:
+        raise InvalidRequest(Reason.INVALID_FIELD, f"size_bytes: announced {size_bytes}, sent {received}")
+    if held:
+        yield held
 
 
 def _settings(spec: SessionSpec) -> bytes:

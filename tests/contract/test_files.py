@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import tarfile
+from collections.abc import AsyncIterator
 
 import pytest
 
@@ -53,6 +54,33 @@ async def test_an_empty_file_is_a_file(harness: Harness) -> None:
     session = await harness.session()
     assert (await session.put_file("empty", 0, pieces(b""))).size_bytes == 0
     assert await read(session, "empty") == b""
+
+
+async def sent(*chunks: bytes) -> AsyncIterator[bytes]:
+    for chunk in chunks:
+        yield chunk
+
+
+@promise("files-transfer")
+async def test_an_upload_that_is_not_what_it_announced_leaves_the_file_that_was_there(harness: Harness) -> None:
+    """The guest puts a file in its place with the last byte that was announced, before it is known that more comes."""
+    session = await harness.session()
+    for old in (b"old", b""):
+        await session.put_file("a", len(old), pieces(old))
+        for size_bytes, chunks in ((3, (b"new", b"more")), (3, (b"newmore",)), (3, (b"ne",)), (3, ()), (0, (b"x",))):
+            with pytest.raises(InvalidRequest, match="announced"):
+                await session.put_file("a", size_bytes, sent(*chunks))
+            assert await read(session, "a") == old
+
+
+@promise("files-transfer")
+async def test_an_archive_that_goes_on_after_its_size_leaves_the_file_that_was_there(harness: Harness) -> None:
+    session = await harness.session()
+    await session.put_file("a", 3, pieces(b"old"))
+    data = archive(member("a", size=3), content=b"new")
+    with pytest.raises(InvalidRequest, match="announced"):
+        await session.put_file("", len(data), sent(data, b"x"), tar=True)
+    assert await read(session, "a") == b"old"
 
 
 @promise("files-busy")

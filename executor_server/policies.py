@@ -21,7 +21,7 @@ import structlog
 
 from executor_server.policy import Policy
 from executor_server.policy_file import PolicyFile, load_policy, parse_policy
-from executor_server.settings import ConfigError, read_bytes
+from executor_server.settings import ConfigError, read_trusted
 
 SETTLE_S = 0.1
 # For a file that never stands still.
@@ -135,7 +135,7 @@ class PolicyStore:
         """What is in the file, which does not change meanwhile. Raises ConfigError."""
         for _ in range(_MAX_LOOKS):
             before = self._seen = _signature(path)
-            data = await asyncio.to_thread(read_bytes, path, "policy file")
+            data = await asyncio.to_thread(read_trusted, path, "policy file")
             await asyncio.sleep(SETTLE_S)
             if _signature(path) == before:
                 return data

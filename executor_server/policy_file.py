@@ -54,7 +54,7 @@ from executor_server.settings import (
     each_once,
     examined,
     parse_toml,
-    read_bytes,
+    read_trusted,
     refuse,
     some_of,
 )
@@ -423,7 +423,7 @@ def load_policy(path: Path | None) -> PolicyFile:
     """The policy in a file; the built-in one for None. Raises ConfigError."""
     if path is None:
         return built_in_policy()
-    return parse_policy(read_bytes(path, "policy file"), path)
+    return parse_policy(read_trusted(path, "policy file"), path)
 
 
 def parse_policy(data: bytes, path: Path) -> PolicyFile:

@@ -20,6 +20,7 @@ from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import ErrorDetails, InitErrorDetails, PydanticCustomError
 
+from executor_server.file_rights import untrusted
 from executor_server.import_patterns import PATTERN_FORM, is_pattern
 
 MAX_FILE_BYTES = 1 << 20
@@ -124,8 +125,8 @@ AbsolutePath = Annotated[
 
 
 def read_toml(path: Path, kind: str) -> dict[str, Any]:
-    """The tables of a TOML file. Raises ConfigError, which calls the file a `kind`."""
-    return parse_toml(read_bytes(path, kind), f"{kind} {path}")
+    """The tables of a TOML file that nobody else could have written. Raises ConfigError, which calls it a `kind`."""
+    return parse_toml(read_trusted(path, kind), f"{kind} {path}")
 
 
 def parse_toml(data: bytes, file: str) -> dict[str, Any]:
@@ -144,13 +145,21 @@ def parse_toml(data: bytes, file: str) -> dict[str, Any]:
     return tables
 
 
-def read_bytes(path: Path, kind: str) -> bytes:
+def read_trusted(path: Path, kind: str) -> bytes:
+    """What is in a file of settings that is to be obeyed. Raises ConfigError where others could have written it."""
+    return read_bytes(path, kind, is_trusted=True)
+
+
+def read_bytes(path: Path, kind: str, *, is_trusted: bool = False) -> bytes:
     """What is in a file of settings, which is small. Raises ConfigError. Does not wait for what a FIFO may bring."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
         try:
             if not stat.S_ISREG(os.fstat(descriptor).st_mode):
                 raise ConfigError([f"The {kind} {path} is not a regular file."])
+            # Of the open file, so that nobody can exchange it after the look.
+            if is_trusted and (why := untrusted(descriptor, path)) is not None:
+                raise ConfigError([f"The {kind} {path} {why}"])
             with os.fdopen(descriptor, "rb", closefd=False) as file:
                 data = file.read(MAX_FILE_BYTES + 1)
         finally:

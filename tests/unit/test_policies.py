@@ -211,7 +211,7 @@ async def test_a_file_in_the_middle_of_a_write_is_not_taken_though_it_is_valid(b
             read.set()
             return data
 
-        monkeypatch.setattr(policies, "read_bytes", reading)
+        monkeypatch.setattr(policies, "read_trusted", reading)
         assert await asyncio.to_thread(read.wait, 10.0)
         file.write('[tenants.a]\nprofile = "all"\n')
     assert await bench.comes_to_be("2")
@@ -262,7 +262,7 @@ async def test_a_file_that_could_not_be_read_is_tried_again_though_it_has_not_ch
 
     bench.replace(SECOND)
     with monkeypatch.context() as patch:
-        patch.setattr(policies, "read_bytes", refuse)
+        patch.setattr(policies, "read_trusted", refuse)
         await bench.store.start()
         assert await bench.refuses()
     assert await bench.comes_to_be("2")

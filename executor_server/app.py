@@ -184,6 +184,8 @@ async def _serve(config: Config) -> None:
         stack.push_async_callback(sessions.close)
         # Recovered sessions end with this daemon, so all that can be wrong with its configuration comes before them.
         server.bind()
+        for problem in server.unserved:
+            _log.warning("address_not_served", problem=problem)
         if metrics is not None and config.metrics.listen is not None:
             metrics.registry.register(
                 SourcesCollector(metrics, _sources(sessions, pool, policies, quotas, log, backend))

@@ -17,7 +17,7 @@ from executor_server.policy_check import policy_for, unserved_profiles
 from executor_server.policy_file import PolicyFile
 from executor_server.pool import PoolSettings
 from executor_server.quotas import Capacity
-from executor_server.rpc.addresses import judged, unix_address
+from executor_server.rpc.addresses import judged_with_unasked, unix_address
 from executor_server.rpc.auth import MAX_PROBES
 from executor_server.rpc.calls import held_calls
 from executor_server.rpc.peer_socket import PeerSocket
@@ -118,8 +118,12 @@ def server_settings(config: Config) -> ServerSettings:
     tls = None
     if server.tls_cert is not None and server.tls_key is not None:
         tls = TlsFiles(cert=server.tls_cert, key=server.tls_key, client_ca=server.tls_client_ca)
+    listen, problems = judged_with_unasked(config.listen_addresses, config.unasked_addresses, has_tls=tls is not None)
+    for problem in problems:
+        _log.warning("address_not_served", problem=problem)
     return ServerSettings(
-        listen=judged(config.listen_addresses, has_tls=tls is not None),
+        listen=listen,
+        unasked=config.unasked_addresses,
         tls=tls,
         max_message_bytes=server.max_message_bytes,
         max_metadata_bytes=server.max_metadata_bytes,

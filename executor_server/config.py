@@ -42,7 +42,8 @@ class ServerSection(Section):
     """Where the daemon listens and what a connection may do."""
 
     listen: tuple[str, ...] = ()
-    """Addresses for clients: `HOST:PORT`, `unix:PATH`. Empty: the state directory's socket and 127.0.0.1:50051."""
+    """Addresses for clients, `HOST:PORT` or `unix:PATH`, besides the Unix socket of the state directory, which is always
+    there. Empty: 127.0.0.1:50051, if it is free."""
     state_dir: AbsolutePath = Field(default_factory=default_state_dir)
     """Where the daemon keeps its token, its socket, its sessions and its audit log. One daemon at a time uses it."""
     backend: BackendName = "local"
@@ -258,8 +259,17 @@ class Config(Section):
 
     @property
     def listen_addresses(self) -> tuple[str, ...]:
-        default = (f"unix:{self.server.state_dir / 'executor.sock'}", DEFAULT_TCP_ADDRESS)
-        return self.server.listen or default
+        """All of them, the Unix socket of the state directory first."""
+        return tuple(dict.fromkeys((self._own_socket, *(self.server.listen or (DEFAULT_TCP_ADDRESS,)))))
+
+    @property
+    def unasked_addresses(self) -> frozenset[str]:
+        """Those that nobody named: the daemon does without one that can't be had, as long as there is another."""
+        return frozenset({self._own_socket, DEFAULT_TCP_ADDRESS}) - frozenset(self.server.listen)
+
+    @property
+    def _own_socket(self) -> str:
+        return f"unix:{self.server.state_dir / 'executor.sock'}"
 
     def alone(self, backend: BackendName) -> Config:
         """This configuration with that backend, and none beside it."""

@@ -23,7 +23,11 @@ _CONFIG = click.option(
     help="TOML file. Default: $EXECUTOR_CONFIG, else all defaults.",
 )
 _LISTEN = click.option(
-    "--listen", multiple=True, metavar="ADDRESS", help="HOST:PORT or unix:/PATH; replaces server.listen."
+    "--listen",
+    multiple=True,
+    metavar="ADDRESS",
+    help="HOST:PORT or unix:/PATH, besides the Unix socket of the state directory, which is always there. Takes the "
+    "place of server.listen. Default: 127.0.0.1:50051, if it is free.",
 )
 _BACKEND = click.option(
     "--backend",

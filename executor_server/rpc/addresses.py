@@ -7,12 +7,13 @@ loopback is refused unless TLS is configured.
 
 from __future__ import annotations
 
+import errno
 import ipaddress
 import os
 import re
 import socket
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -65,6 +66,22 @@ def judged(listen: Sequence[str], *, has_tls: bool) -> tuple[Address, ...]:
     return found
 
 
+def judged_with_unasked(
+    listen: Sequence[str], unasked: Set[str], *, has_tls: bool
+) -> tuple[tuple[Address, ...], tuple[str, ...]]:
+    """The addresses, and a sentence for each that nobody asked for and that can't be one. Raises AddressError."""
+    usable: list[Address] = []
+    problems: list[str] = []
+    for text in listen:
+        try:
+            usable += judged((text,), has_tls=has_tls)
+        except AddressError as error:
+            if text not in unasked or len(listen) == 1:
+                raise
+            problems.append(str(error))
+    return tuple(usable), tuple(problems)
+
+
 def parse(text: str) -> Address:
     """Raises AddressError."""
     if text.startswith("unix:"):
@@ -97,6 +114,29 @@ def clear_stale_socket(address: UnixAddress) -> None:
     if _answers(address.path):
         raise AddressError(f"Can't listen on {address}: another process listens there.")
     address.path.unlink(missing_ok=True)
+
+
+def check_port(address: TcpAddress) -> None:
+    """Raises AddressError when the port can't be had: gRPC tells no reason, and complains on stderr by itself."""
+    if not address.port:
+        return
+    problems = []
+    try:
+        found = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except OSError as error:
+        raise AddressError(f"Can't listen on {address}: {error.strerror}.") from error
+    for family, kind, protocol, _, place in found:
+        try:
+            with socket.socket(family, kind, protocol) as probe:
+                # As gRPC will: what remains of connections that have ended is not in the way, a listener is.
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                probe.bind(place)
+        except OSError as error:
+            problems.append(error)
+    if any(error.errno == errno.EADDRINUSE for error in problems):
+        raise AddressError(f"Can't listen on {address}: it is in use; choose another port with --listen.")
+    if len(problems) == len(found):
+        raise AddressError(f"Can't listen on {address}: {problems[0].strerror}.")
 
 
 @contextmanager

@@ -7,7 +7,7 @@ in the service.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -73,6 +73,8 @@ class ServerSettings:
     keepalive_s: float
     keepalive_timeout_s: float
     peer_socket: PeerSocket | None = None
+    # Of those in `listen`, what nobody asked for: where it can't be had, the others serve.
+    unasked: Set[str] = frozenset()
 
 
 class RpcServer:
@@ -113,6 +115,8 @@ class RpcServer:
             on_denial=on_refusal,
             admit_call=_admission(quotas, settings),
         )
+        self.unserved: list[str] = []
+        """Once it is bound: a sentence for each address that nobody asked for and that it could not have."""
         self._bound: list[Address] = []
         self._inner: list[Address] = []  # what nobody is told of
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]  # the stubs lack it
@@ -134,7 +138,14 @@ class RpcServer:
         """Opens the listeners: who calls from here on waits for `start`. Raises AddressError."""
         credentials = _credentials(self._settings.tls) if self._settings.tls is not None else None
         for address in self._settings.listen:
-            self._bound.append(self._bind(address, credentials))
+            try:
+                self._bound.append(self._bind(address, credentials))
+            except AddressError as error:
+                if str(address) not in self._settings.unasked:
+                    raise
+                self.unserved.append(str(error))
+        if not self._bound:
+            raise AddressError(" ".join(self.unserved))
         if self._relay is not None and self._settings.peer_socket is not None:
             self._inner.append(self._bind(self._settings.peer_socket.inner, None))
             self._relay.bind()
@@ -169,6 +180,8 @@ class RpcServer:
     def _bind(self, address: Address, credentials: grpc.ServerCredentials | None) -> Address:
         if isinstance(address, UnixAddress):
             addresses.clear_stale_socket(address)
+        else:
+            addresses.check_port(address)
         try:
             with addresses.umask(0o177):  # a socket that others have no rights to
                 if isinstance(address, TcpAddress) and credentials is not None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -98,4 +101,34 @@ async def test_a_connection_whose_peer_has_frozen_is_given_up_in_time(tmp_path: 
                 pass
     finally:
         writer.transport.abort()
+        await server.stop(0)
+
+
+@contextmanager
+def taken_port() -> Iterator[str]:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        yield f"127.0.0.1:{listener.getsockname()[1]}"
+
+
+async def test_a_taken_port_that_nobody_asked_for_is_a_sentence_and_the_socket_serves(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with taken_port() as taken:
+        server_settings = replace(settings(f"unix:{tmp_path}/s", taken), unasked={taken})
+        server = make_server(FakeSessions(), server_settings)
+        try:
+            assert await server.start() == [f"unix:{tmp_path}/s"]
+            assert server.unserved == [f"Can't listen on {taken}: it is in use; choose another port with --listen."]
+            async with grpc.aio.insecure_channel(f"unix:{tmp_path}/s") as channel:
+                assert (await get_policy(channel)).policy.backend == "local"
+        finally:
+            await server.stop(0)
+    assert capfd.readouterr().err == ""  # gRPC's own complaint
+
+
+async def test_nothing_to_listen_on_is_an_error_though_nobody_asked_for_it() -> None:
+    with taken_port() as taken:
+        server = make_server(FakeSessions(), replace(settings(taken), unasked={taken}))
+        with pytest.raises(AddressError, match="in use"):
+            server.bind()
         await server.stop(0)

@@ -110,7 +110,9 @@ def test_the_audit_log_is_in_the_state_directory_unless_it_has_a_place_of_its_ow
 def test_the_command_line_wins_over_the_file(tmp_path: Path) -> None:
     path = write(tmp_path, '[server]\nlisten = ["127.0.0.1:1"]\nmax_concurrent_calls = 7')
     config = load(path, {"server": {"listen": ["127.0.0.1:2"]}})
-    assert config.listen_addresses == ("127.0.0.1:2",)
+    own = f"unix:{config.server.state_dir}/executor.sock"
+    assert config.listen_addresses == (own, "127.0.0.1:2")
+    assert config.unasked_addresses == {own, "127.0.0.1:50051"}
     assert config.server.max_concurrent_calls == 7
 
 

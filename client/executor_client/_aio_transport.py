@@ -8,13 +8,12 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-import grpc
-import grpc.aio
-
 from executor_api.v1 import executor_service_pb2 as pb
+from executor_client import _probe
 from executor_client._endpoint import Endpoint
+from executor_client._quiet_grpc import grpc
 from executor_client._tracing import Metadata
-from executor_client._transport_base import Timeouts, TransportBase, closed
+from executor_client._transport_base import Timeouts, TransportBase, closed, is_unreached
 from executor_client._watch import Awaited, LoopBell
 from executor_client.errors import ConfigurationError, DaemonError, ExecutorClientError, UnavailableError
 from executor_client.waits import OnWait
@@ -122,8 +121,16 @@ class AioTransport(TransportBase):
                 try:
                     return await attempt()
                 except ExecutorClientError as error:
+                    if self._looks_at_once(error) and (cause := await self._diagnosis()) is not None:
+                        raise self._nobody(error, cause) from error
                     delay_s = self._delay_s(retries, error, watch)
+                    if delay_s is None:
+                        raise self._nobody(error, await self._diagnosis() if is_unreached(error) else None) from error
                 await asyncio.sleep(delay_s)
+
+    async def _diagnosis(self) -> str | None:
+        """In a thread, which a caller who is cancelled does not wait for: all that it does has its time."""
+        return await asyncio.to_thread(_probe.diagnosis, self.endpoint)
 
 
 def is_cancelling() -> bool:

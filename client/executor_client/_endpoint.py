@@ -15,9 +15,8 @@ import stat
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import grpc
-
 from executor_client._limits import BACKOFF_FIRST_S, BACKOFF_MAX_S, KEEPALIVE_TIME_S, KEEPALIVE_TIMEOUT_S
+from executor_client._quiet_grpc import grpc
 from executor_client.errors import ConfigurationError
 
 ADDRESS_VARIABLE = "EXECUTOR_ADDRESS"
@@ -48,6 +47,8 @@ class Endpoint:
     address: str
     token: str | None = field(repr=False)
     tls: TlsConfig | None = None
+    token_from: str = "token="
+    """What gave the token, for a person."""
 
     @property
     def metadata(self) -> tuple[tuple[str, str], ...]:
@@ -78,11 +79,24 @@ class Endpoint:
         return grpc.ssl_channel_credentials(root_certificates=ca, private_key=key, certificate_chain=cert)
 
     @property
-    def why_no_token(self) -> str:
-        """For whom a daemon refuses that was sent none."""
+    def why_refused(self) -> str:
+        """For whom a daemon refuses as a stranger, which never says why: what was shown, and what to show."""
+        where = f"the daemon at {self.address}"
+        if self.token is not None:
+            return (
+                f"{where} does not accept the token from {self.token_from}: it is another daemon's, or was revoked, or "
+                f"has expired; give another (token=..., {TOKEN_VARIABLE}, --token), which `executor-server token new` "
+                "makes"
+            )
         if self.tls is not None and self.tls.cert is not None:
-            return "our certificate was shown, and no token"
-        return f"no token was sent: none was given, {TOKEN_VARIABLE} is not set, and none lies in {state_dir()}"
+            return (
+                f"{where} does not know our certificate, and no token was sent: have the certificate named in its "
+                f"policy, or give a token (token=..., {TOKEN_VARIABLE}, --token)"
+            )
+        return (
+            f"{where} wants a credential, and no token was sent: none was given, {TOKEN_VARIABLE} is not set, and none "
+            f"lies in {state_dir()}; give one (token=..., {TOKEN_VARIABLE}, --token)"
+        )
 
 
 def resolve(address: str | None, token: str | None, tls: TlsConfig | bool | None) -> Endpoint:
@@ -98,13 +112,15 @@ def resolve(address: str | None, token: str | None, tls: TlsConfig | bool | None
         raise ConfigurationError(
             f"{address} is not on this machine: the token would travel unprotected. Give tls=True or a TlsConfig"
         )
+    token_from = "token=" if token else TOKEN_VARIABLE
     token = token or os.environ.get(TOKEN_VARIABLE)
     if not token:
+        token_from = str(state_dir() / "token")
         # The user's own daemon wants its token; one that was named may know its users.
         token = _own_token(address, tls_config, needed=named is None or not address.startswith(_UNIX_SCHEMES))
     if token is not None and not (token.isascii() and token.isprintable() and " " not in token):
         raise ConfigurationError("the token has characters that cannot be sent: printable ASCII without spaces only")
-    return Endpoint(address, token, tls_config)
+    return Endpoint(address, token, tls_config, token_from)
 
 
 def _own_token(address: str, tls: TlsConfig | None, *, needed: bool) -> str | None:
@@ -124,7 +140,8 @@ def _own_token(address: str, tls: TlsConfig | None, *, needed: bool) -> str | No
     token = _read_token(path)
     if token is None and needed:
         raise ConfigurationError(
-            f"no token: {TOKEN_VARIABLE} is not set and {path} does not exist. `executor-server serve` makes it"
+            f"no token: {TOKEN_VARIABLE} is not set and {path} does not exist, so no daemon of this user has run here; "
+            "start one with `executor-server serve`, which makes it, or name another's address and token"
         )
     return token
 

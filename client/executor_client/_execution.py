@@ -11,12 +11,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import grpc
-
 from executor_api.v1 import executor_service_pb2 as pb
 from executor_client import _status
 from executor_client._assembler import Assembler, EventGap, ToolRequest
 from executor_client._limits import REATTACH_FOR_GAPS_MAX, TOOL_NAME_SHOWN_MAX
+from executor_client._quiet_grpc import grpc
 from executor_client._retry import Retries, trouble
 from executor_client._tracing import Metadata
 from executor_client._watch import Awaited, Watch

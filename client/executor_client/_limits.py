@@ -37,6 +37,9 @@ NAMES_LISTED_MAX = 65_536
 EVALUATION_TIMEOUT_S = 10.0
 """Of an expression, where the session's own limit is not below that."""
 CONNECT_TIMEOUT_S = 5.0
+"""For a daemon never heard of. Where it is certain that none is there, only a time that the caller gave is waited."""
+PROBE_TIMEOUT_S = 3.0
+"""Of each step of finding out why nobody answers."""
 CALL_TIMEOUT_S = 120.0
 TRANSFER_BYTES_PER_S_MIN = 1 << 20
 """A file may take as long as this rate takes, over the time of any call."""

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import grpc
 from google.protobuf.message import DecodeError, Message
 from google.rpc import error_details_pb2, status_pb2
 
 from executor_api.v1 import types_pb2 as pb
 from executor_client._limits import IMAGE_RETRY_MAX_S
+from executor_client._quiet_grpc import grpc
 from executor_client.errors import (
     AuthenticationError,
     AuthorizationError,

@@ -7,11 +7,12 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
-import grpc
 from grpc.experimental import ChannelOptions
 
+from executor_client import _probe
 from executor_client._endpoint import Endpoint
-from executor_client._transport_base import Timeouts, TransportBase
+from executor_client._quiet_grpc import grpc
+from executor_client._transport_base import Timeouts, TransportBase, is_unreached
 from executor_client._watch import Awaited, ThreadBell
 from executor_client.errors import ExecutorClientError
 from executor_client.waits import OnWait
@@ -69,5 +70,10 @@ class Transport(TransportBase):
                 try:
                     return attempt()
                 except ExecutorClientError as error:
+                    if self._looks_at_once(error) and (cause := _probe.diagnosis(self.endpoint)) is not None:
+                        raise self._nobody(error, cause) from error
                     delay_s = self._delay_s(retries, error, watch)
+                    if delay_s is None:
+                        cause = _probe.diagnosis(self.endpoint) if is_unreached(error) else None
+                        raise self._nobody(error, cause) from error
                 time.sleep(delay_s)

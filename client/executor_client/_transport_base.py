@@ -13,14 +13,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-import grpc
-import grpc.aio
-
 from executor_api.v1 import executor_service_pb2 as pb
 from executor_api.v1 import executor_service_pb2_grpc
 from executor_client import _status
 from executor_client._endpoint import Endpoint
 from executor_client._execution import Execution
+from executor_client._limits import CONNECT_TIMEOUT_S
+from executor_client._quiet_grpc import grpc
 from executor_client._retry import Retries, trouble
 from executor_client._tracing import Metadata, current_trace
 from executor_client._watch import NO_WATCH, Awaited, Bell, Watch
@@ -30,10 +29,10 @@ from executor_client.waits import WaitKind
 
 @dataclass(frozen=True)
 class Timeouts:
-    """How long to wait: for a daemon never heard of, for one call, for one that went away, for one that is busy, and
-    for one that fetches an image."""
+    """How long to wait: for a daemon never heard of (None: not at all where none can be there), for one call, for one
+    that went away, for one that is busy, and for one that fetches an image."""
 
-    connect_s: float
+    connect_s: float | None
     call_s: float
     reconnect_s: float
     busy_s: float
@@ -55,6 +54,7 @@ class TransportBase:
         self._bell = bell
         self.stub: Any = executor_service_pb2_grpc.ExecutorServiceStub(channel)
         self._answered = False
+        self._looked = False  # for why a daemon never heard of does not answer
 
     def watch(self) -> Watch:
         """For the waits of one call."""
@@ -81,7 +81,8 @@ class TransportBase:
 
     def _call_retries(self, within_s: float) -> Retries:
         """Those of a call: a daemon that has answered before is given more time than one never heard of."""
-        away_s = self.timeouts.reconnect_s if self._answered else self.timeouts.connect_s
+        connect_s = CONNECT_TIMEOUT_S if self.timeouts.connect_s is None else self.timeouts.connect_s
+        away_s = self.timeouts.reconnect_s if self._answered else connect_s
         return Retries(
             away_timeout_s=min(within_s, away_s),
             busy_timeout_s=min(within_s, self.timeouts.busy_s),
@@ -98,8 +99,23 @@ class TransportBase:
         if awaited is not None:
             watch.begin("answer", awaited, gives_up_after_s=self.timeouts.call_s)
 
-    def _delay_s(self, retries: Retries, error: ExecutorClientError, watch: Watch) -> float:
-        """How long to wait before a call that failed like this is made again. Raises the failure when it is not."""
+    def _looks_at_once(self, error: ExecutorClientError) -> bool:
+        """Whether to find out why nobody answers before waiting for it to pass: once, where no wait was asked for."""
+        at_once = not (self._answered or self._looked) and self.timeouts.connect_s is None and is_unreached(error)
+        self._looked = self._looked or at_once
+        return at_once
+
+    def _nobody(self, error: ExecutorClientError, cause: str | None) -> UnavailableError:
+        """What to raise when it is given up. `cause` is what was found out, if anything was."""
+        return UnavailableError(
+            f"no daemon answers at {self.endpoint.address}: {cause or error.message}", reason=error.reason
+        )
+
+    def _delay_s(self, retries: Retries, error: ExecutorClientError, watch: Watch) -> float | None:
+        """How long to wait before a call that failed like this is made again; None when nobody answers for too long.
+
+        Raises every other failure when it is not.
+        """
         delay_s = retries.delay_s(error, time.monotonic())
         if delay_s is not None:
             awaited, reason = trouble(error, self.endpoint.address)
@@ -107,9 +123,7 @@ class TransportBase:
             watch.begin("trouble", awaited, reason=reason, gives_up_after_s=retries.timeout_s(awaited.kind))
             return delay_s
         if _status.is_transport_failure(error):
-            raise UnavailableError(
-                f"no daemon answers at {self.endpoint.address}: {error.message}", reason=error.reason
-            ) from error
+            return None
         raise error
 
     def is_closed(self) -> bool:
@@ -139,12 +153,17 @@ class TransportBase:
         return (*self.endpoint.metadata, *current_trace())
 
     def _judged(self, error: grpc.RpcError) -> ExecutorClientError:
-        """What to raise for a gRPC error. Whoever is refused for want of a token learns where one was looked for."""
+        """What to raise for a gRPC error. A refused caller learns what it has shown, and what to show instead: the
+        daemon tells strangers nothing but that they are."""
         translated = _status.translate(error)
-        if isinstance(translated, AuthenticationError) and self.endpoint.token is None:
-            why = f"{translated.message} ({self.endpoint.why_no_token})"
-            return AuthenticationError(why, reason=translated.reason)
+        if isinstance(translated, AuthenticationError):
+            return AuthenticationError(self.endpoint.why_refused, reason=translated.reason)
         return translated
+
+
+def is_unreached(error: ExecutorClientError) -> bool:
+    """Whether no daemon has said anything: nobody knows the reason but gRPC."""
+    return _status.is_transport_failure(error) and not error.reason
 
 
 def closed() -> UnavailableError:

@@ -14,7 +14,6 @@ from executor_client._endpoint import TlsConfig
 from executor_client._limits import (
     BUSY_TIMEOUT_S,
     CALL_TIMEOUT_S,
-    CONNECT_TIMEOUT_S,
     IMAGE_TIMEOUT_S,
     MAX_CONCURRENT_TOOLS,
     RECONNECT_TIMEOUT_S,
@@ -39,7 +38,7 @@ class AsyncExecutorClient:
         *,
         token: str | None = None,
         tls: TlsConfig | bool | None = None,
-        connect_timeout_s: float = CONNECT_TIMEOUT_S,
+        connect_timeout_s: float | None = None,
         call_timeout_s: float = CALL_TIMEOUT_S,
         reconnect_timeout_s: float = RECONNECT_TIMEOUT_S,
         busy_timeout_s: float = BUSY_TIMEOUT_S,

@@ -13,7 +13,6 @@ from executor_client._endpoint import TlsConfig
 from executor_client._limits import (
     BUSY_TIMEOUT_S,
     CALL_TIMEOUT_S,
-    CONNECT_TIMEOUT_S,
     IMAGE_TIMEOUT_S,
     MAX_CONCURRENT_TOOLS,
     RECONNECT_TIMEOUT_S,
@@ -34,9 +33,11 @@ class ExecutorClient:
     `token` likewise: $EXECUTOR_TOKEN, else the local daemon's file. None is needed where the daemon knows us otherwise:
     by the certificate of a TlsConfig, or as a user at its own Unix socket.
 
-    `connect_timeout_s` bounds the wait for a daemon that was never heard of, `reconnect_timeout_s` for one that went
-    away, `busy_timeout_s` for one that has no room now and says when to ask again (0: not at all), `image_timeout_s`
-    for one that fetches the image of a session (0: not at all), `call_timeout_s` each call but `execute`.
+    `connect_timeout_s` bounds the wait for a daemon that was never heard of; without it, five seconds, and none at all
+    where it is certain that no daemon is there or that it can't be talked to like this. `reconnect_timeout_s` bounds
+    the wait for one that went away, `busy_timeout_s` for one that has no room now and says when to ask again (0: not at
+    all), `image_timeout_s` for one that fetches the image of a session (0: not at all), `call_timeout_s` each call but
+    `execute`.
 
     `on_wait` is told of each `Wait` that lasts longer than a second, and again now and then, in a thread of the
     client's own. The call's end waits for it, so it must not block. What it raises is logged.
@@ -50,7 +51,7 @@ class ExecutorClient:
         *,
         token: str | None = None,
         tls: TlsConfig | bool | None = None,
-        connect_timeout_s: float = CONNECT_TIMEOUT_S,
+        connect_timeout_s: float | None = None,
         call_timeout_s: float = CALL_TIMEOUT_S,
         reconnect_timeout_s: float = RECONNECT_TIMEOUT_S,
         busy_timeout_s: float = BUSY_TIMEOUT_S,

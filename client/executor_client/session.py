@@ -14,8 +14,6 @@ from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
 from typing import Any, Literal, Self
 
-import grpc
-
 from executor_api.limits import VARIABLES_BYTES_MAX, VARIABLES_MAX
 from executor_api.v1 import executor_service_pb2 as pb
 from executor_api.v1 import types_pb2
@@ -24,6 +22,7 @@ from executor_client._assembler import EventGap, ToolRequest
 from executor_client._blobs import IncomingBlobs
 from executor_client._execution import Execution
 from executor_client._limits import CANCEL_GRACE_S, CLOSE_TIMEOUT_S, STATE_BYTES_MAX, transfer_timeout_s
+from executor_client._quiet_grpc import grpc
 from executor_client._requests import InlineBudget, LimitsLike
 from executor_client._session_base import SessionBase
 from executor_client._tool_calls import ToolCalls, ToolPool

@@ -29,6 +29,7 @@ from executor_server.settings import (
     Name,
     Seconds,
     Section,
+    WrittenSize,
     each_once,
     read_toml,
     validated,
@@ -42,7 +43,7 @@ class ServerSection(Section):
     """Where the daemon listens and what a connection may do."""
 
     listen: tuple[str, ...] = ()
-    """Addresses for clients, `HOST:PORT` or `unix:PATH`, besides the Unix socket of the state directory, which is always
+    """Addresses for clients, `HOST:PORT` or `unix:PATH`, besides the state directory's Unix socket, which is always
     there. Empty: 127.0.0.1:50051, if it is free."""
     state_dir: AbsolutePath = Field(default_factory=default_state_dir)
     """Where the daemon keeps its token, its socket, its sessions and its audit log. One daemon at a time uses it."""
@@ -60,9 +61,9 @@ class ServerSection(Section):
     """A Unix socket at which a user of this host is known by number, which the policy maps to a tenant."""
     token_file: AbsolutePath | None = None
     """Tokens of tenants, made by `executor-server token new`. Not set: `tokens.json` in the state directory."""
-    max_message_bytes: Annotated[int, Field(strict=True, ge=2 * MIB, le=64 * MIB)] = 4 * MIB
+    max_message_bytes: Annotated[int, WrittenSize, Field(strict=True, ge=2 * MIB, le=64 * MIB)] = 4 * MIB
     """Bytes of the largest message that a client may send."""
-    max_metadata_bytes: Annotated[int, Field(strict=True, ge=4 * KIB, le=MIB)] = 16 * KIB
+    max_metadata_bytes: Annotated[int, WrittenSize, Field(strict=True, ge=4 * KIB, le=MIB)] = 16 * KIB
     """Bytes of the headers of one call."""
     max_concurrent_streams: Count = 256
     """Calls at a time on one connection."""
@@ -194,7 +195,7 @@ class AuditSection(Section):
     """Whether the audit log is written."""
     directory: AbsolutePath | None = None
     """The folder of the log. Not set: `audit` in the state directory."""
-    max_file_bytes: Annotated[int, Field(strict=True, ge=64 * KIB, lt=2**40)] = 64 * MIB
+    max_file_bytes: Annotated[int, WrittenSize, Field(strict=True, ge=64 * KIB, lt=2**40)] = 64 * MIB
     """Bytes after which a file of the log is followed by the next."""
     max_files: Count | None = None
     """Files to keep; the oldest of more are removed. Not set: all."""

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
-from executor_server.settings import DAY_S, KIB, MIB, Form, ImportPattern
+from executor_server.settings import DAY_S, KIB, MIB, Form, ImportPattern, WrittenSize
 
 # Below these no interpreter comes up in a sandbox, nothing could run, and no output could be kept.
 MIN_MEMORY_BYTES = 32 * MIB
@@ -48,10 +48,10 @@ _VERSION = Form(f"1 to {_MAX_VERSION_CHARS} characters that can be printed", _is
 
 Flag = Annotated[bool, Field(strict=True)]
 Time = Annotated[float, Field(strict=True, ge=MIN_TIME_S, le=365 * DAY_S, allow_inf_nan=False)]
-Memory = Annotated[int, Field(strict=True, ge=MIN_MEMORY_BYTES, lt=2**63)]
+Memory = Annotated[int, WrittenSize, Field(strict=True, ge=MIN_MEMORY_BYTES, lt=2**63)]
 Processes = Annotated[int, Field(strict=True, ge=MIN_PROCESSES, le=1_000_000)]
-Output = Annotated[int, Field(strict=True, ge=MIN_OUTPUT_BYTES, lt=2**63)]
-Disk = Annotated[int, Field(strict=True, ge=MIN_DISK_BYTES, lt=2**63)]
+Output = Annotated[int, WrittenSize, Field(strict=True, ge=MIN_OUTPUT_BYTES, lt=2**63)]
+Disk = Annotated[int, WrittenSize, Field(strict=True, ge=MIN_DISK_BYTES, lt=2**63)]
 Cpus = Annotated[float, Field(strict=True, ge=0.01, le=1024, allow_inf_nan=False)]
 ImportPatterns = Annotated[tuple[ImportPattern, ...], Field(max_length=MAX_PATTERNS)]
 ToolPattern = Annotated[str, AfterValidator(_TOOL_PATTERN)]

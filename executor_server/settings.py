@@ -17,9 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic_core import ErrorDetails, InitErrorDetails, PydanticCustomError
 
+from executor_api.sizes import bytes_of
 from executor_server.file_rights import untrusted
 from executor_server.import_patterns import PATTERN_FORM, is_pattern
 
@@ -108,9 +109,15 @@ def each_once(names: tuple[str, ...]) -> tuple[str, ...]:
     return names
 
 
+def _size(value: object) -> object:
+    return bytes_of(value) if isinstance(value, str) else value
+
+
 Count = Annotated[int, Field(strict=True, gt=0, lt=2**63)]
 CountOrZero = Annotated[int, Field(strict=True, ge=0, lt=2**63)]
-Bytes = Annotated[int, Field(strict=True, gt=0, lt=2**63)]
+WrittenSize = BeforeValidator(_size)
+"""Lets a number of bytes be written as "8GB" or "512MiB"."""
+Bytes = Annotated[int, WrittenSize, Field(strict=True, gt=0, lt=2**63)]
 Seconds = Annotated[float, Field(strict=True, gt=0, le=365 * DAY_S, allow_inf_nan=False)]
 Name = Annotated[str, AfterValidator(Form(NAME_FORM, is_name))]
 ImportPattern = Annotated[str, AfterValidator(Form(PATTERN_FORM, is_pattern))]

@@ -21,7 +21,7 @@ from pydantic.fields import FieldInfo
 
 from executor_server.config import Config
 from executor_server.policy_file import PolicyFile
-from executor_server.settings import Form, Section
+from executor_server.settings import Form, Section, WrittenSize
 
 DOCS = Path(__file__).parents[1] / "docs"
 PAGES: dict[str, type[Section]] = {"policy": PolicyFile, "configuration": Config}
@@ -163,7 +163,8 @@ def _number(kind: type, metadata: Sequence[Any]) -> str:
     noun = {int: "integer", float: "number"}[kind]
     words = {Ge: "from", Gt: "above", Le: "to", Lt: "below"}
     bounds = [(words[type(each)], astuple(each)[0]) for each in metadata if type(each) in words]
-    return " ".join([noun, *(f"{word} {_toml(bound)}" for word, bound in bounds if bound < NO_BOUND)])
+    size = ['or text like `"8GB"`'] if WrittenSize in metadata else []
+    return " ".join([noun, *(f"{word} {_toml(bound)}" for word, bound in bounds if bound < NO_BOUND), *size])
 
 
 def main() -> None:

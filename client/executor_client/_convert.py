@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+from executor_api.sizes import bytes_of
 from executor_api.v1 import executor_service_pb2 as service_pb
 from executor_api.v1 import types_pb2 as pb
 from executor_client._limits import NAMES_LISTED_MAX
@@ -46,14 +47,14 @@ OUTPUT_MODES = {
 }
 
 
-def named_limits(limits: Limits | Mapping[str, float | int] | None) -> dict[str, Any]:
+def named_limits(limits: Limits | Mapping[str, float | int | str] | None) -> dict[str, Any]:
     """Those that are asked for, by name."""
     if isinstance(limits, Limits):
         return {name: value for name in LIMIT_NAMES if (value := getattr(limits, name)) is not None}
     return dict(limits or {})
 
 
-def limits_to_wire(limits: Limits | Mapping[str, float | int] | None) -> pb.Limits | None:
+def limits_to_wire(limits: Limits | Mapping[str, float | int | str] | None) -> pb.Limits | None:
     """Limits as they are asked for. Raises InvalidRequest for a name or a number that the wire cannot carry."""
     if limits is None:
         return None
@@ -66,7 +67,7 @@ def limits_to_wire(limits: Limits | Mapping[str, float | int] | None) -> pb.Limi
         if value is None:
             continue
         try:
-            setattr(wire, name, value)
+            setattr(wire, name, bytes_of(value) if isinstance(value, str) and name.endswith("_bytes") else value)
         except (TypeError, ValueError, OverflowError) as error:
             raise InvalidRequest(f"limits.{name} cannot be {value!r}: {error}") from error
     return wire

@@ -30,7 +30,8 @@ from executor_client.waits import WaitKind
 T = TypeVar("T")
 
 _FORMATS = {False: types_pb2.FILE_FORMAT_PLAIN, True: types_pb2.FILE_FORMAT_TAR}
-LimitsLike = Limits | Mapping[str, float | int] | None
+LimitsLike = Limits | Mapping[str, float | int | str] | None
+"""Bytes may be written as "8GB" or "512MiB"."""
 
 
 def create_session(

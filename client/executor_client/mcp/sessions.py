@@ -45,7 +45,7 @@ class SessionRequest:
 
     image: str | None = None
     authorized_imports: tuple[str, ...] = ()
-    limits: Mapping[str, float | int] | None = None
+    limits: Mapping[str, float | int | str] | None = None
 
 
 class NamedSession:

@@ -85,6 +85,7 @@ LANGUAGE_RULES = (
     "dunder_access",
     "dynamic_code",
     "namespaces",
+    "foreign_modules",
     "module_attributes",
     "dangerous_functions",
     "open",

@@ -202,17 +202,23 @@ class ImportsTable(Section):
 class LanguageTable(Section):
     """What agent code may do besides importing. Each key is a permission; what is not set is as the preset has it."""
 
-    preset: Literal["standard", "strict"] = "standard"
-    """`standard` permits everything and leaves it to isolation; `strict` permits nothing of this table, and so refuses
-    what smolagents' local executor refuses."""
+    preset: Literal["standard", "guarded", "strict"] = "guarded"
+    """`standard` permits everything and leaves it to isolation; `guarded` permits everything but `foreign_modules`, so
+    that what is not authorized isn't reached without an import either; `strict` permits nothing of this table, and so
+    refuses what smolagents' local executor refuses."""
     dunder_access: Flag | None = None
     """Attributes and names of the form `__x__`, but for `__init__`, `__str__`, `__repr__` and `__name__`."""
     dynamic_code: Flag | None = None
     """`eval`, `exec` and `compile`."""
     namespaces: Flag | None = None
     """`globals`, `locals` and `vars`."""
+    foreign_modules: Flag | None = None
+    """Modules of packages that are not authorized, in whatever way they are reached: as attributes of others
+    (`random._os`), in `sys.modules`, by `getattr`, `vars` and `__globals__`, through frames and classes. Where `*` is
+    authorized and nothing denied, there are none."""
     module_attributes: Flag | None = None
-    """Modules that are not authorized, reached as attributes of others (`random._os`)."""
+    """Modules that could not be imported, reached as attributes of others (`random._os`, and of `numpy` alone
+    `numpy.random` too)."""
     dangerous_functions: Flag | None = None
     """Functions that start processes (`os.system`, `os.popen`, `subprocess.run` …), however they are reached."""
     open: Flag | None = None
@@ -225,10 +231,15 @@ class LanguageTable(Section):
     @property
     def refused(self) -> tuple[str, ...]:
         """The rules in force: names of model.LANGUAGE_RULES."""
-        permits = self.preset == "standard"
+        refused = _REFUSED_BY_PRESET[self.preset]
         return tuple(
-            name for name in LANGUAGE_RULES if not (permits if getattr(self, name) is None else getattr(self, name))
+            name
+            for name in LANGUAGE_RULES
+            if (name in refused if getattr(self, name) is None else not getattr(self, name))
         )
+
+
+_REFUSED_BY_PRESET = {"standard": (), "guarded": ("foreign_modules",), "strict": LANGUAGE_RULES}
 
 
 class SandboxTable(Section):

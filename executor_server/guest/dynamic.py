@@ -197,10 +197,11 @@ def _namespaces(globals: Any, locals: Any, frame: FrameType, namespace: dict[str
         if isinstance(globals, dict):  # else the real function says what is wrong with it
             globals["__builtins__"] = namespace
         return globals, globals if locals is None else locals
-    return frame.f_globals, _locals(frame) if locals is None else locals
+    return frame.f_globals, locals_of(frame) if locals is None else locals
 
 
-def _locals(frame: FrameType) -> Any:
+def locals_of(frame: FrameType) -> Any:
+    """What `locals()` gives in it."""
     if sys.version_info >= (3, 13) and frame.f_code.co_flags & _CO_OPTIMIZED:
         return dict(frame.f_locals)  # a snapshot, as exec takes one there; f_locals itself would write through
     return frame.f_locals

@@ -10,16 +10,19 @@ from __future__ import annotations
 import sys
 from _string import formatter_field_name_split, formatter_parser  # type: ignore[import-not-found]
 from itertools import count
-from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType, SimpleNamespace
+from types import BuiltinFunctionType, FunctionType, MethodDescriptorType, MethodType, ModuleType, SimpleNamespace
 
-from .imports import listed
+from .dynamic import locals_of
+from .entrances import Entrances
+from .foreign_accesses import ENTRANCES
 from .language import PolicyDenied, name_rule, starts_processes
 from .meter import Meter
+from .module_check import ModuleCheck, name_of
 from .referee import Referee
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Callable, Iterator
+    from typing import Any, Callable, Iterator, Optional
 
 _MAX_PLAIN_TYPES = 4096
 _MAX_FORMAT_DEPTH = 4
@@ -28,7 +31,8 @@ _SURELY_PLAIN = (
     *(BuiltinFunctionType, FunctionType, MethodType),
 )
 _getattr, _setattr, _hasattr, _delattr = getattr, setattr, hasattr, delattr
-_type, _issubclass, _isinstance = type, issubclass, isinstance
+_type, _issubclass, _isinstance, _vars = type, issubclass, isinstance, vars
+_FORMATS = ("format", "format_map")
 
 
 class Hooks:
@@ -37,12 +41,17 @@ class Hooks:
     def __init__(self, referee: Referee) -> None:
         self._referee = referee
         self._plain: set[type] = set(_SURELY_PLAIN)
-        self._modules: dict[int, tuple[ModuleType, bool]] = {}
+        self._check = ModuleCheck(referee)
+        self._entrances: Optional[Entrances] = None
         self.given: dict[int, tuple[Any, Any]] = {}
+
+    def open(self, names: dict[str, Any]) -> None:
+        """`names` are the builtins of agent code."""
+        self._entrances = Entrances(self._check, names)
 
     def on_rules(self, given: list[tuple[Any, Any]]) -> None:
         """Other rules are in force; `given` has what agent code gets in the place of what else."""
-        self._modules = {}
+        self._check.on_rules()
         self.given = {id(real): (real, ours) for real, ours in (*given, *self._substitutes(bool(given)))}
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -56,16 +65,42 @@ class Hooks:
         taken = SimpleNamespace()
         if "*" in names:
             names = taken.__all__ = _public_names(module)
+        is_star = "__all__" in vars(taken)
         for name in names:
             value = _getattr(module, name, self)
             if value is self:
                 return module  # to say that it has no such name
-            # A module that comes with all the others is refused when it is used.
-            ours = self.given.get(id(value), (value, value))[1] if "__all__" in vars(taken) else self.load(module, name)
-            _setattr(taken, name, ours)
+            _setattr(taken, name, self._member(module, name, value, is_star=is_star))
         return taken
 
+    def _member(self, module: Any, name: str, value: Any, *, is_star: bool) -> Any:
+        way = f"from {name_of(module)} import {name}" if _isinstance(module, ModuleType) else f"import of {name}"
+        if is_star:  # a module that comes with all the others is refused when it is used
+            return self._shown().held(self.given.get(id(value), (value, value))[1], way)
+        if name in ENTRANCES:
+            return self.enter(value, way)
+        if _isinstance(value, ModuleType):
+            return self._inspected(value, way)
+        return self.load(module, name)
+
     # -- called by rewritten code
+
+    def reach(self, value: Any, way: str) -> Any:
+        """An attribute that may be a module; `way` is how the source says it."""
+        return value if _type(value) in self._plain else self._inspected(value, way)
+
+    def enter(self, value: Any, way: str) -> Any:
+        """An attribute that leads to modules: one of ENTRANCES."""
+        if "foreign_modules" not in self._referee.rules.refused:
+            return value
+        kind = _type(value)
+        if id(value) in self.given and not _issubclass(kind, ModuleType):
+            return self.given[id(value)][1]
+        if kind is BuiltinFunctionType and value.__name__ in _FORMATS and _isinstance(value.__self__, str):
+            return _Formatting(self, value, value.__self__)
+        if kind is MethodDescriptorType and value.__name__ in _FORMATS and value.__objclass__ is str:
+            return _Formatting(self, value)
+        return self._shown().shown(value, way)
 
     def load(self, obj: Any, name: str) -> Any:
         """obj.name"""
@@ -74,12 +109,13 @@ class Hooks:
             value = _getattr(obj, name)
             if _type(value) in plain:
                 return value
-            return self._inspected(value)
+            return self._inspected(value, f"….{name}")
         if _issubclass(_type(obj), ModuleType):
-            self._check_module(obj)
-            return self._inspected_member(_getattr(obj, name))
+            self._check.check(obj)
+            return self._inspected_member(_getattr(obj, name), f"{name_of(obj)}.{name}")
         self._learn(_type(obj))
-        return self.verify(_getattr(obj, name))
+        value = _getattr(obj, name)
+        return value if _type(value) in plain else self._inspected(value, f"….{name}")
 
     def verify(self, value: Any) -> Any:
         """An item, or what a call gave."""
@@ -91,7 +127,8 @@ class Hooks:
             return _Formatting(self, _getattr(obj, name), obj)
         if _isinstance(obj, type) and _issubclass(obj, str) and name in ("format", "format_map"):
             return _Formatting(self, _getattr(obj, name))
-        return self.load(obj, name)
+        value = self.load(obj, name)
+        return self.enter(value, f"….{name}") if name in ENTRANCES else value
 
     def match(self, cls: Any) -> bool:
         """Before a pattern takes a class apart: never true."""
@@ -100,6 +137,35 @@ class Hooks:
         return False
 
     # -- called by checked builtins
+
+    def foreign_getattr(self) -> Callable[..., Any]:
+        """getattr where no rule is about names."""
+        plain, reach, enter = self._plain, self.reach, self.enter
+
+        def getattr(obj: Any, name: str, /, *default: Any) -> Any:
+            """getattr(object, name[, default]) -> value"""
+            if _type(name) is not str and _isinstance(name, str):
+                name = str.__getitem__(name, slice(None))
+            value = _getattr(obj, name, *default)
+            if name in ENTRANCES:
+                return enter(value, f"getattr(…, {name!r})")
+            if _type(value) in plain:
+                return value
+            label = f"the module {name_of(obj)}" if _isinstance(obj, ModuleType) else "…"
+            return reach(value, f"getattr({label}, {name!r})")
+
+        return getattr
+
+    def foreign_vars(self) -> Callable[..., Any]:
+        """vars, which shows the names of modules too."""
+
+        def vars(*args: Any) -> Any:
+            """vars([object]) -> dictionary"""
+            if not args:
+                return locals_of(sys._getframe(1))
+            return self.enter(_vars(*args), "vars(…)")
+
+        return vars
 
     def check_name(self, name: Any) -> Any:
         """The name of an attribute as text that can't change any more. Refuses it if a rule does."""
@@ -186,11 +252,11 @@ class Hooks:
 
         class Formatter(string.Formatter):
             def get_field(self, field_name: str, args: Any, kwargs: Any) -> Any:
-                for is_attribute, key in formatter_field_name_split(field_name)[1]:
-                    if is_attribute:
-                        hooks.check_name(key)
-                value, used = super().get_field(field_name, args, kwargs)
-                return hooks.verify(value), used
+                first, rest = formatter_field_name_split(field_name)
+                value = self.get_value(first, args, kwargs)
+                for is_attribute, key in rest:
+                    value = hooks.special(value, hooks.check_name(key)) if is_attribute else hooks.verify(value[key])
+                return value, first
 
         return Formatter
 
@@ -212,48 +278,35 @@ class Hooks:
 
     # -- values
 
-    def _inspected(self, value: Any) -> Any:
+    def _inspected(self, value: Any, way: str = "") -> Any:
         kind = _type(value)
         if _issubclass(kind, ModuleType):
-            self._check_module(value)
+            self._check.check(value, way)
             return self.given.get(id(value), (value, value))[1]
         self._learn(kind)
         return value
 
-    def _inspected_member(self, value: Any) -> Any:
+    def _inspected_member(self, value: Any, way: str) -> Any:
         """An attribute of a module."""
-        if id(value) in self.given:
-            return self.given[id(value)][1]
         kind = _type(value)
+        if id(value) in self.given and not _issubclass(kind, ModuleType):
+            return self.given[id(value)][1]
         if kind is BuiltinFunctionType or kind is FunctionType or kind is type:
             module, name = _getattr(value, "__module__", None), value.__name__
             if "dangerous_functions" in self._referee.rules.refused and starts_processes(str(module), name):
                 self._referee.refuse(PolicyDenied("dangerous_functions", f"Function {module}.{name}"))
             return value
-        return self.verify(value)
+        return value if kind in self._plain else self._inspected(value, way)
+
+    def _shown(self) -> Entrances:
+        assert self._entrances is not None, "there are no builtins of agent code yet"
+        return self._entrances
 
     def _learn(self, kind: type) -> None:
         if len(self._plain) >= _MAX_PLAIN_TYPES:  # of programs that make types without end
             self._plain.clear()
             self._plain.update(_SURELY_PLAIN)
         self._plain.add(kind)
-
-    def _check_module(self, module: ModuleType) -> None:
-        known = self._modules.get(id(module))
-        if known is None:
-            known = self._modules[id(module)] = module, self._is_authorized(module)
-        if not known[1]:
-            name = str(ModuleType.__getattribute__(module, "__name__"))
-            more = f" Authorized imports are: {listed(self._referee.rules.authorized)}"
-            self._referee.refuse(PolicyDenied("module_attributes", f"Module {name}", more))
-
-    def _is_authorized(self, module: ModuleType) -> bool:
-        rules = self._referee.rules
-        if "module_attributes" not in rules.refused:
-            return True
-        names = {name for name, each in list(sys.modules.items()) if each is module}
-        names = names or {str(ModuleType.__getattribute__(module, "__name__"))}
-        return any(map(rules.authorizes, names)) and not any(map(rules.denies, names))
 
 
 def _public_names(module: Any) -> list[str]:

@@ -5,7 +5,7 @@ Promises
   too) ticks. What is left, straight-line code, is bounded by the size of its source.
 - The head of every `except` calls the guard, which raises control exceptions on.
 - The value of the trailing expression, or of the last statement, is handed to `keep`.
-- Under rules of the language, accesses go through hooks (accesses.py).
+- Under rules of the language, accesses go through hooks (accesses.py, foreign_accesses.py).
 - Nothing else changes: results, scopes, laziness, docstrings, line and column numbers.
 
 What is called are constants, not names, so the program can't shadow them. A constant in a syntax tree must be a plain
@@ -23,6 +23,7 @@ from itertools import compress
 from types import CodeType
 
 from .accesses import hook_accesses
+from .foreign_accesses import hook_foreign
 from .imports import CALLED_IMPORT
 
 TYPE_CHECKING = False
@@ -38,13 +39,13 @@ LAST_STATEMENT = "last_statement"
 _builtin_compile = compile
 
 
-_HOOKS = ("load", "match", "special", "verify")
+_HOOKS = ("enter", "load", "match", "reach", "special", "verify")
 
 
 class Sentinels:
     """Stand-ins for the objects that instrumented code calls; both sides of a compilation make them of one mark."""
 
-    __slots__ = ("compress", "guard", "keep", "load", "match", "next", "special", "ticks", "verify")
+    __slots__ = ("compress", "enter", "guard", "keep", "load", "match", "next", "reach", "special", "ticks", "verify")
 
     def __init__(self, mark: str) -> None:
         """`mark` is random, so that no constant of a program is taken for a sentinel."""
@@ -57,6 +58,8 @@ class Sentinels:
         self.verify = f"{mark}:verify".encode()
         self.special = f"{mark}:special".encode()
         self.match = f"{mark}:match".encode()
+        self.reach = f"{mark}:reach".encode()
+        self.enter = f"{mark}:enter".encode()
 
     @classmethod
     def of(cls, mark: str) -> Sentinels:
@@ -143,7 +146,10 @@ def instrument(
     skipped = _ANNOTATIONS if string_annotations or _has_string_annotations(tree) else ()
     nodes = list(_walk(tree, skipped))
     if rules.refused:
-        hook_accesses([node for node, _ in nodes], sentinels, rules, skipped)
+        accessing = [node for node, _ in nodes]
+        if "foreign_modules" in rules.refused:
+            accessing = hook_foreign(accessing, sentinels, skipped)
+        hook_accesses(accessing, sentinels, rules, skipped)
     if output_mode is not None and isinstance(tree, ast.Module):
         editor.keep_value(tree.body, last_statement=output_mode == LAST_STATEMENT)
     for node, in_loop in nodes:

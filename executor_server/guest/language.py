@@ -52,6 +52,7 @@ _WHY = {
     "dunder_access": "names of the form __x__ are refused ({rule}), but for " + ", ".join(sorted(ALLOWED_DUNDERS)),
     "dynamic_code": "code can't be run from text ({rule}). Write it as part of the program",
     "namespaces": "namespaces of code can't be looked into ({rule}). Use the variables by their names",
+    "foreign_modules": "it leads to a module that is not authorized ({rule})",
     "module_attributes": "a module that is not authorized can't be reached through others ({rule})",
     "dangerous_functions": "what starts processes, or loads code of the machine, is refused ({rule})",
     "open": "the program can't open files itself ({rule})",
@@ -67,15 +68,15 @@ class PolicyDenied(Refusal):
     __module__ = "builtins"  # so that a traceback shows its plain name
     outcome = "policy_denied"
 
-    def __init__(self, rule: str, what: str, more: str = "") -> None:
-        super().__init__(explanation(rule, what) + more)
+    def __init__(self, rule: str, what: str, more: str = "", why: str = "") -> None:
+        super().__init__(explanation(rule, what, why) + more)
         self.rule = rule
 
 
-def explanation(rule: str, what: str) -> str:
-    """What a refused program is told."""
+def explanation(rule: str, what: str, why: str = "") -> str:
+    """What a refused program is told; `why` is more exact than what is said of the rule."""
     what = what if len(what) <= _MAX_WHAT_CHARS else f"{what[:_MAX_WHAT_CHARS]}…"
-    return f"{what} is not allowed: {_WHY[rule].format(rule=f'language.{rule}')}."
+    return f"{what} is not allowed: {(why or _WHY[rule]).format(rule=f'language.{rule}')}."
 
 
 def name_rule(name: str, rules: Rules) -> str:
@@ -96,6 +97,8 @@ def find_refused(tree: ast.AST, rules: Rules) -> list[tuple[int, str, str]]:
     found: list[tuple[int, str, str]] = []
     names = bool(rules.refused & {"dunder_access", "namespaces"})
     starters = "dangerous_functions" in rules.refused
+    if not (names or starters):
+        return found
     modules = _imported_modules(tree) if starters else {}
     for node, in_class in _walk(tree):
         line = getattr(node, "lineno", 0)

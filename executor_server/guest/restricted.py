@@ -34,6 +34,7 @@ class Builtins:
         self._ordinary = dict(names)
         self._added: dict[str, Any] = {}
         self._placed = set(names)
+        hooks.open(names)
 
     def add(self, added: dict[str, Any]) -> None:
         """These are there besides, and those that were added before no more."""
@@ -57,6 +58,10 @@ class Builtins:
             return restricted
         if refused & _HOOKED:
             restricted.update(self._hooks.builtins())
+        elif "foreign_modules" in refused:
+            restricted["getattr"] = self._hooks.foreign_getattr()
+        if "foreign_modules" in refused:
+            restricted["vars"] = self._hooks.foreign_vars()
         for name, value in self._ordinary.items():
             rule = _rule_of(name, value)
             if rule in refused:

@@ -17,6 +17,7 @@ LANGUAGE_RULES = frozenset(
         "dunder_access",
         "dynamic_code",
         "namespaces",
+        "foreign_modules",
         "module_attributes",
         "dangerous_functions",
         "open",
@@ -37,6 +38,8 @@ class Rules:
         self.authorized = tuple(authorized)
         self.denied = tuple(pattern[:-2] if pattern.endswith(".*") else pattern for pattern in denied)
         self.refused = frozenset(refused)
+        if "*" in self.authorized and not self.denied:
+            self.refused -= {"foreign_modules"}  # no module is foreign, and what looks for one would cost something
         self._authorized_tree = _tree(self.authorized)
         self._denied_tree = _tree(self.denied)
 

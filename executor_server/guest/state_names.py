@@ -15,6 +15,7 @@ import sys
 import types
 
 from .language import starts_processes
+from .standard_modules import is_standard, public_name
 from .state_index import NotPickled
 
 TYPE_CHECKING = False
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
 def check_name(rules: Rules, module: str, name: str) -> None:
     """Before it is looked up. Raises NotPickled for what the rules keep from the program, and for what is no value."""
-    public = _public(module)
+    public = public_name(module)
     if rules.denies(public) or rules.denies(module):
         raise NotPickled(f"the policy denies {public}")
     if "dangerous_functions" in rules.refused and starts_processes(public, name):
@@ -38,7 +39,7 @@ def check_name(rules: Rules, module: str, name: str) -> None:
         raise NotPickled(f"it needs {module}.{name}, which no state may name")
     if module == "__main__" or _authorizes(rules, public) or any(_authorized_parents(rules, public)):
         return
-    if _is_standard(module) or module not in sys.modules:
+    if is_standard(module) or module not in sys.modules:
         raise NotPickled(f"it needs {public}.{name}, and the import of {public} is not authorized here")
 
 
@@ -48,18 +49,18 @@ def check_value(rules: Rules, module: str, name: str, value: Any) -> None:
         raise NotPickled(f"it reaches the module {module}.{name} through another one")
     if value is types.CodeType or value is types.FunctionType:
         raise NotPickled(f"it holds the type {value.__name__}, by which a state could make code")
-    public = _public(module)
+    public = public_name(module)
     if name in _DATA.get(module, ()) or module == "__main__" or _authorizes(rules, public) or isinstance(value, type):
         return
     for parent in _authorized_parents(rules, public):
-        if not _is_standard(module) or getattr(sys.modules.get(parent), name, None) is value:
+        if not is_standard(module) or getattr(sys.modules.get(parent), name, None) is value:
             return
     raise NotPickled(f"it needs {public}.{name}, and the import of {public} is not authorized here")
 
 
 def is_ours_or_standard(module: str) -> bool:
     """Whether this is a module of the guest, or of Python itself."""
-    return module.partition(".")[0] in _NEVER or _is_standard(module)
+    return module.partition(".")[0] in _NEVER or is_standard(module)
 
 
 def _authorizes(rules: Rules, public: str) -> bool:
@@ -75,37 +76,7 @@ def _authorized_parents(rules: Rules, public: str) -> Iterator[str]:
             yield parent
 
 
-def _public(module: str) -> str:
-    """Under which name a program imports what a module of C has."""
-    top, dot, rest = module.partition(".")
-    if module in _PUBLIC:
-        return _PUBLIC[module]
-    return f"{top.lstrip('_')}{dot}{rest}" if _is_standard(top) and top.strip("_") in _STANDARD else module
-
-
-def _is_standard(module: str) -> bool:
-    top = module.partition(".")[0]
-    return top in _STANDARD or top.lstrip("_") in _STANDARD
-
-
 _NEVER = frozenset(("cloudpickle", "executor_api", "executor_client", "executor_guest", "executor_server"))
-_PUBLIC = {
-    "posix": "os",
-    "nt": "os",
-    "genericpath": "os.path",
-    "ntpath": "os.path",
-    "posixpath": "os.path",
-    "_collections_abc": "collections.abc",
-    "_frozen_importlib": "importlib",
-    "_frozen_importlib_external": "importlib",
-    "_posixsubprocess": "subprocess",
-    "_pydatetime": "datetime",
-    "_pydecimal": "decimal",
-    "_pyio": "io",
-    "_sre": "re",
-    "_thread": "threading",
-    "_weakrefset": "weakref",
-}
 _COLLECTIONS = (
     "AsyncGenerator AsyncIterable AsyncIterator Awaitable Buffer ByteString Callable Collection Container Coroutine"
     " Generator Hashable ItemsView Iterable Iterator KeysView Mapping MappingView MutableMapping MutableSequence"
@@ -169,32 +140,3 @@ _DATA = {
         "zoneinfo": "ZoneInfo",
     }.items()
 }
-# Of CPython 3.9, which does not say them, and of each later version. A name that begins with _ counts as the one
-# without.
-_LISTED = """
-    __future__ _bootlocale
-    __phello__ _aix_support _blake2 _bootsubprocess _codecs_cn _codecs_hk _codecs_iso2022 _codecs_jp
-    _codecs_kr _codecs_tw _collections_abc _compat_pickle _compression _ctypes_test _curses_panel _dummy_thread
-    _elementtree _frozen_importlib _frozen_importlib_external _gdbm _lsprof _markupbase _md5 _msi
-    _multibytecodec _osx_support _overlapped _posixshmem _posixsubprocess _py_abc _pydecimal _pyio _scproxy
-    _sha1 _sha256 _sha3 _sha512 _sitebuiltins _sre _strptime _testbuffer _testcapi _testimportmultiple
-    _testinternalcapi _testmultiphase _thread _threading_local _weakrefset _winapi _xxtestfuzz abc aifc
-    antigravity argparse array ast asynchat asyncio asyncore atexit audioop base64 bdb binascii binhex bisect
-    builtins bz2 cProfile calendar cgi cgitb chunk cmath cmd code codecs codeop collections colorsys compileall
-    concurrent configparser contextlib contextvars copy copyreg crypt csv ctypes curses dataclasses datetime dbm
-    decimal difflib dis distutils doctest dummy_threading email encodings ensurepip enum errno faulthandler
-    fcntl filecmp fileinput fnmatch formatter fractions ftplib functools gc genericpath getopt getpass gettext
-    glob graphlib grp gzip hashlib heapq hmac html http idlelib imaplib imghdr imp importlib inspect io
-    ipaddress itertools json keyword lib2to3 linecache locale logging lzma macpath mailbox mailcap marshal math
-    mimetypes mmap modulefinder msilib msvcrt multiprocessing netrc nis nntplib nt ntpath nturl2path numbers
-    opcode operator optparse os ossaudiodev parser pathlib pdb peg_parser pickle pickletools pipes pkgutil
-    platform plistlib poplib posix posixpath pprint profile pstats pty pwd py_compile pyclbr pydoc pydoc_data
-    pyexpat queue quopri random re readline reprlib resource rlcompleter runpy sched secrets select selectors
-    shelve shlex shutil signal site smtpd smtplib sndhdr socket socketserver spwd sqlite3 sre_compile
-    sre_constants sre_parse ssl stat statistics string stringprep struct subprocess sunau symbol symtable sys
-    sysconfig syslog tabnanny tarfile telnetlib tempfile termios test textwrap this threading time timeit
-    tkinter token tokenize tomllib trace traceback tracemalloc tty turtle turtledemo types typing unicodedata
-    unittest urllib uu uuid venv warnings wave weakref webbrowser winreg winsound wsgiref xdrlib xml xmlrpc
-    xxlimited xxsubtype zipapp zipfile zipimport zlib zoneinfo
-"""
-_STANDARD = frozenset((*getattr(sys, "stdlib_module_names", ()), *_LISTED.split()))

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 _RESTORED = "<restored>"
 
-HOOKS = ("load", "verify", "special", "match")
+HOOKS = ("load", "verify", "special", "match", "reach", "enter")
 _OF_CODE = ("constant:ticks", "constant:guard", *(f"hook:{name}" for name in HOOKS), "keep")
 
 

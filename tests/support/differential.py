@@ -33,8 +33,10 @@ def main() -> None:
             differences.append([name, plain, instrumented[0]])
         if instrumented != again:
             differences.append([name, instrumented, again])
-        if instrumented != hooked:
-            differences.append([name, instrumented, hooked])
+        guarded = _instrumented(source, denied=("nothing",), refused=("foreign_modules",))
+        for other in (hooked, guarded):
+            if instrumented != other:
+                differences.append([name, instrumented, other])
     sys.stdout.write(json.dumps({"ran": len(corpus), "differences": differences}))
 
 
@@ -56,8 +58,8 @@ def _plain(source: str) -> list[str]:
     return _observed(go, namespace)
 
 
-def _instrumented(source: str, refused: Sequence[str] = ()) -> tuple[list[str], int]:
-    agent = Agent(refused=refused)
+def _instrumented(source: str, denied: Sequence[str] = (), refused: Sequence[str] = ()) -> tuple[list[str], int]:
+    agent = Agent(denied=denied, refused=refused)
     ended: list[Any] = []
 
     def go() -> Any:

@@ -99,6 +99,7 @@ CODE_OF_RULE = {
     "dunder_access": "().__class__",
     "dynamic_code": "eval('1 + 1')",
     "namespaces": "globals()",
+    "foreign_modules": "import random\nrandom._os",
     "module_attributes": "import random\nrandom._random",
     "dangerous_functions": "import os\nos.system('true')",
     "open": "open('/dev/null').read()",

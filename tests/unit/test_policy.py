@@ -489,7 +489,7 @@ def test_a_session_is_held_to_the_stricter_of_both_policies() -> None:
     assert isinstance(spec, SessionSpec)
     assert spec.authorized_imports == ("numpy.linalg", "pandas")
     assert spec.denied_imports == ("os",)
-    assert spec.refused_language == ("open",)
+    assert spec.refused_language == ("foreign_modules", "open")
     assert (spec.limits.wall_time_s, spec.execution_max.wall_time_s, spec.execution_default.wall_time_s) == (
         300,
         100,

@@ -210,7 +210,11 @@ def test_the_fingerprint_is_of_what_is_said_and_not_of_how() -> None:
         ('preset = "standard"', ()),
         ('preset = "strict"', LANGUAGE_RULES),
         ('preset = "strict"\nopen = true', tuple(rule for rule in LANGUAGE_RULES if rule != "open")),
-        ("open = false", ("open",)),
+        ("", ("foreign_modules",)),
+        ('preset = "guarded"', ("foreign_modules",)),
+        ('preset = "guarded"\nforeign_modules = true', ()),
+        ('preset = "standard"\nopen = false', ("open",)),
+        ("open = false", ("foreign_modules", "open")),
     ],
 )
 def test_a_language_key_goes_before_the_preset(written: str, refused: tuple[str, ...]) -> None:

@@ -1,0 +1,90 @@
+"""The rule foreign_modules: what it rewrites, what it says, and that it is about modules and nothing else."""
+
+from __future__ import annotations
+
+import multiprocessing  # noqa: F401
+import pty  # noqa: F401
+import sys
+
+import pytest
+from smolagents.local_python_executor import InterpreterError, LocalPythonExecutor
+
+from benchmarks.rows.programs import _MIXED
+from executor_server.guest.checker import check
+from executor_server.guest.instrument import TRAILING_EXPRESSION
+from executor_server.guest.rules import Rules
+from tests.support.agent_program import SENTINELS, Agent
+from tests.support.foreign_corpus import SNIPPETS
+from tests.support.language_corpus import BASE, ORDINARY
+
+
+_NUMPY = (*BASE, "numpy")
+
+
+def _code(source: str, authorized: tuple[str, ...], refused: tuple[str, ...]) -> bytes | None:
+    rules = Rules(authorized, refused=refused)
+    return check(source, "f", rules=rules, output_mode=TRAILING_EXPRESSION, sentinels=SENTINELS).code
+
+
+@pytest.mark.parametrize("name", [name for name, row in SNIPPETS.items() if "helper" not in row.imports])
+def test_the_local_executor_refuses_these_too(name: str) -> None:
+    local = LocalPythonExecutor(list(SNIPPETS[name].imports))
+    local.send_tools({})
+    with pytest.raises(InterpreterError):
+        local(SNIPPETS[name].source)
+    assert {"pty", "multiprocessing"} <= set(sys.modules), "else they could not be reached there either"
+
+
+def test_refusal_names_the_way_and_what_is_authorized() -> None:
+    agent = Agent(("random", "math"), refused=("foreign_modules",))
+    assert str(agent.run("import random\nrandom._os.system(':')").error) == (
+        "random._os is not allowed: it leads to the module os, which is not authorized (language.foreign_modules)."
+        " Authorized imports are: ['random', 'math']"
+    )
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "class A:\n    def f(self):\n        self.time = self.x + self.items[0].y\na = A()\na.value.other",
+        "for i in range(9):\n    'abc'.upper().strip()\n    '{:>{}}'.format(i, 3)",
+        "import math\nimport numpy as np\nmath.pi + np.nan + math.sqrt(2)\nisinstance(1, np.float64)\nnp.ndarray",
+        "rows = [{'a': 1}]\nrows[0]['a']\nlen(rows)\nx = rows.copy()\nx.append(1)",
+        "df.columns, df.shape, df.groupby('a').b.sum(), df.values.tolist()",
+        "def f(x: np.ndarray) -> int:\n    return x.size",
+        _MIXED.format(size=1),
+    ],
+)
+def test_ordinary_accesses_are_not_rewritten(source: str) -> None:
+    assert _code(source, _NUMPY, ("foreign_modules",)) == _code(source, _NUMPY, ())
+
+
+def test_nothing_is_rewritten_where_everything_is_authorized() -> None:
+    source = "import random\nrandom._os.system\nrandom.__dict__\nx.modules"
+    assert _code(source, ("*",), ("foreign_modules",)) == _code(source, ("*",), ())
+    agent = Agent(("*",), refused=("foreign_modules",))
+    assert agent.run("getattr is __builtins__['getattr'], type(getattr).__name__").value == (
+        True,
+        "builtin_function_or_method",
+    )
+
+
+def test_what_is_denied_is_refused_though_everything_else_is_authorized() -> None:
+    agent = Agent(("*",), denied=("os",), refused=("foreign_modules",))
+    assert "random._os is not allowed" in str(agent.run("import random\nrandom._os").error)
+    assert agent.run("import random\nrandom._sha512.__name__ if hasattr(random, '_sha512') else 1").error is None
+
+
+@pytest.mark.parametrize("name", ORDINARY)
+def test_ordinary_programs_go_on_as_without_it(name: str) -> None:
+    held, free = Agent(BASE, refused=("foreign_modules",)).run(ORDINARY[name]), Agent(BASE).run(ORDINARY[name])
+    assert (held.error, held.value, held.operations) == (None, free.value, free.operations)
+
+
+def test_function_made_under_the_rule_is_free_of_it_when_it_is_lifted() -> None:
+    agent = Agent(BASE, refused=("foreign_modules",))
+    agent.run("import random\ndef f(): return random._os.sep, random.__dict__['_os'].sep")
+    agent.hold_to(Rules(("*",)))
+    assert agent.run("f()").value == ("/", "/")
+    agent.hold_to(Rules(BASE, refused=("foreign_modules",)))
+    assert "random._os is not allowed" in str(agent.run("f()").error)

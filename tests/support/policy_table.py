@@ -99,7 +99,7 @@ CODE_OF_RULE = {
     "dunder_access": "().__class__",
     "dynamic_code": "eval('1 + 1')",
     "namespaces": "globals()",
-    "foreign_modules": "import random\nrandom._os",
+    "foreign_modules": "print.__self__.len",
     "module_attributes": "import random\nrandom._random",
     "dangerous_functions": "import os\nos.system('true')",
     "open": "open('/dev/null').read()",
@@ -145,13 +145,13 @@ def _limit_cases() -> list[Case]:
 
 
 def _language_cases() -> list[Case]:
-    permitted = {"open"}
+    permitted = {"research": set(CODE_OF_RULE) - {"foreign_modules"}, "support": {"open"}}
     return [
         Case(
             f"{rule} in {tenant}",
             tenant,
             {"language": [rule]},
-            outcome=Outcome.SUCCEEDED if tenant == "research" or rule in permitted else Outcome.POLICY_DENIED,
+            outcome=Outcome.SUCCEEDED if rule in permitted[tenant] else Outcome.POLICY_DENIED,
         )
         for tenant in ("research", "support")
         for rule in CODE_OF_RULE

@@ -17,7 +17,6 @@ from tests.support.agent_program import SENTINELS, Agent
 from tests.support.foreign_corpus import SNIPPETS
 from tests.support.language_corpus import BASE, ORDINARY
 
-
 _NUMPY = (*BASE, "numpy")
 
 

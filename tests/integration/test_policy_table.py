@@ -200,7 +200,8 @@ def changed(text: str, refusal: Refusal) -> str:
     assert lines[line.number - 1].strip() == line.text
     rule = undotted(violation.rule)
     old = _value_in(text, refusal)
-    value = json.dumps(_granting(violation, old))
+    written = refusal.place.room.write if refusal.place.room is not None else line.text.partition("=")[0]
+    value = json.dumps(_granting(violation, old, written.strip().rpartition(".")[2]))
     if rule == ("default",):
         return "\n".join([*lines[: line.number - 1], f"default = {value}", *lines[line.number - 1 :]]) + "\n"
     if refusal.place.room is not None:
@@ -225,12 +226,12 @@ def _value_in(text: str, refusal: Refusal) -> Any:
     return found
 
 
-def _granting(violation: Violation, old: Any) -> Any:
-    """A value under which what was asked for would be granted."""
+def _granting(violation: Violation, old: Any, written: str) -> Any:
+    """A value under which what was asked for would be granted; `written` is the last part of the key that has it."""
     if violation.field == "tenant":
         return "research"
     if violation.field == "language":
-        return "standard" if old is None else True
+        return "standard" if written == "preset" else True
     if violation.kind is ViolationKind.DENIED:
         return [pattern for pattern in old if not is_denied(violation.requested, [pattern])]
     if isinstance(old, tuple):

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from executor_server.backend_config import LocalImage
 from executor_server.backends.local import LocalBackend
-from executor_server.config import LocalImage
 from executor_server.sessions import Session, SessionRequest
 from tests.contract.harness import PRINCIPAL, Harness, Transcript, pieces
 from tests.contract.marks import promise

@@ -102,6 +102,10 @@ class ResourceExhausted(ExecutorError):
         self.retry_after_s = retry_after_s
 
 
+class TooManySessions(ResourceExhausted):
+    """There are as many sessions as there may be: one more can be made when one has ended."""
+
+
 class Unavailable(ExecutorError):
     """The daemon cannot do it now, through no fault of the caller; `retry_after_s` says when it may, where known."""
 

@@ -60,6 +60,7 @@ class Limits:
     idle_time_s: float
     session_time_s: float
     session_operations: int
+    owner_grace_s: float = 120.0  # what a registry has that was written before there was such a limit
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,8 @@ class SessionEnd(enum.StrEnum):
 
     DELETED = "the session was deleted"
     EXPIRED = "the session expired"
+    OWNER_CLOSED = "the client that it belonged to has ended"
+    OWNER_GONE = "the client that it belonged to was not heard of for too long"
     KILLED = "an administrator ended the session"
     STOPPED = "the daemon stopped"
 

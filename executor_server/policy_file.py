@@ -106,6 +106,8 @@ class LimitValues(Section):
     """A session is ended when it is that old."""
     session_operations: Count
     """Operations of all executions of a session together."""
+    owner_grace_s: Time
+    """A session is ended when its client, which has died or can't be reached, was not heard of for so long."""
 
 
 class DefaultLimits(LimitValues):
@@ -121,6 +123,7 @@ class DefaultLimits(LimitValues):
     idle_time_s: Time = 1800.0
     session_time_s: Time = 28_800.0
     session_operations: Count = 10**12
+    owner_grace_s: Time = 120.0
 
 
 class MaxLimits(LimitValues):
@@ -136,6 +139,7 @@ class MaxLimits(LimitValues):
     idle_time_s: Time = DAY_S
     session_time_s: Time = 7 * DAY_S
     session_operations: Count = 10**15
+    owner_grace_s: Time = DAY_S
 
 
 class ExecutionLimitValues(Section):

@@ -43,6 +43,7 @@ class LimitsAsked(Section):
     idle_time_s: Number | None = None
     session_time_s: Number | None = None
     session_operations: int | None = None
+    owner_grace_s: Number | None = None
 
 
 class TransferAsked(Section):

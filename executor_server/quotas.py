@@ -27,7 +27,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from executor_server.errors import Reason, ResourceExhausted
+from executor_server.errors import Reason, ResourceExhausted, TooManySessions
 from executor_server.model import ExecutionLimits, Result, SessionFacts, Usage
 from executor_server.observer import Observer
 from executor_server.policy_file import QuotasTable
@@ -191,10 +191,10 @@ class Quotas(Observer):
         """Room for one more session, until what is returned is called. Raises ResourceExhausted."""
         quotas, counted, now_s = self._quotas_of(tenant), self._tenant(tenant), self._clock()
         there = len(counted.sessions) + counted.reserved_sessions
-        _check_number("sessions", there, quotas.sessions, SESSION_RETRY_S)
+        _check_number("sessions", there, quotas.sessions, SESSION_RETRY_S, TooManySessions)
         if self._capacity is not None and quotas.sessions is None and self._capacity.is_shared():
             all_there = sum(len(each.sessions) + each.reserved_sessions for each in self._tenants.values())
-            _check_share("sessions", there, all_there, self._capacity.sessions, SESSION_RETRY_S)
+            _check_share("sessions", there, all_there, self._capacity.sessions, SESSION_RETRY_S, TooManySessions)
         _check_window("creations_per_minute", counted.creations, quotas.creations_per_minute, now_s)
         counted.creations.add(1, now_s)
         counted.reserved_sessions += 1
@@ -338,19 +338,32 @@ class Quotas(Observer):
             del self._tenants[name]
 
 
-def _check_number(quota: str, there: int, most: int | None, retry_after_s: float) -> None:
+def _check_number(
+    quota: str,
+    there: int,
+    most: int | None,
+    retry_after_s: float,
+    refusal: type[ResourceExhausted] = ResourceExhausted,
+) -> None:
     if most is not None and there >= most:
-        raise ResourceExhausted(
+        raise refusal(
             Reason.QUOTA_EXCEEDED,
             f"quota {quota}: {most} at one time, and so many there are; one more can be when one has ended",
             retry_after_s=retry_after_s,
         )
 
 
-def _check_share(quota: str, there: int, all_there: int, capacity: int, retry_after_s: float) -> None:
+def _check_share(
+    quota: str,
+    there: int,
+    all_there: int,
+    capacity: int,
+    retry_after_s: float,
+    refusal: type[ResourceExhausted] = ResourceExhausted,
+) -> None:
     """One more of what all tenants share. Past the whole it is not for this to refuse: then nobody's fault is known."""
     if 0 < capacity - all_there <= there:
-        raise ResourceExhausted(
+        raise refusal(
             Reason.QUOTA_EXCEEDED,
             f"quota {quota} is not set, so a tenant leaves as many free for others as it has: it has {there}, and of "
             f"{capacity} there are {capacity - all_there} left",

@@ -52,13 +52,25 @@ CREATE TABLE sessions (
 ) STRICT, WITHOUT ROWID
 """
 
+# Which leases hold which sessions; a session without a row is detached. A table of its own, made where it is missing: a
+# registry of an earlier daemon has none, and an earlier daemon that finds one goes on without.
+_HOLDERS = """
+CREATE TABLE IF NOT EXISTS holders (
+    session_id TEXT NOT NULL,
+    lease_id TEXT NOT NULL,
+    PRIMARY KEY (session_id, lease_id)
+) STRICT, WITHOUT ROWID
+"""
+
 # Named as the fields of SessionRecord.
 _COLUMNS = (
     "session_id, tenant, principal, request_id, spec, backend, sandbox_id, token, protocol, python_version, warm, "
     "create_time_s, connections, generation, last_used_s, puts, gets, lost_reason"
 )
+_INSERT_HOLDER = "INSERT OR IGNORE INTO holders (session_id, lease_id) VALUES (?, ?)"
 _INSERT = f"INSERT INTO sessions ({_COLUMNS}) VALUES (:{_COLUMNS.replace(', ', ', :')})"
 
+_LEASE_ID = re.compile(r"[0-9a-f]{32}")
 # An id is also the name of a directory, which is removed whole.
 _SESSION_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
@@ -114,6 +126,7 @@ class Registry:
         self._journals.mkdir(mode=0o700, exist_ok=True)
         try:
             self._database = open_file(self._path, _TABLE, _VERSION, synchronous="NORMAL")
+            self._database.execute(_HOLDERS)
         except OtherVersionError as error:
             raise StateDirError(
                 f"The registry of sessions {self._path} is of version {error.version}, and this daemon knows version "
@@ -137,15 +150,31 @@ class Registry:
             names = [column[0] for column in cursor.description]
             records = [_record(dict(zip(names, row, strict=True))) for row in cursor]
         except (sqlite3.Error, ValueError, KeyError, TypeError) as error:
-            raise StateDirError(
-                f"The registry of sessions {self._path} can't be read: {error}. To start without the sessions that it "
-                "names, which end then, move it away."
-            ) from error
+            raise self._unreadable(error) from error
         known = {record.session_id for record in records}
         for journal in self._journals.iterdir():
             if journal.name not in known:
                 tape.remove(journal)
         return records
+
+    def _unreadable(self, error: Exception) -> StateDirError:
+        return StateDirError(
+            f"The registry of sessions {self._path} can't be read: {error}. To start without the sessions that it "
+            "names, which end then, move it away."
+        )
+
+    def holders(self) -> dict[str, list[str]]:
+        """Which leases hold which sessions. Removes those of sessions that there are no more. Raises StateDirError."""
+        held: dict[str, list[str]] = {}
+        try:
+            self._database.execute("DELETE FROM holders WHERE session_id NOT IN (SELECT session_id FROM sessions)")
+            for session_id, lease_id in self._database.execute("SELECT session_id, lease_id FROM holders"):
+                if not _LEASE_ID.fullmatch(lease_id):
+                    raise ValueError("a lease id that is none")
+                held.setdefault(session_id, []).append(lease_id)
+        except (sqlite3.Error, ValueError, TypeError) as error:
+            raise self._unreadable(error) from error
+        return held
 
     def tape_of(self, session_id: str) -> tape.Tape:
         """The tape of a session, to be begun or to be read."""
@@ -153,12 +182,15 @@ class Registry:
 
     # -- writing -------------------------------------------------------------------------------------------------
 
-    def add(self, record: SessionRecord) -> None:
-        """Writes a session down. Raises RegistryError."""
+    def add(self, record: SessionRecord, lease_id: str | None = None) -> None:
+        """Writes a session down, with the lease that holds it, if any. Raises RegistryError."""
         written = _written(record.spec)
         row = {**vars(record), "tenant": record.owner.tenant, "principal": record.owner.name}
         try:
-            self._database.execute(_INSERT, {**row, "spec": json.dumps(written)})
+            with transaction(self._database):
+                self._database.execute(_INSERT, {**row, "spec": json.dumps(written)})
+                if lease_id is not None:
+                    self._database.execute(_INSERT_HOLDER, (record.session_id, lease_id))
         except sqlite3.Error as error:
             raise RegistryError(f"{self._path}: {error}") from error
 
@@ -171,6 +203,7 @@ class Registry:
         for session_id in list(self._unforgotten):
             if not self._try("DELETE FROM sessions WHERE session_id = ?", [(session_id,)]):
                 return
+            self._try("DELETE FROM holders WHERE session_id = ?", [(session_id,)])
             self._unforgotten.discard(session_id)
             tape.remove(self._journals / session_id)
 
@@ -188,6 +221,14 @@ class Registry:
         """Another spec has been approved for it."""
         written = json.dumps(_written(spec))
         self._try("UPDATE sessions SET spec = ? WHERE session_id = ?", [(written, session_id)])
+
+    def note_holder(self, session_id: str, lease_id: str) -> None:
+        """One more lease holds it."""
+        self._try(_INSERT_HOLDER, [(session_id, lease_id)])
+
+    def note_let_go(self, session_id: str, lease_id: str) -> None:
+        """A lease does not hold it any more, and others do."""
+        self._try("DELETE FROM holders WHERE session_id = ? AND lease_id = ?", [(session_id, lease_id)])
 
     def note_use(self, used: Sequence[SessionUse]) -> None:
         """Of sessions that may have been used since the last time."""

@@ -45,6 +45,7 @@ class RequestedLimits:
     idle_time_s: float | None = None
     session_time_s: float | None = None
     session_operations: int | None = None
+    owner_grace_s: float | None = None
 
 
 LIMIT_NAMES = tuple(each.name for each in fields(RequestedLimits))
@@ -70,6 +71,7 @@ _MINIMA: Mapping[str, float] = {
     "cpu_time_s": MIN_TIME_S,
     "idle_time_s": MIN_TIME_S,
     "session_time_s": MIN_TIME_S,
+    "owner_grace_s": MIN_TIME_S,
     "output_bytes": MIN_OUTPUT_BYTES,
     "memory_bytes": MIN_MEMORY_BYTES,
     "processes": MIN_PROCESSES,

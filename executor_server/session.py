@@ -49,6 +49,7 @@ class Session(SessionExecutions):
         self.owner = record.owner
         self.backend_name = record.backend
         self.warm = record.warm
+        self.leased = False  # whether it belongs to clients, whose leases hold it; whoever makes it says so
         self.python_version = record.python_version
         self.create_time_s = record.create_time_s
         self.missing_modules: tuple[str, ...] = ()  # authorized, and not in the image; told when the session is made

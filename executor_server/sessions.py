@@ -27,17 +27,21 @@ from executor_server.errors import (
     Reason,
     ResourceExhausted,
     SandboxFailure,
+    TooManySessions,
     Unavailable,
 )
 from executor_server.image_modules import ImageModules
+from executor_server.leases import Leases, Released, Renewal, SessionKey
 from executor_server.model import Principal, SandboxSpec, SessionFacts, SessionSpec
 from executor_server.observer import SessionEnd
 from executor_server.operations import VariablesReply
+from executor_server.own_sessions import with_own_sessions
 from executor_server.policy import Policy
 from executor_server.pool import ReadySandbox, WarmPool
 from executor_server.reading_shares import ReadingShares
 from executor_server.registry import Registry, RegistryError, SessionRecord
 from executor_server.session import Session
+from executor_server.session_creations import Creations, taken_back
 from executor_server.session_recovery import recover_sessions
 from executor_server.session_requests import SessionSettings, Watch
 
@@ -56,6 +60,7 @@ class SessionRequest:
 
     request_id: str
     spec: SessionSpec
+    lease_id: str | None = None  # of the client that it will belong to; None: detached
 
 
 class SessionManager:
@@ -77,8 +82,8 @@ class SessionManager:
         self._registry = registry
         self._settings = settings
         self._sessions: dict[tuple[str, str], Session] = {}
-        self._requests: dict[tuple[str, str], asyncio.Future[Session]] = {}
-        self._reserved = 0
+        self._creations = Creations()
+        self._leases = Leases(lambda key: self._sessions[key].spec.limits.owner_grace_s)
         self._in_set_up: set[Session] = set()
         self._endings: set[asyncio.Task[None]] = set()
         self._draining = False  # for an administrator, who may change their mind
@@ -94,18 +99,26 @@ class SessionManager:
         Takes over its sandboxes from the backend: to be called once, before the pool and anything else makes one.
         Raises StateDirError, SandboxFailure.
         """
-        await recover_sessions(self._backend, self._registry, self._settings, self._watch, self._add_recovered)
-        await self._end_expired()
+        holders = self._registry.holders()
 
-    def _add_recovered(self, session: Session) -> None:
+        def found(session: Session) -> None:
+            self._add_recovered(session, holders.get(session.session_id, ()))
+
+        await recover_sessions(self._backend, self._registry, self._settings, self._watch, found)
+        await asyncio.shield(asyncio.gather(*self._end_expired()))
+
+    def _add_recovered(self, session: Session, holders: Sequence[str]) -> None:
         session.share_reading(self._reading)
-        tenant = session.owner.tenant
-        self._sessions[tenant, session.session_id] = session
-        request = self._requests[tenant, session.record.request_id] = asyncio.get_running_loop().create_future()
-        request.set_result(session)
+        key = (session.owner.tenant, session.session_id)
+        self._sessions[key] = session
+        for lease_id in holders:
+            session.leased = True
+            self._leases.hold(key, lease_id)
+        self._creations.remember((session.owner.tenant, session.record.request_id), session)
 
     async def start(self) -> None:
-        """Begins to sweep: sessions that nobody uses, or that are too old, end."""
+        """Begins to sweep: sessions that nobody uses, or whose clients are gone, or that are too old, end."""
+        self._leases.begin_anew()  # while the earlier daemon was gone, and this one recovered, nobody could renew one
         self._sweeper = asyncio.create_task(self._sweep_forever())
 
     # -- the life of sessions ------------------------------------------------------------------------------------
@@ -117,43 +130,51 @@ class SessionManager:
         the policy has changed meanwhile), InvalidRequest (the prelude fails), and what the gate refuses with.
         """
         key = (principal.tenant, request.request_id)
-        creation = self._requests.get(key)
+        creation = self._creations.find(key)
         if creation is None:
-            if self.draining:
-                why = "the daemon is about to stop" if self._stopping else "an administrator is draining the daemon"
-                raise Unavailable(Reason.DRAINING, f"{why}; it takes no new sessions")
-            if len(self._sessions) + self._reserved >= self._settings.max_sessions:
-                raise ResourceExhausted(
-                    Reason.TOO_MANY_SESSIONS,
-                    f"the daemon has its {self._settings.max_sessions} sessions; end one, or try again later",
-                    retry_after_s=_RETRY_AFTER_S,
-                )
-            # Here and not in the task: before that runs, others may ask.
-            self._reserved += 1
-            creation = self._requests[key] = asyncio.create_task(self._create(principal, request))
-            creation.add_done_callback(lambda task: self._settle_request(key, task))
-        # A caller that goes away leaves the creation to go on: repeating the request finds the session.
-        return await asyncio.shield(creation)
+            self._require_room(principal)
+            creation = self._creations.begin(key, self._create(principal, request), request.lease_id)
+        return await self._made(creation)
+
+    def _require_room(self, principal: Principal) -> None:
+        if self.draining:
+            why = "the daemon is about to stop" if self._stopping else "an administrator is draining the daemon"
+            raise Unavailable(Reason.DRAINING, f"{why}; it takes no new sessions")
+        if len(self._sessions) + self._creations.under_way >= self._settings.max_sessions:
+            message = f"the daemon has its {self._settings.max_sessions} sessions; end one, or try again later"
+            refusal = TooManySessions(Reason.TOO_MANY_SESSIONS, message, retry_after_s=_RETRY_AFTER_S)
+            raise with_own_sessions(refusal, self.list(principal))
+
+    async def _made(self, creation: asyncio.Future[Session]) -> Session:
+        """What comes of a creation. A caller that goes away leaves it to go on: repeating the request finds it."""
+        try:
+            return await asyncio.shield(creation)
+        except asyncio.CancelledError:
+            if creation.cancelled() and not self._stopping:  # else it is the caller that is cancelled
+                raise taken_back() from None
+            raise
 
     async def created(self, principal: Principal, request_id: str) -> Session | None:
         """The session that this request has made or is making; None when it is a new one. Raises as `create`.
 
         To be asked before a request is judged: what was granted once is answered, whatever has changed since.
         """
-        creation = self._requests.get((principal.tenant, request_id))
-        return None if creation is None else await asyncio.shield(creation)
-
-    def _settle_request(self, key: tuple[str, str], creation: asyncio.Future[Session]) -> None:
-        self._reserved -= 1
-        if creation.cancelled() or creation.exception() is not None:
-            del self._requests[key]
+        creation = self._creations.find((principal.tenant, request_id))
+        return None if creation is None else await self._made(creation)
 
     async def _create(self, principal: Principal, request: SessionRequest) -> Session:
         started = time.monotonic()
-        give_back = await self._watch.gate.session(principal, request.request_id, request.spec)
+        try:
+            give_back = await self._watch.gate.session(principal, request.request_id, request.spec)
+        except TooManySessions as refusal:
+            raise with_own_sessions(refusal, self.list(principal)) from None
         try:
             session = await self._set_up(principal, request)
-            self._sessions[principal.tenant, session.session_id] = session
+            key = (principal.tenant, session.session_id)
+            self._sessions[key] = session
+            if request.lease_id is not None:
+                session.leased = True
+                self._leases.hold(key, request.lease_id)
             self._watch.observer.session_created(session.facts, time.monotonic() - started)
         finally:
             give_back()
@@ -186,7 +207,7 @@ class SessionManager:
                     ready.sandbox.fingerprint, request.spec.authorized_imports, session.find_missing
                 )
                 # From here on a later daemon knows it. Before, its sandbox belongs to nobody.
-                self._registry.add(replace(record, connections=ready.channel.connections))
+                self._registry.add(replace(record, connections=ready.channel.connections), request.lease_id)
                 return session
             except PreconditionFailed as died:
                 await asyncio.shield(self._close(session, "its sandbox died"))
@@ -255,9 +276,42 @@ class SessionManager:
 
     async def delete(self, principal: Principal, session_id: str) -> None:
         """Ends a session; returns when its sandbox is gone. Raises NotFound."""
-        session = self.get(principal, session_id)
+        await self._delete(self.get(principal, session_id))
+
+    async def delete_by_request(self, principal: Principal, request_id: str) -> None:
+        """Ends the session that a request made or is making. Raises NotFound; a request that comes later is refused."""
+        session = await self._creations.take_back((principal.tenant, request_id))
+        if session is not None and (principal.tenant, session.session_id) in self._sessions:
+            await self._delete(session)
+
+    async def _delete(self, session: Session) -> None:
         self._remove(session)
         await asyncio.shield(self._ending(session, SessionEnd.DELETED))
+
+    # -- leases ------------------------------------------------------------------------------------------------------
+
+    def attach(self, session: Session, lease_id: str) -> None:
+        """One more client holds a session that is not detached. Raises ResourceExhausted."""
+        if self._leases.attach((session.owner.tenant, session.session_id), lease_id):
+            self._registry.note_holder(session.session_id, lease_id)
+
+    def renew_lease(self, principal: Principal, lease_id: str) -> Renewal:
+        """A client lives, and so do its sessions."""
+        return self._leases.renew(principal.tenant, lease_id)
+
+    def end_lease(self, principal: Principal, lease_id: str) -> int:
+        """A client has ended, and with it what it held alone; how many sessions that were. They are not waited for."""
+        released = self._leases.end(principal.tenant, lease_id)
+        self._release(released, SessionEnd.OWNER_CLOSED)
+        return len(released.sessions) + self._creations.end_of_lease(principal.tenant, lease_id)
+
+    def _release(self, released: Released, reason: SessionEnd) -> Sequence[asyncio.Task[None]]:
+        for (_, session_id), lease_id in released.dropped:
+            self._registry.note_let_go(session_id, lease_id)
+        sessions = [self._sessions[key] for key in released.sessions]
+        for session in sessions:
+            self._remove(session)
+        return [self._ending(session, reason) for session in sessions]
 
     async def kill(self, session_id: str) -> None:
         """Ends a session, whoever owns it; returns when its sandbox is gone. Raises NotFound."""
@@ -281,15 +335,10 @@ class SessionManager:
 
     def _remove(self, session: Session) -> None:
         """Nobody finds it from here on, so only one caller ends it."""
-        del self._sessions[session.owner.tenant, session.session_id]
-        for key, creation in list(self._requests.items()):
-            if (
-                creation.done()
-                and not creation.cancelled()
-                and creation.exception() is None
-                and creation.result() is session
-            ):
-                del self._requests[key]
+        key: SessionKey = (session.owner.tenant, session.session_id)
+        self._leases.forget(key)
+        del self._sessions[key]
+        self._creations.forget(session)
 
     def _ending(self, session: Session, reason: str) -> asyncio.Task[None]:
         """Ends it, whether or not whoever asked for it still waits; `close` does."""
@@ -378,13 +427,15 @@ class SessionManager:
         if time.monotonic() - self._noted_use_s > _NOTE_USE_INTERVAL_S:
             self._noted_use_s = time.monotonic()
             self._registry.note_use([session.use for session in self._sessions.values()])
-        await self._end_expired()
+        # Not awaited: a backend that takes its time must not keep the sweeper from its next round.
+        self._end_expired()
 
-    async def _end_expired(self) -> None:
+    def _end_expired(self) -> Sequence[asyncio.Task[None]]:
         expired = [session for session in self._sessions.values() if session.expired]
         for session in expired:
             self._remove(session)
-        await asyncio.shield(asyncio.gather(*(self._ending(session, SessionEnd.EXPIRED) for session in expired)))
+        endings = [self._ending(session, SessionEnd.EXPIRED) for session in expired]
+        return [*endings, *self._release(self._leases.look(), SessionEnd.OWNER_GONE)]
 
     @property
     def draining(self) -> bool:
@@ -414,9 +465,7 @@ class SessionManager:
         if self._sweeper is not None:
             self._sweeper.cancel()
             await asyncio.gather(self._sweeper, return_exceptions=True)
-        for creation in self._requests.values():
-            creation.cancel()
-        await asyncio.gather(*self._requests.values(), return_exceptions=True)
+        await self._creations.close()
         sessions = list(self._sessions.values())
         for session in sessions:
             self._remove(session)

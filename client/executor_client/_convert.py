@@ -98,6 +98,7 @@ def session_from_wire(wire: pb.Session) -> SessionInfo:
         denied_imports=names_from_wire(wire.denied_imports, "denied imports"),
         refused_language=names_from_wire(wire.refused_language, "language rules"),
         missing_modules=names_from_wire(wire.missing_modules, "missing modules"),
+        detached=not wire.leased,
     )
 
 

@@ -64,6 +64,7 @@ class Limits:
     idle_time_s: float | None = None
     session_time_s: float | None = None
     session_operations: int | None = None
+    owner_grace_s: float | None = None
 
 
 @dataclass(frozen=True)
@@ -189,6 +190,8 @@ class SessionInfo:
     denied_imports: tuple[str, ...] = ()
     refused_language: tuple[str, ...] = ()
     missing_modules: tuple[str, ...] = ()  # authorized, but not in the image, as far as the daemon has looked
+    detached: bool = False
+    """It belongs to no client: only its idle time and its age end it."""
 
 
 @dataclass(frozen=True)

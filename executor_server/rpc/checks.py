@@ -21,6 +21,7 @@ MAX_PATH_BYTES = 1024
 MAX_PATH_PART_BYTES = 255
 
 _ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_LEASE_ID = re.compile(r"[0-9a-f]{32}")
 
 
 def invalid(field: str, problem: str, reason: Reason = Reason.INVALID_FIELD) -> InvalidRequest:
@@ -31,6 +32,13 @@ def identifier(text: str, field: str) -> str:
     """An id of ours or of the caller's choice."""
     if not _ID.fullmatch(text):
         raise invalid(field, "must be 1 to 64 of A-Z a-z 0-9 _ -")
+    return text
+
+
+def lease_id(text: str) -> str:
+    """The id of a lease: 128 bits, so that no client meets another's by chance."""
+    if not _LEASE_ID.fullmatch(text):
+        raise invalid("lease_id", "must be 32 of 0-9 a-f, chosen at random")
     return text
 
 

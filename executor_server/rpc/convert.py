@@ -237,6 +237,7 @@ def session_to(session: Session) -> pb.Session:
         denied_imports=spec.denied_imports,
         refused_language=spec.refused_language,
         missing_modules=session.missing_modules,
+        leased=session.leased,
     )
 
 
@@ -256,6 +257,7 @@ def limits_to(limits: Limits) -> pb.Limits:
         idle_time_s=limits.idle_time_s,
         session_time_s=limits.session_time_s,
         session_operations=limits.session_operations,
+        owner_grace_s=limits.owner_grace_s,
     )
 
 

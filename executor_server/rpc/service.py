@@ -52,16 +52,21 @@ class ExecutorService(service_grpc.ExecutorServiceServicer):
     ) -> service_pb.CreateSessionResponse:
         principal = current_principal.get()
         request_id = checks.identifier(request.request_id, "request_id")
+        lease_id = checks.lease_id(request.lease_id) if request.lease_id else None
         session = await self._sessions.created(principal, request_id)
         if session is None:
             spec = self._policy().decide(principal, convert.requested_session_from(request))
-            session = await self._sessions.create(principal, SessionRequest(request_id=request_id, spec=spec))
+            session = await self._sessions.create(principal, SessionRequest(request_id, spec, lease_id))
+        elif lease_id is not None:
+            self._sessions.attach(session, lease_id)
         return service_pb.CreateSessionResponse(session=convert.session_to(session))
 
     async def GetSession(
         self, request: service_pb.GetSessionRequest, context: Context
     ) -> service_pb.GetSessionResponse:
         session = self._session(request.session_id)
+        if request.lease_id:
+            self._sessions.attach(session, checks.lease_id(request.lease_id))
         return service_pb.GetSessionResponse(session=convert.session_to(session))
 
     async def ListSessions(
@@ -73,8 +78,14 @@ class ExecutorService(service_grpc.ExecutorServiceServicer):
     async def DeleteSession(
         self, request: service_pb.DeleteSessionRequest, context: Context
     ) -> service_pb.DeleteSessionResponse:
-        session_id = checks.identifier(request.session_id, "session_id")
-        await self._sessions.delete(current_principal.get(), session_id)
+        if bool(request.session_id) == bool(request.request_id):
+            raise checks.invalid("session_id", "or request_id must be given, and not both")
+        if request.request_id:
+            request_id = checks.identifier(request.request_id, "request_id")
+            await self._sessions.delete_by_request(current_principal.get(), request_id)
+        else:
+            session_id = checks.identifier(request.session_id, "session_id")
+            await self._sessions.delete(current_principal.get(), session_id)
         return service_pb.DeleteSessionResponse()
 
     async def KeepAlive(self, request: service_pb.KeepAliveRequest, context: Context) -> service_pb.KeepAliveResponse:
@@ -91,6 +102,16 @@ class ExecutorService(service_grpc.ExecutorServiceServicer):
             imports, lambda spec: self._policy().authorize_imports(session.owner, spec, imports)
         )
         return service_pb.AuthorizeImportsResponse(session=convert.session_to(session))
+
+    async def RenewLease(
+        self, request: service_pb.RenewLeaseRequest, context: Context
+    ) -> service_pb.RenewLeaseResponse:
+        renewal = self._sessions.renew_lease(current_principal.get(), checks.lease_id(request.lease_id))
+        return service_pb.RenewLeaseResponse(sessions=renewal.sessions, renew_after_s=renewal.renew_after_s)
+
+    async def EndLease(self, request: service_pb.EndLeaseRequest, context: Context) -> service_pb.EndLeaseResponse:
+        ended = self._sessions.end_lease(current_principal.get(), checks.lease_id(request.lease_id))
+        return service_pb.EndLeaseResponse(sessions=ended)
 
     # -- executions
 

@@ -71,6 +71,16 @@ class ExecutorServiceStub(object):
                 request_serializer=executor__api_dot_v1_dot_executor__service__pb2.AuthorizeImportsRequest.SerializeToString,
                 response_deserializer=executor__api_dot_v1_dot_executor__service__pb2.AuthorizeImportsResponse.FromString,
                 _registered_method=True)
+        self.RenewLease = channel.unary_unary(
+                '/executor_api.v1.ExecutorService/RenewLease',
+                request_serializer=executor__api_dot_v1_dot_executor__service__pb2.RenewLeaseRequest.SerializeToString,
+                response_deserializer=executor__api_dot_v1_dot_executor__service__pb2.RenewLeaseResponse.FromString,
+                _registered_method=True)
+        self.EndLease = channel.unary_unary(
+                '/executor_api.v1.ExecutorService/EndLease',
+                request_serializer=executor__api_dot_v1_dot_executor__service__pb2.EndLeaseRequest.SerializeToString,
+                response_deserializer=executor__api_dot_v1_dot_executor__service__pb2.EndLeaseResponse.FromString,
+                _registered_method=True)
         self.Execute = channel.unary_stream(
                 '/executor_api.v1.ExecutorService/Execute',
                 request_serializer=executor__api_dot_v1_dot_executor__service__pb2.ExecuteRequest.SerializeToString,
@@ -156,7 +166,7 @@ class ExecutorServiceServicer(object):
     def CreateSession(self, request, context):
         """Makes a session: a sandbox with one interpreter. Repeated with the same request_id: the same session, unchanged.
         INVALID_ARGUMENT (a field's form), PERMISSION_DENIED (more than the policy grants; every violation is listed),
-        RESOURCE_EXHAUSTED (too many sessions), UNAVAILABLE (no sandbox can be made now, or, with reason IMAGE_NOT_READY,
+        RESOURCE_EXHAUSTED (too many sessions; the message lists the caller's own), UNAVAILABLE (no sandbox can be made now, or, with reason IMAGE_NOT_READY,
         not of this image: it is missing or being fetched).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -164,7 +174,7 @@ class ExecutorServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def GetSession(self, request, context):
-        """NOT_FOUND. Repeating is harmless.
+        """NOT_FOUND, RESOURCE_EXHAUSTED (with a lease, when too many hold the session). Repeating is harmless.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -180,6 +190,8 @@ class ExecutorServiceServicer(object):
     def DeleteSession(self, request, context):
         """Ends a session and its sandbox; returns when the sandbox is gone. A running execution ends as CANCELLED.
         Repeated, or for a session that does not exist: NOT_FOUND.
+        By its request_id also a session whose CreateSession has not been answered: its making ends, and a CreateSession of
+        that id which comes later is refused with NOT_FOUND.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -197,6 +209,25 @@ class ExecutorServiceServicer(object):
         policy in force does not allow, and then nothing changes. Repeating is harmless.
         INVALID_ARGUMENT, PERMISSION_DENIED, NOT_FOUND, FAILED_PRECONDITION (the session is lost), UNAVAILABLE (the audit
         log can't be written).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RenewLease(self, request, context):
+        """Renews a lease: the caller lives, and so do the sessions that the lease holds. A lease comes to be with the first
+        session that names it (CreateSession, GetSession) and is gone with its last. To be called every renew_after_s. A
+        lease that holds nothing, or is another tenant's, is answered like one that does not exist: 0 sessions.
+        INVALID_ARGUMENT. Repeating is harmless.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def EndLease(self, request, context):
+        """Ends a lease, also one that holds nothing: its sessions end, but for those that another lease holds, and so does
+        the making of those that name it. Returns at once; a session is not found any more then. INVALID_ARGUMENT.
+        Repeating is harmless.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -361,6 +392,16 @@ def add_ExecutorServiceServicer_to_server(servicer, server):
                     servicer.AuthorizeImports,
                     request_deserializer=executor__api_dot_v1_dot_executor__service__pb2.AuthorizeImportsRequest.FromString,
                     response_serializer=executor__api_dot_v1_dot_executor__service__pb2.AuthorizeImportsResponse.SerializeToString,
+            ),
+            'RenewLease': grpc.unary_unary_rpc_method_handler(
+                    servicer.RenewLease,
+                    request_deserializer=executor__api_dot_v1_dot_executor__service__pb2.RenewLeaseRequest.FromString,
+                    response_serializer=executor__api_dot_v1_dot_executor__service__pb2.RenewLeaseResponse.SerializeToString,
+            ),
+            'EndLease': grpc.unary_unary_rpc_method_handler(
+                    servicer.EndLease,
+                    request_deserializer=executor__api_dot_v1_dot_executor__service__pb2.EndLeaseRequest.FromString,
+                    response_serializer=executor__api_dot_v1_dot_executor__service__pb2.EndLeaseResponse.SerializeToString,
             ),
             'Execute': grpc.unary_stream_rpc_method_handler(
                     servicer.Execute,
@@ -602,6 +643,60 @@ class ExecutorService(object):
             '/executor_api.v1.ExecutorService/AuthorizeImports',
             executor__api_dot_v1_dot_executor__service__pb2.AuthorizeImportsRequest.SerializeToString,
             executor__api_dot_v1_dot_executor__service__pb2.AuthorizeImportsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RenewLease(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/executor_api.v1.ExecutorService/RenewLease',
+            executor__api_dot_v1_dot_executor__service__pb2.RenewLeaseRequest.SerializeToString,
+            executor__api_dot_v1_dot_executor__service__pb2.RenewLeaseResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def EndLease(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/executor_api.v1.ExecutorService/EndLease',
+            executor__api_dot_v1_dot_executor__service__pb2.EndLeaseRequest.SerializeToString,
+            executor__api_dot_v1_dot_executor__service__pb2.EndLeaseResponse.FromString,
             options,
             channel_credentials,
             insecure,

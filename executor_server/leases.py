@@ -1,0 +1,188 @@
+"""Which clients hold which sessions, and which clients were not heard of for too long.
+
+A lease is a number that a client chose. It is known from the first session that names it until its last one is gone, so
+there are never more of them than sessions have holders, and both are bounded. Leases are keyed by tenant and id: what
+another tenant's client says of the same id concerns nobody else. A session that no lease ever held is detached, and
+unknown here.
+
+A client renews its lease every `renew_after_s`; a session ends when each of its leases is overdue by the session's own
+`owner_grace_s`. So a client that could not be heard for less than that loses nothing, wherever in its interval it was
+cut off. The clock goes on while the host sleeps. A daemon that was not there to listen, asleep with its host or
+stopped, gives every lease its whole time anew: nobody could have renewed it (`look` notices its own absence).
+
+Nothing here ends a session; who asks does. It knows no gRPC and no file.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from executor_server.errors import Reason, ResourceExhausted
+
+# A client renews so many times within a grace, and within these bounds: the upper one is what a killed client's session
+# lives longer than its grace, the lower one what a client may be made to work.
+RENEWALS_PER_GRACE = 10
+MAX_RENEW_S = 10.0
+MIN_RENEW_S = 0.2
+# Leases of one session, holds of one tenant's sessions, and of all: what a client may take by attaching with ever new
+# ids. Who makes a session is never refused here, since sessions are bounded themselves.
+MAX_HOLDERS = 256
+MAX_TENANT_HOLDS = 4096
+MAX_HOLDS = 65_536
+# The sweeper looks every half second. Between two looks this far apart the daemon was not running.
+STOOD_STILL_S = 5.0
+_ATTACH_RETRY_S = 5.0
+
+SessionKey = tuple[str, str]
+"""Tenant and session id."""
+
+
+def renew_after_s(grace_s: float) -> float:
+    """How often a lease is to be renewed that holds a session of this grace."""
+    return min(max(grace_s / RENEWALS_PER_GRACE, MIN_RENEW_S), MAX_RENEW_S)
+
+
+@dataclass
+class _Lease:
+    renewed_s: float
+    sessions: set[str] = field(default_factory=set)  # ids
+
+
+@dataclass(frozen=True)
+class Renewal:
+    """What a client is told: how many sessions its lease holds, and when to renew it again."""
+
+    sessions: int
+    renew_after_s: float
+
+
+@dataclass(frozen=True)
+class Released:
+    """Sessions that nobody holds any more, to be ended and forgotten; and leases that no longer hold what others do."""
+
+    sessions: list[SessionKey] = field(default_factory=list)
+    dropped: list[tuple[SessionKey, str]] = field(default_factory=list)
+
+
+def _steady_s() -> float:
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+class Leases:
+    """Who holds what. Used in the event loop only; every call takes microseconds."""
+
+    def __init__(self, grace_s: Callable[[SessionKey], float], clock: Callable[[], float] = _steady_s) -> None:
+        """`grace_s` tells a session's own, as its policy has it now."""
+        self._grace_s = grace_s
+        self._clock = clock
+        self._leases: dict[tuple[str, str], _Lease] = {}  # by tenant and lease id
+        self._holders: dict[SessionKey, set[str]] = {}
+        self._holds: dict[str, int] = {}  # by tenant
+        self._looked_s = clock()
+
+    def is_leased(self, session: SessionKey) -> bool:
+        """Whether the session belongs to clients; one that doesn't is detached."""
+        return session in self._holders
+
+    def hold(self, session: SessionKey, lease_id: str) -> None:
+        """A session that was just made, or found in the registry, is held by this lease, which counts as renewed."""
+        tenant, session_id = session
+        lease = self._leases.setdefault((tenant, lease_id), _Lease(0.0))
+        lease.renewed_s = self._clock()
+        if session_id not in lease.sessions:
+            lease.sessions.add(session_id)
+            self._holders.setdefault(session, set()).add(lease_id)
+            self._holds[tenant] = self._holds.get(tenant, 0) + 1
+
+    def attach(self, session: SessionKey, lease_id: str) -> bool:
+        """One more client holds a session; whether it did not before. Of no effect on one that is detached.
+
+        Raises ResourceExhausted when too many do.
+        """
+        if session not in self._holders:
+            return False
+        is_new = lease_id not in self._holders[session]
+        if is_new:
+            self._check_room(session)
+        self.hold(session, lease_id)
+        return is_new
+
+    def _check_room(self, session: SessionKey) -> None:
+        for there, most, what in (
+            (len(self._holders[session]), MAX_HOLDERS, "clients hold this session"),
+            (self._holds.get(session[0], 0), MAX_TENANT_HOLDS, "times clients of yours hold sessions"),
+            (sum(self._holds.values()), MAX_HOLDS, "times clients hold sessions of this daemon"),
+        ):
+            if there >= most:
+                raise ResourceExhausted(
+                    Reason.TOO_MANY_SESSIONS,
+                    f"{there} {what}, as many as can; close clients that are not needed, or use one for all",
+                    retry_after_s=_ATTACH_RETRY_S,
+                )
+
+    def renew(self, tenant: str, lease_id: str) -> Renewal:
+        """A client lives. A lease that is not known holds nothing."""
+        lease = self._leases.get((tenant, lease_id))
+        if lease is None:
+            return Renewal(0, MAX_RENEW_S)
+        lease.renewed_s = self._clock()
+        shortest_s = min(self._grace_s((tenant, session_id)) for session_id in lease.sessions)
+        return Renewal(len(lease.sessions), renew_after_s(shortest_s))
+
+    def end(self, tenant: str, lease_id: str) -> Released:
+        """A client ends its lease. Sessions that it held alone stay known until `forget`."""
+        lease = self._leases.get((tenant, lease_id))
+        released = Released()
+        for session_id in sorted(lease.sessions) if lease is not None else ():
+            if len(self._holders[tenant, session_id]) == 1:
+                released.sessions.append((tenant, session_id))
+            else:
+                released.dropped.append(((tenant, session_id), lease_id))
+                self._let_go((tenant, session_id), lease_id)
+        return released
+
+    def forget(self, session: SessionKey) -> None:
+        """A session is no more. Idempotent."""
+        for lease_id in list(self._holders.get(session, ())):
+            self._let_go(session, lease_id)
+
+    def _let_go(self, session: SessionKey, lease_id: str) -> None:
+        tenant, session_id = session
+        holders, lease = self._holders[session], self._leases[tenant, lease_id]
+        holders.discard(lease_id)
+        lease.sessions.discard(session_id)
+        self._holds[tenant] -= 1
+        if not holders:
+            del self._holders[session]
+        if not lease.sessions:
+            del self._leases[tenant, lease_id]
+        if not self._holds[tenant]:
+            del self._holds[tenant]
+
+    def begin_anew(self) -> None:
+        """Every lease has its whole time from now on: nobody was here whom a client could have told."""
+        self._looked_s = self._clock()
+        for lease in self._leases.values():
+            lease.renewed_s = self._looked_s
+
+    def look(self) -> Released:
+        """What is overdue now. Sessions whose leases all are stay known until `forget`."""
+        now_s, before_s = self._clock(), self._looked_s
+        self._looked_s = now_s
+        if now_s - before_s > STOOD_STILL_S:
+            self.begin_anew()
+            return Released()
+        found = Released()
+        for session, holders in self._holders.items():
+            grace_s = self._grace_s(session)
+            since_s = now_s - grace_s - renew_after_s(grace_s)
+            late = [each for each in holders if self._leases[session[0], each].renewed_s < since_s]
+            if len(late) == len(holders):
+                found.sessions.append(session)
+            else:
+                found.dropped.extend((session, each) for each in late)
+        for session, lease_id in found.dropped:
+            self._let_go(session, lease_id)
+        return found

@@ -105,7 +105,7 @@ class SessionManager:
             self._add_recovered(session, holders.get(session.session_id, ()))
 
         await recover_sessions(self._backend, self._registry, self._settings, self._watch, found)
-        await asyncio.shield(asyncio.gather(*self._end_expired()))
+        await self._end_expired()
 
     def _add_recovered(self, session: Session, holders: Sequence[str]) -> None:
         session.share_reading(self._reading)
@@ -428,9 +428,13 @@ class SessionManager:
             self._noted_use_s = time.monotonic()
             self._registry.note_use([session.use for session in self._sessions.values()])
         # Not awaited: a backend that takes its time must not keep the sweeper from its next round.
-        self._end_expired()
+        self._begin_endings()
 
-    def _end_expired(self) -> Sequence[asyncio.Task[None]]:
+    async def _end_expired(self) -> None:
+        await asyncio.shield(asyncio.gather(*self._begin_endings()))
+
+    def _begin_endings(self) -> Sequence[asyncio.Task[None]]:
+        """Of the sessions whose time is over, and of those whose clients are gone."""
         expired = [session for session in self._sessions.values() if session.expired]
         for session in expired:
             self._remove(session)

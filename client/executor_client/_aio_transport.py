@@ -35,7 +35,7 @@ class AioTransport(TransportBase):
         super().__init__(endpoint, timeouts, self._channel, None if on_wait is None else LoopBell(on_wait))
 
     def _metadata(self) -> Metadata:
-        self._check_loop()
+        self.check_loop()
         return super()._metadata()
 
     def open(
@@ -44,7 +44,7 @@ class AioTransport(TransportBase):
         trace: Metadata,
         timeout_s: float | None = None,
     ) -> Any:
-        self._check_loop()
+        self.check_loop()
         return super().open(request, trace, timeout_s)
 
     @contextmanager
@@ -58,7 +58,7 @@ class AioTransport(TransportBase):
                 raise closed() from None
             raise
 
-    def _check_loop(self) -> None:
+    def check_loop(self) -> None:
         """gRPC would wait on one loop for what arrives on the other: for ever, or with an error that says neither."""
         if _running_loop() is not self._loop:
             raise ConfigurationError(
@@ -67,7 +67,7 @@ class AioTransport(TransportBase):
             )
 
     async def close(self) -> None:
-        self._check_loop()
+        self.check_loop()
         self._shut()
         await self._channel.close(None)
 

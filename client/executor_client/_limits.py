@@ -47,6 +47,17 @@ RECONNECT_TIMEOUT_S = 60.0
 CLOSE_TIMEOUT_S = 10.0
 CANCEL_GRACE_S = 5.0
 """How long an interrupted `execute` waits for the end of what it cancelled."""
+LEASE_RENEW_FIRST_S = 10.0
+"""Until the daemon has said how often it wants to hear of a lease."""
+LEASE_RENEW_MIN_S = 0.2
+LEASE_RETRY_S = 2.0
+"""When a lease could not be renewed."""
+LEASE_TICK_S = 2.0
+"""So long after this machine slept a lease that is due is renewed at the latest."""
+LEASE_CALL_TIMEOUT_S = 5.0
+LEASE_UNENDED_MAX = 1024
+EXIT_TIMEOUT_S = 2.0
+"""How long the end of the interpreter waits for the ends of all leases."""
 TOOLS_GRACE_S = 2.0
 """How long `close` waits for host tools that still run."""
 BUSY_TIMEOUT_S = 30.0

@@ -23,7 +23,7 @@ from executor_client._local import Content
 from executor_client._tools import Tool
 from executor_client._values import pack
 from executor_client._watch import Awaited
-from executor_client.errors import EvaluationError, InvalidRequest
+from executor_client.errors import EvaluationError, ExecutorClientError, InvalidRequest
 from executor_client.results import ExecutionResult, Limits, SessionInfo
 from executor_client.waits import WaitKind
 
@@ -44,6 +44,7 @@ def create_session(
     backend: str | None,
     network: Iterable[str],
     packages: Iterable[str],
+    lease_id: str,
 ) -> pb.CreateSessionRequest:
     """A request with an id of its own, so that it can be repeated."""
     lists = {"authorized_imports": authorized_imports, "network": network, "packages": packages}
@@ -59,6 +60,7 @@ def create_session(
             limits=_convert.limits_to_wire(limits),
             labels=dict(labels or {}),
             prelude=prelude,
+            lease_id=lease_id,
         )
     except (TypeError, ValueError) as error:
         raise InvalidRequest(f"the session cannot be asked for like this: {error}") from error
@@ -71,6 +73,14 @@ def authorize_imports(session_id: str, imports: Iterable[str]) -> pb.AuthorizeIm
         return pb.AuthorizeImportsRequest(session_id=session_id, authorized_imports=list(imports))
     except (TypeError, ValueError) as error:
         raise InvalidRequest(f"these imports cannot be asked for: {error}") from error
+
+
+def may_be_made(error: BaseException) -> bool:
+    """Whether a session may be there, or come to be there, though its making ended with this error: nobody knows it.
+
+    What the daemon refused is not; of whatever else stopped the waiting it knows nothing.
+    """
+    return not (isinstance(error, ExecutorClientError) and error.reason)
 
 
 def sandbox(request: pb.CreateSessionRequest) -> Awaited:

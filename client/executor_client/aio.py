@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from executor_api.v1 import executor_service_pb2 as pb
 from executor_client import _convert, _endpoint, _missing_modules, _requests
 from executor_client._aio_transport import AioTransport
 from executor_client._endpoint import TlsConfig
+from executor_client._lease import ClientLease
 from executor_client._limits import (
     BUSY_TIMEOUT_S,
     CALL_TIMEOUT_S,
+    CLOSE_TIMEOUT_S,
     IMAGE_TIMEOUT_S,
     MAX_CONCURRENT_TOOLS,
     RECONNECT_TIMEOUT_S,
 )
 from executor_client._requests import LimitsLike
+from executor_client._transport import Transport
 from executor_client._transport_base import Timeouts
+from executor_client._watch import Awaited
 from executor_client.aio_session import AsyncSession
-from executor_client.errors import ExecutorClientError
+from executor_client.errors import ExecutorClientError, InvalidRequest
 from executor_client.results import Policy, SessionInfo
 from executor_client.waits import OnWait
 
@@ -55,6 +60,7 @@ class AsyncExecutorClient:
         )
         self._transport = AioTransport(_endpoint.resolve(address, token, tls), timeouts, on_wait)
         self._max_concurrent_tools = max_concurrent_tools
+        self._lease = self._new_lease()
 
     @property
     def address(self) -> str:
@@ -72,8 +78,10 @@ class AsyncExecutorClient:
         network: Iterable[str] = (),
         packages: Iterable[str] = (),
         state: bytes | None = None,
+        detached: bool = False,
     ) -> AsyncSession:
-        """Makes a session; see `ExecutorClient.create_session`."""
+        """Makes a session; see `ExecutorClient.create_session`. A task that is cancelled meanwhile leaves none."""
+        lease = self._own_lease()
         request = _requests.create_session(
             image=image,
             authorized_imports=authorized_imports,
@@ -83,12 +91,22 @@ class AsyncExecutorClient:
             backend=backend,
             network=network,
             packages=packages,
+            lease_id="" if detached else lease.lease_id,
         )
         beginning = _requests.state_of(state)
         awaited = _requests.sandbox(request)
         response = await self._transport.call(self._transport.stub.CreateSession, request, awaited)
         session = self._session(_convert.session_from_wire(response.session))
         _missing_modules.tell(session.info, request.authorized_imports)
+        try:
+            awaited = _requests.sandbox(request)
+            response = await self._leased(lease, self._transport.stub.CreateSession, request, awaited)
+            session = self._session(_convert.session_from_wire(response.session))
+        except BaseException as error:
+            if _requests.may_be_made(error):
+                lease.take_back(request.request_id)
+            raise
+        lease.made(session, session.info)
         if beginning is not None:
             try:
                 await session._begin_with(beginning)
@@ -99,10 +117,13 @@ class AsyncExecutorClient:
         return session
 
     async def get_session(self, session_id: str) -> AsyncSession:
-        """A session made earlier, perhaps by another process. Host tools must be registered anew."""
-        request = pb.GetSessionRequest(session_id=session_id)
-        response = await self._transport.call(self._transport.stub.GetSession, request)
-        return self._session(_convert.session_from_wire(response.session))
+        """A session made earlier, perhaps by another process; see `ExecutorClient.get_session`."""
+        lease = self._own_lease()
+        request = pb.GetSessionRequest(session_id=session_id, lease_id=lease.lease_id)
+        response = await self._leased(lease, self._transport.stub.GetSession, request)
+        session = self._session(_convert.session_from_wire(response.session))
+        lease.found(session, session.info)
+        return session
 
     async def list_sessions(self) -> list[SessionInfo]:
         """The caller's own sessions."""
@@ -115,11 +136,37 @@ class AsyncExecutorClient:
         return _convert.policy_from_wire(response.policy)
 
     async def close(self) -> None:
-        """Closes the connection. Sessions go on until they expire."""
+        """Ends the sessions that belong to this client alone, and closes the connection; see `ExecutorClient.close`."""
+        self._transport.check_loop()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(CLOSE_TIMEOUT_S):
+                await asyncio.wrap_future(self._lease.end())
         await self._transport.close()
 
+    def _new_lease(self) -> ClientLease:
+        # A connection of the background's own, made when it is needed: it may be that no loop runs then.
+        endpoint, timeouts = self._transport.endpoint, self._transport.timeouts
+        return ClientLease(lambda: Transport(endpoint, timeouts))
+
+    def _own_lease(self) -> ClientLease:
+        if self._lease.is_foreign:
+            self._lease = self._new_lease()
+        return self._lease
+
+    async def _leased(
+        self, lease: ClientLease, method: Callable[..., Any], request: Any, awaited: Awaited | None = None
+    ) -> Any:
+        try:
+            response = await self._transport.call(method, request, awaited)
+        except InvalidRequest as error:
+            if not lease.is_refusal(request, error):
+                raise
+            response = await self._transport.call(method, request, awaited)
+            lease.unknown()
+        return response
+
     def _session(self, info: SessionInfo) -> AsyncSession:
-        return AsyncSession(self._transport, info, max_concurrent_tools=self._max_concurrent_tools)
+        return AsyncSession(self._transport, info, self._lease, max_concurrent_tools=self._max_concurrent_tools)
 
     async def __aenter__(self) -> Self:
         return self

@@ -24,7 +24,9 @@ from executor_client.results import FileInfo, FileList
 class AsyncSessionFiles:
     """Of one session; see `SessionFiles`."""
 
-    def __init__(self, transport: AioTransport, session_id: str) -> None:
+    def __init__(self, transport: AioTransport, session_id: str, session: object = None) -> None:
+        """`session` is kept as long as this is: it ends when nobody refers to it."""
+        self._session = session
         self._transport = transport
         self._session_id = session_id
 

@@ -19,6 +19,7 @@ from executor_client._aio_transport import AioTransport, is_cancelling
 from executor_client._assembler import EventGap, ToolRequest
 from executor_client._blobs import IncomingBlobs
 from executor_client._execution import Execution
+from executor_client._lease import ClientLease
 from executor_client._limits import CANCEL_GRACE_S, CLOSE_TIMEOUT_S, STATE_BYTES_MAX, transfer_timeout_s
 from executor_client._quiet_grpc import grpc
 from executor_client._requests import InlineBudget, LimitsLike
@@ -47,10 +48,12 @@ class AsyncSession(SessionBase):
     A task that is cancelled in `execute` cancels the execution first.
     """
 
-    def __init__(self, transport: AioTransport, info: SessionInfo, *, max_concurrent_tools: int) -> None:
+    def __init__(
+        self, transport: AioTransport, info: SessionInfo, lease: ClientLease, *, max_concurrent_tools: int
+    ) -> None:
         super().__init__(info)
+        self._lease = lease
         self._transport = transport
-        self.files = AsyncSessionFiles(transport, info.session_id)
         self._tools: dict[str, Tool] = {}
         self._tool_pool = AioToolPool(max_concurrent_tools=max_concurrent_tools)
         self._running: set[str] = set()
@@ -80,6 +83,11 @@ class AsyncSession(SessionBase):
             self._transport.stub.AuthorizeImports, request, self._turn("to authorize the imports")
         )
         return self._described(response.session)
+
+    @property
+    def files(self) -> AsyncSessionFiles:
+        """The files of its workspace."""
+        return AsyncSessionFiles(self._transport, self.session_id, self)
 
     # -----------------------------------------------------------------------------------------------------------------
     # Executions
@@ -321,6 +329,7 @@ class AsyncSession(SessionBase):
                     awaited=self._turn("to end"),
                 )
             self._closed = True
+            self._lease.closed(self.session_id)
 
     async def __aenter__(self) -> Self:
         return self
@@ -328,6 +337,8 @@ class AsyncSession(SessionBase):
     async def __aexit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        if self._lease.is_foreign:
+            return  # a forked child leaves the block, and its parent is still in it
         try:
             # A daemon that was waited for in vain is not waited for again.
             await self._close(0.0 if isinstance(exc, UnavailableError) else CLOSE_TIMEOUT_S)

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from executor_api.v1 import executor_service_pb2 as pb
 from executor_client import _convert, _endpoint, _missing_modules, _requests
 from executor_client._endpoint import TlsConfig
+from executor_client._lease import ClientLease
 from executor_client._limits import (
     BUSY_TIMEOUT_S,
     CALL_TIMEOUT_S,
+    CLOSE_TIMEOUT_S,
     IMAGE_TIMEOUT_S,
     MAX_CONCURRENT_TOOLS,
     RECONNECT_TIMEOUT_S,
@@ -20,7 +22,8 @@ from executor_client._limits import (
 from executor_client._requests import LimitsLike
 from executor_client._transport import Transport
 from executor_client._transport_base import Timeouts
-from executor_client.errors import ExecutorClientError
+from executor_client._watch import Awaited
+from executor_client.errors import ExecutorClientError, InvalidRequest
 from executor_client.results import Policy, SessionInfo
 from executor_client.session import Session
 from executor_client.waits import OnWait
@@ -42,7 +45,11 @@ class ExecutorClient:
     `on_wait` is told of each `Wait` that lasts longer than a second, and again now and then, in a thread of the
     client's own. The call's end waits for it, so it must not block. What it raises is logged.
 
-    Raises ConfigurationError. Closing the client leaves its sessions: `get_session` finds them again until they expire.
+    The client is the owner of the sessions that it makes, unless they are detached. They end when it is closed, when
+    the interpreter exits, when nothing refers to them any more, and, when the process was killed or can't reach the
+    daemon, `owner_grace_s` (a limit) later. A session that another client found by `get_session` goes on with that one.
+
+    Raises ConfigurationError.
     """
 
     def __init__(
@@ -68,6 +75,7 @@ class ExecutorClient:
         )
         self._transport = Transport(_endpoint.resolve(address, token, tls), timeouts, on_wait)
         self._max_concurrent_tools = max_concurrent_tools
+        self._lease = self._new_lease()
 
     @property
     def address(self) -> str:
@@ -85,6 +93,7 @@ class ExecutorClient:
         network: Iterable[str] = (),
         packages: Iterable[str] = (),
         state: bytes | None = None,
+        detached: bool = False,
     ) -> Session:
         """Makes a session. Raises PolicyViolationError when more is asked for than the policy grants.
 
@@ -94,7 +103,11 @@ class ExecutorClient:
         `state` is what `Session.export_state` gave, of a session of any backend: the new session begins with it, and
         `Session.restored` says what was restored. When nothing of it can be, there is no session. Raises InvalidRequest
         for what is no such state, AuthorizationError for one that another daemon or tenant has written.
+
+        A `detached` session belongs to nobody: it outlives this client, and only its idle time, its age and `close` end
+        it. Any other ends with the client, or when the `Session` is collected; see the class.
         """
+        lease = self._own_lease()
         request = _requests.create_session(
             image=image,
             authorized_imports=authorized_imports,
@@ -104,12 +117,21 @@ class ExecutorClient:
             backend=backend,
             network=network,
             packages=packages,
+            lease_id="" if detached else lease.lease_id,
         )
         beginning = _requests.state_of(state)
         awaited = _requests.sandbox(request)
         response = self._transport.call(self._transport.stub.CreateSession, request, awaited)
         session = self._session(_convert.session_from_wire(response.session))
         _missing_modules.tell(session.info, request.authorized_imports)
+        try:
+            response = self._leased(lease, self._transport.stub.CreateSession, request, _requests.sandbox(request))
+            session = self._session(_convert.session_from_wire(response.session))
+        except BaseException as error:
+            if _requests.may_be_made(error):
+                lease.take_back(request.request_id)
+            raise
+        lease.made(session, session.info)
         if beginning is not None:
             try:
                 session._begin_with(beginning)
@@ -120,10 +142,16 @@ class ExecutorClient:
         return session
 
     def get_session(self, session_id: str) -> Session:
-        """A session made earlier, perhaps by another process. Host tools must be registered anew."""
-        request = pb.GetSessionRequest(session_id=session_id)
-        response = self._transport.call(self._transport.stub.GetSession, request)
-        return self._session(_convert.session_from_wire(response.session))
+        """A session made earlier, perhaps by another process. Host tools must be registered anew.
+
+        Unless it is detached it is held by this client too, from here on: it goes on when the one that made it ends.
+        """
+        lease = self._own_lease()
+        request = pb.GetSessionRequest(session_id=session_id, lease_id=lease.lease_id)
+        response = self._leased(lease, self._transport.stub.GetSession, request)
+        session = self._session(_convert.session_from_wire(response.session))
+        lease.found(session, session.info)
+        return session
 
     def list_sessions(self) -> list[SessionInfo]:
         """The caller's own sessions."""
@@ -136,11 +164,39 @@ class ExecutorClient:
         return _convert.policy_from_wire(response.policy)
 
     def close(self) -> None:
-        """Closes the connection. Sessions go on; see the class."""
+        """Ends the sessions that belong to this client alone, and closes the connection. Idempotent.
+
+        A daemon that does not answer is not waited for long: it ends them by itself, after their `owner_grace_s`.
+        """
+        with contextlib.suppress(TimeoutError):
+            self._lease.end().result(CLOSE_TIMEOUT_S)
         self._transport.close()
 
+    def _new_lease(self) -> ClientLease:
+        background = self._transport.without_bell()
+        return ClientLease(lambda: background)
+
+    def _own_lease(self) -> ClientLease:
+        """This process's: what was forked does not end what is its parent's."""
+        if self._lease.is_foreign:
+            self._lease = self._new_lease()
+        return self._lease
+
+    def _leased(
+        self, lease: ClientLease, method: Callable[..., Any], request: Any, awaited: Awaited | None = None
+    ) -> Any:
+        """A call that names the lease, unless the daemon is one of before there were leases."""
+        try:
+            response = self._transport.call(method, request, awaited)
+        except InvalidRequest as error:
+            if not lease.is_refusal(request, error):
+                raise
+            response = self._transport.call(method, request, awaited)
+            lease.unknown()
+        return response
+
     def _session(self, info: SessionInfo) -> Session:
-        return Session(self._transport, info, max_concurrent_tools=self._max_concurrent_tools)
+        return Session(self._transport, info, self._lease, max_concurrent_tools=self._max_concurrent_tools)
 
     def __enter__(self) -> Self:
         return self

@@ -27,7 +27,9 @@ from executor_client.results import FileInfo, FileList
 class SessionFiles:
     """Of one session. Thread-safe."""
 
-    def __init__(self, transport: Transport, session_id: str) -> None:
+    def __init__(self, transport: Transport, session_id: str, session: object = None) -> None:
+        """`session` is kept as long as this is: it ends when nobody refers to it."""
+        self._session = session
         self._transport = transport
         self._session_id = session_id
 

@@ -21,6 +21,7 @@ from executor_client import _convert, _requests, _shipped_tools, _tools
 from executor_client._assembler import EventGap, ToolRequest
 from executor_client._blobs import IncomingBlobs
 from executor_client._execution import Execution
+from executor_client._lease import ClientLease
 from executor_client._limits import CANCEL_GRACE_S, CLOSE_TIMEOUT_S, STATE_BYTES_MAX, transfer_timeout_s
 from executor_client._quiet_grpc import grpc
 from executor_client._requests import InlineBudget, LimitsLike
@@ -51,10 +52,12 @@ class Session(SessionBase):
     Thread-safe; executions of one session run one after the other, in the daemon's order of arrival.
     """
 
-    def __init__(self, transport: Transport, info: SessionInfo, *, max_concurrent_tools: int) -> None:
+    def __init__(
+        self, transport: Transport, info: SessionInfo, lease: ClientLease, *, max_concurrent_tools: int
+    ) -> None:
         super().__init__(info)
+        self._lease = lease
         self._transport = transport
-        self.files = SessionFiles(transport, info.session_id)
         self._tools: dict[str, Tool] = {}
         self._tool_pool = ToolPool(max_concurrent_tools=max_concurrent_tools)
         self._running: set[str] = set()
@@ -84,6 +87,11 @@ class Session(SessionBase):
             self._transport.stub.AuthorizeImports, request, self._turn("to authorize the imports")
         )
         return self._described(response.session)
+
+    @property
+    def files(self) -> SessionFiles:
+        """The files of its workspace."""
+        return SessionFiles(self._transport, self.session_id, self)
 
     # -----------------------------------------------------------------------------------------------------------------
     # Executions
@@ -345,6 +353,7 @@ class Session(SessionBase):
                     awaited=self._turn("to end"),
                 )
             self._closed = True
+            self._lease.closed(self.session_id)
         self._tool_pool.close()
 
     def __enter__(self) -> Self:
@@ -353,6 +362,8 @@ class Session(SessionBase):
     def __exit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        if self._lease.is_foreign:
+            return  # a forked child leaves the block, and its parent is still in it
         try:
             # A daemon that was waited for in vain is not waited for again.
             self._close(0.0 if isinstance(exc, UnavailableError) else CLOSE_TIMEOUT_S)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Self
 
@@ -237,8 +238,12 @@ class RemoteExecutor(PythonExecutor):  # type: ignore[misc]  # smolagents is unt
     def _connector(
         self, address: str | None, token: str | None, tls: TlsConfig | bool | None
     ) -> Callable[[], ExecutorClient]:
+        ours = weakref.ref(self)  # the client must not keep the executor, whose end is the client's
+
         def on_wait(wait: Wait) -> None:
-            show_wait(self.logger, wait)
+            executor = ours()
+            if executor is not None:
+                show_wait(executor.logger, wait)
 
         return lambda: ExecutorClient(address, token=token, tls=tls, on_wait=on_wait)
 

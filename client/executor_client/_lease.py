@@ -111,9 +111,11 @@ class ClientLease:
         """The session was deleted."""
         self._renewer.post(_Closed(session_id))
 
-    def take_back(self, request_id: str) -> None:
-        """Has a session ended, in the background, whose CreateSession nobody waits for any more."""
-        self._renewer.post(_TakeBack(request_id), start=True)
+    def take_back(self, request_id: str) -> Future[None]:
+        """Has a session ended, in the background, whose CreateSession nobody waits for any more. Done when it is."""
+        ended = _future()
+        self._renewer.post(_TakeBack(request_id, ended), start=True)
+        return ended
 
     def end(self) -> Future[None]:
         """Ends the lease, and all sessions that it alone holds. Takes no longer than a call may, whatever is wrong."""
@@ -144,11 +146,19 @@ class _Collected:
 @dataclass(frozen=True)
 class _TakeBack:
     request_id: str
+    ended: Future[None]
 
 
 @dataclass(frozen=True)
 class _End:
     ended: Future[None]
+
+
+def _future() -> Future[None]:
+    """One that is not cancelled with whoever has waited for it long enough."""
+    future: Future[None] = Future()
+    future.set_running_or_notify_cancel()
+    return future
 
 
 _Job = _Hold | _Closed | _Collected | _TakeBack | _End
@@ -204,14 +214,11 @@ class _Renewer:
 
     def abandon(self) -> None:
         """For a finalizer: the client and all of its sessions are gone."""
-        ended: Future[None] = Future()
-        ended.set_running_or_notify_cancel()
-        self.post(_End(ended))
+        self.post(_End(_future()))
 
     def end(self) -> Future[None]:
         """Done when the lease has ended, at once where there is nothing to end."""
-        ended: Future[None] = Future()
-        ended.set_running_or_notify_cancel()  # who waits for it no longer does not end it
+        ended = _future()
         if self.pid == os.getpid() and self._thread is not None and self._thread.is_alive():
             self._jobs.put(_End(ended))
         else:
@@ -261,7 +268,10 @@ class _Renewer:
             case _Collected():
                 self._collected(job.session_id)
             case _TakeBack():
-                self._delete(pb.DeleteSessionRequest(request_id=job.request_id))
+                try:
+                    self._delete(pb.DeleteSessionRequest(request_id=job.request_id))
+                finally:
+                    job.ended.set_result(None)
             case _:
                 self._renew()
 

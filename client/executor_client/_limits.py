@@ -56,6 +56,8 @@ LEASE_TICK_S = 2.0
 """So long after this machine slept a lease that is due is renewed at the latest."""
 LEASE_CALL_TIMEOUT_S = 5.0
 LEASE_UNENDED_MAX = 1024
+TAKE_BACK_WAIT_S = 1.0
+"""How long an interrupted `create_session` waits for the end of what it asked for, which goes on in the background."""
 EXIT_TIMEOUT_S = 2.0
 """How long the end of the interpreter waits for the ends of all leases."""
 TOOLS_GRACE_S = 2.0

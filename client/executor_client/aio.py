@@ -20,6 +20,7 @@ from executor_client._limits import (
     IMAGE_TIMEOUT_S,
     MAX_CONCURRENT_TOOLS,
     RECONNECT_TIMEOUT_S,
+    TAKE_BACK_WAIT_S,
 )
 from executor_client._requests import LimitsLike
 from executor_client._transport import Transport
@@ -104,7 +105,9 @@ class AsyncExecutorClient:
             session = self._session(_convert.session_from_wire(response.session))
         except BaseException as error:
             if _requests.may_be_made(error):
-                lease.take_back(request.request_id)
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(TAKE_BACK_WAIT_S):
+                        await asyncio.wrap_future(lease.take_back(request.request_id))
             raise
         lease.made(session, session.info)
         if beginning is not None:

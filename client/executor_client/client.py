@@ -18,6 +18,7 @@ from executor_client._limits import (
     IMAGE_TIMEOUT_S,
     MAX_CONCURRENT_TOOLS,
     RECONNECT_TIMEOUT_S,
+    TAKE_BACK_WAIT_S,
 )
 from executor_client._requests import LimitsLike
 from executor_client._transport import Transport
@@ -129,7 +130,8 @@ class ExecutorClient:
             session = self._session(_convert.session_from_wire(response.session))
         except BaseException as error:
             if _requests.may_be_made(error):
-                lease.take_back(request.request_id)
+                with contextlib.suppress(TimeoutError):
+                    lease.take_back(request.request_id).result(TAKE_BACK_WAIT_S)
             raise
         lease.made(session, session.info)
         if beginning is not None:

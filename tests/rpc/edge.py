@@ -87,6 +87,7 @@ class FakeSession:
     create_time_s: float = 1_700_000_000.5
     expire_time_s: float = 1_700_001_800.0
     warm: bool = True
+    leased: bool = False
     lost_reason: str = ""
     missing_modules: tuple[str, ...] = ()
     executions: dict[str, FakeExecution] = field(default_factory=dict)

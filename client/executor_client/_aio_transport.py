@@ -75,7 +75,7 @@ class AioTransport(TransportBase):
         """One attempt of a call with one answer."""
         with self._calling():
             response = await method(request, timeout=timeout_s or self.timeouts.call_s, metadata=self._metadata())
-        self._answered = True
+        self.answered = True
         return response
 
     async def upload(self, method: Callable[..., Any], requests: Any, timeout_s: float | None = None) -> Any:

@@ -23,7 +23,13 @@ from executor_client._local import Content
 from executor_client._tools import Tool
 from executor_client._values import pack
 from executor_client._watch import Awaited
-from executor_client.errors import EvaluationError, ExecutorClientError, InvalidRequest
+from executor_client.errors import (
+    CallTimeoutError,
+    EvaluationError,
+    ExecutorClientError,
+    InvalidRequest,
+    UnavailableError,
+)
 from executor_client.results import ExecutionResult, Limits, SessionInfo
 from executor_client.waits import WaitKind
 
@@ -76,11 +82,16 @@ def authorize_imports(session_id: str, imports: Iterable[str]) -> pb.AuthorizeIm
 
 
 def may_be_made(error: BaseException) -> bool:
+
+
+def may_be_made(error: BaseException, *, heard: bool) -> bool:
     """Whether a session may be there, or come to be there, though its making ended with this error: nobody knows it.
 
-    What the daemon refused is not; of whatever else stopped the waiting it knows nothing.
+    What was refused is not. Whatever else stopped the waiting, an interrupt or a connection, the daemon has not said so.
     """
-    return not (isinstance(error, ExecutorClientError) and error.reason)
+    if isinstance(error, (UnavailableError, CallTimeoutError)):
+        return heard and not error.reason  # of a daemon never heard of, it is no use to ask for more
+    return not isinstance(error, ExecutorClientError)
 
 
 def sandbox(request: pb.CreateSessionRequest) -> Awaited:

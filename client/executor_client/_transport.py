@@ -49,7 +49,7 @@ class Transport(TransportBase):
         """One attempt of a call with one answer."""
         with self._calling():
             response = method(request, timeout=timeout_s or self.timeouts.call_s, metadata=self._metadata())
-        self._answered = True
+        self.answered = True
         return response
 
     def read(self, method: Callable[..., Any], request: Any, timeout_s: float | None = None) -> Iterator[Any]:

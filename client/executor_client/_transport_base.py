@@ -53,7 +53,7 @@ class TransportBase:
         self._is_closed = False
         self._bell = bell
         self.stub: Any = executor_service_pb2_grpc.ExecutorServiceStub(channel)
-        self._answered = False
+        self.answered = False
         self._looked = False  # for why a daemon never heard of does not answer
 
     def watch(self) -> Watch:
@@ -82,7 +82,7 @@ class TransportBase:
     def _call_retries(self, within_s: float) -> Retries:
         """Those of a call: a daemon that has answered before is given more time than one never heard of."""
         connect_s = CONNECT_TIMEOUT_S if self.timeouts.connect_s is None else self.timeouts.connect_s
-        away_s = self.timeouts.reconnect_s if self._answered else connect_s
+        away_s = self.timeouts.reconnect_s if self.answered else connect_s
         return Retries(
             away_timeout_s=min(within_s, away_s),
             busy_timeout_s=min(within_s, self.timeouts.busy_s),
@@ -101,7 +101,7 @@ class TransportBase:
 
     def _looks_at_once(self, error: ExecutorClientError) -> bool:
         """Whether to find out why nobody answers before waiting for it to pass: once, where no wait was asked for."""
-        at_once = not (self._answered or self._looked) and self.timeouts.connect_s is None and is_unreached(error)
+        at_once = not (self.answered or self._looked) and self.timeouts.connect_s is None and is_unreached(error)
         self._looked = self._looked or at_once
         return at_once
 

@@ -104,7 +104,7 @@ class AsyncExecutorClient:
             response = await self._leased(lease, self._transport.stub.CreateSession, request, awaited)
             session = self._session(_convert.session_from_wire(response.session))
         except BaseException as error:
-            if _requests.may_be_made(error):
+            if _requests.may_be_made(error, heard=self._transport.answered):
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(TAKE_BACK_WAIT_S):
                         await asyncio.wrap_future(lease.take_back(request.request_id))

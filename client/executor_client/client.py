@@ -129,7 +129,7 @@ class ExecutorClient:
             response = self._leased(lease, self._transport.stub.CreateSession, request, _requests.sandbox(request))
             session = self._session(_convert.session_from_wire(response.session))
         except BaseException as error:
-            if _requests.may_be_made(error):
+            if _requests.may_be_made(error, heard=self._transport.answered):
                 with contextlib.suppress(TimeoutError):
                     lease.take_back(request.request_id).result(TAKE_BACK_WAIT_S)
             raise

@@ -20,6 +20,7 @@ from executor_api.v1 import executor_service_pb2_grpc as pb_grpc
 from executor_api.v1 import types_pb2
 from executor_server.config import Config
 from executor_server.errors import NotFound, Reason
+from executor_server.leases import Renewal
 from executor_server.model import (
     BlobChunk,
     Event,
@@ -162,10 +163,13 @@ class FakeSession:
 class FakeSessions:
     sessions: dict[str, FakeSession] = field(default_factory=dict)
     raises: Exception | None = None
+    held: dict[str, str] = field(default_factory=dict)
 
     async def create(self, principal: Principal, request: SessionRequest) -> FakeSession:
         if self.raises is not None:
             raise self.raises
+        if request.lease_id is not None:
+            self.held[request.request_id] = request.lease_id
         return self.sessions.setdefault(request.request_id, FakeSession(request.request_id, principal, request.spec))
 
     async def created(self, principal: Principal, request_id: str) -> FakeSession | None:
@@ -182,6 +186,18 @@ class FakeSessions:
 
     async def delete(self, principal: Principal, session_id: str) -> None:
         del self.sessions[self.get(principal, session_id).session_id]
+
+    async def delete_by_request(self, principal: Principal, request_id: str) -> None:
+        del self.sessions[self.get(principal, request_id).session_id]
+
+    def attach(self, session: FakeSession, lease_id: str) -> None:
+        self.held[session.session_id] = lease_id
+
+    def renew_lease(self, principal: Principal, lease_id: str) -> Renewal:
+        return Renewal(list(self.held.values()).count(lease_id), 2.5)
+
+    def end_lease(self, principal: Principal, lease_id: str) -> int:
+        return list(self.held.values()).count(lease_id)
 
 
 @dataclass

@@ -9,8 +9,9 @@ it keeps none of them alive. What is collected tells the thread, and nothing els
 asked for, in any thread, and with any lock held, so all that it does is to put a job into a queue that was made for
 that (`SimpleQueue.put` is reentrant). A child that was forked has none of it: it neither renews nor ends anything.
 
-The thread is started with the first session, so a client that makes none costs nothing. It makes its calls by a sync
-transport, for the asyncio client too: an event loop that is busy for minutes must not lose its sessions.
+The thread is started with the first session, so a client that makes none costs nothing. It has a connection of its own,
+made when it first has something to say, for the asyncio client too: an event loop that is busy for minutes must not
+lose its sessions. Nor must an interrupt: one that strikes while gRPC begins a call leaves a lock of that channel taken.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from functools import partial
 from typing import Any
 
 from executor_api.v1 import executor_service_pb2 as pb
+from executor_client._endpoint import Endpoint
 from executor_client._limits import (
     EXIT_TIMEOUT_S,
     LEASE_CALL_TIMEOUT_S,
@@ -42,6 +44,7 @@ from executor_client._limits import (
     LEASE_UNENDED_MAX,
 )
 from executor_client._transport import Transport
+from executor_client._transport_base import Timeouts
 from executor_client.errors import ExecutorClientError, InvalidRequest, NotFoundError, UnavailableError
 from executor_client.results import SessionInfo
 
@@ -59,9 +62,8 @@ def _steady_s() -> float:
 class ClientLease:
     """One client's. Its sessions refer to it as the client does, so it is collected with the last of them."""
 
-    def __init__(self, connect: Callable[[], Transport]) -> None:
-        """`connect` is called by the thread, once; what it gives is closed in the end, and must not refer to us."""
-        self._renewer = _Renewer(connect)
+    def __init__(self, endpoint: Endpoint, timeouts: Timeouts) -> None:
+        self._renewer = _Renewer(endpoint, timeouts)
         self._confirmed = False  # by the daemon: a session of ours is leased
         self._unknown = False  # to a daemon of before there were leases
         finalizer = weakref.finalize(self, self._renewer.abandon)
@@ -175,10 +177,10 @@ class _Held:
 class _Renewer:
     """Renews one lease, and ends what is to be ended, in a thread of its own."""
 
-    def __init__(self, connect: Callable[[], Transport]) -> None:
+    def __init__(self, endpoint: Endpoint, timeouts: Timeouts) -> None:
         self.lease_id = secrets.token_hex(16)
         self.pid = os.getpid()
-        self._connect = connect
+        self._endpoint, self._timeouts = endpoint, timeouts
         self._transport: Transport | None = None
         self._jobs: queue.SimpleQueue[_Job] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
@@ -315,7 +317,7 @@ class _Renewer:
     def _call(self, name: str, request: object) -> Any:
         """One bounded attempt of a call. Raises ExecutorClientError."""
         if self._transport is None:
-            self._transport = self._connect()
+            self._transport = Transport(self._endpoint, self._timeouts)
         return self._transport.once(getattr(self._transport.stub, name), request, LEASE_CALL_TIMEOUT_S)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 import time
 from collections.abc import Callable, Iterator
@@ -34,12 +33,6 @@ class Transport(TransportBase):
             else grpc.secure_channel(endpoint.address, credentials, options)
         )
         super().__init__(endpoint, timeouts, self._channel, None if on_wait is None else ThreadBell(on_wait))
-
-    def without_bell(self) -> Transport:
-        """The same channel for calls in the background, of whose waits nobody is told, and which keep nobody alive."""
-        twin = copy.copy(self)
-        twin._bell = None
-        return twin
 
     def close(self) -> None:
         self._shut()

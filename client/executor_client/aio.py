@@ -23,7 +23,6 @@ from executor_client._limits import (
     TAKE_BACK_WAIT_S,
 )
 from executor_client._requests import LimitsLike
-from executor_client._transport import Transport
 from executor_client._transport_base import Timeouts
 from executor_client._watch import Awaited
 from executor_client.aio_session import AsyncSession
@@ -103,13 +102,13 @@ class AsyncExecutorClient:
             awaited = _requests.sandbox(request)
             response = await self._leased(lease, self._transport.stub.CreateSession, request, awaited)
             session = self._session(_convert.session_from_wire(response.session))
+            lease.made(session, session.info)
         except BaseException as error:
             if _requests.may_be_made(error, heard=self._transport.answered):
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(TAKE_BACK_WAIT_S):
                         await asyncio.wrap_future(lease.take_back(request.request_id))
             raise
-        lease.made(session, session.info)
         if beginning is not None:
             try:
                 await session._begin_with(beginning)
@@ -147,9 +146,7 @@ class AsyncExecutorClient:
         await self._transport.close()
 
     def _new_lease(self) -> ClientLease:
-        # A connection of the background's own, made when it is needed: it may be that no loop runs then.
-        endpoint, timeouts = self._transport.endpoint, self._transport.timeouts
-        return ClientLease(lambda: Transport(endpoint, timeouts))
+        return ClientLease(self._transport.endpoint, self._transport.timeouts)
 
     def _own_lease(self) -> ClientLease:
         if self._lease.is_foreign:

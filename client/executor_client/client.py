@@ -128,12 +128,12 @@ class ExecutorClient:
         try:
             response = self._leased(lease, self._transport.stub.CreateSession, request, _requests.sandbox(request))
             session = self._session(_convert.session_from_wire(response.session))
+            lease.made(session, session.info)
         except BaseException as error:
             if _requests.may_be_made(error, heard=self._transport.answered):
                 with contextlib.suppress(TimeoutError):
                     lease.take_back(request.request_id).result(TAKE_BACK_WAIT_S)
             raise
-        lease.made(session, session.info)
         if beginning is not None:
             try:
                 session._begin_with(beginning)
@@ -175,8 +175,7 @@ class ExecutorClient:
         self._transport.close()
 
     def _new_lease(self) -> ClientLease:
-        background = self._transport.without_bell()
-        return ClientLease(lambda: background)
+        return ClientLease(self._transport.endpoint, self._transport.timeouts)
 
     def _own_lease(self) -> ClientLease:
         """This process's: what was forked does not end what is its parent's."""

@@ -153,7 +153,7 @@ class _TakeBack:
 
 @dataclass(frozen=True)
 class _End:
-    ended: Future[None]
+    """The last one: what comes after it is not done."""
 
 
 def _future() -> Future[None]:
@@ -184,6 +184,7 @@ class _Renewer:
         self._transport: Transport | None = None
         self._jobs: queue.SimpleQueue[_Job] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
+        self._ended = _future()  # one for all who ask for the end: a collected client may be the first of them
         self._start_lock = threading.Lock()
         self._held: dict[str, _Held] = {}
         # What could not be ended because the daemon was away. Past the bound its own grace is relied on.
@@ -216,16 +217,16 @@ class _Renewer:
 
     def abandon(self) -> None:
         """For a finalizer: the client and all of its sessions are gone."""
-        self.post(_End(_future()))
+        self.post(_End())
 
     def end(self) -> Future[None]:
         """Done when the lease has ended, at once where there is nothing to end."""
-        ended = _future()
-        if self.pid == os.getpid() and self._thread is not None and self._thread.is_alive():
-            self._jobs.put(_End(ended))
-        else:
-            ended.set_result(None)
-        return ended
+        if self.pid == os.getpid() and self._thread is not None:
+            self._jobs.put(_End())
+            return self._ended
+        nothing = _future()
+        nothing.set_result(None)
+        return nothing
 
     # In the thread
 
@@ -234,7 +235,7 @@ class _Renewer:
             self._guarded(partial(self._do, job))
         self._guarded(self._finish)
         _running.discard(self)
-        job.ended.set_result(None)
+        self._ended.set_result(None)
 
     def _guarded(self, work: Callable[[], None]) -> None:
         try:

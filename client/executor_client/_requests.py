@@ -87,7 +87,7 @@ def may_be_made(error: BaseException) -> bool:
 def may_be_made(error: BaseException, *, heard: bool) -> bool:
     """Whether a session may be there, or come to be there, though its making ended with this error: nobody knows it.
 
-    What was refused is not. Of whatever else stopped the waiting, an interrupt or a connection, the daemon said nothing.
+    What was refused is not. Of what else stopped the waiting, an interrupt or a connection, the daemon said nothing.
     """
     if isinstance(error, (UnavailableError, CallTimeoutError)):
         return heard and not error.reason  # of a daemon never heard of, it is no use to ask for more

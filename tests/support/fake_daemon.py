@@ -136,6 +136,8 @@ class FakeDaemon(services.ExecutorServiceServicer):
         self.files: dict[str, bytes] = {}
         self.sessions: list[types.Session] = [_session()]
         self.policy = _policy()
+        self.leased = False  # whether it knows leases
+        self.renewed_sessions = 1
         self.cancelled = threading.Event()
         self._answered: dict[str, threading.Event] = defaultdict(threading.Event)
 
@@ -213,11 +215,26 @@ class FakeDaemon(services.ExecutorServiceServicer):
 
     def CreateSession(self, request: Any, context: Any) -> pb.CreateSessionResponse:
         self._enter("CreateSession", request, context)
-        return pb.CreateSessionResponse(session=_session())
+        return pb.CreateSessionResponse(session=self._described(request.lease_id))
 
     def GetSession(self, request: Any, context: Any) -> pb.GetSessionResponse:
         self._enter("GetSession", request, context)
-        return pb.GetSessionResponse(session=_session())
+        return pb.GetSessionResponse(session=self._described(request.lease_id))
+
+    def _described(self, lease_id: str) -> types.Session:
+        session = _session()
+        if self.leased and lease_id:
+            session.leased = True
+            session.limits.owner_grace_s = 0.1
+        return session
+
+    def RenewLease(self, request: Any, context: Any) -> pb.RenewLeaseResponse:
+        self._enter("RenewLease", request, context)
+        return pb.RenewLeaseResponse(sessions=self.renewed_sessions, renew_after_s=0.001)
+
+    def EndLease(self, request: Any, context: Any) -> pb.EndLeaseResponse:
+        self._enter("EndLease", request, context)
+        return pb.EndLeaseResponse(sessions=self.renewed_sessions)
 
     def ListSessions(self, request: Any, context: Any) -> pb.ListSessionsResponse:
         self._enter("ListSessions", request, context)

@@ -81,9 +81,6 @@ def authorize_imports(session_id: str, imports: Iterable[str]) -> pb.AuthorizeIm
         raise InvalidRequest(f"these imports cannot be asked for: {error}") from error
 
 
-def may_be_made(error: BaseException) -> bool:
-
-
 def may_be_made(error: BaseException, *, heard: bool) -> bool:
     """Whether a session may be there, or come to be there, though its making ended with this error: nobody knows it.
 

@@ -284,7 +284,7 @@ def test_a_daemon_that_died_after_it_restored_answers_as_before() -> None:
             session.execute("a = [1]").raise_for_outcome()
             state = session.export_state()
         with first.client() as client:
-            begun_with = client.create_session(state=state)
+            begun_with = client.create_session(state=state, detached=True)  # its client ends before the daemon
             begun_with.execute("a.append(2)").raise_for_outcome()
         first.kill()
         with running_daemon(directory) as second, second.client() as client:

@@ -94,15 +94,12 @@ class AsyncExecutorClient:
             lease_id="" if detached else lease.lease_id,
         )
         beginning = _requests.state_of(state)
-        awaited = _requests.sandbox(request)
-        response = await self._transport.call(self._transport.stub.CreateSession, request, awaited)
-        session = self._session(_convert.session_from_wire(response.session))
-        _missing_modules.tell(session.info, request.authorized_imports)
         try:
             awaited = _requests.sandbox(request)
             response = await self._leased(lease, self._transport.stub.CreateSession, request, awaited)
             session = self._session(_convert.session_from_wire(response.session))
             lease.made(session, session.info)
+            _missing_modules.tell(session.info, request.authorized_imports)
         except BaseException as error:
             if _requests.may_be_made(error, heard=self._transport.answered):
                 with contextlib.suppress(TimeoutError):

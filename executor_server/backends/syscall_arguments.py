@@ -29,6 +29,11 @@ Alternatives = tuple[tuple[Argument, ...], ...]
 _CLONE_NEW_NAMESPACES = 0x00020000 | 0x02000000 | 0x04000000 | 0x08000000 | 0x10000000 | 0x20000000 | 0x40000000
 _AF_UNIX, _AF_INET, _AF_INET6, _AF_NETLINK = 1, 2, 10, 16
 _NETLINK_ROUTE = 0
+# asm-generic/socket.h, the same on both architectures. A socket with a linger time keeps whoever closes it last until
+# its unsent data is gone, for as long as the option says and whatever the socket's blocking mode is. A descriptor that a
+# program sends to the supervisor is closed by the supervisor, also where the kernel discards it on receipt. So one
+# message would hold up every deadline, and no care of the supervisor's could prevent it.
+_SOL_SOCKET, _SO_LINGER = 1, 13
 # asm-generic/ioctls.h: both type into a terminal on somebody else's behalf (CVE-2017-5226, CVE-2023-28339).
 _TIOCSTI, _TIOCLINUX = 0x5412, 0x541C
 # linux/personality.h: as Docker: plain, 32-bit, with UNAME26, and the query. Among the rest is ADDR_NO_RANDOMIZE.
@@ -61,6 +66,7 @@ ARGUMENT_RULES: Mapping[str, Alternatives] = {
         (_one_of(0, _AF_NETLINK), _one_of(2, _NETLINK_ROUTE)),
     ),
     "socketpair": ((_one_of(0, _AF_UNIX),),),
+    "setsockopt": ((Argument(1, (_SOL_SOCKET,), negated=True),), (Argument(2, (_SO_LINGER,), negated=True),)),
     "personality": ((_one_of(0, *_PERSONALITIES),),),
     "ioctl": ((Argument(1, (_TIOCSTI, _TIOCLINUX), negated=True),),),
     # The kernel lets a process slow another one of its user down and take its limits away, even one that it may not

@@ -21,7 +21,7 @@ def _names(text: str) -> frozenset[str]:
 
 
 # In this order: files, memory, processes and threads, identity (the guest drops to its own user with these), time,
-# waiting, sockets (creating one is checked by its family), System V and POSIX message queues, randomness.
+# waiting, sockets (creating one is checked by its family, an option by its name), System V and POSIX message queues, randomness.
 ALLOWED = _names(
     """
     access cachestat chdir chmod chown close close_range copy_file_range creat dup dup2 dup3 faccessat faccessat2
@@ -51,7 +51,7 @@ ALLOWED = _names(
     epoll_create epoll_create1 epoll_ctl epoll_pwait epoll_pwait2 epoll_wait eventfd eventfd2 pipe pipe2 poll ppoll
     pselect6 select signalfd signalfd4
     accept accept4 bind connect getpeername getsockname getsockopt listen recvfrom recvmmsg recvmsg sendmmsg sendmsg
-    sendto setsockopt shutdown
+    sendto shutdown
     mq_getsetattr mq_notify mq_open mq_timedreceive mq_timedsend mq_unlink msgctl msgget msgrcv msgsnd semctl semget
     semop semtimedop shmat shmctl shmdt shmget
     getrandom

@@ -58,7 +58,9 @@ def verdict(machine: str, number: int, *arguments: int, arch: int | None = None)
 @machines
 def test_every_call_gets_the_verdict_of_its_list_and_all_others_are_unknown(machine: str) -> None:
     numbers = NUMBERS[machine]
-    by_arguments = {numbers[name] for name in ("clone", "socket", "socketpair", "personality", "ioctl", *STEERING)}
+    by_arguments = {
+        numbers[name] for name in ("clone", "socket", "socketpair", "setsockopt", "personality", "ioctl", *STEERING)
+    }
     allowed = {numbers[name] for name in syscalls.ALLOWED & numbers.keys()}
     refused = {numbers[name] for name in syscalls.REFUSED & numbers.keys()}
     for number in set(range(600)) - by_arguments:
@@ -103,6 +105,16 @@ def test_sockets_are_local_or_internet_ones(machine: str) -> None:
     assert verdict(machine, number, 16, 3, 9) == "EPERM"
     assert verdict(machine, NUMBERS[machine]["socketpair"], 1, 1) == ALLOW
     assert verdict(machine, NUMBERS[machine]["socketpair"], 40, 1) == "EPERM"
+
+
+@machines
+@pytest.mark.parametrize("high_half", [0, 1 << 32])
+def test_no_socket_lingers_whatever_the_ignored_bits_are(machine: str, high_half: int) -> None:
+    """The supervisor would be the one to wait at its close."""
+    setsockopt = NUMBERS[machine]["setsockopt"]
+    assert verdict(machine, setsockopt, 3, 1 | high_half, 13 | high_half) == "EPERM"
+    assert verdict(machine, setsockopt, 3, 1 | high_half, 7) == ALLOW  # SO_SNDBUF
+    assert verdict(machine, setsockopt, 3, 6, 13) == ALLOW  # TCP_CONGESTION
 
 
 @machines

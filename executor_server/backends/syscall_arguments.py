@@ -30,8 +30,8 @@ _CLONE_NEW_NAMESPACES = 0x00020000 | 0x02000000 | 0x04000000 | 0x08000000 | 0x10
 _AF_UNIX, _AF_INET, _AF_INET6, _AF_NETLINK = 1, 2, 10, 16
 _NETLINK_ROUTE = 0
 # asm-generic/socket.h, the same on both architectures. A socket with a linger time keeps whoever closes it last until
-# its unsent data is gone, for as long as the option says and whatever the socket's blocking mode is. A descriptor that a
-# program sends to the supervisor is closed by the supervisor, also where the kernel discards it on receipt. So one
+# its unsent data is gone, for as long as the option says and whatever the socket's blocking mode is. A descriptor that
+# a program sends to the supervisor is closed by the supervisor, also where the kernel discards it on receipt. So one
 # message would hold up every deadline, and no care of the supervisor's could prevent it.
 _SOL_SOCKET, _SO_LINGER = 1, 13
 # asm-generic/ioctls.h: both type into a terminal on somebody else's behalf (CVE-2017-5226, CVE-2023-28339).

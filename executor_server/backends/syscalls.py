@@ -21,7 +21,8 @@ def _names(text: str) -> frozenset[str]:
 
 
 # In this order: files, memory, processes and threads, identity (the guest drops to its own user with these), time,
-# waiting, sockets (creating one is checked by its family, an option by its name), System V and POSIX message queues, randomness.
+# waiting, sockets (creating one is checked by its family, an option by its name), System V and POSIX message queues,
+# randomness.
 ALLOWED = _names(
     """
     access cachestat chdir chmod chown close close_range copy_file_range creat dup dup2 dup3 faccessat faccessat2

@@ -188,7 +188,14 @@ class Channel:
         first = self._writing[0]
         if isinstance(first, FileSlice):
             # From file to socket within the kernel: what a program gives may be large.
-            sent = os.sendfile(conn.fileno(), first.fd, first.offset, first.length)
+            try:
+                sent = os.sendfile(conn.fileno(), first.fd, first.offset, first.length)
+            except (BlockingIOError, ConnectionError):
+                raise
+            except OSError:
+                # The file's fault, not the connection's: taken for one that is broken, each next one would break, too.
+                self._writing[0] = memoryview(os.pread(first.fd, first.length, first.offset))
+                return
             assert sent, "a sealed file shrank"
             rest = FileSlice(first.fd, first.offset + sent, first.length - sent, first.last)
             self._writing[:1] = [rest] if rest.length else []

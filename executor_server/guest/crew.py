@@ -301,6 +301,8 @@ class Crew:
             take(message)
         except (ValueError, KeyError, TypeError, RecursionError):  # FrameError, and what odd JSON leads to
             self._kill(child)
+        finally:
+            message.close()
 
     def _flush(self, child: Child) -> None:
         try:

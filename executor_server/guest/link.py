@@ -33,14 +33,33 @@ class LinkClosed(Exception):
 
 
 class Message:
+    """What came. Its descriptors are the receiver's, until `take_memfd` hands the payload's on."""
+
     __slots__ = ("body", "fds", "head", "memfd", "size")
 
     def __init__(self, head: Fields, body: bytes, memfd: Optional[int], size: int, fds: list[int]) -> None:
         self.head = head
         self.body = body  # empty when `memfd` holds it
-        self.memfd = memfd  # owned by the receiver
+        self.memfd = memfd
         self.size = size  # of the body, wherever it is
-        self.fds = fds  # others that came along; owned by the receiver
+        self.fds = fds  # others that came along
+
+    def take_memfd(self) -> Optional[int]:
+        """The memory file, from now on the caller's to close; None where the body came in the packet."""
+        memfd, self.memfd = self.memfd, None
+        return memfd
+
+    def close_fds(self) -> None:
+        """Closes what came along beside the payload."""
+        while self.fds:
+            os.close(self.fds.pop())
+
+    def close(self) -> None:
+        """Closes what nobody has taken."""
+        self.close_fds()
+        memfd = self.take_memfd()
+        if memfd is not None:
+            os.close(memfd)
 
 
 def make_pair() -> tuple[socket.socket, socket.socket]:
@@ -72,17 +91,35 @@ def seal(fd: int) -> None:
 
 
 def checked_memfd(fd: int, max_bytes: int) -> int:
-    """The size of a sealed memory file. Raises FrameError for anything else."""
+    """The size of a sealed memory file. Raises FrameError for anything else.
+
+    One of huge pages is something else: it can be sealed, but sendfile(2) can't send it.
+    """
     try:
         seals = fcntl.fcntl(fd, _F_GET_SEALS)
     except OSError as error:
         raise FrameError("a descriptor that is not a memory file") from error
     if seals & _SEALS != _SEALS:
         raise FrameError("a memory file that is not sealed")
-    size = os.fstat(fd).st_size
-    if size > max_bytes:
-        raise FrameError(f"a payload of {size} bytes")
-    return size
+    status = os.fstat(fd)
+    if status.st_dev != _memory_device():
+        raise FrameError("a memory file of another kind")
+    if status.st_size > max_bytes:
+        raise FrameError(f"a payload of {status.st_size} bytes")
+    return status.st_size
+
+
+_device: Optional[int] = None
+
+
+def _memory_device() -> int:
+    """The file system in which the kernel keeps all ordinary memory files."""
+    global _device
+    if _device is None:
+        fd = os.memfd_create("device", os.MFD_CLOEXEC)
+        _device = os.fstat(fd).st_dev
+        os.close(fd)
+    return _device
 
 
 def read_memfd(fd: int, size: int) -> bytes:
@@ -101,9 +138,12 @@ def read_memfd(fd: int, size: int) -> bytes:
         os.close(fd)
 
 
-def read_body(message: Message) -> bytes:
-    """The body of a message, wherever it is; closes its memory file."""
-    return message.body if message.memfd is None else read_memfd(message.memfd, message.size)
+def read_body(message: Message, max_bytes: Optional[int] = None) -> bytes:
+    """The body of a message, wherever it is; closes its memory file. Raises FrameError for a larger one, unread."""
+    if max_bytes is not None and message.size > max_bytes:
+        raise FrameError(f"a body of {message.size} bytes, at most {max_bytes} are expected")
+    memfd = message.take_memfd()
+    return message.body if memfd is None else read_memfd(memfd, message.size)
 
 
 def send(sock: socket.socket, head: dict[str, Any], body: bytes = b"", fds: tuple[int, ...] = ()) -> None:

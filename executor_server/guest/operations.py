@@ -35,6 +35,8 @@ _OF_STATES = (Kind.EXPORT_STATE, Kind.RESTORE_STATE)
 _DIGEST_CHARS = 64
 # Of what a state holds and what it could not hold.
 _MAX_MANIFEST_BYTES = 4 * 1024 * 1024
+# Of the names in an answer, as JSON.
+_MAX_NAMES_BYTES = VARIABLES_NAMED_MAX * (12 * _MAX_NAME_CHARS + 3) + 2
 
 
 class _Operation:
@@ -146,20 +148,14 @@ class Operations:
 
     def on_variable(self, message: link.Message) -> None:
         """A variable that was asked for. Raises FrameError."""
-        data: Union[bytes, int] = message.body if message.memfd is None else message.memfd
-        try:
-            name = message.head.text("name", _MAX_NAME_CHARS)
-            gathered = [] if self._current is None else self._current.gathered
-            # The interpreter counts them, too, and says so; one that does not is not what it was.
-            if self._current is None or len(gathered) >= VARIABLES_MAX:
-                raise FrameError("a variable that nobody asked for, or one too many")
-            if sum(size for _, _, size in gathered) + message.size > VARIABLES_BYTES_MAX:
-                raise FrameError("variables of too many bytes")
-        except FrameError:
-            if isinstance(data, int):
-                os.close(data)
-            raise
-        self._current.gathered.append((name, data, message.size))
+        name, operation = message.head.text("name", _MAX_NAME_CHARS), self._current
+        # The interpreter counts them, too, and says so; one that does not is not what it was.
+        if operation is None or operation.kind != Kind.GET_VARIABLES or len(operation.gathered) >= VARIABLES_MAX:
+            raise FrameError("a variable that nobody asked for, or one too many")
+        if sum(size for _, _, size in operation.gathered) + message.size > VARIABLES_BYTES_MAX:
+            raise FrameError("variables of too many bytes")
+        memfd = message.take_memfd()
+        operation.gathered.append((name, message.body if memfd is None else memfd, message.size))
 
     def _send_variables(self, operation: _Operation, missing: list[str]) -> None:
         if sum(len(name) for name, _, _ in operation.gathered) > _MAX_NAMES_CHARS:
@@ -204,16 +200,14 @@ class Operations:
     def on_state(self, message: link.Message) -> None:
         """The variables that were asked for, written down. Raises FrameError."""
         operation = self._current
-        if message.memfd is None:
-            raise FrameError("a state that is no memory file")
         if operation is None or operation.kind != Kind.EXPORT_STATE or operation.gathered:
-            os.close(message.memfd)
             raise FrameError("a state that nobody asked for, or one more")
-        operation.gathered.append(("", message.memfd, message.size))
+        memfd = message.take_memfd()
+        if memfd is None:
+            raise FrameError("a state that is no memory file")
+        operation.gathered.append(("", memfd, message.size))
 
     def _end_state(self, operation: _Operation, body: bytes) -> None:
-        if len(body) > _MAX_MANIFEST_BYTES:
-            raise FrameError(f"a manifest of {len(body)} bytes")
         if operation.kind == Kind.RESTORE_STATE:
             self._restored = operation.digest, body
             self._channel.done(operation.op, body, restored=True)
@@ -275,18 +269,25 @@ class Operations:
 
     # -- the end -------------------------------------------------------------------------------------------------
 
+    @property
+    def max_answer_bytes(self) -> int:
+        """How long the body of an answer may be: to be asked before it is read, since nobody may have asked for one."""
+        if self._current is None:
+            return 0
+        return _MAX_MANIFEST_BYTES if self._current.kind in _OF_STATES else _MAX_NAMES_BYTES
+
     def on_done(self, head: Fields, body: bytes) -> None:
         """The interpreter has done it, or can't. Raises FrameError."""
+        if self._current is None:
+            raise FrameError("the end of an operation that nobody asked for")
         # All of it is read before anything is done: whoever waits must not be forgotten over an answer that is wrong.
         operation, ok = self._current, head.boolean("ok")
         message = head.text("message", _MAX_MESSAGE_CHARS, default="")
-        if ok and operation is not None and operation.kind in _OF_STATES:
+        if ok and operation.kind in _OF_STATES:
             self._end_state(operation, body)
             self._current = None
             return
         names = Fields({"names": loads(body or b"[]")}).texts("names", VARIABLES_NAMED_MAX, _MAX_NAME_CHARS)
-        if operation is None:
-            raise FrameError("the end of an operation that nobody asked for")
         self._current = None
         if operation.tools is not None:
             self._end_tools(operation, operation.tools, ok=ok, message=message, missing=names)

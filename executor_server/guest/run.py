@@ -46,7 +46,7 @@ OWN_OUTCOMES = frozenset(
     ("succeeded", "exception", "import_denied", "policy_denied", "operation_limit", "out_of_memory", "exited")
 )
 # As JSON.
-_MAX_ERROR_BYTES = 1024 * 1024
+MAX_ERROR_BYTES = 1024 * 1024
 
 
 # A budget of which so much is spent is nearly spent.
@@ -290,7 +290,7 @@ def error(type_name: str, message: str, **more: Any) -> dict[str, Any]:
 
 def read_error(data: bytes) -> dict[str, Any]:
     """The error with which a program says it ended, every field checked. Raises FrameError."""
-    if len(data) > _MAX_ERROR_BYTES:
+    if len(data) > MAX_ERROR_BYTES:
         raise FrameError(f"an error of {len(data)} bytes")
     try:
         values = loads(data)

@@ -26,6 +26,7 @@ from .run import (
     GRACE_S,
     IMAGE_SOURCES,
     IMAGE_TYPES,
+    MAX_ERROR_BYTES,
     MAX_IMPORT_CHARS,
     MAX_IMPORTS,
     OWN_OUTCOMES,
@@ -149,15 +150,14 @@ class Runner:
 
     def on_verdict(self, message: link.Message) -> None:
         """What the checker says of the source."""
-        for fd in message.fds:
-            os.close(fd)
-        body = link.read_body(message)
         run = self.run
         if run is None or run.phase != Phase.CHECKING:
             return
         self._crew.release()
+        accepted = message.head.boolean("ok")
+        body = link.read_body(message, None if accepted else MAX_ERROR_BYTES)
         run.imports = message.head.texts("imports", MAX_IMPORTS, MAX_IMPORT_CHARS)
-        if message.head.boolean("ok"):
+        if accepted:
             self._start_code(run, body)
         else:
             verdict = loads(body)
@@ -347,9 +347,7 @@ class Runner:
     def on_image(self, message: link.Message) -> None:
         run = self.run
         left_out = ""
-        if run is None or not run.visible or (left_out := run.take_image(message.size)):
-            _drop(message)
-        else:
+        if run is not None and run.visible and not (left_out := run.take_image(message.size)):
             mime, source = message.head.text("mime", 64), message.head.text("source", 32)
             if mime not in IMAGE_TYPES or source not in IMAGE_SOURCES:
                 raise FrameError("an image of an unknown kind")
@@ -363,13 +361,10 @@ class Runner:
         run = self.run
         call = Call(message.head.text("name", 256), message.head.text("call", 64), message.size)
         if run is None or not run.visible or run.ended_by is not None:
-            _drop(message)
             self._refuse_call(call, "no execution is running that could call a tool")
         elif call.name not in self.tools:
-            _drop(message)
             self._refuse_call(call, "the session has no such tool any more")
         elif why_not := run.why_no_call(call.size):
-            _drop(message)
             self._refuse_call(call, why_not)
         else:
             self._drain_pipes(run)
@@ -400,6 +395,12 @@ class Runner:
             answer["final"] = True
             run.final_call_id = run.final_call_id or call_id
         self._crew.post(answer, body, memfd=fd)
+
+    @property
+    def max_end_bytes(self) -> int:
+        """What the end of a program may bring: its error, and a value that is small enough to come with it."""
+        runs = self.run is not None and self.run.phase == Phase.RUNNING
+        return MAX_ERROR_BYTES + link.INLINE_BYTES if runs else 0
 
     def on_done(self, head: Fields, body: bytes) -> None:
         """The program ended, and the interpreter lives."""
@@ -482,16 +483,9 @@ class Runner:
 
 
 def _data(message: link.Message) -> Union[bytes, int]:
-    """Where the body is."""
-    for fd in message.fds:
-        os.close(fd)
-    return message.body if message.memfd is None else message.memfd
-
-
-def _drop(message: link.Message) -> None:
-    data = _data(message)
-    if isinstance(data, int):
-        os.close(data)
+    """Where the body is; a memory file is the caller's from here on."""
+    memfd = message.take_memfd()
+    return message.body if memfd is None else memfd
 
 
 def _signal_name(signum: Optional[int]) -> str:

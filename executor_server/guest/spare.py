@@ -8,7 +8,6 @@ nothing.
 
 from __future__ import annotations
 
-import os
 import sys
 
 from . import link
@@ -106,9 +105,8 @@ class Spare:
             self._receive(self._child, self._on_message)
 
     def _on_message(self, message: link.Message) -> None:
-        while message.fds:  # none belongs to any message
-            os.close(message.fds.pop())
-        link.read_body(message)
+        message.close_fds()  # none belongs to any message
+        link.read_body(message, link.INLINE_BYTES)
         kind = message.head.text("t", 32)
         if kind == "importing":
             self._importing = message.head.text("name", 4096)

@@ -298,8 +298,7 @@ class Supervisor:
 
     def _on_message(self, message: link.Message) -> None:
         """A message of the interpreter, which is agent code's as much as ours."""
-        while message.fds:  # none belongs to any message; kept, they would use up what may be open
-            os.close(message.fds.pop())
+        message.close_fds()  # none belongs to any message
         kind = message.head.text("t", 32)
         if kind == "output":
             self._runner.on_output(message)
@@ -311,18 +310,18 @@ class Supervisor:
             self._operations.on_variable(message)
         elif kind == "state":
             self._operations.on_state(message)
+        elif kind == "op_done":
+            self._operations.on_done(message.head, link.read_body(message, self._operations.max_answer_bytes))
+            self._next_job()
+        elif kind == "done":
+            self._unfit = message.head.text("unfit", MAX_REASON_CHARS, default="")
+            self._runner.on_done(message.head, link.read_body(message, self._runner.max_end_bytes))
         else:
-            body = link.read_body(message)
+            link.read_body(message, 0)
             if kind == "booted":
                 self._booted, self._boot_failures = True, 0
             elif kind == "limit":
                 self._runner.on_limit(message.head)
-            elif kind == "op_done":
-                self._operations.on_done(message.head, body)
-                self._next_job()
-            elif kind == "done":
-                self._unfit = message.head.text("unfit", MAX_REASON_CHARS, default="")
-                self._runner.on_done(message.head, body)
             elif kind == "unfit":
                 self._replace_interpreter(None, message.head.text("why", MAX_REASON_CHARS))
             else:

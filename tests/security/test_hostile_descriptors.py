@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from tests.contract.harness import Harness
+from tests.contract.harness import MIB, Harness, supervisor_of
 from tests.support.attacks import LINK, WAIT
 
 _LINGERING = """
@@ -45,4 +47,69 @@ async def test_a_socket_that_lingers_holds_up_no_deadline(harness: Harness, how:
     told = await harness.run(session, f"{LINK}{_LINGERING}{_SENDINGS[how]}\nos.close(sent){WAIT}")
     assert told.outcome == ("timeout" if how == "taken" else "crashed"), told.message
     assert told.stdout in ("PermissionError\n", "OSError\n")
+    assert (await harness.run(session, "40 + 2")).output == 42
+
+
+_UNSOLICITED = """
+body = b"[" + b"[]," * (20 * 2**20) + b"1]"
+say({KIND, "memfd": True}, fds=[memory_file(body)])
+"""
+
+
+@pytest.mark.parametrize("kind", ['"t": "op_done", "ok": True', '"t": "booted"', '"t": "limit", "limit": "operations"'])
+async def test_a_large_message_that_nobody_asked_for_is_not_read(harness: Harness, kind: str) -> None:
+    """It was read and parsed before it was asked whether anybody waits for it: 60 MB took 1.5 GB."""
+    session = await harness.session()
+    supervisor = supervisor_of(session)
+    told = await harness.run(session, LINK + _UNSOLICITED.replace("KIND", kind) + WAIT)
+    assert told.outcome == "crashed"
+    assert _peak_bytes(supervisor.pid) < 64 * MIB
+    assert (await harness.run(session, "40 + 2")).output == 42
+
+
+def _peak_bytes(pid: int) -> int:
+    status = Path(f"/proc/{pid}/status").read_text()
+    return int(status.partition("VmHWM:")[2].split()[0]) * 1024
+
+
+async def test_refused_messages_leave_no_descriptor_with_the_supervisor(harness: Harness) -> None:
+    """Each kept one open, with all the memory that was in its file, which no limit counted any more."""
+    session = await harness.session()
+    assert (await harness.run(session, "1")).output == 1
+    supervisor = supervisor_of(session)
+    before = supervisor.num_fds()
+    for lie in (
+        'say({"t": "output", "memfd": True}, fds=[memory_file(b"1")]); say({"t": "output", "memfd": True}, fds=[memory_file(b"2")])',
+        'say({"t": "image", "call": "c", "mime": "x", "source": "x", "memfd": True}, fds=[memory_file(b"1")])',
+        'say({"t": "op_done", "ok": True, "memfd": True}, fds=[memory_file(b"1")])',
+        'say({"t": "state", "memfd": True}, fds=[memory_file(b"1")])',
+        'say({"t": "nonsense", "memfd": True}, fds=[memory_file(b"1")])',
+        'say({"t": "tool_call", "memfd": True}, fds=[memory_file(b"1")])',
+    ):  # fmt: skip
+        assert (await harness.run(session, LINK + lie + WAIT)).outcome == "crashed"
+    assert (await harness.run(session, "1")).output == 1
+    assert supervisor.num_fds() <= before
+
+
+_OF_HUGE_PAGES = """
+import ctypes, errno
+fd = ctypes.CDLL(None, use_errno=True).memfd_create(b"payload", 2 | 4)  # MFD_ALLOW_SEALING, MFD_HUGETLB
+if fd < 0:
+    print(errno.errorcode[ctypes.get_errno()])
+else:
+    os.ftruncate(fd, 2 * 2**20)
+    fcntl.fcntl(fd, 1033, 15)
+    say({"t": "output", "memfd": True}, fds=[fd])
+    done()
+    time.sleep(1e6)
+"""
+
+
+async def test_a_file_of_huge_pages_is_no_output_and_breaks_no_connection(harness: Harness) -> None:
+    """It can't be sent from file to socket. Taken for a broken connection, that was tried again without end."""
+    session = await harness.session(wall_time_s=10.0)
+    told = await harness.run(session, LINK + _OF_HUGE_PAGES)
+    if told.stdout:
+        pytest.skip(f"no huge pages here: {told.stdout.strip()}")
+    assert (told.outcome, told.state) == ("crashed", "reset")
     assert (await harness.run(session, "40 + 2")).output == 42

@@ -140,8 +140,11 @@ def test_tools_are_made_again_in_the_next_interpreter_and_not_in_the_one_after_i
     assert bench.operations.tools_due
 
 
-def test_a_variable_that_nobody_asked_for_is_closed(bench: Bench) -> None:
+def test_a_variable_that_nobody_asked_for_stays_its_messages(bench: Bench) -> None:
+    """Whoever received the message closes it: not taken twice, nor by nobody."""
     for head in ({"name": "x"}, {"name": 5}):
         message = link.Message(Fields(head), b"", link.sealed_memfd([b"x"]), 1, [])
         with pytest.raises(FrameError):
             bench.operations.on_variable(message)
+        assert message.memfd is not None
+        message.close()

@@ -146,6 +146,8 @@ class GuestChannel:
         self.on_frame: Callable[[Frame], None] = _nobody_listens
         self.on_send: Callable[[int, int, bytes, bytes], None] = _nobody_notes
         self.on_lost: Callable[[str], None] = _nobody_minds
+        # Told with each PONG: the CPU time of the sandbox since its session began, beside that of executions.
+        self.on_background_cpu: Callable[[float], None] = _nobody_charges
         self.on_waiting: Callable[[], None] = _nobody_waits
 
     def go_on_after(self, taken_seq: int) -> None:
@@ -322,7 +324,7 @@ class GuestChannel:
                 self._greet(frame.head.integer("last_seq"), frame.head.integer("acked"))
                 self._ready.set_result(info)
         elif frame.kind == Kind.PONG:
-            return
+            self.on_background_cpu(frame.head.number("background_cpu_time_s", default=0.0))
         elif frame.seq <= self._last_seq:
             return  # sent again after a reconnect, and taken before it
         elif frame.seq != self._last_seq + 1:
@@ -472,6 +474,10 @@ def _nobody_listens(frame: Frame) -> None:
 
 def _nobody_notes(_kind: int, _seq: int, _prefix: bytes, _body: bytes) -> None:
     return
+
+
+def _nobody_charges(_cpu_time_s: float) -> None:
+    pass
 
 
 def _nobody_minds(_reason: str) -> None:

@@ -52,6 +52,9 @@ class Observer:
     def execution_ended(self, session: SessionFacts, execution_id: str, result: Result, took_s: float) -> None:
         """It has ended; `took_s` after this daemon heard of it."""
 
+    def background_used(self, session: SessionFacts, cpu_time_s: float) -> None:
+        """So much CPU time was used in its sandbox beside executions, since it was told last."""
+
     def tool_called(self, session: SessionFacts, execution_id: str, call: ToolCall) -> None:
         """A client is told to run a tool."""
 
@@ -111,6 +114,10 @@ class Observers(Observer):
     def execution_ended(self, session: SessionFacts, execution_id: str, result: Result, took_s: float) -> None:
         for each in self._observers:
             each.execution_ended(session, execution_id, result, took_s)
+
+    def background_used(self, session: SessionFacts, cpu_time_s: float) -> None:
+        for each in self._observers:
+            each.background_used(session, cpu_time_s)
 
     def tool_called(self, session: SessionFacts, execution_id: str, call: ToolCall) -> None:
         for each in self._observers:

@@ -10,7 +10,8 @@ CPU time and output are known when an execution has ended, and its limits are no
 a tenant is promised what its execution was granted. So an hour's use can pass its quota by what the executions that
 run at one time may use, at most `quotas.executions` times their limits. One that nobody could account for in the end,
 because its session was deleted or lost, counts with as much CPU time as it can have used, and with the output that had
-come by then.
+come by then. What a sandbox uses between executions is charged as its guest tells of it, with each sign of life that it
+is asked for.
 
 What the daemon has for all, places for calls and sessions, is shared where there are several tenants: one without a
 quota of its own may have as much as it leaves free. So one of them gets half of it at most, two a third each, and
@@ -276,6 +277,9 @@ class Quotas(Observer):
         nobody_knows = result.usage == Usage(output_bytes=result.usage.output_bytes)
         cpu_time_s = possible_s if nobody_knows else result.usage.cpu_time_s
         self._charge(session.owner.tenant, cpu_time_s, result.usage.output_bytes)
+
+    def background_used(self, session: SessionFacts, cpu_time_s: float) -> None:
+        self._charge(session.owner.tenant, cpu_time_s, 0)
 
     def _begin(self, session: SessionFacts, execution_id: str) -> None:
         counted, session_id = self._tenant(session.owner.tenant), session.session_id

@@ -62,10 +62,14 @@ class Session(SessionExecutions):
         self._tasks: set[asyncio.Task[None]] = set()
         self._held: set[object] = set()  # executions and operations whose readers are behind
         self._pinged_s = 0.0
+        # What has been charged of what the guest uses between executions; None: an earlier daemon knew.
+        self._background_cpu_s: float | None = None
 
     def begin(self) -> None:
         """Starts it on a guest that has just been connected to. `configure` must follow."""
         self._number_operations()
+        self._background_cpu_s = 0.0
+        self._channel.on_background_cpu = self._on_background_cpu
         self._channel.on_frame = self._on_frame
         self._channel.on_send = self._ledger.note_sent
         self._channel.on_lost = self._on_channel_lost
@@ -238,6 +242,12 @@ class Session(SessionExecutions):
             return
         self._ledger.take(frame)
 
+    def _on_background_cpu(self, cpu_time_s: float) -> None:
+        """A sum that never falls, so that an answer that got lost costs nothing."""
+        charged_s, self._background_cpu_s = self._background_cpu_s, max(cpu_time_s, self._background_cpu_s or 0.0)
+        if charged_s is not None and cpu_time_s > charged_s:
+            self._observer.background_used(self.facts, cpu_time_s - charged_s)
+
     # -- after another daemon ------------------------------------------------------------------------------------
 
     def recall(self, gone: str | None) -> None:
@@ -264,6 +274,7 @@ class Session(SessionExecutions):
         """Goes on with its guest; is lost when that can't be."""
         if self._lost is not None:
             return
+        self._channel.on_background_cpu = self._on_background_cpu
         self._channel.on_frame = self._on_frame
         self._channel.on_lost = self._on_channel_lost
         if self._sandbox.endpoint.breaks_by_itself:

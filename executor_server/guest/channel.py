@@ -88,6 +88,7 @@ class Channel:
         self._on_frame = on_frame
         self._describe = describe
         self.on_new_daemon: Callable[[], None] = lambda: None
+        self.pong: Callable[[], dict[str, Any]] = dict  # what each PONG is to say
         self._daemon_id = ""  # of the last one
         self._strangers: dict[int, _Stranger] = {}
         self._conn: Optional[socket.socket] = None
@@ -331,7 +332,7 @@ class Channel:
         for frame in frames:
             self._acknowledge(frame.ack)
             if frame.kind == Kind.PING:
-                self._reply(Kind.PONG)
+                self._reply(Kind.PONG, self.pong())
             elif frame.kind != Kind.ACK and frame.seq > self._taken:  # else it was sent again, and taken before
                 try:
                     if frame.seq != self._taken + 1:
@@ -345,11 +346,11 @@ class Channel:
         if self._unacknowledged_bytes > _ACK_BYTES:
             self._reply(Kind.ACK)
 
-    def _reply(self, kind: int) -> None:
+    def _reply(self, kind: int, head: Optional[dict[str, Any]] = None) -> None:
         """A frame without a number, behind what is being written now."""
         if self._conn is not None:
             self._unacknowledged_bytes = 0
-            self._writing.append(memoryview(encode_frame(kind, {}, ack=self._taken)))
+            self._writing.append(memoryview(encode_frame(kind, head or {}, ack=self._taken)))
             self.flush()
 
     def _disconnect(self) -> None:

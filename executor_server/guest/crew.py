@@ -35,6 +35,7 @@ class Config:
     """What the guest is told at its start."""
 
     __slots__ = (
+        "cpu_counter",
         "mark",
         "memory_bytes",
         "orphan_time_s",
@@ -55,6 +56,7 @@ class Config:
         watch_memory: bool,
         preload: list[str],
         mark: str,
+        cpu_counter: Optional[int] = None,
     ) -> None:
         self.token_hash = token_hash
         self.workspace = workspace
@@ -63,6 +65,7 @@ class Config:
         self.processes = processes
         self.watch_memory = watch_memory
         self.preload = preload  # modules that the interpreter imports before anybody asks
+        self.cpu_counter = cpu_counter  # a file of the sandbox's control group that is kept open, if it has one
         self.mark = mark  # random: what the checker leaves in code objects for the interpreter to replace
 
 

@@ -16,7 +16,7 @@ from .supervisor import Supervisor
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
+    from typing import Any, Optional
 
 
 def boot() -> None:
@@ -54,7 +54,16 @@ def read_config(values: dict[str, Any]) -> Config:
         watch_memory=bool(values["watch_memory"]),
         preload=[str(name) for name in values["preload"]],
         mark=os.urandom(16).hex(),
+        cpu_counter=_cpu_counter(values),
     )
+
+
+def _cpu_counter(values: dict[str, Any]) -> Optional[int]:
+    """Inherited, where a control group counts the sandbox's CPU time."""
+    if "cpu_fd" not in values:
+        return None
+    os.set_inheritable(values["cpu_fd"], False)
+    return int(values["cpu_fd"])
 
 
 def _listener(values: dict[str, Any]) -> socket.socket:

@@ -67,6 +67,7 @@ class Runner:
         channel: Channel,
         crew: Crew,
         transfers: Transfers,
+        cpu: usage.SandboxCpu,
         on_end: Callable[[Run, str, Optional[Detail]], None],
     ) -> None:
         self._config = config
@@ -74,6 +75,8 @@ class Runner:
         self._channel = channel
         self._crew = crew
         self._transfers = transfers
+        self._cpu = cpu
+        self._charged_cpu_s = 0.0  # to all runs that have ended
         self._on_end = on_end
         transfers.on_file = self._on_file
         self._count = 0
@@ -182,7 +185,7 @@ class Runner:
         run.pipes = [Pipe("stdout"), Pipe("stderr")]
         if run.visible:
             run.artifacts = Artifacts(self._config.workspace)
-        run.cpu = usage.CpuMeter(self._crew.interpreter)
+        run.cpu = usage.CpuMeter(self._crew.interpreter, self._cpu)
         self._next_watch = time.monotonic() + _WATCH_INTERVAL_S
         self._watch_pipes(run)
         source = run.source.encode("utf-8", "surrogatepass")
@@ -263,7 +266,8 @@ class Runner:
         return False
 
     def _watch_usage(self, run: Run) -> bool:
-        if run.cpu is not None and run.cpu.look() > run.settings.cpu_time_s:
+        spent_s = run.cpu.look() if run.cpu is not None else 0.0
+        if spent_s > run.settings.cpu_time_s:
             self.interrupt(run, "cpu_limit")
         elif self._config.watch_memory and usage.sandbox_memory_bytes() > self._config.memory_bytes:
             run.ended_by = "out_of_memory"
@@ -452,6 +456,10 @@ class Runner:
         """What the current run has spent."""
         return self.run.cpu.spent_s() if self.run is not None and self.run.cpu is not None else 0.0
 
+    def charged_cpu_s(self) -> float:
+        """What all runs have spent so far."""
+        return self._charged_cpu_s + self.cpu_time_s()
+
     def finish(
         self,
         run: Run,
@@ -470,6 +478,7 @@ class Runner:
             run.logs.say("stderr", f"{NOTE}\n")
         run.oom_suspect = oom_suspect
         run.cpu_time_s = self.cpu_time_s() if cpu_time_s is None else cpu_time_s
+        self._charged_cpu_s += run.cpu_time_s
         run.peak_memory_bytes = self._crew.interpreter.peak_memory_bytes()
         for pipe in run.pipes:
             self._loop.watch(pipe.read_fd, 0, None)

@@ -18,7 +18,7 @@ import os
 import sys
 import time
 
-from . import link
+from . import link, usage
 from .channel import Channel
 from .children import kill_everything
 from .crew import Config, Crew, Listener, Programs
@@ -80,9 +80,14 @@ class Supervisor:
         self._channel = Channel(listener, config.token_hash, self._loop, self._on_frame, self._describe)
         self._transfers = Transfers(self._channel, config.workspace)
         self._channel.on_new_daemon = self._transfers.on_new_daemon
+        self._channel.pong = lambda: {"background_cpu_time_s": self._background_cpu_s()}
+        self._cpu = usage.SandboxCpu(config.cpu_counter)
+        self._cpu_before_s: Optional[float] = None  # when the session was asked for something first
         news = Listener(self._on_message, self._on_verdict, self._on_interpreter_exit, self._on_checker_exit)
         self._crew = Crew(config, self._loop, programs, news, self._abandon)
-        self._runner = Runner(config, self._loop, self._channel, self._crew, self._transfers, self._on_run_end)
+        self._runner = Runner(
+            config, self._loop, self._channel, self._crew, self._transfers, self._cpu, self._on_run_end
+        )
         self._wakeup_read, self._wakeup_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._jobs: deque[_Job] = deque()
         self._configuring: Optional[int] = None
@@ -177,6 +182,7 @@ class Supervisor:
         os.close(self._wakeup_write)
         self._channel.close_all()
         self._transfers.close_all()
+        self._cpu.close()
         self._runner.close_all()
         self._operations.close_all()
 
@@ -225,6 +231,15 @@ class Supervisor:
                 self._send_result(run, "cancelled", None)
                 return
 
+    def _background_cpu_s(self) -> float:
+        """CPU time of the sandbox since its session began, beside that of executions: nobody else would be charged it.
+
+        Sources that are checked are in it, and interpreters that replace one that ended.
+        """
+        if self._cpu_before_s is None:
+            return 0.0
+        return max(0.0, self._cpu.total_s() - self._cpu_before_s - self._runner.charged_cpu_s())
+
     # -- jobs ----------------------------------------------------------------------------------------------------
 
     def _start_crew(self) -> None:
@@ -244,8 +259,11 @@ class Supervisor:
         while self._jobs and not (self._runner.busy or self._operations.busy or self._stop):
             job = self._jobs.popleft()
             self._restored = False
-            if not self._crew.started and not self._is_settings(job):
-                self._start_crew()
+            if not self._is_settings(job):
+                if not self._crew.started:
+                    self._start_crew()
+                if self._cpu_before_s is None:
+                    self._cpu_before_s = self._cpu.total_s()
             if job.kind == Kind.EXECUTE:
                 source = job.body.decode("utf-8", "replace")
                 self._runner.begin(job.head.text("id", 64), source, Settings.read(job.head))

@@ -10,8 +10,12 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Iterator, Optional
 
+    Seen = dict[tuple[int, int], tuple[float, float]]
+    """By number and start of a process: the CPU time that it and those it waited for have spent, and the latter's."""
+
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _CPUCLOCK_SCHED = 2
+_USAGE_FIELD = b"usage_usec "
 # File systems of the sandbox's own, wherever it is made.
 _IN_MEMORY = ("/workspace", "/tmp", "/dev/shm")
 
@@ -54,46 +58,131 @@ class Process:
             return 0
 
 
+class SandboxCpu:
+    """CPU time of everything in the sandbox but the supervisor, living or dead, since it began.
+
+    A control group of the sandbox's own knows it exactly: `group` is its counter, a file that is kept open. Without one
+    it is added up of what lives, of what the dead left with those who waited for them, and of what was lost: when a
+    parent ignores its children's ends, nobody waits for them, and the kernel forgets their time. It is charged as it
+    was last seen. A child that is born and dies so between two looks goes uncounted.
+    """
+
+    def __init__(self, group: Optional[int] = None) -> None:
+        self._group = group
+        self._seen: Seen = {}
+        self._reaped_s = _reaped_cpu_s()
+        self._lost_s = 0.0
+        self._told_s = 0.0
+
+    @property
+    def is_exact(self) -> bool:
+        return self._group is not None
+
+    def total_s(self) -> float:
+        """Looks, and says how much it is by now. It never falls."""
+        if self._group is not None:
+            total_s = self.group_s()
+        else:
+            self.look()
+            total_s = sum(spent_s for spent_s, _ in self._seen.values()) + self._reaped_s + self._lost_s
+        self._told_s = max(self._told_s, total_s)
+        return self._told_s
+
+    def group_s(self) -> float:
+        """What the control group counts, less what the supervisor takes of it."""
+        assert self._group is not None
+        count = os.pread(self._group, 256, 0)
+        if count.startswith(_USAGE_FIELD):  # cpu.stat of version 2, in microseconds; else cpuacct.usage in nanoseconds
+            used_s = int(count[len(_USAGE_FIELD) :].split(None, 1)[0]) / 1e6
+        else:
+            used_s = int(count) / 1e9
+        return used_s - time.process_time()
+
+    def look(self) -> tuple[Seen, dict[tuple[int, int], float], float]:
+        """Every process; those that are gone since the last look, with what they had spent; how much of that is lost.
+
+        Who is waited for leaves all of it with whoever waited. So what is more than that has grown by is lost.
+        """
+        seen, reaped_s = _processes(), _reaped_cpu_s()
+        gone = {key: spent_s for key, (spent_s, _) in self._seen.items() if key not in seen}
+        lost_s = 0.0
+        if gone:
+            left_s = reaped_s - self._reaped_s
+            for key, (_, waited_s) in seen.items():
+                left_s += waited_s - self._seen.get(key, (0.0, 0.0))[1]
+            # Each is rounded to ticks, and so is what it leaves.
+            lost_s = max(0.0, sum(gone.values()) - left_s - 2 * len(gone) / _TICKS_PER_S)
+        self._seen, self._reaped_s = seen, reaped_s
+        self._lost_s += lost_s
+        return seen, gone, lost_s
+
+    def close(self) -> None:
+        if self._group is not None:
+            os.close(self._group)
+
+
 class CpuMeter:
     """CPU time that a run spends, over all processes of the sandbox but the supervisor.
 
-    Exact for the interpreter; in clock ticks for its children, which are only looked for by `look`, since that costs as
-    much as a short run does. Of a process that is older than the run counts what it spends from the first look on.
+    Exact where a control group counts it. Elsewhere it is exact for the interpreter, and in clock ticks for its
+    children, which are only looked for by `look`, since that costs as much as a short run does; of a process that is
+    older than the run counts what it spends from the first look on.
     """
 
-    def __init__(self, interpreter: Process) -> None:
+    def __init__(self, interpreter: Process, sandbox: SandboxCpu) -> None:
         self._interpreter = interpreter
+        self._sandbox = sandbox
+        self._others_s = 0.0
+        self._group_before_s = 0.0
+        if sandbox.is_exact:
+            self._group_before_s = sandbox.group_s()
+            return
         self._own_before_s = process_cpu_s(interpreter.pid)
         self._waited_before_s = interpreter.waited_cpu_s() + _reaped_cpu_s()
         self._started_ticks = int(time.clock_gettime(time.CLOCK_BOOTTIME) * _TICKS_PER_S)
         self._before_s: dict[tuple[int, int], float] = {}
-        self._others_s = 0.0
+        self._lost_s = 0.0
 
     def look(self) -> float:
         """Looks at every process, and returns what has been spent in all."""
-        others_s = 0.0
-        for pid in _pids():
-            stat = _stat(pid)
-            if stat is None or pid == self._interpreter.pid:
-                continue
-            spent_s = _ticks(stat, _UTIME, _CSTIME)
-            started = int(stat[_STARTTIME])
-            if started >= self._started_ticks:
+        if not self._sandbox.is_exact:
+            seen, gone, lost_s = self._sandbox.look()
+            mine_s = sum(spent_s - self._before_s.get(key, 0.0) for key, spent_s in gone.items() if self._is_ours(key))
+            self._lost_s += min(lost_s, mine_s)
+            others_s = 0.0
+            for key, (spent_s, _) in seen.items():
+                if key[0] == self._interpreter.pid:
+                    continue
+                if key[1] < self._started_ticks:
+                    spent_s -= self._before_s.setdefault(key, spent_s)
                 others_s += spent_s
-            else:
-                others_s += spent_s - self._before_s.setdefault((pid, started), spent_s)
-        self._others_s = others_s
+            self._others_s = others_s
         return self.spent_s()
 
     def spent_s(self) -> float:
-        """What has been spent, the living children as of the last look."""
+        """What has been spent; where nobody counts it, the living children as of the last look."""
+        if self._sandbox.is_exact:
+            return max(0.0, self._sandbox.group_s() - self._group_before_s)
         own_s = process_cpu_s(self._interpreter.pid) - self._own_before_s
         waited_s = self._interpreter.waited_cpu_s() + _reaped_cpu_s() - self._waited_before_s
-        return max(own_s, 0.0) + max(waited_s, 0.0) + self._others_s
+        return max(own_s, 0.0) + max(waited_s, 0.0) + self._others_s + self._lost_s
+
+    def _is_ours(self, key: tuple[int, int]) -> bool:
+        """Whether what a process spent is this run's: all of a younger one's, of an older one's since a first look."""
+        return key[1] >= self._started_ticks or key in self._before_s
 
 
 # Fields 14, 17 and 22 of proc(5)'s stat, counted from the state, which is field 3.
 _UTIME, _CUTIME, _CSTIME, _STARTTIME = 11, 13, 14, 19
+
+
+def _processes() -> Seen:
+    seen: Seen = {}
+    for pid in _pids():
+        stat = _stat(pid)
+        if stat is not None:
+            seen[pid, int(stat[_STARTTIME])] = _ticks(stat, _UTIME, _CSTIME), _ticks(stat, _CUTIME, _CSTIME)
+    return seen
 
 
 def _ticks(stat: list[bytes], first: int, last: int) -> float:

@@ -91,6 +91,15 @@ def refusal(reserve: Callable[[], object]) -> ResourceExhausted:
     return refused.value
 
 
+def test_cpu_time_between_executions_is_charged(clock: Clock) -> None:
+    quotas = quotas_with(clock, cpu_time_s_per_hour=10.0)
+    quotas.session_created(facts(), 0.0)
+    quotas.background_used(facts(), 6.0)
+    run(quotas, used(cpu_time_s=1.0))
+    quotas.background_used(facts(), 4.0)
+    assert "cpu_time_s_per_hour: 10" in refusal(lambda: quotas.reserve_execution(facts(), "f", LIMITS)).message
+
+
 # -- what there is at one time
 
 

@@ -251,9 +251,12 @@ async def _build(sandbox: LocalSandbox, means: _Means, image: Image, spec: Sandb
         ready_read, ready_write = os.pipe()
         stack.callback(os.close, ready_read)
         with contextlib.closing(os.fdopen(ready_write, "wb")):
-            config = _guest_config(kit, image, spec, sandbox, listener.fileno())
+            cpu_fd = sandbox.cgroup.open_cpu_counter() if sandbox.cgroup is not None else None
+            if cpu_fd is not None:
+                stack.callback(os.close, cpu_fd)
+            config = _guest_config(kit, image, spec, sandbox, listener.fileno(), cpu_fd)
             command = [str(image.python), "-I", "-S", "-c", GUEST_BOOT, json.dumps(config), str(ready_write)]
-            pass_fds = (listener.fileno(), ready_write)
+            pass_fds = (listener.fileno(), ready_write, *(() if cpu_fd is None else (cpu_fd,)))
             process = kit.start(image, spec, command, cgroup=sandbox.cgroup, pass_fds=pass_fds)
             sandbox.process = process
 
@@ -292,10 +295,11 @@ def _record_of(sandbox: LocalSandbox, first_pid: int, monitor_pid: int) -> Recor
 
 
 def _guest_config(
-    kit: Kit, image: Image, spec: SandboxSpec, sandbox: LocalSandbox, listen_fd: int
+    kit: Kit, image: Image, spec: SandboxSpec, sandbox: LocalSandbox, listen_fd: int, cpu_fd: int | None
 ) -> dict[str, object]:
     return {
         "listen_fd": listen_fd,
+        **({} if cpu_fd is None else {"cpu_fd": cpu_fd}),
         "token_hash": chained(sandbox.endpoint.token, CHAIN_LENGTH).hex(),
         "workspace": "/workspace",
         "orphan_time_s": spec.orphan_time_s,

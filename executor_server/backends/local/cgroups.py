@@ -25,8 +25,9 @@ from executor_server.errors import SandboxFailure
 _PREFIX = "executor"
 _OWN_LEAF = "executor-daemon"
 _NEEDED = ("memory", "pids")
-# Even without a limit, cpu makes sandboxes share the processors evenly, whatever they start.
-_WANTED = (*_NEEDED, "cpu")
+# Even without a limit, cpu makes sandboxes share the processors evenly, whatever they start. In version 1 it is cpuacct
+# that counts what they use; in version 2 every group does.
+_WANTED = (*_NEEDED, "cpu", "cpuacct")
 _PERIOD_US = 100_000  # the kernel's own default
 _SHORTEST_QUOTA_US = 1_000  # the kernel takes no shorter one
 _FIRST_RETRY_S = 0.002
@@ -152,6 +153,16 @@ class Cgroup:
         """Where the host lets us weigh it; see cpu_share.py."""
         if "cpu" in self.directories:
             cpu_share.set_cpu_share(self.directories["cpu"], self.version, share)
+
+    def open_cpu_counter(self) -> int | None:
+        """A descriptor of the file that says how much processor time the group has used; None where nothing counts."""
+        directory = next(iter(self.directories.values())) if self.version == 2 else self.directories.get("cpuacct")
+        if directory is None:
+            return None
+        try:
+            return os.open(directory / ("cpu.stat" if self.version == 2 else "cpuacct.usage"), os.O_RDONLY)
+        except FileNotFoundError:  # a kernel that was built without
+            return None
 
     def oom_kills(self) -> int | None:
         """How many of its processes the kernel killed for memory; None where it does not count, or is gone."""

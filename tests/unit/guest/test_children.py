@@ -136,7 +136,7 @@ def test_processor_time_of_a_process_is_its_own(process: usage.Process) -> None:
 def test_processor_time_is_told_of_the_process_and_of_its_living_and_dead_children(
     process: usage.Process, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    meter = usage.CpuMeter(process)
+    meter = usage.CpuMeter(process, usage.SandboxCpu())
     pid = os.fork()
     if pid == 0:
         while time.process_time() < 0.1:

@@ -1,0 +1,69 @@
+"""CPU time is charged whoever spends it, and when nobody waits for it, too."""
+
+from __future__ import annotations
+
+from executor_server.model import SessionFacts
+from executor_server.observer import Observer
+from tests.contract.harness import Harness
+from tests.support.polling import eventually_async
+
+# Children whose end their parent ignores leave their time with nobody.
+_UNWAITED = """
+import os, signal, time
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+for _ in range(40):
+    if os.fork() == 0:
+        end = time.process_time() + 0.3
+        while time.process_time() < end:
+            pass
+        os._exit(0)
+    try:
+        os.wait()
+    except ChildProcessError:
+        pass
+"""
+
+
+async def test_children_that_nobody_waits_for_are_charged(harness: Harness) -> None:
+    """12 s of CPU time passed a limit of 2, and were reported as 0.2."""
+    session = await harness.session(operations=10**12)
+    told = await harness.run(session, _UNWAITED, cpu_time_s=2.0)
+    assert told.outcome == "cpu_limit", told.ended.usage
+    assert told.ended.usage.cpu_time_s >= 2.0
+
+
+async def test_children_that_are_waited_for_are_charged_once(harness: Harness) -> None:
+    session = await harness.session(operations=10**12)
+    told = await harness.run(session, _UNWAITED.replace("signal.SIG_IGN", "signal.SIG_DFL").replace("40", "4"))
+    assert told.outcome == "succeeded"
+    assert 1.2 <= told.ended.usage.cpu_time_s < 1.9
+
+
+class _Charges(Observer):
+    def __init__(self) -> None:
+        self.cpu_time_s = 0.0
+
+    def background_used(self, session: SessionFacts, cpu_time_s: float) -> None:
+        self.cpu_time_s += cpu_time_s
+
+
+async def test_what_runs_on_between_executions_is_charged_while_it_does(harness: Harness) -> None:
+    """It was charged to nobody: a session that only started something was free."""
+    session = await harness.session()
+    session._observer = charges = _Charges()
+    assert (await harness.run(session, "1")).outcome == "succeeded"
+    told = await harness.run(
+        session,
+        """
+import os
+if os.fork() == 0:
+    import time
+    end = time.process_time() + 1.0
+    while time.process_time() < end:
+        pass
+    time.sleep(1e6)
+""",
+    )
+    assert told.outcome == "succeeded"
+    assert await eventually_async(lambda: charges.cpu_time_s + told.ended.usage.cpu_time_s > 0.9)
+    assert charges.cpu_time_s < 1.5

@@ -182,7 +182,8 @@ class Run:
         self.oom_suspect = False
         self.artifacts: Optional[Artifacts] = None  # from when its code starts; not of the prelude
         self._held = False  # what it says can't be taken on
-        self._paused_at: Optional[float] = None
+        self._paused_at: Optional[float] = None  # from where on it is not settled yet how long it waited
+        self._paused_cpu_s = 0.0  # what it had spent by then
         self._paused_s = 0.0
 
     @property
@@ -235,17 +236,31 @@ class Run:
         """Stops its clock while it waits for the client, or for the daemon, and lets it go on."""
         waits = self._held or bool(self.calls)
         if waits and self._paused_at is None:
-            self._paused_at = time.monotonic()
-        elif not waits and self._paused_at is not None:
-            pause = time.monotonic() - self._paused_at
-            self.deadline += pause
-            self._paused_s += pause
+            self._paused_at, self._paused_cpu_s = time.monotonic(), self._spent_s()
+        elif not waits:
+            self.settle_pause()
             self._paused_at = None
+
+    def settle_pause(self) -> None:
+        """Takes the time that it has waited since this was asked last off its clock. To be called now and then.
+
+        Only what waits altogether waits: while one thread is in a tool call, others may run. So the clock goes on by
+        what CPU time is spent meanwhile, at most as fast as time.
+        """
+        if self._paused_at is not None:
+            now, spent_s = time.monotonic(), self._spent_s()
+            waited_s = max(0.0, now - self._paused_at - max(0.0, spent_s - self._paused_cpu_s))
+            self.deadline += waited_s
+            self._paused_s += waited_s
+            self._paused_at, self._paused_cpu_s = now, spent_s
+
+    def _spent_s(self) -> float:
+        return self.cpu.spent_s() if self.cpu is not None else 0.0
 
     @property
     def wall_deadline(self) -> float:
-        """When its time is up; never while it waits for others."""
-        return float("inf") if self._paused_at is not None else self.deadline
+        """When its time is up; while it waits for others, never unless it is by now."""
+        return self.deadline if self._paused_at is None or self.deadline <= self._paused_at else float("inf")
 
     def wall_time_s(self) -> float:
         """Time run so far, waiting for others left out."""

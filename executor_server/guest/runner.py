@@ -267,6 +267,7 @@ class Runner:
 
     def _watch_usage(self, run: Run) -> bool:
         spent_s = run.cpu.look() if run.cpu is not None else 0.0
+        run.settle_pause()
         if spent_s > run.settings.cpu_time_s:
             self.interrupt(run, "cpu_limit")
         elif self._config.watch_memory and usage.sandbox_memory_bytes() > self._config.memory_bytes:

@@ -116,6 +116,23 @@ async def test_the_wall_clock_stands_still_while_a_tool_is_called(harness: Harne
     assert run.ended.usage.wall_time_s < 0.3
 
 
+async def test_the_wall_clock_goes_on_while_other_threads_run(harness: Harness) -> None:
+    """It stood still for all of them while one waited for a tool: six that looped ran on without end."""
+    session = await harness.session(operations=10**12)
+    await session.register_tools([ToolSpec("tool", "", (), False)])
+    loops = """
+import threading
+def loop():
+    while True:
+        pass
+for _ in range(6):
+    threading.Thread(target=loop, daemon=True).start()
+tool()
+"""
+    told = await follow(await harness.begin(session, loops, wall_time_s=1.0))
+    assert told.outcome == "timeout", told.ended
+
+
 @promise("tools-time")
 async def test_an_answer_counts_once_and_only_when_asked_for(harness: Harness) -> None:
     session = await harness.session()

@@ -11,7 +11,7 @@ import time
 
 from executor_api.limits import VALUE_BYTES_MAX
 
-from . import link, usage
+from . import link, memory, usage
 from .artifacts import Artifacts
 from .background import Background
 from .channel import Channel
@@ -270,7 +270,7 @@ class Runner:
         run.settle_pause()
         if spent_s > run.settings.cpu_time_s:
             self.interrupt(run, "cpu_limit")
-        elif self._config.watch_memory and usage.sandbox_memory_bytes() > self._config.memory_bytes:
+        elif self._config.watch_memory and memory.sandbox_memory_bytes() > self._config.memory_bytes:
             run.ended_by = "out_of_memory"
             return True
         return False

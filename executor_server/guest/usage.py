@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _CPUCLOCK_SCHED = 2
 _USAGE_FIELD = b"usage_usec "
-# File systems of the sandbox's own, wherever it is made.
-_IN_MEMORY = ("/workspace", "/tmp", "/dev/shm")
 
 
 def process_cpu_s(pid: int) -> float:
@@ -53,7 +51,7 @@ class Process:
     def peak_memory_bytes(self) -> int:
         """The largest resident size that it has had; 0 when it is gone."""
         try:
-            return _kilobytes(os.pread(self._status, 8192, 0), b"VmHWM:") * 1024
+            return kilobytes(os.pread(self._status, 8192, 0), b"VmHWM:") * 1024
         except ProcessLookupError:
             return 0
 
@@ -178,7 +176,7 @@ _UTIME, _CUTIME, _CSTIME, _STARTTIME = 11, 13, 14, 19
 
 def _processes() -> Seen:
     seen: Seen = {}
-    for pid in _pids():
+    for pid in pids():
         stat = _stat(pid)
         if stat is not None:
             seen[pid, int(stat[_STARTTIME])] = _ticks(stat, _UTIME, _CSTIME), _ticks(stat, _CUTIME, _CSTIME)
@@ -195,39 +193,13 @@ def _reaped_cpu_s() -> float:
     return reaped.ru_utime + reaped.ru_stime
 
 
-def sandbox_memory_bytes() -> int:
-    """Memory of everything in the pid namespace but the supervisor: each one's own, and what is shared or in files.
-
-    What several processes share is counted once, as far as can be told cheaply: the most that one of them shares, or
-    all that lies in the sandbox's file systems in memory. Either may be part of the other.
-    """
-    own = shared = 0
-    for pid in _pids():
-        try:
-            with open(f"/proc/{pid}/status", "rb", buffering=0) as file:
-                status = file.read()
-        except OSError:
-            continue  # it ended meanwhile
-        own += _kilobytes(status, b"RssAnon:")
-        shared = max(shared, _kilobytes(status, b"RssShmem:"))
-    return own * 1024 + max(shared * 1024, _files_bytes())
-
-
-def _files_bytes() -> int:
-    used = 0
-    for place in _IN_MEMORY:
-        state = os.statvfs(place)
-        used += (state.f_blocks - state.f_bfree) * state.f_frsize
-    return used
-
-
-def _kilobytes(status: bytes, field: bytes) -> int:
+def kilobytes(status: bytes, field: bytes) -> int:
     """A field of proc(5)'s status; 0 when it is not there, as for a zombie."""
     _, found, rest = status.partition(field)
     return int(rest.split(None, 1)[0]) if found else 0
 
 
-def _pids() -> Iterator[int]:
+def pids() -> Iterator[int]:
     for name in os.listdir("/proc"):
         if name.isdigit() and name != "1":
             yield int(name)

@@ -319,6 +319,47 @@ async def test_files_count_as_memory_because_they_are(harness: Harness) -> None:
     assert await ask(harness, session, "import os\nos.path.getsize('file')") == 100 * MIB
 
 
+# Each fills 300 MiB that no process has in its tables afterwards, under a limit of 192.
+HIDDEN = {
+    "memory files": """
+import os
+for _ in range(30):
+    fd = os.memfd_create("x")
+    os.write(fd, bytes(10 * 2**20))
+""",
+    "System V segments": """
+import ctypes
+libc = ctypes.CDLL(None, use_errno=True)
+libc.shmat.restype = ctypes.c_void_p
+libc.shmdt.argtypes = [ctypes.c_void_p]
+for _ in range(30):
+    segment = libc.shmget(0, 10 * 2**20, 0o1600)
+    assert segment >= 0
+    where = libc.shmat(segment, None, 0)
+    ctypes.memset(where, 1, 10 * 2**20)
+    libc.shmdt(where)
+""",
+    "shared mappings": """
+import mmap, os
+shared = mmap.mmap(-1, 300 * 2**20)
+if os.fork() == 0:
+    for _ in range(300):
+        shared.write(bytes(2**20))
+    os._exit(0)
+os.wait()
+""",
+}
+
+
+@pytest.mark.parametrize("what", HIDDEN)
+async def test_memory_that_no_process_has_mapped_counts(harness: Harness, what: str) -> None:
+    """A program could fill the machine with it, whatever its limit was."""
+    session = await harness.session(memory_bytes=192 * MIB, disk_bytes=64 * MIB)
+    told = await harness.run(session, f"{HIDDEN[what]}\nimport time\ntime.sleep(1e6)", wall_time_s=15.0)
+    assert told.outcome == "out_of_memory", told.ended
+    assert await ask(harness, session, "1 + 1") == 2
+
+
 async def test_a_guest_that_is_killed_takes_its_sandbox_along(harness: Harness, session: Session) -> None:
     sandbox = nested(harness).sandboxes[-1]
     supervisor = sandbox.supervisor

@@ -144,7 +144,7 @@ def test_processor_time_is_told_of_the_process_and_of_its_living_and_dead_childr
         os.kill(os.getpid(), signal.SIGSTOP)
         os._exit(0)
     os.waitpid(pid, os.WUNTRACED)
-    monkeypatch.setattr(usage, "_pids", lambda: iter((process.pid, pid)))  # no others, as in a sandbox
+    monkeypatch.setattr(usage, "pids", lambda: iter((process.pid, pid)))  # no others, as in a sandbox
     assert meter.look() >= 0.09, "what a living child has spent is seen"
     os.kill(pid, signal.SIGCONT)
     os.waitpid(pid, 0)

@@ -114,6 +114,8 @@ class WarmSection(Section):
     """Processes of such a sandbox. Not set: as the profile has it."""
     disk_bytes: Bytes | None = None
     """Bytes of files of such a sandbox. Not set: as the profile has it."""
+    max_files: Count | None = None
+    """Files in each file system of such a sandbox. Not set: as the profile has it."""
 
 
 class PoolSection(Section):

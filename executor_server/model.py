@@ -39,6 +39,9 @@ class VariablesState(enum.Enum):
     LOST = "lost"
 
 
+DEFAULT_MAX_FILES = 100_000
+
+
 class OutputMode(enum.Enum):
     """Which statement gives an execution its value."""
 
@@ -61,6 +64,7 @@ class Limits:
     session_time_s: float
     session_operations: int
     owner_grace_s: float = 120.0  # what a registry has that was written before there was such a limit
+    max_files: int = DEFAULT_MAX_FILES  # a session of an earlier version was asked for none
 
 
 @dataclass(frozen=True)
@@ -121,6 +125,7 @@ class SandboxSpec:
     may_pull: bool = False  # whether an image that the host lacks may be fetched
     policy: str = ""  # fingerprint of the policy that approved it: a pool never serves what an earlier one approved
     backends: tuple[str, ...] = ()  # that may make it, the preferred one first; empty: the daemon's own
+    max_files: int = DEFAULT_MAX_FILES  # files, directories and links in each of its file systems
 
     @property
     def fingerprint(self) -> str:

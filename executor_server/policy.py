@@ -72,7 +72,7 @@ MAX_AUTHORIZED_IMPORTS = 1024
 
 _LIMIT_NAMES = tuple(f.name for f in fields(Limits))
 _EXECUTION_LIMIT_NAMES = tuple(f.name for f in fields(ExecutionLimits))
-_SANDBOX_LIMIT_NAMES = ("memory_bytes", "processes", "disk_bytes")
+_SANDBOX_LIMIT_NAMES = ("memory_bytes", "processes", "disk_bytes", "max_files")
 
 # A token outlives its tenant's profile, and must not give more calls than one that has a profile.
 NO_PROFILE_QUOTAS = QuotasTable(calls=4, calls_per_second=10)
@@ -196,7 +196,10 @@ class Policy:
         warm, problems = [], []
         for index, entry in enumerate(pool.warm):
             limits = RequestedLimits(
-                memory_bytes=entry.memory_bytes, processes=entry.processes, disk_bytes=entry.disk_bytes
+                memory_bytes=entry.memory_bytes,
+                processes=entry.processes,
+                disk_bytes=entry.disk_bytes,
+                max_files=entry.max_files,
             )
             request = RequestedSession(image=entry.image, limits=limits)
             name = entry.profile or self._file.default
@@ -310,6 +313,7 @@ class Policy:
                 may_pull=profile.sandbox.pull_images,
                 policy=self.fingerprint,
                 backends=self._choice.order_for(profile, image, request.backend),
+                max_files=limits.max_files,
             ),
             limits=limits,
             execution_default=_execution_default(profile, request.limits, limits),

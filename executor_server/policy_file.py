@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, model_validator
 from pydantic_core import InitErrorDetails
 
-from executor_server.model import LANGUAGE_RULES
+from executor_server.model import DEFAULT_MAX_FILES, LANGUAGE_RULES
 from executor_server.policy_forms import (
     MAX_PATTERNS,
     NO_INSTALLATION,
@@ -24,6 +24,7 @@ from executor_server.policy_forms import (
     Certificate,
     Cpus,
     Disk,
+    Files,
     Flag,
     ImportPatterns,
     Memory,
@@ -108,6 +109,8 @@ class LimitValues(Section):
     """Operations of all executions of a session together."""
     owner_grace_s: Time
     """A session is ended when its client, which has died or can't be reached, was not heard of for so long."""
+    max_files: Files
+    """Files, directories and links in the workspace, and as many in /tmp."""
 
 
 class DefaultLimits(LimitValues):
@@ -124,6 +127,7 @@ class DefaultLimits(LimitValues):
     session_time_s: Time = 28_800.0
     session_operations: Count = 10**12
     owner_grace_s: Time = 120.0
+    max_files: Files = DEFAULT_MAX_FILES
 
 
 class MaxLimits(LimitValues):
@@ -140,6 +144,7 @@ class MaxLimits(LimitValues):
     session_time_s: Time = 7 * DAY_S
     session_operations: Count = 10**15
     owner_grace_s: Time = DAY_S
+    max_files: Files = 1_000_000
 
 
 class ExecutionLimitValues(Section):

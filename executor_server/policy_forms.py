@@ -13,6 +13,7 @@ from executor_server.settings import DAY_S, KIB, MIB, Form, ImportPattern, Writt
 MIN_MEMORY_BYTES = 32 * MIB
 MIN_PROCESSES = 4
 MIN_DISK_BYTES = 64 * KIB
+MIN_FILES = 64
 MIN_TIME_S = 0.001
 MIN_OUTPUT_BYTES = 2
 
@@ -52,6 +53,7 @@ Memory = Annotated[int, WrittenSize, Field(strict=True, ge=MIN_MEMORY_BYTES, lt=
 Processes = Annotated[int, Field(strict=True, ge=MIN_PROCESSES, le=1_000_000)]
 Output = Annotated[int, WrittenSize, Field(strict=True, ge=MIN_OUTPUT_BYTES, lt=2**63)]
 Disk = Annotated[int, WrittenSize, Field(strict=True, ge=MIN_DISK_BYTES, lt=2**63)]
+Files = Annotated[int, Field(strict=True, ge=MIN_FILES, lt=2**31)]
 Cpus = Annotated[float, Field(strict=True, ge=0.01, le=1024, allow_inf_nan=False)]
 ImportPatterns = Annotated[tuple[ImportPattern, ...], Field(max_length=MAX_PATTERNS)]
 ToolPattern = Annotated[str, AfterValidator(_TOOL_PATTERN)]

@@ -44,6 +44,7 @@ class LimitsAsked(Section):
     session_time_s: Number | None = None
     session_operations: int | None = None
     owner_grace_s: Number | None = None
+    max_files: int | None = None
 
 
 class TransferAsked(Section):

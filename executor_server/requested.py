@@ -14,6 +14,7 @@ from executor_server.errors import InvalidRequest, Reason
 from executor_server.import_patterns import PATTERN_FORM, is_pattern
 from executor_server.policy_forms import (
     MIN_DISK_BYTES,
+    MIN_FILES,
     MIN_MEMORY_BYTES,
     MIN_OUTPUT_BYTES,
     MIN_PROCESSES,
@@ -46,6 +47,7 @@ class RequestedLimits:
     session_time_s: float | None = None
     session_operations: int | None = None
     owner_grace_s: float | None = None
+    max_files: int | None = None
 
 
 LIMIT_NAMES = tuple(each.name for each in fields(RequestedLimits))
@@ -76,6 +78,7 @@ _MINIMA: Mapping[str, float] = {
     "memory_bytes": MIN_MEMORY_BYTES,
     "processes": MIN_PROCESSES,
     "disk_bytes": MIN_DISK_BYTES,
+    "max_files": MIN_FILES,
 }
 
 

@@ -65,6 +65,7 @@ class Limits:
     session_time_s: float | None = None
     session_operations: int | None = None
     owner_grace_s: float | None = None
+    max_files: int | None = None
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ CONFIG is a JSON object:
     socket       where the guest is to listen: a path in a directory that nest makes, for root alone
     uid, gid     whom the code inside runs as; in no list of users
     environment  all variables that it finds; PATH, where none is given, leads to this Python first
-    processes, disk_bytes, shm_bytes    limits
+    processes, disk_bytes, shm_bytes, max_files    limits
     seccomp      a classic BPF program as base64, or null
     guest        the guest's own configuration (main.py), without a socket
 """
@@ -75,7 +75,7 @@ class _Config:
         self.gid = int(values["gid"])
         self.environment = {str(name): str(value) for name, value in values["environment"].items()}
         self.processes = int(values["processes"])
-        self.sizes = Sizes(int(values["disk_bytes"]), int(values["shm_bytes"]))
+        self.sizes = Sizes(int(values["disk_bytes"]), int(values["shm_bytes"]), int(values["max_files"]))
         self.seccomp = a2b_base64(values["seccomp"]) if values["seccomp"] is not None else None
         self.guest: dict[str, Any] = values["guest"]
         self.directory = os.path.dirname(self.socket)

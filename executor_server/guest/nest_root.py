@@ -17,6 +17,10 @@ from . import kernel
 from .kernel import MS_BIND, MS_NODEV, MS_NOEXEC, MS_NOSUID, MS_PRIVATE, MS_RDONLY, MS_REC, MS_REMOUNT
 from .place import GUEST_PATH
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Optional
+
 # Of the machine's root, beside what begins with a dot: what is made anew here, and what is no business of a sandbox's.
 _NOT_SHOWN = frozenset(("boot", "dev", "lost+found", "media", "mnt", "proc", "root", "run", "sys", "tmp", "workspace"))
 _DEVICES = ("null", "zero", "full", "random", "urandom")
@@ -43,13 +47,14 @@ _EMPTY_BYTES = 4096
 
 
 class Sizes:
-    """In memory, in bytes."""
+    """Of the file systems in memory."""
 
-    __slots__ = ("disk_bytes", "shm_bytes")
+    __slots__ = ("disk_bytes", "max_files", "shm_bytes")
 
-    def __init__(self, disk_bytes: int, shm_bytes: int) -> None:
+    def __init__(self, disk_bytes: int, shm_bytes: int, max_files: int) -> None:
         self.disk_bytes = disk_bytes  # of /workspace, and of /tmp
         self.shm_bytes = shm_bytes
+        self.max_files = max_files  # in each of them
 
 
 def build_root(place: str, guest: str, sizes: Sizes) -> None:
@@ -69,7 +74,7 @@ def build_root(place: str, guest: str, sizes: Sizes) -> None:
     _mount_memory(_made(place, "sys"), "0555", _EMPTY_BYTES, MS_RDONLY)
     _put_guest(place, guest)
     for name in ("tmp", "workspace"):
-        _mount_memory(_made(place, name), "1777", sizes.disk_bytes)
+        _mount_memory(_made(place, name), "1777", sizes.disk_bytes, max_files=sizes.max_files)
     # Last: no mount point could be made after it. It does not reach the mounts below.
     _seal(place)
     kernel.enter_root(place)
@@ -107,7 +112,7 @@ def _make_devices(place: str, sizes: Sizes) -> None:
         kernel.mount(f"/dev/{name}", target, flags=MS_BIND)
     for name, target in _DEVICE_LINKS:
         os.symlink(f"/proc/self/{target}", f"{place}/dev/{name}")
-    _mount_memory(_made(place, "dev/shm"), "1777", sizes.shm_bytes)
+    _mount_memory(_made(place, "dev/shm"), "1777", sizes.shm_bytes, max_files=sizes.max_files)
     _seal(f"{place}/dev")
 
 
@@ -139,8 +144,11 @@ def _put_guest(place: str, guest: str) -> None:
     _seal(f"{place}/run")
 
 
-def _mount_memory(target: str, mode: str, size_bytes: int, flags: int = 0) -> None:
-    kernel.mount("tmpfs", target, "tmpfs", flags | MS_NOSUID | MS_NODEV, f"mode={mode},size={size_bytes}")
+def _mount_memory(target: str, mode: str, size_bytes: int, flags: int = 0, max_files: Optional[int] = None) -> None:
+    options = f"mode={mode},size={size_bytes}"
+    if max_files is not None:
+        options += f",nr_inodes={max_files + 1}"  # its own directory is one
+    kernel.mount("tmpfs", target, "tmpfs", flags | MS_NOSUID | MS_NODEV, options)
 
 
 def _bind_read_only(source: str, target: str) -> None:

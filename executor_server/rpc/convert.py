@@ -258,6 +258,7 @@ def limits_to(limits: Limits) -> pb.Limits:
         session_time_s=limits.session_time_s,
         session_operations=limits.session_operations,
         owner_grace_s=limits.owner_grace_s,
+        max_files=limits.max_files,
     )
 
 

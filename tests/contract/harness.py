@@ -186,7 +186,14 @@ class Harness:
     ) -> SessionSpec:
         """An approved session; the policy's part is played by the test."""
         bounds = replace(LIMITS, **limits)
-        sandbox = SandboxSpec("base", bounds.memory_bytes, bounds.processes, bounds.disk_bytes, orphan_time_s)
+        sandbox = SandboxSpec(
+            "base",
+            bounds.memory_bytes,
+            bounds.processes,
+            bounds.disk_bytes,
+            orphan_time_s,
+            max_files=bounds.max_files,
+        )
         return session_spec(sandbox, bounds, imports, prelude)
 
     async def session(self, **options: Any) -> Session:

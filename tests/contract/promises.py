@@ -329,6 +329,12 @@ PROMISES = (
         {"e2b": _HOST_DISK, "fake": _NO_LIMIT},
     ),
     Promise(
+        "limit-files",
+        "Limits",
+        "The files of the workspace, and of /tmp, are at most max_files; more meet ENOSPC.",
+        {"e2b": _HOST_DISK, "fake": _NO_LIMIT},
+    ),
+    Promise(
         "limit-budgets",
         "Limits",
         "Operations of an execution and of a session are exact, and warned of at four fifths.",

@@ -172,6 +172,33 @@ async def test_the_disk_is_bounded(harness: Harness) -> None:
         assert run.outcome == "exception" and "OSError" in str(run.ended.error)
 
 
+_MANY_FILES = """
+import errno, os
+def fill(place, make):
+    made = 0
+    try:
+        while made < 1000:
+            make(f"{place}/f{made}")
+            made += 1
+    except OSError as error:
+        return made, errno.errorcode[error.errno]
+    return made, None
+"""
+
+
+@promise("limit-files")
+async def test_the_number_of_files_is_bounded(harness: Harness) -> None:
+    """Empty files have no size, and were bounded by none: 300,000 of them took the kernel's memory."""
+    session = await harness.session(max_files=200)
+    for place in ("/workspace", "/tmp"):
+        for make in ("lambda path: open(path, 'w').close()", "os.mkdir", "lambda path: os.symlink('x', path)"):
+            clean = f"import shutil\nfor name in os.listdir({place!r}): os.system(f'rm -rf {place}/{{name}}')"
+            run = await harness.run(session, f"{_MANY_FILES}\n{clean}\nfill({place!r}, {make})")
+            made, why = run.output
+            assert (why, 150 < made <= 200) == ("ENOSPC", True), (place, make, run.output)
+    assert (await harness.run(session, "40 + 2")).output == 42
+
+
 @promise("end-kill-all")
 async def test_code_that_kills_everything_else_hurts_itself_only(harness: Harness) -> None:
     session = await harness.session()

@@ -113,6 +113,14 @@ def test_a_client_of_the_same_user_finds_the_daemon(daemon: object, python: str,
     assert (ran.returncode, ran.stdout, ran.stderr) == (0, "42\n", "")
 
 
+def test_the_number_of_files_is_bounded_without_root(client: ExecutorClient) -> None:
+    fill = "import os\nfor number in range(1000):\n    os.mkdir(str(number))"
+    with client.create_session(authorized_imports=["os"], limits={"max_files": 100}) as session:
+        result = session.execute(fill)
+        assert result.error is not None and "No space left" in result.error.message
+        assert session.execute("len(os.listdir())").output == 100
+
+
 def test_another_user_gets_neither_token_nor_socket(client: ExecutorClient, python: str, home: Path) -> None:
     ran = executor(OTHER_USER, python, home, "print(6 * 7)")
     assert (ran.returncode, ran.stdout) == (2, "")

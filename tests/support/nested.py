@@ -183,6 +183,7 @@ class NestedBackend:
             "environment": sandbox_environment(spec.processes),
             "processes": spec.processes,
             "disk_bytes": spec.disk_bytes,
+            "max_files": spec.max_files,
             "shm_bytes": min(spec.disk_bytes, spec.memory_bytes // 2),
             "seccomp": base64.b64encode(filter_program()).decode(),
             "guest": {

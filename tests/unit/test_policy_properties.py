@@ -27,7 +27,7 @@ IMAGES = ("base", "data", "web")
 LIMITS = [each.name for each in fields(Limits)]
 EXECUTION_LIMITS = [each.name for each in fields(ExecutionLimits)]
 TIMES = {name for name in LIMITS if name.endswith("_s")}
-MINIMA = {"memory_bytes": 2**25, "processes": 4, "disk_bytes": 2**16, "output_bytes": 2}
+MINIMA = {"memory_bytes": 2**25, "processes": 4, "disk_bytes": 2**16, "max_files": 64, "output_bytes": 2}
 MODULES = [".".join(parts) for depth in (1, 2, 3) for parts in itertools.product("abc", repeat=depth)]
 
 # -- what a profile can be

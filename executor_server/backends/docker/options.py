@@ -26,7 +26,7 @@ _LOCKED_MEMORY_BYTES = 65_536
 _RUNTIME_PROCESSES = 32
 # Of what a program puts there it may also execute. The owner is named because runc gives a mount the mode of the
 # directory that it covers, which the Engine has just made for root alone.
-_TMPFS = "rw,exec,nosuid,nodev,mode=1777,uid={user},gid={user},size={size_bytes}"
+_TMPFS = "rw,exec,nosuid,nodev,mode=1777,uid={user},gid={user},size={size_bytes},nr_inodes={inodes}"
 _HIDDEN_VOLUME = "ro,noexec,nosuid,nodev,size=4k,mode=0555"
 _LOG_BYTES = 65_536
 
@@ -137,7 +137,9 @@ def _log_config(*, keeps_log: bool) -> dict[str, Any]:
 
 def _files(request: ContainerRequest) -> dict[str, Any]:
     spec = request.spec
-    writable = dict.fromkeys(("/tmp", WORKSPACE), _TMPFS.format(user=request.user, size_bytes=spec.disk_bytes))
+    # The file system's own directory is one more.
+    options = _TMPFS.format(user=request.user, size_bytes=spec.disk_bytes, inodes=spec.max_files + 1)
+    writable = dict.fromkeys(("/tmp", WORKSPACE), options)
     return {
         "ReadonlyRootfs": True,
         "Tmpfs": {**_hidden(request.image_volumes, (*writable, "/dev/shm")), **writable},

@@ -95,6 +95,7 @@ def _config(
         "environment": sandbox_environment(spec.processes),
         "processes": spec.processes,
         "disk_bytes": spec.disk_bytes,
+        "max_files": spec.max_files,
         # Shared memory is memory: half of it at most, so that a full /dev/shm leaves room for a program.
         "shm_bytes": min(spec.disk_bytes, memory_bytes // 2),
         "seccomp": seccomp,

@@ -17,6 +17,7 @@ import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 import structlog
@@ -26,10 +27,12 @@ from executor_server.backends.base import HostFinding, KnownSandbox, SocketEndpo
 from executor_server.backends.directory import SOCKET_NAME, BackendDirectory, new_sandbox_id
 from executor_server.backends.endings import check_none_left, failures_of
 from executor_server.backends.local.descriptors import read_within
+from executor_server.backends.local.file_counts import limit_files
 from executor_server.backends.local.host import Examination, examine_host
 from executor_server.backends.local.images import Image, probe_image
 from executor_server.backends.local.kit import Kit
 from executor_server.backends.local.layout import SANDBOX_ID
+from executor_server.backends.local.process import BwrapProcess
 from executor_server.backends.local.records import ProcessRecord, Record, write_record
 from executor_server.backends.local.recovery import recover, still_serves
 from executor_server.backends.local.sandbox import LocalSandbox
@@ -270,6 +273,24 @@ async def _build(sandbox: LocalSandbox, means: _Means, image: Image, spec: Sandb
     if not answer:
         state = "does not start in time" if answer is None else "ended at once"
         raise SandboxFailure(f"the guest {state}: {process.last_words()}")
+    await _limit_files(process, spec)
+
+
+async def _limit_files(process: BwrapProcess, spec: SandboxSpec) -> None:
+    """Before the guest is told anything. A host that does not allow it is told of, and serves all the same."""
+    assert process.init_pid is not None
+    try:
+        if os.geteuid() == 0:  # a few system calls
+            limit_files(process.init_pid, spec.max_files)
+        else:
+            await asyncio.to_thread(limit_files, process.init_pid, spec.max_files)
+    except OSError as error:
+        _tell_of_files(str(error))
+
+
+@lru_cache(maxsize=8)  # once for each reason
+def _tell_of_files(reason: str) -> None:
+    _log.warning("files_not_limited", reason=reason)
 
 
 def _listen(path: Path) -> socket.socket:

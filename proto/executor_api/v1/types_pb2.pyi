@@ -144,7 +144,7 @@ class NamedValue(_message.Message):
     def __init__(self, name: _Optional[str] = ..., value: _Optional[_Union[Value, _Mapping]] = ...) -> None: ...
 
 class Limits(_message.Message):
-    __slots__ = ("wall_time_s", "cpu_time_s", "operations", "memory_bytes", "processes", "output_bytes", "disk_bytes", "idle_time_s", "session_time_s", "session_operations", "owner_grace_s")
+    __slots__ = ("wall_time_s", "cpu_time_s", "operations", "memory_bytes", "processes", "output_bytes", "disk_bytes", "idle_time_s", "session_time_s", "session_operations", "owner_grace_s", "max_files")
     WALL_TIME_S_FIELD_NUMBER: _ClassVar[int]
     CPU_TIME_S_FIELD_NUMBER: _ClassVar[int]
     OPERATIONS_FIELD_NUMBER: _ClassVar[int]
@@ -156,6 +156,7 @@ class Limits(_message.Message):
     SESSION_TIME_S_FIELD_NUMBER: _ClassVar[int]
     SESSION_OPERATIONS_FIELD_NUMBER: _ClassVar[int]
     OWNER_GRACE_S_FIELD_NUMBER: _ClassVar[int]
+    MAX_FILES_FIELD_NUMBER: _ClassVar[int]
     wall_time_s: float
     cpu_time_s: float
     operations: int
@@ -167,7 +168,8 @@ class Limits(_message.Message):
     session_time_s: float
     session_operations: int
     owner_grace_s: float
-    def __init__(self, wall_time_s: _Optional[float] = ..., cpu_time_s: _Optional[float] = ..., operations: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., processes: _Optional[int] = ..., output_bytes: _Optional[int] = ..., disk_bytes: _Optional[int] = ..., idle_time_s: _Optional[float] = ..., session_time_s: _Optional[float] = ..., session_operations: _Optional[int] = ..., owner_grace_s: _Optional[float] = ...) -> None: ...
+    max_files: int
+    def __init__(self, wall_time_s: _Optional[float] = ..., cpu_time_s: _Optional[float] = ..., operations: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., processes: _Optional[int] = ..., output_bytes: _Optional[int] = ..., disk_bytes: _Optional[int] = ..., idle_time_s: _Optional[float] = ..., session_time_s: _Optional[float] = ..., session_operations: _Optional[int] = ..., owner_grace_s: _Optional[float] = ..., max_files: _Optional[int] = ...) -> None: ...
 
 class Session(_message.Message):
     __slots__ = ("session_id", "state", "generation", "backend", "image", "limits", "authorized_imports", "python_version", "create_time", "expire_time", "warm", "labels", "lost_reason", "policy", "denied_imports", "refused_language", "missing_modules", "leased")

@@ -36,6 +36,7 @@ from executor_server.backends.local.process import BwrapProcess
 from executor_server.backends.local.records import ProcessRecord, Record, write_record
 from executor_server.backends.local.recovery import recover, still_serves
 from executor_server.backends.local.sandbox import LocalSandbox
+from executor_server.backends.local.system import neutral_directory
 from executor_server.backends.users import DEFAULT_UID_BASE, HostUsers
 from executor_server.errors import ImageNotReady, SandboxFailure
 from executor_server.guest.tokens import CHAIN_LENGTH, chained
@@ -164,7 +165,7 @@ class LocalBackend:
 
     async def _examine(self) -> Examination:
         base = self._uid_base if os.geteuid() == 0 else None
-        return await examine_host(self._state_dir / _RUNTIME, self._images, self._bwrap, base)
+        return await examine_host(neutral_directory(self._state_dir / _RUNTIME), self._images, self._bwrap, base)
 
     async def _image(self, means: _Means, name: str) -> Image:
         """The image as it is now: an environment may be rebuilt under our hands, even from another Python."""

@@ -17,10 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from executor_server.backends.local.system import SHOWN_DIRECTORIES, SYSTEM_PREFIX, TOOL_DIRECTORIES
 from executor_server.errors import SandboxFailure
-
-SYSTEM_DIRECTORIES = tuple(Path(name) for name in ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32"))
-"""What every sandbox sees of the host's system, read-only."""
 
 OLDEST_PYTHON = (3, 9)
 
@@ -33,10 +31,20 @@ _PYTHONS = ("bin/python", "bin/python3")  # of an environment's folder
 # Mounting one of these would show a sandbox what it must not see; an interpreter with such a prefix is a mistake.
 _NOT_A_PREFIX = tuple(Path(name) for name in ("/", "/home", "/root", "/var", "/etc", "/tmp", "/run", "/opt", "/srv"))
 
+# Its modules in C are imported to see which libraries come with them, from wherever the linker finds them.
 _PROBE = """\
-import json, site, sys
+import importlib, json, site, sys
+for name in ("_bz2", "_ctypes", "_curses", "_dbm", "_gdbm", "_hashlib", "_lzma", "_sqlite3", "_ssl", "_tkinter",
+             "_uuid", "_zstd", "pyexpat", "readline", "zlib"):
+    try:
+        importlib.import_module(name)
+    except ImportError:
+        pass
+with open("/proc/self/maps") as file:
+    mapped = {line.split(None, 5)[5].strip() for line in file if "r-xp" in line and "/" in line}
 print(json.dumps({"implementation": sys.implementation.name, "version": sys.version_info[:2], "prefixes":
-    [sys.prefix, sys.exec_prefix, sys.base_prefix, sys.base_exec_prefix], "packages": site.getsitepackages()}))
+    [sys.prefix, sys.exec_prefix, sys.base_prefix, sys.base_exec_prefix], "packages": site.getsitepackages(),
+    "libraries": sorted(path for path in mapped if ".so" in path)}))
 """
 
 
@@ -45,7 +53,7 @@ class Image:
     name: str
     python: Path
     version: tuple[int, int]
-    directories: tuple[Path, ...]  # besides SYSTEM_DIRECTORIES; each is mounted where it is on the host
+    directories: tuple[Path, ...]  # besides the system's; each is mounted where it is on the host
     links: tuple[tuple[Path, str], ...]  # symbolic links outside of them, on the way to the interpreter
     preload: tuple[str, ...]  # modules that a sandbox imports ahead
     telltales: tuple[Path, ...]  # files and folders that do not stay the same when the environment becomes another
@@ -74,13 +82,14 @@ def probe_image(name: str, path: Path, preload: tuple[str, ...] = ()) -> Image:
         telltales = (python, prefixes[0] / "pyvenv.cfg", *(Path(place) for place in described["packages"]))
         assert len(telltales) - len(described["packages"]) == _TELLTALES_BEFORE_PACKAGES
         implementation = str(described["implementation"])
+        libraries = [Path(str(path)).parent for path in described.get("libraries", ())]
     except (KeyError, IndexError, TypeError, ValueError) as error:
         raise SandboxFailure(f"image {name}: {python} does not answer like a Python interpreter") from error
     if implementation != "cpython" or version < OLDEST_PYTHON:
         wanted = ".".join(map(str, OLDEST_PYTHON))
         raise SandboxFailure(f"image {name}: {python} is {implementation} {version}; CPython >= {wanted} is needed")
-    directories = _directories(name, prefixes)
-    links = _links(name, python, (*SYSTEM_DIRECTORIES, *directories))
+    directories = _directories(name, prefixes, libraries)
+    links = _links(name, python, (*SHOWN_DIRECTORIES, *TOOL_DIRECTORIES, *directories))
     return Image(name, python, version, directories, links, preload, telltales, _identity(python, telltales))
 
 
@@ -125,15 +134,19 @@ def _describe(name: str, python: Path) -> dict[str, Any]:
     return described
 
 
-def _directories(name: str, prefixes: Iterable[Path]) -> tuple[Path, ...]:
-    """The prefixes and where they really are, each once, none inside another or inside the system's."""
-    wanted = {place for prefix in prefixes for place in (prefix, prefix.resolve())}
+def _directories(name: str, prefixes: Iterable[Path], libraries: Iterable[Path]) -> tuple[Path, ...]:
+    """The prefixes and where they really are, each once, none inside another or inside the system's.
+
+    With them come directories of libraries that the interpreter is linked to, such as /usr/local/lib.
+    """
+    wanted = {place for prefix in prefixes for place in (prefix, prefix.resolve())} - {SYSTEM_PREFIX}
     for prefix in wanted:
         if prefix in _NOT_A_PREFIX or not prefix.is_absolute():
             raise SandboxFailure(f"image {name}: its prefix is {prefix}, which cannot be shown to a sandbox")
+    wanted |= {place for place in libraries if place not in _NOT_A_PREFIX}
     outermost: list[Path] = []
     for prefix in sorted(wanted):  # a directory sorts before what is inside it
-        if not _covered(prefix, (*SYSTEM_DIRECTORIES, *outermost)):
+        if not _covered(prefix, (*SHOWN_DIRECTORIES, *outermost)):
             outermost.append(prefix)
     return tuple(outermost)
 

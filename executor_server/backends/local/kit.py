@@ -16,6 +16,7 @@ from executor_server.backends.local.cgroups import Cgroup, CgroupTrees, NoCgroup
 from executor_server.backends.local.images import Image
 from executor_server.backends.local.layout import Layout, build_etc
 from executor_server.backends.local.process import BwrapProcess, start_bwrap
+from executor_server.backends.local.system import build_tools
 from executor_server.guest_archive import pack_guest
 from executor_server.model import SandboxSpec
 
@@ -44,7 +45,8 @@ class Kit:
     ) -> Kit:
         """Writes what sandboxes mount into `runtime_dir`. Blocks for a moment when it is not there yet."""
         runtime_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
-        return cls(bwrap, seccomp, Layout(build_etc(runtime_dir), pack_guest(runtime_dir)), images, cgroups)
+        layout = Layout(build_etc(runtime_dir), build_tools(runtime_dir), pack_guest(runtime_dir))
+        return cls(bwrap, seccomp, layout, images, cgroups)
 
     @property
     def limits_memory(self) -> bool:

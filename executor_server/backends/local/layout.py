@@ -1,8 +1,9 @@
 """What a sandbox looks like from inside: files, mounts, environment; written as arguments of bwrap.
 
-Nothing is visible unless a line here makes it so. Of the host a sandbox sees its system directories, a few files of
-/etc that libraries expect (in a tree of our own, so that one mount brings them all), the Python environment of its
-image and the guest; all read-only. It can write to /workspace, /tmp and /dev/shm, each in memory of its own, sized.
+Nothing is visible unless a line here makes it so. Of the host a sandbox sees the libraries and the data of its system
+and a few tools (system.py), a few files of /etc that libraries expect (in a tree of our own, so that one mount brings
+them all), the Python environment of its image and the guest; all read-only. It can write to /workspace, /tmp and
+/dev/shm, each in memory of its own, sized.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from executor_server.backends.environment import sandbox_environment
-from executor_server.backends.local.images import SYSTEM_DIRECTORIES, Image
+from executor_server.backends.local.images import Image
+from executor_server.backends.local.system import SHOWN_DIRECTORIES, publish
 from executor_server.guest_archive import GUEST_PATH, GuestArchive
 from executor_server.model import SandboxSpec
 
@@ -51,7 +53,7 @@ def build_etc(directory: Path) -> Path:
     if not etc.exists():
         with tempfile.TemporaryDirectory(prefix=".etc-", dir=directory) as scratch:
             _write_etc(Path(scratch, "etc"), files, mounted)
-            Path(scratch, "etc").rename(etc)
+            publish(Path(scratch, "etc"), etc)
     return etc
 
 
@@ -71,6 +73,7 @@ class Layout:
     """What all sandboxes of one daemon have in common."""
 
     etc: Path
+    tools: Path
     guest: GuestArchive
 
     def arguments(self, image: Image, spec: SandboxSpec) -> list[str]:
@@ -78,11 +81,13 @@ class Layout:
         return [*_namespaces(), *_environment(image, spec), *self._mounts(image, spec)]
 
     def _mounts(self, image: Image, spec: SandboxSpec) -> Iterator[str]:
-        for directory in SYSTEM_DIRECTORIES:
-            if directory.is_symlink():  # /bin -> usr/bin
+        for directory in SHOWN_DIRECTORIES:
+            if directory.is_symlink():  # /lib -> usr/lib
                 yield from ("--symlink", str(directory.readlink()), str(directory))
             elif directory.is_dir():
-                yield from ("--ro-bind", str(directory), str(directory))
+                yield from (*_parents(directory), "--ro-bind", str(directory), str(directory))
+        yield from ("--ro-bind", str(self.tools), "/usr/bin", "--symlink", "usr/bin", "/bin")
+        yield from ("--symlink", "usr/bin", "/sbin")  # where the standard library looks for ldconfig
         yield from ("--ro-bind", str(self.etc), "/etc")
         for name in _MOUNTED_ETC:
             if (self.etc / name).is_dir():

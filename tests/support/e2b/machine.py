@@ -26,8 +26,9 @@ from typing import Any
 
 from executor_server.backends.local.bubblewrap import find_bwrap
 from executor_server.backends.local.descriptors import kill, read_within, wait_readable
-from executor_server.backends.local.images import SYSTEM_DIRECTORIES, Image, probe_image
+from executor_server.backends.local.images import Image, probe_image
 
+SYSTEM_DIRECTORIES = tuple(Path(name) for name in ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32"))
 INSIDE = Path(__file__).parent / "inside"
 PLACE = "/.e2b"
 _RUN = f"import sys; sys.path.insert(0, {PLACE!r}); from inside.runner import main; main()"

@@ -1,0 +1,142 @@
+"""What every sandbox sees of the host's system: libraries, data that libraries read, and a few tools.
+
+A sandbox needs the system for Python: shared libraries, time zones, fonts, terminal descriptions. Programs that agents
+write also run `sh`, `ls`, `grep`, `tar` or `git`, so those are there; compilers, network clients, database servers,
+administration and whatever else a host has installed are not, nor is anything of /usr/local. The tools are copied into
+one directory, because a mount for each of a hundred files would double the time that it takes to make a sandbox.
+
+/proc/self/mountinfo tells a program where what it sees lies on the host. So what is ours lies at places that say
+nothing about the host or its users, where the daemon has any.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shutil
+import stat
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+
+def _names(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+SHOWN_DIRECTORIES = tuple(
+    Path(name)
+    for name in (
+        *("/usr/lib", "/usr/lib32", "/usr/lib64", "/usr/libx32", "/usr/libexec/git-core", "/usr/share"),
+        *("/lib", "/lib32", "/lib64", "/libx32"),
+    )
+)
+"""What every sandbox sees, read-only and as it is on the host. Not all of them are on every host."""
+
+TOOL_DIRECTORIES = (Path("/usr/bin"), Path("/bin"))
+"""Where the tools are, inside; and where they are taken from."""
+
+SYSTEM_PREFIX = Path("/usr")
+"""Of the system's own Python, which has its parts in the directories above."""
+
+_TOOLS = _names(
+    """
+    [ awk b2sum base32 base64 basename bash bunzip2 bzcat bzip2 cat chmod cksum clear cmp column comm cp csplit cut dash
+    date dd df diff diff3 dir dirname du echo egrep env expand expr false fc-list fc-match fgrep file find fmt fold free
+    gawk getconf getopt git grep groups gunzip gzip head hexdump hostname iconv id infocmp install join kill ldconfig
+    ldd less link ln locale logname ls lscpu mawk md5sum mkdir mkfifo mktemp more mv nice nl nohup nproc numfmt od paste
+    patch pathchk pgrep pidof pkill pr printenv printf ps pwd readlink realpath rev rm rmdir sdiff sed seq sh sha1sum
+    sha224sum sha256sum sha384sum sha512sum shuf sleep sort split stat stdbuf strings stty sum sync tac tail tar tee
+    test time timeout top touch tput tr true truncate tset tsort tty uname unexpand uniq unlink unlzma unxz unzip
+    unzstd uptime uuidgen vdir watch wc which whoami xargs xxd xz xzcat yes zcat zip zipinfo zstd zstdcat
+    """
+)
+# By any name: virtual environments are made of it. Not its tools, such as python3-config.
+_PYTHON = re.compile(r"python([0-9.]+)?")
+_SOURCES = (*TOOL_DIRECTORIES, Path("/usr/sbin"), Path("/sbin"))
+_MAX_TOOL_BYTES = 64 * 1024 * 1024
+_HASH_CHARS = 16
+
+
+def build_tools(directory: Path) -> Path:
+    """Makes the /usr/bin of all sandboxes, with copies of the host's tools as they are now. Blocks for a moment.
+
+    It is named by what it was made of, and one that exists is never changed: it may be mounted somewhere.
+    """
+    found = dict(_find_tools())
+    looks = sorted((name, str(path), _look(path)) for name, path in found.items())
+    tools = directory / f"bin-{hashlib.sha256(repr(looks).encode()).hexdigest()[:_HASH_CHARS]}"
+    if not tools.exists():
+        with tempfile.TemporaryDirectory(prefix=".bin-", dir=directory) as scratch:
+            made = Path(scratch, "bin")
+            made.mkdir()
+            _copy_tools(made, found)
+            made.chmod(0o755)
+            publish(made, tools)
+    return tools
+
+
+def publish(made: Path, place: Path) -> None:
+    """Puts a directory at its place, unless another daemon has put the same there meanwhile."""
+    try:
+        made.rename(place)
+    except OSError:
+        if not place.is_dir():
+            raise
+
+
+def _find_tools() -> Iterator[tuple[str, Path]]:
+    seen: set[str] = set()
+    for directory in _SOURCES:
+        try:
+            names = sorted(entry.name for entry in directory.iterdir())
+        except OSError:  # not on this host
+            continue
+        for name in names:
+            if name in seen or not (name in _TOOLS or _PYTHON.fullmatch(name)):
+                continue
+            real = Path(os.path.realpath(directory / name))
+            try:
+                status = real.stat()
+            except OSError:  # a link to nowhere
+                continue
+            if stat.S_ISREG(status.st_mode) and status.st_size <= _MAX_TOOL_BYTES and os.access(real, os.R_OK):
+                seen.add(name)
+                yield name, real
+
+
+def _look(path: Path) -> tuple[int, int]:
+    found = path.stat()
+    return found.st_size, found.st_mtime_ns
+
+
+def _copy_tools(made: Path, found: Mapping[str, Path]) -> None:
+    """Each file once, whatever its names; without the bits that would let it run as somebody else."""
+    copies: dict[Path, Path] = {}
+    for name, real in sorted(found.items()):
+        if real in copies:
+            os.link(copies[real], made / name)
+        else:
+            copies[real] = Path(shutil.copyfile(real, made / name))
+            (made / name).chmod(0o755)
+
+
+def neutral_directory(otherwise: Path) -> Path:
+    """A directory of ours for what sandboxes mount, whose path says nothing about the host; or else this one."""
+    if os.geteuid() == 0:
+        candidates = [Path("/var/cache/executor")]
+    else:
+        candidates = [Path(place, "executor") for place in [os.environ.get("XDG_RUNTIME_DIR", "")] if place]
+    for candidate in candidates:
+        try:
+            candidate.mkdir(mode=0o700, exist_ok=True)
+            status = candidate.lstat()
+            may_execute = not os.statvfs(candidate).f_flag & os.ST_NOEXEC
+        except OSError:
+            continue
+        # Whoever could write there could have sandboxes run what he likes.
+        closed = status.st_uid == os.geteuid() and not status.st_mode & 0o077
+        if stat.S_ISDIR(status.st_mode) and closed and may_execute and os.access(candidate, os.W_OK):
+            return candidate
+    return otherwise

@@ -88,7 +88,7 @@ class LimitValues(Section):
     """A value for each limit."""
 
     wall_time_s: Time
-    """Wall clock for one execution, in seconds. It stands still while a host tool is being called."""
+    """Wall clock for one execution, in seconds. It stands still while all of it waits for a host tool."""
     cpu_time_s: Time
     """CPU time of one execution, over all processes of the sandbox."""
     operations: Count
@@ -314,7 +314,7 @@ class QuotasTable(Section):
     creations_per_minute: Count | None = None
     """Sessions made in any minute."""
     cpu_time_s_per_hour: Seconds | None = None
-    """CPU time of executions in any hour."""
+    """CPU time of executions, and of what sandboxes run between them, in any hour."""
     output_bytes_per_hour: Bytes | None = None
     """Output of executions in any hour, what was left out included."""
     calls: Count | None = None

@@ -69,6 +69,7 @@ class SandboxCpu:
         self._group = group
         self._seen: Seen = {}
         self._reaped_s = _reaped_cpu_s()
+        self._missed_s = 0.0
         self._lost_s = 0.0
         self._told_s = 0.0
 
@@ -97,19 +98,22 @@ class SandboxCpu:
         return used_s - time.process_time()
 
     def look(self) -> tuple[Seen, dict[tuple[int, int], float], float]:
-        """Every process; those that are gone since the last look, with what they had spent; how much of that is lost.
+        """Every process; those that are gone since the last look, with what they had spent; how much was lost.
 
-        Who is waited for leaves all of it with whoever waited. So what is more than that has grown by is lost.
+        Who is waited for leaves all of it with whoever waited. So what is more than that has grown by is missed; and
+        lost, if it is still missed at the next look: a child may be waited for after its parent was looked at.
         """
         seen, reaped_s = _processes(), _reaped_cpu_s()
         gone = {key: spent_s for key, (spent_s, _) in self._seen.items() if key not in seen}
         lost_s = 0.0
-        if gone:
+        if gone or self._missed_s:
             left_s = reaped_s - self._reaped_s
             for key, (_, waited_s) in seen.items():
                 left_s += waited_s - self._seen.get(key, (0.0, 0.0))[1]
+            lost_s = max(0.0, self._missed_s - left_s)
+            left_s = max(0.0, left_s - self._missed_s)
             # Each is rounded to ticks, and so is what it leaves.
-            lost_s = max(0.0, sum(gone.values()) - left_s - 2 * len(gone) / _TICKS_PER_S)
+            self._missed_s = max(0.0, sum(gone.values()) - left_s - 2 * len(gone) / _TICKS_PER_S)
         self._seen, self._reaped_s = seen, reaped_s
         self._lost_s += lost_s
         return seen, gone, lost_s
@@ -139,14 +143,17 @@ class CpuMeter:
         self._waited_before_s = interpreter.waited_cpu_s() + _reaped_cpu_s()
         self._started_ticks = int(time.clock_gettime(time.CLOCK_BOOTTIME) * _TICKS_PER_S)
         self._before_s: dict[tuple[int, int], float] = {}
+        self._gone_s = 0.0  # what those had spent in this run that were gone at the last look
         self._lost_s = 0.0
 
     def look(self) -> float:
         """Looks at every process, and returns what has been spent in all."""
         if not self._sandbox.is_exact:
             seen, gone, lost_s = self._sandbox.look()
-            mine_s = sum(spent_s - self._before_s.get(key, 0.0) for key, spent_s in gone.items() if self._is_ours(key))
-            self._lost_s += min(lost_s, mine_s)
+            self._lost_s += min(lost_s, self._gone_s)
+            self._gone_s = sum(
+                spent_s - self._before_s.get(key, 0.0) for key, spent_s in gone.items() if self._is_ours(key)
+            )
             others_s = 0.0
             for key, (spent_s, _) in seen.items():
                 if key[0] == self._interpreter.pid:

@@ -82,6 +82,7 @@ class Supervisor:
         self._channel.on_new_daemon = self._transfers.on_new_daemon
         self._channel.pong = lambda: {"background_cpu_time_s": self._background_cpu_s()}
         self._cpu = usage.SandboxCpu(config.cpu_counter)
+        self._background_s = 0.0  # as it was told last
         self._cpu_before_s: Optional[float] = None  # when the session was asked for something first
         news = Listener(self._on_message, self._on_verdict, self._on_interpreter_exit, self._on_checker_exit)
         self._crew = Crew(config, self._loop, programs, news, self._abandon)
@@ -236,9 +237,11 @@ class Supervisor:
 
         Sources that are checked are in it, and interpreters that replace one that ended.
         """
-        if self._cpu_before_s is None:
-            return 0.0
-        return max(0.0, self._cpu.total_s() - self._cpu_before_s - self._runner.charged_cpu_s())
+        # Not during a run: what is found lost at a look is charged to whoever looks.
+        if self._cpu_before_s is not None and not self._runner.busy:
+            spent_s = self._cpu.total_s() - self._cpu_before_s - self._runner.charged_cpu_s()
+            self._background_s = max(self._background_s, spent_s)
+        return self._background_s
 
     # -- jobs ----------------------------------------------------------------------------------------------------
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from executor_server.model import SessionFacts
 from executor_server.observer import Observer
 from tests.contract.harness import Harness
+from tests.contract.marks import promise
 from tests.support.polling import eventually_async
 
 # Children whose end their parent ignores leave their time with nobody.
@@ -24,14 +25,16 @@ for _ in range(40):
 """
 
 
+@promise("end-cpu-children")
 async def test_children_that_nobody_waits_for_are_charged(harness: Harness) -> None:
     """12 s of CPU time passed a limit of 2, and were reported as 0.2."""
-    session = await harness.session(operations=10**12)
-    told = await harness.run(session, _UNWAITED, cpu_time_s=2.0)
+    session = await harness.session(operations=10**12, wall_time_s=60.0)
+    told = await harness.run(session, _UNWAITED, cpu_time_s=2.0, wall_time_s=60.0)
     assert told.outcome == "cpu_limit", told.ended.usage
     assert told.ended.usage.cpu_time_s >= 2.0
 
 
+@promise("end-cpu-children")
 async def test_children_that_are_waited_for_are_charged_once(harness: Harness) -> None:
     session = await harness.session(operations=10**12)
     told = await harness.run(session, _UNWAITED.replace("signal.SIG_IGN", "signal.SIG_DFL").replace("40", "4"))

@@ -206,7 +206,9 @@ class Ledger:
         if suspect is not None:
             counted = {} if oom_kills is None else {"oom_kills": oom_kills}
             # With the result once more: this is where it becomes an event, and its first segment may be removed.
-            self._write(encode_frame(Mark.VERDICT, {"id": execution_id, **counted}), suspect.raw)
+            # Both in one segment, or the verdict could be removed before the result.
+            self._write(encode_frame(Mark.VERDICT, {"id": execution_id, **counted}))
+            self._tape.append(suspect.raw)
             self._state.judge(execution_id, suspect.result, oom_kills, len(suspect.raw))
 
     def lose(self, reason: str) -> None:
@@ -232,8 +234,7 @@ class Ledger:
         if self._tape.broken:
             return
         self._state.end_segment()
-        self._tape.begin_segment(self._state.snapshot())
-        self._tape.drop(self._state.unneeded_segments())
+        self._tape.begin_segment(self._state.snapshot(), without=self._state.unneeded_segments())
         self._state.begin_segment(self._tape.segment)
 
     def replay(self) -> None:

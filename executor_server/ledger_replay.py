@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from executor_server.guest.frames import Fields, Frame, FrameError, Kind
 from executor_server.guest_events import read_result
+from executor_server.journal_records import snapshot_body
 from executor_server.ledger_state import LedgerState
 from executor_server.tape import SENT, Mark, Segment, Tape, TapeError
 
@@ -36,7 +37,7 @@ class _Replay:
     def read_segment(self, segment: Segment) -> None:
         for record in segment.records:
             if record.kind == Mark.SNAPSHOT:
-                self._state.restore(record.body)
+                self._state.restore(snapshot_body(record))
                 self._state.begin_segment(segment.number)
             else:
                 self._read_record(record, segment.number)

@@ -178,7 +178,7 @@ class Registry:
 
     def tape_of(self, session_id: str) -> tape.Tape:
         """The tape of a session, to be begun or to be read."""
-        return tape.Tape(self._journals / session_id)
+        return tape.Tape(self._journals / session_id, session_id)
 
     # -- writing -------------------------------------------------------------------------------------------------
 

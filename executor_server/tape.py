@@ -3,34 +3,45 @@
 A tape is a directory of segments, `1`, `2`, …; a segment is a sequence of records, and a record is a frame of the guest
 channel: one that came, one that was sent, or one of the kinds below. The first record of each segment is a SNAPSHOT of
 all that is needed to read on without the segments before it, so one that is not needed any more can be removed, be it
-the first or not. What the records mean is the business of ledger_state.py.
+the first or not. What the records mean is the business of ledger_state.py; how they are checked before they are
+believed is that of journal_records.py.
 
 A write is done when the kernel has it: that outlives the daemon, though not the host, whose end takes the sandboxes
 along anyway. The last record may be torn, when the daemon was killed over it; it is cut off. A tape that can't be
 written, because the disk is full, is given up and removed: half of what happened would be a lie, nothing says that
-something is missing.
+something is missing. Of one that is damaged the records before the damage are read, and no other.
 """
 
 from __future__ import annotations
 
 import os
 import shutil
-import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import structlog
 
-from executor_server.guest.frames import (
-    MAX_BODY_BYTES,
-    MAX_FRAME_BYTES,
-    Frame,
-    FrameDecoder,
-    FrameError,
-    Kind,
-    encode_frame,
+from executor_server.guest.frames import MAX_BODY_BYTES, MAX_FRAME_BYTES, Frame, Kind, encode_frame
+from executor_server.journal_records import (
+    CHECKSUM_BYTES,
+    HEAD,
+    Extent,
+    Head,
+    Records,
+    TapeError,
+    added_checksum,
+    damaged,
+    encode_head,
+    encode_listing,
+    first_checksum,
+    read_file,
+    read_head,
+    read_listing,
+    read_records,
 )
+
+__all__ = ["SEGMENT_BYTES", "SENT", "TAKEN", "Mark", "Segment", "Tape", "TapeError", "remove"]
 
 SEGMENT_BYTES = 4 * 1024 * 1024
 """Past so many bytes the next record goes to another segment; past twice its snapshot, where that is larger."""
@@ -45,6 +56,7 @@ class Mark:
     LOST = 130  # the session is lost, and what ran with it
     RESUMED = 131  # another daemon: how far the guest had taken what was sent
     STOPPED = 132  # the daemon stopped an execution; in the place of a tool call that no client is told of
+    DISCARDED = 133  # in the place of frames of a cancelled execution for which there was no room
 
 
 SENT = frozenset((Kind.EXECUTE, Kind.TOOL_RESULT, Kind.CANCEL, Kind.RESTRICT))
@@ -56,10 +68,6 @@ TAKEN = frozenset(
 _KINDS = SENT | TAKEN | {value for name, value in vars(Mark).items() if name.isupper()}
 
 _log = structlog.get_logger(__name__)
-
-
-class TapeError(Exception):
-    """The tape can't be read on; the message is a clause for the session's owner."""
 
 
 @dataclass(frozen=True)
@@ -76,12 +84,16 @@ class Tape:
     Nothing here raises OSError: a tape that fails is `broken`, as one that was closed, and takes nothing more.
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, session_id: str = "") -> None:
         self._directory = directory
+        self._session_id = session_id  # whose records these are
         self._fd = -1
+        self._head_fd = -1
         self._number = 0
         self._size_bytes = 0
+        self._checksum = 0
         self._full_bytes = SEGMENT_BYTES
+        self._ended: dict[int, Extent] = {}  # the segments before the one that is written now
         self.broken = False
 
     @property
@@ -100,45 +112,65 @@ class Tape:
         """Makes the directory; `begin_segment` must follow."""
         try:
             self._directory.mkdir(mode=0o700)
+            self._head_fd = _open(self._directory / HEAD, os.O_CREAT | os.O_EXCL)
+            self._write_head()
         except OSError as error:
             self._give_up(error)
 
-    def begin_segment(self, snapshot: bytes) -> None:
-        """Goes on in another segment, which begins with this body of a SNAPSHOT."""
+    def begin_segment(self, snapshot: bytes, without: Collection[int] = ()) -> None:
+        """Goes on in another segment, which begins with this body of a SNAPSHOT; removes those that it needs no more.
+
+        They are removed last: killed before, the later daemon knows by the snapshot that they should be gone.
+        """
         if self.broken:
             return
-        if len(snapshot) > MAX_BODY_BYTES:
+        if self._number:
+            self._ended[self._number] = Extent(self._size_bytes, self._checksum)
+        self._ended = {number: each for number, each in self._ended.items() if number not in without}
+        listing = encode_listing(self._ended)
+        if len(listing) + len(snapshot) > MAX_BODY_BYTES:
             self._give_up(OverflowError(f"a snapshot of {len(snapshot)} bytes"))
             return
         try:
-            self._release()
-            self._fd = _open(self._directory / str(self._number + 1), os.O_CREAT | os.O_EXCL)
+            self._release_segment()
+            self._fd = _open(self._directory / str(self._number + 1), os.O_CREAT | os.O_EXCL | os.O_APPEND)
         except OSError as error:
             self._give_up(error)
             return
         self._number += 1
         self._size_bytes, self._full_bytes = 0, max(SEGMENT_BYTES, 2 * len(snapshot))
-        self.append(encode_frame(Mark.SNAPSHOT, {}, snapshot))
+        self._checksum = first_checksum(self._session_id, self._number)
+        self.append(encode_frame(Mark.SNAPSHOT, {"segments": len(listing)}, listing + snapshot))
+        self._remove(without)
 
     def append(self, first: bytes | memoryview, second: bytes = b"") -> None:
         """Writes one record, which may come in two pieces."""
         if self.broken:
             return
+        checksum, end = added_checksum(self._checksum, first, second)
+        size_bytes = len(first) + len(second) + CHECKSUM_BYTES
         try:
             # One call: a record is there in whole, or is the torn one at the end.
-            written = os.writev(self._fd, (first, second)) if second else os.write(self._fd, first)
-            if written < len(first) + len(second):
-                self._write_rest(memoryview(b"".join((first, second)))[written:])
+            written = os.writev(self._fd, (first, second, end))
+            if written < size_bytes:
+                self._write_rest(memoryview(b"".join((first, second, end)))[written:])
+            self._size_bytes += size_bytes
+            self._checksum = checksum
+            self._write_head()
         except OSError as error:
             self._give_up(error)
-        self._size_bytes += len(first) + len(second)
 
     def _write_rest(self, rest: memoryview) -> None:
         while rest:
             rest = rest[os.write(self._fd, rest) :]
 
-    def drop(self, numbers: Iterable[int]) -> None:
-        """Removes segments."""
+    def _write_head(self) -> None:
+        """After each record: from here on it must be there."""
+        os.pwrite(self._head_fd, encode_head(self._session_id, self._number, self._size_bytes, self._checksum), 0)
+
+    def _remove(self, numbers: Collection[int]) -> None:
+        if self.broken:
+            return
         try:
             for number in numbers:
                 (self._directory / str(number)).unlink(missing_ok=True)
@@ -147,10 +179,13 @@ class Tape:
 
     def close(self) -> None:
         """Takes nothing more; what is there stays. Idempotent."""
-        self._release()
+        self._release_segment()
+        if self._head_fd >= 0:
+            fd, self._head_fd = self._head_fd, -1
+            os.close(fd)
         self.broken = True
 
-    def _release(self) -> None:
+    def _release_segment(self) -> None:
         if self._fd >= 0:
             fd, self._fd = self._fd, -1
             os.close(fd)
@@ -163,29 +198,78 @@ class Tape:
     # -- reading -------------------------------------------------------------------------------------------------
 
     def read(self) -> Iterator[Segment]:
-        """All segments, in order; afterwards the tape goes on where the last one ends. Raises TapeError."""
+        """All segments, in order; afterwards the tape goes on where the last one ends.
+
+        Raises TapeError where it is damaged, once it has given the records before.
+        """
         try:
             if self._directory.is_symlink():
-                raise TapeError("its journal is damaged: it is a link")
-            numbers = sorted(int(name) for name in os.listdir(self._directory))  # noqa: PTH208 - names only
-            if not numbers:
-                raise TapeError("its journal is empty")
-            for number in numbers:
-                records, size_bytes = _read_segment(self._directory / str(number), is_last=number == numbers[-1])
-                if records:
-                    self._number, self._size_bytes = number, size_bytes
-                    self._full_bytes = max(SEGMENT_BYTES, 2 * len(records[0].raw))
-                    yield Segment(number, records)
-                else:  # killed when it had just been begun: all that it would have said is in the ones before
-                    (self._directory / str(number)).unlink()
-            if not self._number:
-                raise TapeError("its journal is empty")
-            self._fd = _open(self._directory / str(self._number), 0)
-            os.ftruncate(self._fd, self._size_bytes)
-        except FileNotFoundError as error:
-            raise TapeError("its journal is gone: it could not be written, or was removed") from error
+                raise damaged("it is a link")
+            if not self._directory.exists():
+                raise TapeError("its journal is gone: it could not be written, or was removed")
+            head = read_head(self._directory / HEAD, self._session_id)
+            last, records, listing = self._read_last(head)
+            for number in sorted(listing):
+                before = self._read_segment(number, listing[number].size_bytes)
+                yield Segment(number, before.frames)
+                if before.damage or before.extent != listing[number]:
+                    raise damaged(before.damage or "a segment does not fit the next one")
+            yield Segment(last, records.frames)
+            if records.damage:
+                raise damaged(records.damage)
+            self._go_on(last, records, listing)
         except (OSError, ValueError) as error:
             raise TapeError(f"its journal can't be read: {type(error).__name__}") from error
+
+    def _read_last(self, head: Head) -> tuple[int, Records, dict[int, Extent]]:
+        """The last segment, and those that it relies on; what else is there is of no use, and is removed."""
+        names = set(os.listdir(self._directory)) - {HEAD}  # noqa: PTH208 - names only
+        numbers = {int(name) for name in names}
+        last, least_bytes, damage = head.segment, head.extent.size_bytes, ""
+        if last + 1 in numbers:
+            begun = self._read_segment(last + 1, 0)
+            if begun.frames:  # killed before the head was written
+                last, least_bytes = last + 1, 0
+            else:
+                numbers.discard(last + 1)
+                damage = begun.damage
+                if not damage:  # killed when it had just been begun: all that it would have said is in the ones before
+                    self._segment_path(last + 1).unlink()
+        if not last:
+            raise TapeError("its journal is empty")
+        if max(numbers, default=0) > last or last not in numbers:
+            raise damaged("the last segment is another one than its head says")
+        records = self._read_segment(last, least_bytes)
+        records.damage = records.damage or damage
+        if not records.frames:
+            raise damaged(records.damage)
+        listing = read_listing(records.frames[0])
+        if last > head.segment and head.segment in listing and listing[head.segment] != head.extent:
+            raise damaged("its head and its last snapshot do not fit")
+        if not listing.keys() <= numbers:
+            raise damaged("a segment is missing")
+        for number in numbers - listing.keys() - {last}:
+            self._segment_path(number).unlink()
+        return last, records, listing
+
+    def _read_segment(self, number: int, least_bytes: int) -> Records:
+        data = read_file(self._segment_path(number), _MAX_READ_BYTES)
+        found = read_records(data, self._session_id, number, _KINDS, least_bytes)
+        if found.frames and found.frames[0].kind != Mark.SNAPSHOT:
+            return Records(damage="a segment does not begin with a snapshot")
+        return found
+
+    def _go_on(self, last: int, records: Records, listing: dict[int, Extent]) -> None:
+        self._number, self._ended = last, listing
+        self._size_bytes, self._checksum = records.extent.size_bytes, records.extent.checksum
+        self._full_bytes = max(SEGMENT_BYTES, 2 * len(records.frames[0].raw))
+        self._fd = _open(self._segment_path(last), os.O_APPEND)
+        os.ftruncate(self._fd, self._size_bytes)
+        self._head_fd = _open(self._directory / HEAD, 0)
+        self._write_head()
+
+    def _segment_path(self, number: int) -> Path:
+        return self._directory / str(number)
 
 
 def remove(directory: Path) -> None:
@@ -199,30 +283,4 @@ def remove(directory: Path) -> None:
 
 
 def _open(path: Path, flags: int) -> int:
-    return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC | flags, 0o600)
-
-
-def _read_segment(path: Path, *, is_last: bool) -> tuple[list[Frame], int]:
-    """The records of a segment and how many bytes they take; of the last one, as far as they are whole."""
-    data = _read_whole(path)
-    try:
-        records = FrameDecoder(_KINDS).feed(data)
-    except FrameError as error:
-        raise TapeError(f"its journal is damaged: {error}") from error
-    size_bytes = sum(len(record.raw) for record in records)
-    if size_bytes < len(data) and not is_last:
-        raise TapeError("its journal is damaged: a record is torn")
-    if records and records[0].kind != Mark.SNAPSHOT:
-        raise TapeError("its journal is damaged: a segment does not begin with a snapshot")
-    return records, size_bytes
-
-
-def _read_whole(path: Path) -> bytes:
-    """A segment's bytes. Raises OSError, TapeError."""
-    # It is our own file; still, a pipe put there must not hang the start, nor a link lead elsewhere.
-    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    with os.fdopen(fd, "rb") as file:
-        found = os.fstat(fd)
-        if not stat.S_ISREG(found.st_mode) or found.st_size > _MAX_READ_BYTES:
-            raise TapeError("its journal is damaged: a segment is no file of ours")
-        return file.read(_MAX_READ_BYTES)
+    return os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC | flags, 0o600)

@@ -15,6 +15,7 @@ from executor_server import tape as tape_module
 from executor_server.errors import InvalidRequest, OutOfRange
 from executor_server.executions import Execution, ExecutionRequest, ToolFailure
 from executor_server.guest.frames import Fields, FrameDecoder, FrameError, Kind, encode_frame, encode_prefix
+from executor_server.journal_records import added_checksum, first_checksum
 from executor_server.ledger import Ledger, LedgerControl, LedgerLimits
 from executor_server.model import (
     ErrorDetail,
@@ -393,7 +394,7 @@ async def test_every_prefix_of_a_tape_is_a_moment_that_was(
     drama = Drama(bench, seed)
     before, most = known(bench), 0
     for _ in range(150):
-        position = (bench.tape.segment, bench.tape._size_bytes)
+        position, head = (bench.tape.segment, bench.tape._size_bytes), bench.files["head"]
         await drama.step()
         now, files = known(bench), bench.files
         with replayed(files, tmp_path / "next", **limits) as after:
@@ -401,7 +402,7 @@ async def test_every_prefix_of_a_tape_is_a_moment_that_was(
         last = str(bench.tape.segment)
         if drama.wrote_one and bench.tape.segment == position[0] and len(files[last]) > position[1]:
             cut = drama.chance.randrange(position[1], len(files[last]))
-            with replayed({**files, last: files[last][:cut]}, tmp_path / "next", **limits) as after:
+            with replayed({**files, "head": head, last: files[last][:cut]}, tmp_path / "next", **limits) as after:
                 assert_knows(after, before)
         if drama.chance.random() < 0.1:
             bench = drama.come_back(bench.directory, **limits)
@@ -467,11 +468,15 @@ async def test_a_damaged_tape_is_read_as_far_as_it_goes_and_says_so(bench: Bench
     bench.execute("e")
     bench.end("e")
     files = bench.files
+    frame = encode_frame(Kind.LOG, {"id": "e", "stream": "stdout"})
+    nobody = encode_frame(Kind.LOG, {"id": "x", "stream": "stdout"})
     strange = {
         "garbage": {"2": b"\xff" * 100},
-        "no snapshot": {"2": encode_frame(Kind.LOG, {"id": "e", "stream": "stdout"})},
+        "no snapshot": {"2": frame + added_checksum(first_checksum("", 2), frame)[1]},
         "torn in the middle": {"1": files["1"][:-1], "2": files["1"]},
-        "an event of nobody": {"1": files["1"] + encode_frame(Kind.LOG, {"id": "x", "stream": "stdout"})},
+        "an event of nobody": {
+            "1": files["1"] + nobody + added_checksum(int.from_bytes(files["1"][-4:], "big"), nobody)[1]
+        },
         "empty": {"1": b""},
     }
     with pytest.raises(TapeError), replayed({**files, **strange[harm]}, tmp_path / "next"):
@@ -491,16 +496,17 @@ async def test_a_damaged_tape_is_read_as_far_as_it_goes_and_says_so(bench: Bench
 async def test_a_snapshot_that_was_torn_is_as_if_it_had_not_begun(bench: Bench, tmp_path: Path) -> None:
     execution = bench.execute("e")
     bench.log("e", "x")
+    head = bench.files["head"]
     bench.ledger._begin_segment()
     files = bench.files
     for cut in (0, 3, len(files["2"]) - 1):
-        with replayed({**files, "2": files["2"][:cut]}, tmp_path / "next") as after:
+        with replayed({**files, "head": head, "2": files["2"][:cut]}, tmp_path / "next") as after:
             again = after.ledger.known("e")
             assert again is not None
             assert held_events(again) == held_events(execution)
             after.guest_seq = 1
             after.log("e", "y")
-            assert after.files.keys() == {"1"}
+            assert after.files.keys() == {"1", "head"}
 
 
 def test_an_end_by_closing_says_so(bench: Bench) -> None:

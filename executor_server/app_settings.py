@@ -91,6 +91,7 @@ def session_settings(config: Config) -> SessionSettings:
         max_queued_executions=sessions.max_queued_executions,
         max_finished_executions=sessions.max_finished_executions,
         journal_bytes=sessions.journal_bytes,
+        journal_total_bytes=sessions.journal_total_bytes,
         staging_bytes=sessions.staging_bytes,
         max_file_bytes=sessions.max_file_bytes,
         sweep_interval_s=sessions.sweep_interval_s,

@@ -146,6 +146,8 @@ class SessionsSection(Section):
     """Executions whose events are kept after their end, to be attached to."""
     journal_bytes: Bytes = 64 * MIB
     """Bytes of the events that are kept of one session's executions."""
+    journal_total_bytes: Bytes = 512 * MIB
+    """Bytes of the events that are kept of all sessions' executions, shared fairly among tenants."""
     staging_bytes: Bytes = 256 * MIB
     """Bytes of one blob that is uploaded for a later message."""
     max_file_bytes: Bytes = GIB

@@ -2,7 +2,9 @@
 
 An execution belongs to its session, not to the call that started it. Its events are numbered and kept; any number of
 readers, one after the other or at once, follow them from any number on. The journal is bounded: once it holds more
-than its limit, what every reader has is let go, and when nothing can be let go the guest is asked to wait.
+than its limit, or all journals together hold more than theirs, what every reader has is let go, and when nothing can be
+let go the guest is asked to wait. One that is cancelled keeps nobody waiting: for its end to arrive, what finds no room
+is discarded, and the cut is announced before the result.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from typing import Any
 
 from executor_server.errors import NotFound, OutOfRange, PreconditionFailed, Reason
 from executor_server.guest.frames import Fields
+from executor_server.journal_room import TenantRoom, unlimited
 from executor_server.model import BlobChunk, Event, EventKind, Image, Log, OutputMode, Payload, Result, ToolCall
 from executor_server.requested import RequestedLimits
 
@@ -54,10 +57,12 @@ class ExecutionControl:
         cancel: Callable[[str], None],
         answer: Callable[[str, str, Payload | ToolFailure], None],
         hold: Callable[[bool], None],
+        room: TenantRoom | None = None,
     ) -> None:
         self.cancel = cancel
         self.answer = answer
         self.hold = hold
+        self.room = room or unlimited()
 
 
 class _Reader:
@@ -86,6 +91,7 @@ class Execution:
         self.done = False
         self.last_number = 0
         self.journal_size = 0
+        self.discarded_bytes = 0  # frames for which there was no room after it was cancelled
         self._control = control
         self._journal: deque[Event] = deque()
         self._costs: deque[int] = deque()  # of the events in the journal
@@ -108,8 +114,8 @@ class Execution:
             return
         self.last_number += 1
         self._journal.append(Event(self.last_number, kind))
-        self._costs.append(_EVENT_OVERHEAD_BYTES + max(_content_bytes(kind), frame_bytes))
-        self.journal_size += self._costs[-1]
+        self._costs.append(0)
+        self._add_cost(_EVENT_OVERHEAD_BYTES + max(_content_bytes(kind), frame_bytes))
         if isinstance(kind, ToolCall):
             self._open_calls[kind.call_id] = False
         elif isinstance(kind, Result):
@@ -118,28 +124,54 @@ class Execution:
         for reader in self._readers:
             if reader.wakeup is not None and not reader.wakeup.done():
                 reader.wakeup.set_result(None)
-        self._trim()
+        self.trim()
 
-    def _trim(self) -> None:
+    def trim(self) -> None:
         """Keeps the journal within its limit; holds the guest back while it can't be."""
-        if self.journal_size > self._journal_limit:
+        if self._is_full:
             taken = min((reader.position for reader in self._readers), default=0)
-            while self._journal and self._journal[0].number <= taken and self.journal_size > self._journal_limit:
+            while self._journal and self._journal[0].number <= taken and self._is_full:
                 self._let_go()
-        held = self.journal_size > self._journal_limit and not self.done
+        held = not self.done and not self._cancelled and self._is_full
         if held != self._held:
             self._held = held
+            self._control.room.set_waiting(self, held)
             self._control.hold(held)
 
-    def hold_nobody(self) -> None:
-        """It is forgotten: the guest need not wait for its readers."""
+    @property
+    def _is_full(self) -> bool:
+        return self.journal_size > self._journal_limit or self._control.room.is_short_for(self.journal_size)
+
+    def enter(self, room: TenantRoom) -> None:
+        """From here on it shares room with others."""
+        self._control.room = room
+        room.charge(self.journal_size)
+        self.trim()
+
+    def leave(self) -> None:
+        """It is forgotten: it takes no room, and the guest need not wait for its readers."""
+        self._control.room.leave(self, self.journal_size)
+        self._control.room = unlimited()  # whoever still reads it does so on his own
         if self._held:
             self._held = False
             self._control.hold(False)
 
+    def let_go_of_read(self) -> None:
+        """Keeps nothing but its result."""
+        while len(self._journal) > 1 and not self._readers:
+            self._let_go()
+
     def _let_go(self) -> None:
         self._journal.popleft()
-        self.journal_size -= self._costs.popleft()
+        cost = self._costs.popleft()
+        self.journal_size -= cost
+        self._control.room.charge(-cost)
+
+    def _add_cost(self, size_bytes: int) -> None:
+        """To the last event."""
+        self._costs[-1] += size_bytes
+        self.journal_size += size_bytes
+        self._control.room.charge(size_bytes)
 
     # -- reading -------------------------------------------------------------------------------------------------
 
@@ -152,7 +184,7 @@ class Execution:
             )
         reader = _Reader(after)
         self._readers.add(reader)
-        self._trim()  # what it says it has may be all that fills the journal
+        self.trim()  # what it says it has may be all that fills the journal
         try:
             while not (self.done and reader.position == self.last_number):
                 if reader.position == self.last_number:
@@ -161,7 +193,8 @@ class Execution:
                 event = self._journal[reader.position + 1 - self.first_number]
                 yield event
                 reader.position = event.number
-                self._trim()
+                self.trim()
+            self._control.room.note_read(self)
         finally:
             self._readers.discard(reader)
 
@@ -193,8 +226,22 @@ class Execution:
     def cancel(self) -> None:
         """Asks for its end, once; nothing when it has ended."""
         if not self.done and not self._cancelled:
-            self._cancelled = True
             self._control.cancel(self.execution_id)
+            self.note_cancelled()
+
+    def note_cancelled(self) -> None:
+        """Its end has been asked for: the guest, which has to say so, is held back no more."""
+        self._cancelled = True
+        self.trim()
+
+    @property
+    def has_room(self) -> bool:
+        """Whether one more event can be kept, or waited with. Once there was none, what follows has lost its start."""
+        return not self.discarded_bytes and not (self._cancelled and self._is_full)
+
+    def note_discarded(self, discarded_bytes: int) -> None:
+        """So much has been discarded by now."""
+        self.discarded_bytes = discarded_bytes
 
     def note_stop(self, reason: str) -> None:
         """The daemon is about to cancel it, and says why in its result."""
@@ -220,8 +267,7 @@ class Execution:
         """A call has been answered, or never will be. On the tape an answer lies as long as the event before it, and is
         in its cost."""
         if self._costs:
-            self._costs[-1] += size_bytes
-            self.journal_size += size_bytes
+            self._add_cost(size_bytes)
         self._open_calls[call_id] = True
         self._answered.append(call_id)
         if len(self._answered) > _MAX_ANSWERED_CALLS:
@@ -236,6 +282,8 @@ class Execution:
             "fingerprint": self.fingerprint.hex(),
             "policy": self.policy_fingerprint,
             "stopped": self.stopped,
+            "cancelled": self._cancelled,
+            "discarded": self.discarded_bytes,
             "first": self.first_number,
             "last": self.last_number,
             "done": self.done,
@@ -246,6 +294,8 @@ class Execution:
     def restore(self, snapshot: Fields) -> None:
         """Becomes as in a snapshot: what it holds of the events is kept as far as they lead up to it without a gap."""
         self.stopped = snapshot.text("stopped", _MAX_REASON_CHARS)
+        self._cancelled = snapshot.boolean("cancelled")
+        self.discarded_bytes = snapshot.integer("discarded")
         last = snapshot.integer("last")
         first = snapshot.integer("first", 1, last + 1)
         if self.last_number != last:
@@ -262,7 +312,7 @@ class Execution:
         if snapshot.boolean("done"):
             self.done = True
             self._finished.set()
-        self._trim()
+        self.trim()
 
 
 def _content_bytes(kind: EventKind) -> int:

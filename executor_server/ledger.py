@@ -24,6 +24,7 @@ from typing import Any
 from executor_server.errors import InvalidRequest, Reason
 from executor_server.executions import Execution, ExecutionControl, ExecutionRequest, ToolFailure
 from executor_server.guest.frames import Fields, Frame, Kind, encode_frame
+from executor_server.journal_room import TenantRoom
 from executor_server.ledger_replay import replay
 from executor_server.ledger_state import LedgerState, Outgoing, fingerprint
 from executor_server.model import (
@@ -75,6 +76,10 @@ class Ledger:
             answer=self._answer,
             hold=lambda held: self._control.hold(execution_id, held),
         )
+
+    def share_room(self, room: TenantRoom) -> None:
+        """From here on the journals share room with those of other sessions."""
+        self._state.share_room(room)
 
     def begin_tape(self) -> None:
         """Begins the tape of a new session."""
@@ -180,6 +185,11 @@ class Ledger:
         if isinstance(event, ToolCall) and (refusal := self._control.refuses(execution.execution_id, event)):
             self._withhold(frame, execution, event, refusal)
             return
+        if isinstance(event, Result):
+            self._note_discarded(execution)
+        elif not execution.has_room:
+            self._discard(frame, execution)
+            return
         self._write(frame.raw)
         self._state.take(frame, execution, event, self._tape.segment)
         if execution.execution_id in self._state.suspects:
@@ -197,6 +207,21 @@ class Ledger:
         self._write(encode_frame(Mark.STOPPED, head, refusal.encode("utf-8", "replace"), frame.seq, frame.ack))
         self._state.withhold(frame, execution, call.call_id, refusal)
         execution.cancel()
+
+    def _discard(self, frame: Frame, execution: Execution) -> None:
+        """Takes a frame of a cancelled execution for which there is no room, and keeps nothing of it.
+
+        Of the first one it is written at once that something is missing, of all of them before the result how much.
+        """
+        is_first = not execution.discarded_bytes
+        self._state.discard(frame, execution, execution.discarded_bytes + len(frame.raw))
+        if is_first:
+            self._note_discarded(execution)
+
+    def _note_discarded(self, execution: Execution) -> None:
+        if execution.discarded_bytes:
+            head = {"id": execution.execution_id, "bytes": execution.discarded_bytes}
+            self._write(encode_frame(Mark.DISCARDED, head, b"", self.taken_seq))
 
     # -- what the daemon finds -----------------------------------------------------------------------------------
 

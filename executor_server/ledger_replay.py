@@ -53,6 +53,9 @@ class _Replay:
             )
         elif record.kind == Mark.STOPPED:
             self._read_stop(record)
+        elif record.kind == Mark.DISCARDED:
+            execution = self._state.running[record.head.text("id", 64)]
+            self._state.discard(record, execution, record.head.integer("bytes", 1))
         elif record.kind == Mark.LOST:
             self._state.lose(record.body.decode())
         elif record.kind == Mark.RESUMED:
@@ -68,6 +71,10 @@ class _Replay:
             execution = self._state.executions.get(head.text("id", 64))
             if execution is not None:
                 execution.note_answer(head.text("call", 64), len(body))
+        elif kind == Kind.CANCEL:
+            execution = self._state.running.get(head.text("id", 64))
+            if execution is not None:
+                execution.note_cancelled()
 
     def _read_stop(self, record: Frame) -> None:
         execution, reason = self._state.running[record.head.text("id", 64)], record.body.decode()

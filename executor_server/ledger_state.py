@@ -21,7 +21,18 @@ from typing import Any
 from executor_server.executions import Execution, ExecutionControl
 from executor_server.guest.frames import Fields, Frame, FrameError, Kind
 from executor_server.guest_events import read_event, read_result
-from executor_server.model import ErrorDetail, EventKind, Outcome, Queued, Result, ToolCall, VariablesState
+from executor_server.journal_room import TenantRoom, unlimited
+from executor_server.model import (
+    BlobRef,
+    ErrorDetail,
+    EventKind,
+    Outcome,
+    OutputCut,
+    Queued,
+    Result,
+    ToolCall,
+    VariablesState,
+)
 from executor_server.tape import TAKEN
 
 Outgoing = tuple[int, dict[str, Any], bytes]
@@ -86,9 +97,18 @@ class LedgerState:
         self.oom_kills = 0
         self.taken_seq = 0
         self.lost: str | None = None
+        self._room = unlimited()
+
+    def share_room(self, room: TenantRoom) -> None:
+        """From here on the journals share room with those of other sessions."""
+        self._room = room
+        for execution in self.executions.values():
+            execution.enter(room)
 
     def clear(self) -> None:
         """Lets go of the executions."""
+        for execution in self.executions.values():
+            execution.leave()
         self.executions.clear()
         self.finished.clear()
 
@@ -127,6 +147,7 @@ class LedgerState:
 
     def _add(self, execution_id: str, its_fingerprint: bytes, policy: str) -> Execution:
         control = self._control_of(execution_id)
+        control.room = self._room
         execution = Execution(execution_id, its_fingerprint, policy, self._journal_bytes, control)
         self.executions[execution_id] = execution
         return execution
@@ -170,6 +191,11 @@ class LedgerState:
         execution.note_answer(call_id)
         execution.note_stop(reason)
 
+    def discard(self, frame: Frame, execution: Execution, discarded_bytes: int) -> None:
+        """A frame of a cancelled execution that was not kept; so much was not, by now."""
+        self._arrived(frame)
+        execution.note_discarded(discarded_bytes)
+
     def _arrived(self, frame: Frame) -> None:
         self.taken_seq = frame.seq
         self.note_delivered(frame.ack)
@@ -201,6 +227,9 @@ class LedgerState:
         result = replace(result, policy_fingerprint=execution.policy_fingerprint)
         if result.outcome is Outcome.CANCELLED and execution.stopped:
             result = replace(result, error=ErrorDetail("Cancelled", execution.stopped))
+        if execution.discarded_bytes:
+            execution.publish(OutputCut(execution.discarded_bytes))
+            result = _without_discarded_output(result)
         execution.publish(result, frame_bytes)
         del self.running[execution.execution_id]
         self._finish(execution)
@@ -214,19 +243,26 @@ class LedgerState:
 
     def forget_old(self) -> None:
         """Lets go of the oldest finished journals, but for the last: so many there may be, so much they may hold."""
+        if not self._must_forget():
+            return
+        # What readers took of them was let go since.
+        self.finished_bytes = sum(execution.journal_size for execution in self.finished.values())
         for execution_id in list(self.finished)[:-1]:
-            few = len(self.finished) <= self._max_finished_executions
-            if few and self.finished_bytes <= self._journal_bytes:
+            if not self._must_forget():
                 return
             self._forget(execution_id)
+
+    def _must_forget(self) -> bool:
+        many = len(self.finished) > self._max_finished_executions
+        return many or self.finished_bytes > self._journal_bytes or self._room.is_short
 
     def _forget(self, execution_id: str) -> None:
         execution = self.executions.pop(execution_id, None)
         self.running.pop(execution_id, None)
         if execution is not None:
-            execution.hold_nobody()
             if self.finished.pop(execution_id, None) is not None:
                 self.finished_bytes -= execution.journal_size
+            execution.leave()
         # Its id may come to name another one, whose events are counted from 1 again.
         for span in self._spans:
             span.start.pop(execution_id, None)
@@ -316,6 +352,14 @@ class LedgerState:
             raise FrameError("a snapshot that does not say what was on its way")
         there = [frame for frame in self._on_their_way if str(frame.ordinal) in seqs]
         self._on_their_way = deque(replace(frame, seq=seqs.integer(str(frame.ordinal))) for frame in there)
+
+
+def _without_discarded_output(result: Result) -> Result:
+    """An output that came in pieces, some of which were discarded, is none."""
+    if not isinstance(result.output, BlobRef):
+        return result
+    error = ErrorDetail("Cancelled", "it was cancelled while its output was on its way, for which there was no room")
+    return replace(result, outcome=Outcome.CANCELLED, output=None, error=error)
 
 
 def fingerprint(head: Fields, source: bytes) -> bytes:

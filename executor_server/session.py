@@ -19,6 +19,7 @@ from executor_server.backends.base import Sandbox
 from executor_server.errors import PreconditionFailed, Reason, SandboxFailure
 from executor_server.guest.frames import Frame, Kind
 from executor_server.guest_channel import GuestChannel
+from executor_server.journal_room import JournalRoom
 from executor_server.model import ErrorDetail, Outcome, SessionSpec
 from executor_server.reading_shares import ReadingShares
 from executor_server.registry import Registry, SessionRecord, SessionUse
@@ -183,6 +184,10 @@ class Session(SessionExecutions):
     def share_reading(self, shares: ReadingShares) -> None:
         """From here on, what its guest sends counts for its owner."""
         self._channel.share_reading(shares, self.owner.tenant)
+
+    def share_room(self, room: JournalRoom) -> None:
+        """From here on, what its journals hold counts for its owner."""
+        self._ledger.share_room(room.of(self.owner.tenant))
 
     def set_cpu_share(self, share: float) -> None:
         """The part of a whole sandbox's share of the processors that this one is to have."""

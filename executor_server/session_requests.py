@@ -50,6 +50,7 @@ class SessionSettings:
     max_queued_executions: int = 16
     max_finished_executions: int = 64
     journal_bytes: int = 64 * 1024 * 1024
+    journal_total_bytes: int = 512 * 1024 * 1024
     staging_bytes: int = MAX_PAYLOAD_BYTES
     max_file_bytes: int = 1024 * 1024 * 1024
     sweep_interval_s: float = 0.5

@@ -31,6 +31,7 @@ from executor_server.errors import (
     Unavailable,
 )
 from executor_server.image_modules import ImageModules
+from executor_server.journal_room import JournalRoom
 from executor_server.leases import Leases, Released, Renewal, SessionKey
 from executor_server.model import Principal, SandboxSpec, SessionFacts, SessionSpec
 from executor_server.observer import SessionEnd
@@ -92,6 +93,7 @@ class SessionManager:
         self._noted_use_s = time.monotonic()
         self._reading = ReadingShares()
         self._modules = ImageModules()
+        self._room = JournalRoom(settings.journal_total_bytes, settings.max_sessions)
 
     async def recover(self) -> None:
         """Brings back the sessions of an earlier daemon; those whose time is over end at once.
@@ -109,6 +111,7 @@ class SessionManager:
 
     def _add_recovered(self, session: Session, holders: Sequence[str]) -> None:
         session.share_reading(self._reading)
+        session.share_room(self._room)
         key = (session.owner.tenant, session.session_id)
         self._sessions[key] = session
         for lease_id in holders:
@@ -199,6 +202,7 @@ class SessionManager:
             record = self._record(principal, request, ready)
             session = Session(record, ready.sandbox, ready.channel, self._registry, self._settings, self._watch)
             session.share_reading(self._reading)
+            session.share_room(self._room)
             self._in_set_up.add(session)
             try:
                 session.begin()

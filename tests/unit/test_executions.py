@@ -195,6 +195,26 @@ def test_cancel_is_passed_on_until_the_end() -> None:
     assert asked.cancelled == ["e"]
 
 
+def test_a_cancelled_execution_holds_nobody() -> None:
+    """It never ended: what says that it has came after what nobody read, and was not heard."""
+    asked = Asked()
+    execution = asked.execution(journal_bytes=3000)
+    for _ in range(3):
+        execution.publish(log("x" * 1000))
+    assert asked.held == [True]
+    execution.cancel()
+    assert asked.held == [True, False]
+    assert not execution.has_room
+    execution.publish(END)
+    assert asked.held == [True, False]
+
+
+def test_a_cancelled_execution_whose_journal_has_room_keeps_what_still_comes() -> None:
+    execution = Asked().execution(journal_bytes=3000)
+    execution.cancel()
+    assert execution.has_room
+
+
 async def test_a_tool_call_is_answered_exactly_once() -> None:
     asked = Asked()
     execution = asked.execution()

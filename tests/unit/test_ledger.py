@@ -24,6 +24,7 @@ from executor_server.model import (
     ExecutionLimits,
     Log,
     Outcome,
+    OutputCut,
     OutputMode,
     Queued,
     Result,
@@ -270,6 +271,83 @@ def test_a_frame_that_is_refused_is_not_on_the_tape(bench: Bench, tmp_path: Path
         assert after.ledger.taken_seq == 0
 
 
+# -- cancelled, and nobody reads
+
+
+async def test_what_a_cancelled_execution_says_without_room_is_cut_and_the_cut_is_told(tmp_path: Path) -> None:
+    bench = Bench(tmp_path / "tape", journal_bytes=3000)
+    bench.ledger.begin_tape()
+    execution = bench.execute("e")
+    while not bench.held:
+        bench.log("e", "x" * 500)
+    kept = held_events(execution)
+    execution.cancel()
+    for _ in range(100):
+        bench.log("e", "y" * 500)
+    bench.say(Kind.TOOL_CALL, {"id": "e", "call": "c", "name": "f"}, b"args")
+    bench.end("e", outcome="cancelled")
+    assert not bench.held
+    *before, cut, end = await read(execution)
+    assert before == kept, "what was kept is there still, for a reader who comes back"
+    assert isinstance(cut.kind, OutputCut)
+    assert cut.kind.omitted_bytes > 50_000
+    assert isinstance(end.kind, Result)
+    assert end.kind.outcome is Outcome.CANCELLED
+    assert sum(map(len, bench.files.values())) < 10_000, "what is discarded takes no room on the disk either"
+    with replayed(bench.files, tmp_path / "next", journal_bytes=3000) as after:
+        again = after.ledger.known("e")
+        assert again is not None
+        assert await read(again) == [*kept, cut, end]
+    bench.ledger.close()
+
+
+async def test_killed_in_the_middle_of_a_cut_the_next_daemon_tells_of_it_too(tmp_path: Path) -> None:
+    bench = Bench(tmp_path / "tape", journal_bytes=3000)
+    bench.ledger.begin_tape()
+    execution = bench.execute("e")
+    while not bench.held:
+        bench.log("e", "x" * 500)
+    execution.cancel()
+    bench.log("e", "y" * 500)
+    bench.ledger._begin_segment()
+    bench.log("e", "z" * 500)
+    with replayed(bench.files, tmp_path / "next", journal_bytes=3000) as after:
+        again = after.ledger.known("e")
+        assert again is not None
+        assert not after.held
+        after.guest_seq = bench.guest_seq
+        after.log("e", "more")
+        after.end("e", outcome="cancelled")
+        assert isinstance((await read(again))[-2].kind, OutputCut)
+    bench.ledger.close()
+
+
+async def test_an_output_of_which_pieces_were_cut_is_not_told_as_one(tmp_path: Path) -> None:
+    """It may have ended by itself, in the moment in which it was cancelled."""
+    bench = Bench(tmp_path / "tape", journal_bytes=3000)
+    bench.ledger.begin_tape()
+    execution = bench.execute("e")
+    while not bench.held:
+        bench.say(Kind.BLOB_CHUNK, {"id": "e", "blob": "b"}, bytes(500))
+    execution.cancel()
+    bench.say(Kind.BLOB_CHUNK, {"id": "e", "blob": "b"}, bytes(500))
+    bench.end("e", blob="b", size=10_000)
+    for events in (await read(execution), await reread(bench, tmp_path)):
+        result = events[-1].kind
+        assert isinstance(result, Result)
+        assert (result.outcome, result.output) == (Outcome.CANCELLED, None)
+        assert result.error is not None
+        assert "no room" in result.error.message
+    bench.ledger.close()
+
+
+async def reread(bench: Bench, directory: Path) -> list[Event]:
+    with replayed(bench.files, directory / "next") as after:
+        execution = after.ledger.known("e")
+        assert execution is not None
+        return await read(execution)
+
+
 # -- every moment to die in
 
 
@@ -359,7 +437,7 @@ def known(bench: Bench) -> dict[str, Any]:
         "unjudged": ledger.unjudged(),
         "executions": {
             name: (
-                *(each.fingerprint, each.policy_fingerprint, each.stopped),
+                *(each.fingerprint, each.policy_fingerprint, each.stopped, each._cancelled, each.discarded_bytes > 0),
                 *(each.last_number, each.done, dict(each._open_calls), held_events(each)),
             )
             for name, each in ledger._state.executions.items()
@@ -371,7 +449,13 @@ def known(bench: Bench) -> dict[str, Any]:
 def assert_knows(after: Bench, expected: dict[str, Any]) -> None:
     found = known(after)
     executions, expected_executions = found.pop("executions"), dict(expected["executions"])
-    assert found == {name: value for name, value in expected.items() if name != "executions"}
+    expected = {name: value for name, value in expected.items() if name != "executions"}
+    if any(facts[4] for facts in expected_executions.values()):
+        # Of the frames that were discarded only the first is on the tape; the guest sends the others again, or has been
+        # told of their arrival, and they are discarded again.
+        assert found.pop("taken") <= expected.pop("taken")
+        assert set(found.pop("on their way")) >= set(expected.pop("on their way"))
+    assert found == expected
     assert set(expected_executions) <= set(executions)
     for name, (*facts, events) in expected_executions.items():
         *found_facts, found_events = executions[name]
@@ -379,7 +463,7 @@ def assert_knows(after: Bench, expected: dict[str, Any]) -> None:
         # What readers had let go may be there again; nothing that was held is missing, and there is no gap.
         assert found_events[len(found_events) - len(events) :] == events
         numbers = [event.number for event in found_events]
-        last = facts[3]
+        last = facts[5]
         assert numbers == list(range(numbers[0], last + 1)) if numbers else last == 0 or not events
 
 
@@ -519,7 +603,7 @@ def test_an_end_by_closing_says_so(bench: Bench) -> None:
 def test_a_restored_execution_is_checked_like_a_frame(bench: Bench) -> None:
     execution = bench.execute("e")
     with pytest.raises(FrameError):
-        execution.restore(Fields({"last": 3, "first": 7, "open": [], "answered": [], "done": False}))
+        execution.restore(Fields({**execution.snapshot(), "last": 3, "first": 7}))
 
 
 async def test_an_execution_that_was_forgotten_meanwhile_holds_nobody(

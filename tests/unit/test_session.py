@@ -516,6 +516,23 @@ async def test_a_full_journal_stops_the_guest_also_over_a_broken_channel(make: A
     assert len(logs) == total
 
 
+async def test_a_cancelled_execution_that_nobody_reads_ends_and_the_session_goes_on(make: Any) -> None:
+    """Its end waited behind what nobody read, so the session stayed busy, and whoever asked it for anything waited for ever."""
+    bench = await make(journal_bytes=4 * CHUNK_BYTES)
+    execution = await bench.execute()
+    for _ in range(40):
+        bench.guest.say(Kind.LOG, {"id": "e", "stream": "stdout"}, b"x" * CHUNK_BYTES)
+    assert await eventually_async(lambda: bool(bench.session._held))
+    execution.cancel()
+    await bench.guest.got(Kind.CANCEL)
+    bench.guest.end("e", outcome="cancelled")
+    assert await eventually_async(lambda: execution.done)
+    assert (await result_of(execution)).outcome is Outcome.CANCELLED
+    await bench.session.set_variables([("x", b"1")])
+    assert bench.session.state == "idle"
+    assert execution.journal_size < 8 * CHUNK_BYTES
+
+
 async def asking_for_a_while(bench: Bench) -> None:
     """Turns the loop often enough for all that the sockets hold to be taken, were it taken."""
     for _ in range(200):

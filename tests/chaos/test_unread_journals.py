@@ -1,0 +1,55 @@
+"""Clients that begin executions and read nothing of them: the daemon holds no more than it may, and nothing hangs."""
+
+from __future__ import annotations
+
+from executor_client import Outcome
+from tests.chaos.conftest import StartDaemon
+from tests.chaos.test_daemon_deaths import NO_POOL, leave_after_the_first_event
+from tests.support.memory import growth_of
+from tests.support.polling import eventually
+
+MIB = 1 << 20
+PRINTS = "line = 'x' * 1000\nfor _ in range(12_000):\n    print(line)"
+ENDLESS = f"import time\n{PRINTS}\ntime.sleep(1e6)"
+SESSIONS = 12
+
+
+def test_what_many_sessions_print_unread_is_bounded_for_the_daemon(start: StartDaemon) -> None:
+    """Each may hold 64 MiB, so sixty-four of them took 4 GiB of the daemon."""
+    daemon = start(f"{NO_POOL}\nsessions.journal_total_bytes = {32 * MIB}")
+    limits = {"output_bytes": 16 * MIB}
+    with daemon.client() as client:
+        sessions = [client.create_session(limits=limits) for _ in range(SESSIONS)]
+        growth_bytes = growth_of(daemon.process.pid)
+        for session in sessions:
+            leave_after_the_first_event(session, PRINTS)
+
+        def journals_bytes() -> int:
+            return sum(path.stat().st_size for path in (daemon.state_dir / "journals").glob("*/*"))
+
+        assert eventually(lambda: journals_bytes() > 32 * MIB)
+        with client.create_session() as another:
+            assert another.execute("6 * 7").output == 42, "others go on"
+        (grown_bytes,) = growth_bytes()
+        assert grown_bytes < 3 * 32 * MIB
+        # Whoever comes back has all of it.
+        result = sessions[0].execute(f"print(1)\n{PRINTS}", execution_id="full")
+        assert result.logs == "1\n" + ("x" * 1000 + "\n") * 12_000
+        for session in sessions:
+            session.close()
+
+
+def test_a_cancelled_execution_that_nobody_reads_ends(start: StartDaemon) -> None:
+    """It never did, and whoever asked its session for anything waited for ever."""
+    daemon = start(f"{NO_POOL}\nsessions.journal_bytes = 100_000")
+    with daemon.client() as client, client.create_session(limits={"output_bytes": 16 * MIB}) as session:
+        leave_after_the_first_event(session, ENDLESS)
+        journal = daemon.state_dir / "journals" / session.session_id
+        assert eventually(lambda: sum(path.stat().st_size for path in journal.iterdir()) > 100_000)
+        session.cancel("full")
+        session.put_file("a.csv", b"1,2")
+        result = session.execute(f"print(1)\n{ENDLESS}", execution_id="full")
+        assert result.outcome is Outcome.CANCELLED
+        assert result.logs.startswith("1\nxxx"), "what was kept"
+        assert result.omitted_output_bytes > 0, "and that it is not all"
+        assert session.execute("6 * 7").output == 42

@@ -48,6 +48,10 @@ class UnreachedError(SandboxFailure):
     """The guest did not answer this time. Nothing says that it is gone: the next attempt may go better."""
 
 
+class RefusedError(UnreachedError):
+    """Who listens hung up without a word: it does not know the token, or has been shown it before."""
+
+
 @dataclass(frozen=True)
 class _Kept:
     """A frame that the guest has not acknowledged."""
@@ -219,16 +223,16 @@ class GuestChannel:
         """For the connection: it has ended by itself."""
         reason = "the guest closed the channel" if exc is None else f"the channel broke: {type(exc).__name__}"
         was_ready = self._greeted
-        self._let_go(reason)
+        self._let_go(reason, RefusedError if exc is None else UnreachedError)
         if was_ready and not self._closing:
             self.on_lost(reason)
 
-    def _let_go(self, reason: str) -> None:
+    def _let_go(self, reason: str, failure: type[UnreachedError] = UnreachedError) -> None:
         """Knows nothing more of the connection there is; aborts it. Who waits for it to be ready is told why."""
         connection, self._connection, self._transport = self._connection, None, None
         self._greeted = False
         if self._ready is not None and not self._ready.done():
-            self._ready.set_exception(UnreachedError(reason))
+            self._ready.set_exception(failure(reason))
             self._ready.exception()  # there may be nobody who waits
         if connection is not None:
             connection.let_go()

@@ -278,8 +278,9 @@ class Ledger:
 
     def resume(self, taken: int) -> list[Outgoing]:
         """What is to be sent again, before all else, to a guest that has taken our frames up to this number."""
-        self._write(encode_frame(Mark.RESUMED, {"taken": taken}))
-        self._state.renumber(taken)
+        if self._state.to_send_again():  # else there is nothing to number anew, and a full disk costs no idle session
+            self._write(encode_frame(Mark.RESUMED, {"taken": taken}))
+            self._state.renumber(taken)
         # Killed at that moment, the earlier daemon may not have cancelled what it had stopped. Twice does no harm.
         stopped = [execution_id for execution_id, execution in self.running.items() if execution.stopped]
         return [

@@ -27,7 +27,7 @@ import structlog
 
 from executor_server.backends.base import Sandbox
 from executor_server.errors import SandboxFailure
-from executor_server.guest_channel import READY_TIME_S, GuestChannel, UnreachedError
+from executor_server.guest_channel import READY_TIME_S, GuestChannel, RefusedError, UnreachedError
 from executor_server.registry import Registry
 
 # For a backend to stop a sandbox and to let it go on: a cloud writes its memory out, gigabytes at times.
@@ -39,6 +39,9 @@ _PAUSE_AGAIN_S = 3600.0
 _ANSWER_TIME_S = 10.0
 _FIRST_RETRY_S = 0.25
 _MAX_RETRY_S = 8.0
+# Tokens that an earlier daemon may have shown and not written down: so many later ones are tried where one is refused.
+# Fewer than a guest skips (guest/tokens.py), by several daemons.
+_MAX_LATER_TOKENS = 32
 # Within which the breaks of such a way are counted.
 _BREAKS_WINDOW_S = 3600.0
 # So many pings of such a way may go by without a sign of life until it counts as broken.
@@ -89,14 +92,24 @@ class GuestWay:
     # -- connecting ----------------------------------------------------------------------------------------------
 
     async def connect(self, within_s: float) -> None:
-        """Connects; where the way breaks by itself, in as many attempts as the time allows. Raises SandboxFailure."""
+        """Connects; where the way breaks by itself, in as many attempts as the time allows. Raises SandboxFailure.
+
+        A guest that refuses a token may have been shown it before: by a daemon that could not write that down, its disk
+        being full. So later ones are tried.
+        """
         give_up_s = time.monotonic() + within_s
+        refused = 0
         for attempt in itertools.count(1):
             wait_s = _wait_s(attempt)
             try:
                 await self._connect_once(max(give_up_s - time.monotonic(), 0.0))
+                if refused:
+                    self._log.warning("later_token_taken", refused=refused)
                 return
-            except UnreachedError:
+            except UnreachedError as failure:
+                refused += isinstance(failure, RefusedError)
+                if isinstance(failure, RefusedError) and refused <= _MAX_LATER_TOKENS:
+                    continue
                 if not self._endpoint.breaks_by_itself or time.monotonic() + wait_s >= give_up_s:
                     raise
             # Each attempt may show a token that the guest will not have seen; the waits keep these few.

@@ -99,3 +99,24 @@ def test_deleted_state_directory_refuses_new_sessions_and_lets_others_go_on(
         session.close()
         daemon.process.send_signal(signal.SIGTERM)
     assert daemon.process.wait(STOP_TIMEOUT_S) == 0
+
+
+def test_full_disk_through_two_kills_costs_no_session(file_system: Path, start: StartDaemon) -> None:
+    """How many tokens had been shown was not written, so the second daemon was refused by every guest."""
+    daemon = start(NO_POOL)
+    with daemon.client() as client:
+        sessions = [client.create_session() for _ in range(2)]
+        for session in sessions:
+            session.execute("x = 6")
+        filler = file_system / "filler"
+        with pytest.raises(OSError, match="No space"), filler.open("wb", buffering=0) as file:
+            while True:
+                file.write(bytes(4096))
+        for _ in range(2):
+            daemon.kill()
+            daemon = start(NO_POOL)
+        assert [each.lost_reason for each in client.list_sessions()] == ["", ""]
+        filler.unlink()
+        assert [session.execute("x * 7").output for session in sessions] == [42, 42]
+        for session in sessions:
+            session.close()

@@ -13,7 +13,8 @@ import pytest
 
 from executor_server.errors import NotFound, PreconditionFailed, Reason, ResourceExhausted, SandboxFailure
 from executor_server.executions import Execution
-from executor_server.guest.frames import Kind
+from executor_server.guest.frames import Frame, Kind
+from executor_server.guest.tokens import CHAIN_LENGTH, chained, is_next
 from executor_server.model import (
     BlobRef,
     Log,
@@ -26,8 +27,9 @@ from executor_server.pool import PoolSettings, WarmPool
 from executor_server.registry import Registry, SessionUse
 from executor_server.sessions import Session, SessionManager, SessionRequest, SessionSettings
 from executor_server.state_dir import StateDir
+from executor_server.tape import Tape
 from tests.support.fake_backend import SPEC, FakeBackend
-from tests.support.fake_guest import FakeGuest, Network
+from tests.support.fake_guest import TOKEN, FakeGuest, Network
 from tests.support.polling import eventually_async
 from tests.support.specs import EXECUTION_LIMITS, LIMITS, session_spec
 
@@ -101,6 +103,56 @@ async def told(execution: Execution) -> tuple[str, Result]:
 
 
 # -- what goes on
+
+
+def knows_tokens(guest: FakeGuest) -> None:
+    """It takes a token once, as the real one does, and those that were skipped never."""
+    state = {"expected": chained(TOKEN, CHAIN_LENGTH)}
+
+    def greet(frame: Frame) -> None:
+        shown = bytes.fromhex(frame.head.text("token", 64))
+        if is_next(shown, state["expected"]):
+            state["expected"] = shown
+            guest._greet(frame)
+        else:
+            guest.hang_up()
+
+    guest.on[Kind.HELLO] = greet
+
+
+@pytest.mark.parametrize("restarts", [2, 5])
+async def test_a_disk_that_is_full_through_several_restarts_costs_no_idle_session(
+    start: Any, monkeypatch: pytest.MonkeyPatch, restarts: int
+) -> None:
+    """How many tokens had been shown was not written, so the second daemon showed one that the guest had seen."""
+    daemon = await start()
+    daemon.backend.prepare = knows_tokens
+    before = await daemon.create()
+    await execute(before)
+    await guest_of(daemon).got(Kind.EXECUTE)
+    guest_of(daemon).end("e")
+    await before.execution("e").wait()
+    monkeypatch.setattr(Registry, "_try", lambda *_: False)
+
+    def full(self: Tape, *_: object) -> None:
+        self._give_up(OSError("No space left on device"))
+
+    monkeypatch.setattr(Tape, "append", full)
+    for _ in range(restarts):
+        daemon = await start()
+        session = daemon.session(before.session_id)
+        assert session.state == "idle", session.lost_reason
+        assert session.execution("e").done
+
+
+async def test_a_guest_that_refuses_every_token_is_given_up(start: Any) -> None:
+    first = await start()
+    session = await first.create()
+    guest = guest_of(first)
+    guest.on[Kind.HELLO] = lambda _: guest.hang_up()
+    second = await start()
+    assert second.session(session.session_id).state == "lost"
+    assert 1 < len(guest.of_kind(Kind.HELLO)) < 50
 
 
 async def rest(daemon: Daemon, session: Session) -> None:

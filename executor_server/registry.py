@@ -5,17 +5,24 @@ the secret of the way there. Beside it, in `journals/ID/`, lies the session's ta
 is handed out and removed before its sandbox is destroyed, so what has no row belongs to nobody.
 
 SQLite in WAL mode without a sync at each commit: what is committed outlives this process, and a crash of the host may
-lose the last rows but never harms the file. A file that is harmed nevertheless stops the start, with what to do: going
-on with an empty one would leave running sessions to be destroyed in silence.
+lose the last rows but never harms the file.
+
+Each row has a checksum, and is believed when it fits. A row that does not, and a file that is harmed, stop no start:
+the file is put aside, what fits is taken over, and whoever asks for one of the other sessions is told that it is lost,
+and why, as far as its journal still shows that it existed. Their sandboxes belong to nobody and are destroyed. A file
+of another version stops the start, with what to do: nothing is wrong with it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import sqlite3
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, is_dataclass
+from pathlib import Path
 from types import UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
@@ -24,12 +31,19 @@ import structlog
 from executor_server import tape
 from executor_server.guest.frames import PROTOCOL_VERSION
 from executor_server.model import Principal, SessionSpec
-from executor_server.sqlite_file import OtherVersionError, open_file, transaction
+from executor_server.sqlite_file import (
+    OtherVersionError,
+    keep_checksums,
+    open_file,
+    put_aside,
+    row_checksum,
+    transaction,
+)
 from executor_server.state_dir import StateDir, StateDirError
 
 # Of the tables and of the tapes.
-_VERSION = 2
-_TABLE = """
+_VERSION = 3
+_TABLES = """
 CREATE TABLE sessions (
     session_id TEXT PRIMARY KEY,
     tenant TEXT NOT NULL,
@@ -48,16 +62,15 @@ CREATE TABLE sessions (
     last_used_s REAL NOT NULL,
     puts INTEGER NOT NULL,
     gets INTEGER NOT NULL,
-    lost_reason TEXT
-) STRICT, WITHOUT ROWID
-"""
+    lost_reason TEXT,
+    checksum INTEGER NOT NULL DEFAULT 0
+) STRICT, WITHOUT ROWID;
 
-# Which leases hold which sessions; a session without a row is detached. A table of its own, made where it is missing: a
-# registry of an earlier daemon has none, and an earlier daemon that finds one goes on without.
-_HOLDERS = """
-CREATE TABLE IF NOT EXISTS holders (
+-- The leases that hold each session; one without a row is detached.
+CREATE TABLE holders (
     session_id TEXT NOT NULL,
     lease_id TEXT NOT NULL,
+    checksum INTEGER NOT NULL DEFAULT 0,
     PRIMARY KEY (session_id, lease_id)
 ) STRICT, WITHOUT ROWID
 """
@@ -67,12 +80,16 @@ _COLUMNS = (
     "session_id, tenant, principal, request_id, spec, backend, sandbox_id, token, protocol, python_version, warm, "
     "create_time_s, connections, generation, last_used_s, puts, gets, lost_reason"
 )
+_SELECT = f"SELECT {_COLUMNS}, checksum FROM sessions ORDER BY create_time_s, session_id"
 _INSERT_HOLDER = "INSERT OR IGNORE INTO holders (session_id, lease_id) VALUES (?, ?)"
 _INSERT = f"INSERT INTO sessions ({_COLUMNS}) VALUES (:{_COLUMNS.replace(', ', ', :')})"
 
 _LEASE_ID = re.compile(r"[0-9a-f]{32}")
 # An id is also the name of a directory, which is removed whole.
 _SESSION_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
+
+_DAMAGED = "what the registry said of it was damaged"
+_UNKNOWN = "the daemon was killed, and its registry knows nothing of it any more"
 
 _log = structlog.get_logger(__name__)
 
@@ -119,24 +136,52 @@ class Registry:
     """Owns the database. Everything takes microseconds, so it is done in the event loop."""
 
     def __init__(self, state_dir: StateDir) -> None:
-        """Opens it, or makes it. Raises StateDirError when it is harmed, or another version's."""
+        """Opens it, or makes it; one that is harmed is put aside. Raises StateDirError when it is another version's."""
         self._path = state_dir.registry_path
         self._journals = state_dir.journals_path
         self._unforgotten: set[str] = set()
+        self.unbelieved: dict[str, str] = {}  # sessions that were, and why nothing more is known of them
+        self._is_damaged = False
         self._journals.mkdir(mode=0o700, exist_ok=True)
         try:
-            self._database = open_file(self._path, _TABLE, _VERSION, synchronous="NORMAL")
-            self._database.execute(_HOLDERS)
+            self._database = self._opened()
         except OtherVersionError as error:
             raise StateDirError(
                 f"The registry of sessions {self._path} is of version {error.version}, and this daemon knows version "
                 f"{_VERSION}: start the daemon that made it and stop it in order, or move the file away."
             ) from error
-        except sqlite3.Error as error:
-            raise StateDirError(
-                f"The registry of sessions {self._path} can't be used: {error}. To start without the sessions that it "
-                "names, which end then, move it away."
-            ) from error
+        except sqlite3.OperationalError as error:  # it can't be used now, which says nothing of what is in it
+            raise self._unusable(error) from error
+        except sqlite3.DatabaseError as error:
+            self._begin_anew(error)
+
+    def _opened(self) -> sqlite3.Connection:
+        database = open_file(self._path, _TABLES, _VERSION, synchronous="NORMAL")
+        keep_checksums(database, "sessions", _COLUMNS.split(", "), ["session_id"])
+        keep_checksums(database, "holders", ["session_id", "lease_id"], ["session_id", "lease_id"])
+        return database
+
+    def _unusable(self, error: Exception) -> StateDirError:
+        return StateDirError(
+            f"The registry of sessions {self._path} can't be used: {error}. To start without the sessions that it "
+            "names, which end then, move it away."
+        )
+
+    def _begin_anew(self, error: sqlite3.Error) -> None:
+        """Goes on in another file, with the rows of the harmed one that can be read and fit. Raises StateDirError."""
+        aside = self._path.with_name(f"{self._path.name}.damaged-{time.time_ns()}")
+        try:
+            put_aside(self._path, aside)
+            self._database = self._opened()
+            rows = _salvaged(aside)
+            with transaction(self._database):
+                self._database.executemany(_INSERT, rows)
+        except (OSError, sqlite3.Error) as failure:
+            raise self._unusable(failure) from error
+        self._is_damaged = True
+        _log.error(
+            "registry_damaged", path=str(self._path), put_aside=str(aside), kept_sessions=len(rows), error=str(error)
+        )
 
     def close(self) -> None:
         self._database.close()
@@ -144,36 +189,64 @@ class Registry:
     # -- reading -------------------------------------------------------------------------------------------------
 
     def load(self) -> list[SessionRecord]:
-        """All sessions, oldest first. Removes the tapes of those that there are no more. Raises StateDirError."""
+        """All sessions that can be believed, oldest first. Removes the tapes of the others. Raises StateDirError."""
         try:
-            cursor = self._database.execute(f"SELECT {_COLUMNS} FROM sessions ORDER BY create_time_s, session_id")
-            names = [column[0] for column in cursor.description]
-            records = [_record(dict(zip(names, row, strict=True))) for row in cursor]
-        except (sqlite3.Error, ValueError, KeyError, TypeError) as error:
-            raise self._unreadable(error) from error
+            rows = self._rows()
+        except sqlite3.OperationalError as error:
+            raise self._unusable(error) from error
+        except sqlite3.DatabaseError as error:
+            self._database.close()
+            self._begin_anew(error)
+            rows = self._rows()
+        records = []
+        for row, fits in rows:
+            try:
+                if not fits:
+                    raise ValueError("it does not fit its checksum")
+                records.append(_record(row))
+            except (ValueError, KeyError, TypeError) as error:
+                self._disbelieve(row["session_id"], error)
         known = {record.session_id for record in records}
         for journal in self._journals.iterdir():
             if journal.name not in known:
+                # Its session had just been made or ended, or its row was in a part of the file that SQLite passes over
+                # without a word: the log of what was committed last, from where it is damaged on.
+                self.unbelieved[journal.name] = _DAMAGED if self._is_damaged else _UNKNOWN
+                _log.warning("journal_without_session", session_id=journal.name, is_registry_damaged=self._is_damaged)
                 tape.remove(journal)
         return records
 
-    def _unreadable(self, error: Exception) -> StateDirError:
-        return StateDirError(
-            f"The registry of sessions {self._path} can't be read: {error}. To start without the sessions that it "
-            "names, which end then, move it away."
-        )
+    def _rows(self) -> list[tuple[dict[str, Any], bool]]:
+        """All rows, and whether each fits its checksum."""
+        names = _COLUMNS.split(", ")
+        rows = self._database.execute(_SELECT).fetchall()
+        return [(dict(zip(names, row, strict=True)), checksum == row_checksum(*row)) for *row, checksum in rows]
+
+    def _disbelieve(self, session_id: str, error: Exception) -> None:
+        """Nothing of a row is believed, not even whose session it is; its id may still be asked for."""
+        self._is_damaged = True
+        self.unbelieved[session_id] = _DAMAGED
+        _log.error("session_not_believed", session_id=session_id, path=str(self._path), error=str(error))
+        self._try("DELETE FROM sessions WHERE session_id = ?", [(session_id,)])
 
     def holders(self) -> dict[str, list[str]]:
-        """Which leases hold which sessions. Removes those of sessions that there are no more. Raises StateDirError."""
+        """The leases that hold each session. Removes those of sessions that there are no more. Raises StateDirError.
+
+        A row that does not fit is removed, too: nobody knows whose lease it was. A session that has no other is then
+        treated as a detached one, which ends for want of use, rather than as one whose client is gone.
+        """
         held: dict[str, list[str]] = {}
         try:
             self._database.execute("DELETE FROM holders WHERE session_id NOT IN (SELECT session_id FROM sessions)")
-            for session_id, lease_id in self._database.execute("SELECT session_id, lease_id FROM holders"):
-                if not _LEASE_ID.fullmatch(lease_id):
-                    raise ValueError("a lease id that is none")
-                held.setdefault(session_id, []).append(lease_id)
-        except (sqlite3.Error, ValueError, TypeError) as error:
-            raise self._unreadable(error) from error
+            rows = self._database.execute("SELECT session_id, lease_id, checksum FROM holders").fetchall()
+            for session_id, lease_id, checksum in rows:
+                if checksum == row_checksum(session_id, lease_id) and _LEASE_ID.fullmatch(lease_id):
+                    held.setdefault(session_id, []).append(lease_id)
+                else:
+                    _log.error("holder_not_believed", session_id=session_id, path=str(self._path))
+                    self.note_let_go(session_id, lease_id)
+        except sqlite3.Error as error:
+            raise self._unusable(error) from error
         return held
 
     def tape_of(self, session_id: str) -> tape.Tape:
@@ -247,6 +320,16 @@ class Registry:
             _log.error("registry_not_written", path=str(self._path), error=str(error))
             return False
         return True
+
+
+def _salvaged(path: Path) -> list[dict[str, Any]]:
+    """The rows of a harmed file that fit their checksums, as far as it can be read."""
+    names, rows = _COLUMNS.split(", "), []
+    with contextlib.suppress(sqlite3.Error), contextlib.closing(sqlite3.connect(path)) as database:
+        for *row, checksum in database.execute(f"SELECT {_COLUMNS}, checksum FROM sessions"):
+            if checksum == row_checksum(*row):
+                rows.append(dict(zip(names, row, strict=True)))
+    return rows
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -264,9 +264,11 @@ class SessionManager:
         )
 
     def get(self, principal: Principal, session_id: str) -> Session:
-        """The caller's session. Raises NotFound."""
+        """The caller's session. Raises NotFound; PreconditionFailed when what was written of it was damaged."""
         session = self._sessions.get((principal.tenant, session_id))
         if session is None:
+            if (damage := self._registry.unbelieved.get(session_id)) is not None:
+                raise PreconditionFailed(Reason.SESSION_LOST, f"the session is lost: {damage}")
             raise NotFound(Reason.SESSION_NOT_FOUND, f"there is no session {session_id!r}")
         return session
 
@@ -280,6 +282,8 @@ class SessionManager:
 
     async def delete(self, principal: Principal, session_id: str) -> None:
         """Ends a session; returns when its sandbox is gone. Raises NotFound."""
+        if self._registry.unbelieved.pop(session_id, ""):
+            return  # its sandbox is gone already
         await self._delete(self.get(principal, session_id))
 
     async def delete_by_request(self, principal: Principal, request_id: str) -> None:

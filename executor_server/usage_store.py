@@ -1,9 +1,10 @@
 """What tenants have used, on disk, so that neither a restart nor a killed daemon forgives an hour's use.
 
 `usage.db` in the state directory has a row for each tenant and minute. It is a file of its own, and not a table of the
-registry, because the two are worth different things: a registry that is harmed stops the start, since sessions would be
-lost; here an hour's count is lost and said so. For the same reason nothing is ever forced to the disk: what is
-committed outlives this process, and after a crash of the host the file is whole or begun anew.
+registry, because the two are worth different things: with a registry that is harmed sessions are lost; here it is an
+hour's count, and said so. For the same reason nothing is ever forced to the disk: what is
+committed outlives this process, and after a crash of the host the file is whole or begun anew. A row that does not fit
+its checksum counts for nothing.
 """
 
 from __future__ import annotations
@@ -15,17 +16,18 @@ from pathlib import Path
 
 import structlog
 
-from executor_server.sqlite_file import open_file, transaction
+from executor_server.sqlite_file import keep_checksums, open_file, put_aside, row_checksum, transaction
 from executor_server.state_dir import StateDirError
 
 # Of the table.
-_VERSION = 1
+_VERSION = 2
 _TABLE = """
 CREATE TABLE usage (
     tenant TEXT NOT NULL,
     minute INTEGER NOT NULL,
     cpu_time_s REAL NOT NULL,
     output_bytes INTEGER NOT NULL,
+    checksum INTEGER NOT NULL DEFAULT 0,
     PRIMARY KEY (tenant, minute)
 ) STRICT, WITHOUT ROWID
 """
@@ -57,7 +59,7 @@ class UsageStore:
             aside = path.with_name(path.name + ".harmed")
             _log.error("usage_begun_anew", path=str(path), put_aside=str(aside), error=str(error))
             try:
-                _put_aside(path, aside)
+                put_aside(path, aside)
                 self._database = _opened(path)
             except (OSError, sqlite3.Error) as failure:
                 raise StateDirError(f"The file of tenants' usage {path} can't be used: {failure}.") from error
@@ -68,10 +70,13 @@ class UsageStore:
     def load(self, from_minute: int) -> list[MinuteUse]:
         """What was used from this minute on, in its order."""
         rows = self._database.execute(
-            "SELECT tenant, minute, cpu_time_s, output_bytes FROM usage WHERE minute >= ? ORDER BY minute",
+            "SELECT tenant, minute, cpu_time_s, output_bytes, checksum FROM usage WHERE minute >= ? ORDER BY minute",
             (from_minute,),
         )
-        return [MinuteUse(*row) for row in rows]
+        found = [(MinuteUse(*row), checksum == row_checksum(*row)) for *row, checksum in rows]
+        if not all(fits for _, fits in found):
+            _log.error("usage_not_believed", path=str(self._path), rows=sum(not fits for _, fits in found))
+        return [use for use, fits in found if fits]
 
     def write(self, used: Sequence[MinuteUse], from_minute: int) -> bool:
         """Writes these minutes down as they are now, and lets go of those before; false when that was not possible."""
@@ -87,10 +92,6 @@ class UsageStore:
 
 
 def _opened(path: Path) -> sqlite3.Connection:
-    return open_file(path, _TABLE, _VERSION, synchronous="OFF")
-
-
-def _put_aside(path: Path, aside: Path) -> None:
-    path.replace(aside)
-    for ending in ("-wal", "-shm"):  # of the file that is gone
-        path.with_name(path.name + ending).unlink(missing_ok=True)
+    database = open_file(path, _TABLE, _VERSION, synchronous="OFF")
+    keep_checksums(database, "usage", ("tenant", "minute", "cpu_time_s", "output_bytes"), ("tenant", "minute"))
+    return database

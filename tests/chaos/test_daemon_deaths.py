@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from executor_client import ConnectionLost, NotFoundError, Outcome, Session, UnavailableError, _requests
+from executor_client import ConnectionLost, Outcome, PreconditionError, Session, UnavailableError, _requests
 from tests.chaos.conftest import StartDaemon
 from tests.chaos.observe import executing, sandbox_directories, sandboxes
 from tests.support.daemon import STOP_TIMEOUT_S
@@ -53,7 +53,9 @@ def test_next_daemon_sweeps_what_belongs_to_nobody_and_works(start: StartDaemon)
             assert sandbox_directories(second) == set()
             assert cgroups_of(second.state_dir) == []
             assert list((second.state_dir / "journals").iterdir()) == []
-        assert isinstance(result.exception(), NotFoundError)
+        error = result.exception()
+        assert isinstance(error, PreconditionError)
+        assert (error.reason, "knows nothing of it" in str(error)) == ("SESSION_LOST", True)
         assert client.list_sessions() == []
         with client.create_session() as another:
             assert another.execute("6 * 7").output == 42

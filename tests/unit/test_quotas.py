@@ -416,6 +416,19 @@ async def _use_and_close(quotas: Quotas) -> None:
     quotas.close()
 
 
+def test_a_row_of_use_that_was_changed_counts_for_nothing(path: Path) -> None:
+    store = UsageStore(path)
+    whole = MinuteUse("whole", 5, 1.5, 10)
+    store.write([whole, MinuteUse("changed", 5, 2.5, 20)], 0)
+    store.close()
+    with sqlite3.connect(path) as database:
+        database.execute("UPDATE usage SET cpu_time_s = 9999.0 WHERE tenant = 'changed'")
+    database.close()
+    store = UsageStore(path)
+    assert store.load(0) == [whole]
+    store.close()
+
+
 # -- what all tenants share
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import shutil
 import sqlite3
 import stat
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -69,9 +69,7 @@ def test_what_was_written_is_read_back_as_it_was(registry: Registry, tmp_path: P
 
 def test_a_session_of_before_backends_had_an_order_is_read_as_one_without(registry: Registry, tmp_path: Path) -> None:
     registry.add(RECORD)
-    with sqlite3.connect(tmp_path / "registry.db") as database:
-        database.execute("UPDATE sessions SET spec = json_remove(spec, '$.sandbox.backends')")
-    database.close()
+    registry._database.execute("UPDATE sessions SET spec = json_remove(spec, '$.sandbox.backends')")
     (found,) = reopened(registry, tmp_path)
     assert found.spec == replace(SPEC, sandbox=replace(SPEC.sandbox, backends=()))
 
@@ -131,22 +129,86 @@ def test_what_can_not_be_written_is_said_at_creation_and_made_up_for_at_the_end(
     assert registry.load() == []
 
 
-@pytest.mark.parametrize(
-    "harm",
-    [
-        lambda path: path.write_bytes(b"not a database, but long enough to be one" * 100),
-        lambda path: path.write_bytes(path.read_bytes()[:4096] + b"\xff" * 8192),
-        lambda path: path.unlink() or path.mkdir(),
-    ],
-)
-def test_a_harmed_file_stops_the_start_and_says_what_to_do(tmp_path: Path, harm: Any) -> None:
+def made_of(tmp_path: Path, count: int) -> list[SessionRecord]:
+    """A registry that was closed in order, so that all of it lies in the one file; each session has a journal."""
     registry = Registry(StateDir(tmp_path))
-    for number in range(50):
-        registry.add(replace(RECORD, session_id=f"s{number}"))
+    records = [replace(RECORD, session_id=f"s{number:02}", create_time_s=float(number)) for number in range(count)]
+    for record in records:
+        registry.add(record)
+        (tmp_path / "journals" / record.session_id).mkdir()
     registry.close()
-    harm(tmp_path / "registry.db")
+    return records
+
+
+@pytest.mark.parametrize("harm", ["no database", "half of it"])
+def test_a_harmed_file_is_put_aside_and_what_fits_goes_on(tmp_path: Path, harm: str) -> None:
+    records = made_of(tmp_path, 50)
+    path = tmp_path / "registry.db"
+    whole = path.read_bytes()
+    harmed = {"no database": b"not a database, but long enough to be one" * 100, "half of it": whole[: len(whole) // 2]}
+    path.write_bytes(harmed[harm])
+    registry = Registry(StateDir(tmp_path))
+    found = registry.load()
+    assert all(record in records for record in found)
+    assert set(registry.unbelieved) == {each.session_id for each in records} - {each.session_id for each in found}
+    assert "damaged" in registry.unbelieved["s49"]
+    (aside,) = (each for each in tmp_path.glob("registry.db.damaged-*") if each.suffix.lstrip(".").count("-") == 1)
+    assert stat.S_IMODE(aside.stat().st_mode) == 0o600
+    registry.add(replace(RECORD, session_id="new"))
+    registry.close()
+    after = Registry(StateDir(tmp_path))
+    assert [record.session_id for record in after.load()][-1:] == ["new"] or not found
+    assert after.unbelieved == {}
+    after.close()
+
+
+def test_a_file_that_can_not_be_opened_stops_the_start_and_says_what_to_do(tmp_path: Path) -> None:
+    """Nothing says that what is in it is wrong."""
+    (tmp_path / "registry.db").mkdir()
     with pytest.raises(StateDirError, match=r"registry\.db.*move it away"):
-        Registry(StateDir(tmp_path)).load()
+        Registry(StateDir(tmp_path))
+
+
+def test_bytes_of_the_file_changed_anywhere_are_told_or_changes_nothing(tmp_path: Path) -> None:
+    """SQLite notices a broken page, and neither a name nor a limit that has become another one."""
+    made = tmp_path / "made"
+    made.mkdir()
+    records = made_of(made, 2)
+    whole = (made / "registry.db").read_bytes()
+    used = [position for position in range(len(whole)) if whole[position]][::11]
+    wrong, told = [], 0
+    for position in used:
+        directory = tmp_path / "damaged"
+        (directory / "journals").mkdir(parents=True)
+        for record in records:
+            (directory / "journals" / record.session_id).mkdir()
+        harmed = bytearray(whole)
+        harmed[position] ^= 0x01
+        (directory / "registry.db").write_bytes(harmed)
+        try:
+            registry = Registry(StateDir(directory))
+            found = registry.load()
+            missing = {each.session_id for each in records if each not in found}
+            if any(record not in records for record in found) or not missing <= registry.unbelieved.keys():
+                wrong.append(position)
+            told += bool(missing)
+            registry.close()
+        except StateDirError:
+            told += 1
+        shutil.rmtree(directory)
+    assert wrong == []
+    assert told > len(used) // 2
+
+
+def test_a_row_that_was_changed_past_us_is_not_changed_by_us(registry: Registry, tmp_path: Path) -> None:
+    """Its checksum would fit again, and what is wrong in it would be believed."""
+    registry.add(RECORD)
+    with sqlite3.connect(tmp_path / "registry.db") as database:
+        database.execute("UPDATE sessions SET tenant = 'another'")
+    database.close()
+    registry.note_connections("s1", 7)
+    assert registry.load() == []
+    assert list(registry.unbelieved) == ["s1"]
 
 
 def test_another_version_stops_the_start(registry: Registry, tmp_path: Path) -> None:
@@ -165,13 +227,33 @@ def test_another_version_stops_the_start(registry: Registry, tmp_path: Path) -> 
         ("spec", "REPLACED"),
     ],
 )
-def test_a_row_that_is_not_ours_stops_the_start(registry: Registry, tmp_path: Path, column: str, value: str) -> None:
+def test_a_row_that_is_not_ours_is_not_believed_and_others_are(
+    registry: Registry, tmp_path: Path, column: str, value: str
+) -> None:
     registry.add(RECORD)
     if value == "REPLACED":
         statement = "UPDATE sessions SET spec = replace(spec, '\"image\"', '\"imago\"')"
         registry._database.execute(statement)
     else:
         registry._database.execute(f"UPDATE sessions SET {column} = ?", (value,))
-    registry._database.commit()
-    with pytest.raises(StateDirError, match="can't be read"):
-        registry.load()
+    other = replace(RECORD, session_id="s2")
+    registry.add(other)
+    assert registry.load() == [other]
+    assert list(registry.unbelieved) == ["s1"]
+    assert reopened(registry, tmp_path) == [other]
+
+
+def test_a_changed_holder_is_not_believed(tmp_path: Path) -> None:
+    """Another lease that nobody renews would end the session of a client that is well."""
+    state_dir = StateDir(tmp_path)
+    registry = Registry(state_dir)
+    registry.add(RECORD, "a" * 32)
+    registry.note_holder("s1", "b" * 32)
+    registry.close()
+    with sqlite3.connect(state_dir.registry_path) as database:
+        database.execute("UPDATE holders SET lease_id = ? WHERE lease_id = ?", ("c" * 32, "b" * 32))
+    database.close()
+    registry = Registry(state_dir)
+    assert registry.holders() == {"s1": ["a" * 32]}
+    assert registry.holders() == {"s1": ["a" * 32]}, "it is removed"
+    registry.close()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sqlite3
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -221,20 +220,6 @@ async def test_who_has_let_go_before_a_restart_holds_nothing_after_it(start: Any
     assert second.manager.renew_lease(ALICE, A).sessions == 0
     assert second.manager.end_lease(ALICE, B) == 1
     assert await eventually_async(lambda: second.ends.reasons == [SessionEnd.OWNER_CLOSED])
-
-
-async def test_sessions_of_a_registry_of_before_leases_are_detached(start: Any, tmp_path: Path) -> None:
-    first = await start()
-    session = await first.create()
-    with sqlite3.connect(tmp_path / "registry.db") as database:
-        database.execute("DROP TABLE holders")
-        database.execute("UPDATE sessions SET spec = json_remove(spec, '$.limits.owner_grace_s')")
-    database.close()
-    second = await start()
-    (found,) = second.manager.list(ALICE)
-    assert (found.session_id, found.leased, found.spec.limits.owner_grace_s) == (session.session_id, False, 120.0)
-    await second.wait(500)
-    assert second.ids() == [session.session_id]
 
 
 async def test_the_registry_forgets_who_held_what_is_gone(start: Any) -> None:

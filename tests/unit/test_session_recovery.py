@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -509,3 +510,23 @@ async def test_a_bug_with_one_session_does_not_cost_the_others(start: Any, monke
     second = await start()
     assert second.session(one.session_id).lost_reason == "an internal error of the daemon"
     assert second.session(other.session_id).state == "idle"
+
+
+async def test_a_session_whose_row_is_damaged_is_lost_and_no_other_is(start: Any, tmp_path: Path) -> None:
+    """Nobody knows whose it was, so whoever names it is told, and its sandbox goes with the others of nobody."""
+    first = await start()
+    damaged, whole = await first.create("r1"), await first.create("r2")
+    await first.kill()
+    with sqlite3.connect(tmp_path / "registry.db") as database:
+        changed = "UPDATE sessions SET tenant = 'victim' WHERE session_id = ?"
+        database.execute(changed, (damaged.session_id,))
+    database.close()
+    second = await start()
+    assert [session.session_id for session in second.manager.list_all()] == [whole.session_id]
+    assert second.session(whole.session_id).state == "idle"
+    with pytest.raises(PreconditionFailed, match="registry said of it was damaged") as refused:
+        second.session(damaged.session_id)
+    assert refused.value.reason is Reason.SESSION_LOST
+    await second.manager.delete(OWNER, damaged.session_id)
+    with pytest.raises(NotFound):
+        second.session(damaged.session_id)

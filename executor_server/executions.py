@@ -18,7 +18,7 @@ from typing import Any
 
 from executor_server.errors import NotFound, OutOfRange, PreconditionFailed, Reason
 from executor_server.guest.frames import Fields
-from executor_server.journal_room import TenantRoom, unlimited
+from executor_server.journal_room import UNSHARED, TenantRoom
 from executor_server.model import BlobChunk, Event, EventKind, Image, Log, OutputMode, Payload, Result, ToolCall
 from executor_server.requested import RequestedLimits
 
@@ -62,7 +62,7 @@ class ExecutionControl:
         self.cancel = cancel
         self.answer = answer
         self.hold = hold
-        self.room = room or unlimited()
+        self.room = room or UNSHARED
 
 
 class _Reader:
@@ -151,7 +151,7 @@ class Execution:
     def leave(self) -> None:
         """It is forgotten: it takes no room, and the guest need not wait for its readers."""
         self._control.room.leave(self, self.journal_size)
-        self._control.room = unlimited()  # whoever still reads it does so on his own
+        self._control.room = UNSHARED  # whoever still reads it does so on his own
         if self._held:
             self._held = False
             self._control.hold(False)

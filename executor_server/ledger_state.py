@@ -21,7 +21,7 @@ from typing import Any
 from executor_server.executions import Execution, ExecutionControl
 from executor_server.guest.frames import Fields, Frame, FrameError, Kind
 from executor_server.guest_events import read_event, read_result
-from executor_server.journal_room import TenantRoom, unlimited
+from executor_server.journal_room import UNSHARED, TenantRoom
 from executor_server.model import (
     BlobRef,
     ErrorDetail,
@@ -97,7 +97,7 @@ class LedgerState:
         self.oom_kills = 0
         self.taken_seq = 0
         self.lost: str | None = None
-        self._room = unlimited()
+        self._room: TenantRoom = UNSHARED
 
     def share_room(self, room: TenantRoom) -> None:
         """From here on the journals share room with those of other sessions."""
@@ -245,8 +245,9 @@ class LedgerState:
         """Lets go of the oldest finished journals, but for the last: so many there may be, so much they may hold."""
         if not self._must_forget():
             return
-        # What readers took of them was let go since.
-        self.finished_bytes = sum(execution.journal_size for execution in self.finished.values())
+        if len(self.finished) <= self._max_finished_executions:
+            # What readers took of them was let go since.
+            self.finished_bytes = sum(execution.journal_size for execution in self.finished.values())
         for execution_id in list(self.finished)[:-1]:
             if not self._must_forget():
                 return

@@ -43,12 +43,12 @@ class AsyncSessionFiles:
         content = await asyncio.to_thread(_archives.directory_content, Path(directory))
         return await self._put(content, path, tar=True)
 
-    async def get(self, path: str, local_path: LocalPath) -> FileInfo:
-        """Gets a file of the workspace. A local file of that name is replaced."""
+    async def get(self, path: str, local_path: LocalPath, *, max_bytes: int | None = None) -> FileInfo:
+        """Gets a file of the workspace; see `SessionFiles.get`."""
 
         async def attempt() -> FileInfo:
             with NewFile(local_path) as file:
-                reader = FileReader()
+                reader = FileReader(max_bytes=max_bytes)
                 async with contextlib.aclosing(self._pieces(reader, path)) as pieces:
                     async for piece in pieces:
                         await asyncio.to_thread(file.write, piece)

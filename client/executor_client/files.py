@@ -49,12 +49,15 @@ class SessionFiles:
         """
         return self._put(_archives.directory_content(Path(directory)), path, tar=True)
 
-    def get(self, path: str, local_path: LocalPath) -> FileInfo:
-        """Gets a file of the workspace. A local file of that name is replaced."""
+    def get(self, path: str, local_path: LocalPath, *, max_bytes: int | None = None) -> FileInfo:
+        """Gets a file of the workspace. A local file of that name is replaced.
+
+        Raises InvalidRequest for one of more than `max_bytes`, before it is read.
+        """
 
         def attempt() -> FileInfo:
             with NewFile(local_path) as file:
-                reader = FileReader()
+                reader = FileReader(max_bytes=max_bytes)
                 for piece in self._pieces(reader, path):
                     file.write(piece)
                 info = reader.finish()

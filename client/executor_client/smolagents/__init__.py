@@ -17,7 +17,7 @@ from executor_client.smolagents.agent import (
     unregister,
 )
 from executor_client.smolagents.executor import RemoteCodeOutput, RemoteExecutor
-from executor_client.smolagents.failures import CodeExecutionError, DaemonLost
+from executor_client.smolagents.failures import CodeExecutionError, CodeTimeoutError, DaemonLost
 from executor_client.smolagents.images import capture_images
 from executor_client.smolagents.interpreter_tool import RemotePythonInterpreterTool
 
@@ -26,6 +26,7 @@ CodeAgent = RemoteCodeAgent
 __all__ = [
     "CodeAgent",
     "CodeExecutionError",
+    "CodeTimeoutError",
     "DaemonLost",
     "RemoteCodeAgent",
     "RemoteCodeOutput",

@@ -58,8 +58,14 @@ class LogStream:
     def __init__(self, logger: Any, chars_max: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._logger = logger
         self._chars_left = chars_max
+        self._cut = False
         self._clock = clock
         self._lines: dict[str, _Line] = {}
+
+    @property
+    def showed_all(self) -> bool:
+        """Whether nothing was left out so far, but for states of lines that were rewritten."""
+        return not self._cut
 
     def feed(self, text: str, stream: str = "stdout") -> None:
         """Logs the lines that `text` completes. Past the bound it says once that there is more, then nothing.
@@ -106,6 +112,7 @@ class LogStream:
         for line in lines:
             cut = escape(line[:LINE_CHARS_MAX])
             self._chars_left -= len(cut) + 1
+            self._cut |= len(line) > LINE_CHARS_MAX or self._chars_left <= 0
             shown.append(_for(self._logger, cut) + (" ..." if len(line) > LINE_CHARS_MAX else ""))
             if self._chars_left <= 0:
                 shown.append("... the rest is not shown as it comes")

@@ -10,14 +10,13 @@ from __future__ import annotations
 import dataclasses
 import logging
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Self
 
 import PIL.Image
 from rich.text import Text
 from smolagents.local_python_executor import CodeOutput, PythonExecutor
 from smolagents.monitoring import LogLevel
-from smolagents.utils import truncate_content
 
 from executor_api.values import OpaqueValue, ValueLimits
 from executor_client import (
@@ -27,6 +26,7 @@ from executor_client import (
     ExecutionResult,
     ExecutorClient,
     ExecutorClientError,
+    FileInfo,
     InvalidRequest,
     Limits,
     LimitWarningEvent,
@@ -36,26 +36,32 @@ from executor_client import (
     ReentrantExecution,
     ResourceExhaustedError,
     Session,
+    SessionFiles,
     TlsConfig,
     UnavailableError,
     Wait,
 )
 from executor_client._convert import limits_to_wire, named_limits
+from executor_client._local import LocalPath
+from executor_client._requests import state_of
 from executor_client._value_text import holds_values, text_chars, value_text
-from executor_client.smolagents.console import LogStream, show_wait
+from executor_client.smolagents.console import LogStream, escape, show_wait
 from executor_client.smolagents.failures import (
     CodeExecutionError,
     DaemonLost,
     InPlaceAgain,
+    code_failure,
     describe,
     describe_lost_session,
     describe_restart,
 )
+from executor_client.smolagents.files import AnswerFiles, Files, start_files
 from executor_client.smolagents.host_tools import placed_tools
-from executor_client.smolagents.images import logs_with_images
-from executor_client.smolagents.lease import SessionGone, SessionLease, SessionRequest
+from executor_client.smolagents.lease import SessionGone, SessionLease, SessionRequest, refuse_beginnings
 from executor_client.smolagents.page import PAGE_EXPRESSION, Page, read_page
 from executor_client.smolagents.sandbox_tools import Placement, checked
+from executor_client.smolagents.state import BOOKKEEPING, PRINT_OUTPUTS, SessionState
+from executor_client.smolagents.step_logs import Shown, step_logs
 from executor_client.smolagents.unwrapping import unwrapped
 
 _log = logging.getLogger(__name__)
@@ -68,9 +74,6 @@ WRITTEN_CHARS_MAX = 1 << 30
 
 _NOBODY_THERE = ("", "DRAINING")
 _REFUSALS = (PolicyViolationError, AuthorizationError, AuthenticationError, ResourceExhaustedError)
-
-# What smolagents' local executor keeps for itself in the state that it shares with the agent: no variables of the task.
-_BOOKKEEPING = frozenset({"_print_outputs", "_operations_count", "__name__"})
 
 
 @dataclasses.dataclass
@@ -85,11 +88,19 @@ class RemoteExecutor(PythonExecutor):  # type: ignore[misc]  # smolagents is unt
     """Runs an agent's code in a sandbox of the daemon.
 
     The first two parameters are what smolagents hands to an executor it makes itself. `address` and `token` default to
-    the local daemon's own; `image` and `limits` to the policy's. `logger`, an agent's, shows prints as they come, and
-    what is waited for. A `client` that is passed in is used instead of a new one, and is not closed.
+    the local daemon's own; `image`, `backend` and `limits` to the policy's. `logger`, an agent's, shows prints as they
+    come, and what is waited for. A `client` that is passed in is used instead of a new one, and is not closed.
+
+    `labels` are the session's. Each session begins with `state`, what `Session.export_state` gave, and with `files` in
+    its workspace: local paths, or a mapping from paths of the workspace to local paths or bytes. `session`, a `Session`
+    or the id of one, is gone on in instead of a new one: it is neither ended nor replaced, and what belongs to the
+    making of a session can't be given with it.
 
     `tool_placement` is "host", where tools run in this process; "sandbox", for those that can run there; or a mapping
     of the names of tools to one of the two, with "*" for those that it does not name ("host" without that).
+
+    `additional_functions` are offered to the code besides the agent's tools, as tools. The file of a final answer that
+    is a path of the workspace goes to `download_dir`; by default to a directory that this process removes at its end.
 
     `prelude` is code that runs before anything else in each interpreter of each session, under the same rules as the
     agent's code, authorized imports included. What it defines is there for the agent's code.
@@ -109,36 +120,60 @@ class RemoteExecutor(PythonExecutor):  # type: ignore[misc]  # smolagents is unt
         token: str | None = None,
         tls: TlsConfig | bool | None = None,
         image: str | None = None,
+        backend: str | None = None,
         limits: Mapping[str, Any] | Limits | None = None,
+        labels: Mapping[str, str] | None = None,
         prelude: str = "",
+        state: bytes | None = None,
+        files: Files = None,
+        session: Session | str | None = None,
         tool_placement: Placement = "host",
+        additional_functions: Mapping[str, Callable[..., Any]] | None = None,
+        download_dir: LocalPath | None = None,
         max_print_outputs_length: int | None = None,
         client: ExecutorClient | None = None,
     ) -> None:
         if client is not None and (address, token, tls) != (None, None, None):
             raise ValueError("address, token and tls belong to the client: pass either them or client")
+        if isinstance(session, Session) and (client, address, token, tls) != (None, None, None, None):
+            raise ValueError("a session has a client already: pass neither client nor address, token and tls with it")
         limits_to_wire(limits)  # raises for what no daemon could make sense of, while the caller's line is at hand
+        request = SessionRequest(
+            image=image,
+            authorized_imports=tuple(additional_authorized_imports),
+            limits=named_limits(limits),
+            prelude=prelude,
+            backend=backend,
+            labels=dict(labels or {}),
+            state=state_of(state),
+            files=start_files(files),
+        )
+        if session is not None:
+            refuse_beginnings(request)
         self.additional_authorized_imports = list(additional_authorized_imports)
         self.logger = logger
         self.max_print_outputs_length = max_print_outputs_length or MAX_PRINT_OUTPUTS_LENGTH
-        self.state: dict[str, Any] = {"_print_outputs": ""}
+        self.state = SessionState(self._variables, self.send_variables)
         self.last_images: list[PIL.Image.Image] = []
+        self.last_artifacts: list[FileInfo] = []
         self._address = address
         self._tls = tls
-        self._image = image
-        self._limits = named_limits(limits)
-        self._prelude = prelude
+        self._request = request
         self._tool_placement = checked(tool_placement)
+        self._functions = dict(additional_functions or {})
+        self._has_tools = False
         self._notice = ""
         self._lease = SessionLease(
             (lambda: client) if client is not None else self._connector(address, token, tls),
             owns_client=client is None,
-            request=SessionRequest(image, tuple(additional_authorized_imports), self._limits, prelude),
+            request=request,
+            existing=session,
         )
+        self._answers = AnswerFiles(download_dir, lambda: self._lease.current, self._tell)
 
     def send_variables(self, variables: Mapping[str, Any]) -> None:
         """Sets the variables of the task, in the interpreter and in each that replaces it."""
-        sent = {name: unwrapped(value) for name, value in variables.items() if name not in _BOOKKEEPING}
+        sent = {name: unwrapped(value) for name, value in variables.items() if name not in BOOKKEEPING}
         for name in sent:
             if not str(name).isidentifier():
                 raise ValueError(f"the state variable {name!r} cannot be used in code: its name is no identifier")
@@ -150,16 +185,22 @@ class RemoteExecutor(PythonExecutor):  # type: ignore[misc]  # smolagents is unt
 
         Raises `ToolNotShippable` for a tool that was to run in the sandbox and can't.
         """
-        made = placed_tools(tools, self._tool_placement)
+        # As the local executor has it, a function of the user's comes before a tool of that name.
+        made = placed_tools({**tools, **self._functions}, self._tool_placement, self._answers.fetched)
         self._noting(lambda: self._lease.register_tools(made))
+        self._has_tools = True
 
     def __call__(self, code_action: str) -> RemoteCodeOutput:
-        self.state["_print_outputs"] = ""
+        self.state[PRINT_OUTPUTS] = ""
         self.last_images = []
+        self.last_artifacts = []
+        shown = Shown()
         try:
+            if self._functions and not self._has_tools:
+                self.send_tools({})
             if self._lease.restore():
                 self._note(describe_restart(self._in_place_again))
-            result = self._lease.execute(code_action, lambda session: self._run(session, code_action))
+            result = self._lease.execute(code_action, lambda session: self._run(session, code_action, shown))
         except SessionGone as gone:
             lost_session = describe_lost_session(gone.reason, self._in_place_again)
             raise CodeExecutionError(f"Code execution failed. {lost_session}", Outcome.LOST) from gone
@@ -173,11 +214,19 @@ class RemoteExecutor(PythonExecutor):  # type: ignore[misc]  # smolagents is unt
                 self._lease.abandon()
             what = "refuses to go on" if isinstance(error, _REFUSALS) else "failed"
             raise DaemonLost(f"the execution service {what}: {error}") from error
-        logs = self._keep(result)
+        logs = self._keep(result, shown)
         if not result.succeeded and not result.is_final_answer:
             text = describe(result, code_action, self._lease.limits, self._in_place_again)
-            raise CodeExecutionError(text, result.outcome)
+            raise code_failure(text, result.outcome)
         return RemoteCodeOutput(output=_writable(result.output), logs=logs, is_final_answer=result.is_final_answer)
+
+    @property
+    def files(self) -> SessionFiles:
+        """The files of the session's workspace: put, get, list, directories. The session is made now if there is none.
+
+        Of this session: one that replaces it has others, but for those that the executor was given as `files`.
+        """
+        return self._lease.session().files
 
     def evaluate(self, expression: str, *, timeout_s: float | None = None) -> Any:
         """The value of an expression, between two steps: for step callbacks; see `Session.evaluate`.
@@ -201,7 +250,8 @@ class RemoteExecutor(PythonExecutor):  # type: ignore[misc]  # smolagents is unt
         return None if page is None else page.image
 
     def cleanup(self) -> None:
-        """Ends the session. Idempotent; an executor that is used again starts a new one."""
+        """Ends the session, unless it was passed in. Idempotent; an executor that is used again starts a new one."""
+        self._has_tools = False
         try:
             self._lease.close()
         except UnavailableError as error:
@@ -215,18 +265,18 @@ class RemoteExecutor(PythonExecutor):  # type: ignore[misc]  # smolagents is unt
         self.cleanup()
 
     def saved_kwargs(self) -> dict[str, Any]:
-        """The arguments that a saved agent needs to get such an executor again, as JSON. Never secrets."""
+        """The arguments that a saved agent needs to get such an executor again, as JSON. Never secrets.
+
+        Nor what belongs to this process or machine: files, a state, a session, functions, the directory for answers.
+        """
         saved: dict[str, Any] = {}
         if self._address is not None:
             saved["address"] = self._address
         if self._tls is True:  # a TlsConfig names files of this machine
             saved["tls"] = True
-        if self._image is not None:
-            saved["image"] = self._image
-        if self._limits:
-            saved["limits"] = dict(self._limits)
-        if self._prelude:
-            saved["prelude"] = self._prelude
+        for name in ("image", "backend", "limits", "labels", "prelude"):
+            if value := getattr(self._request, name):
+                saved[name] = dict(value) if isinstance(value, Mapping) else value
         if self._tool_placement != "host":
             saved["tool_placement"] = self._tool_placement
         if self.max_print_outputs_length != MAX_PRINT_OUTPUTS_LENGTH:
@@ -249,7 +299,16 @@ class RemoteExecutor(PythonExecutor):  # type: ignore[misc]  # smolagents is unt
 
     @property
     def _in_place_again(self) -> InPlaceAgain:
-        return InPlaceAgain(self._lease.variable_names, prelude=bool(self._prelude))
+        given = {"the state that the executor was given": self._request.state, "its files": self._request.files}
+        return InPlaceAgain(
+            self._lease.variable_names,
+            prelude=bool(self._request.prelude),
+            beginnings=[words for words, value in given.items() if value],
+            replaced=self._lease.owns_session,
+        )
+
+    def _variables(self, names: Iterable[str] | None) -> dict[str, Any]:
+        return self._lease.variables(names)
 
     def _noting(self, send: Callable[[], None]) -> None:
         """Between two runs a session may have come to its end: the next observation says so, and the run goes on."""
@@ -262,7 +321,14 @@ class RemoteExecutor(PythonExecutor):  # type: ignore[misc]  # smolagents is unt
         """The next observation says it first."""
         self._notice = "\n".join(part for part in (self._notice, f"Note: {text}") if part)
 
-    def _run(self, session: Session, code: str) -> ExecutionResult:
+    def _tell(self, text: str) -> None:
+        """Tells whoever watches the run."""
+        if self.logger is None:
+            _log.info("%s", text)
+        else:
+            self.logger.log(Text(escape(text), style="dim italic"), level=LogLevel.INFO)
+
+    def _run(self, session: Session, code: str, shown: Shown) -> ExecutionResult:
         stream = None if self.logger is None else LogStream(self.logger, self.max_print_outputs_length)
 
         def show(event: ExecutionEvent) -> None:
@@ -276,6 +342,7 @@ class RemoteExecutor(PythonExecutor):  # type: ignore[misc]  # smolagents is unt
         finally:
             if stream is not None:
                 stream.close()
+                shown.whole = stream.showed_all
 
     def _warn(self, event: LimitWarningEvent) -> None:
         """Tells whoever watches the run, once for each limit of a session, that its end is near.
@@ -292,13 +359,13 @@ class RemoteExecutor(PythonExecutor):  # type: ignore[misc]  # smolagents is unt
         else:
             self.logger.log(Text(f"Warning: {text}", style="bold yellow"), level=LogLevel.INFO)
 
-    def _keep(self, result: ExecutionResult) -> str:
+    def _keep(self, result: ExecutionResult, shown: Shown) -> str:
         """Takes over what the execution showed; returns the logs as the observation holds them."""
         self.last_images = result.images
+        self.last_artifacts = list(result.artifacts)
         notice, self._notice = self._notice, ""
-        text = "\n".join(part for part in (notice, logs_with_images(result)) if part)
-        logs: str = truncate_content(text, self.max_print_outputs_length)
-        self.state["_print_outputs"] = logs
+        logs = step_logs(notice, result, shown, self.max_print_outputs_length)
+        self.state[PRINT_OUTPUTS] = logs
         return logs
 
 

@@ -12,7 +12,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
+from smolagents import local_python_executor
 from smolagents.local_python_executor import InterpreterError
 from smolagents.utils import AgentError
 
@@ -20,6 +22,8 @@ from executor_client import ExecutionResult, Limits, Outcome, VariablesState
 from executor_client._failure_text import headline, short_traceback
 
 NAMES_LISTED_MAX = 50
+
+_TOO_LONG = (Outcome.TIMEOUT, Outcome.CPU_LIMIT)
 
 
 class _NoLogger:
@@ -35,6 +39,23 @@ class CodeExecutionError(AgentError, InterpreterError):  # type: ignore[misc]  #
     def __init__(self, message: str, outcome: Outcome | None = None) -> None:
         super().__init__(message, _NoLogger())
         self.outcome = outcome
+
+
+class _NoTimeoutUpstream(Exception):
+    """In the place of what a smolagents before 1.24 does not have."""
+
+
+_UpstreamTimeout: Any = getattr(local_python_executor, "ExecutionTimeoutError", _NoTimeoutUpstream)
+
+
+class CodeTimeoutError(CodeExecutionError, _UpstreamTimeout):  # type: ignore[misc]  # smolagents is untyped
+    """The agent's code took too long. It is also what smolagents' local executor raises then, `ExecutionTimeoutError`
+    (1.24 and later)."""
+
+
+def code_failure(text: str, outcome: Outcome) -> CodeExecutionError:
+    """The exception for an execution that did not succeed."""
+    return (CodeTimeoutError if outcome in _TOO_LONG else CodeExecutionError)(text, outcome)
 
 
 class DaemonLost(BaseException):
@@ -58,6 +79,10 @@ class InPlaceAgain:
 
     variables: Iterable[str] = ()
     prelude: bool = False
+    beginnings: Iterable[str] = ()
+    """What a new session begins with besides, in words."""
+    replaced: bool = True
+    """False where the session is the caller's own: no other takes its place."""
 
 
 def describe(result: ExecutionResult, code: str, limits: Limits, again: InPlaceAgain) -> str:
@@ -83,12 +108,16 @@ def describe_restart(again: InPlaceAgain) -> str:
 def _aftermath(state: VariablesState, again: InPlaceAgain) -> str:
     if state is VariablesState.KEPT:
         return "Variables, functions and imports defined before the failure are kept."
+    if state is VariablesState.LOST and not again.replaced:
+        return "The sandbox is gone, with all variables, functions, imports and files. No other takes its place."
     replaced = "interpreter had to be restarted" if state is VariablesState.RESET else "sandbox had to be replaced"
     names = sorted(again.variables)
     listed = ", ".join(names[:NAMES_LISTED_MAX]) + (" and others" if len(names) > NAMES_LISTED_MAX else "")
     back = f"the tools and the variables given with the task ({listed})" if names else "the tools"
     prelude = " The code that prepares the session has run again." if again.prelude else ""
+    begins = ", ".join(again.beginnings) if state is VariablesState.LOST else ""
+    begins = f" The new session begins with {begins}." if begins else ""
     return (
         f"The {replaced}: all variables, functions and imports that your code defined, in this step or before, are "
-        f"lost and must be defined again. In place again: {back}.{prelude}"
+        f"lost and must be defined again. In place again: {back}.{prelude}{begins}"
     )

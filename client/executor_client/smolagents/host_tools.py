@@ -32,8 +32,12 @@ FINAL_ANSWER = "final_answer"
 DESCRIPTION_CHARS_MAX = 4_000
 
 
-def placed_tools(tools: Mapping[str, Callable[..., Any]], placement: Placement) -> dict[str, Tool]:
+def placed_tools(
+    tools: Mapping[str, Callable[..., Any]], placement: Placement, fetched: Callable[[Any], Any]
+) -> dict[str, Tool]:
     """A session's tools for these callables, each where the placement says. Raises ToolNotShippable.
+
+    `fetched` turns a final answer that comes from the sandbox into what the caller gets.
 
     Those on the host are declared without parameters, so that the sandbox passes on whatever the code calls them with,
     and the tool itself judges, as it does when smolagents calls it: some take one dict for all arguments, many have
@@ -50,7 +54,7 @@ def placed_tools(tools: Mapping[str, Callable[..., Any]], placement: Placement) 
                 tool, description=_description(tool), placement="sandbox", dialect=SmolagentsDialect(tool)
             )
         else:
-            host = _HostTool(tool)
+            host = _FinalAnswer(tool, fetched) if name == FINAL_ANSWER else _HostTool(tool)
             made[name] = Tool(host, description=_description(tool), is_final_answer=name == FINAL_ANSWER)
     return made
 
@@ -69,6 +73,23 @@ class _HostTool:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return unwrapped(self.stands_for(*args, **kwargs))
+
+
+class _FinalAnswer(_HostTool):
+    """Calls the tool that ends a run.
+
+    What it hands on as it came is the sandbox's; what it made itself is this process's own, and a path is one of this
+    machine's then.
+    """
+
+    def __init__(self, tool: Callable[..., Any], fetched: Callable[[Any], Any]) -> None:
+        super().__init__(tool)
+        self._fetched = fetched
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        answer = super().__call__(*args, **kwargs)
+        given = (*args, *kwargs.values())
+        return self._fetched(answer) if any(answer is each for each in given) else answer
 
 
 def _description(tool: Callable[..., Any]) -> str:

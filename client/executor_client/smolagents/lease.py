@@ -2,13 +2,13 @@
 
 Promises: everything that belongs in the session (the prelude, the tools, the variables of the task) is put into each
 new one and, after the interpreter was replaced, back into the old one. A replacement is never silent: the caller is
-told why the session had to be replaced, and tells the model.
+told why the session had to be replaced, and tells the model. A session of the caller's own is never replaced.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -24,6 +24,7 @@ from executor_client import (
     Limits,
     NotFoundError,
     PreconditionError,
+    ReentrantExecution,
     Session,
     SessionInfo,
     Tool,
@@ -31,6 +32,7 @@ from executor_client import (
     _missing_modules,
 )
 from executor_client._status import is_session_gone
+from executor_client.smolagents.files import StartFile
 
 # Names that smolagents' local executor offers without an import and CPython does not have as builtins.
 PRELUDE = """\
@@ -55,6 +57,37 @@ class SessionRequest:
     limits: Mapping[str, Any]
     prelude: str = ""
     """Runs after our own, whenever that does."""
+    backend: str | None = None
+    labels: Mapping[str, str] | None = None
+    state: bytes | None = None
+    files: tuple[StartFile, ...] = ()
+    """The workspace of each session begins with these."""
+
+    def make(self, client: ExecutorClient) -> Session:
+        with ExitStack() as on_failure:
+            session = on_failure.enter_context(
+                client.create_session(
+                    image=self.image,
+                    authorized_imports=self.authorized_imports,
+                    limits=self.limits or None,
+                    labels=self.labels,
+                    prelude=PRELUDE + self.prelude,
+                    backend=self.backend,
+                    state=self.state,
+                )
+            )
+            for file in self.files:
+                file.put(session)
+            on_failure.pop_all()
+        return session
+
+
+def refuse_beginnings(request: SessionRequest) -> None:
+    """Raises ValueError for what is said of a new session where one is gone on in that there is."""
+    names = ("image", "limits", "prelude", "backend", "labels", "state", "files")
+    given = [name for name in names if getattr(request, name)]
+    if given:
+        raise ValueError(f"session= goes on in a session that there is; {', '.join(given)} can be of a new one only")
 
 
 @dataclass
@@ -66,12 +99,23 @@ class _Contents:
 
 
 class SessionLease:
-    """Owns the session, and the client when it made it. Used by one thread at a time, except for `close`."""
+    """Owns the session, and the client when it made it. Used by one thread at a time, except for `close`.
 
-    def __init__(self, connect: Callable[[], ExecutorClient], *, owns_client: bool, request: SessionRequest) -> None:
+    `existing`, a session or the id of one, is the caller's: it is used as it is, neither ended nor replaced.
+    """
+
+    def __init__(
+        self,
+        connect: Callable[[], ExecutorClient],
+        *,
+        owns_client: bool,
+        request: SessionRequest,
+        existing: Session | str | None = None,
+    ) -> None:
         self._connect = connect
         self._owns_client = owns_client
         self._request = request
+        self._existing = existing
         self._lock = threading.RLock()
         self._client: ExecutorClient | None = None
         self._session: Session | None = None
@@ -90,26 +134,35 @@ class SessionLease:
         """The limits in force, as far as a session has told them."""
         return self._limits
 
+    @property
+    def owns_session(self) -> bool:
+        """Whether sessions are made here, and so are ended and replaced here."""
+        return self._existing is None
+
+    @property
+    def current(self) -> Session | None:
+        """The session, if there is one."""
+        return self._session
+
     def session(self) -> Session:
         """The session, made now if there is none."""
         with self._lock:
             if self._session is None:
-                if self._client is None:
-                    self._client = self._connect()
-                self._session = self._new_session(self._client)
+                self._session = self._begun()
             return self._session
 
-    def _new_session(self, client: ExecutorClient) -> Session:
+    def _begun(self) -> Session:
         with ExitStack() as on_failure:
-            session = on_failure.enter_context(
-                client.create_session(
-                    image=self._request.image,
-                    authorized_imports=self._request.authorized_imports,
-                    limits=self._request.limits or None,
-                    prelude=PRELUDE + self._request.prelude,
-                )
-            )
-            self._require_modules(client, session.info)
+            if isinstance(self._existing, Session):
+                session = self._existing
+            else:
+                if self._client is None:
+                    self._client = self._connect()
+                if self._existing is not None:
+                    session = self._client.get_session(self._existing)
+                else:
+                    session = on_failure.enter_context(self._request.make(self._client))
+                    self._require_modules(self._client, session.info)
             if self._contents.tools is not None:
                 session.register_tools(self._contents.tools)
             if self._contents.variables:
@@ -164,7 +217,8 @@ class SessionLease:
         with self._replacing():
             result = run(session)
         if result.state is VariablesState.LOST:
-            self._replace()
+            if self.owns_session:
+                self._replace()
         elif result.generation != self._generation:
             try:
                 self._put_back_variables(session, result.generation)
@@ -186,6 +240,21 @@ class SessionLease:
             raise
         except ExecutorClientError as error:
             raise EvaluationError(f"the session cannot evaluate it: {error}", reason=error.reason) from error
+
+    def variables(self, names: Iterable[str] | None) -> dict[str, Any]:
+        """Variables of the session that there is, those of data without names; of none, none.
+
+        Raises EvaluationError as `evaluate` does. Waits for the code that runs.
+        """
+        session = self._session
+        if session is None:
+            return {}
+        try:
+            return session.get_variables(names)
+        except (InvalidRequest, ReentrantExecution):
+            raise
+        except ExecutorClientError as error:
+            raise EvaluationError(f"the session gives no variables: {error}", reason=error.reason) from error
 
     def restore(self) -> bool:
         """Puts the variables back if the interpreter was replaced outside of any step; whether it was.
@@ -218,7 +287,7 @@ class SessionLease:
             client, self._client = self._client, None
             self._contents = _Contents()
         try:
-            if session is not None:
+            if session is not None and self.owns_session:
                 session.close()
         finally:
             if client is not None and self._owns_client:
@@ -234,7 +303,7 @@ class SessionLease:
         try:
             yield
         except (NotFoundError, PreconditionError) as error:
-            if not is_session_gone(error):
+            if not (is_session_gone(error) and self.owns_session):
                 raise
             self._replace()
             raise SessionGone(error.message) from error

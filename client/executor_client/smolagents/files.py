@@ -1,0 +1,264 @@
+"""Files on their way between an agent's user and the workspace of its session.
+
+Three ways: files that a session begins with (`start_files`), the file that a final answer names (`AnswerFiles`), and
+the line of an observation that names the files that a step made (`files_line`).
+
+Names and sizes come from a sandbox, and so do the paths that code answers with: a local file gets a cleaned name in a
+directory of the client's own choice, and never takes the place of another one.
+"""
+
+from __future__ import annotations
+
+import atexit
+import errno
+import os
+import re
+import shutil
+import tempfile
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePath
+from typing import Any
+
+from executor_client import (
+    FileInfo,
+    InvalidRequest,
+    NotFoundError,
+    PolicyViolationError,
+    PreconditionError,
+    ResourceExhaustedError,
+    Session,
+)
+from executor_client._local import LocalPath
+
+WORKSPACE = "/workspace"
+"""The workspace as code in a sandbox sees it, the same on each backend."""
+
+ANSWER_BYTES_MAX = 256 << 20
+"""The file of a final answer, which is fetched unasked. `files.get` takes larger ones."""
+FILES_LISTED_MAX = 10
+NAME_CHARS_MAX = 120
+LOCAL_NAME_BYTES_MAX = 100
+SAME_NAMES_MAX = 1_000
+
+Source = LocalPath | bytes | bytearray | memoryview
+Files = Mapping[str, Source] | Iterable[LocalPath] | None
+
+_PLAIN_NAME = re.compile(r"[\w./+@=-]+", re.ASCII)
+_UNFIT = re.compile(r"[^\w.+@=() -]")
+_REFUSALS = (InvalidRequest, NotFoundError, PolicyViolationError, PreconditionError, ResourceExhaustedError)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Files to begin with
+
+
+@dataclass(frozen=True)
+class StartFile:
+    """A local file or directory, or bytes, and the path of the workspace where it goes."""
+
+    path: str
+    source: Path | bytes
+
+    def put(self, session: Session) -> None:
+        if isinstance(self.source, Path) and self.source.is_dir():
+            session.files.put_directory(self.source, self.path)
+        else:
+            session.files.put(self.source, self.path)
+
+
+def start_files(files: Files) -> tuple[StartFile, ...]:
+    """The files of a mapping from paths of the workspace, or of a list of local paths, which keep their names there.
+
+    Raises InvalidRequest for what cannot be put: a path outside the workspace, one that is missing here, two of a name.
+    """
+    if files is None:
+        return ()
+    if isinstance(files, (str, bytes, os.PathLike)):
+        raise InvalidRequest("files is a list of local paths, or a mapping of paths of the workspace to local ones")
+    if isinstance(files, Mapping):
+        return tuple(_start_file(name, source) for name, source in files.items())
+    made: dict[str, StartFile] = {}
+    for each in files:
+        if not isinstance(each, (str, os.PathLike)):
+            raise InvalidRequest(f"files has a {type(each).__name__}; bytes need a name: files={{'name': data}}")
+        name = Path(os.path.abspath(each)).name  # noqa: PTH100 - a link keeps its own name
+        if name in made:
+            raise InvalidRequest(f"files has two of the name {name!r}: name them, files={{'a/{name}': ...}}")
+        made[name] = _start_file(name, each)
+    return tuple(made.values())
+
+
+def _start_file(name: object, source: object) -> StartFile:
+    path = workspace_path(PurePath(name)) if isinstance(name, (str, PurePath)) else None
+    if path is None:
+        raise InvalidRequest(f"files: {name!r} is no path in the workspace")
+    if isinstance(source, (bytes, bytearray, memoryview)):
+        return StartFile(path, bytes(source))
+    if not isinstance(source, (str, os.PathLike)):
+        raise InvalidRequest(f"files: {name!r} is a {type(source).__name__}, neither a local path nor bytes")
+    local = Path(source)
+    if not (local.is_file() or local.is_dir()):
+        raise InvalidRequest(f"files: there is no file or directory {str(local)!r} here")
+    return StartFile(path, local.absolute())
+
+
+def workspace_path(path: PurePath) -> str | None:
+    """The path relative to the workspace; None for one that is not below it, by its words."""
+    parts = path.as_posix().split("/")
+    if ".." in parts:
+        return None
+    text = "/".join(part for part in parts if part not in ("", "."))
+    if path.as_posix().startswith("/"):
+        root = WORKSPACE.lstrip("/") + "/"
+        return text.removeprefix(root) if text.startswith(root) and text != root else None
+    return text or None
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The file of a final answer
+
+
+class AnswerFiles:
+    """Fetches the file that a final answer names. Used by the threads of host tools.
+
+    `files` gives the session that runs the code; `tell` is told in a sentence what became of the answer.
+    """
+
+    def __init__(
+        self, directory: LocalPath | None, session: Callable[[], Session | None], tell: Callable[[str], None]
+    ) -> None:
+        self._directory = None if directory is None else Path(directory).absolute()
+        self._session = session
+        self._tell = tell
+
+    def fetched(self, answer: Any) -> Any:
+        """A local path for a path of the workspace; any other answer as it is.
+
+        Raises FileNotFoundError or ValueError, which the code in the sandbox gets, for one that names no regular file
+        of the workspace that could be had: the model can give another answer.
+        """
+        session = self._session()
+        if not isinstance(answer, PurePath) or session is None:
+            return answer
+        path = workspace_path(answer)
+        if path is None:
+            self._tell(f"the final answer {_name(str(answer))} is no file of the workspace: it stays a path")
+            return answer
+        try:
+            with _Reserved(self._directory or scratch_directory(), path) as local:
+                info = session.files.get(path, local.path, max_bytes=ANSWER_BYTES_MAX)
+                local.keep()
+        except _REFUSALS as refusal:
+            kind = FileNotFoundError if isinstance(refusal, NotFoundError) else ValueError
+            raise kind(
+                f"the file of the final answer cannot be had: {refusal.message}. Answer with the path of a regular "
+                f"file of the workspace, or with str(path) if no file is meant"
+            ) from refusal
+        except OSError as problem:
+            # Without the client's own path, which is no business of the sandbox.
+            self._tell(f"the file of the final answer could not be written: {problem}")
+            raise ValueError(
+                f"the file of the final answer could not be written on the client: {problem.strerror}"
+            ) from problem
+        until = "" if self._directory is not None else " until this process ends (download_dir= keeps it)"
+        self._tell(f"the file of the final answer, {size_text(info.size_bytes)}, is {local.path}{until}")
+        return local.path
+
+
+class _Reserved:
+    """A name in a local directory that was free, and is ours. Given back unless it is kept."""
+
+    def __init__(self, directory: Path, path: str) -> None:
+        self.path = _reserve(directory, local_name(path))
+        self._kept = False
+
+    def keep(self) -> None:
+        self._kept = True
+
+    def __enter__(self) -> _Reserved:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        if not self._kept:
+            self.path.unlink(missing_ok=True)
+
+
+def _reserve(directory: Path, name: str) -> Path:
+    """An empty new file: of this name, or of one with a number where that is taken."""
+    directory.mkdir(parents=True, exist_ok=True)
+    stem, dot, suffix = name.rpartition(".")
+    for number in range(1, SAME_NAMES_MAX):
+        numbered = name if number == 1 else f"{stem}-{number}.{suffix}" if dot else f"{name}-{number}"
+        path = directory / numbered
+        try:
+            os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
+        except FileExistsError:
+            continue
+        return path
+    raise FileExistsError(errno.EEXIST, f"there are {SAME_NAMES_MAX} files of that name", str(directory / name))
+
+
+def local_name(path: str) -> str:
+    """The last part of a workspace's path, as a name that is safe in any directory: not hidden, not long, one line."""
+    name = _UNFIT.sub("_", path.rsplit("/", 1)[-1]).strip(" ")
+    if name.startswith("."):
+        name = f"_{name[1:]}"
+    if len(name.encode()) > LOCAL_NAME_BYTES_MAX:
+        long = PurePath(name)
+        room = LOCAL_NAME_BYTES_MAX // 2
+        name = "".join(part.encode()[:room].decode(errors="ignore") for part in (long.stem, long.suffix))
+    return name or "file"
+
+
+_scratch: Path | None = None
+_scratch_lock = threading.Lock()
+
+
+def scratch_directory() -> Path:
+    """A temporary directory of this process, removed when it ends."""
+    global _scratch
+    with _scratch_lock:
+        if _scratch is None or not _scratch.is_dir():
+            _scratch = Path(tempfile.mkdtemp(prefix="executor-files-"))
+            atexit.register(_remove, _scratch, os.getpid())
+        return _scratch
+
+
+def _remove(directory: Path, owner: int) -> None:
+    """Not in a forked child, which has inherited the duty and not the directory."""
+    if os.getpid() == owner:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# What a step made
+
+
+def files_line(artifacts: Sequence[FileInfo], *, truncated: bool) -> str:
+    """Names the files that a step made or changed, in one whole line; empty where there are none."""
+    if not artifacts:
+        return ""
+    listed = [f"{_name(each.path)}, {size_text(each.size_bytes)}" for each in artifacts[:FILES_LISTED_MAX]]
+    more = len(artifacts) - len(listed)
+    if more or truncated:
+        listed.append(f"and {more} more" if not truncated else "and more")
+    return f"files: {'; '.join(listed)}\n"
+
+
+def size_text(size_bytes: int) -> str:
+    """A size for a person: 812 bytes, 12 kB, 3.4 MB."""
+    if size_bytes < 1_000:
+        return f"{size_bytes} bytes"
+    size, units = size_bytes / 1_000, ["kB", "MB", "GB", "TB"]
+    while size >= 999.5 and len(units) > 1:
+        size /= 1_000
+        del units[0]
+    return f"{size:.1f} {units[0]}" if size < 9.95 else f"{size:.0f} {units[0]}"
+
+
+def _name(path: str) -> str:
+    """A path on one line; in quotes, with its odd characters written as escapes, unless it is plain."""
+    cut = path if len(path) <= NAME_CHARS_MAX else f"{path[:NAME_CHARS_MAX]}..."
+    return cut if _PLAIN_NAME.fullmatch(cut) else repr(cut)

@@ -94,6 +94,10 @@ test-agents: $(STAMP)  ## Run the tests of the agents on a backend (BACKEND=loca
 test-matrix: $(STAMP)  ## Run the tests of the integration on each smolagents that it is for (VERSIONS="1.22.0 1.26.0")
 	@$(BIN)/python tools/smolagents_matrix.py $(VERSIONS) $(if $(ARGS),--pytest='$(ARGS)')
 
+.PHONY: test-mcp-matrix
+test-mcp-matrix: $(STAMP)  ## Run the tests of `executor mcp` on versions 1 and 2 of the SDK (VERSIONS="1.30.0 2.3.0")
+	@$(BIN)/python tools/mcp_matrix.py $(VERSIONS) $(if $(ARGS),--pytest='$(ARGS)')
+
 .PHONY: test-e2b-matrix
 test-e2b-matrix: $(STAMP)  ## Try the E2B backend with pairs of E2B's packages (VERSIONS="2.63.0+2.11.5", ARGS=--write)
 	@$(BIN)/python tools/e2b_matrix.py $(VERSIONS) $(ARGS)

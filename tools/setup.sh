@@ -7,7 +7,7 @@ set -euo pipefail
 
 cd "$(dirname "$0")/.."
 venv=.venv
-install=(-e '.[server,cli,e2b,smolagents,mcp,otel,data]' --group dev)
+install=(-e '.[server,cli,e2b,smolagents,mcp,otel,data]' --group dev --group mcp-tools)
 
 say() { printf '%s\n' "setup: $*"; }
 

@@ -18,14 +18,13 @@ VERSIONS = ("1.22.0", "1.23.0", "1.24.0", "1.25.0", "1.26.0")
 SUITE = ("tests/integration/test_smolagents*.py", "tests/integration/test_examples.py", "tests/features/test_*.py")
 # Of the table of features our own columns hold for every version, and one backend's is enough to see that.
 SELECTION = "not the_feature_is or ours_local"
-# smolagents' MCP tools can't do with the `mcp` of our own extra, which is no part of the suite.
-PACKAGES = ("--editable", ".[server,smolagents,data]", "--group", "dev", "mcp<2")
+PACKAGES = ("--editable", ".[server,smolagents,mcp,data]", "--group", "dev", "--group", "mcp-tools")
 # A version that skips what it was to be tried with has shown nothing; see tests/support/backends.py.
 SETTINGS = {"REQUIRED_BACKENDS": "local"}
 
 
 def trial(version: str) -> Trial:
-    return Trial(version, (*PACKAGES, f"smolagents[mcp]=={version}"), {"smolagents": version})
+    return Trial(version, (*PACKAGES, f"smolagents=={version}"), {"smolagents": version})
 
 
 def main() -> int:

@@ -14,6 +14,7 @@ from executor_api.sizes import bytes_of
 from executor_api.v1 import executor_service_pb2 as service_pb
 from executor_api.v1 import types_pb2 as pb
 from executor_client._limits import NAMES_LISTED_MAX
+from executor_client._suggest import nearest
 from executor_client.errors import InvalidRequest, ProtocolError
 from executor_client.results import (
     ErrorDetail,
@@ -61,7 +62,9 @@ def limits_to_wire(limits: Limits | Mapping[str, float | int | str] | None) -> p
     asked = named_limits(limits)
     unknown = sorted(set(map(str, asked)) - set(LIMIT_NAMES))
     if unknown:
-        raise InvalidRequest(f"no such limits: {', '.join(unknown)}. There are {', '.join(LIMIT_NAMES)}")
+        meant = nearest(unknown[0], LIMIT_NAMES)
+        asked_for = f"{', '.join(unknown)}{f' (did you mean {meant}?)' if meant else ''}"
+        raise InvalidRequest(f"no such limits: {asked_for}. There are {', '.join(LIMIT_NAMES)}")
     wire = pb.Limits()
     for name, value in asked.items():
         if value is None:

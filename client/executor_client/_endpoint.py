@@ -17,6 +17,7 @@ from pathlib import Path
 
 from executor_client._limits import BACKOFF_FIRST_S, BACKOFF_MAX_S, KEEPALIVE_TIME_S, KEEPALIVE_TIMEOUT_S
 from executor_client._quiet_grpc import grpc
+from executor_client._suggest import names_fields
 from executor_client.errors import ConfigurationError
 
 ADDRESS_VARIABLE = "EXECUTOR_ADDRESS"
@@ -28,6 +29,7 @@ PEM_BYTES_MAX = 1 << 20
 _UNIX_SCHEMES = ("unix:", "unix-abstract:")
 
 
+@names_fields
 @dataclass(frozen=True)
 class TlsConfig:
     """PEM files. `ca`: whom to trust, the public authorities when None. `cert` and `key`: our own certificate.

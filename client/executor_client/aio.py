@@ -23,6 +23,7 @@ from executor_client._limits import (
     TAKE_BACK_WAIT_S,
 )
 from executor_client._requests import LimitsLike
+from executor_client._suggest import names_arguments
 from executor_client._transport_base import Timeouts
 from executor_client._watch import Awaited
 from executor_client.aio_session import AsyncSession
@@ -37,6 +38,7 @@ class AsyncExecutorClient:
     It belongs to that loop, with its sessions. `on_wait`, no coroutine function, is called on it.
     """
 
+    @names_arguments
     def __init__(
         self,
         address: str | None = None,
@@ -66,6 +68,7 @@ class AsyncExecutorClient:
     def address(self) -> str:
         return self._transport.endpoint.address
 
+    @names_arguments
     async def create_session(
         self,
         image: str | None = None,

@@ -24,6 +24,7 @@ from executor_client._limits import CANCEL_GRACE_S, CLOSE_TIMEOUT_S, STATE_BYTES
 from executor_client._quiet_grpc import grpc
 from executor_client._requests import InlineBudget, LimitsLike
 from executor_client._session_base import SessionBase
+from executor_client._suggest import names_arguments
 from executor_client._tools import Answer, Tool
 from executor_client._tracing import current_trace
 from executor_client._values import unpack_or_opaque
@@ -92,6 +93,7 @@ class AsyncSession(SessionBase):
     # -----------------------------------------------------------------------------------------------------------------
     # Executions
 
+    @names_arguments
     async def execute(
         self,
         code: str,
@@ -106,6 +108,7 @@ class AsyncSession(SessionBase):
         request = _requests.execute(self.session_id, code, execution_id, output_mode, limits)
         return await self._execute(request, self._tools, on_event)
 
+    @names_arguments
     async def evaluate(self, expression: str, *, timeout_s: float | None = None) -> Any:
         """The value of an expression, out of band; see `Session.evaluate`."""
         _tools.refuse_reentrance(self.session_id, "evaluate")

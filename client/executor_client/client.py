@@ -21,6 +21,7 @@ from executor_client._limits import (
     TAKE_BACK_WAIT_S,
 )
 from executor_client._requests import LimitsLike
+from executor_client._suggest import names_arguments
 from executor_client._transport import Transport
 from executor_client._transport_base import Timeouts
 from executor_client._watch import Awaited
@@ -53,6 +54,7 @@ class ExecutorClient:
     Raises ConfigurationError.
     """
 
+    @names_arguments
     def __init__(
         self,
         address: str | None = None,
@@ -82,6 +84,7 @@ class ExecutorClient:
     def address(self) -> str:
         return self._transport.endpoint.address
 
+    @names_arguments
     def create_session(
         self,
         image: str | None = None,

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Self
 
+from executor_client._suggest import names_fields
 from executor_client.errors import ExecutionFailed
 
 if TYPE_CHECKING:
@@ -50,6 +51,7 @@ class SessionState(enum.Enum):
     """Its sandbox stands still, as it is; the next request wakes it."""
 
 
+@names_fields
 @dataclass(frozen=True, kw_only=True)
 class Limits:
     """What a session or an execution may use. None: not asked for, the policy's default holds."""

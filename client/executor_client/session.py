@@ -26,6 +26,7 @@ from executor_client._limits import CANCEL_GRACE_S, CLOSE_TIMEOUT_S, STATE_BYTES
 from executor_client._quiet_grpc import grpc
 from executor_client._requests import InlineBudget, LimitsLike
 from executor_client._session_base import SessionBase
+from executor_client._suggest import names_arguments
 from executor_client._tool_calls import ToolCalls, ToolPool
 from executor_client._tools import Answer, Tool
 from executor_client._tracing import current_trace
@@ -96,6 +97,7 @@ class Session(SessionBase):
     # -----------------------------------------------------------------------------------------------------------------
     # Executions
 
+    @names_arguments
     def execute(
         self,
         code: str,
@@ -115,6 +117,7 @@ class Session(SessionBase):
         request = _requests.execute(self.session_id, code, execution_id, output_mode, limits)
         return self._execute(request, self._tools, on_event)
 
+    @names_arguments
     def evaluate(self, expression: str, *, timeout_s: float | None = None) -> Any:
         """The value of an expression, out of band: for looking into a session that is idle.
 

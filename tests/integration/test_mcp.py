@@ -9,12 +9,12 @@ from collections.abc import Iterator
 
 import PIL.Image
 import pytest
-from mcp.shared.exceptions import MCPError
-from mcp_types import BlobResourceContents, EmbeddedResource, ImageContent, TextContent
+from mcp.types import BlobResourceContents, EmbeddedResource, ImageContent, TextContent
 
 from executor_client import ExecutorClient, Session
 from tests.support.daemon import Daemon
 from tests.support.mcp_host import McpHost, connected, environment, text_of
+from tests.support.mcp_sdk import McpError, is_error, wire
 from tests.support.polling import eventually
 
 IMPORTS = "matplotlib.*,PIL.*,numpy.*,os,time,pathlib"
@@ -144,7 +144,7 @@ def test_calls_on_one_session_run_one_after_the_other(host: McpHost) -> None:
     host.run("import time\nat_work = 0\norder = []")
     code = "at_work += 1\nassert at_work == 1\ntime.sleep(0.05)\norder.append({})\nat_work -= 1"
     running = [host.start("run_python", code=code.format(number)) for number in range(4)]
-    assert [each.result().is_error for each in running] == [False] * 4
+    assert [is_error(each.result()) for each in running] == [False] * 4
     assert "Value: [0, 1, 2, 3]" in host.run("sorted(order)")
 
 
@@ -215,7 +215,7 @@ def test_files_that_cannot_be_had_are_said_to_be_so(host: McpHost) -> None:
     assert "not base64" in host.refusal("write_file", path="x", content="é", encoding="base64")
     assert "at most 8,388,608 can be written" in host.refusal("write_file", path="x", content="x" * 9_000_000)
     for uri in ("sandbox://default/missing", "sandbox://default/../x", "sandbox://nobody/x", "sandbox://default/%00"):
-        with pytest.raises(MCPError):
+        with pytest.raises(McpError):
             host.portal.call(host.client.read_resource, uri)
 
 
@@ -260,7 +260,7 @@ def test_reset_ends_what_runs(host: McpHost, client: ExecutorClient) -> None:
     assert eventually(lambda: host.logs)
     host.portal.call(host.client.call_tool, "reset_session", {})
     result = running.result()
-    assert result.is_error and "gone" in text_of(result)
+    assert is_error(result) and "gone" in text_of(result)
     assert "Value: 1" in host.run("1")
     assert len(client.list_sessions()) == 1
 
@@ -281,7 +281,7 @@ def test_tools_say_what_they_are_for(host: McpHost) -> None:
     for tool in tools:
         assert tool.description and "\n   " not in tool.description
         assert tool.annotations is not None
-        for argument in tool.input_schema["properties"].values():
+        for argument in wire(tool)["inputSchema"]["properties"].values():
             assert argument["description"]
     assert host.client.instructions is not None
     for name in re.findall(r"\b\w+_\w+\b", host.client.instructions):

@@ -21,6 +21,7 @@ from executor_client import ExecutorClient
 from executor_client.cli import main
 from tests.support.daemon import Daemon, running_daemon
 from tests.support.mcp_host import COMMAND, connected, environment, text_of
+from tests.support.mcp_sdk import is_error
 from tests.support.polling import eventually
 
 TIMEOUT_S = 60.0
@@ -55,9 +56,16 @@ class RawHost:
         assert message["jsonrpc"] == "2.0"
         return dict(message)
 
+    def answer(self) -> dict[str, Any]:
+        """The answer to what was sent last; notifications that come before it are left out."""
+        while "method" in (message := self.read()):
+            pass
+        assert message["id"] == self._number
+        return message
+
     def initialize(self) -> None:
         self.send("initialize", INITIALIZE)
-        assert self.read()["result"]["serverInfo"]["name"] == "remote-executor"
+        assert self.answer()["result"]["serverInfo"]["name"] == "remote-executor"
         self.write({"jsonrpc": "2.0", "method": "notifications/initialized"})
 
     def start(self, code: str) -> None:
@@ -135,9 +143,9 @@ def test_messages_that_are_none_do_no_harm(daemon: Daemon) -> None:
         host.process.stdin.write('not JSON\n{"jsonrpc": "2.0"}\n[]\n\n{"id": 1}\n\0\n')
         host.initialize()
         host.send("tools/call", {"name": "no_such_tool", "arguments": {}})
-        assert host.read()["result"]["isError"] is True
+        assert host.answer()["result"]["isError"] is True
         host.send("tools/call", {"name": "run_python", "arguments": {"code": "6 * 7"}})
-        assert host.read()["result"]["content"][0]["text"] == "Value: 42"
+        assert host.answer()["result"]["content"][0]["text"] == "Value: 42"
         close_stdin(host)
         assert host.process.wait(TIMEOUT_S) == 0
 
@@ -164,7 +172,7 @@ def test_a_daemon_that_is_not_there_is_said_at_each_call_and_found_when_it_is() 
     with connected(env) as host:
         calls = [host.start("run_python", code="1"), host.start("list_files"), host.start("get_policy")]
         for call in calls:
-            assert call.result().is_error
+            assert is_error(call.result())
             assert f"no daemon answers at unix:{state_dir}" in text_of(call.result())
         assert [text for _, text in host.progress if text is not None and text.startswith("waiting for the daemon")]
         with running_daemon(directory):

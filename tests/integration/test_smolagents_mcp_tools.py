@@ -1,7 +1,6 @@
 """Tools of an MCP server, as smolagents brings them to an agent, called by code in a sandbox.
 
-smolagents needs the package mcpadapt for them, which needs an older `mcp` than our own server does: they are together
-in the environments of `make test-matrix` only.
+smolagents needs the package mcpadapt for them, which can do with version 1 of `mcp` only; so can `executor mcp`.
 """
 
 from __future__ import annotations
@@ -38,9 +37,7 @@ server.run()
 
 @pytest.fixture
 def server(tmp_path: Path) -> list[str]:
-    pytest.importorskip(
-        "mcpadapt", reason="smolagents' MCP tools need mcpadapt, which an environment with mcp 2 can't have"
-    )
+    pytest.importorskip("mcpadapt", reason="smolagents' MCP tools need mcpadapt, which can't do with mcp 2")
     (tmp_path / "server.py").write_text(SERVER)
     return [str(tmp_path / "server.py")]
 

@@ -13,11 +13,12 @@ from functools import partial
 from typing import Any, TextIO
 
 from anyio.from_thread import BlockingPortal, start_blocking_portal
-from mcp import Client, StdioServerParameters
+from mcp import StdioServerParameters
 from mcp.client.stdio import stdio_client
-from mcp_types import CallToolResult, LoggingMessageNotificationParams, TextContent
+from mcp.types import CallToolResult, LoggingMessageNotificationParams, TextContent
 
 from tests.support.daemon import Daemon
+from tests.support.mcp_sdk import client_of, is_error
 
 COMMAND = ["-m", "executor_client.cli"]
 
@@ -37,7 +38,8 @@ class McpHost:
     """A connected host. The client runs in a thread of its own, so that tests that are no coroutines can share it."""
 
     portal: BlockingPortal
-    client: Client
+    client: Any
+    """That of the SDK, version 2, or what does the same with version 1."""
     errors: TextIO
     logs: list[LoggingMessageNotificationParams] = field(default_factory=list)
     progress: list[tuple[float, str | None]] = field(default_factory=list)
@@ -55,13 +57,13 @@ class McpHost:
     def run(self, code: str, **arguments: Any) -> str:
         """Runs code that must succeed; returns the text."""
         result = self.call("run_python", code=code, **arguments)
-        assert not result.is_error, text_of(result)
+        assert not is_error(result), text_of(result)
         return text_of(result)
 
     def refusal(self, tool: str, **arguments: Any) -> str:
         """The text of a call that must be refused."""
         result = self.call(tool, **arguments)
-        assert result.is_error
+        assert is_error(result)
         return text_of(result)
 
     def said_on_stderr(self) -> str:
@@ -85,7 +87,7 @@ def connected(env: dict[str, str], *options: str, first: tuple[str, ...] = (), m
         await hosts[0]._on_log(params)
 
     with tempfile.TemporaryFile("w+") as errors, start_blocking_portal() as portal:
-        client = Client(stdio_client(parameters, errlog=errors), mode=mode, logging_callback=on_log, log_level="info")
-        with portal.wrap_async_context_manager(client):
+        connecting = client_of(stdio_client(parameters, errlog=errors), mode, on_log)
+        with portal.wrap_async_context_manager(connecting) as client:
             hosts.append(McpHost(portal, client, errors))
             yield hosts[0]

@@ -13,13 +13,20 @@ import urllib.parse
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from mcp_types import BlobResourceContents, CallToolResult, ContentBlock, EmbeddedResource, ImageContent, TextContent
-
 from executor_client._failure_text import headline, short_traceback, shortened
 from executor_client._images import decode_image
 from executor_client._limits import IMAGE_PIXELS_MAX
 from executor_client._value_text import value_text
 from executor_client.events import ExecutionEvent, ImageEvent, LimitWarningEvent, LogEvent, OutputCutEvent
+from executor_client.mcp.sdk import (
+    CallToolResult,
+    ContentBlock,
+    TextContent,
+    file_block,
+    image_block,
+    text_block,
+    tool_result,
+)
 from executor_client.results import ExecutionResult, FileInfo, Image, Limits, VariablesState
 
 if TYPE_CHECKING:
@@ -102,7 +109,7 @@ def execution_content(
     lines.append(_aftermath(result.state, failed=not result.succeeded, replaced=replaced))
     ending = f"[{result.outcome.value.replace('_', ' ')} after {result.usage.wall_time_s:.2f} s in session {session!r}]"
     text = _NEWLINE.join([*filter(None, lines), ending])
-    return CallToolResult(content=[*blocks, _text(text)], is_error=not result.succeeded)
+    return tool_result([*blocks, _text(text)], is_error=not result.succeeded)
 
 
 def _value_blocks(value: object) -> list[ContentBlock]:
@@ -116,7 +123,7 @@ def _value_blocks(value: object) -> list[ContentBlock]:
 
 def _text(text: str) -> TextContent:
     """Text that JSON carries: half a character, as names of files and values of programs may have, is escaped."""
-    return TextContent(text=text.encode("utf-8", "backslashreplace").decode())
+    return text_block(text.encode("utf-8", "backslashreplace").decode())
 
 
 def _as_image(value: object) -> PIL.Image.Image | None:
@@ -155,7 +162,7 @@ def image_blocks(image: Image) -> list[ContentBlock]:
     if image.pil is None:
         return [_text(f"[an image could not be shown: {image.problem}]")]
     if len(image.data) <= IMAGE_BYTES_MAX and max(image.width, image.height) <= IMAGE_SIDE_MAX:
-        return [ImageContent(data=_base64(image.data), mime_type=image.mime_type)]
+        return [image_block(_base64(image.data), image.mime_type)]
     return _encoded(image.pil, note=f"[scaled down from {image.width}x{image.height} pixels]")
 
 
@@ -178,7 +185,7 @@ def _encoded(image: PIL.Image.Image, *, note: str) -> list[ContentBlock]:
             buffer = io.BytesIO()
             picture.save(buffer, format=mime_type.removeprefix("image/"))
             if buffer.tell() <= IMAGE_BYTES_MAX:
-                return [ImageContent(data=_base64(buffer.getvalue()), mime_type=mime_type), *notes]
+                return [image_block(_base64(buffer.getvalue()), mime_type), *notes]
         scaled = scaled.resize((max(1, scaled.width // 2), max(1, scaled.height // 2)))
 
 
@@ -188,12 +195,11 @@ def file_content(session: str, path: str, data: bytes) -> CallToolResult:
         if data.startswith(start):
             image = decode_image(data, mime_type, "file", pixels_left=IMAGE_PIXELS_MAX)
             if image.pil is not None:
-                return CallToolResult(content=image_blocks(image))
+                return tool_result(image_blocks(image))
     if (text := _as_text(data)) is not None:
-        return CallToolResult(content=[_text(shortened(text, FILE_CHARS_MAX))])
+        return tool_result([_text(shortened(text, FILE_CHARS_MAX))])
     mime_type = mimetypes.guess_type(path)[0] or "application/octet-stream"
-    resource = BlobResourceContents(uri=file_uri(session, path), blob=_base64(data), mime_type=mime_type)
-    return CallToolResult(content=[EmbeddedResource(resource=resource)])
+    return tool_result([file_block(file_uri(session, path), _base64(data), mime_type)])
 
 
 def _as_text(data: bytes) -> str | None:

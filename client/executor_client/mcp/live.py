@@ -5,14 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import logging
-import warnings
 from types import TracebackType
-from typing import Any, Literal, Self
-
-from mcp.server.mcpserver import Context
-from mcp.shared.exceptions import MCPDeprecationWarning
+from typing import Any, Self
 
 from executor_client.events import ExecutionEvent, LogEvent, QueuedEvent
+from executor_client.mcp.sdk import send_log
 from executor_client.waits import Wait
 
 OUTPUT_CHARS_MAX = 20_000
@@ -33,7 +30,7 @@ def show_wait(wait: Wait) -> None:
 class Live:
     """Of one call, which runs inside of it."""
 
-    def __init__(self, ctx: Context[Any, Any]) -> None:
+    def __init__(self, ctx: Any) -> None:
         self._ctx = ctx
         self._events = 0
         self._chars = 0
@@ -51,7 +48,7 @@ class Live:
         self._chars += len(event.text)
         self._open = self._events < OUTPUT_EVENTS_MAX and self._chars <= OUTPUT_CHARS_MAX
         text = event.text if self._open else "[more output comes with the result]"
-        await self._log("info" if event.stream == "stdout" else "warning", text)
+        await send_log(self._ctx, "info" if event.stream == "stdout" else "warning", text, logger="run_python")
         await self._progress(text.rstrip().rpartition("\n")[2])
 
     def show_wait(self, wait: Wait) -> None:
@@ -65,15 +62,6 @@ class Live:
         self._sending.discard(sending)
         if not sending.cancelled() and (error := sending.exception()) is not None:
             _log.debug("the host was not told of a wait: %r", error)  # it has gone
-
-    async def _log(self, level: Literal["info", "warning"], text: str) -> None:
-        with warnings.catch_warnings():
-            # Deprecated in the newest protocol, where it is sent to hosts that ask for it only; there is no successor.
-            warnings.simplefilter("ignore", MCPDeprecationWarning)
-            sending = self._ctx.session.send_log_message(
-                level, text, logger="run_python", related_request_id=self._ctx.request_id
-            )
-        await sending
 
     async def _progress(self, message: str) -> None:
         self._events += 1

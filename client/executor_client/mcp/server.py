@@ -12,11 +12,8 @@ import importlib.metadata
 import inspect
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, Literal
 
-from mcp.server.mcpserver import Context, MCPServer
-from mcp.server.mcpserver.exceptions import ResourceError, ToolError
-from mcp_types import CallToolResult, ToolAnnotations
 from pydantic import Field
 
 from executor_client._policy_text import policy_lines
@@ -24,8 +21,10 @@ from executor_client._terminal import aligned
 from executor_client.aio import AsyncExecutorClient
 from executor_client.errors import ExecutorClientError
 from executor_client.events import ExecutionEvent
+from executor_client.mcp import sdk
 from executor_client.mcp.content import Transcript, execution_content, file_content
 from executor_client.mcp.live import Live
+from executor_client.mcp.sdk import CallToolResult, Ctx, ResourceError, ToolAnnotations, ToolError, tool_hints
 from executor_client.mcp.sessions import DEFAULT_NAME, SessionRefused, SessionRequest, Sessions
 
 FILE_READ_BYTES_MAX = 4 << 20
@@ -44,12 +43,11 @@ interpreter was restarted, define again what is needed. When it says that a sess
 Which modules can be imported, and which limits there are, get_policy tells. A refused import names what is authorized.
 """
 
-Ctx = Context[Sessions, Any]
 SessionName = Annotated[str, Field(description="which sandbox; another name makes another one, with its own variables")]
 FilePath = Annotated[str, Field(description="relative to the sandbox's working directory")]
 
-READ_ONLY = ToolAnnotations(read_only_hint=True, open_world_hint=False)
-DESTROYS = ToolAnnotations(destructive_hint=True, open_world_hint=False)
+READ_ONLY = tool_hints(read_only=True)
+DESTROYS = tool_hints(read_only=False)
 
 
 def make_server(
@@ -57,43 +55,33 @@ def make_server(
     request: SessionRequest,
     *,
     sessions_max: int,
-) -> MCPServer[Sessions]:
+) -> Any:
     """A server whose sessions live as long as its one connection. `connect` is called when that begins."""
 
     @asynccontextmanager
-    async def lifespan(_: MCPServer[Sessions]) -> AsyncIterator[Sessions]:
+    async def lifespan(_: Any) -> AsyncIterator[Sessions]:
         async with connect() as client, Sessions(client, request, sessions_max=sessions_max) as sessions:
             yield sessions
 
-    server = MCPServer(
-        "remote-executor",
+    tools: dict[sdk.Tool, ToolAnnotations] = {
+        run_python: DESTROYS,
+        list_files: READ_ONLY,
+        read_file: READ_ONLY,
+        write_file: DESTROYS,
+        list_sessions: READ_ONLY,
+        reset_session: DESTROYS,
+        close_session: DESTROYS,
+        get_policy: READ_ONLY,
+    }
+    return sdk.make_server(
+        name="remote-executor",
         title="Python sandbox",
-        instructions=INSTRUCTIONS,
         version=importlib.metadata.version("remote-executor"),
+        instructions=INSTRUCTIONS,
+        tools=[(tool, inspect.cleandoc(tool.__doc__ or ""), hints) for tool, hints in tools.items()],
+        read_file=file_resource,
         lifespan=lifespan,
-        # Below, it logs what went wrong in a tool call, which may be code or what came out of a sandbox.
-        log_level="ERROR",
     )
-    for tool, hints in (
-        (run_python, DESTROYS),
-        (list_files, READ_ONLY),
-        (read_file, READ_ONLY),
-        (write_file, DESTROYS),
-        (list_sessions, READ_ONLY),
-        (reset_session, DESTROYS),
-        (close_session, DESTROYS),
-        (get_policy, READ_ONLY),
-    ):
-        server.add_tool(
-            tool, description=inspect.cleandoc(tool.__doc__ or ""), annotations=hints, structured_output=False
-        )
-    server.resource(
-        "sandbox://{session}/{+path}",
-        name="file",
-        description="A file in a sandbox's working directory.",
-        mime_type="application/octet-stream",
-    )(file_resource)
-    return server
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -190,13 +178,11 @@ def _bytes_of(content: str, encoding: Literal["utf-8", "base64"]) -> bytes:
         raise ToolError(f"the content is not base64: {error}") from error
 
 
-# Without its parameters: the SDK's 2.0 loses the request where it meets a Context with some in a template's function.
-async def file_resource(ctx: Context, session: str, path: str) -> bytes:
+async def file_resource(ctx: Ctx, session: str, path: str) -> bytes:
     """A file in a sandbox's working directory, as an MCP resource."""
-    context = cast(Ctx, ctx)
     try:
-        async with _call(context):
-            return await _read(context, session, path)
+        async with _call(ctx):
+            return await _read(ctx, session, path)
     except ToolError as error:
         raise ResourceError(str(error)) from error
 
@@ -251,7 +237,8 @@ async def get_policy(ctx: Ctx) -> str:
 
 
 def _sessions(ctx: Ctx) -> Sessions:
-    return ctx.request_context.lifespan_context
+    sessions: Sessions = ctx.request_context.lifespan_context
+    return sessions
 
 
 @asynccontextmanager

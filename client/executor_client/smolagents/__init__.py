@@ -9,6 +9,17 @@ docs/smolagents.md tells what an agent gets and what differs from smolagents' ow
 thing in smolagents: an agent that holds a `RemoteExecutor` is saved as "remote", never as "local".
 """
 
+try:
+    import smolagents as _smolagents
+except ModuleNotFoundError as error:
+    if error.name != "smolagents":
+        raise
+    raise ModuleNotFoundError(
+        "executor_client.smolagents needs smolagents, which is not installed here: "
+        "pip install 'remote-executor[smolagents]'",
+        name="smolagents",
+    ) from None
+
 from executor_client.smolagents.agent import (
     RemoteCodeAgent,
     find_managed_agents_by_class,
@@ -37,5 +48,6 @@ __all__ = [
     "unregister",
 ]
 
+del _smolagents
 name_executor_when_saved()
 find_managed_agents_by_class()

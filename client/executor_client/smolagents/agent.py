@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ import smolagents
 from smolagents import agents as smolagents_agents
 from smolagents.default_tools import TOOL_MAPPING, PythonInterpreterTool
 
+from executor_client._suggest import named_parameters, unknown_name
 from executor_client.smolagents.executor import RemoteExecutor
 from executor_client.smolagents.failures import DaemonLost, StreamedDaemonLost
 from executor_client.smolagents.interpreter_tool import RemotePythonInterpreterTool
@@ -51,6 +52,7 @@ class RemoteCodeAgent(smolagents.CodeAgent):  # type: ignore[misc]  # smolagents
     """
 
     def __init__(self, *args: Any, executor_type: str = EXECUTOR_TYPE, **kwargs: Any) -> None:
+        _check_names(kwargs)
         _init(super().__init__, self, args, {**kwargs, "executor_type": executor_type})
 
     def create_python_executor(self) -> Any:
@@ -195,6 +197,17 @@ def _streamed(steps: Iterator[Any]) -> Iterator[Any]:
 
 # ---------------------------------------------------------------------------------------------------------------------
 # The detour by "local", for our class and for the registered one
+
+
+def _check_names(kwargs: Mapping[str, Any]) -> None:
+    """Raises TypeError for an argument that no agent has, and says whose it is, or which one was meant."""
+    own = [*named_parameters(_UPSTREAM_INIT), *named_parameters(smolagents.MultiStepAgent.__init__)]
+    for name in kwargs.keys() - own:
+        if name in named_parameters(RemoteExecutor.__init__):
+            raise TypeError(
+                f"CodeAgent() has no argument {name!r}: it is the executor's, executor_kwargs={{{name!r}: ...}}"
+            )
+        raise TypeError(f"CodeAgent() has no argument {name!r}: {unknown_name(name, own, form='{}=')}")
 
 
 def _init(upstream: Any, agent: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

@@ -44,6 +44,7 @@ from executor_client import (
 from executor_client._convert import limits_to_wire, named_limits
 from executor_client._local import LocalPath
 from executor_client._requests import state_of
+from executor_client._suggest import names_arguments
 from executor_client._value_text import holds_values, text_chars, value_text
 from executor_client.smolagents.console import LogStream, escape, show_wait
 from executor_client.smolagents.failures import (
@@ -111,6 +112,7 @@ class RemoteExecutor(PythonExecutor):  # type: ignore[misc]  # smolagents is unt
     A call raises `CodeExecutionError` when the code failed, `DaemonLost` (no `Exception`) when the daemon did.
     """
 
+    @names_arguments
     def __init__(
         self,
         additional_authorized_imports: Sequence[str] = (),

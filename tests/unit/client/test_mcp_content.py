@@ -9,7 +9,7 @@ from typing import Any
 
 import PIL.Image
 import pytest
-from mcp_types import ContentBlock, EmbeddedResource, ImageContent, TextContent
+from mcp.types import ContentBlock, EmbeddedResource, ImageContent, TextContent
 
 from executor_client import (
     ErrorDetail,
@@ -29,6 +29,7 @@ from executor_client import (
 from executor_client._images import decode_image
 from executor_client.mcp import content
 from executor_client.mcp.content import Transcript, execution_content, file_content, image_blocks
+from tests.support.mcp_sdk import is_error, wire
 
 
 def picture(width: int, height: int, *, noise: bool = False, image_format: str = "PNG") -> Image:
@@ -43,7 +44,7 @@ def opened(block: ContentBlock) -> PIL.Image.Image:
     data = base64.b64decode(block.data, validate=True)
     assert len(data) <= content.IMAGE_BYTES_MAX
     image = PIL.Image.open(io.BytesIO(data))
-    assert image.get_format_mimetype() == block.mime_type
+    assert image.get_format_mimetype() == wire(block)["mimeType"]
     return image
 
 
@@ -57,7 +58,7 @@ def told(**fields: Any) -> tuple[str, bool]:
     made = {"outcome": Outcome.SUCCEEDED, "state": VariablesState.KEPT, "generation": 1, **fields}
     result = ExecutionResult(execution_id="e", **made)
     said = execution_content(result, Transcript(), "x = 1", Limits(), session="s", replaced=replaced)
-    return texts(said.content)[-1], said.is_error is True
+    return texts(said.content)[-1], is_error(said)
 
 
 def test_texts_and_images_come_in_the_order_in_which_the_program_made_them() -> None:
@@ -195,9 +196,9 @@ def test_a_file_is_shown_as_what_it_is() -> None:
     for data in (b"\xff\x00", b"a\0b", b"\x89PNG and no more", b"\xff\xd8\xff"):
         (raw,) = file_content("s", "d e/é.zip", data).content
         assert isinstance(raw, EmbeddedResource)
-        assert raw.resource.model_dump(exclude_none=True) == {
+        assert wire(raw.resource) == {
             "uri": "sandbox://s/d%20e/%C3%A9.zip",
-            "mime_type": "application/zip",
+            "mimeType": "application/zip",
             "blob": base64.b64encode(data).decode(),
         }
 

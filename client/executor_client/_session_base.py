@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import re
+
 from executor_api.v1 import types_pb2
 from executor_client import _convert
 from executor_client._watch import Awaited
 from executor_client.results import Limits, PolicyRef, SessionInfo, StateManifest
 from executor_client.waits import WaitKind
+
+_LONG_ID = re.compile(r"([0-9a-f]{8})[0-9a-f]{24}")
+
+
+def short_id(session_id: str) -> str:
+    """A session's id for a person's eyes: its beginning, which `executor ps` shows too, tells it from the others."""
+    found = _LONG_ID.fullmatch(session_id)
+    return found[1] if found else session_id
 
 
 class SessionBase:
@@ -47,7 +57,7 @@ class SessionBase:
 
     def _turn(self, to_do: str) -> Awaited:
         """For a call that waits for the executions ahead of it."""
-        return Awaited(WaitKind.SESSION, f"session {self.session_id} {to_do}")
+        return Awaited(WaitKind.SESSION, f"session {short_id(self.session_id)} {to_do}")
 
     def _described(self, wire: types_pb2.Session) -> SessionInfo:
         self._info = _convert.session_from_wire(wire)

@@ -46,7 +46,13 @@ class Checkpoint(bytes):
         return cls(data)
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__} of {len(self)} bytes>"
+        """One line, whatever is in it; `bytes(checkpoint)` shows the bytes."""
+        if self.manifest is None:
+            return f"<{type(self).__name__} of {len(self)} bytes>"
+        names = self.manifest.variables
+        return f"<{type(self).__name__} of {len(self)} bytes: {len(names)} variables, {self.manifest.files} files>"
+
+    __str__ = __repr__  # that of bytes prints them all, and so would print() and an f-string
 
 
 class StateReader:

@@ -29,10 +29,12 @@ from executor_client.smolagents.executor import RemoteExecutor
 from executor_client.smolagents.failures import DaemonLost, StreamedDaemonLost
 from executor_client.smolagents.interpreter_tool import RemotePythonInterpreterTool
 from executor_client.smolagents.loaded_tools import remember_source
+from executor_client.smolagents.uploads import with_uploads
 
 EXECUTOR_TYPE = "remote"
 
 _UPSTREAM_INIT = smolagents.CodeAgent.__init__
+_UPSTREAM_RUN = smolagents.CodeAgent.run
 _UPSTREAM_CREATE = smolagents.CodeAgent.create_python_executor
 _UPSTREAM_TO_DICT = smolagents.CodeAgent.to_dict
 
@@ -59,7 +61,7 @@ class RemoteCodeAgent(smolagents.CodeAgent):  # type: ignore[misc]  # smolagents
         return _create(super().create_python_executor, self)
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
-        result = super().run(*args, **kwargs)
+        result = _run(super().run, self, args, kwargs)
         return _streamed(result) if inspect.isgenerator(result) else result
 
     def save(self, output_dir: str | Path, relative_path: str | None = None) -> None:
@@ -129,14 +131,20 @@ def register(*, base_tools: bool = False) -> None:
     def create_python_executor(self: Any) -> Any:
         return _create(functools.partial(_UPSTREAM_CREATE, self), self)
 
+    @functools.wraps(_UPSTREAM_RUN)
+    def run(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return _run(functools.partial(_UPSTREAM_RUN, self), self, args, kwargs)
+
     if smolagents.CodeAgent.__init__ is _UPSTREAM_INIT:
         smolagents.CodeAgent.__init__ = init
+        smolagents.CodeAgent.run = run
         smolagents.CodeAgent.create_python_executor = create_python_executor
 
 
 def unregister() -> None:
     """Undoes `register()`. Agents that were made meanwhile keep their executors. Idempotent."""
     smolagents.CodeAgent.__init__ = _UPSTREAM_INIT
+    smolagents.CodeAgent.run = _UPSTREAM_RUN
     smolagents.CodeAgent.create_python_executor = _UPSTREAM_CREATE
     if TOOL_MAPPING.get(PythonInterpreterTool.name) is RemotePythonInterpreterTool:
         TOOL_MAPPING[PythonInterpreterTool.name] = PythonInterpreterTool
@@ -220,6 +228,14 @@ def _init(upstream: Any, agent: Any, args: tuple[Any, ...], kwargs: dict[str, An
     upstream(*call.args, **call.kwargs)
     if remote:
         agent.executor_type = EXECUTOR_TYPE
+
+
+def _run(upstream: Any, agent: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    call = inspect.signature(upstream).bind_partial(*args, **kwargs)
+    given = call.arguments
+    if given.get("images"):
+        given["task"], given["images"] = with_uploads(agent, given["task"], given["images"])
+    return upstream(*call.args, **call.kwargs)
 
 
 def _create(upstream: Any, agent: Any) -> Any:

@@ -1,0 +1,72 @@
+"""Files that a person gives a run, put where the agent's code can open them.
+
+smolagents' `GradioUI(agent, file_upload_folder=...)` copies what is uploaded into a folder of its own machine, names
+the paths in the task, and hands them to `run` as images, whatever they are (smolagents 1.24 and later). Here they go
+into the workspace, the task names them as they are there, and the model is shown those that are images.
+
+Only `images` is looked at: that comes from the caller. A path that the text of a task names may be anybody's idea.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path, PurePath
+from typing import Any
+
+import PIL.Image
+
+from executor_client import ExecutorClientError, InvalidRequest
+from executor_client._images import decode_image
+from executor_client._limits import IMAGE_PIXELS_MAX
+from executor_client.smolagents.executor import RemoteExecutor
+from executor_client.smolagents.files import workspace_path
+
+FOLDER = "uploads"
+"""In the workspace, for files whose own path can't be one there."""
+SHOWN_BYTES_MAX = 32 << 20
+"""An image above this is a file for the code only."""
+
+_MIME_TYPES = {b"\x89PNG\r\n\x1a\n": "image/png", b"\xff\xd8\xff": "image/jpeg"}
+
+
+def with_uploads(agent: Any, task: str, images: Any) -> tuple[str, Any]:
+    """The task and the images of a run, after those of the images that are paths were put into the workspace.
+
+    Raises InvalidRequest for one that is no file, or that the policy does not take.
+    """
+    executor = getattr(agent, "python_executor", None)
+    if not images or not isinstance(executor, RemoteExecutor):
+        return task, images
+    shown = []
+    for image in images:
+        if not isinstance(image, (str, os.PathLike)):
+            shown.append(image)
+            continue
+        path = os.fspath(image)
+        there = workspace_path(PurePath(path)) if not PurePath(path).is_absolute() else None
+        there = there or f"{FOLDER}/{PurePath(path).name}"
+        _put(executor, path, there)
+        task = task.replace(repr(path), repr(there))
+        if (picture := _picture(Path(path))) is not None:
+            shown.append(picture)
+    return task, shown or None
+
+
+def _put(executor: RemoteExecutor, path: str, there: str) -> None:
+    try:
+        executor.files.put(path, there)
+    except OSError as error:
+        raise InvalidRequest(f"the file {path!r} cannot be given to the code: {error.strerror}") from error
+    except ExecutorClientError as error:
+        error.add_note(f"while the file {path!r} was put into the workspace of the session")
+        raise
+
+
+def _picture(path: Path) -> PIL.Image.Image | None:
+    """The file as an image for the model, where it is one that is safe to decode."""
+    with path.open("rb") as file:
+        data = file.read(SHOWN_BYTES_MAX + 1)
+    mime_type = next((mime_type for start, mime_type in _MIME_TYPES.items() if data.startswith(start)), None)
+    if mime_type is None or len(data) > SHOWN_BYTES_MAX:
+        return None
+    return decode_image(data, mime_type, "upload", pixels_left=IMAGE_PIXELS_MAX).pil

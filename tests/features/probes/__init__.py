@@ -3,6 +3,6 @@
 A probe uses an agent on a `Place` as the guide does, and says what it saw; see observe.py.
 """
 
-from tests.features.probes import code, images, limits, running, sandboxed, tools, values
+from tests.features.probes import code, files, images, limits, running, sandboxed, tools, values
 
-__all__ = ["code", "images", "limits", "running", "sandboxed", "tools", "values"]
+__all__ = ["code", "files", "images", "limits", "running", "sandboxed", "tools", "values"]

@@ -39,7 +39,7 @@ RESTART_TIMEOUT_S = 30.0
 
 @probe
 def time_limit(place: Place) -> str:
-    if not _has_setting(place, "time", "limits"):
+    if not has_setting(place, "time", "limits"):
         return NOTHING_TO_SET
     what = _slow(place)
     if "exceeded the maximum execution time" not in what.told:
@@ -49,10 +49,10 @@ def time_limit(place: Place) -> str:
 
 @probe
 def state_after_the_time_limit(place: Place) -> str:
-    return judged(_slow(place), 1) if _has_setting(place, "time", "limits") else NOTHING_TO_SET
+    return judged(_slow(place), 1) if has_setting(place, "time", "limits") else NOTHING_TO_SET
 
 
-def _has_setting(place: Place, *about: str) -> bool:
+def has_setting(place: Place, *about: str) -> bool:
     """Whether the executor takes anything by such a name."""
     with place.agent("1") as agent:
         names = inspect.signature(type(agent.python_executor).__init__).parameters
@@ -72,7 +72,7 @@ def memory_limit(place: Place) -> str:
     """The step that hits it fails, and the agent goes on."""
     if isinstance(place, Docker):  # Docker has one for the container, and the executor hands it on
         return _after_a_kernel_died(place, TAKE_MEMORY, mem_limit=MEMORY_LIMIT, memswap_limit=MEMORY_LIMIT)
-    if not _has_setting(place, "memory", "limits"):
+    if not has_setting(place, "memory", "limits"):
         return NOTHING_TO_SET
     setting = {"limits": {"memory_bytes": MEMORY_LIMIT}}
     with place.agent(TAKE_MEMORY, "final_answer('went on')", executor_kwargs=setting) as agent:
@@ -94,7 +94,7 @@ def crash(place: Place) -> str:
 @probe
 def prelude(place: Place) -> str:
     """Code that is run in each new interpreter: what it defined is there again after a crash."""
-    if not _has_setting(place, "prelude"):
+    if not has_setting(place, "prelude"):
         return NOTHING_TO_SET
     with place.agent(
         CRASH,

@@ -133,7 +133,10 @@ def make_server(
     """
     server: Any
     if MAJOR == 1:
-        server = _Server1(read_file, name, instructions=instructions, lifespan=lifespan, log_level=_LOG_LEVEL)
+        with warnings.catch_warnings():
+            # Before 1.30 its own settings displease the newest pydantic-settings, which is nothing for a host's eyes.
+            warnings.filterwarnings("ignore", module="pydantic_settings")
+            server = _Server1(read_file, name, instructions=instructions, lifespan=lifespan, log_level=_LOG_LEVEL)
         server._mcp_server.version = version  # else it gives its own as ours; there is no other way to say it
     else:
         server = MCPServer(

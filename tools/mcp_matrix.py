@@ -14,7 +14,7 @@ import sys
 
 from matrix_runs import CACHE, Ran, Trial, report
 
-VERSIONS = ("1.23.0", "1.30.0", "2.0.0", "2.3.0")
+VERSIONS = ("1.28.0", "1.30.0", "2.0.0", "2.3.0")
 SUITE = (
     "tests/integration/test_mcp*.py",
     "tests/integration/test_smolagents_mcp_tools.py",

@@ -83,12 +83,14 @@ def probe_image(name: str, path: Path, preload: tuple[str, ...] = ()) -> Image:
         assert len(telltales) - len(described["packages"]) == _TELLTALES_BEFORE_PACKAGES
         implementation = str(described["implementation"])
         libraries = [Path(str(path)).parent for path in described.get("libraries", ())]
+        # They may lie outside of every prefix: Debian's own Python, of /usr, has what pip installs in /usr/local.
+        packages = [place for place in map(Path, described["packages"]) if place.is_dir()]
     except (KeyError, IndexError, TypeError, ValueError) as error:
         raise SandboxFailure(f"image {name}: {python} does not answer like a Python interpreter") from error
     if implementation != "cpython" or version < OLDEST_PYTHON:
         wanted = ".".join(map(str, OLDEST_PYTHON))
         raise SandboxFailure(f"image {name}: {python} is {implementation} {version}; CPython >= {wanted} is needed")
-    directories = _directories(name, prefixes, libraries)
+    directories = _directories(name, prefixes, (*libraries, *packages))
     links = _links(name, python, (*SHOWN_DIRECTORIES, *TOOL_DIRECTORIES, *directories))
     return Image(name, python, version, directories, links, preload, telltales, _identity(python, telltales))
 
@@ -134,16 +136,16 @@ def _describe(name: str, python: Path) -> dict[str, Any]:
     return described
 
 
-def _directories(name: str, prefixes: Iterable[Path], libraries: Iterable[Path]) -> tuple[Path, ...]:
+def _directories(name: str, prefixes: Iterable[Path], others: Iterable[Path]) -> tuple[Path, ...]:
     """The prefixes and where they really are, each once, none inside another or inside the system's.
 
-    With them come directories of libraries that the interpreter is linked to, such as /usr/local/lib.
+    With them come other directories that the interpreter needs: of its packages, and of libraries that it is linked to.
     """
     wanted = {place for prefix in prefixes for place in (prefix, prefix.resolve())} - {SYSTEM_PREFIX}
     for prefix in wanted:
         if prefix in _NOT_A_PREFIX or not prefix.is_absolute():
             raise SandboxFailure(f"image {name}: its prefix is {prefix}, which cannot be shown to a sandbox")
-    wanted |= {place for place in libraries if place not in _NOT_A_PREFIX}
+    wanted |= {place for place in others if place not in _NOT_A_PREFIX}
     outermost: list[Path] = []
     for prefix in sorted(wanted):  # a directory sorts before what is inside it
         if not _covered(prefix, (*SHOWN_DIRECTORIES, *outermost)):

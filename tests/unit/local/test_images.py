@@ -14,10 +14,14 @@ from executor_server.errors import SandboxFailure
 
 
 def interpreter(
-    path: Path, prefixes: Sequence[Path | str], version: Sequence[int] = (3, 12), name: str = "cpython"
+    path: Path,
+    prefixes: Sequence[Path | str],
+    version: Sequence[int] = (3, 12),
+    name: str = "cpython",
+    packages: Path | None = None,
 ) -> Path:
-    packages = [str(Path(prefixes[0], "packages"))]
-    tale = {"implementation": name, "version": version, "prefixes": list(map(str, prefixes)), "packages": packages}
+    places = [str(packages or Path(prefixes[0], "packages"))]
+    tale = {"implementation": name, "version": version, "prefixes": list(map(str, prefixes)), "packages": places}
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(f"#!/bin/sh\necho '{json.dumps(tale)}'\n")
     path.chmod(0o755)
@@ -37,6 +41,15 @@ def test_a_virtual_environment_brings_the_python_that_it_was_made_from(tmp_path:
 def test_a_prefix_inside_another_is_mounted_once(tmp_path: Path) -> None:
     python = interpreter(tmp_path / "base/bin/python3", [tmp_path / "base/env", tmp_path / "base"])
     assert probe_image("x", python).directories == (tmp_path / "base",)
+
+
+def test_packages_outside_of_every_prefix_are_shown(tmp_path: Path) -> None:
+    """Debian's own Python, of /usr, has what pip installs below /usr/local."""
+    packages = tmp_path / "local/lib/dist-packages"
+    python = interpreter(tmp_path / "base/bin/python3", [tmp_path / "base"], packages=packages)
+    assert probe_image("x", python).directories == (tmp_path / "base",), "there are none"
+    packages.mkdir(parents=True)
+    assert probe_image("x", python).directories == (tmp_path / "base", packages)
 
 
 def test_the_systems_python_needs_nothing_more(tmp_path: Path) -> None:

@@ -55,6 +55,10 @@ class TimedGate(Gate):
         with self._timed():
             await self._gate.tools(session, tools)
 
+    async def imports(self, session: SessionFacts, patterns: Sequence[str]) -> None:
+        with self._timed():
+            await self._gate.imports(session, patterns)
+
     async def variables(self, session: SessionFacts, names: Sequence[str], *, write: bool) -> None:
         with self._timed():
             await self._gate.variables(session, names, write=write)

@@ -184,7 +184,7 @@ def test_a_daemon_that_is_not_there_is_said_at_each_call_and_found_when_it_is() 
     ("arguments", "said"),
     [
         (["mcp", "--limit", "nonsense=1"], "no such limits: nonsense. There are wall_time_s"),
-        (["mcp", "--limit", "wall_time_s=long"], "argument --limit"),
+        (["mcp", "--limit", "wall_time_s=long"], "limits.wall_time_s cannot be 'long'"),
         (["mcp", "--limit", "wall_time_s"], "argument --limit"),
         (["mcp", "--max-sessions", "0"], "argument --max-sessions"),
         (["--address", "example.org:1", "mcp"], "is not on this machine: the token would travel unprotected"),
@@ -203,7 +203,7 @@ def test_what_cannot_be_served_is_said_before_anything_is(
         sys.exit(main(arguments))
     out, err = capsys.readouterr()
     assert (exited.value.code, out) == (2, "")
-    assert said in err.splitlines()[-1]
+    assert any(said in line for line in err.splitlines()) and len(err.splitlines()) <= 2
 
 
 def test_without_the_sdk_it_is_said_what_to_install(daemon: Daemon) -> None:

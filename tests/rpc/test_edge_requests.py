@@ -435,4 +435,4 @@ async def test_a_session_tells_its_effective_limits(edge: Edge) -> None:
     policy = (await edge.stub.GetPolicy(pb.GetPolicyRequest(), metadata=AUTH)).policy
     assert (list(policy.tool_placements), policy.network, policy.backend) == (["host", "sandbox"], "none", "local")
     assert list(policy.backends) == ["local"]
-    assert len(policy.max_limits.ListFields()) == 11
+    assert len(policy.max_limits.ListFields()) == 12

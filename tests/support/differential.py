@@ -1,6 +1,6 @@
 """Runs every program of the corpus plain, instrumented, and with its accesses hooked; prints the differences as JSON.
 
-A script of its own, so that each CPython at hand can run it: `PYTHONPATH=<repository> pythonX.Y differential.py`.
+A script of its own, so that each CPython at hand can run it, with the repository and its `proto` as PYTHONPATH.
 """
 
 from __future__ import annotations

@@ -173,7 +173,8 @@ def test_instrumented_programs_do_what_plain_ones_do(version: str) -> None:
     python = _interpreter(version)
     if python is None:
         pytest.skip(f"no CPython {version} here")
-    environment = {"PYTHONPATH": str(REPOSITORY), "PATH": os.defpath, "PYTHONDONTWRITEBYTECODE": "1"}
+    path = os.pathsep.join((str(REPOSITORY), str(REPOSITORY / "proto")))
+    environment = {"PYTHONPATH": path, "PATH": os.defpath, "PYTHONDONTWRITEBYTECODE": "1"}
     script = REPOSITORY / "tests" / "support" / "differential.py"
     done = subprocess.run([python, "-W", "error", script], env=environment, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr

@@ -24,7 +24,7 @@ from types import (
 
 from .dynamic import AGENT_BUILTINS
 from .foreign_accesses import ENTRANCES, GIVERS
-from .module_check import ModuleCheck, Unauthorized
+from .module_check import ModuleCheck, Unauthorized, class_module, is_module, name_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -81,11 +81,23 @@ class Entrances:
 
     def held(self, value: Any, way: str) -> Any:
         """The same for one among many, of which the program may want others."""
-        if isinstance(value, ModuleType) and not isinstance(value, Unauthorized):
+        if is_module(value) and type(value) is not Unauthorized:
             if not self._check.is_allowed(value):
-                return Unauthorized(value, self._check, way)
+                return Unauthorized(name_of(value), self._check, way)
             return self._names_module(value)
         return value
+
+    def loaded(self, key: Any, value: Any, way: str) -> Any:
+        """One value out of sys.modules, which need not be a module."""
+        if not is_module(value) and not self._check.is_entry_allowed(key, value):
+            self._check.refuse(str(key), way)
+        return self.item(value, way)
+
+    def held_loaded(self, key: Any, value: Any, way: str) -> Any:
+        """The same for one among many."""
+        if not is_module(value) and not self._check.is_entry_allowed(key, value):
+            return Unauthorized(str(key), self._check, way)
+        return self.held(value, way)
 
     def _names_module(self, module: ModuleType) -> Any:
         return self._names.get(AGENT_BUILTINS, module) if module is builtins else module
@@ -96,7 +108,7 @@ class Entrances:
         if value is vars(builtins) or value is self._names:
             return self._names
         if value is sys.modules:
-            return Namespace(value, self, way)
+            return Modules(value, self, way)
         spec = value.get("__spec__")
         if spec is not None:
             name = str(getattr(spec, "name", value.get("__name__")))
@@ -189,7 +201,7 @@ class Entrances:
         return __subclasses__
 
     def _class(self, cls: type, way: str) -> type:
-        module = str(type.__dict__["__module__"].__get__(cls, type))
+        module = class_module(cls)
         if module in ("builtins", "__main__") or module not in sys.modules or self._check.allows({module}):
             return cls
         if cls not in self._classes:
@@ -237,7 +249,13 @@ class Namespace(dict):  # type: ignore[type-arg]  # a plain class at run time on
         super().__init__(self.items())
 
     def __getitem__(self, key: Any) -> Any:
-        return self._entrances.item(self._real[key], f"{self._way}[{key!r}]")
+        return self._taken(key, self._real[key], f"{self._way}[{key!r}]")
+
+    def _taken(self, _key: Any, value: Any, way: str) -> Any:
+        return self._entrances.item(value, way)
+
+    def _held(self, _key: Any, value: Any, way: str) -> Any:
+        return self._entrances.held(value, way)
 
     def get(self, key: Any, default: Any = None) -> Any:
         return self[key] if key in self._real else default
@@ -260,7 +278,7 @@ class Namespace(dict):  # type: ignore[type-arg]  # a plain class at run time on
 
     def items(self) -> Any:
         real, way = list(self._real.items()), self._way
-        return {name: self._entrances.held(each, f"{way}[{name!r}]") for name, each in real}.items()
+        return {name: self._held(name, each, f"{way}[{name!r}]") for name, each in real}.items()
 
     def values(self) -> Any:
         return dict(self.items()).values()
@@ -303,3 +321,15 @@ class Namespace(dict):  # type: ignore[type-arg]  # a plain class at run time on
 
     def __reduce_ex__(self, _protocol: Any) -> Any:
         return dict, (self.copy(),)
+
+
+class Modules(Namespace):
+    """sys.modules."""
+
+    __slots__ = ()
+
+    def _taken(self, key: Any, value: Any, way: str) -> Any:
+        return self._entrances.loaded(key, value, way)
+
+    def _held(self, key: Any, value: Any, way: str) -> Any:
+        return self._entrances.held_loaded(key, value, way)

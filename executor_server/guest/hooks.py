@@ -17,7 +17,7 @@ from .entrances import Entrances
 from .foreign_accesses import ENTRANCES
 from .language import PolicyDenied, name_rule, starts_processes
 from .meter import Meter
-from .module_check import ModuleCheck, name_of
+from .module_check import ModuleCheck, is_module, name_of
 from .referee import Referee
 
 TYPE_CHECKING = False
@@ -74,12 +74,12 @@ class Hooks:
         return taken
 
     def _member(self, module: Any, name: str, value: Any, *, is_star: bool) -> Any:
-        way = f"from {name_of(module)} import {name}" if _isinstance(module, ModuleType) else f"import of {name}"
+        way = f"from {name_of(module)} import {name}" if is_module(module) else f"import of {name}"
         if is_star:  # a module that comes with all the others is refused when it is used
             return self._shown().held(self.given.get(id(value), (value, value))[1], way)
         if name in ENTRANCES:
             return self.enter(value, way)
-        if _isinstance(value, ModuleType):
+        if is_module(value):
             return self._inspected(value, way)
         return self.load(module, name)
 
@@ -151,7 +151,7 @@ class Hooks:
                 return enter(value, f"getattr(…, {name!r})")
             if _type(value) in plain:
                 return value
-            label = f"the module {name_of(obj)}" if _isinstance(obj, ModuleType) else "…"
+            label = f"the module {name_of(obj)}" if is_module(obj) else "…"
             return reach(value, f"getattr({label}, {name!r})")
 
         return getattr

@@ -16,9 +16,12 @@ from .standard_modules import public_name
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import NoReturn
+    from typing import Any, NoReturn, TypeGuard
 
     from .referee import Referee
+
+
+_DICT: Any = type.__dict__["__dict__"].__get__(ModuleType)["__dict__"]
 
 
 class ModuleCheck:
@@ -37,7 +40,7 @@ class ModuleCheck:
     def check(self, module: ModuleType, way: str = "") -> None:
         """Refuses a module that is not authorized; `way` is how the program came to it."""
         if id(module) not in self._allowed:
-            if isinstance(module, Unauthorized):
+            if type(module) is Unauthorized:
                 ModuleType.__getattribute__(module, "refuse")()
             if not self.is_allowed(module):
                 self.refuse(name_of(module), way)
@@ -49,15 +52,33 @@ class ModuleCheck:
             return True
         names = self._names(module)
         if "module_attributes" in refused:
-            names = names or {name_of(module)}
-            rules = self._referee.rules
-            return any(map(rules.authorizes, names)) and not any(map(rules.denies, names))
-        spec = ModuleType.__getattribute__(module, "__dict__").get("__spec__")
+            return self._are_authorized(names or {name_of(module)})
+        spec = _names_of(module).get("__spec__")
         if spec is None:
             return True  # the program itself, or what it has made
-        return self.allows(names or {str(spec.name)})
+        return self.allows(names or {str(getattr(spec, "name", "") or name_of(module))})
 
-    def _names(self, module: ModuleType) -> set[str]:
+    def is_entry_allowed(self, key: object, value: object) -> bool:
+        """Decides on what sys.modules has under this key. It need not be a module: libraries put other objects there.
+
+        Such an object is decided on by the names under which it is loaded, and not by the key that it was asked for
+        with: a key of the program's own class can say that it equals any other.
+        """
+        if value is None:
+            return True  # which only says that there is no such module
+        if is_module(value):
+            return self.is_allowed(value)
+        refused = self._referee.rules.refused
+        names = self._names(value) or {str(key) if type(key) is str else "?"}
+        if "module_attributes" in refused:
+            return self._are_authorized(names)
+        return class_module(type(value)) == "__main__" or self.allows(names)
+
+    def _are_authorized(self, names: set[str]) -> bool:
+        rules = self._referee.rules
+        return any(map(rules.authorizes, names)) and not any(map(rules.denies, names))
+
+    def _names(self, module: object) -> set[str]:
         """Under which names it is loaded: some modules are known by several."""
         if id(module) not in self._index or len(sys.modules) != self._indexed:
             loaded = list(sys.modules.items())
@@ -90,11 +111,11 @@ class ModuleCheck:
 class Unauthorized(ModuleType):
     """Stands among others for a module that is not authorized, until the program uses it."""
 
-    def __init__(self, module: ModuleType, check: ModuleCheck, way: str) -> None:
-        super().__init__(name_of(module))
+    def __init__(self, name: str, check: ModuleCheck, way: str) -> None:
+        super().__init__(name)
 
         def refuse() -> NoReturn:
-            check.refuse(name_of(module), way)
+            check.refuse(name, way)
 
         object.__setattr__(self, "refuse", refuse)
 
@@ -105,5 +126,21 @@ class Unauthorized(ModuleType):
         return None
 
 
+def is_module(value: object) -> TypeGuard[ModuleType]:
+    """By its type: an object can say of itself that it is a module, as those of cffi do, and have nothing of one."""
+    return issubclass(type(value), ModuleType)
+
+
 def name_of(module: ModuleType) -> str:
-    return str(ModuleType.__getattribute__(module, "__dict__").get("__name__"))
+    return str(_names_of(module).get("__name__"))
+
+
+def class_module(cls: type) -> str:
+    """The module that a class says it is from, whatever its metaclass would answer."""
+    return str(type.__dict__["__module__"].__get__(cls, type))
+
+
+def _names_of(module: ModuleType) -> dict[str, Any]:
+    """Past what the module's own class makes of `__dict__`: some load all their parts then, or fail."""
+    names: Any = _DICT.__get__(module)
+    return names if type(names) is dict else {}

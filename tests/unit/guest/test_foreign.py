@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing  # noqa: F401
 import pty  # noqa: F401
 import sys
+from types import ModuleType
 
 import pytest
 from smolagents.local_python_executor import InterpreterError, LocalPythonExecutor
@@ -87,3 +88,87 @@ def test_function_made_under_the_rule_is_free_of_it_when_it_is_lifted() -> None:
     assert agent.run("f()").value == ("/", "/")
     agent.hold_to(Rules(BASE, refused=("foreign_modules",)))
     assert "random._os is not allowed" in str(agent.run("f()").error)
+
+
+class _Odd:
+    """As objects of cffi do, it says that it is a module, and has nothing of one."""
+
+    __class__ = property(lambda _: ModuleType)
+    __module__ = "odd"
+
+    def __init__(self) -> None:
+        self.sep = "/"
+
+
+class _Lazy(ModuleType):
+    """Loads its parts when anybody asks for them, and can't."""
+
+    @property
+    def __dict__(self) -> dict[str, object]:  # type: ignore[override]
+        raise AttributeError("a part that is not installed")
+
+
+@pytest.fixture
+def odd_modules(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (
+        ("odd_lib", _Odd()),
+        ("odd_lazy", _Lazy("odd_lazy")),
+        ("odd_none", None),
+        ("odd_spec", _spec()),
+    ):
+        monkeypatch.setitem(sys.modules, name, value)
+
+
+def _spec() -> ModuleType:
+    module = ModuleType("odd_spec")
+    module.__spec__ = object()  # type: ignore[assignment]
+    return module
+
+
+_RULES = (("foreign_modules",), ("module_attributes",), ("foreign_modules", "module_attributes"))
+
+
+@pytest.mark.parametrize("refused", _RULES)
+@pytest.mark.parametrize(
+    "source",
+    [
+        "for name, each in list(sys.modules.items()):\n    pass",
+        "len([each for each in sys.modules.values()])",
+        "sys.modules.get('odd_none'), sys.modules.copy().keys()",
+        "sys.modules['mine'] = 1\nsys.modules.pop('mine')",
+    ],
+)
+@pytest.mark.usefixtures("odd_modules")
+def test_whoever_looks_through_the_modules_meets_no_error_over_what_is_none(
+    source: str, refused: tuple[str, ...]
+) -> None:
+    ended = Agent(("sys", "mine"), refused=refused).run(f"import sys\n{source}")
+    assert ended.error is None
+
+
+@pytest.mark.parametrize("source", ["sys.modules['odd_lib'].sep", "dict(sys.modules)['odd_lib'].sep"])
+@pytest.mark.parametrize("refused", [rules for rules in _RULES if "foreign_modules" in rules])
+@pytest.mark.usefixtures("odd_modules")
+def test_an_object_among_the_modules_is_decided_on_by_its_name(source: str, refused: tuple[str, ...]) -> None:
+    agent = Agent(("sys",), refused=refused)
+    error = agent.run(f"import sys\n{source}").error
+    assert "odd_lib" in str(error) and "is not allowed" in str(error)
+    assert Agent(("sys", "odd_lib"), refused=refused).run(f"import sys\n{source}").value == "/"
+    liar = "class Key(str):\n    __hash__ = lambda self: hash('odd_lib')\n    __eq__ = lambda self, other: other == 'odd_lib'"
+    assert "is not allowed" in str(agent.run(f"import sys\n{liar}\nsys.modules[Key('sys')]").error)
+
+
+@pytest.mark.parametrize("name", ["odd_lazy", "odd_spec"])
+@pytest.mark.parametrize("refused", _RULES)
+@pytest.mark.usefixtures("odd_modules")
+def test_a_module_whose_names_cannot_be_read_is_decided_on_too(name: str, refused: tuple[str, ...]) -> None:
+    for authorized in (("sys",), ("sys", name)):
+        error = Agent(authorized, refused=refused).run(f"import sys\nsys.modules['{name}'].__doc__").error
+        assert error is None or "is not allowed" in str(error)
+
+
+@pytest.mark.parametrize("source", ["getattr(odd_lib, 'sep')", "from odd_lib import sep\nsep", "odd_lib.sep"])
+@pytest.mark.parametrize("refused", _RULES)
+@pytest.mark.usefixtures("odd_modules")
+def test_an_authorized_object_among_the_modules_is_used_like_one(source: str, refused: tuple[str, ...]) -> None:
+    assert Agent(("odd_lib",), refused=refused).run(f"import odd_lib\n{source}").value == "/"

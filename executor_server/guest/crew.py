@@ -27,8 +27,9 @@ if TYPE_CHECKING:
 _CHECKER_USES = 200
 # Starting it again takes a millisecond or two.
 _CHECKER_REST_S = 10.0
-# Messages that an interpreter is sent before it is used; the last of each kind holds.
-_SET_UP = ("settings", "tools")
+# Messages that do not use an interpreter. The last of each kind holds for a spare that takes its place, too, but for
+# the question which modules are there once that is answered.
+_SET_UP = ("settings", "tools", "find")
 
 
 class Config:
@@ -146,9 +147,9 @@ class Crew:
         return self.started and not self._used and self._spare.useful
 
     def start(self) -> None:
-        # Imported once, here, and not by each of them: a fork shares what is loaded.
-        self._programs.load()
+        self._programs.load()  # once, here, and not by each of them: a fork shares what is loaded
         self._used = False
+        self._set_up.pop("find", None)
         self._set_interpreter(self._fork(lambda sock, config: self._programs.interpreter(sock, config, [])))
         self._start_checker()
 
@@ -278,8 +279,11 @@ class Crew:
         self._receive(child, self._on_message)
 
     def _on_message(self, message: link.Message) -> None:
+        kind = message.head.values.get("t")
+        if kind == "op_done":
+            self._set_up.pop("find", None)
         self._listener.on_message(message)
-        if message.head.values.get("t") == "booted":
+        if kind == "booted":
             self._start_spare()
 
     def _on_checker(self, events: int) -> None:

@@ -1,7 +1,8 @@
 """The spare: a second interpreter, in which the modules that are to be imported ahead are imported.
 
 It is forked when the interpreter has booted, and takes its place if nobody has used that one by the time the spare is
-done. As soon as the interpreter is used, a spare that is not done is ended instead. So nobody ever waits for an import
+done. Rules and tools that it is given, and the question which modules are there, do not count: the spare gets them too.
+As soon as the interpreter is used, a spare that is not done is ended instead. So nobody ever waits for an import
 that he did not ask for, none of it is measured with an execution, and a module that hangs or kills its process harms
 nothing.
 """

@@ -265,7 +265,8 @@ class Supervisor:
             if not self._is_settings(job):
                 if not self._crew.started:
                     self._start_crew()
-                if self._cpu_before_s is None:
+                # Which modules are there is asked before a session runs anything, while the spare imports its own ahead.
+                if self._cpu_before_s is None and job.kind != Kind.FIND_MODULES:
                     self._cpu_before_s = self._cpu.total_s()
             if job.kind == Kind.EXECUTE:
                 source = job.body.decode("utf-8", "replace")

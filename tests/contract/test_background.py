@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from executor_server.guest.background import BACKGROUND_BYTES
 from executor_server.sessions import Session
-from tests.contract.harness import Harness, Transcript
+from tests.contract.harness import Harness, Transcript, pieces
 from tests.contract.marks import promise
 from tests.support.polling import eventually_awaited
 
@@ -29,8 +29,12 @@ _PRINTED = "import os\nopen('printed').read() if os.path.exists('printed') else 
 
 
 def _background(run: Transcript) -> str:
-    """The marked part of what it printed."""
-    return "".join(part.partition(END)[0] for part in run.stdout.split(BEGIN)[1:])
+    """The marked parts of what it printed."""
+    return "".join(_parts(run))
+
+
+def _parts(run: Transcript) -> list[str]:
+    return [part.partition(END)[0] for part in run.stdout.split(BEGIN)[1:]]
 
 
 async def _gather(harness: Harness, session: Session, expected: str, first: Transcript) -> str:
@@ -88,18 +92,39 @@ async def test_a_thread_that_prints_between_two_executions_is_heard(harness: Har
     assert await _gather(harness, session, "from a thread\n", run) == "from a thread\n"
 
 
+# Prints much when it sees the file `go`, and says in another when all of it is in its pipe or beyond.
+_PRINTER_OF_MUCH = """\
+import subprocess, sys
+program = '''
+import os
+while not os.path.exists("go"):
+    pass
+print("x" * 200_000 + "end", flush=True)
+open("printed", "w").close()
+'''
+printer = subprocess.Popen([sys.executable, "-c", program])
+"""
+
+
 async def test_much_background_output_is_cut_and_that_is_announced(harness: Harness) -> None:
+    """Each time that it is shown, which a step does when it begins, and when it ends: what waits in the pipe comes."""
     session = await harness.session()
-    await harness.run(session, _PRINTER)
-    said = await harness.run(session, "say('x' * 100000 + 'end')")
+    await harness.run(session, _PRINTER_OF_MUCH)
+    await session.put_file("go", 0, pieces(b""))
 
     async def printed() -> bool:
         return any(entry.path == "printed" for entry in (await session.list_files(""))[0])
 
     assert await eventually_awaited(printed)
-    shown = await _gather(harness, session, "xend\n", said)
-    assert len(shown) <= BACKGROUND_BYTES + 200
-    assert "bytes of it left out]\n" in shown
+    shown: list[str] = []
+
+    async def step() -> bool:
+        shown.extend(_parts(await harness.run(session, "1")))
+        return any("xend\n" in part for part in shown)
+
+    assert await eventually_awaited(step)
+    assert max(map(len, shown)) <= BACKGROUND_BYTES + 200
+    assert "bytes of it left out]\n" in shown[0], "the pipe holds less than was printed before this step"
 
 
 async def test_background_output_is_charged_and_held_to_the_limit_of_the_step_that_shows_it(harness: Harness) -> None:

@@ -265,7 +265,7 @@ class Supervisor:
             if not self._is_settings(job):
                 if not self._crew.started:
                     self._start_crew()
-                # Which modules are there is asked before a session runs anything, while the spare imports its own ahead.
+                # Which modules there are is asked before a session runs anything: to import ahead is not its own yet.
                 if self._cpu_before_s is None and job.kind != Kind.FIND_MODULES:
                     self._cpu_before_s = self._cpu.total_s()
             if job.kind == Kind.EXECUTE:

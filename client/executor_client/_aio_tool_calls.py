@@ -117,7 +117,7 @@ class AioToolCalls:
                 self._stream.cancel()
 
     async def _run(self, request: ToolRequest) -> tuple[Answer, Arguments | None]:
-        """The answer and, of a tool that has returned, what it was given."""
+        """The answer and, of a tool that has returned, what it was given, where that is to be looked at."""
         try:
             tool = _tools.find(self._tools, request.event.name)
             given = _tools.arguments(request)
@@ -127,7 +127,7 @@ class AioToolCalls:
                 value = await self._pool.in_thread(functools.partial(tool.function, *given.args, **given.kwargs))
                 if inspect.isawaitable(value):
                     value = await value
-            return _tools.succeeded(tool, value), given
+            return _tools.succeeded(tool, value), given.to_compare()
         except Exception as error:  # noqa: BLE001 - the tool's error is the program's to handle
             return _tools.failed(error), None
 

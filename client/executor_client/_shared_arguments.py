@@ -23,11 +23,20 @@ _LIBRARIES = ("numpy", "pandas")
 
 
 class Arguments(NamedTuple):
-    """What the program called a tool with; `packed` as it came."""
+    """What the program called a tool with; `packed` as it came, None where that is too large to be compared."""
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
-    packed: bytes
+    packed: bytes | None
+
+    @classmethod
+    def received(cls, args: tuple[Any, ...], kwargs: dict[str, Any], packed: bytes) -> Arguments:
+        """Keeps no second form of a large value while the tool runs and while its result is packed."""
+        return cls(args, kwargs, packed if len(packed) <= ARGUMENT_BYTES_COMPARED_MAX else None)
+
+    def to_compare(self) -> Arguments | None:
+        """None for what is not compared: it need not be kept until the answer has been sent."""
+        return None if self.packed is None else self
 
 
 class ArgumentWatch:
@@ -38,12 +47,12 @@ class ArgumentWatch:
 
     def look(self, name: str, given: Arguments) -> None:
         """To be called when the tool has returned and its answer is sent."""
-        if self._calls_left <= 0 or len(given.packed) > ARGUMENT_BYTES_COMPARED_MAX:
+        if self._calls_left <= 0 or given.packed is None:
             return
         if not any(map(_can_change, (*given.args, *given.kwargs.values()))):
             return
         self._calls_left -= 1
-        if _has_changed(given):
+        if _has_changed(given, given.packed):
             self._calls_left = 0
             _log.warning(
                 "the host tool %r changed an argument: the code in the sandbox has its own copy and does not see that; "
@@ -56,7 +65,7 @@ def _can_change(value: object) -> bool:
     return isinstance(value, _CONTAINERS) or type(value).__module__.partition(".")[0] in _LIBRARIES
 
 
-def _has_changed(given: Arguments) -> bool:
+def _has_changed(given: Arguments, packed: bytes) -> bool:
     try:
         now = encode((given.args, given.kwargs), _LIMITS)
     except EncodeError:
@@ -64,4 +73,4 @@ def _has_changed(given: Arguments) -> bool:
     except Exception:  # noqa: BLE001 - the tool may go on with it in a thread; what matters is that its call is answered
         return False
     # Most values are encoded here as they were there. The others are compared with what they were when they came.
-    return now != given.packed and now != encode(unpack(given.packed), _LIMITS)
+    return now != packed and now != encode(unpack(packed), _LIMITS)

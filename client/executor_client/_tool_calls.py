@@ -121,11 +121,11 @@ class ToolCalls:
             self._fail(error)
 
     def _run(self, request: ToolRequest) -> tuple[Answer, Arguments | None]:
-        """The answer and, of a tool that has returned, what it was given."""
+        """The answer and, of a tool that has returned, what it was given, where that is to be looked at."""
         try:
             tool = _tools.find(self._tools, request.event.name)
             given = _tools.arguments(request)
-            return _tools.succeeded(tool, tool.function(*given.args, **given.kwargs)), given
+            return _tools.succeeded(tool, tool.function(*given.args, **given.kwargs)), given.to_compare()
         except Exception as error:  # noqa: BLE001 - the tool's error is the program's to handle
             return _tools.failed(error), None
 

@@ -149,7 +149,7 @@ def arguments(request: ToolRequest) -> Arguments:
         raise ToolRefusal("ValueError", f"the arguments cannot be decoded: {error}") from error
     match unpacked:
         case (tuple() as args, dict() as kwargs) if all(isinstance(key, str) for key in kwargs):
-            return Arguments(args, kwargs, packed)
+            return Arguments.received(args, kwargs, packed)
     raise ToolRefusal("TypeError", "the arguments are not (positional, keywords)")
 
 

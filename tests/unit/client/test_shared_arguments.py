@@ -20,7 +20,7 @@ from executor_client._values import unpack
 def _called(watch: ArgumentWatch, change: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
     packed = encode((args, kwargs))
     given_args, given_kwargs = unpack(packed)
-    given = Arguments(given_args, given_kwargs, packed)
+    given = Arguments.received(given_args, given_kwargs, packed)
     change(*given.args, **given.kwargs)
     watch.look("fill", given)
 
@@ -72,7 +72,7 @@ def test_arguments_that_stay_as_they_are_are_not_warned_of(
 
 def test_large_arguments_and_many_calls_are_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
     compared: list[Arguments] = []
-    monkeypatch.setattr(_shared_arguments, "_has_changed", compared.append)
+    monkeypatch.setattr(_shared_arguments, "_has_changed", lambda given, packed: compared.append(given))
     watch = ArgumentWatch()
     _called(watch, lambda _: None, [bytes(ARGUMENT_BYTES_COMPARED_MAX + 1)])
     _called(watch, lambda _: None, "a text does not change")
@@ -80,6 +80,14 @@ def test_large_arguments_and_many_calls_are_not_compared(monkeypatch: pytest.Mon
     for _ in range(CALLS_COMPARED_MAX + 10):
         _called(watch, lambda _: None, [1])
     assert len(compared) == CALLS_COMPARED_MAX
+
+
+def test_large_arguments_are_not_kept_until_the_answer_is_sent() -> None:
+    """A hundred megabytes were there three times: as an argument, as it came, and as the result that is sent."""
+    small, large = (encode((([bytes(size)],), {})) for size in (1, ARGUMENT_BYTES_COMPARED_MAX + 1))
+    assert Arguments.received(([b"a"],), {}, small).to_compare() is not None
+    received = Arguments.received(([b"a"],), {}, large)
+    assert received.packed is None and received.to_compare() is None
 
 
 class _Odd:

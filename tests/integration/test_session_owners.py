@@ -111,7 +111,10 @@ async def test_the_asyncio_client_keeps_the_same_rules(daemon: Daemon, watcher: 
 
 def test_an_executor_that_is_collected_ends_its_session(daemon: Daemon, watcher: ExecutorClient) -> None:
     executor = RemoteExecutor(**daemon.access)
-    executor("1 + 1")
+    executor.send_tools({"final_answer": lambda answer: answer})
+    executor.send_variables({"x": 1})
+    executor("x + 1")
+    assert executor.state["x"] == 1
     assert len(ids(watcher)) == 1
     gc.disable()  # by the count of its references alone: no cycle keeps it
     try:
@@ -119,6 +122,22 @@ def test_an_executor_that_is_collected_ends_its_session(daemon: Daemon, watcher:
         assert eventually(lambda: not watcher.list_sessions())
     finally:
         gc.enable()
+
+
+def test_an_executor_that_is_collected_leaves_a_session_that_was_passed_in(
+    daemon: Daemon, watcher: ExecutorClient
+) -> None:
+    with daemon.client() as client:
+        session = client.create_session()
+        for passed, access in ((session, {}), (session.session_id, daemon.access)):
+            executor = RemoteExecutor(session=passed, **access)
+            executor.send_tools({"final_answer": lambda answer: answer})
+            executor("x = 6 * 7")
+            del executor
+            gc.collect()
+            with client.create_session() as later:  # by then what was collected has been seen to, in order
+                assert ids(watcher) == {session.session_id, later.session_id}
+        assert session.execute("x").output == 42
 
 
 def test_an_agent_that_is_run_without_with_and_collected_ends_its_session(

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Self
 
 import PIL.Image
@@ -58,7 +57,7 @@ from executor_client.smolagents.failures import (
 )
 from executor_client.smolagents.files import AnswerFiles, Files, start_files
 from executor_client.smolagents.host_tools import placed_tools
-from executor_client.smolagents.lease import SessionGone, SessionLease, SessionRequest, refuse_beginnings
+from executor_client.smolagents.lease import SessionGone, SessionLease, SessionRequest, refuse_beginnings, weakly
 from executor_client.smolagents.page import PAGE_EXPRESSION, Page, read_page
 from executor_client.smolagents.sandbox_tools import Placement, checked
 from executor_client.smolagents.state import BOOKKEEPING, PRINT_OUTPUTS, SessionState
@@ -155,7 +154,7 @@ class RemoteExecutor(PythonExecutor):  # type: ignore[misc]  # smolagents is unt
         self.additional_authorized_imports = list(additional_authorized_imports)
         self.logger = logger
         self.max_print_outputs_length = max_print_outputs_length or MAX_PRINT_OUTPUTS_LENGTH
-        self.state = SessionState(self._variables, self.send_variables)
+        self._print_outputs: dict[str, Any] = {PRINT_OUTPUTS: ""}
         self.last_images: list[PIL.Image.Image] = []
         self.last_artifacts: list[FileInfo] = []
         self._address = address
@@ -171,7 +170,15 @@ class RemoteExecutor(PythonExecutor):  # type: ignore[misc]  # smolagents is unt
             request=request,
             existing=session,
         )
-        self._answers = AnswerFiles(download_dir, lambda: self._lease.current, self._tell)
+        self._answers = AnswerFiles(download_dir, weakly(self._current_session), weakly(self._tell))
+
+    @property
+    def state(self) -> SessionState:
+        """The variables of the session, read and set when they are asked for: `executor.state["x"]`.
+
+        Made for each look: the executor keeps nothing that refers to it, or it would not end with its last reference.
+        """
+        return SessionState(self._lease.variables, self.send_variables, self._print_outputs)
 
     def send_variables(self, variables: Mapping[str, Any]) -> None:
         """Sets the variables of the task, in the interpreter and in each that replaces it."""
@@ -193,7 +200,7 @@ class RemoteExecutor(PythonExecutor):  # type: ignore[misc]  # smolagents is unt
         self._has_tools = True
 
     def __call__(self, code_action: str) -> RemoteCodeOutput:
-        self.state[PRINT_OUTPUTS] = ""
+        self._print_outputs[PRINT_OUTPUTS] = ""
         self.last_images = []
         self.last_artifacts = []
         shown = Shown()
@@ -290,14 +297,14 @@ class RemoteExecutor(PythonExecutor):  # type: ignore[misc]  # smolagents is unt
     def _connector(
         self, address: str | None, token: str | None, tls: TlsConfig | bool | None
     ) -> Callable[[], ExecutorClient]:
-        ours = weakref.ref(self)  # the client must not keep the executor, whose end is the client's
-
-        def on_wait(wait: Wait) -> None:
-            executor = ours()
-            if executor is not None:
-                show_wait(executor.logger, wait)
-
+        on_wait = weakly(self._show_wait)
         return lambda: ExecutorClient(address, token=token, tls=tls, on_wait=on_wait)
+
+    def _show_wait(self, wait: Wait) -> None:
+        show_wait(self.logger, wait)
+
+    def _current_session(self) -> Session | None:
+        return self._lease.current
 
     @property
     def _in_place_again(self) -> InPlaceAgain:
@@ -308,9 +315,6 @@ class RemoteExecutor(PythonExecutor):  # type: ignore[misc]  # smolagents is unt
             beginnings=[words for words, value in given.items() if value],
             replaced=self._lease.owns_session,
         )
-
-    def _variables(self, names: Iterable[str] | None) -> dict[str, Any]:
-        return self._lease.variables(names)
 
     def _noting(self, send: Callable[[], None]) -> None:
         """Between two runs a session may have come to its end: the next observation says so, and the run goes on."""
@@ -367,7 +371,7 @@ class RemoteExecutor(PythonExecutor):  # type: ignore[misc]  # smolagents is unt
         self.last_artifacts = list(result.artifacts)
         notice, self._notice = self._notice, ""
         logs = step_logs(notice, result, shown, self.max_print_outputs_length)
-        self.state[PRINT_OUTPUTS] = logs
+        self._print_outputs[PRINT_OUTPUTS] = logs
         return logs
 
 

@@ -8,10 +8,11 @@ told why the session had to be replaced, and tells the model. A session of the c
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 from smolagents.local_python_executor import InterpreterError
 
@@ -33,6 +34,9 @@ from executor_client import (
 )
 from executor_client._status import is_session_gone
 from executor_client.smolagents.files import StartFile
+
+_Given = ParamSpec("_Given")
+_Made = TypeVar("_Made")
 
 # Names that smolagents' local executor offers without an import and CPython does not have as builtins.
 PRELUDE = """\
@@ -314,3 +318,17 @@ class SessionLease:
             if gone is not None:
                 gone.close()  # a lost session counts until it is deleted
             self.session()
+
+
+def weakly(method: Callable[_Given, _Made]) -> Callable[_Given, _Made | None]:
+    """A method of an executor, for what its client and its session hold: they must not keep it, whose end is theirs.
+
+    Does nothing once the executor is gone.
+    """
+    ours = weakref.WeakMethod(method)
+
+    def call(*args: _Given.args, **kwargs: _Given.kwargs) -> _Made | None:
+        bound = ours()
+        return None if bound is None else bound(*args, **kwargs)
+
+    return call

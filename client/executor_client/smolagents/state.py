@@ -3,7 +3,7 @@
 smolagents' local executor keeps the variables of the code in a dict of this process, and its users read and set them
 there, between steps. Here they are in the sandbox: each look asks the session, and nothing is kept.
 
-What smolagents itself looks for in that dict, `_print_outputs`, is kept here and is no variable.
+What smolagents itself looks for in that dict, `_print_outputs`, is kept by the executor and is no variable.
 """
 
 from __future__ import annotations
@@ -29,12 +29,14 @@ class SessionState(MutableMapping[str, Any]):
 
     Raises KeyError for a variable that there is not, also where no code has run yet; EvaluationError when the session
     cannot be asked: it is gone, or runs code just now. Variables can't be deleted from here: TypeError.
+
+    `own` holds what smolagents keeps for itself, and is written to for that.
     """
 
-    def __init__(self, read: Read, write: Write) -> None:
+    def __init__(self, read: Read, write: Write, own: dict[str, Any]) -> None:
         self._read = read
         self._write = write
-        self._own: dict[str, Any] = {PRINT_OUTPUTS: ""}
+        self._own = own
 
     def __getitem__(self, name: str) -> Any:
         if name in self._own:

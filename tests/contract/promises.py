@@ -214,6 +214,12 @@ PROMISES = (
         {"fake": _NO_SYSTEM},
     ),
     Promise(
+        "charge-background",
+        "How executions end",
+        "CPU time of what runs on between executions is charged while it runs.",
+        {"fake": _NO_SYSTEM},
+    ),
+    Promise(
         "end-operations", "How executions end", "Past its operations a program is OPERATION_LIMIT, whatever it catches."
     ),
     Promise("end-output", "How executions end", "A program that prints without end is OUTPUT_LIMIT."),
@@ -417,6 +423,12 @@ PROMISES = (
     ),
     Promise("tools-final", "Tools", "A final answer ends the execution, whatever the program catches."),
     Promise("tools-time", "Tools", "The wall clock stands still while a tool is called; an answer counts once."),
+    Promise(
+        "tools-time-threads",
+        "Tools",
+        "While a tool is called, the wall clock goes on for other threads of the program that run.",
+        {"fake": _NO_SYSTEM},
+    ),
     Promise("tools-lasting", "Tools", "Tools are there again in the next interpreter, and replaced as a whole."),
     Promise(
         "tools-threads",

@@ -50,6 +50,7 @@ class _Charges(Observer):
         self.cpu_time_s += cpu_time_s
 
 
+@promise("charge-background")
 async def test_what_runs_on_between_executions_is_charged_while_it_does(harness: Harness) -> None:
     """It was charged to nobody: a session that only started something was free."""
     session = await harness.session()

@@ -116,6 +116,7 @@ async def test_the_wall_clock_stands_still_while_a_tool_is_called(harness: Harne
     assert run.ended.usage.wall_time_s < 0.3
 
 
+@promise("tools-time-threads")
 async def test_the_wall_clock_goes_on_while_other_threads_run(harness: Harness) -> None:
     """It stood still for all of them while one waited for a tool: six that looped ran on without end."""
     session = await harness.session(operations=10**12)

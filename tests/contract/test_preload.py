@@ -33,6 +33,7 @@ MODULES = {
     "forks": "import os\nif os.fork() == 0:\n    raise SystemExit",
     "prints": "import ctypes, os, sys\nprint('a')\nsys.__stdout__.write('b')\nsys.stderr.write('c')\n"
     "os.write(1, b'd')\nctypes.CDLL(None).puts(b'e')\nsys.stdout = None",
+    "spins": "import time\nwhile time.process_time() < 1:\n    pass\nimport _decimal",
     "hangs": "while True:\n    pass",
 }
 
@@ -168,3 +169,18 @@ async def test_tools_and_imports_of_a_session_reach_the_interpreter_that_importe
         await imported("_decimal")
         code = "import good\ntool(good.value)"
         assert (await harness.run_with_tools(session, code, {"tool": lambda n: n + 1})).output == 2
+
+
+async def test_a_session_is_not_charged_for_what_is_imported_ahead_while_it_asks_which_modules_are_there(
+    environment: Path,
+) -> None:
+    async with opened(environment, "spins") as harness:
+        session = await harness.session(imports=("sys", "spins", "missing"))
+        assert session.missing_modules == ("missing",)
+        await imported("_decimal")
+        run = await harness.run(session, "import sys\n'spins' in sys.modules")
+        assert (run.output, run.ended.generation) == (True, 1)
+        session._channel.ping()
+        await harness.run(session, "1")  # its answer has come by then
+        spent_s = run.ended.usage.cpu_time_s + (session._background_cpu_s or 0.0)
+        assert spent_s < 0.5, "less than the import took"

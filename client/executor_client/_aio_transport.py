@@ -114,6 +114,7 @@ class AioTransport(TransportBase):
 
         Nothing of that takes longer than its timeout, nor than `within_s`. `awaited` is what an attempt waits for.
         """
+        self._look_first()
         retries = self._call_retries(within_s)
         with self.watch() as watch:
             while True:

@@ -15,7 +15,7 @@ from typing import Any
 
 from executor_api.v1 import executor_service_pb2 as pb
 from executor_api.v1 import executor_service_pb2_grpc
-from executor_client import _status
+from executor_client import _probe, _status
 from executor_client._endpoint import Endpoint
 from executor_client._execution import Execution
 from executor_client._limits import CONNECT_TIMEOUT_S
@@ -54,6 +54,7 @@ class TransportBase:
         self._bell = bell
         self.stub: Any = executor_service_pb2_grpc.ExecutorServiceStub(channel)
         self.answered = False
+        self._listened: bool | None = None  # whether a daemon did, before the first call; None: not looked yet
         self._looked = False  # for why a daemon never heard of does not answer
 
     def watch(self) -> Watch:
@@ -99,9 +100,17 @@ class TransportBase:
         if awaited is not None:
             watch.begin("answer", awaited, gives_up_after_s=self.timeouts.call_s)
 
+    def _look_first(self) -> None:
+        """Notes whether a daemon listens before the first call. One that does, and is gone when that call fails, was
+        killed meanwhile: it is waited for, as its session goes on with the next one."""
+        if self._listened is None and self.timeouts.connect_s is None:
+            self._listened = _probe.listens(self.endpoint)
+
     def _looks_at_once(self, error: ExecutorClientError) -> bool:
         """Whether to find out why nobody answers before waiting for it to pass: once, where no wait was asked for."""
         at_once = not (self.answered or self._looked) and self.timeouts.connect_s is None and is_unreached(error)
+        if at_once and self._listened and not _probe.listens(self.endpoint):
+            return False
         self._looked = self._looked or at_once
         return at_once
 

@@ -63,7 +63,7 @@ def test_fifty_kills_under_load_leave_one_chain(start: StartDaemon) -> None:
                 client.create_session().close()
 
     with daemon.client(reconnect_timeout_s=WAIT_S) as client, ThreadPoolExecutor() as threads:
-        sessions = [client.create_session() for _ in range(SESSIONS)]
+        sessions = [client.create_session(detached=True) for _ in range(SESSIONS)]
         load = [threads.submit(execute, session) for session in sessions]
         load.append(threads.submit(create, client))
         try:

@@ -357,8 +357,8 @@ def test_a_daemon_that_is_told_to_stop_without_its_engine_stops_and_the_next_one
     """So it goes when a host shuts down: the Engine may be the first to end."""
     daemon = restart()
     with daemon.client() as client:
-        client.create_session()
-        client.create_session()
+        client.create_session(detached=True)
+        client.create_session(detached=True)
         assert eventually(lambda: len(containers(engine)) == 2)
         with gone(engine, how) if how == signal.SIGKILL else paused(engine):
             daemon.process.send_signal(signal.SIGTERM)

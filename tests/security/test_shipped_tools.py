@@ -48,6 +48,7 @@ async def test_a_tool_that_ends_its_interpreter_is_refused_and_the_session_goes_
     session = await harness.session()
     await session.register_tools([GOOD])
     supervisor = supervisor_of(session)
+    await harness.run(session, "good()")  # from here on it has pipes for what is printed between executions
     descriptors = supervisor.num_fds()
     said = {}
     for name, text in ENDS.items():

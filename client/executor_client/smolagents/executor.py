@@ -174,10 +174,8 @@ class RemoteExecutor(PythonExecutor):  # type: ignore[misc]  # smolagents is unt
 
     @property
     def state(self) -> SessionState:
-        """The variables of the session, read and set when they are asked for: `executor.state["x"]`.
-
-        Made for each look: the executor keeps nothing that refers to it, or it would not end with its last reference.
-        """
+        """The variables of the session, read and set when they are asked for: `executor.state["x"]`."""
+        # Made for each look: an executor that kept it would refer to itself, and not end with its last reference.
         return SessionState(self._lease.variables, self.send_variables, self._print_outputs)
 
     def send_variables(self, variables: Mapping[str, Any]) -> None:

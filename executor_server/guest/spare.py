@@ -94,12 +94,31 @@ class Spare:
         """Whether that was the spare; then it died of a module, which is left out from here on."""
         if self._child is None or pid != self._child.pid:
             return False
+        self._read_rest(self._child)
         self.forget()
         if self._importing in self._modules:
             self._leave_out(self._importing, "it took too long or ended the process")
         else:
             self._modules = []  # it does not come as far as that
         return True
+
+    def _read_rest(self, child: Child) -> None:
+        """Reads the last words of a spare that has died: the module that it died of may be among them.
+
+        Its end is often known before they are read. That it was done is not believed any more.
+        """
+        for _ in range(2 * len(self._modules)):
+            try:
+                message = link.receive(child.sock, link.INLINE_BYTES)
+            except (BlockingIOError, link.LinkClosed, FrameError):
+                return
+            try:
+                if message.head.text("t", 32) != "booted":
+                    self._on_message(message)
+            except FrameError:
+                return
+            finally:
+                message.close()
 
     def _on_readable(self, _events: int) -> None:
         if self._child is not None:

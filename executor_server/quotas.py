@@ -223,12 +223,12 @@ class Quotas(Observer):
 
         return give_back
 
-    def reserve_call(self, tenant: str) -> Callable[[], None]:
-        """Room for one more call, for as long as it is open. Raises ResourceExhausted."""
+    def reserve_call(self, tenant: str, *, beyond: int = 0) -> Callable[[], None]:
+        """Room for one more call while it is open; `beyond` the quota, for so many. Raises ResourceExhausted."""
         counted, most = self._tenant(tenant), self._quotas_of(tenant).calls
-        _check_number("calls", counted.calls, most, CALL_RETRY_S)
+        _check_number("calls", counted.calls - beyond, most, CALL_RETRY_S)
         if self._capacity is not None and most is None and self._capacity.is_shared():
-            _check_share("calls", counted.calls, self._calls, self._capacity.calls, CALL_RETRY_S)
+            _check_share("calls", counted.calls - beyond, self._calls, self._capacity.calls, CALL_RETRY_S)
         counted.calls += 1
         self._calls += 1
 

@@ -76,7 +76,8 @@ class Authentication(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
 
     `uid_of_peer` tells the user of a connection of the peer socket by its name. `judges_connections` is false where no
     connection can speak for a caller; then a call without a token is denied at once. `on_denial` is told the method and
-    the error of each denial. `admit_call`, given the tenant, returns when a call may go on, or raises an ExecutorError.
+    the error of each denial. `admit_call`, given tenant and method, returns when a call may go on, or raises an
+    ExecutorError.
     """
 
     def __init__(
@@ -86,7 +87,7 @@ class Authentication(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         judges_connections: bool,
         uid_of_peer: Callable[[str], int | None],
         on_denial: Callable[[str, ExecutorError], None],
-        admit_call: Callable[[str], Awaitable[None]],
+        admit_call: Callable[[str, str], Awaitable[None]],
     ) -> None:
         self._identities = identities
         self._judges_connections = judges_connections
@@ -113,7 +114,7 @@ class Authentication(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
                 _shown_token.set(token_id := self._token_of(handler_call_details))
                 if not self._judges_connections:
                     principal = self._admit(method, Shown(token_id))
-                    await self._admit_call(principal.tenant)
+                    await self._admit_call(principal.tenant, method)
         except ExecutorError as denial:
             self._on_denial(method, denial)
             return _denying(denial)
@@ -155,7 +156,7 @@ class Authentication(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
                 shown = self._shown_by(context)
                 principal = self._admit(method, shown)
                 if self._judges_connections:  # else it was admitted before its handler was looked for
-                    await self._admit_call(principal.tenant)
+                    await self._admit_call(principal.tenant, method)
             except ExecutorError as denial:
                 self._on_denial(method, denial)
                 await refuse(context, denial)

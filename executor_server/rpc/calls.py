@@ -8,6 +8,10 @@ daemon serves at one time others always find some.
 The places of the server are shared, too: where there are several tenants, one whose `quotas.calls` is not set leaves as
 many free as it has (`quotas.Capacity`), so that no tenant can use them up, nor any two of them.
 
+A client's sign of life is no work that a quota is for, and a session whose client was not heard of ends. So where all
+calls of a tenant are open, as streams that are followed may be, a few more are there for renewing leases, at a rate of
+their own: a tenant at its quota can't lose its sessions by being at it.
+
 Refusing costs something too, and who has no regard for it asks again at once: thousands of times a second. So a refusal
 is told after a pause, in which its caller can do nothing with that stream. So many may be held like this, over all
 tenants; what is refused beyond them is told at once.
@@ -22,6 +26,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 
+from executor_api.v1 import executor_service_pb2 as service_pb
 from executor_server.errors import Reason, ResourceExhausted
 from executor_server.quotas import Quotas
 
@@ -31,8 +36,14 @@ BURST_S = 1.0
 MAX_WAIT_S = 5.0
 MAX_WAITING_CALLS = 128
 REFUSAL_PAUSE_S = 1.0
+# Calls that renew leases beyond a tenant's quota, at a time and in a second. Each takes a fraction of a millisecond.
+LEASE_CALLS = 8
+LEASE_CALLS_PER_SECOND = 100
 # Of the calls of the server, this part may be refusals that are held.
 HELD_PART = 0.25
+
+_SERVICE = service_pb.DESCRIPTOR.services_by_name["ExecutorService"].full_name
+_LEASE_METHODS = frozenset(f"/{_SERVICE}/{name}" for name in ("RenewLease", "EndLease"))
 
 
 @dataclass
@@ -57,10 +68,10 @@ class CallLimits:
         self._held = 0  # refusals
         self._max_held = max_held
 
-    async def admit(self, tenant: str) -> None:
+    async def admit(self, tenant: str, method: str) -> None:
         """To be awaited in the call's task; returns when the call may go on. Raises ResourceExhausted."""
         try:
-            await self._admit(tenant)
+            await self._admit(tenant, renews_lease=method in _LEASE_METHODS)
         except ResourceExhausted:
             if self._held < self._max_held:
                 self._held += 1
@@ -70,11 +81,13 @@ class CallLimits:
                     self._held -= 1
             raise
 
-    async def _admit(self, tenant: str) -> None:
-        release = self._quotas.reserve_call(tenant)
+    async def _admit(self, tenant: str, *, renews_lease: bool) -> None:
+        release = self._quotas.reserve_call(tenant, beyond=LEASE_CALLS if renews_lease else 0)
         rate = self._quotas.calls_per_second(tenant)
         try:
-            if rate is not None:
+            if rate is not None and renews_lease:
+                await self._wait_for_time(f"leases of {tenant}", max(rate, LEASE_CALLS_PER_SECOND))
+            elif rate is not None:
                 await self._wait_for_time(tenant, rate)
         except BaseException:
             release()
@@ -83,9 +96,9 @@ class CallLimits:
         assert task is not None
         task.add_done_callback(lambda _task: release())
 
-    async def _wait_for_time(self, tenant: str, rate: int) -> None:
+    async def _wait_for_time(self, who: str, rate: int) -> None:
         now_s = asyncio.get_running_loop().time()
-        pace = self._pace_of(tenant, now_s)
+        pace = self._pace_of(who, now_s)
         due_s = max(pace.next_s, now_s - max(0.0, BURST_S - 1 / rate))
         wait_s = due_s - now_s
         if wait_s > 0 and (wait_s > MAX_WAIT_S or pace.waiting >= MAX_WAITING_CALLS):
@@ -99,11 +112,11 @@ class CallLimits:
             finally:
                 pace.waiting -= 1
 
-    def _pace_of(self, tenant: str, now_s: float) -> _Pace:
-        pace = self._paces.get(tenant)
+    def _pace_of(self, who: str, now_s: float) -> _Pace:
+        pace = self._paces.get(who)
         if pace is None:
             # Those that are as if they had never called.
             for name in [name for name, each in self._paces.items() if each.next_s < now_s - BURST_S]:
                 del self._paces[name]
-            pace = self._paces[tenant] = _Pace()
+            pace = self._paces[who] = _Pace()
         return pace

@@ -195,13 +195,13 @@ class RpcServer:
         return TcpAddress(address.host, port) if isinstance(address, TcpAddress) else address
 
 
-def _admission(quotas: Quotas | None, settings: ServerSettings) -> Callable[[str], Awaitable[None]]:
+def _admission(quotas: Quotas | None, settings: ServerSettings) -> Callable[[str, str], Awaitable[None]]:
     if quotas is None:
         return _admit_all
     return CallLimits(quotas, max_held=held_calls(settings.max_concurrent_calls)).admit
 
 
-async def _admit_all(_tenant: str) -> None:
+async def _admit_all(_tenant: str, _method: str) -> None:
     return
 
 

@@ -115,7 +115,7 @@ async def test_so_many_refusals_are_held_back_and_others_told_at_once(monkeypatc
     limits = calls.CallLimits(Quotas(lambda _: QuotasTable(calls=1)), max_held=1)
 
     async def call() -> None:
-        await limits.admit(TENANT)
+        await limits.admit(TENANT, "")
         await asyncio.Event().wait()
 
     tasks = [asyncio.create_task(call()) for _ in range(3)]  # one is open, one is held back
@@ -233,3 +233,29 @@ def test_tenants_that_have_stopped_calling_are_forgotten() -> None:
         limits._pace_of(f"t{number}", 1000.0).next_s = 1000.0
     limits._pace_of("new", 1002.0)
     assert list(limits._paces) == ["new"]
+
+
+async def test_a_tenant_at_its_quota_still_renews_its_leases(tmp_path: Path) -> None:
+    """Else the daemon would take its client for gone, and end its sessions."""
+    renew = pb.RenewLeaseRequest(lease_id="a" * 32)
+    async with limited(tmp_path, calls=1, calls_per_second=1) as its, followed(its, 1):
+        for _ in range(20):
+            await its.edge.stub.RenewLease(renew, metadata=AUTH)
+        assert (await refusal(its.ask())).reason == "QUOTA_EXCEEDED"
+
+
+async def test_renewals_beyond_the_quota_are_bounded() -> None:
+    limits = calls.CallLimits(Quotas(lambda _: QuotasTable(calls=1)), max_held=0)
+    (method,) = [each for each in calls._LEASE_METHODS if each.endswith("RenewLease")]
+
+    async def call() -> None:
+        await limits.admit(TENANT, method)
+        await asyncio.Event().wait()
+
+    tasks = [asyncio.create_task(call()) for _ in range(calls.LEASE_CALLS + 5)]
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert sum(task.done() for task in tasks) == 4, "one of the quota, and those beyond it"
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

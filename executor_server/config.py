@@ -196,7 +196,7 @@ class AuditSection(Section):
     """The audit log."""
 
     enabled: bool = True
-    """Whether the audit log is written."""
+    """True when the audit log is written."""
     directory: AbsolutePath | None = None
     """The folder of the log. Not set: `audit` in the state directory."""
     max_file_bytes: Annotated[int, WrittenSize, Field(strict=True, ge=64 * KIB, lt=2**40)] = 64 * MIB

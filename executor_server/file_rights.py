@@ -1,4 +1,4 @@
-"""Whether files that say what may be done could have been written by somebody else.
+"""True when files that say what may be done could have been written by somebody else.
 
 Whoever can write a policy file grants himself what he likes, and the configuration names the policy file. So both are
 used only when nobody but the daemon's own user and root could have written them: by the rights of the file, and by

@@ -75,7 +75,7 @@ class TenantRoom:
             self._room.recheck_soon()
 
     def is_short_for(self, journal_bytes: int) -> bool:
-        """Whether a journal that holds so much is to be held back. Lets go of what has been read, before it is."""
+        """True when a journal that holds so much is to be held back. Lets go of what has been read, before it is."""
         if journal_bytes <= self._room.floor_bytes:
             return False
         while self.is_short and self._read:
@@ -86,7 +86,7 @@ class TenantRoom:
 
     @property
     def is_short(self) -> bool:
-        """Whether the daemon holds too much, and this tenant more than an even part of what there may be."""
+        """True when the daemon holds too much, and this tenant more than an even part of what there may be."""
         room = self._room
         if room.held_bytes <= room.total_bytes:
             return False
@@ -98,7 +98,7 @@ class TenantRoom:
         self._read[holder] = None
 
     def set_waiting(self, holder: JournalHolder, waits: bool) -> None:
-        """Whether it is held back, and wants to be told when there is more room."""
+        """True when it is held back, and wants to be told when there is more room."""
         if waits:
             self._room.waiting[holder] = None
         else:

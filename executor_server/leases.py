@@ -83,7 +83,7 @@ class Leases:
         self._looked_s = clock()
 
     def is_leased(self, session: SessionKey) -> bool:
-        """Whether the session belongs to clients; one that doesn't is detached."""
+        """True when the session belongs to clients; one that doesn't is detached."""
         return session in self._holders
 
     def hold(self, session: SessionKey, lease_id: str) -> None:

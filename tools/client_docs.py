@@ -91,7 +91,7 @@ def _entry(name: str, value: Any) -> Iterator[str]:
 
 
 def _is_made_by_callers(value: type) -> bool:
-    """Whether it has a constructor for everybody. Sessions and their files are made by a client."""
+    """True when it has a constructor for everybody. Sessions and their files are made by a client."""
     return "__init__" in vars(value) and "transport" not in inspect.signature(value).parameters
 
 

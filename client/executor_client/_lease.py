@@ -71,7 +71,7 @@ class ClientLease:
 
     @property
     def is_foreign(self) -> bool:
-        """Whether it was made by the process that this one was forked from."""
+        """True when it was made by the process that this one was forked from."""
         return self._renewer.pid != os.getpid()
 
     @property

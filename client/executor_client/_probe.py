@@ -59,7 +59,7 @@ class _Place:
 
 
 def listens(endpoint: Endpoint) -> bool:
-    """Whether somebody listens at a Unix socket; that takes microseconds. False for every other address."""
+    """True when somebody listens at a Unix socket; that takes microseconds. False for every other address."""
     place = _place_of(endpoint.address)
     if place is None or place.family is not socket.AF_UNIX:
         return False
@@ -202,7 +202,7 @@ def _speaks_http2(place: _Place) -> bool:
 
 
 def _answers_http2(connection: socket.socket) -> bool:
-    """Whether what comes back is the first frame that a server of HTTP/2 sends."""
+    """True when what comes back is the first frame that a server of HTTP/2 sends."""
     try:
         connection.sendall(_HTTP2_PREFACE)
         head = b""

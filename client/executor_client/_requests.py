@@ -82,7 +82,7 @@ def authorize_imports(session_id: str, imports: Iterable[str]) -> pb.AuthorizeIm
 
 
 def may_be_made(error: BaseException, *, heard: bool) -> bool:
-    """Whether a session may be there, or come to be there, though its making ended with this error: nobody knows it.
+    """True when a session may be there, or come to be there, though its making ended with this error: nobody knows it.
 
     What was refused is not. Of what else stopped the waiting, an interrupt or a connection, the daemon said nothing.
     """

@@ -107,7 +107,7 @@ class TransportBase:
             self._listened = _probe.listens(self.endpoint)
 
     def _looks_at_once(self, error: ExecutorClientError) -> bool:
-        """Whether to find out why nobody answers before waiting for it to pass: once, where no wait was asked for."""
+        """True when to find out why nobody answers before waiting for it to pass: once, where no wait was asked for."""
         at_once = not (self.answered or self._looked) and self.timeouts.connect_s is None and is_unreached(error)
         if at_once and self._listened and not _probe.listens(self.endpoint):
             return False
@@ -171,7 +171,7 @@ class TransportBase:
 
 
 def is_unreached(error: ExecutorClientError) -> bool:
-    """Whether no daemon has said anything: nobody knows the reason but gRPC."""
+    """True when no daemon has said anything: nobody knows the reason but gRPC."""
     return _status.is_transport_failure(error) and not error.reason
 
 

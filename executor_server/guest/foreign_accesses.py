@@ -142,7 +142,7 @@ def _imported(nodes: list[AST]) -> set[str]:
 
 
 def _has_attributes(text: object) -> bool:
-    """Whether a format reads attributes; a wrong one, or a very long one, is taken for one that does."""
+    """True when a format reads attributes; a wrong one, or a very long one, is taken for one that does."""
     if type(text) is not str or "." not in text:
         return False
     if len(text) > _MAX_FORMAT_CHARS:

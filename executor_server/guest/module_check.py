@@ -88,7 +88,7 @@ class ModuleCheck:
         return {name for name in self._index.get(id(module), ()) if sys.modules.get(name) is module}
 
     def allows(self, names: set[str]) -> bool:
-        """Whether a module with these names, of which one is enough, is part of what is authorized."""
+        """True when a module with these names, of which one is enough, is part of what is authorized."""
         if "foreign_modules" not in self._referee.rules.refused:
             return True
         rules = self._referee.rules

@@ -30,7 +30,7 @@ _SAID = (
 
 
 def is_offline(error: BaseException) -> bool:
-    """Whether an attempt to reach something outside of the sandbox led to this exception, maybe through others."""
+    """True when an attempt to reach something outside of the sandbox led to this exception, maybe through others."""
     pending: list[Optional[BaseException]] = [error]
     for _ in range(_MAX_EXCEPTIONS):
         one = pending.pop() if pending else None
@@ -56,5 +56,5 @@ def _is_cause(error: BaseException) -> bool:
 
 
 def says_offline(output: bytes) -> bool:
-    """Whether the same is said in what was printed: by a program that caught the exception, or by another one."""
+    """True when the same is said in what was printed: by a program that caught the exception, or by another one."""
     return any(text in output for text in _SAID)

@@ -14,7 +14,7 @@ def public_name(module: str) -> str:
 
 
 def is_standard(module: str) -> bool:
-    """Whether it is, or is in, a module of Python itself."""
+    """True when it is, or is in, a module of Python itself."""
     top = module.partition(".")[0]
     return top in STANDARD_MODULES or top.lstrip("_") in STANDARD_MODULES
 

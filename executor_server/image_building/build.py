@@ -106,7 +106,7 @@ class Bases:
 
 
 def _obtain(reference: str) -> bool:
-    """Whether the Engine has an image or can pull it."""
+    """True when the Engine has an image or can pull it."""
     if _engine("image", "inspect", reference).returncode == 0:
         return True
     print(f"images: pulling {reference}", flush=True)

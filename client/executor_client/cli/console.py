@@ -135,7 +135,7 @@ class Console:
 
 
 def _may_reach_a_terminal(stream: TextIO) -> bool:
-    """Whether a terminal reads it, or may at the other end of a pipe. A file is read by whoever opens it."""
+    """True when a terminal reads it, or may at the other end of a pipe. A file is read by whoever opens it."""
     if stream.isatty():
         return True
     try:

@@ -211,7 +211,7 @@ def _read_statement(console: Console, reader: Reader) -> str | None:
 
 
 def is_complete(source: str) -> bool:
-    """Whether it can be executed, or is wrong whatever follows."""
+    """True when it can be executed, or is wrong whatever follows."""
     if source.lstrip().startswith("%"):
         return True
     compiler = codeop.CommandCompiler()

@@ -64,7 +64,7 @@ class LogStream:
 
     @property
     def showed_all(self) -> bool:
-        """Whether nothing was left out so far, but for states of lines that were rewritten."""
+        """True when nothing was left out so far, but for states of lines that were rewritten."""
         return not self._cut
 
     def feed(self, text: str, stream: str = "stdout") -> None:

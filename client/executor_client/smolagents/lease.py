@@ -140,7 +140,7 @@ class SessionLease:
 
     @property
     def owns_session(self) -> bool:
-        """Whether sessions are made here, and so are ended and replaced here."""
+        """True when sessions are made here, and so are ended and replaced here."""
         return self._existing is None
 
     @property

@@ -79,7 +79,7 @@ def _lower_scalar(np: Any, value: Any, writer: Writer) -> Lowered | None:
 
 
 def _is_shown(np: Any, array: Any) -> bool:
-    """Whether numpy can write it: not a datetime without a unit, but for NaT."""
+    """True when numpy can write it: not a datetime without a unit, but for NaT."""
     return array.dtype.kind != "M" or np.datetime_data(array.dtype)[0] != "generic" or bool(np.isnat(array).all())
 
 

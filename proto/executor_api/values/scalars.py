@@ -73,7 +73,7 @@ def _make_int(reader: Reader, children: list[Any], digits: str) -> int | OpaqueV
 
 
 def _is_shown(number: int) -> bool:
-    """Whether Python writes it in decimal, here and at the next receiver."""
+    """True when Python writes it in decimal, here and at the next receiver."""
     bits = number.bit_length()
     digits = getattr(sys, "get_int_max_str_digits", lambda: 0)()
     if not 0 < digits < MAX_INT_DIGITS:

@@ -102,7 +102,7 @@ def session_settings(config: Config) -> SessionSettings:
 
 
 def capacity_of(config: Config, policy: Callable[[], Policy], tokens: Tokens) -> Capacity:
-    """What tenants share: of the calls of the server, those that are neither probes nor refusals that are held."""
+    """Return what tenants share: the sessions, and the server's calls but for probes and for refusals that are held."""
     calls = config.server.max_concurrent_calls
 
     def is_shared() -> bool:

@@ -236,7 +236,7 @@ class Execution:
 
     @property
     def has_room(self) -> bool:
-        """Whether one more event can be kept, or waited with. Once there was none, what follows has lost its start."""
+        """True when one more event can be kept, or waited with. After one was discarded, what comes lacks its start."""
         return not self.discarded_bytes and not (self._cancelled and self._is_full)
 
     def note_discarded(self, discarded_bytes: int) -> None:

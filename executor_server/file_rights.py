@@ -45,7 +45,7 @@ def _others_write(found: os.stat_result) -> bool:
 
 
 def _is_private_group(gid: int, uid: int) -> bool:
-    """Whether a group is its user's alone, as where each user has one and the umask is 002: then all files are its."""
+    """True when a group is its user's alone. Where each user has one, the umask is 002: it may write all files."""
     try:
         user, group = pwd.getpwuid(uid), grp.getgrgid(gid)
     except KeyError:

@@ -11,15 +11,15 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 
 _IMAGES_KNOWN_MAX = 64
 _MODULES_KNOWN_MAX = 4_096
-"""Of one image."""
+"""Modules that are remembered of one image."""
 ASKED_MAX = 256
-"""Of one session; an answer about more of them would be nothing that anybody reads."""
+"""Modules that are asked about for one session; an answer about more of them would be nothing that anybody reads."""
 
 Ask = Callable[[Sequence[str]], Awaitable[Sequence[str]]]
 
 
 class ImageModules:
-    """What is known of images, by their fingerprints."""
+    """Remembers which modules images have and lack, by the images' fingerprints."""
 
     def __init__(self) -> None:
         self._known: dict[str, dict[str, bool]] = {}

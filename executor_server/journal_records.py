@@ -28,7 +28,7 @@ from pathlib import Path
 from executor_server.guest.frames import MAX_FRAME_BYTES, Frame, FrameDecoder, FrameError
 
 FORMAT = b"rxj1"
-"""Of the head and the segments; a journal of another one is not read."""
+"""The format of the head and the segments; a journal of another one is not read."""
 HEAD = "head"
 
 # Format, last segment, its size, its checksum there, checksum of these.
@@ -124,7 +124,7 @@ def read_listing(snapshot: Frame) -> dict[int, Extent]:
 
 
 def snapshot_body(snapshot: Frame) -> bytes:
-    """What a snapshot says, without the segments that it relies on. Raises FrameError."""
+    """Return the body of a snapshot, without the segments that it relies on. Raises FrameError."""
     return snapshot.body[snapshot.head.integer("segments") :]
 
 

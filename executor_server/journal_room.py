@@ -37,7 +37,7 @@ class JournalRoom:
 
     def __init__(self, total_bytes: int, max_sessions: int = 1) -> None:
         self.total_bytes = total_bytes
-        # Of all sessions together half of the total.
+        # The floors of all sessions together are half of the total; more where there are too many for the least floor.
         self.floor_bytes = max(_MIN_FLOOR_BYTES, total_bytes // (2 * max_sessions))
         self.held_bytes = 0
         self.tenants: defaultdict[str, TenantRoom] = defaultdict(lambda: TenantRoom(self))
@@ -60,7 +60,7 @@ class JournalRoom:
 
 
 class TenantRoom:
-    """What one tenant's executions hold."""
+    """The part of the memory that one tenant's executions hold."""
 
     def __init__(self, room: JournalRoom) -> None:
         self._room = room

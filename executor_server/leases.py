@@ -52,7 +52,7 @@ class _Lease:
 
 @dataclass(frozen=True)
 class Renewal:
-    """What a client is told: how many sessions its lease holds, and when to renew it again."""
+    """The answer to a renewal: how many sessions the lease holds, and when the client is to renew it again."""
 
     sessions: int
     renew_after_s: float
@@ -168,7 +168,7 @@ class Leases:
             lease.renewed_s = self._looked_s
 
     def look(self) -> Released:
-        """What is overdue now. Sessions whose leases all are stay known until `forget`."""
+        """Return what is overdue now. Sessions whose leases all are stay known until `forget`."""
         now_s, before_s = self._clock(), self._looked_s
         self._looked_s = now_s
         if now_s - before_s > STOOD_STILL_S:

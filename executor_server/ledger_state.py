@@ -246,7 +246,7 @@ class LedgerState:
         if not self._must_forget():
             return
         if len(self.finished) <= self._max_finished_executions:
-            # What readers took of them was let go since.
+            # Readers have taken parts of them since they were counted, and those were let go.
             self.finished_bytes = sum(execution.journal_size for execution in self.finished.values())
         for execution_id in list(self.finished)[:-1]:
             if not self._must_forget():

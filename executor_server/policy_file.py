@@ -305,7 +305,7 @@ class StateTable(Section):
 
 
 class QuotasTable(Section):
-    """What each tenant may have or use, over all its sessions. Not set: no quota, or for some what is said there."""
+    """Quotas of each tenant, over all its sessions. Not set: no quota, or what is said at the quota itself."""
 
     sessions: Count | None = None
     """Sessions at one time. Not set: where there are several tenants, as many as it leaves free for the others."""

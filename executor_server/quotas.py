@@ -66,7 +66,7 @@ class TenantUse:
 
 @dataclass(frozen=True)
 class Capacity:
-    """What the daemon has for all tenants together; `is_shared` tells whether there are several."""
+    """The calls and sessions that the daemon has for all tenants; `is_shared` tells whether there are several."""
 
     calls: int
     sessions: int

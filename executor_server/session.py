@@ -63,7 +63,7 @@ class Session(SessionExecutions):
         self._tasks: set[asyncio.Task[None]] = set()
         self._held: set[object] = set()  # executions and operations whose readers are behind
         self._pinged_s = 0.0
-        # What has been charged of what the guest uses between executions; None: an earlier daemon knew.
+        # CPU seconds charged so far of what the guest uses between executions; None where only an earlier daemon knew.
         self._background_cpu_s: float | None = None
 
     def begin(self) -> None:

@@ -149,7 +149,7 @@ class SessionManager:
             raise with_own_sessions(refusal, self.list(principal))
 
     async def _made(self, creation: asyncio.Future[Session]) -> Session:
-        """What comes of a creation. A caller that goes away leaves it to go on: repeating the request finds it."""
+        """Return the session once it is made. Its making goes on without the caller: a repeated request finds it."""
         try:
             return await asyncio.shield(creation)
         except asyncio.CancelledError:
@@ -442,7 +442,7 @@ class SessionManager:
         await asyncio.shield(asyncio.gather(*self._begin_endings()))
 
     def _begin_endings(self) -> Sequence[asyncio.Task[None]]:
-        """Of the sessions whose time is over, and of those whose clients are gone."""
+        """Ends the sessions whose time is over, and those whose clients are gone. Returns the tasks that do so."""
         expired = [session for session in self._sessions.values() if session.expired]
         for session in expired:
             self._remove(session)

@@ -153,7 +153,7 @@ def parse_toml(data: bytes, file: str) -> dict[str, Any]:
 
 
 def read_trusted(path: Path, kind: str) -> bytes:
-    """What is in a file of settings that is to be obeyed. Raises ConfigError where others could have written it."""
+    """Return the bytes of a file of settings to be obeyed. Raises ConfigError where others could have written it."""
     return read_bytes(path, kind, is_trusted=True)
 
 
@@ -164,7 +164,7 @@ def read_bytes(path: Path, kind: str, *, is_trusted: bool = False) -> bytes:
         try:
             if not stat.S_ISREG(os.fstat(descriptor).st_mode):
                 raise ConfigError([f"The {kind} {path} is not a regular file."])
-            # Of the open file, so that nobody can exchange it after the look.
+            # The open file is looked at, so that nobody can exchange it after the look.
             if is_trusted and (why := untrusted(descriptor, path)) is not None:
                 raise ConfigError([f"The {kind} {path} {why}"])
             with os.fdopen(descriptor, "rb", closefd=False) as file:

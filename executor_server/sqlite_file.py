@@ -57,7 +57,7 @@ def put_aside(path: Path, aside: Path) -> None:
 
 
 def row_checksum(*values: object) -> int:
-    """Of a row's values, as SQLite gives them. CRC-32, as in journal_records.py."""
+    """Return the checksum of a row's values, as SQLite gives them. CRC-32, as in journal_records.py."""
     return zlib.crc32(repr(values).encode())
 
 

@@ -50,7 +50,7 @@ class Endpoint:
     token: str | None = field(repr=False)
     tls: TlsConfig | None = None
     token_from: str = "token="
-    """What gave the token, for a person."""
+    """The source of the token, in words for a person."""
 
     @property
     def metadata(self) -> tuple[tuple[str, str], ...]:

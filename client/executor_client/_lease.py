@@ -80,7 +80,7 @@ class ClientLease:
         return "" if self._unknown else self._renewer.lease_id
 
     def is_refusal(self, request: pb.CreateSessionRequest | pb.GetSessionRequest, error: InvalidRequest) -> bool:
-        """Whether a daemon may have refused a request because it knows no leases; then the request names none any more.
+        """True when a daemon may have refused a request because it knows no leases; `request` then names none.
 
         A field that a daemon does not know makes the request malformed, and it does not say which field that was.
         """
@@ -187,7 +187,7 @@ class _Renewer:
         self._ended = _future()  # one for all who ask for the end: a collected client may be the first of them
         self._start_lock = threading.Lock()
         self._held: dict[str, _Held] = {}
-        # What could not be ended because the daemon was away. Past the bound its own grace is relied on.
+        # Requests to end sessions that failed because the daemon was away. Past the bound its own grace is relied on.
         self._unended: deque[pb.DeleteSessionRequest] = deque(maxlen=LEASE_UNENDED_MAX)
         self._renew_s = LEASE_RENEW_FIRST_S
         self._due_s = 0.0

@@ -39,7 +39,7 @@ EVALUATION_TIMEOUT_S = 10.0
 CONNECT_TIMEOUT_S = 5.0
 """For a daemon never heard of. Where it is certain that none is there, only a time that the caller gave is waited."""
 PROBE_TIMEOUT_S = 3.0
-"""Of each step of finding out why nobody answers."""
+"""Seconds that each step of finding out why nobody answers may take."""
 CALL_TIMEOUT_S = 120.0
 TRANSFER_BYTES_PER_S_MIN = 1 << 20
 """A file may take as long as this rate takes, over the time of any call."""
@@ -82,7 +82,7 @@ TOOL_NAME_SHOWN_MAX = 100
 """In characters: the name is the program's."""
 MAX_CONCURRENT_TOOLS = 8
 ARGUMENT_BYTES_COMPARED_MAX = 16_384
-"""Of a call's arguments, packed: larger ones are not compared with what a host tool has left of them."""
+"""Bytes of a call's arguments, packed: larger ones are not compared with what a host tool has left of them."""
 CALLS_COMPARED_MAX = 100
 """In one session: a tool that changes its arguments does so early."""
 KEEPALIVE_TIME_S = 330

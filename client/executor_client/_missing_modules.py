@@ -37,7 +37,7 @@ def tell(info: SessionInfo, authorized_imports: Iterable[str]) -> None:
 
 
 def refusal(info: SessionInfo, missing: Sequence[str], images: Sequence[str]) -> str:
-    """What an agent's author is told, before the model is asked anything."""
+    """Return the message to an agent's author, which comes before the model is asked anything."""
     others = [image for image in images if image != info.image]
     elsewhere = f"take another image (the policy has {_listed(list(map(repr, others)))}), " if others else ""
     return (

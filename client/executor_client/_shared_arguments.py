@@ -23,7 +23,7 @@ _LIBRARIES = ("numpy", "pandas")
 
 
 class Arguments(NamedTuple):
-    """What the program called a tool with; `packed` as it came, None where that is too large to be compared."""
+    """The arguments that the program gave a tool; `packed` as they came, None where that is too large to compare."""
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]

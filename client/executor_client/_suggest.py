@@ -13,7 +13,8 @@ R = TypeVar("R")
 _LIKENESS_MIN = 0.6
 _PART_CHARS_MIN = 3
 
-# What the same is called elsewhere, in smolagents' executors above all: its letters alone would not lead to our word.
+# Names that other libraries, smolagents' executors above all, have for what we call otherwise: the letters alone would
+# not lead to our word.
 _KNOWN_AS = {
     "api_key": "token",
     "host": "address",
@@ -86,7 +87,7 @@ def names_fields(kind: type[R]) -> type[R]:
 
 
 def named_parameters(function: Callable[..., object]) -> list[str]:
-    """What can be given by name."""
+    """Return the names of the parameters that can be given by name."""
     kinds = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     return [
         name for name, each in inspect.signature(function).parameters.items() if each.kind in kinds and name != "self"

@@ -115,7 +115,7 @@ class TransportBase:
         return at_once
 
     def _nobody(self, error: ExecutorClientError, cause: str | None) -> UnavailableError:
-        """What to raise when it is given up. `cause` is what was found out, if anything was."""
+        """Return the error to raise when a call is given up. `cause` is what was found out, if anything was."""
         return UnavailableError(
             f"no daemon answers at {self.endpoint.address}: {cause or error.message}", reason=error.reason
         )
@@ -162,8 +162,8 @@ class TransportBase:
         return (*self.endpoint.metadata, *current_trace())
 
     def _judged(self, error: grpc.RpcError) -> ExecutorClientError:
-        """What to raise for a gRPC error. A refused caller learns what it has shown, and what to show instead: the
-        daemon tells strangers nothing but that they are."""
+        """Return the error to raise for a gRPC error. A refused caller learns what it has shown, and what to show
+        instead: the daemon tells strangers nothing but that they are."""
         translated = _status.translate(error)
         if isinstance(translated, AuthenticationError):
             return AuthenticationError(self.endpoint.why_refused, reason=translated.reason)

@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 
     from .log_relay import LogRelay
 
-# Of one stream, between two times that it is shown.
+# Bytes kept of one stream between two times that it is shown.
 BACKGROUND_BYTES = 32 * 1024
 # Read per interval, of all together; what comes faster waits.
 _INTERVAL_S = 0.25
 _BYTES_PER_INTERVAL = 1024 * 1024
 # Held open at one time. When there are more, the oldest is closed, and whoever prints into it gets a SIGPIPE.
 MAX_PIPES = 32
-# What a pipe may hold that is read at leisure.
+# Bytes that a pipe may hold where it is read at leisure.
 _PIPE_BYTES = 64 * 1024
 
 

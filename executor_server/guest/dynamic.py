@@ -201,7 +201,7 @@ def _namespaces(globals: Any, locals: Any, frame: FrameType, namespace: dict[str
 
 
 def locals_of(frame: FrameType) -> Any:
-    """What `locals()` gives in it."""
+    """Return what `locals()` gives in this frame."""
     if sys.version_info >= (3, 13) and frame.f_code.co_flags & _CO_OPTIMIZED:
         return dict(frame.f_locals)  # a snapshot, as exec takes one there; f_locals itself would write through
     return frame.f_locals

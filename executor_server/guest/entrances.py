@@ -49,7 +49,7 @@ class Entrances:
         self._classes: dict[type, type] = {}
 
     def shown(self, value: Any, way: str) -> Any:
-        """What the program gets in the place of the value that one of ENTRANCES has."""
+        """Return what the program gets in the place of the value that one of ENTRANCES has."""
         kind = type(value)
         if kind is dict:
             return self._namespace(value, way)
@@ -120,7 +120,7 @@ class Entrances:
         return self._mapping(value, way)
 
     def _mapping(self, value: Mapping[Any, Any], way: str) -> Any:
-        """Of an object, a class, or a function that runs."""
+        """Return the names of an object, a class, or a function that runs: in a `Namespace` if some must be checked."""
         for each in list(value.values()):
             kind = type(each)
             if issubclass(kind, ModuleType) and not self._check.is_allowed(each):

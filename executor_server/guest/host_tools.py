@@ -259,7 +259,7 @@ class _CodeGiven(Exception):
 
 
 def _refuse_code(value: object) -> None:
-    """What the codec asks about everything that it has no exact form for."""
+    """Raises _CodeGiven for code. The codec calls this for everything that it has no exact form for."""
     for kinds, what in _CODE:
         if isinstance(value, kinds):
             raise _CodeGiven(f"{what} {str(getattr(value, '__name__', ''))[:_MAX_SHOWN_NAME_CHARS]}".rstrip())

@@ -192,8 +192,8 @@ class Interpreter:
             except link.LinkClosed:
                 return
             except Exception as problem:
-                # What agent code raises is caught where it runs, so this is ours: programs before this one have left
-                # the process so, and nobody is to take it for the doing of the next one.
+                # Exceptions of agent code are caught where it runs, so this is ours: programs before this one have
+                # left the process so, and nobody is to take it for the doing of the next one.
                 self._send({"t": "unfit", "why": reason_of(problem)})
                 raise
 

@@ -74,7 +74,7 @@ class PolicyDenied(Refusal):
 
 
 def explanation(rule: str, what: str, why: str = "") -> str:
-    """What a refused program is told; `why` is more exact than what is said of the rule."""
+    """Return the message to a refused program; `why` is more exact than what is said of the rule."""
     what = what if len(what) <= _MAX_WHAT_CHARS else f"{what[:_MAX_WHAT_CHARS]}…"
     return f"{what} is not allowed: {(why or _WHY[rule]).format(rule=f'language.{rule}')}."
 

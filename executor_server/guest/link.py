@@ -33,7 +33,7 @@ class LinkClosed(Exception):
 
 
 class Message:
-    """What came. Its descriptors are the receiver's, until `take_memfd` hands the payload's on."""
+    """A message that came. Its descriptors are the receiver's, until `take_memfd` hands the payload's on."""
 
     __slots__ = ("body", "fds", "head", "memfd", "size")
 

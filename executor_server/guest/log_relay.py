@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from typing import Optional
 
 _COALESCE_S = 0.005
-# Of the output, in which a hint is looked for that the network is missed.
+# Bytes of the output in which a hint is looked for that the network is missed.
 _SCANNED_BYTES = 256 * 1024
 # Around output that is not the run's own.
 BACKGROUND_BEGIN = "[background output of earlier steps]"

@@ -1,4 +1,4 @@
-"""What the processes of a sandbox use of memory, added up by the supervisor where no control group counts it.
+"""The memory that the processes of a sandbox use, added up by the supervisor where no control group counts it.
 
 Each one's own memory is told by its status. What lies in files in memory is nobody's own, and is counted where it is:
 in the sandbox's file systems; in files without a name (memory files, deleted ones), found by the descriptors that hold
@@ -19,10 +19,10 @@ from .usage import kilobytes, pids
 # File systems of the sandbox's own, wherever it is made.
 _IN_MEMORY = ("/workspace", "/tmp", "/dev/shm")
 _SEGMENTS = "/proc/sysvipc/shm"
-# Of a line in it: the resident size, counted from 0.
+# Index, from 0, of the resident size among the fields of a line in it.
 _RESIDENT_FIELD = 14
 _BLOCK_BYTES = 512  # as st_blocks counts, whatever the file system
-# What maps that are no process's own may take before it is worth a look which they are.
+# Bytes of mappings that are no process's own; where a process has more, it is worth a look which they are.
 _UNEXPLAINED_BYTES = 64 * 1024 * 1024
 _ANONYMOUS = b"/dev/zero (deleted)"
 
@@ -95,7 +95,7 @@ def _add_shared_mappings(pid: int, nameless: dict[tuple[int, int], int]) -> None
 
 
 def _segments_bytes() -> int:
-    """Of System V shared memory in the sandbox's ipc namespace, attached or not."""
+    """Return the resident bytes of System V shared memory in the sandbox's ipc namespace, attached or not."""
     try:
         with open(_SEGMENTS, "rb") as file:
             lines = file.read().splitlines()[1:]

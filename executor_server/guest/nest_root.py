@@ -47,7 +47,7 @@ _EMPTY_BYTES = 4096
 
 
 class Sizes:
-    """Of the file systems in memory."""
+    """The sizes of the file systems in memory."""
 
     __slots__ = ("disk_bytes", "max_files", "shm_bytes")
 

@@ -35,7 +35,7 @@ _OF_STATES = (Kind.EXPORT_STATE, Kind.RESTORE_STATE)
 _DIGEST_CHARS = 64
 # Of what a state holds and what it could not hold.
 _MAX_MANIFEST_BYTES = 4 * 1024 * 1024
-# Of the names in an answer, as JSON.
+# Bytes of the names in an answer, as JSON.
 _MAX_NAMES_BYTES = VARIABLES_NAMED_MAX * (12 * _MAX_NAME_CHARS + 3) + 2
 
 

@@ -403,7 +403,7 @@ class Runner:
 
     @property
     def max_end_bytes(self) -> int:
-        """What the end of a program may bring: its error, and a value that is small enough to come with it."""
+        """Bytes that the end of a program may bring: its error, and a value that is small enough to come with it."""
         runs = self.run is not None and self.run.phase == Phase.RUNNING
         return MAX_ERROR_BYTES + link.INLINE_BYTES if runs else 0
 
@@ -458,7 +458,7 @@ class Runner:
         return self.run.cpu.spent_s() if self.run is not None and self.run.cpu is not None else 0.0
 
     def charged_cpu_s(self) -> float:
-        """What all runs have spent so far."""
+        """Return the CPU seconds that all runs have spent so far."""
         return self._charged_cpu_s + self.cpu_time_s()
 
     def finish(

@@ -36,8 +36,8 @@ _PUBLIC = {
     "_thread": "threading",
     "_weakrefset": "weakref",
 }
-# Of CPython 3.9, which does not say them, and of each later version. A name that begins with _ counts as the one
-# without.
+# Modules of CPython 3.9, which does not say them, and of each later version. A name that begins with _ counts as the
+# one without.
 _LISTED = """
     __future__ _bootlocale
     __phello__ _aix_support _blake2 _bootsubprocess _codecs_cn _codecs_hk _codecs_iso2022 _codecs_jp

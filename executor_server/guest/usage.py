@@ -88,7 +88,7 @@ class SandboxCpu:
         return self._told_s
 
     def group_s(self) -> float:
-        """What the control group counts, less what the supervisor takes of it."""
+        """Return the CPU seconds that the control group counts, less what the supervisor takes of it."""
         assert self._group is not None
         count = os.pread(self._group, 256, 0)
         if count.startswith(_USAGE_FIELD):  # cpu.stat of version 2, in microseconds; else cpuacct.usage in nanoseconds
@@ -165,7 +165,7 @@ class CpuMeter:
         return self.spent_s()
 
     def spent_s(self) -> float:
-        """What has been spent; where nobody counts it, the living children as of the last look."""
+        """Return the CPU seconds spent; where nobody counts them, those of living children are as of the last look."""
         if self._sandbox.is_exact:
             return max(0.0, self._sandbox.group_s() - self._group_before_s)
         own_s = process_cpu_s(self._interpreter.pid) - self._own_before_s
@@ -173,7 +173,7 @@ class CpuMeter:
         return max(own_s, 0.0) + max(waited_s, 0.0) + self._others_s + self._lost_s
 
     def _is_ours(self, key: tuple[int, int]) -> bool:
-        """Whether what a process spent is this run's: all of a younger one's, of an older one's since a first look."""
+        """True when a process spent CPU time for this run: a younger one all of it, an older one since a first look."""
         return key[1] >= self._started_ticks or key in self._before_s
 
 

@@ -36,7 +36,8 @@ DAEMON_IMAGES = ("daemon", "demo")
 """The daemon itself, and an agent that tries it."""
 
 PUBLIC_BASE = "python:3.11-slim-bookworm"
-# What a bare Debian needs to be a base; the wheels use the C++ library, and time zones are a package of their own.
+# Packages that a bare Debian needs to be a base; the wheels use the C++ library, and time zones are a package of their
+# own.
 DEBIAN_PACKAGES = ("python3", "libstdc++6", "tzdata")
 PULL_TIMEOUT_S = 600.0
 FAILURE_TAIL_CHARS = 8_000

@@ -280,7 +280,7 @@ def _reading(handler: Handler | None, judged: _Judged) -> Handler:
 async def _serve(
     handler: Handler | None, requests: AsyncIterator[Any], context: Context, first_message_time_s: float
 ) -> Any:
-    """What a handler answers, where it does not stream that. Raises MessageMissing."""
+    """Return the answer of a handler; None when it has streamed its answers. Raises MessageMissing."""
     if handler is None:
         await context.abort(grpc.StatusCode.UNIMPLEMENTED, "Method not found!")  # grpc's own words
     behaviour: Any = (

@@ -39,7 +39,7 @@ REFUSAL_PAUSE_S = 1.0
 # Calls that renew leases beyond a tenant's quota, at a time and in a second. Each takes a fraction of a millisecond.
 LEASE_CALLS = 8
 LEASE_CALLS_PER_SECOND = 100
-# Of the calls of the server, this part may be refusals that are held.
+# Part of the server's calls that may be refusals that are held.
 HELD_PART = 0.25
 
 _SERVICE = service_pb.DESCRIPTOR.services_by_name["ExecutorService"].full_name

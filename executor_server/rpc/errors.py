@@ -220,7 +220,7 @@ async def _abort(context: Context, code: grpc.StatusCode, message: str, details:
 
 
 def _gone(doing: str, error: grpc.aio.InternalError) -> asyncio.CancelledError:
-    """What grpc.aio raises by itself when it notices in time.
+    """Return what grpc.aio raises by itself when it notices in time that the caller is gone.
 
     A batch of operations fails when its call is over, and for nothing else that a handler of ours could do.
     """
@@ -297,7 +297,7 @@ async def _checked_stream(requests: AsyncIterator[Any]) -> AsyncIterator[Any]:
         yield _checked(request)
 
 
-# Of Unicode's controls all but tab and newline, which parts the lines of a message; and what turns text around.
+# Unicode's controls, all but tab and newline, which parts the lines of a message; and what turns text around.
 _UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 
 

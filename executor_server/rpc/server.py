@@ -73,7 +73,7 @@ class ServerSettings:
     keepalive_s: float
     keepalive_timeout_s: float
     peer_socket: PeerSocket | None = None
-    # Of those in `listen`, what nobody asked for: where it can't be had, the others serve.
+    # Addresses in `listen` that nobody asked for: where one can't be had, the others serve.
     unasked: Set[str] = frozenset()
 
 

@@ -25,7 +25,7 @@ TOOL_CALLS_OPEN_MAX = 64
 TOOL_ARGUMENTS_BYTES_MAX = 256 * _MIB
 """The arguments of all calls that are open at one time."""
 EXECUTION_BLOBS_BYTES_MAX = IMAGES_BYTES_MAX + TOOL_ARGUMENTS_BYTES_MAX + VALUE_BYTES_MAX
-"""What a client may have to hold of one execution; the last is its value."""
+"""Bytes that a client may have to hold of one execution; the last part is its value."""
 EXECUTION_BLOBS_OPEN_MAX = TOOL_CALLS_OPEN_MAX
 """Blobs that have begun and that no message has named yet."""
 ARTIFACTS_MAX = 256

@@ -89,7 +89,7 @@ def damage_segment(daemon: Daemon, session_id: str, damage: Damage, chance: rand
 
 
 def session_result(client: object, session_id: str) -> tuple[str, object] | None:
-    """What the session still says of its execution; None when it says that this is lost."""
+    """Return what the session still says of its execution; None when it says that this is lost."""
     (info,) = [each for each in client.list_sessions() if each.session_id == session_id]  # type: ignore[attr-defined]
     session = client.get_session(session_id)  # type: ignore[attr-defined]
     try:

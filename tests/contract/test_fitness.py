@@ -1,4 +1,4 @@
-"""What one program does to the process that it ran in is told with that program, and harms no other."""
+"""Harm that a program does to the process that it ran in is told with that program, and reaches no other."""
 
 from __future__ import annotations
 

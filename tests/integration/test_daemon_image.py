@@ -40,7 +40,7 @@ def services() -> dict[str, Any]:
 
 
 def options(service: dict[str, Any], volume: str) -> list[str]:
-    """What `docker run` is given for a service, as compose gives it to the Engine."""
+    """Return the options of `docker run` for a service, as compose gives them to the Engine."""
     given = [option for name in service.get("cap_drop", ()) for option in ("--cap-drop", name)]
     given += [option for name in service.get("security_opt", ()) for option in ("--security-opt", name)]
     (mount,) = service["volumes"]

@@ -1,4 +1,4 @@
-"""What code in a local sandbox sees of the host's system, and what of it works."""
+"""The part of the host's system that code in a local sandbox sees, and what of it works."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What is authorized and not in the image: a plain client is told, an agent's author is refused before the model is asked."""
+"""Modules that are authorized and not in the image: a plain client is told, an agent's author is refused before the
+model is asked."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What users of smolagents' local executor do with theirs: `state`, `additional_functions`, catching a timeout."""
+"""Habits of users of smolagents' local executor work here: `state`, `additional_functions`, catching a timeout."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def test_a_timeout_is_what_smolagents_users_catch(daemon: Daemon) -> None:
 
 
 def console_of(daemon: Daemon, *script: str | Reply, **options: Any) -> tuple[str, Any]:
-    """What a person sees of a run, and the agent's steps."""
+    """Return what a person sees of a run, and the agent's steps."""
     shown = io.StringIO()
     logger = AgentLogger(console=Console(file=shown, width=200))
     with agent_on(daemon, *script, logger=logger, verbosity_level=1, **options) as agent:

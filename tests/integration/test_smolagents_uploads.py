@@ -26,7 +26,7 @@ takes_files = pytest.mark.skipif(
 
 
 def uploaded(tmp_path: Path) -> list[str]:
-    """What a browser has sent, as Gradio keeps it."""
+    """Makes files as Gradio keeps those that a browser has sent. Returns their paths."""
     cache = tmp_path / "gradio"
     cache.mkdir()
     (cache / "my rows.csv").write_text("1,2")

@@ -33,7 +33,7 @@ for _ in range(50):
     say({"t": "image", "call": "c", "mime": "image/png", "source": "figure"}, b"x" * 60_000)
 """
 
-# Whether the supervisor closes it, or the kernel does on receipt because there are too many.
+# The supervisor closes the socket that was sent, or the kernel does on receipt because there are too many.
 _SENDINGS = {
     "taken": 'say({"t": "output"}, b"1", fds=[sent])',
     "discarded": 'say({"t": "output"}, b"1", fds=[link.fileno()] * 9 + [sent])',

@@ -65,7 +65,7 @@ class Judge:
             self._judge_part(what)
 
     def _judge_part(self, what: str) -> None:
-        """What a daemon goes on to show of a damaged journal is the beginning of what there was."""
+        """Asserts that what a daemon still shows of a damaged journal is the beginning of what there was."""
         after = Bench(self._directory)
         with pytest.raises(TapeError):
             after.ledger.replay()

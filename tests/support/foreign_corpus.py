@@ -122,7 +122,7 @@ def _snippets() -> dict[str, Foreign]:
 
 SNIPPETS = _snippets()
 
-# Of the same kind, and our own.
+# Attacks of the same kind, and our own.
 _OWN_ATTACKS: dict[str, tuple[str, tuple[str, ...], str]] = {
     "from import": ("from random import _os", (), "from random import _os"),
     "from import as": ("from random import _os as m\nm.system(':')", (), "from random import _os"),
@@ -464,7 +464,7 @@ HONEST: dict[str, tuple[str, tuple[str, ...], object]] = {
 
 
 LIBRARIES = frozenset(("matplotlib.pyplot", "numpy", "pandas"))
-"""What not every Python at hand has."""
+"""Modules that not every Python at hand has."""
 
 
 def authorized(imports: tuple[str, ...]) -> tuple[str, ...]:

@@ -39,7 +39,7 @@ class McpHost:
 
     portal: BlockingPortal
     client: Any
-    """That of the SDK, version 2, or what does the same with version 1."""
+    """The client of the SDK, version 2, or what does the same with version 1."""
     errors: TextIO
     logs: list[LoggingMessageNotificationParams] = field(default_factory=list)
     progress: list[tuple[float, str | None]] = field(default_factory=list)

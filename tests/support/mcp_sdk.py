@@ -18,7 +18,7 @@ McpError: type[Exception] = getattr(mcp.shared.exceptions, "MCPError" if MAJOR =
 
 
 def wire(model: BaseModel) -> dict[str, Any]:
-    """What is sent of it: names of fields differ between the versions, those on the wire do not."""
+    """Return what is sent of a model: names of fields differ between the versions, those on the wire do not."""
     return model.model_dump(by_alias=True, exclude_none=True, mode="json")
 
 

@@ -1,4 +1,4 @@
-"""What an image lacks is asked once, and only about what could be missing."""
+"""Guests are asked once what an image lacks, and only about what could be missing."""
 
 from __future__ import annotations
 

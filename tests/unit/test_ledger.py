@@ -451,8 +451,8 @@ def assert_knows(after: Bench, expected: dict[str, Any]) -> None:
     executions, expected_executions = found.pop("executions"), dict(expected["executions"])
     expected = {name: value for name, value in expected.items() if name != "executions"}
     if any(facts[4] for facts in expected_executions.values()):
-        # Of the frames that were discarded only the first is on the tape; the guest sends the others again, or has been
-        # told of their arrival, and they are discarded again.
+        # Only the first of the frames that were discarded is in the journal; the guest sends the others again, or has
+        # been told of their arrival, and they are discarded again.
         assert found.pop("taken") <= expected.pop("taken")
         assert set(found.pop("on their way")) >= set(expected.pop("on their way"))
     assert found == expected

@@ -1,4 +1,4 @@
-"""What one side may send the other takes: both go by one table."""
+"""Each side takes what the other may send: both go by one table."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ def _run(client: ExecutorClient, options: argparse.Namespace, console: Console) 
 
 
 def _program(options: argparse.Namespace) -> tuple[str, str, list[str]]:
-    """What sys.argv[0] is, the code, and what follows in sys.argv. Raises InvalidRequest."""
+    """Return sys.argv[0], the code, and what follows in sys.argv. Raises InvalidRequest."""
     if options.code is not None:
         before = [] if options.program is None else [options.program]
         return "-c", options.code, [*before, *options.arguments]

@@ -1,4 +1,4 @@
-"""What `executor` prints: the program's output on stdout and stderr, our own remarks on stderr.
+"""The output of `executor`: the program's on stdout and stderr, our own remarks on stderr.
 
 Output of a sandbox is an attacker's text. Where a terminal may read it, control characters are shown, not sent. That is
 the case for a terminal, and for a pipe while a person watches (`executor run x.py | tail`): nobody knows what is at the
@@ -146,7 +146,7 @@ def _may_reach_a_terminal(stream: TextIO) -> bool:
 
 
 def _colours(stream: TextIO) -> RichConsole | None:
-    """What writes in colours; None where nobody sees them, NO_COLOR is set, or rich is not installed."""
+    """A console that writes in colours; None where nobody sees them, NO_COLOR is set, or rich is not installed."""
     if not stream.isatty():
         return None
     try:

@@ -80,7 +80,7 @@ class InPlaceAgain:
     variables: Iterable[str] = ()
     prelude: bool = False
     beginnings: Iterable[str] = ()
-    """What a new session begins with besides, in words."""
+    """Words for what else a new session begins with."""
     replaced: bool = True
     """False where the session is the caller's own: no other takes its place."""
 

@@ -233,7 +233,7 @@ def _remove(directory: Path, owner: int) -> None:
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# What a step made
+# Files that a step made
 
 
 def files_line(artifacts: Sequence[FileInfo], *, truncated: bool) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 PRINT_OUTPUTS = "_print_outputs"
 
 BOOKKEEPING = frozenset({PRINT_OUTPUTS, "_operations_count", "__name__"})
-"""What smolagents' local executor keeps for itself in the state that it shares with the agent: no variables."""
+"""Names that smolagents' local executor keeps for itself in the state that it shares with the agent: no variables."""
 
 Read = Callable[[Iterable[str] | None], dict[str, Any]]
 Write = Callable[[Mapping[str, Any]], None]

@@ -49,7 +49,7 @@ class ShownLogs(str):
 
 
 def step_logs(notice: str, result: ExecutionResult, shown: Shown, chars_max: int) -> str:
-    """What is told of an execution besides its value: a notice, what it printed, the files that it made."""
+    """Return what is told of an execution besides its value: a notice, what it printed, the files that it made."""
     files = files_line(result.artifacts, truncated=result.artifacts_truncated)
     logs = _joined(truncate_content(_joined(notice, logs_with_images(result)), chars_max), files)
     if shown.whole and result.logs.strip() and not result.omitted_output_bytes:

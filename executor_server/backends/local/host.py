@@ -26,7 +26,7 @@ from executor_server.errors import SandboxFailure
 from executor_server.model import SandboxSpec
 
 _TRIAL_TIMEOUT_S = 15.0
-# Of packages without bytecode.
+# Packages without bytecode that a report names; it counts all of them.
 _NAMED_PACKAGES = 5
 _TRIAL_CPUS = 0.5
 _TRIAL_SPEC = SandboxSpec(image="", memory_bytes=2**27, processes=16, disk_bytes=2**20, orphan_time_s=1.0)

@@ -1,4 +1,4 @@
-"""What every sandbox sees of the host's system: libraries, data that libraries read, and a few tools.
+"""The part of the host's system that every sandbox sees: libraries, data that libraries read, and a few tools.
 
 A sandbox needs the system for Python: shared libraries, time zones, fonts, terminal descriptions. Programs that agents
 write also run `sh`, `ls`, `grep`, `tar` or `git`, so those are there; compilers, network clients, database servers,
@@ -32,13 +32,13 @@ SHOWN_DIRECTORIES = tuple(
         *("/lib", "/lib32", "/lib64", "/libx32"),
     )
 )
-"""What every sandbox sees, read-only and as it is on the host. Not all of them are on every host."""
+"""Directories that every sandbox sees, read-only and as they are on the host. Not all of them are on every host."""
 
 TOOL_DIRECTORIES = (Path("/usr/bin"), Path("/bin"))
 """Where the tools are, inside; and where they are taken from."""
 
 SYSTEM_PREFIX = Path("/usr")
-"""Of the system's own Python, which has its parts in the directories above."""
+"""The prefix of the system's own Python, which has its parts in the directories above."""
 
 _TOOLS = _names(
     """

@@ -141,7 +141,7 @@ def matches(pattern: str, text: str) -> bool:
 
 
 def without_library(reader: Reader, library: str, type_name: str, shown: str) -> OpaqueValue:
-    """What a value is without the library that it needs. Raises DecodeError where it must not be lost."""
+    """Return what stands for a value that needs a missing library. Raises DecodeError where it must not be lost."""
     if reader.needs_libraries:
         raise DecodeError(
             f"a {type_name} cannot be had here: this Python has no {library}. Use an image that has {library}, or send "

@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 # Python writes unless it is told otherwise. A larger one would arrive as a value whose `repr` raises.
 MAX_INT_BITS = 14_284
 MAX_INT_DIGITS = 4_300
-# What earlier senders carried; a receiver takes it for what it is, and makes no integer of it.
+# Bits of integers that earlier senders carried; beyond MAX_INT_BITS a receiver makes an OpaqueValue of them.
 MAX_SENT_INT_BITS = 1 << 20
-# What JSON's readers agree about.
+# Integers up to this one are bare numbers in JSON, since its readers agree about them.
 MAX_BARE_INT = (1 << 63) - 1
 MAX_DECIMAL_CHARS = 400_000
 # Bytes up to this size travel inside the tree; larger ones in a buffer of their own.

@@ -38,7 +38,7 @@ def type_name_of(kind: type) -> str:
 
 
 def bounded_repr(value: object, limit_chars: int, passing: tuple[type[BaseException], ...] = ()) -> str:
-    """What `repr` says, cut. A repr that raises is told about, unless what it raises is `passing`."""
+    """Return what `repr` says, cut. A repr that raises is told about, unless what it raises is `passing`."""
     if type(value) is int and value.bit_length() > MAX_INT_BITS:
         return f"<an int of {value.bit_length()} bits>"
     try:
@@ -52,7 +52,7 @@ def bounded_repr(value: object, limit_chars: int, passing: tuple[type[BaseExcept
 
 
 def bounded_str(value: object, limit_chars: int, passing: tuple[type[BaseException], ...] = ()) -> str | None:
-    """What `str` says, cut, of a value whose class says something else there than `repr`; else None."""
+    """Return what `str` says, cut, of a value whose class says something else there than `repr`; else None."""
     if id(type(value)) in _CONTAINER_IDS:
         return None
     try:
@@ -136,7 +136,7 @@ def _lower_opaque(value: OpaqueValue, writer: Writer) -> Lowered:
 
 
 def make_opaque_node(value: object, limit_chars: int, passing: tuple[type[BaseException], ...]) -> list[Any]:
-    """What stands for a value of which only its texts can be had."""
+    """Return the node that stands for a value of which only its texts can be had."""
     shown = bounded_repr(value, limit_chars, passing)
     text = bounded_str(value, limit_chars, passing)
     node: list[Any] = _opaque_node(type_name_of(type(value)), shown, shown if text is None else text)[0]

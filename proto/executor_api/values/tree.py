@@ -24,7 +24,7 @@ _HARMLESS_CHARS = 64
 _HEADER_DEPTH = 24
 # Bare numbers are integers of 64 bits and floats of 17 digits with an exponent of 3.
 _TOO_MANY_DIGITS = b"0" * 40
-# What a bare number must have, its digits as zeros, to be an integer of more than 63 bits or a float beyond 1e308.
+# A bare number has one of these, its digits as zeros, if it is an integer of more than 63 bits or a float beyond 1e308.
 _SUSPECT_NUMBERS = (b"0" * 19, b"e000", b"e+000", b"E000", b"E+000")
 # With pairs of backslashes taken away: half of a surrogate pair, which JSON can name and no UTF-8 text can hold.
 _LONE_SURROGATE = rb"\\u[dD][89abAB]..(?!\\u[dD][c-fC-F])|(?<!\\u[dD][89abAB]..)\\u[dD][c-fC-F]"

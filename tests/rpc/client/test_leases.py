@@ -1,4 +1,4 @@
-"""What a client says of its sessions' owner, to a daemon that knows leases and to one of before there were any."""
+"""A client says who owns its sessions, to a daemon that knows leases and to one of before there were any."""
 
 from __future__ import annotations
 

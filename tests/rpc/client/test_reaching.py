@@ -41,7 +41,7 @@ def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(params=["sync", "asyncio"])
 def fails(request: pytest.FixtureRequest) -> Fails:
-    """What a first call fails with, as UnavailableError unless another class is told."""
+    """A function that returns the message of a first call's error, an UnavailableError unless another class is told."""
 
     def sync(address: str, kind: type[Exception] = UnavailableError, **options: Any) -> str:
         with ExecutorClient(address, **{"token": "t", **options}) as client, pytest.raises(kind) as failure:

@@ -166,7 +166,10 @@ SEEDS = [
 
 
 def check_shown(packed: bytes) -> None:
-    """What arrives, whatever the bytes are, can be shown, compared and sent on: no caller has to guard against it."""
+    """Asserts that a value that arrives can be shown, compared and sent on, whatever the bytes are.
+
+    So no caller has to guard against it.
+    """
     try:
         value = decode(packed)
     except DecodeError:

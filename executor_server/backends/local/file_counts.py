@@ -28,6 +28,8 @@ _FSCONFIG_SET_STRING, _FSCONFIG_CMD_RECONFIGURE = 1, 7
 _NS_GET_USERNS = 0xB701
 _CLONE_NEWNS, _CLONE_NEWUSER = 0x00020000, 0x10000000
 
+_libc = ctypes.CDLL(None, use_errno=True)
+
 
 def limit_files(pid: int, max_files: int) -> None:
     """For the sandbox whose first process this is, in each of its file systems. Blocks for a moment; raises OSError."""
@@ -65,7 +67,7 @@ def _limit(directory: int, max_files: int) -> None:
 
 
 def _call(number: int, *arguments: object) -> int:
-    result = ctypes.CDLL(None, use_errno=True).syscall(ctypes.c_long(number), *arguments)
+    result = _libc.syscall(ctypes.c_long(number), *arguments)
     if result < 0:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
     return int(result)
@@ -75,9 +77,8 @@ def _enter(pid: int) -> None:
     """The mount namespace of a process, by way of the user namespace that owns it."""
     mounts = os.open(f"/proc/{pid}/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
     users = fcntl.ioctl(mounts, _NS_GET_USERNS)
-    libc = ctypes.CDLL(None, use_errno=True)
     for namespace, kind in ((users, _CLONE_NEWUSER), (mounts, _CLONE_NEWNS)):
-        if libc.setns(ctypes.c_int(namespace), ctypes.c_int(kind)) != 0:
+        if _libc.setns(ctypes.c_int(namespace), ctypes.c_int(kind)) != 0:
             raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 
 

@@ -96,12 +96,14 @@ def answer(wire: Wire, session_id: str) -> Any:
     return values.decode(wire.execute(session_id, "40 + 2")[-1].result.output.packed.inline)
 
 
-def test_a_flood_of_sessions_ends_at_the_limit(wire: Wire) -> None:
+def test_a_flood_of_sessions_ends_at_the_limit(wire: Wire, daemon: Daemon) -> None:
+    # Where tests before this one have made other tenants, a tenant leaves as many sessions free for them as it has.
+    are_others = (daemon.state_dir / "tokens.json").exists()
     with ThreadPoolExecutor(FEW_SESSIONS * 4) as threads:
         asked = [threads.submit(wire.session) for _ in range(FEW_SESSIONS * 4)]
         codes = [call.exception() for call in asked]
     refused = [error for error in codes if error is not None]
-    assert len(codes) - len(refused) == FEW_SESSIONS
+    assert len(codes) - len(refused) == (FEW_SESSIONS // 2 if are_others else FEW_SESSIONS)
     assert {error.code().name for error in refused} == {"RESOURCE_EXHAUSTED"}  # type: ignore[attr-defined]
 
 

@@ -14,7 +14,7 @@ from typing import Protocol
 from executor_client._terminal import aligned
 from executor_client.cli.console import Console
 from executor_client.cli.import_hints import import_hint
-from executor_client.errors import ExecutorClientError, InvalidRequest, PolicyViolationError
+from executor_client.errors import ExecutorClientError, InvalidRequest
 from executor_client.results import VariablesState
 from executor_client.session import Session
 
@@ -129,8 +129,6 @@ class _Repl:
             return
         try:
             command(argument.strip())
-        except PolicyViolationError as error:
-            self._console.fail(error.message)
         except (InvalidRequest, OSError) as error:
             self._console.fail(str(error))
         except ExecutorClientError as error:

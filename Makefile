@@ -6,12 +6,16 @@
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
+# Where it is set, every process that is started here would compile all that it imports.
+unexport PYTHONDONTWRITEBYTECODE
 
 BACKEND ?= local
 IMAGES ?=
 BASE ?=
 VERSIONS ?=
 ARGS ?=
+# Processes that run tests. Tests wait more than they compute: two for each processor.
+WORKERS ?= $(shell echo $$((2 * $$(nproc))))
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -78,8 +82,15 @@ bench-images: $(STAMP)  ## Build the images that the benchmarks compare with
 # Prove
 
 .PHONY: test
-test: $(STAMP)  ## Run every test
-	@$(BIN)/python -m pytest $(ARGS)
+test: $(STAMP)  ## Run every test, those that repeat themselves with few rounds (WORKERS=1: in one process)
+	@$(BIN)/python -m pytest --workers=$(WORKERS) $(ARGS)
+
+.PHONY: test-all
+test-all: $(STAMP)  ## Run every test with all rounds and cases, and what `make test` leaves to others: agents, versions
+	@$(BIN)/python -m pytest --all --workers=$(WORKERS) $(ARGS)
+	@$(MAKE) --no-print-directory test-agents BACKEND=docker
+	@$(MAKE) --no-print-directory test-agents BACKEND=e2b-double
+	@$(MAKE) --no-print-directory test-matrix test-mcp-matrix test-e2b-matrix
 
 .PHONY: unit
 unit: $(STAMP)  ## Run the unit tests
@@ -88,7 +99,7 @@ unit: $(STAMP)  ## Run the unit tests
 .PHONY: test-agents
 test-agents: $(STAMP)  ## Run the tests of the agents on a backend (BACKEND=local|docker|e2b-double)
 	@EXECUTOR_TEST_BACKEND=$(BACKEND:-double=) $(BIN)/python -m pytest \
-		tests/integration/test_smolagents*.py tests/integration/test_evaluate.py $(ARGS)
+		--workers=$(WORKERS) tests/integration/test_smolagents*.py tests/integration/test_evaluate.py $(ARGS)
 
 .PHONY: test-matrix
 test-matrix: $(STAMP)  ## Run the tests of the integration on each smolagents that it is for (VERSIONS="1.22.0 1.26.0")
@@ -103,7 +114,7 @@ test-e2b-matrix: $(STAMP)  ## Try the E2B backend with pairs of E2B's packages (
 	@$(BIN)/python tools/e2b_matrix.py $(VERSIONS) $(ARGS)
 
 .PHONY: check
-check: check-format lint types imports check-proto  ## Check format, lint, types, import contracts and generated stubs
+check: check-format lint types imports check-unasync check-proto  ## Check format, lint, types, imports and what is generated
 
 .PHONY: check-format
 check-format: $(STAMP)
@@ -115,8 +126,9 @@ format: $(STAMP)  ## Format the sources and sort their imports
 	@$(BIN)/ruff format .
 
 .PHONY: lint
-lint: $(STAMP)  ## Lint
+lint: $(STAMP)  ## Lint the sources, and the words that they use (tools/words.py lists them)
 	@$(BIN)/ruff check .
+	@$(BIN)/python tools/words.py
 
 .PHONY: types
 types: $(STAMP)  ## Check types
@@ -130,13 +142,22 @@ imports: $(STAMP)  ## Check which way imports run
 # ---------------------------------------------------------------------------------------------------------------------
 # What is generated from the sources
 
+.PHONY: unasync
+unasync: $(STAMP)  ## Write the blocking client from the asyncio one
+	@$(BIN)/python tools/unasync.py
+
+.PHONY: check-unasync
+check-unasync: $(STAMP)
+	@$(BIN)/python tools/unasync.py --check
+
 .PHONY: docs
-docs: $(STAMP)  ## Write what the pages of docs/ list, from what they describe
+docs: $(STAMP)  ## Write what the pages of docs/ list, from what they describe, and draw their pictures
 	@$(BIN)/python tools/settings_docs.py
 	@$(BIN)/python tools/client_docs.py
 	@$(BIN)/python tools/metrics_docs.py
 	@$(BIN)/python tools/features_docs.py
 	@$(BIN)/python tools/backends_docs.py
+	@$(BIN)/python tools/pictures.py
 
 # ---------------------------------------------------------------------------------------------------------------------
 # The wire

@@ -1,4 +1,4 @@
-"""What all measurements share: daemons, a client of each, the echo service, and how to get a session."""
+"""The setting of all measurements: daemons, a client of each, the echo service, and sessions."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Served:
 
 
 class Bench:
-    """What is needed is started when it is first asked for, and lives as long as the stack."""
+    """Starts each daemon and service at its first use; they live as long as the stack."""
 
     def __init__(self, stack: ExitStack) -> None:
         self._stack = stack
@@ -80,6 +80,6 @@ def serving(backend: str, settings: str = "", *, parent: Path = Path("/tmp")) ->
 
 @contextmanager
 def running_bench() -> Iterator[Bench]:
-    """Nothing of what a bench starts is left at the end."""
+    """A bench; at the end nothing that it started is left."""
     with ExitStack() as stack:
         yield Bench(stack)

@@ -19,7 +19,7 @@ import grpc
 import uvloop
 from grpc.experimental import ChannelOptions
 
-_ORDER = struct.Struct(">II")  # how many messages of how many bytes to answer with
+_ORDER = struct.Struct(">II")  # number and size in bytes of the messages to answer with
 _STOP_TIMEOUT_S = 10.0
 
 

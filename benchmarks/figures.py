@@ -1,4 +1,4 @@
-"""What a measurement gives: samples, the reference's samples taken between them, and what was aimed at."""
+"""The figures of a measurement: samples, the reference's samples taken between them, and the aim."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class AtMostTimes:
 
 @dataclass(frozen=True)
 class Reference:
-    """What a figure is compared with, measured in turns with it, in the same unit."""
+    """The samples that a figure is compared with, taken alternately with its own, in the same unit."""
 
     name: str
     samples: tuple[float, ...]
@@ -51,9 +51,9 @@ class Figure:
     samples: tuple[float, ...]
     reference: Reference | None = None
     aim: AtMost | AtMostTimes | None = None
-    # Long computations: whatever disturbs one only adds to it, so the least disturbed of each side are compared.
+    # Compares the fastest samples: a disturbance can only add to a long computation.
     by_best: bool = False
-    # What must not happen now and then, either: the slowest are compared.
+    # Compares the slowest samples: for delays that must not happen even now and then.
     by_p99: bool = False
 
     @property
@@ -70,7 +70,7 @@ class Figure:
 
     @property
     def met(self) -> bool | None:
-        """Whether the aim is met; None when there is none."""
+        """True when the aim is met; None when there is no aim."""
         if isinstance(self.aim, AtMost):
             return self.typical <= self.aim.value
         if isinstance(self.aim, AtMostTimes):

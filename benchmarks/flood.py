@@ -148,7 +148,7 @@ async def _flood(address: str, kind: str, token: str) -> None:
         tenant = Tenant(stubs, token)
         loops = [asyncio.create_task(_for_ever(lambda: _FLOODS[kind](tenant))) for _ in range(_LOOPS)]
         try:
-            await asyncio.to_thread(sys.stdin.read)  # until whoever started this closes it
+            await asyncio.to_thread(sys.stdin.read)  # until the process that started this closes it
         finally:
             for loop in loops:
                 loop.cancel()

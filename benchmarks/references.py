@@ -13,7 +13,7 @@ _PROCESS_TIMEOUT_S = 120.0
 _SYSTEM_FOLDERS = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/etc")
 
 DOCKER_IMAGE = "remote-executor/base"
-"""What the default image of the Docker backend means, and so what bare containers are made of."""
+"""The default image of the Docker backend; bare containers are made of it too."""
 
 
 class Unmeasurable(Exception):
@@ -53,8 +53,8 @@ def require_docker_image(image: str) -> None:
     except FileNotFoundError as error:
         raise Unmeasurable("there is no docker command") from error
     except subprocess.CalledProcessError as error:
-        told = str(error.stderr, "utf-8", "replace").strip()
-        raise Unmeasurable(f"the Engine has no image {image}: {told}") from error
+        reason = str(error.stderr, "utf-8", "replace").strip()
+        raise Unmeasurable(f"the Engine has no image {image}: {reason}") from error
 
 
 def run(command: Sequence[str]) -> bytes:

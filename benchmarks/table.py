@@ -93,7 +93,7 @@ def write_json(figures: Sequence[Figure], path: Path) -> None:
 
 
 def machine() -> str:
-    """What the figures were taken on."""
+    """The machine on which the figures were taken."""
     return (
         f"{platform.system()} {platform.release()} {platform.machine()}, {os.cpu_count()} processors, "
         f"{platform.python_implementation()} {platform.python_version()}, load {os.getloadavg()[0]:.1f}"

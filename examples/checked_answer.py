@@ -1,7 +1,7 @@
-"""Answers that are checked before they are accepted: `final_answer_checks`.
+"""Checks answers before they are accepted: `final_answer_checks`.
 
-A check gets the answer itself, as an object of this process, and the memory of the run. When it fails, the model is
-told so and goes on, with the variables of its sandbox as they were.
+A check gets the answer as an object of this process, and the memory of the run. When it fails, the model reads why and
+goes on, with the variables of its sandbox unchanged.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ HOURS = {"Ada": 2, "Ben": 2, "Cleo": 3}
 
 
 def is_a_table(answer: Any, memory: AgentMemory, agent: CodeAgent | None = None) -> bool:
-    """Whether each name has a whole number. (smolagents 1.22 does not pass the agent.)"""
+    """Returns True if each name has a whole number. (smolagents 1.22 does not pass the agent.)"""
     return isinstance(answer, dict) and all(isinstance(share, int) for share in answer.values())
 
 

@@ -1,8 +1,8 @@
-"""A conversation with an agent that keeps its variables, and shows what its model writes while it writes it.
+"""A conversation with an agent that keeps its variables, and shows the words of its model while they arrive.
 
-`reset=False` keeps the memory of the turns before; the variables live in the sandbox either way, as long as the agent
-is not cleaned up. `stream_outputs=True` shows the model's words as they come, `run(stream=True)` gives them, and each
-step, to the caller.
+`reset=False` keeps the memory of earlier turns; the variables stay in the sandbox in any case, until the agent is
+cleaned up. `stream_outputs=True` shows the model's words as they arrive, `run(stream=True)` yields them and each step
+to the caller.
 """
 
 from __future__ import annotations

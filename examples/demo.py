@@ -1,9 +1,9 @@
 """A code agent that reviews the sales of a coffee roaster, with its code in a sandbox. Run it with `make demo`.
 
-Everything is real but the language model, which is played from a script (scripted.py): smolagents' agent loop, the
-daemon, the sandbox, the tools, the limits. The script depends on what the steps find out, and the answer is compared
-with one computed here, so a wrong result fails the demo. It needs no network, no fixed port and no configuration: the
-daemon runs on a directory of its own, and at the end it is checked that nothing of it is left.
+Only the language model is replaced, by a script (scripted.py). smolagents' agent loop, the daemon, the sandbox, the
+tools and the limits are real. The script depends on the results of the steps, and the answer is compared with one
+computed here, so a wrong result fails the demo. It needs no network, no fixed port and no configuration: the daemon
+runs in a directory of its own, and the demo checks at the end that nothing is left of it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from executor_client.smolagents import CodeAgent, RemoteExecutor
 
 OUTPUT_DIR = Path("demo-output")
 
-# The image of each backend that has pandas and matplotlib. The local backend's is the environment of the daemon.
+# For each backend, an image with pandas and matplotlib. The local backend uses the daemon's own environment.
 IMAGES = {"local": "base", "docker": "data", "e2b": "base", DOUBLE: "base"}
 
 console = Console(highlight=False)
@@ -38,7 +38,7 @@ console = Console(highlight=False)
 
 
 def sales_data() -> pd.DataFrame:
-    """A year of sales in three regions, in Swiss francs, with one quarter in which somebody slipped on the keyboard."""
+    """Returns a year of sales in three regions, in Swiss francs, with a typing error in one quarter."""
     quarters = pd.date_range("2025-01-01", periods=4, freq="QS")
     seasonal = np.array([1.0, 1.25, 0.9, 1.1])
     base = {"north": 12_600, "south": 9_300, "west": 7_800}
@@ -54,14 +54,14 @@ def sales_data() -> pd.DataFrame:
 
 
 def logo() -> PIL.Image.Image:
-    """The house's logo; the bars of the chart are to have its colour."""
+    """Returns the roaster's logo, whose colour the bars of the chart must have."""
     image = PIL.Image.new("RGB", (96, 96), (111, 78, 55))
     PIL.ImageDraw.Draw(image).ellipse((24, 12, 72, 84), outline=(245, 236, 220), width=6)
     return image
 
 
 class ExchangeRate(Tool):  # type: ignore[misc]  # smolagents is untyped
-    """Stands for a paid web service. Its key never leaves this process: the sandbox only holds a stub of the tool."""
+    """Plays a paid web service. Its key never leaves this process: the sandbox has only a stub of the tool."""
 
     name = "exchange_rate"
     description = "Tells how many euros one unit of a currency is worth today."
@@ -81,7 +81,7 @@ class ExchangeRate(Tool):  # type: ignore[misc]  # smolagents is untyped
 
 
 def expected_answer(sales: pd.DataFrame, rate: float) -> dict[str, Any]:
-    """What the agent has to find out, computed without it."""
+    """Returns the answer that the agent must find, computed without it."""
     units = sales["units"].where(sales["units"] < 100_000, sales["units"] // 100)
     revenue = (units * sales["price_chf"] * rate).groupby(sales["region"]).sum().round(2)
     share = float(revenue.max() / revenue.sum())
@@ -209,7 +209,7 @@ TASK = (
 
 
 def run_agents(address: str, image: str) -> list[str]:
-    """Runs the analyst and its auditor on their own sandboxes; returns what is wrong with what came out."""
+    """Runs the analyst and its auditor, each in its own sandbox; returns the problems with the result."""
     settings = {"address": address, "image": image, "limits": {"wall_time_s": 6}}
     imports = ["numpy.*", "pandas.*", "matplotlib.*", "PIL.*"]
     rates = ExchangeRate(api_key="key-1f8a")
@@ -250,7 +250,7 @@ def run_agents(address: str, image: str) -> list[str]:
 
 
 class ImageFolder:
-    """Saves what each step showed: its figures, and its value when that is an image."""
+    """Saves the images of each step: its figures, and its value if that is an image."""
 
     def __init__(self, folder: Path) -> None:
         self.paths: list[Path] = []

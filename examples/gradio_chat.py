@@ -1,8 +1,8 @@
 """smolagents' `GradioUI` on an agent whose code runs in a sandbox, started here and used through its API.
 
-`GradioUI(agent).launch()` is what a person would write; it shows the chat in a browser and returns when it is stopped.
-Here the same app is started in the background, on the loopback interface, and talked to by Gradio's own client.
-Needs `gradio`; for Gradio 6, smolagents 1.24 or later.
+A person would write `GradioUI(agent).launch()`, which shows the chat in a browser and returns when it is stopped. Here
+the same app runs in the background, on the loopback interface, and Gradio's own client chats with it. Needs `gradio`;
+for Gradio 6, smolagents 1.24 or later.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import tempfile
 
-# Before the imports: nothing is reported to Gradio's makers, or asked of the Hugging Face Hub.
+# Set before the imports: no analytics for Gradio, no requests to the Hugging Face Hub.
 os.environ.update(GRADIO_ANALYTICS_ENABLED="False", HF_HUB_OFFLINE="1")
 
 from gradio_client import Client  # type: ignore[import-untyped]
@@ -46,7 +46,7 @@ final_answer(sum(dice))
 
 def main() -> None:
     with (
-        tempfile.TemporaryDirectory() as files,  # what a chat uploads, and what its page serves
+        tempfile.TemporaryDirectory() as files,  # uploads of the chat, and files that its page serves
         CodeAgent(tools=[], model=ScriptedModel(SCRIPT)) as agent,
     ):
         os.environ["GRADIO_TEMP_DIR"] = files
@@ -61,7 +61,7 @@ def main() -> None:
 def chat(url: str, downloads: str) -> None:
     client = Client(url, verbose=False, download_files=downloads, analytics_enabled=False)
     try:
-        # Gradio 5 calls it /chat, Gradio 6 by the function that answers.
+        # Gradio 5 names it /chat, Gradio 6 by the function that answers.
         (chat_endpoint,) = client.view_api(print_info=False, return_format="dict")["named_endpoints"]
         for question in ("Toss three dice, please.", "And what did they show?"):
             shown = client.predict(question, api_name=chat_endpoint)

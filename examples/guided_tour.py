@@ -1,7 +1,7 @@
-"""The guided tour of smolagents, with the agent's code in a sandbox: tools made both ways, imports, arguments.
+"""The guided tour of smolagents with the agent's code in a sandbox: both kinds of tools, imports, arguments.
 
-Only the import of `CodeAgent` differs from an agent whose code runs in this process. The tools do run here: the agent's
-code calls them through the daemon, so `Warehouse` can hold what must not leave this process.
+Only the import of `CodeAgent` differs from an agent whose code runs in this process. The tools run here: the agent's
+code calls them through the daemon, so the password of `Warehouse` never leaves this process.
 """
 
 from __future__ import annotations

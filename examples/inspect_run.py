@@ -1,7 +1,7 @@
-"""What a run leaves to look at: the steps in memory, the messages that the model gets of them, a replay, the code.
+"""Inspects a finished run: its steps in memory, the messages for the model, a replay, and the code.
 
-With the code in a sandbox, memory holds what it always holds: values of steps as objects, prints, and for a step that
-failed what it printed before, and its error.
+With the code in a sandbox, memory holds the same as ever: values of steps as objects, prints, and for a failed step its
+error and its prints.
 """
 
 from __future__ import annotations

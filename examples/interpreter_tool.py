@@ -1,7 +1,7 @@
-"""A `ToolCallingAgent`, which calls tools by JSON, with an interpreter among them whose code runs in a sandbox.
+"""A `ToolCallingAgent`, which calls tools by JSON, with an interpreter tool whose code runs in a sandbox.
 
-`RemotePythonInterpreterTool` stands in for smolagents' `PythonInterpreterTool`, whose code runs in this process. Mind
-`add_base_tools=True`, which puts smolagents' own in its place; `register(base_tools=True)` makes that one of ours.
+`RemotePythonInterpreterTool` replaces smolagents' `PythonInterpreterTool`, whose code runs in this process. Beware of
+`add_base_tools=True`, which adds smolagents' own interpreter; after `register(base_tools=True)` it adds ours.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A manager and the web agent that it manages, each with its code in a sandbox of its own; then a worker without one.
 
-smolagents' own remote executors refuse managed agents. Here a managed agent is called as a tool is, by way of this
+smolagents' own remote executors refuse managed agents. Here a managed agent is called like a tool, through this
 process: its model, its tools and their network access stay here, and no sandbox knows of the other.
 """
 
@@ -107,7 +107,7 @@ def manager_and_local_worker() -> str:
 
 @contextlib.contextmanager
 def web_site(visitors: int) -> Iterator[str]:
-    """Serves two pages in this process, where the web agent's tool finds them and its sandbox does not."""
+    """Serves two pages in this process, which the web agent's tool can reach and its sandbox cannot."""
 
     class Pages(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -122,7 +122,7 @@ def web_site(visitors: int) -> Iterator[str]:
             self.wfile.write((found or "no such page").encode())
 
         def log_message(self, format: str, *args: object) -> None:
-            """Says nothing of requests."""
+            """Logs nothing."""
 
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Pages) as server:
         thread = threading.Thread(target=server.serve_forever)

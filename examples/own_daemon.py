@@ -1,6 +1,6 @@
-"""A daemon of one's own: on a temporary directory, without a fixed port, gone without a trace at the end.
+"""Runs a daemon for an example: in a temporary directory, without a fixed port, and removed completely at the end.
 
-What it promises to leave nothing behind is checked here from outside, by what the operating system shows.
+The daemon promises to leave nothing behind. That is checked here from outside, by looking at the operating system.
 """
 
 from __future__ import annotations
@@ -26,29 +26,28 @@ STOP_TIMEOUT_S = 20.0
 CLEAN_TIMEOUT_S = 10.0
 POLL_S = 0.05
 LOG_TAIL_CHARS = 4_000
-# Where in the state directory each backend keeps its sandboxes' directories.
+# For each backend, the folder of the state directory with its sandboxes' directories.
 SANDBOXES = {"local": "sandboxes", "docker": "docker", "e2b": "e2b"}
 DOUBLE = "e2b-double"
-"""The E2B backend, on the double of E2B that the tests have."""
+"""The E2B backend on the tests' double of E2B."""
 
 
 class DaemonFailure(Exception):
-    """The daemon does not do what it should; the message says what."""
+    """The daemon failed, as the message describes."""
 
 
 @contextlib.contextmanager
 def own_daemon(backend: str) -> Iterator[str]:
-    """Runs a daemon and gives its address. Raises DaemonFailure, also when something of it is left at the end.
+    """Runs a daemon and yields its address. Raises DaemonFailure, also when something is left of it at the end.
 
-    `backend` is one of the daemon's, or DOUBLE.
-
-    While it runs, the client of this process finds its token by `EXECUTOR_STATE_DIR`.
+    `backend` is one of the daemon's, or DOUBLE. While it runs, the client of this process finds its token by
+    `EXECUTOR_STATE_DIR`.
     """
     if backend == DOUBLE:
         with _double(), own_daemon("e2b") as address:
             yield address
         return
-    # Short on purpose: the path of a Unix socket has at most 107 bytes.
+    # A short name, because the path of a Unix socket has at most 107 bytes.
     root = Path(tempfile.mkdtemp(prefix="executor-"))
     state_dir, log = root / "state", root / "daemon.log"
     address = f"unix:{state_dir / 'executor.sock'}"
@@ -76,7 +75,7 @@ def own_daemon(backend: str) -> Iterator[str]:
 
 @contextlib.contextmanager
 def _double() -> Iterator[None]:
-    """While it runs, this process and those that it starts take the double for E2B."""
+    """Runs the double. This process and those that it starts use it as E2B."""
     before = dict(os.environ)
     try:
         with double() as environment:
@@ -140,7 +139,7 @@ def _check_leftovers(process: subprocess.Popen[bytes], descendants: set[Process]
 
 
 def _containers_of(directory: Path) -> list[str]:
-    """Names of the containers that bear the daemon's id, which it keeps in its lock file."""
+    """Returns the names of containers labelled with the daemon's id, which is in its lock file."""
     client = docker.from_env()
     with contextlib.closing(client):
         label = f"executor.daemon={(directory / '.lock').read_text().strip()}"
@@ -150,11 +149,11 @@ def _containers_of(directory: Path) -> list[str]:
 # ---------------------------------------------------------------------------------------------------------------------
 
 Process = tuple[int, str]
-"""A process id and its start time: the two together are not used twice."""
+"""A process id and its start time, which together are unique."""
 
 
 def _all_processes() -> dict[Process, int]:
-    """Each process that is alive, with its parent's id."""
+    """Returns all processes that are alive, with their parents' ids."""
     found: dict[Process, int] = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:

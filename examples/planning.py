@@ -1,7 +1,7 @@
-"""An agent that plans, and a person who reads the plan, changes it, stops the run and takes it up again.
+"""An agent that plans, and a person who reads the plan, changes it, stops the run and resumes it.
 
-`agent.interrupt()` takes effect between two steps. The sandbox stays, so a run with `reset=False` goes on with all
-variables that the agent's code has made.
+`agent.interrupt()` takes effect between two steps. The sandbox is kept, so a run with `reset=False` goes on with all
+variables of the agent's code.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ SCRIPT = [
         expects=["1. Count the words. 2. Answer."],
         code="words = len(text.split())\nprint('counted', words)",
     ),
-    # Stopped here, and taken up again by the next run, which starts with a plan.
+    # The run is stopped here and resumed by the next one, which starts with a plan.
     Reply(thought="They are counted: 1. Answer.", expects=["counted 9"]),
     Reply(thought="The count is still there.", code="final_answer(words)"),
 ]
@@ -29,7 +29,7 @@ TEXT = "the quick brown fox jumps over the lazy dog"
 
 
 class Reviewer:
-    """Stands for a person at the keyboard."""
+    """Plays a person at the keyboard."""
 
     def after_plan(self, step: PlanningStep, agent: CodeAgent) -> None:
         print("A plan:", step.model_output_message.content)

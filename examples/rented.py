@@ -1,7 +1,7 @@
-"""Sandboxes that are rented from E2B, or from the tests' double of it: for `make demo BACKEND=e2b-double`.
+"""Finds sandboxes rented from E2B, and runs the tests' double of it: for `make demo BACKEND=e2b-double`.
 
-The double is a process that speaks E2B's protocol and makes real sandboxes on this host (tests/support/e2b); the daemon
-uses it with the real SDK, as it would E2B. It needs root.
+The double is a process that speaks E2B's protocol and creates real sandboxes on this host (tests/support/e2b); the
+daemon uses it with the real SDK, like E2B. It needs root.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ CLOUD = "https://api.e2b.app"
 
 
 class DoubleFailure(Exception):
-    """The double does not do what it should; the message says what."""
+    """The double failed, as the message describes."""
 
 
 @contextlib.contextmanager
 def double() -> Iterator[Mapping[str, str]]:
-    """Runs the double and gives the environment by which the SDK finds it. Raises DoubleFailure."""
+    """Runs the double and yields the environment by which the SDK finds it. Raises DoubleFailure."""
     command = [sys.executable, "-m", "tests.support.e2b"]
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
@@ -42,7 +42,7 @@ def double() -> Iterator[Mapping[str, str]]:
             name, _, value = shlex.split(line)[1].partition("=")
             environment[name] = value
         if not environment:
-            raise DoubleFailure("there is no double of E2B here")  # and it has said why
+            raise DoubleFailure("there is no double of E2B here")  # it has printed the reason
         yield environment
     finally:
         process.send_signal(signal.SIGTERM)
@@ -52,7 +52,7 @@ def double() -> Iterator[Mapping[str, str]]:
 
 
 def rented_by(daemon_id: str) -> list[str]:
-    """The sandboxes of one daemon that E2B still has, by their ids. The daemon's own environment says where to ask."""
+    """Returns the ids of one daemon's sandboxes that E2B still has; the API's address is in the environment."""
     metadata = urllib.parse.urlencode({"executor-daemon": daemon_id})
     address = os.environ.get("E2B_API_URL", CLOUD)
     query = urllib.parse.urlencode({"metadata": metadata, "state": "running,paused"})

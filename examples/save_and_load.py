@@ -1,7 +1,7 @@
-"""An agent that is saved and loaded: it comes back to a sandbox, with the limits it had, or it does not come back.
+"""Saves and loads an agent: the loaded agent runs in a sandbox again, with its saved limits, or it is not loaded.
 
 smolagents alone saves an agent that was given an executor as "local", and runs its code in your process after loading.
-What is saved holds no token: the loading side uses its own.
+The saved files hold no token: the loading side uses its own.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def main() -> None:
 
 
 def use(origin: str, agent: CodeAgent) -> None:
-    """Runs a loaded agent. Its model was saved too; here the script speaks for it."""
+    """Runs a loaded agent. Its model was saved too; here the script replaces it."""
     agent.model = ScriptedModel(SCRIPT)
     with agent:
         answer = agent.run("How much rain fell in summer?")

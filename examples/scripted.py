@@ -1,7 +1,7 @@
-"""A model for smolagents that plays the language model from a script: no network, the same every time.
+"""A model for smolagents that replies from a script instead of a language model: without network, always the same.
 
-It is a strict actor: before each reply it reads the observation of the step before, fails when something that the
-script relies on is not in it, and fills what it reads there into its next code.
+Before each reply it reads the observation of the previous step, fails if a text that the script expects is missing, and
+fills values from it into the next code.
 """
 
 from __future__ import annotations
@@ -12,25 +12,20 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from smolagents import ChatMessage, Model
-from smolagents.models import (
-    ChatMessageStreamDelta,
-    ChatMessageToolCall,
-    ChatMessageToolCallFunction,
-    MessageRole,
-)
+from smolagents.models import ChatMessageStreamDelta, ChatMessageToolCall, ChatMessageToolCallFunction, MessageRole
 
 
 class ScriptError(Exception):
-    """An observation is not what the script needs; smolagents ends the run for it."""
+    """An observation lacks a text that the script expects. smolagents ends the run."""
 
 
 @dataclass(frozen=True)
 class Reply:
-    """One reply of the model: a thought, and code or calls of tools; a thought alone, when a plan is asked for.
+    """One reply of the model: a thought with code or tool calls; a thought alone as an answer to a request for a plan.
 
-    Each of `expects` must be in the observation. Each of `reads` is a pattern with one group, found in the
-    observation; what the group holds takes the place of `<<name>>` in thought, code and arguments. `calls` are for a
-    `ToolCallingAgent`: the names of tools, each with its arguments.
+    Each of `expects` must be in the observation. Each of `reads` is a pattern with one group that must match in it; the
+    group's text replaces `<<name>>` in thought, code and arguments. `calls` are for a `ToolCallingAgent`: names of
+    tools, each with its arguments.
     """
 
     thought: str
@@ -41,7 +36,7 @@ class Reply:
 
 
 class ScriptedModel(Model):  # type: ignore[misc]  # smolagents is untyped
-    """Gives its replies in order. `finished` tells whether all were given."""
+    """Gives its replies in order. `finished` is True after the last one."""
 
     def __init__(self, replies: Sequence[Reply], model_id: str = "scripted") -> None:
         super().__init__(model_id=model_id)
@@ -74,13 +69,13 @@ class ScriptedModel(Model):  # type: ignore[misc]  # smolagents is untyped
         return ChatMessage(role=MessageRole.ASSISTANT, content=content, tool_calls=calls or None)
 
     def generate_stream(self, messages: Sequence[Any], *args: Any, **kwargs: Any) -> Iterator[ChatMessageStreamDelta]:
-        """The same, a line at a time; for replies without `calls`."""
+        """Yields a reply line by line; for replies without `calls`."""
         for line in self.generate(messages).content.splitlines(keepends=True):
             yield ChatMessageStreamDelta(content=line)
 
 
 def _last_observation(messages: Sequence[Any], said: str) -> str:
-    """All the text that came after the model's own last words; with them, where somebody has changed them."""
+    """Returns all text after the model's last reply, and that reply too if it was changed meanwhile."""
     texts: list[str] = []
     for message in reversed(messages):
         if message.role == MessageRole.TOOL_CALL:  # smolagents repeats in it what the model wrote
@@ -96,7 +91,7 @@ def _last_observation(messages: Sequence[Any], said: str) -> str:
 
 
 class _Filling:
-    """What a reply reads in an observation, ready to be filled into its text."""
+    """Reads the values of a reply from an observation, and fills them into its text."""
 
     def __init__(self, reply: Reply, observation: str) -> None:
         for expected in reply.expects:

@@ -1,7 +1,7 @@
-"""An agent that is run a step at a time, its memory changed between the steps.
+"""Runs an agent step by step, and changes its memory between the steps.
 
-That is of use when steps take days, or when a step's observation is too long for the steps to come: here a page of
-numbers, which the model has read once and which is then cut down to what matters.
+That is useful when steps take days, or when an observation is too long for later steps: here a page of numbers, which
+is shortened after the model has read it once.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ MAX_STEPS = 10
 
 def main() -> None:
     with CodeAgent(tools=[], model=ScriptedModel(SCRIPT), verbosity_level=0) as agent:
-        # What run() does first: the session of the sandbox is made here, and gets the tools.
+        # run() begins with these calls: they create the session and send it the variables and tools.
         agent.python_executor.send_variables(variables=agent.state)
         agent.python_executor.send_tools({**agent.tools, **agent.managed_agents})
         agent.memory.steps.append(TaskStep(task="How many squares of 1 to 1000 end with 9?"))
@@ -49,7 +49,7 @@ def main() -> None:
 
 
 def cut_down(step: ActionStep) -> None:
-    """Leaves of a long observation what a model needs of it later."""
+    """Shortens a long observation to the part that later steps need."""
     if len(step.observations) > 1_000:
         lines = [line for line in step.observations.splitlines() if line.isdecimal()]
         step.observations = f"{len(lines)} lines, the last one: {lines[-1]}"

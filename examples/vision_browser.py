@@ -1,9 +1,9 @@
 """An agent that looks at web pages: smolagents' vision browser, with the browser in the sandbox. Needs Docker.
 
-The pages are a little shop, served inside the sandbox, which has no other network. Everything is real but the language
-model, which is played from a script (scripted.py) and looks at the screenshots: what it needs to order a spare part is
-on the pages alone, and made up anew for each run. A serial number is there as text, the colour of a lamp as pixels. The
-screenshots are saved in demo-output/. Before it is run the first time: `make images`.
+The pages are a little shop, served inside the sandbox, which has no other network. Only the language model is replaced,
+by a script (scripted.py) that looks at the screenshots. To order a spare part it needs a serial number, which is on the
+pages as text, and the colour of a lamp, which is there as pixels; both are random in each run. The screenshots are
+saved in demo-output/. Run `make images` once before.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from executor_client.smolagents.browser import (
 
 OUTPUT_DIR = Path("demo-output")
 LAMPS = {"red": (208, 0, 0), "green": (0, 144, 0), "blue": (0, 0, 208), "violet": (144, 0, 144)}
-# Fewer pixels of a colour may be the edge of a letter.
+# Fewer pixels of a colour may be the edge of a letter, not the lamp.
 LAMP_PIXELS_MIN = 400
 
 console = Console(highlight=False)
@@ -44,14 +44,14 @@ console = Console(highlight=False)
 
 @dataclass(frozen=True)
 class Shop:
-    """What this run's shop knows and the agent has to find out."""
+    """The shop of one run, with the values that the agent must find."""
 
     serial: str
     lamp: str
     receipt: str
 
     @classmethod
-    def made_up(cls) -> Shop:
+    def random(cls) -> Shop:
         return cls(
             serial=f"GP-{secrets.token_hex(3).upper()}",
             lamp=secrets.choice(sorted(LAMPS)),
@@ -59,7 +59,7 @@ class Shop:
         )
 
     def pages(self) -> dict[str, str]:
-        """The pages by file name."""
+        """Returns the pages by file name."""
         parts = [f"<p>Kiln shelf no. {number}</p>" for number in range(1, 121)]
         parts[86] = f"""<p><a href="pump.html">Glaze pump</a> In use: <canvas id="lamp" width="60" height="60"></canvas>
             <script>
@@ -96,7 +96,7 @@ class Shop:
         return {name: f"{head}<title>{name}</title>{style}{body}" for name, body in bodies.items()}
 
     def prelude(self) -> str:
-        """Code that serves the pages: it runs whenever a browser is started, so the shop is always there."""
+        """Returns code that serves the pages; it runs at each start of the browser, so the shop is always there."""
         return f"""
 from functools import partial as _partial
 from http.server import SimpleHTTPRequestHandler as _Handler, ThreadingHTTPServer as _Server
@@ -123,7 +123,7 @@ PRELUDE_IMPORTS = ["functools", "http.server", "pathlib", "threading"]
 
 
 class SeeingModel(ScriptedModel):
-    """A scripted model with eyes for one thing: the lamp on the newest screenshot. It adds to what it is told."""
+    """A scripted model that sees one thing, the lamp on the newest screenshot, and adds it to its messages."""
 
     def generate(self, messages: Sequence[Any], *args: Any, **kwargs: Any) -> ChatMessage:
         contents = [message.content for message in messages if isinstance(message.content, list)]
@@ -134,7 +134,7 @@ class SeeingModel(ScriptedModel):
 
 
 def _lamp(image: PIL.Image.Image) -> str:
-    """The colour of which there is enough on the image, or "dark"."""
+    """Returns the colour of the lamp on the image, or "dark"."""
     rgb = image.convert("RGB")
     counts = {colour: count for count, colour in rgb.getcolors(maxcolors=rgb.width * rgb.height) or ()}
     return next((name for name, colour in LAMPS.items() if counts.get(colour, 0) >= LAMP_PIXELS_MIN), "dark")
@@ -206,8 +206,8 @@ print(S("#answer").web_element.text)
 
 
 def run_agent(address: str) -> list[str]:
-    """Runs the agent in a sandbox with a browser; returns what is wrong with what came out."""
-    shop = Shop.made_up()
+    """Runs the agent in a sandbox with a browser; returns the problems with the result."""
+    shop = Shop.random()
     saved = ScreenshotFolder(OUTPUT_DIR)
     agent = CodeAgent(
         tools=[*BROWSER_TOOLS],

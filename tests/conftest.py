@@ -2,37 +2,72 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 
-from tests.support.keeper import fork_keeper
+from tests.support import rounds
 from tests.support.leftovers import Snapshot, leftovers_since, snapshot
+from tests.support.reaper import fork_reaper
+from tests.support.workers import Coordinator
 
 # Here, and not in a hook: this is the last moment at which the process has one thread and nothing open.
-RUN_DIRECTORY = fork_keeper()
+RUN_DIRECTORY = fork_reaper()
+CACHE_DIRECTORY = Path(__file__).resolve().parents[1] / ".cache" / "tests"
+
+# A loaded machine generates examples slowly, which says nothing about a test.
+hypothesis.settings.register_profile("loaded", suppress_health_check=[hypothesis.HealthCheck.too_slow], deadline=None)
+hypothesis.settings.load_profile("loaded")
 
 _at_start = pytest.StashKey[Snapshot]()
+_coordinator = pytest.StashKey[Coordinator]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--all", action="store_true", help="run all rounds and cases (tests/support/rounds.py)")
+    parser.addoption("--workers", type=int, default=1, help="processes that run the tests (tests/support/workers.py)")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    # pytest's own directories stay where people look for them. All else that asks for a temporary directory gets one
-    # that is empty, so that what stays in it is ours; nobody's own daemon, token or configuration is ever touched.
+    # pytest's own directories stay where people look for them.
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())
-    for variable, name in (("TMPDIR", "tmp"), ("XDG_STATE_HOME", "state"), ("XDG_CONFIG_HOME", "config")):
-        directory = RUN_DIRECTORY / name
-        directory.mkdir()
-        os.environ[variable] = str(directory)
-    tempfile.tempdir = None
+    _enter(RUN_DIRECTORY)
+    # The packed guest and the like, by content: all workers and later runs of this clone share them.
+    os.environ["XDG_CACHE_HOME"] = str(CACHE_DIRECTORY)
     for variable in ("EXECUTOR_ADDRESS", "EXECUTOR_TOKEN", "EXECUTOR_CONFIG", "EXECUTOR_STATE_DIR"):
         os.environ.pop(variable, None)
+    # A daemon that may not keep its bytecode compiles 300 modules at each start, which costs more than the rest of it.
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    if config.getoption("all"):
+        os.environ[rounds.VARIABLE] = "all"
+        rounds.ALL = True
     # A shell starts what runs in its background with this one ignored, and that would go on to all that tests start.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     config.stash[_at_start] = snapshot(host=True)
+    if (workers := config.getoption("workers")) > 1:
+        config.stash[_coordinator] = Coordinator(workers, RUN_DIRECTORY.parent, _begin_worker)
+        config.pluginmanager.register(config.stash[_coordinator], "worker-coordinator")
+
+
+def _enter(run_directory: Path) -> None:
+    """All else that asks for a temporary directory gets one that is empty, so that what stays in it is ours; no other
+    daemon's state, token or configuration is ever touched."""
+    for variable, name in (("TMPDIR", "tmp"), ("XDG_STATE_HOME", "state"), ("XDG_CONFIG_HOME", "config")):
+        directory = run_directory / name
+        directory.mkdir()
+        os.environ[variable] = str(directory)
+    tempfile.tempdir = None
+
+
+def _begin_worker(run_directory: Path) -> Callable[[], list[str]]:
+    _enter(run_directory)
+    return functools.partial(leftovers_since, snapshot(host=True))
 
 
 @pytest.fixture(autouse=True)
@@ -49,6 +84,8 @@ def nothing_left_over(request: pytest.FixtureRequest) -> Iterator[None]:
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """The same for the whole run: here the fixtures that tests share have ended too."""
     left = leftovers_since(session.config.stash[_at_start])
+    if coordinator := session.config.stash.get(_coordinator, None):
+        left += coordinator.leftovers
     if left:
         reporter = session.config.pluginmanager.getplugin("terminalreporter")
         reporter.ensure_newline()

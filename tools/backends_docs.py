@@ -12,6 +12,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from pages import between_marks, write_or_check
+
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
@@ -23,15 +25,6 @@ BEGIN, END = "<!-- promises: made by tools/backends_docs.py -->\n", "<!-- end of
 HEADS = {"local": "local", "docker": "Docker", "e2b": "E2B", "fake": "the fake"}
 WORDS = {Keeping.KEPT: "yes", Keeping.BY_SUPERVISOR: "supervisor", Keeping.NOT_KEPT: "no"}
 ELSEWHERE = "°"
-
-
-def document() -> str:
-    """The page as it should be."""
-    before, begin, rest = TARGET.read_text().partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not (begin and end):
-        sys.exit(f"{TARGET.name} has no place for the table, between {BEGIN.strip()} and {END.strip()}")
-    return before + BEGIN + "\n" + "\n".join(_lines()) + "\n\n" + END + after
 
 
 def _lines() -> Iterator[str]:
@@ -67,12 +60,7 @@ def main() -> None:
     )
     if missing:
         sys.exit("\n".join(missing))
-    fresh = document()
-    if sys.argv[1:] == ["--check"]:
-        if TARGET.read_text() != fresh:
-            sys.exit(f"{TARGET.name} is not what tests/contract promises; run: make docs")
-    else:
-        TARGET.write_text(fresh)
+    write_or_check(TARGET, between_marks(TARGET, BEGIN, END, _lines()))
 
 
 if __name__ == "__main__":

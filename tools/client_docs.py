@@ -10,10 +10,11 @@ from __future__ import annotations
 import dataclasses
 import enum
 import inspect
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, get_args, get_origin
+
+from pages import write_or_check
 
 import executor_client
 import executor_client.smolagents
@@ -168,13 +169,5 @@ def _prose(value: Any) -> Iterator[str]:
         yield from (text, "")
 
 
-def main() -> None:
-    fresh = document()
-    if sys.argv[1:] != ["--check"]:
-        TARGET.write_text(fresh)
-    elif TARGET.read_text() != fresh:
-        sys.exit(f"{TARGET.name} is not what the code says; run: make docs")
-
-
 if __name__ == "__main__":
-    main()
+    write_or_check(TARGET, document())

@@ -19,6 +19,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from matrix_runs import CACHE, ROOT, MatrixFailure, Ran, Trial, report
+from pages import between_marks
 
 from executor_server.backends.e2b.check import TRIED_PAIRS
 
@@ -63,15 +64,10 @@ def rows_of(page: str) -> dict[str, str]:
 
 
 def write(path: Path, every: Mapping[str, Mapping[str, Ran]]) -> None:
-    page = path.read_text()
-    before, begin, rest = page.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not (begin and end):
-        sys.exit(f"{path.name} has no place for the table, between {BEGIN.strip()} and {END.strip()}")
-    lines = {**rows_of(page), **{pair: _row(pair, runs) for pair, runs in every.items()}}
+    lines = {**rows_of(path.read_text()), **{pair: _row(pair, runs) for pair, runs in every.items()}}
     ordered = sorted(lines, key=_order, reverse=True)
     table = [HEAD, "|---|---|---|---|", *(lines[pair] for pair in ordered)]
-    path.write_text(before + BEGIN + "\n" + "\n".join(table) + "\n\n" + END + after)
+    path.write_text(between_marks(path, BEGIN, END, table))
 
 
 def _order(pair: str) -> list[int]:
@@ -92,11 +88,11 @@ def _cell(ran: Ran) -> str:
 
 
 def check(path: Path) -> str:
-    """What does not agree; empty when all does."""
-    told = {pair for pair, line in rows_of(path.read_text()).items() if line.split("|")[-2].strip().startswith(_ALL)}
+    """Returns the disagreement between the page and the code; empty when they agree."""
+    stated = {pair for pair, line in rows_of(path.read_text()).items() if line.split("|")[-2].strip().startswith(_ALL)}
     tried = {"+".join(pair) for pair in TRIED_PAIRS}
-    if told != tried:
-        return f"{path.name} says that the backend works with {sorted(told)}, and check-host with {sorted(tried)}"
+    if stated != tried:
+        return f"{path.name} says that the backend works with {sorted(stated)}, and check-host with {sorted(tried)}"
     if pinned() not in tried:
         return f"{pinned()} is pinned, and was not tried"
     return ""

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # A Docker Engine for development and CI, where no init system runs one: `tools/engine.sh start|stop|status`.
 #
-# start   where an Engine answers already, uses that, whoever runs it; else starts one, with crun as a second runtime
+# start   where an Engine answers already, uses that one; else starts one, with crun as a second runtime
 #         where it is installed, and waits until it answers. It keeps its images from one start to the next.
 # stop    ends the one that was started here, with its containers, and no other.
 # status  says which there is; fails when none answers.
@@ -24,7 +24,7 @@ fail() { say "$*" >&2; exit 1; }
 
 answers() { DOCKER_HOST=$host timeout 20 docker version --format '{{.Server.Version}}' 2>/dev/null; }
 
-# The process that was started here, if it lives: a process id alone may be somebody else's by now.
+# The process that was started here, if it lives: a process id alone may be another process's by now.
 ours() {
     local pid
     pid=$(cat "$pid_file" 2>/dev/null) || return 1
@@ -46,7 +46,7 @@ start() {
     if command -v crun >/dev/null; then
         options+=(--add-runtime "crun=$(command -v crun)")
     fi
-    # Of its own session, so that what interrupts this script's terminal leaves it alone.
+    # In a session of its own, so that an interrupt of this script's terminal does not reach it.
     local command=(setsid dockerd)
     if [[ ${ENGINE_NETWORK:-} == none ]]; then
         # Without a bridge dockerd removes docker0, whose ever it is; so it must not see the host's.

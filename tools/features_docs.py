@@ -7,10 +7,11 @@
 
 from __future__ import annotations
 
-import sys
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
+
+from pages import between_marks, write_or_check
 
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "tests/features/expected.toml"
@@ -26,15 +27,6 @@ HEADS = {
 }
 
 
-def document() -> str:
-    """The page as it should be."""
-    before, begin, rest = TARGET.read_text().partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not (begin and end):
-        sys.exit(f"{TARGET.name} has no place for the table, between {BEGIN.strip()} and {END.strip()}")
-    return before + BEGIN + "\n" + "\n".join(_rows()) + "\n\n" + END + after
-
-
 def _rows() -> Iterator[str]:
     table = tomllib.loads(SOURCE.read_text())
     yield f"| | {' | '.join(HEADS.values())} |"
@@ -46,14 +38,5 @@ def _rows() -> Iterator[str]:
             yield f"| {feature['title']} | {' | '.join(cells)} |"
 
 
-def main() -> None:
-    fresh = document()
-    if sys.argv[1:] == ["--check"]:
-        if TARGET.read_text() != fresh:
-            sys.exit(f"{TARGET.name} is not what {SOURCE.name} says; run: make docs")
-    else:
-        TARGET.write_text(fresh)
-
-
 if __name__ == "__main__":
-    main()
+    write_or_check(TARGET, between_marks(TARGET, BEGIN, END, _rows()))

@@ -1,17 +1,19 @@
-"""What the matrices share: an environment of its own for each set of packages, and a suite of tests run in it.
+"""Shared by the matrices: creates an environment for each set of packages, and runs a suite of tests in it.
 
-Environments are below .cache/matrix, made at their first run and again when pyproject.toml has changed; all of them
-import this checkout. What pytest said is in the .log beside the environment.
+Environments are below .cache/matrix, created at their first run and again when pyproject.toml has changed; all of them
+import this checkout. pytest's output is in the .log beside the environment.
 """
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import os
+import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from xml.etree import ElementTree
@@ -21,6 +23,10 @@ CACHE = ROOT / ".cache" / "matrix"
 
 NAMES_SHOWN_MAX = 20
 
+PACKAGES = ("--editable", ".[server,smolagents,mcp,data]", "--group", "dev")
+# A version that skips the tests that it was to be tried with has shown nothing; see tests/support/backends.py.
+SETTINGS = {"REQUIRED_BACKENDS": "local"}
+
 
 class MatrixFailure(Exception):
     """A set of packages can't be tried; the message says why."""
@@ -28,7 +34,7 @@ class MatrixFailure(Exception):
 
 @dataclass(frozen=True)
 class Ran:
-    """How the suite went with one set of packages."""
+    """The results of the suite with one set of packages."""
 
     name: str
     passed: int
@@ -44,7 +50,7 @@ class Ran:
 
 @dataclass(frozen=True)
 class Trial:
-    """One set of packages: its name below .cache/matrix, what uv installs, and the versions that must come of it."""
+    """One set of packages: its name below .cache/matrix, arguments for uv, and the versions that must be installed."""
 
     name: str
     packages: Sequence[str]
@@ -60,7 +66,7 @@ class Trial:
             files = [str(path.relative_to(ROOT)) for pattern in suite for path in sorted(ROOT.glob(pattern))]
             if not files:
                 raise MatrixFailure(f"there is no {' or '.join(suite)}")
-            # Without its cache: one directory would be that of every version, and of a developer's own runs.
+            # Without pytest's cache, which all versions and a developer's own runs would share.
             command = [str(python), "-m", "pytest", "-p", "no:cacheprovider", f"--junitxml={report}", *files]
             with log.open("wb") as output:
                 done = subprocess.run(
@@ -76,13 +82,13 @@ class Trial:
             return Ran(self.name, 0, (), 0, time.monotonic() - began, str(failure))
 
     def _environment(self) -> Path:
-        """The interpreter of the environment, which is made when there is none for what pyproject.toml says."""
+        """Returns the environment's interpreter. Creates the environment if none matches pyproject.toml."""
         folder = CACHE / self.name
         python, stamp = folder / "bin" / "python", folder / ".made-for"
         wanted = f"{sys.version} {tuple(self.packages)}".encode() + (ROOT / "pyproject.toml").read_bytes()
         key = hashlib.sha256(wanted).hexdigest()
         if not (stamp.exists() and stamp.read_text() == key):
-            base: str = sys._base_executable  # type: ignore[attr-defined]  # what this environment was made from
+            base: str = sys._base_executable  # type: ignore[attr-defined]  # the Python below this environment
             _uv("venv", "--quiet", "--clear", "--python", base, str(folder))
             _uv("pip", "install", "--quiet", "--python", str(python), *self.packages)
             stamp.write_text(key)
@@ -95,7 +101,7 @@ class Trial:
         return python
 
     def _read(self, report: Path, log: Path, status: int, seconds: float) -> Ran:
-        """pytest's own report. A test can have two entries: one for itself, one for an error when it was cleared up."""
+        """Reads pytest's report. A test can have two entries: one for itself, one for an error in its teardown."""
         if not report.exists():
             raise MatrixFailure(f"pytest ended with status {status} and no report; see {log.relative_to(ROOT)}")
         passed, skipped, failed = set[str](), set[str](), dict[str, None]()
@@ -105,7 +111,7 @@ class Trial:
                 failed[name] = None
             else:
                 (skipped if "skipped" in kinds else passed).add(name)
-        # More than the tests can be wrong: something was left over when all of them were done.
+        # pytest can fail although all tests passed: something was left over at the end.
         problem = f"pytest ended with status {status}; see {log.relative_to(ROOT)}" if status and not failed else ""
         return Ran(self.name, len(passed - failed.keys()), tuple(failed), len(skipped), seconds, problem)
 
@@ -125,7 +131,7 @@ def _uv(*arguments: str) -> None:
 
 
 def report(title: str, every: Sequence[Ran]) -> int:
-    """Prints a table of how all went, and what failed. The exit status of the tool."""
+    """Prints a table of all results, and the failures. Returns the exit status of the tool."""
     width = max(12, *(len(each.name) + 2 for each in every)) if every else 12
     print(f"\n{title:{width}}{'passed':>8}{'failed':>8}{'skipped':>9}{'seconds':>9}")
     for each in every:
@@ -138,3 +144,24 @@ def report(title: str, every: Sequence[Ran]) -> int:
         if each.problem:
             print(f"{each.name}: {each.problem}")
     return 0 if all(each.is_good for each in every) else 1
+
+
+def try_versions(
+    doc: str,
+    distribution: str,
+    versions: Sequence[str],
+    trial: Callable[[str], Trial],
+    suite: Sequence[str],
+    arguments: Sequence[str] = (),
+) -> int:
+    """Runs the suite with each version that the command line names, by default all. Returns the exit status."""
+    parser = argparse.ArgumentParser(description=doc.partition("\n")[0])
+    parser.add_argument("versions", nargs="*", default=versions, metavar="VERSION", help=f"of {', '.join(versions)}")
+    parser.add_argument("--pytest", default="", metavar="ARGS", help="further arguments for pytest, as one word")
+    asked = parser.parse_args()
+    CACHE.mkdir(parents=True, exist_ok=True)
+    every: list[Ran] = []
+    for version in asked.versions:
+        print(f"{distribution} {version} ...", flush=True)
+        every.append(trial(version).run(suite, [*arguments, *shlex.split(asked.pytest)], SETTINGS))
+    return report(distribution, every)

@@ -2,17 +2,15 @@
 
     python tools/mcp_matrix.py [VERSION ...] [--pytest='ARGS']
 
-The oldest and the newest of each major version. With version 1 there is mcpadapt as well, and so smolagents' own MCP
+The oldest and the newest of each major version. Only version 1 works with mcpadapt, and so with smolagents' own MCP
 tools. matrix_runs.py says where environments and logs are. Fails when any test failed, or a version ran none.
 """
 
 from __future__ import annotations
 
-import argparse
-import shlex
 import sys
 
-from matrix_runs import CACHE, Ran, Trial, report
+from matrix_runs import PACKAGES, Trial, try_versions
 
 VERSIONS = ("1.28.0", "1.30.0", "2.0.0", "2.3.0")
 SUITE = (
@@ -20,8 +18,6 @@ SUITE = (
     "tests/integration/test_smolagents_mcp_tools.py",
     "tests/unit/client/test_mcp*.py",
 )
-PACKAGES = ("--editable", ".[server,smolagents,mcp,data]", "--group", "dev")
-SETTINGS = {"REQUIRED_BACKENDS": "local"}
 
 
 def trial(version: str) -> Trial:
@@ -29,18 +25,5 @@ def trial(version: str) -> Trial:
     return Trial(f"mcp-{version}", (*PACKAGES, *tools, f"mcp=={version}"), {"mcp": version})
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("versions", nargs="*", default=VERSIONS, metavar="VERSION", help=f"of {', '.join(VERSIONS)}")
-    parser.add_argument("--pytest", default="", metavar="ARGS", help="further arguments for pytest, as one word")
-    asked = parser.parse_args()
-    CACHE.mkdir(parents=True, exist_ok=True)
-    every: list[Ran] = []
-    for version in asked.versions:
-        print(f"mcp {version} ...", flush=True)
-        every.append(trial(version).run(SUITE, shlex.split(asked.pytest), SETTINGS))
-    return report("mcp", every)
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(try_versions(__doc__ or "", "mcp", VERSIONS, trial, SUITE))

@@ -7,22 +7,16 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from executor_server.metrics import Metrics
-from executor_server.metrics_sources import DESCRIBED
+from pages import between_marks, write_or_check
+
+from executor_server.telemetry.metrics import Metrics
+from executor_server.telemetry.sources import DESCRIBED
 
 TARGET = Path(__file__).parents[1] / "docs/operations.md"
 BEGIN, END = "<!-- metrics: made by tools/metrics_docs.py -->\n", "<!-- end of metrics -->\n"
-
-
-def document() -> str:
-    """The page as it should be."""
-    before, _, rest = TARGET.read_text().partition(BEGIN)
-    _, _, after = rest.partition(END)
-    return before + BEGIN + "\n" + "\n".join(_rows()) + "\n\n" + END + after
 
 
 def _rows() -> Iterator[str]:
@@ -34,15 +28,5 @@ def _rows() -> Iterator[str]:
         yield f"| `{entry.name}` | {entry.kind} | {labels} | {entry.meaning} |"
 
 
-def main() -> int:
-    if "--check" not in sys.argv[1:]:
-        TARGET.write_text(document())
-        return 0
-    if TARGET.read_text() == document():
-        return 0
-    sys.stderr.write(f"{TARGET} is not what tools/metrics_docs.py makes: run it.\n")
-    return 1
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    write_or_check(TARGET, between_marks(TARGET, BEGIN, END, _rows()))

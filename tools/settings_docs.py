@@ -7,7 +7,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import astuple, dataclass
 from itertools import groupby
@@ -16,12 +15,13 @@ from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
 from annotated_types import Ge, Gt, Le, Lt
+from pages import write_or_check
 from pydantic import AfterValidator
 from pydantic.fields import FieldInfo
 
-from executor_server.config import Config
-from executor_server.policy_file import PolicyFile
-from executor_server.settings import Form, Section, WrittenSize
+from executor_server.config.config import Config
+from executor_server.config.settings import Form, Section, WrittenSize
+from executor_server.policy.file import PolicyFile
 
 DOCS = Path(__file__).parents[1] / "docs"
 PAGES: dict[str, type[Section]] = {"policy": PolicyFile, "configuration": Config}
@@ -56,7 +56,8 @@ class Table:
             model = _model_in(field.annotation)
             if model is not None:
                 entry = f".{ENTRY_NAME}" if get_origin(field.annotation) is dict else ""
-                yield Table(f"{self.path}.{name}{entry}".removeprefix("."), _meaning(self.model, name), model)
+                meaning = _meaning(self.model, name, of_table=model)
+                yield Table(f"{self.path}.{name}{entry}".removeprefix("."), meaning, model)
 
 
 def document(name: str) -> str:
@@ -95,12 +96,13 @@ def _last(table: Table) -> str:
     return table.path.rpartition(".")[2]
 
 
-def _meaning(model: type[Section], name: str) -> str:
-    """The docstring of a key, which stands where it was declared first."""
-    for each in model.__mro__:
-        field = each.model_fields.get(name) if issubclass(each, Section) else None
-        if field is not None and field.description:
-            return " ".join(field.description.split())
+def _meaning(model: type[Section], name: str, *, of_table: type[Section] | None = None) -> str:
+    """The docstring of a key, which stands where it was declared first; else that of the table that it leads to."""
+    declared = [each.model_fields.get(name) for each in model.__mro__ if issubclass(each, Section)]
+    texts = [field.description for field in declared if field is not None]
+    for text in (*texts, of_table.__doc__ if of_table is not None else None):
+        if text:
+            return " ".join(text.split())
     raise LookupError(f"{model.__name__}.{name} has no docstring")
 
 
@@ -167,14 +169,6 @@ def _number(kind: type, metadata: Sequence[Any]) -> str:
     return " ".join([noun, *(f"{word} {_toml(bound)}" for word, bound in bounds if bound < NO_BOUND), *size])
 
 
-def main() -> None:
-    for name in PAGES:
-        target, fresh = DOCS / f"{name}.md", document(name)
-        if sys.argv[1:] != ["--check"]:
-            target.write_text(fresh)
-        elif target.read_text() != fresh:
-            sys.exit(f"{target.name} is not what the model says; run: make docs")
-
-
 if __name__ == "__main__":
-    main()
+    for page in PAGES:
+        write_or_check(DOCS / f"{page}.md", document(page))

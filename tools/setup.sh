@@ -50,7 +50,7 @@ install_packages() {
     "$python" -m pip install --quiet --disable-pip-version-check "${install[@]}"
 }
 
-# An environment that was moved, or whose interpreter is gone, is made anew.
+# An environment that was moved, or whose interpreter is missing, is made again.
 "$venv/bin/python" -c 'import pip' 2>/dev/null || make_venv
 install_packages
 say "ready: $("$venv/bin/python" -V), $venv"

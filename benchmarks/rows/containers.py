@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 _ROUNDS = 25
 _COLD_ROUNDS = 15
-# For the pool to make another container, and the Engine to be done with the last one.
+# Time for the pool to make another container, and for the Engine to finish with the last one.
 _REFILL_S = 1.0
 _EXECUTIONS = 300
 _BURST = 32

@@ -1,4 +1,4 @@
-"""What an execution costs beside the program that it runs."""
+"""The cost of an execution beside the program that it runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a tenant notices of another one that floods the daemon: its slowest calls, beside those when it is alone.
+"""The effect of one tenant's flood on another: its slowest calls, beside those when it is alone.
 
 Two tenants, each with its own token. `quiet` executes one line in a session, again and again, then makes sessions for
 one line each. `flood` (benchmarks/flood.py) does one kind of thing as much as it can, then all kinds at once, held to
@@ -35,9 +35,9 @@ QUOTAS = {
     "calls": 64,
     "calls_per_second": 100,
 }
-"""Of the tenant that floods."""
+"""The quotas of the tenant that floods."""
 CPUS = (os.cpu_count() or 1) / 2 / QUOTAS["executions"]
-"""Of each of its sandboxes."""
+"""The processors of each of its sandboxes."""
 _POLICY = f"""
 default = "open"
 [profiles.open]
@@ -50,7 +50,7 @@ profile = "limited"
 """
 _EXECUTIONS = 300
 _LIVES = 240
-# For a flood to have made its sessions and used up what it may have at once.
+# Time for a flood to make its sessions and use up what it may have at once.
 _RISE_S = 5.0
 # Nothing more is begun after that: without quotas there may be no end.
 _LIVES_S = 30.0
@@ -157,7 +157,7 @@ def _tenants(backend: str) -> Iterator[_Tenants]:
 
 
 def _client(address: str, token: str) -> ExecutorClient:
-    """That does not wait when it is told to."""
+    """A client that does not wait when the daemon is busy."""
     return ExecutorClient(address, token=token, busy_timeout_s=0)
 
 

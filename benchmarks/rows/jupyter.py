@@ -77,7 +77,7 @@ def docker_executor(bench: Bench) -> Iterator[Figure]:
 
 
 def memory(bench: Bench) -> Iterator[Figure]:
-    """What a waiting session takes, all in: its processes, the Engine's for it, and what the daemon grows by.
+    """The memory of a waiting session: its processes, the Engine's for it, and the growth of the daemon.
 
     As PSS, of one of several that there are, since what they share of files and of forked memory counts once.
     """
@@ -182,7 +182,7 @@ def _processes_of(container: str) -> set[psutil.Process]:
 
 
 def _forwards(executor: DockerExecutor) -> set[psutil.Process]:
-    """What the Engine runs for its port."""
+    """The processes that the Engine runs for its port."""
     return {
         process
         for process in psutil.process_iter(["name", "cmdline"])

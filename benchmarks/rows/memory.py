@@ -1,4 +1,4 @@
-"""What idles costs: the memory of a session that waits, and of the daemon."""
+"""The memory of a session that waits, and of the daemon."""
 
 from __future__ import annotations
 

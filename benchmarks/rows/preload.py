@@ -1,4 +1,4 @@
-"""What it is worth that the pool's sandboxes have imported the libraries of an image ahead."""
+"""The gain when the pool's sandboxes have imported the libraries of an image ahead."""
 
 from __future__ import annotations
 

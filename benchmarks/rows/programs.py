@@ -1,4 +1,4 @@
-"""What counting operations costs a program, beside the same source in a plain CPython."""
+"""The cost of counting operations, beside the same source in a plain CPython."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How long a daemon takes to start, alone and with the sessions of one that was killed."""
+"""The time that a daemon takes to start, alone and with the sessions of one that was killed."""
 
 from __future__ import annotations
 

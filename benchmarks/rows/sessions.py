@@ -1,4 +1,4 @@
-"""How long until a session is ready, and how many come and go in a second."""
+"""The time until a session is ready, and the number that come and go in a second."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from benchmarks.references import bare_bwrap_command, run
 from executor_client import ExecutorClient, Session
 
 _ROUNDS = 25
-# For the pool to make another sandbox, so that its work is not counted as the next session's.
+# Time for the pool to make another sandbox, so that its work is not counted as the next session's.
 _REFILL_S = 0.12
 CLIENTS = 4
 _LIVES_PER_CLIENT = 12

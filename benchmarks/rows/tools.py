@@ -1,4 +1,4 @@
-"""What a call of a host tool costs the program that calls it."""
+"""The cost of a call of a host tool for the program that calls it."""
 
 from __future__ import annotations
 

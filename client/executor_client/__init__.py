@@ -1,4 +1,4 @@
-"""The client of a remote-executor daemon: runs Python for code agents in sandboxes elsewhere.
+"""The client of a remote-executor daemon: runs Python for code agents in remote sandboxes.
 
     from executor_client import ExecutorClient
 
@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from executor_api.values import DecodeError, EncodeError, EnumValue, OpaqueValue, Record, TupleRecord, ValueLimits
-    from executor_client._endpoint import TlsConfig
-    from executor_client._tools import Tool
+    from executor_client._core.endpoint import TlsConfig
+    from executor_client._core.tools import Tool
     from executor_client.aio import AsyncExecutorClient
     from executor_client.aio_files import AsyncSessionFiles
     from executor_client.aio_session import AsyncSession
@@ -142,12 +142,12 @@ __all__ = [
     "WaitKind",
 ]
 
-# Where each public name comes from. Each is imported when it is first asked for (PEP 562): gRPC and its messages take a
-# fifth of a second, which `executor --help` and a program that only catches our errors need not wait for.
+# The module of each public name, which is imported on first use (PEP 562): gRPC and its messages take a fifth of a
+# second to import, which `executor --help` and a program that only catches our errors do not need.
 _HOMES = {
     "executor_api.values": "DecodeError EncodeError EnumValue OpaqueValue Record TupleRecord ValueLimits",
-    "executor_client._endpoint": "TlsConfig",
-    "executor_client._tools": "Tool",
+    "executor_client._core.endpoint": "TlsConfig",
+    "executor_client._core.tools": "Tool",
     "executor_client.aio": "AsyncExecutorClient",
     "executor_client.aio_files": "AsyncSessionFiles",
     "executor_client.aio_session": "AsyncSession",

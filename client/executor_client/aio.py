@@ -1,19 +1,17 @@
-"""The asyncio client; `client.py` on the event loop, promise by promise."""
+"""The asyncio client: connects to a daemon, makes sessions and finds them again."""
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
 from typing import Any, Self
 
 from executor_api.v1 import executor_service_pb2 as pb
-from executor_client import _convert, _endpoint, _missing_modules, _requests
-from executor_client._aio_transport import AioTransport
-from executor_client._endpoint import TlsConfig
-from executor_client._lease import ClientLease
-from executor_client._limits import (
+from executor_client._aio import AsyncTransport, wait_for
+from executor_client._core import convert, endpoint, missing_modules, requests
+from executor_client._core.endpoint import TlsConfig
+from executor_client._core.limits import (
     BUSY_TIMEOUT_S,
     CALL_TIMEOUT_S,
     CLOSE_TIMEOUT_S,
@@ -22,10 +20,11 @@ from executor_client._limits import (
     RECONNECT_TIMEOUT_S,
     TAKE_BACK_WAIT_S,
 )
-from executor_client._requests import LimitsLike
-from executor_client._suggest import names_arguments
-from executor_client._transport_base import Timeouts
-from executor_client._watch import Awaited
+from executor_client._core.requests import LimitsLike
+from executor_client._core.suggest import names_arguments
+from executor_client._core.transport_base import Timeouts
+from executor_client._core.waiting import Awaited
+from executor_client._sync import ClientLease
 from executor_client.aio_session import AsyncSession
 from executor_client.errors import ExecutorClientError, InvalidRequest
 from executor_client.results import Policy, SessionInfo
@@ -33,9 +32,27 @@ from executor_client.waits import OnWait
 
 
 class AsyncExecutorClient:
-    """`ExecutorClient` for asyncio: the same arguments, defaults and errors. To be made where an event loop runs.
+    """A connection to a daemon, opened on first use. It belongs to the event loop that runs when it is made, and so do
+    its sessions.
 
-    It belongs to that loop, with its sessions. `on_wait`, no coroutine function, is called on it.
+    `address` is a gRPC target ("host:port", "unix:PATH"); by default $EXECUTOR_ADDRESS, else the local daemon of this
+    user. `token` is by default $EXECUTOR_TOKEN, else the token file of the local daemon. No token is needed where the
+    daemon identifies the caller otherwise: by the certificate of a TlsConfig, or by the user of a Unix socket.
+
+    `connect_timeout_s` bounds the wait for a daemon that has never answered; by default five seconds, and no time where
+    it is certain that no daemon is there or that it cannot be reached with these settings. `reconnect_timeout_s` bounds
+    the wait for a daemon that stopped answering, `busy_timeout_s` the wait for one that has no capacity and names a
+    time to retry (0: no wait), `image_timeout_s` the wait for one that fetches the image of a session (0: no wait), and
+    `call_timeout_s` each call but `execute`.
+
+    `on_wait` is called with each `Wait` that lasts longer than a second, and repeatedly while it lasts, on the client's
+    event loop; it is no coroutine function. It must not block. What it raises is logged.
+
+    The client owns the sessions that it makes, unless they are detached. They end when the client is closed, when the
+    interpreter exits, when no object refers to them any more, and `owner_grace_s` (a limit) after the process was
+    killed or lost the daemon. A session that another client has found by `get_session` stays as long as that one does.
+
+    Raises ConfigurationError.
     """
 
     @names_arguments
@@ -60,7 +77,7 @@ class AsyncExecutorClient:
             busy_s=busy_timeout_s,
             image_s=image_timeout_s,
         )
-        self._transport = AioTransport(_endpoint.resolve(address, token, tls), timeouts, on_wait)
+        self._transport = AsyncTransport(endpoint.resolve(address, token, tls), timeouts, on_wait)
         self._max_concurrent_tools = max_concurrent_tools
         self._lease = self._new_lease()
 
@@ -83,9 +100,21 @@ class AsyncExecutorClient:
         state: bytes | None = None,
         detached: bool = False,
     ) -> AsyncSession:
-        """Makes a session; see `ExecutorClient.create_session`. A task that is cancelled meanwhile leaves none."""
+        """Makes a session. Raises PolicyViolationError when more is asked for than the policy grants.
+
+        What is not asked for is as the policy has it. `network` names hosts that the code wants to reach, `packages`
+        packages that it wants installed; no policy grants either yet.
+
+        `state` is the result of `AsyncSession.export_state`, of a session of any backend: the new session begins with
+        it, and `AsyncSession.restored` says what was restored. If nothing of it can be restored, no session is made.
+        Raises InvalidRequest for bytes that are no state, AuthorizationError for the state of another daemon or tenant.
+
+        A `detached` session has no owner: it outlives this client, and ends by its idle time, its age or `close` only.
+        Any other ends with the client, or when its `AsyncSession` is collected; see the class. A call that is
+        interrupted or cancelled leaves no session behind.
+        """
         lease = self._own_lease()
-        request = _requests.create_session(
+        request = requests.create_session(
             image=image,
             authorized_imports=authorized_imports,
             limits=limits,
@@ -96,18 +125,17 @@ class AsyncExecutorClient:
             packages=packages,
             lease_id="" if detached else lease.lease_id,
         )
-        beginning = _requests.state_of(state)
+        beginning = requests.state_of(state)
         try:
-            awaited = _requests.sandbox(request)
+            awaited = requests.sandbox(request)
             response = await self._leased(lease, self._transport.stub.CreateSession, request, awaited)
-            session = self._session(_convert.session_from_wire(response.session))
+            session = self._session(convert.session_from_wire(response.session))
             lease.made(session, session.info)
-            _missing_modules.tell(session.info, request.authorized_imports)
+            missing_modules.warn(session.info, request.authorized_imports)
         except BaseException as error:
-            if _requests.may_be_made(error, heard=self._transport.answered):
+            if requests.may_be_made(error, heard=self._transport.answered):
                 with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(TAKE_BACK_WAIT_S):
-                        await asyncio.wrap_future(lease.take_back(request.request_id))
+                    await wait_for(lease.take_back(request.request_id), TAKE_BACK_WAIT_S)
             raise
         if beginning is not None:
             try:
@@ -119,36 +147,42 @@ class AsyncExecutorClient:
         return session
 
     async def get_session(self, session_id: str) -> AsyncSession:
-        """A session made earlier, perhaps by another process; see `ExecutorClient.get_session`."""
+        """Finds a session made earlier, perhaps by another process. Host tools must be registered again.
+
+        Unless it is detached, this client holds it too from now on: it stays when the client that made it ends.
+        """
         lease = self._own_lease()
         request = pb.GetSessionRequest(session_id=session_id, lease_id=lease.lease_id)
         response = await self._leased(lease, self._transport.stub.GetSession, request)
-        session = self._session(_convert.session_from_wire(response.session))
+        session = self._session(convert.session_from_wire(response.session))
         lease.found(session, session.info)
         return session
 
     async def list_sessions(self) -> list[SessionInfo]:
-        """The caller's own sessions."""
+        """Lists the caller's own sessions."""
         response = await self._transport.call(self._transport.stub.ListSessions, pb.ListSessionsRequest())
-        return [_convert.session_from_wire(each) for each in response.sessions]
+        return [convert.session_from_wire(each) for each in response.sessions]
 
     async def get_policy(self) -> Policy:
-        """What may be asked for."""
+        """Returns the policy: what a session may ask for."""
         response = await self._transport.call(self._transport.stub.GetPolicy, pb.GetPolicyRequest())
-        return _convert.policy_from_wire(response.policy)
+        return convert.policy_from_wire(response.policy)
 
     async def close(self) -> None:
-        """Ends the sessions that belong to this client alone, and closes the connection; see `ExecutorClient.close`."""
-        self._transport.check_loop()
+        """Ends the sessions that this client alone holds, and closes the connection. Idempotent.
+
+        A daemon that does not answer is not waited for long: it ends them by itself, after their `owner_grace_s`.
+        """
+        self._transport.check_caller()
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(CLOSE_TIMEOUT_S):
-                await asyncio.wrap_future(self._lease.end())
+            await wait_for(self._lease.end(), CLOSE_TIMEOUT_S)
         await self._transport.close()
 
     def _new_lease(self) -> ClientLease:
         return ClientLease(self._transport.endpoint, self._transport.timeouts)
 
     def _own_lease(self) -> ClientLease:
+        """Returns the lease of this process. A forked child makes its own, so that it never ends a parent's session."""
         if self._lease.is_foreign:
             self._lease = self._new_lease()
         return self._lease
@@ -156,6 +190,7 @@ class AsyncExecutorClient:
     async def _leased(
         self, lease: ClientLease, method: Callable[..., Any], request: Any, awaited: Awaited | None = None
     ) -> Any:
+        """Makes a call that names the lease; without it where the daemon is too old to know leases."""
         try:
             response = await self._transport.call(method, request, awaited)
         except InvalidRequest as error:

@@ -1,85 +1,82 @@
-"""A session of the asyncio client; `session.py` on the event loop, promise by promise."""
+"""A session of the asyncio client: a stateful interpreter in a sandbox.
+
+`execute` reads the events of its execution and returns when there is a result, whatever happens to the connection
+meanwhile. Left in any other way (a cancelled task, an exception out of `on_event`), it cancels the execution first.
+"""
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import inspect
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
 from typing import Any, Literal, Self
 
 from executor_api.limits import VARIABLES_BYTES_MAX, VARIABLES_MAX
 from executor_api.v1 import executor_service_pb2 as pb
 from executor_api.v1 import types_pb2
-from executor_client import _convert, _requests, _shipped_tools, _tools
-from executor_client._aio_tool_calls import AioToolCalls, AioToolPool
-from executor_client._aio_transport import AioTransport, is_cancelling
-from executor_client._assembler import EventGap, ToolRequest
-from executor_client._blobs import IncomingBlobs
-from executor_client._execution import Execution
-from executor_client._lease import ClientLease
-from executor_client._limits import CANCEL_GRACE_S, CLOSE_TIMEOUT_S, STATE_BYTES_MAX, transfer_timeout_s
-from executor_client._quiet_grpc import grpc
-from executor_client._requests import InlineBudget, LimitsLike
-from executor_client._session_base import SessionBase
-from executor_client._suggest import names_arguments
-from executor_client._tools import Answer, Tool
-from executor_client._tracing import current_trace
-from executor_client._values import unpack_or_opaque
+from executor_client._aio import ALLOWS_COROUTINES, AsyncToolCalls, AsyncToolPool, AsyncTransport, Lock, notify, sleep
+from executor_client._aio import OnEvent as OnEvent
+from executor_client._core import convert, requests, shipped_tools
+from executor_client._core import tools as host_tools
+from executor_client._core.assembler import EventGap, ToolRequest
+from executor_client._core.blobs import IncomingBlobs
+from executor_client._core.execution import Execution
+from executor_client._core.limits import CANCEL_GRACE_S, CLOSE_TIMEOUT_S, STATE_BYTES_MAX, transfer_timeout_s
+from executor_client._core.quiet_grpc import grpc
+from executor_client._core.requests import InlineBudget, LimitsLike
+from executor_client._core.session_base import SessionBase
+from executor_client._core.suggest import names_arguments
+from executor_client._core.tools import Answer, Tool
+from executor_client._core.tracing import current_trace
+from executor_client._core.values import unpack_or_opaque
+from executor_client._sync import ClientLease
 from executor_client.aio_files import AsyncSessionFiles
 from executor_client.checkpoint import Checkpoint, StateReader
-from executor_client.errors import (
-    ConnectionLost,
-    ExecutorClientError,
-    NotFoundError,
-    ProtocolError,
-    UnavailableError,
-)
-from executor_client.events import ExecutionEvent
+from executor_client.errors import ConnectionLost, ExecutorClientError, NotFoundError, ProtocolError, UnavailableError
 from executor_client.results import ExecutionResult, FileInfo, FileList, SessionInfo
-
-OnEvent = Callable[[ExecutionEvent], Awaitable[None] | None]
 
 
 class AsyncSession(SessionBase):
-    """`Session` for asyncio. Host tools may be coroutine functions; others run in threads.
+    """Made by `AsyncExecutorClient.create_session` and `get_session`. As a context manager it is deleted at the end.
 
-    A task that is cancelled in `execute` cancels the execution first.
+    Executions of one session run one after the other, in the daemon's order of arrival. Host tools may be coroutine
+    functions; others run in threads. A task that is cancelled in `execute` cancels the execution first.
     """
 
     def __init__(
-        self, transport: AioTransport, info: SessionInfo, lease: ClientLease, *, max_concurrent_tools: int
+        self, transport: AsyncTransport, info: SessionInfo, lease: ClientLease, *, max_concurrent_tools: int
     ) -> None:
         super().__init__(info)
         self._lease = lease
         self._transport = transport
         self._tools: dict[str, Tool] = {}
-        self._tool_pool = AioToolPool(max_concurrent_tools=max_concurrent_tools)
+        self._tool_pool = AsyncToolPool(max_concurrent_tools=max_concurrent_tools)
         self._running: set[str] = set()
-        self._close_lock = asyncio.Lock()
+        self._close_lock = Lock()
         self._closed = False
 
     # -----------------------------------------------------------------------------------------------------------------
-    # What it is
+    # Description
 
     async def refresh(self) -> SessionInfo:
-        """Asks the daemon how the session is."""
+        """Asks the daemon for the session's present state."""
         request = pb.GetSessionRequest(session_id=self.session_id)
-        return self._described((await self._transport.call(self._transport.stub.GetSession, request)).session)
+        response = await self._transport.call(self._transport.stub.GetSession, request)
+        return self._described(response.session)
 
     async def keep_alive(self) -> SessionInfo:
-        """Puts off the session's idle end."""
+        """Starts the session's idle time again."""
         request = pb.KeepAliveRequest(session_id=self.session_id)
-        return self._described((await self._transport.call(self._transport.stub.KeepAlive, request)).session)
+        response = await self._transport.call(self._transport.stub.KeepAlive, request)
+        return self._described(response.session)
 
     async def authorize_imports(self, imports: Iterable[str]) -> SessionInfo:
         """Authorizes more modules, from the next execution on: "os", or "numpy.*" for all of a package.
 
         Raises PolicyViolationError, with every module that the policy does not allow; then nothing has changed.
         """
-        request = _requests.authorize_imports(self.session_id, imports)
+        request = requests.authorize_imports(self.session_id, imports)
         response = await self._transport.call(
             self._transport.stub.AuthorizeImports, request, self._turn("to authorize the imports")
         )
@@ -103,41 +100,57 @@ class AsyncSession(SessionBase):
         limits: LimitsLike = None,
         output_mode: Literal["trailing_expression", "last_statement"] = "trailing_expression",
     ) -> ExecutionResult:
-        """Runs code and returns how it ended; see `Session.execute`. `on_event` may be a coroutine function."""
-        _tools.refuse_reentrance(self.session_id, "execute")
-        request = _requests.execute(self.session_id, code, execution_id, output_mode, limits)
+        """Runs code and returns how it ended. A program that fails is a result, not an exception.
+
+        `on_event` is called with each event as it arrives; it may be a coroutine function. The same `execution_id` and
+        code again give the same execution again. Raises ConnectionLost when the daemon goes away and does not come
+        back, and the other errors of `executor_client.errors` when the daemon refuses.
+        """
+        host_tools.refuse_reentrance(self.session_id, "execute")
+        request = requests.execute(self.session_id, code, execution_id, output_mode, limits)
         return await self._execute(request, self._tools, on_event)
 
     @names_arguments
     async def evaluate(self, expression: str, *, timeout_s: float | None = None) -> Any:
-        """The value of an expression, out of band; see `Session.evaluate`."""
-        _tools.refuse_reentrance(self.session_id, "evaluate")
-        request = _requests.evaluate(self._info, expression, timeout_s, busy=bool(self._running))
-        return _requests.value_of(await self._execute(request, {}, None))
+        """Returns the value of an expression, out of band: to look into a session that is idle.
+
+        For the daemon it is an execution like any other: the policy holds, it is audited and counted, and the next
+        execution sees what it changed. Here it leaves no trace: what it prints or displays is dropped, and it can call
+        no host tools. A value without an exact form is an `OpaqueValue`. `timeout_s` is its own limit of wall time, by
+        default 10 seconds or the session's `wall_time_s` if that is less; an expression that can be interrupted costs
+        the session nothing when its time is up.
+
+        Raises EvaluationError, with the result, when the expression fails; also, at once, while this object runs an
+        execution. Raises InvalidRequest for text that is no expression, and the errors of `execute`.
+        """
+        host_tools.refuse_reentrance(self.session_id, "evaluate")
+        request = requests.evaluate(self._info, expression, timeout_s, busy=bool(self._running))
+        return requests.value_of(await self._execute(request, {}, None))
 
     async def _execute(
         self, request: pb.ExecuteRequest, tools: Mapping[str, Tool], on_event: OnEvent | None
     ) -> ExecutionResult:
-        with self._transport.watch() as watch:
-            return await self._watched(self._transport.execution(request, current_trace(), watch), tools, on_event)
+        with self._transport.waits() as waits:
+            return await self._watched(self._transport.execution(request, current_trace(), waits), tools, on_event)
 
     async def _watched(
         self, execution: Execution, tools: Mapping[str, Tool], on_event: OnEvent | None
     ) -> ExecutionResult:
         self._running.add(execution.execution_id)
         try:
-            async with AioToolCalls(execution, dict(tools), self._tool_pool, self._answer) as calls:
+            async with AsyncToolCalls(execution, dict(tools), self._tool_pool, self._answer) as calls:
                 result = await self._drive(execution, calls, on_event)
         except BaseException as error:
             if not (execution.refused or isinstance(error, ConnectionLost)):
-                await self._abandon(execution)
+                await self._abandon(execution, wait=isinstance(error, KeyboardInterrupt))
             raise
         finally:
             self._running.discard(execution.execution_id)
         self._generation = result.generation
         return result
 
-    async def _drive(self, execution: Execution, calls: AioToolCalls, on_event: OnEvent | None) -> ExecutionResult:
+    async def _drive(self, execution: Execution, calls: AsyncToolCalls, on_event: OnEvent | None) -> ExecutionResult:
+        """Reads streams of the execution's events, one after the other, until one brings the result."""
         while True:
             stream = self._transport.open(execution.opening(), execution.trace)
             calls.watch(stream)
@@ -146,32 +159,30 @@ class AsyncSession(SessionBase):
                 async for message in stream:
                     fed = execution.feed(message)
                     if execution.assembler.result is not None:
+                        await stream.finish()
                         return execution.assembler.result
                     if isinstance(fed, ToolRequest):
                         calls.start(fed)
                         fed = fed.event
                     if fed is not None and on_event is not None:
-                        told = on_event(fed)
-                        if inspect.isawaitable(told):
-                            await told
+                        await notify(on_event, fed)
             except (grpc.RpcError, EventGap) as error:
                 cause = error
-            except asyncio.CancelledError:
-                # grpc.aio raises this in the reader of a stream that was cancelled, too. That was `calls`, if anybody.
-                # Or the client was closed.
-                if is_cancelling() or (calls.failure is None and not self._transport.is_closed()):
-                    raise
             finally:
-                # Also after the result: nothing that comes then is of interest, and waiting for the end costs time.
                 stream.cancel()
             if calls.failure is not None:
                 raise calls.failure
-            await asyncio.sleep(execution.interrupted(cause, time.monotonic()))
+            await sleep(execution.interrupted(cause, time.monotonic()))
 
-    async def _abandon(self, execution: Execution) -> None:
-        """Cancels an execution that nobody waits for any more. Its own failure is left out: a cause is on its way."""
-        with contextlib.suppress(ExecutorClientError):
+    async def _abandon(self, execution: Execution, *, wait: bool) -> None:
+        """Cancels an execution whose caller has stopped waiting; with `wait`, gives it a moment to end.
+
+        Drops its own failures: the caller is about to get the error that led here.
+        """
+        with contextlib.suppress(ExecutorClientError, grpc.RpcError):
             await self._transport.once(self._transport.stub.CancelExecution, execution.cancellation(), CANCEL_GRACE_S)
+            if wait:
+                await self._transport.open(execution.attachment(), execution.trace, CANCEL_GRACE_S).read_to_end()
 
     async def cancel(self, execution_id: str | None = None) -> None:
         """Asks an execution to end, by default every one that this object is running. Does not wait for the end."""
@@ -180,7 +191,7 @@ class AsyncSession(SessionBase):
             try:
                 await self._transport.call(self._transport.stub.CancelExecution, request)
             except NotFoundError:
-                # One of ours that has not reached the daemon yet, or has ended and is forgotten.
+                # An execution of ours that has not reached the daemon yet, or has ended and is forgotten.
                 if execution_id is not None:
                     raise
 
@@ -188,27 +199,34 @@ class AsyncSession(SessionBase):
     # Host tools
 
     async def register_tools(self, tools: Mapping[str, Callable[..., Any] | Tool]) -> None:
-        """Replaces the session's tools; see `Session.register_tools`."""
-        _tools.refuse_reentrance(self.session_id, "register_tools")
-        made = _tools.as_tools(tools, allow_coroutines=True)
-        shipped = _shipped_tools.ship_all(made, self._info.python_version)
+        """Replaces the session's tools.
+
+        They run in this process while `execute` waits. Those with the placement "sandbox" run in the session's
+        interpreter, and in each one that replaces it.
+
+        Raises ToolNotShippable for a tool that cannot be shipped unchanged, and InvalidRequest when the sandbox cannot
+        make it; the previous tools then stay in place.
+        """
+        host_tools.refuse_reentrance(self.session_id, "register_tools")
+        made = host_tools.as_tools(tools, allow_coroutines=ALLOWS_COROUTINES)
+        shipped = shipped_tools.ship_all(made, self._info.python_version)
 
         async def attempt() -> None:
             budget = InlineBudget()
-            request = _requests.register_tools(self.session_id, made)
-            for place, packed in _shipped_tools.payloads(request, shipped):
+            request = requests.register_tools(self.session_id, made)
+            for place, packed in shipped_tools.payloads(request, shipped):
                 place.CopyFrom(await self._payload(packed, budget))
             await self._transport.once(self._transport.stub.RegisterTools, request)
 
-        with _shipped_tools.explaining(shipped):
+        with shipped_tools.explaining(shipped):
             await self._transport.repeat(attempt, awaited=self._turn("to take the tools"))
-        self._tools = _tools.on_host(made)
+        self._tools = host_tools.on_host(made)
 
     async def _answer(self, execution_id: str, call_id: str, answer: Answer) -> None:
         try:
             await self._submit(execution_id, call_id, answer)
         except ExecutorClientError as error:
-            other = _tools.instead_of(answer, error)
+            other = host_tools.instead_of(answer, error)
             if other is not None:
                 await self._answer(execution_id, call_id, other)
 
@@ -227,9 +245,12 @@ class AsyncSession(SessionBase):
     # Variables
 
     async def set_variables(self, variables: Mapping[str, object]) -> None:
-        """Sets variables of the interpreter, all or none; see `Session.set_variables`."""
-        _tools.refuse_reentrance(self.session_id, "set_variables")
-        packed = _requests.pack_variables(variables)
+        """Sets variables of the interpreter, all or none.
+
+        Values that the codec has no exact form for are pickled for the sandbox, which must run the same Python x.y.
+        """
+        host_tools.refuse_reentrance(self.session_id, "set_variables")
+        packed = requests.pack_variables(variables)
 
         async def attempt() -> None:
             budget = InlineBudget()
@@ -243,8 +264,8 @@ class AsyncSession(SessionBase):
 
     async def get_variables(self, names: Iterable[str] | None = None) -> dict[str, Any]:
         """Reads variables; those that do not exist are left out. Without names: all that are not code or private."""
-        _tools.refuse_reentrance(self.session_id, "get_variables")
-        asked = _requests.variable_names(names)
+        host_tools.refuse_reentrance(self.session_id, "get_variables")
+        asked = requests.variable_names(names)
         if asked is not None and not asked:
             return {}
         request = pb.GetVariablesRequest(session_id=self.session_id, names=asked or ())
@@ -264,10 +285,10 @@ class AsyncSession(SessionBase):
 
     async def _payload(self, packed: bytes, budget: InlineBudget) -> types_pb2.Payload:
         if budget.takes(packed):
-            return _requests.inline(packed)
-        upload = _requests.blob_upload(self.session_id, packed)
+            return requests.inline(packed)
+        upload = requests.blob_upload(self.session_id, packed)
         response = await self._transport.upload(self._transport.stub.UploadBlob, upload)
-        return _requests.by_blob(response.blob_id, packed)
+        return requests.by_blob(response.blob_id, packed)
 
     # -----------------------------------------------------------------------------------------------------------------
     # Files of the workspace; `files` has more
@@ -285,11 +306,15 @@ class AsyncSession(SessionBase):
         return await self.files.list(path)
 
     # -----------------------------------------------------------------------------------------------------------------
-    # The state of the session
+    # State
 
     async def export_state(self) -> Checkpoint:
-        """Writes the session down: variables and files; see `Session.export_state`."""
-        _tools.refuse_reentrance(self.session_id, "export_state")
+        """Exports the session: its variables, as far as they can be pickled, and the files of its workspace.
+
+        Waits for the executions ahead of it, and changes nothing. The manifest names what could not be exported. Raises
+        PolicyViolationError when the policy does not allow it, ResourceExhaustedError when the state is too large.
+        """
+        host_tools.refuse_reentrance(self.session_id, "export_state")
         request = pb.ExportStateRequest(session_id=self.session_id)
         timeout_s = transfer_timeout_s(self._transport.timeouts.call_s, STATE_BYTES_MAX)
 
@@ -307,9 +332,9 @@ class AsyncSession(SessionBase):
         timeout_s = transfer_timeout_s(self._transport.timeouts.call_s, len(state))
 
         async def attempt() -> None:
-            messages = _requests.restore_state(self.session_id, state)
+            messages = requests.restore_state(self.session_id, state)
             response = await self._transport.upload(self._transport.stub.RestoreState, messages, timeout_s)
-            self._restored = _convert.state_manifest_from_wire(response.manifest)
+            self._restored = convert.state_manifest_from_wire(response.manifest)
 
         await self._transport.repeat(attempt, awaited=self._turn("to restore a state"))
 
@@ -320,7 +345,7 @@ class AsyncSession(SessionBase):
         """Deletes the session and its sandbox. Repeating it, or closing one that has ended, does nothing."""
         await self._close(CLOSE_TIMEOUT_S)
 
-    async def _close(self, patience_s: float) -> None:
+    async def _close(self, within_s: float) -> None:
         async with self._close_lock:
             if self._closed:
                 return
@@ -328,11 +353,12 @@ class AsyncSession(SessionBase):
             with contextlib.suppress(NotFoundError):
                 await self._transport.repeat(
                     lambda: self._transport.once(self._transport.stub.DeleteSession, request),
-                    within_s=patience_s,
+                    within_s=within_s,
                     awaited=self._turn("to end"),
                 )
             self._closed = True
             self._lease.closed(self.session_id)
+        await self._tool_pool.close()
 
     async def __aenter__(self) -> Self:
         return self
@@ -343,7 +369,7 @@ class AsyncSession(SessionBase):
         if self._lease.is_foreign:
             return  # a forked child leaves the block, and its parent is still in it
         try:
-            # A daemon that was waited for in vain is not waited for again.
+            # A daemon that did not answer in time is not waited for a second time.
             await self._close(0.0 if isinstance(exc, UnavailableError) else CLOSE_TIMEOUT_S)
         except UnavailableError:
             # An error that is on its way out already says more; the daemon ends idle sessions by itself.

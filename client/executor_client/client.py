@@ -1,4 +1,5 @@
-"""The sync client: connects to a daemon, makes sessions and finds them again."""
+# Made of aio.py by tools/unasync.py: change that, and run `make unasync`.
+"""The blocking client: connects to a daemon, makes sessions and finds them again."""
 
 from __future__ import annotations
 
@@ -8,10 +9,9 @@ from types import TracebackType
 from typing import Any, Self
 
 from executor_api.v1 import executor_service_pb2 as pb
-from executor_client import _convert, _endpoint, _missing_modules, _requests
-from executor_client._endpoint import TlsConfig
-from executor_client._lease import ClientLease
-from executor_client._limits import (
+from executor_client._core import convert, endpoint, missing_modules, requests
+from executor_client._core.endpoint import TlsConfig
+from executor_client._core.limits import (
     BUSY_TIMEOUT_S,
     CALL_TIMEOUT_S,
     CLOSE_TIMEOUT_S,
@@ -20,11 +20,11 @@ from executor_client._limits import (
     RECONNECT_TIMEOUT_S,
     TAKE_BACK_WAIT_S,
 )
-from executor_client._requests import LimitsLike
-from executor_client._suggest import names_arguments
-from executor_client._transport import Transport
-from executor_client._transport_base import Timeouts
-from executor_client._watch import Awaited
+from executor_client._core.requests import LimitsLike
+from executor_client._core.suggest import names_arguments
+from executor_client._core.transport_base import Timeouts
+from executor_client._core.waiting import Awaited
+from executor_client._sync import ClientLease, Transport, wait_for
 from executor_client.errors import ExecutorClientError, InvalidRequest
 from executor_client.results import Policy, SessionInfo
 from executor_client.session import Session
@@ -32,24 +32,24 @@ from executor_client.waits import OnWait
 
 
 class ExecutorClient:
-    """A connection to a daemon, made on first use. Thread-safe.
+    """A connection to a daemon, opened on first use. Thread-safe.
 
-    `address` is a gRPC target ("host:port", "unix:PATH"); without one, $EXECUTOR_ADDRESS, else this user's own daemon.
-    `token` likewise: $EXECUTOR_TOKEN, else the local daemon's file. None is needed where the daemon knows us otherwise:
-    by the certificate of a TlsConfig, or as a user at its own Unix socket.
+    `address` is a gRPC target ("host:port", "unix:PATH"); by default $EXECUTOR_ADDRESS, else the local daemon of this
+    user. `token` is by default $EXECUTOR_TOKEN, else the token file of the local daemon. No token is needed where the
+    daemon identifies the caller otherwise: by the certificate of a TlsConfig, or by the user of a Unix socket.
 
-    `connect_timeout_s` bounds the wait for a daemon that was never heard of; without it, five seconds, and none at all
-    where it is certain that no daemon is there or that it can't be talked to like this. `reconnect_timeout_s` bounds
-    the wait for one that went away, `busy_timeout_s` for one that has no room now and says when to ask again (0: not at
-    all), `image_timeout_s` for one that fetches the image of a session (0: not at all), `call_timeout_s` each call but
-    `execute`.
+    `connect_timeout_s` bounds the wait for a daemon that has never answered; by default five seconds, and no time where
+    it is certain that no daemon is there or that it cannot be reached with these settings. `reconnect_timeout_s` bounds
+    the wait for a daemon that stopped answering, `busy_timeout_s` the wait for one that has no capacity and names a
+    time to retry (0: no wait), `image_timeout_s` the wait for one that fetches the image of a session (0: no wait), and
+    `call_timeout_s` each call but `execute`.
 
-    `on_wait` is told of each `Wait` that lasts longer than a second, and again now and then, in a thread of the
-    client's own. The call's end waits for it, so it must not block. What it raises is logged.
+    `on_wait` is called with each `Wait` that lasts longer than a second, and repeatedly while it lasts, in a thread
+    of the client. The end of the call waits for it, so it must not block. What it raises is logged.
 
-    The client is the owner of the sessions that it makes, unless they are detached. They end when it is closed, when
-    the interpreter exits, when nothing refers to them any more, and, when the process was killed or can't reach the
-    daemon, `owner_grace_s` (a limit) later. A session that another client found by `get_session` goes on with that one.
+    The client owns the sessions that it makes, unless they are detached. They end when the client is closed, when the
+    interpreter exits, when no object refers to them any more, and `owner_grace_s` (a limit) after the process was
+    killed or lost the daemon. A session that another client has found by `get_session` stays as long as that one does.
 
     Raises ConfigurationError.
     """
@@ -76,7 +76,7 @@ class ExecutorClient:
             busy_s=busy_timeout_s,
             image_s=image_timeout_s,
         )
-        self._transport = Transport(_endpoint.resolve(address, token, tls), timeouts, on_wait)
+        self._transport = Transport(endpoint.resolve(address, token, tls), timeouts, on_wait)
         self._max_concurrent_tools = max_concurrent_tools
         self._lease = self._new_lease()
 
@@ -101,18 +101,19 @@ class ExecutorClient:
     ) -> Session:
         """Makes a session. Raises PolicyViolationError when more is asked for than the policy grants.
 
-        What is not asked for is as the policy has it. `network` names hosts that code wants to reach, `packages` what
-        it wants to have installed; no policy grants either yet.
+        What is not asked for is as the policy has it. `network` names hosts that the code wants to reach, `packages`
+        packages that it wants installed; no policy grants either yet.
 
-        `state` is what `Session.export_state` gave, of a session of any backend: the new session begins with it, and
-        `Session.restored` says what was restored. When nothing of it can be, there is no session. Raises InvalidRequest
-        for what is no such state, AuthorizationError for one that another daemon or tenant has written.
+        `state` is the result of `Session.export_state`, of a session of any backend: the new session begins with
+        it, and `Session.restored` says what was restored. If nothing of it can be restored, no session is made.
+        Raises InvalidRequest for bytes that are no state, AuthorizationError for the state of another daemon or tenant.
 
-        A `detached` session belongs to nobody: it outlives this client, and only its idle time, its age and `close` end
-        it. Any other ends with the client, or when the `Session` is collected; see the class.
+        A `detached` session has no owner: it outlives this client, and ends by its idle time, its age or `close` only.
+        Any other ends with the client, or when its `Session` is collected; see the class. A call that is
+        interrupted leaves no session behind.
         """
         lease = self._own_lease()
-        request = _requests.create_session(
+        request = requests.create_session(
             image=image,
             authorized_imports=authorized_imports,
             limits=limits,
@@ -123,16 +124,17 @@ class ExecutorClient:
             packages=packages,
             lease_id="" if detached else lease.lease_id,
         )
-        beginning = _requests.state_of(state)
+        beginning = requests.state_of(state)
         try:
-            response = self._leased(lease, self._transport.stub.CreateSession, request, _requests.sandbox(request))
-            session = self._session(_convert.session_from_wire(response.session))
+            awaited = requests.sandbox(request)
+            response = self._leased(lease, self._transport.stub.CreateSession, request, awaited)
+            session = self._session(convert.session_from_wire(response.session))
             lease.made(session, session.info)
-            _missing_modules.tell(session.info, request.authorized_imports)
+            missing_modules.warn(session.info, request.authorized_imports)
         except BaseException as error:
-            if _requests.may_be_made(error, heard=self._transport.answered):
+            if requests.may_be_made(error, heard=self._transport.answered):
                 with contextlib.suppress(TimeoutError):
-                    lease.take_back(request.request_id).result(TAKE_BACK_WAIT_S)
+                    wait_for(lease.take_back(request.request_id), TAKE_BACK_WAIT_S)
             raise
         if beginning is not None:
             try:
@@ -144,41 +146,42 @@ class ExecutorClient:
         return session
 
     def get_session(self, session_id: str) -> Session:
-        """A session made earlier, perhaps by another process. Host tools must be registered anew.
+        """Finds a session made earlier, perhaps by another process. Host tools must be registered again.
 
-        Unless it is detached it is held by this client too, from here on: it goes on when the one that made it ends.
+        Unless it is detached, this client holds it too from now on: it stays when the client that made it ends.
         """
         lease = self._own_lease()
         request = pb.GetSessionRequest(session_id=session_id, lease_id=lease.lease_id)
         response = self._leased(lease, self._transport.stub.GetSession, request)
-        session = self._session(_convert.session_from_wire(response.session))
+        session = self._session(convert.session_from_wire(response.session))
         lease.found(session, session.info)
         return session
 
     def list_sessions(self) -> list[SessionInfo]:
-        """The caller's own sessions."""
+        """Lists the caller's own sessions."""
         response = self._transport.call(self._transport.stub.ListSessions, pb.ListSessionsRequest())
-        return [_convert.session_from_wire(each) for each in response.sessions]
+        return [convert.session_from_wire(each) for each in response.sessions]
 
     def get_policy(self) -> Policy:
-        """What may be asked for."""
+        """Returns the policy: what a session may ask for."""
         response = self._transport.call(self._transport.stub.GetPolicy, pb.GetPolicyRequest())
-        return _convert.policy_from_wire(response.policy)
+        return convert.policy_from_wire(response.policy)
 
     def close(self) -> None:
-        """Ends the sessions that belong to this client alone, and closes the connection. Idempotent.
+        """Ends the sessions that this client alone holds, and closes the connection. Idempotent.
 
         A daemon that does not answer is not waited for long: it ends them by itself, after their `owner_grace_s`.
         """
+        self._transport.check_caller()
         with contextlib.suppress(TimeoutError):
-            self._lease.end().result(CLOSE_TIMEOUT_S)
+            wait_for(self._lease.end(), CLOSE_TIMEOUT_S)
         self._transport.close()
 
     def _new_lease(self) -> ClientLease:
         return ClientLease(self._transport.endpoint, self._transport.timeouts)
 
     def _own_lease(self) -> ClientLease:
-        """This process's: what was forked does not end what is its parent's."""
+        """Returns the lease of this process. A forked child makes its own, so that it never ends a parent's session."""
         if self._lease.is_foreign:
             self._lease = self._new_lease()
         return self._lease
@@ -186,7 +189,7 @@ class ExecutorClient:
     def _leased(
         self, lease: ClientLease, method: Callable[..., Any], request: Any, awaited: Awaited | None = None
     ) -> Any:
-        """A call that names the lease, unless the daemon is one of before there were leases."""
+        """Makes a call that names the lease; without it where the daemon is too old to know leases."""
         try:
             response = self._transport.call(method, request, awaited)
         except InvalidRequest as error:

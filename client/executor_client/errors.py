@@ -1,7 +1,7 @@
-"""What can go wrong, as one tree: everything that the client raises on its own behalf is an `ExecutorClientError`.
+"""The errors of the client, as one tree: all of them are an `ExecutorClientError`.
 
-A program that fails is not here: that is an `ExecutionResult` with its outcome (and `ExecutionFailed` for those who ask
-for an exception). gRPC's own errors never leave this package; `_status.py` turns them into these, by table.
+A program that fails is not an error but an `ExecutionResult` with its outcome (`raise_for_outcome` turns it into
+`ExecutionFailed`). gRPC's own errors never leave this package; `_core/status.py` translates them, by table.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
 
 class ExecutorClientError(Exception):
-    """Base of all.
+    """The base of all errors.
 
-    `reason` is the daemon's word from its closed list (docs/protocol.md), or empty when we say it; but for
-    CLIENT_CLOSED, which says that the client was closed by its owner, perhaps while somebody waited for it.
+    `reason` is the daemon's reason from its closed list (docs/protocol.md). It is empty for an error of the client's
+    own, except CLIENT_CLOSED: the client was closed, perhaps while another thread or task was waiting.
     """
 
     def __init__(self, message: str, *, reason: str = "") -> None:
@@ -28,17 +28,17 @@ class ExecutorClientError(Exception):
 
 
 class ConfigurationError(ExecutorClientError):
-    """The client cannot start: an address, token or TLS setting is missing or unsafe. The message says what to set."""
+    """An address, token or TLS setting is missing or unsafe. The message says what to set."""
 
 
 class InvalidRequest(ExecutorClientError):
-    """What was asked has a wrong form; the message names the field. Asking again unchanged won't help."""
+    """The request has a wrong form; the message names the field. Repeating it unchanged does not help."""
 
 
 class ToolNotShippable(InvalidRequest):
-    """A tool was to run in the sandbox and can't be put there as what it is. Placement "host" always can.
+    """A tool with the placement "sandbox" cannot be shipped unchanged. The placement "host" is always possible.
 
-    `problems` names each thing that stands in the way, and why.
+    `problems` names each obstacle, and its reason.
     """
 
     def __init__(self, tool: str, problems: Iterable[str]) -> None:
@@ -50,9 +50,9 @@ class ToolNotShippable(InvalidRequest):
 
 @dataclass(frozen=True)
 class Violation:
-    """One thing that was asked for and that the policy does not grant.
+    """A part of a request that the policy does not grant.
 
-    `kind` is a word of the closed list of docs/protocol.md; `rule` is the key of the daemon's policy that says so.
+    `kind` is from the closed list in docs/protocol.md; `rule` is the key of the daemon's policy that refuses it.
     """
 
     field: str
@@ -67,9 +67,9 @@ class Violation:
 
 
 class PolicyViolationError(ExecutorClientError):
-    """More was asked for than the policy grants. `get_policy()` tells what is allowed.
+    """The request asks for more than the policy grants. `get_policy()` returns what is allowed.
 
-    `violations` lists everything that is refused, but for the last `omitted` ones, which the answer had no room for.
+    `violations` lists everything that is refused, except the last `omitted` ones, for which the answer had no room.
     """
 
     def __init__(
@@ -81,25 +81,25 @@ class PolicyViolationError(ExecutorClientError):
 
 
 class AuthenticationError(ExecutorClientError):
-    """The daemon does not know who we are: no token or certificate, or one that it does not accept."""
+    """The daemon cannot identify the caller: no token or certificate, or one that it does not accept."""
 
 
 class AuthorizationError(ExecutorClientError):
-    """The daemon knows who we are, and this is not for us: a call for administrators, say."""
+    """The daemon has identified the caller, who may not do this: a call for administrators, for example."""
 
 
 class NotFoundError(ExecutorClientError):
-    """No such session, execution, tool call or file, or it is not ours."""
+    """No such session, execution, tool call or file, or it belongs to another caller."""
 
 
 class PreconditionError(ExecutorClientError):
-    """It exists, but its state does not allow this: a session that lost its sandbox, a call answered already."""
+    """The state of the object does not allow this: a session that lost its sandbox, a call answered already."""
 
 
 class ResourceExhaustedError(ExecutorClientError):
-    """A limit is reached. `retry_after_s` says when to try again; None when trying again won't help.
+    """A limit is reached. `retry_after_s` is the time to retry; None if that does not help.
 
-    The client has tried again by itself, within `busy_timeout_s`.
+    The client has already retried, within `busy_timeout_s`.
     """
 
     def __init__(self, message: str, *, reason: str = "", retry_after_s: float | None = None) -> None:
@@ -108,7 +108,7 @@ class ResourceExhaustedError(ExecutorClientError):
 
 
 class UnavailableError(ExecutorClientError):
-    """The daemon cannot be reached, or cannot do it now. `retry_after_s` says when it may, where that is known."""
+    """The daemon cannot be reached, or cannot do it now. `retry_after_s` is the time to retry, if it is known."""
 
     def __init__(self, message: str, *, reason: str = "", retry_after_s: float | None = None) -> None:
         super().__init__(message, reason=reason)
@@ -116,9 +116,9 @@ class UnavailableError(ExecutorClientError):
 
 
 class ConnectionLost(UnavailableError):
-    """The daemon went away in the middle of an execution and did not come back in time.
+    """The daemon stopped answering during an execution, and did not come back in time.
 
-    What became of the execution is not known; `execution_id` names it.
+    The outcome of the execution is unknown; `execution_id` names it.
     """
 
     def __init__(self, message: str, *, execution_id: str, reason: str = "") -> None:
@@ -131,7 +131,7 @@ class CallTimeoutError(ExecutorClientError):
 
 
 class DaemonError(ExecutorClientError):
-    """The daemon failed. `incident_id`, when there is one, finds the cause in its log."""
+    """The daemon failed. `incident_id`, if there is one, identifies the cause in its log."""
 
     def __init__(self, message: str, *, reason: str = "", incident_id: str = "") -> None:
         super().__init__(message, reason=reason)
@@ -139,11 +139,11 @@ class DaemonError(ExecutorClientError):
 
 
 class ProtocolError(ExecutorClientError):
-    """What came from the daemon breaks the protocol or passes one of our limits on what we accept."""
+    """An answer of the daemon breaks the protocol, or passes a limit of the client."""
 
 
 class ReentrantExecution(ExecutorClientError):
-    """A host tool used the session that waits for this very tool: that would wait for ever."""
+    """A host tool used the session that waits for this very tool, which would never end."""
 
 
 class ExecutionFailed(ExecutorClientError):
@@ -155,9 +155,9 @@ class ExecutionFailed(ExecutorClientError):
 
 
 class EvaluationError(ExecutorClientError):
-    """An expression has no value: it failed, or there is no idle session that could evaluate it.
+    """An expression has no value: it failed, or no idle session can evaluate it.
 
-    `result` is the whole result where there is one; else `__cause__` may tell more.
+    `result` is the whole result if there is one; else `__cause__` may say more.
     """
 
     def __init__(self, message: str, *, reason: str = "", result: ExecutionResult | None = None) -> None:
@@ -166,5 +166,5 @@ class EvaluationError(ExecutorClientError):
 
     @property
     def outcome(self) -> Outcome | None:
-        """How the evaluation ended; None when it did not begin, or its end is not known."""
+        """The outcome of the evaluation; None if it did not begin, or its outcome is unknown."""
         return None if self.result is None else self.result.outcome

@@ -1,4 +1,4 @@
-"""What `on_event` is told while an execution runs. `number` is the event's place in the execution's journal."""
+"""The events that `on_event` gets while an execution runs. `number` is the place in the execution's journal."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class LogEvent:
 
 @dataclass(frozen=True)
 class OutputCutEvent:
-    """Here output was left out: the program printed more than `output_bytes`."""
+    """Output was left out here: the program printed more than `output_bytes`."""
 
     number: int
     omitted_bytes: int
@@ -52,7 +52,7 @@ class ToolCallEvent:
 
 @dataclass(frozen=True)
 class LimitWarningEvent:
-    """So much of a limit is spent that its end is near. `limit` is the name of one of `Limits`."""
+    """A limit is nearly spent. `limit` is the name of a field of `Limits`."""
 
     number: int
     limit: str

@@ -1,4 +1,4 @@
-"""The values that the client hands out: results, sessions, policies, files. All frozen; none of them does any I/O."""
+"""The values that the client returns: results, sessions, policies, files. All are frozen, and none does I/O."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Self
 
-from executor_client._suggest import names_fields
+from executor_client._core.suggest import names_fields
 from executor_client.errors import ExecutionFailed
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Outcome(enum.Enum):
-    """How an execution ended."""
+    """The end of an execution."""
 
     SUCCEEDED = "succeeded"
     EXCEPTION = "exception"
@@ -34,7 +34,7 @@ class Outcome(enum.Enum):
 
 
 class VariablesState(enum.Enum):
-    """What became of the session's variables: kept, reset (a new interpreter), lost (no sandbox any more)."""
+    """The state of the session's variables: kept, reset (a new interpreter), lost (no sandbox any more)."""
 
     KEPT = "kept"
     RESET = "reset"
@@ -42,19 +42,19 @@ class VariablesState(enum.Enum):
 
 
 class SessionState(enum.Enum):
-    """What a session is doing."""
+    """The state of a session."""
 
     IDLE = "idle"
     BUSY = "busy"
     LOST = "lost"
     PAUSED = "paused"
-    """Its sandbox stands still, as it is; the next request wakes it."""
+    """Its sandbox is frozen; the next request resumes it."""
 
 
 @names_fields
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """What a session or an execution may use. None: not asked for, the policy's default holds."""
+    """Limits of a session or an execution. None: not asked for, so the policy's default holds."""
 
     wall_time_s: float | None = None
     cpu_time_s: float | None = None
@@ -72,10 +72,10 @@ class Limits:
 
 @dataclass(frozen=True)
 class ErrorDetail:
-    """Why a program failed.
+    """The error of a program that failed.
 
-    `line` is 0 when there is none; `statement` is the top-level statement that failed; `exit_code` is the program's own
-    when the outcome is EXITED.
+    `line` is 0 if there is none; `statement` is the top-level statement that failed; `exit_code` is the program's own
+    if the outcome is EXITED.
     """
 
     type: str
@@ -88,7 +88,7 @@ class ErrorDetail:
 
 @dataclass(frozen=True)
 class Usage:
-    """What an execution used."""
+    """The resources that an execution used."""
 
     operations: int = 0
     wall_time_s: float = 0.0
@@ -101,8 +101,8 @@ class Usage:
 class Image:
     """An image that the program displayed.
 
-    `pil` is the decoded image. It is None when the data is no image that is safe to decode; `problem` says why then.
-    `log_offset` tells its place between the prints: so many characters of `ExecutionResult.logs` came before it.
+    `pil` is the decoded image. It is None if the data is not safe to decode; then `problem` says why. `log_offset` is
+    the number of characters of `ExecutionResult.logs` before it.
     """
 
     data: bytes = field(repr=False)
@@ -117,12 +117,12 @@ class Image:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ExecutionResult:
-    """How one execution ended, and everything it gave.
+    """The outcome of one execution, and all its outputs.
 
     `output` is the value of the trailing expression, or the host's own object when a final-answer tool was called
-    (`is_final_answer`). A value without an exact form arrives as an `OpaqueValue`. `state` and `generation` tell what
-    became of the session's variables. `artifacts` are the files of the workspace that the program made or changed; with
-    `artifacts_truncated` there may be more. `policy_fingerprint` is that of the policy that it ran under.
+    (`is_final_answer`). A value without an exact form arrives as an `OpaqueValue`. `state` and `generation` say whether
+    the session's variables were kept. `artifacts` are the files of the workspace that the program made or changed; with
+    `artifacts_truncated` there may be more. `policy_fingerprint` identifies the policy that it ran under.
     """
 
     execution_id: str
@@ -152,7 +152,7 @@ class ExecutionResult:
         return self.outcome is Outcome.SUCCEEDED
 
     def raise_for_outcome(self) -> Self:
-        """Returns the result when the program succeeded, else raises `ExecutionFailed`."""
+        """Returns this result if the program succeeded, else raises `ExecutionFailed`."""
         if self.succeeded:
             return self
         what = f": {self.error.type}: {self.error.message}" if self.error else ""
@@ -161,7 +161,7 @@ class ExecutionResult:
 
 @dataclass(frozen=True)
 class PolicyRef:
-    """Which policy approved something; the fingerprint differs for policies that say different things."""
+    """Identifies a policy; policies with different contents have different fingerprints."""
 
     profile: str
     version: str
@@ -172,8 +172,8 @@ class PolicyRef:
 class SessionInfo:
     """A session as the daemon described it at one moment. `limits` has every field set.
 
-    `denied_imports` are never authorized, whatever `authorized_imports` says; `refused_language` names what code may
-    not do besides (docs/policy.md explains each rule).
+    `denied_imports` are never authorized, whatever `authorized_imports` says; `refused_language` names further things
+    that code may not do (docs/policy.md explains each rule).
     """
 
     session_id: str
@@ -189,12 +189,12 @@ class SessionInfo:
     warm: bool
     labels: Mapping[str, str]
     policy: PolicyRef
-    lost_reason: str = ""  # why it is lost; empty unless it is
+    lost_reason: str = ""  # empty unless it is lost
     denied_imports: tuple[str, ...] = ()
     refused_language: tuple[str, ...] = ()
     missing_modules: tuple[str, ...] = ()  # authorized, but not in the image, as far as the daemon has looked
     detached: bool = False
-    """It belongs to no client: only its idle time and its age end it."""
+    """The session belongs to no client: only its idle time, its age and `close` end it."""
 
 
 @dataclass(frozen=True)
@@ -209,7 +209,7 @@ class FileInfo:
 
 @dataclass(frozen=True)
 class FileList:
-    """Entries of the workspace; `truncated` when there are more than the daemon lists."""
+    """Entries of the workspace; `truncated` if there are more than the daemon lists."""
 
     files: tuple[FileInfo, ...]
     truncated: bool = False
@@ -223,9 +223,9 @@ class FileList:
 
 @dataclass(frozen=True, kw_only=True)
 class StateManifest:
-    """What is in the state of a session, or was restored from one. What is left out is told by name, with the reason.
+    """The contents of an exported state, or the restored part of one; omitted things by name, with the reason.
 
-    `files` and `file_bytes` count regular files of the workspace; `python_version` is that of the sandbox.
+    `files` and `file_bytes` count regular files of the workspace; `python_version` is the sandbox's.
     """
 
     variables: tuple[str, ...]
@@ -238,7 +238,7 @@ class StateManifest:
 
 @dataclass(frozen=True, kw_only=True)
 class StateRules:
-    """What may be done with the state of a session: whether it may be exported, restored, also a foreign one."""
+    """Rules for the state of a session: whether it may be exported or restored, also one of another daemon."""
 
     export: bool
     restore: bool
@@ -248,7 +248,7 @@ class StateRules:
 
 @dataclass(frozen=True, kw_only=True)
 class FileLimits:
-    """What files may be put into a session and got out of it. None: as many as one likes."""
+    """Limits of the files that are put into a session and got out of it. None: no limit."""
 
     max_put_bytes: int
     max_get_bytes: int
@@ -258,7 +258,7 @@ class FileLimits:
 
 @dataclass(frozen=True, kw_only=True)
 class Quotas:
-    """What a tenant may have or use, over all its sessions. None: no quota."""
+    """Limits of a tenant over all its sessions. None: no quota."""
 
     sessions: int | None = None
     executions: int | None = None
@@ -271,11 +271,11 @@ class Quotas:
 
 @dataclass(frozen=True, kw_only=True)
 class Policy:
-    """What the caller may ask for.
+    """The policy for the caller: what a session may ask for.
 
-    Imports: `default_imports` are authorized without being asked for, `allowed_imports` may be added, `denied_imports`
-    may never be had. `execution_default_limits` and `execution_max_limits` are of one execution, and set only what an
-    execution can ask for; the others are of a session.
+    `default_imports` are authorized without a request, `allowed_imports` may be requested, `denied_imports` are
+    never granted. `execution_default_limits` and `execution_max_limits` are limits of one execution, and set only those
+    that an execution can ask for; the others are limits of a session.
     """
 
     policy: PolicyRef
@@ -291,7 +291,7 @@ class Policy:
     backend: str
     """The first of `backends`."""
     backends: tuple[str, ...] = ()
-    """That run the caller's sessions: a new one goes to the first that has its image and is neither full nor down."""
+    """The backends of the caller's sessions: a new one goes to the first with its image that is not full or down."""
     tool_placements: tuple[str, ...]
     allowed_tools: tuple[str, ...]
     files: FileLimits

@@ -1,14 +1,14 @@
-"""A session of the sync client: a stateful interpreter in a sandbox.
+# Made of aio_session.py by tools/unasync.py: change that, and run `make unasync`.
+"""A session of the blocking client: a stateful interpreter in a sandbox.
 
-`execute` reads the events of its execution in the caller's own thread and makes no other, unless the program calls host
-tools. It returns when there is a result, whatever happens to the connection meanwhile; left in any other way (an
-interrupt, an exception out of `on_event`), it cancels the execution first.
+`execute` reads the events of its execution and returns when there is a result, whatever happens to the connection
+meanwhile. Left in any other way (an interrupt, an exception out of `on_event`), it cancels the execution first.
+It reads in the caller's own thread, and starts no other unless the program calls host tools.
 """
 
 from __future__ import annotations
 
 import contextlib
-import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
@@ -17,40 +17,31 @@ from typing import Any, Literal, Self
 from executor_api.limits import VARIABLES_BYTES_MAX, VARIABLES_MAX
 from executor_api.v1 import executor_service_pb2 as pb
 from executor_api.v1 import types_pb2
-from executor_client import _convert, _requests, _shipped_tools, _tools
-from executor_client._assembler import EventGap, ToolRequest
-from executor_client._blobs import IncomingBlobs
-from executor_client._execution import Execution
-from executor_client._lease import ClientLease
-from executor_client._limits import CANCEL_GRACE_S, CLOSE_TIMEOUT_S, STATE_BYTES_MAX, transfer_timeout_s
-from executor_client._quiet_grpc import grpc
-from executor_client._requests import InlineBudget, LimitsLike
-from executor_client._session_base import SessionBase
-from executor_client._suggest import names_arguments
-from executor_client._tool_calls import ToolCalls, ToolPool
-from executor_client._tools import Answer, Tool
-from executor_client._tracing import current_trace
-from executor_client._transport import Transport
-from executor_client._values import unpack_or_opaque
+from executor_client._core import convert, requests, shipped_tools
+from executor_client._core import tools as host_tools
+from executor_client._core.assembler import EventGap, ToolRequest
+from executor_client._core.blobs import IncomingBlobs
+from executor_client._core.execution import Execution
+from executor_client._core.limits import CANCEL_GRACE_S, CLOSE_TIMEOUT_S, STATE_BYTES_MAX, transfer_timeout_s
+from executor_client._core.quiet_grpc import grpc
+from executor_client._core.requests import InlineBudget, LimitsLike
+from executor_client._core.session_base import SessionBase
+from executor_client._core.suggest import names_arguments
+from executor_client._core.tools import Answer, Tool
+from executor_client._core.tracing import current_trace
+from executor_client._core.values import unpack_or_opaque
+from executor_client._sync import ALLOWS_COROUTINES, ClientLease, Lock, ToolCalls, ToolPool, Transport, notify, sleep
+from executor_client._sync import OnEvent as OnEvent
 from executor_client.checkpoint import Checkpoint, StateReader
-from executor_client.errors import (
-    ConnectionLost,
-    ExecutorClientError,
-    NotFoundError,
-    ProtocolError,
-    UnavailableError,
-)
-from executor_client.events import ExecutionEvent
+from executor_client.errors import ConnectionLost, ExecutorClientError, NotFoundError, ProtocolError, UnavailableError
 from executor_client.files import SessionFiles
 from executor_client.results import ExecutionResult, FileInfo, FileList, SessionInfo
-
-OnEvent = Callable[[ExecutionEvent], None]
 
 
 class Session(SessionBase):
     """Made by `ExecutorClient.create_session` and `get_session`. As a context manager it is deleted at the end.
 
-    Thread-safe; executions of one session run one after the other, in the daemon's order of arrival.
+    Executions of one session run one after the other, in the daemon's order of arrival. Thread-safe.
     """
 
     def __init__(
@@ -62,28 +53,30 @@ class Session(SessionBase):
         self._tools: dict[str, Tool] = {}
         self._tool_pool = ToolPool(max_concurrent_tools=max_concurrent_tools)
         self._running: set[str] = set()
-        self._close_lock = threading.Lock()
+        self._close_lock = Lock()
         self._closed = False
 
     # -----------------------------------------------------------------------------------------------------------------
-    # What it is
+    # Description
 
     def refresh(self) -> SessionInfo:
-        """Asks the daemon how the session is."""
+        """Asks the daemon for the session's present state."""
         request = pb.GetSessionRequest(session_id=self.session_id)
-        return self._described(self._transport.call(self._transport.stub.GetSession, request).session)
+        response = self._transport.call(self._transport.stub.GetSession, request)
+        return self._described(response.session)
 
     def keep_alive(self) -> SessionInfo:
-        """Puts off the session's idle end."""
+        """Starts the session's idle time again."""
         request = pb.KeepAliveRequest(session_id=self.session_id)
-        return self._described(self._transport.call(self._transport.stub.KeepAlive, request).session)
+        response = self._transport.call(self._transport.stub.KeepAlive, request)
+        return self._described(response.session)
 
     def authorize_imports(self, imports: Iterable[str]) -> SessionInfo:
         """Authorizes more modules, from the next execution on: "os", or "numpy.*" for all of a package.
 
         Raises PolicyViolationError, with every module that the policy does not allow; then nothing has changed.
         """
-        request = _requests.authorize_imports(self.session_id, imports)
+        request = requests.authorize_imports(self.session_id, imports)
         response = self._transport.call(
             self._transport.stub.AuthorizeImports, request, self._turn("to authorize the imports")
         )
@@ -109,53 +102,53 @@ class Session(SessionBase):
     ) -> ExecutionResult:
         """Runs code and returns how it ended. A program that fails is a result, not an exception.
 
-        `on_event` is told each event as it comes, in this thread. The same `execution_id` and code again give the same
-        execution again. Raises ConnectionLost when the daemon goes away and does not come back, and the other errors of
-        `executor_client.errors` when the daemon refuses.
+        `on_event` is called with each event as it arrives, in this thread. The same `execution_id` and
+        code again give the same execution again. Raises ConnectionLost when the daemon goes away and does not come
+        back, and the other errors of `executor_client.errors` when the daemon refuses.
         """
-        _tools.refuse_reentrance(self.session_id, "execute")
-        request = _requests.execute(self.session_id, code, execution_id, output_mode, limits)
+        host_tools.refuse_reentrance(self.session_id, "execute")
+        request = requests.execute(self.session_id, code, execution_id, output_mode, limits)
         return self._execute(request, self._tools, on_event)
 
     @names_arguments
     def evaluate(self, expression: str, *, timeout_s: float | None = None) -> Any:
-        """The value of an expression, out of band: for looking into a session that is idle.
+        """Returns the value of an expression, out of band: to look into a session that is idle.
 
-        For the daemon it is an execution like any other: the policy holds, it is audited and counted, and the next one
-        sees what it changed. Here it leaves nothing: what it prints or displays is dropped, and it can call no host
-        tools. A value without an exact form is an `OpaqueValue`. `timeout_s` is its own limit of wall time, by default
-        10 seconds or the session's `wall_time_s` when that is less; an expression that lets itself be interrupted costs
+        For the daemon it is an execution like any other: the policy holds, it is audited and counted, and the next
+        execution sees what it changed. Here it leaves no trace: what it prints or displays is dropped, and it can call
+        no host tools. A value without an exact form is an `OpaqueValue`. `timeout_s` is its own limit of wall time, by
+        default 10 seconds or the session's `wall_time_s` if that is less; an expression that can be interrupted costs
         the session nothing when its time is up.
 
         Raises EvaluationError, with the result, when the expression fails; also, at once, while this object runs an
-        execution. Raises InvalidRequest for what is no expression, and what `execute` raises.
+        execution. Raises InvalidRequest for text that is no expression, and the errors of `execute`.
         """
-        _tools.refuse_reentrance(self.session_id, "evaluate")
-        request = _requests.evaluate(self._info, expression, timeout_s, busy=bool(self._running))
-        return _requests.value_of(self._execute(request, {}, None))
+        host_tools.refuse_reentrance(self.session_id, "evaluate")
+        request = requests.evaluate(self._info, expression, timeout_s, busy=bool(self._running))
+        return requests.value_of(self._execute(request, {}, None))
 
     def _execute(
         self, request: pb.ExecuteRequest, tools: Mapping[str, Tool], on_event: OnEvent | None
     ) -> ExecutionResult:
-        with self._transport.watch() as watch:
-            return self._watched(self._transport.execution(request, current_trace(), watch), tools, on_event)
+        with self._transport.waits() as waits:
+            return self._watched(self._transport.execution(request, current_trace(), waits), tools, on_event)
 
     def _watched(self, execution: Execution, tools: Mapping[str, Tool], on_event: OnEvent | None) -> ExecutionResult:
-        calls = ToolCalls(execution, dict(tools), self._tool_pool, self._answer)
         self._running.add(execution.execution_id)
         try:
-            result = self._drive(execution, calls, on_event)
+            with ToolCalls(execution, dict(tools), self._tool_pool, self._answer) as calls:
+                result = self._drive(execution, calls, on_event)
         except BaseException as error:
             if not (execution.refused or isinstance(error, ConnectionLost)):
                 self._abandon(execution, wait=isinstance(error, KeyboardInterrupt))
             raise
         finally:
-            calls.end()
             self._running.discard(execution.execution_id)
         self._generation = result.generation
         return result
 
     def _drive(self, execution: Execution, calls: ToolCalls, on_event: OnEvent | None) -> ExecutionResult:
+        """Reads streams of the execution's events, one after the other, until one brings the result."""
         while True:
             stream = self._transport.open(execution.opening(), execution.trace)
             calls.watch(stream)
@@ -164,31 +157,30 @@ class Session(SessionBase):
                 for message in stream:
                     fed = execution.feed(message)
                     if execution.assembler.result is not None:
-                        _read_to_end(stream)
+                        stream.finish()
                         return execution.assembler.result
                     if isinstance(fed, ToolRequest):
                         calls.start(fed)
                         fed = fed.event
                     if fed is not None and on_event is not None:
-                        on_event(fed)
+                        notify(on_event, fed)
             except (grpc.RpcError, EventGap) as error:
                 cause = error
             finally:
                 stream.cancel()
             if calls.failure is not None:
                 raise calls.failure
-            time.sleep(execution.interrupted(cause, time.monotonic()))
+            sleep(execution.interrupted(cause, time.monotonic()))
 
     def _abandon(self, execution: Execution, *, wait: bool) -> None:
-        """Cancels an execution that nobody waits for any more; with `wait`, gives it a moment to end.
+        """Cancels an execution whose caller has stopped waiting; with `wait`, gives it a moment to end.
 
-        Its own failures are left out: the caller is about to learn of what led here.
+        Drops its own failures: the caller is about to get the error that led here.
         """
         with contextlib.suppress(ExecutorClientError, grpc.RpcError):
             self._transport.once(self._transport.stub.CancelExecution, execution.cancellation(), CANCEL_GRACE_S)
             if wait:
-                stream = self._transport.open(execution.attachment(), execution.trace, CANCEL_GRACE_S)
-                _read_to_end(stream)  # the result is the last
+                self._transport.open(execution.attachment(), execution.trace, CANCEL_GRACE_S).read_to_end()
 
     def cancel(self, execution_id: str | None = None) -> None:
         """Asks an execution to end, by default every one that this object is running. Does not wait for the end."""
@@ -197,7 +189,7 @@ class Session(SessionBase):
             try:
                 self._transport.call(self._transport.stub.CancelExecution, request)
             except NotFoundError:
-                # One of ours that has not reached the daemon yet, or has ended and is forgotten.
+                # An execution of ours that has not reached the daemon yet, or has ended and is forgotten.
                 if execution_id is not None:
                     raise
 
@@ -205,32 +197,34 @@ class Session(SessionBase):
     # Host tools
 
     def register_tools(self, tools: Mapping[str, Callable[..., Any] | Tool]) -> None:
-        """Replaces the session's tools. They run in this process, on threads, while `execute` waits; those with the
-        placement "sandbox" run in the session's interpreter, and in each that replaces it.
+        """Replaces the session's tools.
 
-        Raises ToolNotShippable for one that can't be put there as what it is, and InvalidRequest when the sandbox can't
-        make it; the tools before are then still in place.
+        They run in this process while `execute` waits, on threads. Those with the placement "sandbox" run in the
+        session's interpreter, and in each one that replaces it.
+
+        Raises ToolNotShippable for a tool that cannot be shipped unchanged, and InvalidRequest when the sandbox cannot
+        make it; the previous tools then stay in place.
         """
-        _tools.refuse_reentrance(self.session_id, "register_tools")
-        made = _tools.as_tools(tools, allow_coroutines=False)
-        shipped = _shipped_tools.ship_all(made, self._info.python_version)
+        host_tools.refuse_reentrance(self.session_id, "register_tools")
+        made = host_tools.as_tools(tools, allow_coroutines=ALLOWS_COROUTINES)
+        shipped = shipped_tools.ship_all(made, self._info.python_version)
 
         def attempt() -> None:
             budget = InlineBudget()
-            request = _requests.register_tools(self.session_id, made)
-            for place, packed in _shipped_tools.payloads(request, shipped):
+            request = requests.register_tools(self.session_id, made)
+            for place, packed in shipped_tools.payloads(request, shipped):
                 place.CopyFrom(self._payload(packed, budget))
             self._transport.once(self._transport.stub.RegisterTools, request)
 
-        with _shipped_tools.explaining(shipped):
+        with shipped_tools.explaining(shipped):
             self._transport.repeat(attempt, awaited=self._turn("to take the tools"))
-        self._tools = _tools.on_host(made)
+        self._tools = host_tools.on_host(made)
 
     def _answer(self, execution_id: str, call_id: str, answer: Answer) -> None:
         try:
             self._submit(execution_id, call_id, answer)
         except ExecutorClientError as error:
-            other = _tools.instead_of(answer, error)
+            other = host_tools.instead_of(answer, error)
             if other is not None:
                 self._answer(execution_id, call_id, other)
 
@@ -253,8 +247,8 @@ class Session(SessionBase):
 
         Values that the codec has no exact form for are pickled for the sandbox, which must run the same Python x.y.
         """
-        _tools.refuse_reentrance(self.session_id, "set_variables")
-        packed = _requests.pack_variables(variables)
+        host_tools.refuse_reentrance(self.session_id, "set_variables")
+        packed = requests.pack_variables(variables)
 
         def attempt() -> None:
             budget = InlineBudget()
@@ -268,28 +262,31 @@ class Session(SessionBase):
 
     def get_variables(self, names: Iterable[str] | None = None) -> dict[str, Any]:
         """Reads variables; those that do not exist are left out. Without names: all that are not code or private."""
-        _tools.refuse_reentrance(self.session_id, "get_variables")
-        asked = _requests.variable_names(names)
+        host_tools.refuse_reentrance(self.session_id, "get_variables")
+        asked = requests.variable_names(names)
         if asked is not None and not asked:
             return {}
         request = pb.GetVariablesRequest(session_id=self.session_id, names=asked or ())
 
         def attempt() -> dict[str, Any]:
             blobs = IncomingBlobs(bytes_max=VARIABLES_BYTES_MAX, open_max=VARIABLES_MAX)
-            for message in self._transport.read(self._transport.stub.GetVariables, request):
-                if message.HasField("variables"):
-                    variables = message.variables.variables
-                    return {each.name: unpack_or_opaque(blobs.take(each.value.packed)) for each in variables}
-                blobs.add(message.blob_chunk)
+            messages = self._transport.read(self._transport.stub.GetVariables, request)
+            with contextlib.closing(messages):
+                for message in messages:
+                    if message.HasField("variables"):
+                        variables = message.variables.variables
+                        return {each.name: unpack_or_opaque(blobs.take(each.value.packed)) for each in variables}
+                    blobs.add(message.blob_chunk)
             raise ProtocolError("the daemon sent no variables")
 
         return self._transport.repeat(attempt, awaited=self._turn("to give the variables"))
 
     def _payload(self, packed: bytes, budget: InlineBudget) -> types_pb2.Payload:
         if budget.takes(packed):
-            return _requests.inline(packed)
-        upload = _requests.blob_upload(self.session_id, packed)
-        return _requests.by_blob(self._transport.once(self._transport.stub.UploadBlob, upload).blob_id, packed)
+            return requests.inline(packed)
+        upload = requests.blob_upload(self.session_id, packed)
+        response = self._transport.upload(self._transport.stub.UploadBlob, upload)
+        return requests.by_blob(response.blob_id, packed)
 
     # -----------------------------------------------------------------------------------------------------------------
     # Files of the workspace; `files` has more
@@ -307,22 +304,24 @@ class Session(SessionBase):
         return self.files.list(path)
 
     # -----------------------------------------------------------------------------------------------------------------
-    # The state of the session
+    # State
 
     def export_state(self) -> Checkpoint:
-        """Writes the session down: its variables, as far as they can be pickled, and the files of its workspace.
+        """Exports the session: its variables, as far as they can be pickled, and the files of its workspace.
 
-        Waits for the executions ahead of it, and changes nothing. What could not be taken along the manifest names.
-        Raises PolicyViolationError when the policy allows no such, ResourceExhaustedError when it is too large.
+        Waits for the executions ahead of it, and changes nothing. The manifest names what could not be exported. Raises
+        PolicyViolationError when the policy does not allow it, ResourceExhaustedError when the state is too large.
         """
-        _tools.refuse_reentrance(self.session_id, "export_state")
+        host_tools.refuse_reentrance(self.session_id, "export_state")
         request = pb.ExportStateRequest(session_id=self.session_id)
         timeout_s = transfer_timeout_s(self._transport.timeouts.call_s, STATE_BYTES_MAX)
 
         def attempt() -> Checkpoint:
             reader = StateReader()
-            for message in self._transport.read(self._transport.stub.ExportState, request, timeout_s):
-                reader.feed(message)
+            messages = self._transport.read(self._transport.stub.ExportState, request, timeout_s)
+            with contextlib.closing(messages):
+                for message in messages:
+                    reader.feed(message)
             return reader.finish()
 
         return self._transport.repeat(attempt, awaited=self._turn("to write down its state"))
@@ -331,9 +330,9 @@ class Session(SessionBase):
         timeout_s = transfer_timeout_s(self._transport.timeouts.call_s, len(state))
 
         def attempt() -> None:
-            messages = _requests.restore_state(self.session_id, state)
-            response = self._transport.once(self._transport.stub.RestoreState, messages, timeout_s)
-            self._restored = _convert.state_manifest_from_wire(response.manifest)
+            messages = requests.restore_state(self.session_id, state)
+            response = self._transport.upload(self._transport.stub.RestoreState, messages, timeout_s)
+            self._restored = convert.state_manifest_from_wire(response.manifest)
 
         self._transport.repeat(attempt, awaited=self._turn("to restore a state"))
 
@@ -344,7 +343,7 @@ class Session(SessionBase):
         """Deletes the session and its sandbox. Repeating it, or closing one that has ended, does nothing."""
         self._close(CLOSE_TIMEOUT_S)
 
-    def _close(self, patience_s: float) -> None:
+    def _close(self, within_s: float) -> None:
         with self._close_lock:
             if self._closed:
                 return
@@ -352,7 +351,7 @@ class Session(SessionBase):
             with contextlib.suppress(NotFoundError):
                 self._transport.repeat(
                     lambda: self._transport.once(self._transport.stub.DeleteSession, request),
-                    within_s=patience_s,
+                    within_s=within_s,
                     awaited=self._turn("to end"),
                 )
             self._closed = True
@@ -368,16 +367,9 @@ class Session(SessionBase):
         if self._lease.is_foreign:
             return  # a forked child leaves the block, and its parent is still in it
         try:
-            # A daemon that was waited for in vain is not waited for again.
+            # A daemon that did not answer in time is not waited for a second time.
             self._close(0.0 if isinstance(exc, UnavailableError) else CLOSE_TIMEOUT_S)
         except UnavailableError:
             # An error that is on its way out already says more; the daemon ends idle sessions by itself.
             if exc is None:
                 raise
-
-
-def _read_to_end(stream: Any) -> None:
-    """Nothing more of interest comes; but of a stream whose end was not read gRPC keeps all, and the connection too."""
-    with contextlib.suppress(grpc.RpcError):
-        for _ in stream:
-            pass

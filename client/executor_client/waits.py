@@ -1,4 +1,4 @@
-"""What `on_wait` is told while a call waits, and for what it can wait."""
+"""The reports that `on_wait` gets while a call waits."""
 
 from __future__ import annotations
 
@@ -8,30 +8,30 @@ from dataclasses import dataclass
 
 
 class WaitKind(enum.Enum):
-    """What a call waits for."""
+    """The object of a wait."""
 
     DAEMON = "daemon"
-    """It cannot be reached, or went away."""
+    """The daemon cannot be reached, or stopped answering."""
     ROOM = "room"
-    """The daemon is busy, or a quota is full, and it said when to ask again."""
+    """The daemon is busy, or a quota is full, and it named a time to retry."""
     IMAGE = "image"
-    """The daemon fetches the image, or will."""
+    """The daemon is fetching the image, or will."""
     SANDBOX = "sandbox"
-    """A session is being made."""
+    """The daemon is making the session."""
     SESSION = "session"
-    """The session's answer to something that waits for the executions ahead of it."""
+    """The session answers after the executions ahead of this call."""
     TURN = "turn"
-    """Executions that were there before ours."""
+    """Executions ahead of this one."""
     TOOL = "tool"
-    """A host tool, which runs in this process."""
+    """A host tool is running in this process."""
 
 
 @dataclass(frozen=True)
 class Wait:
-    """A wait that is not over yet, as far as it is known on this side of the wire.
+    """A wait that is not over yet, as far as the client knows.
 
-    `what` and `reason` are texts for people: they may hold what a daemon or a program said, control characters
-    included. `reason` is "" where there is none.
+    `what` and `reason` are texts for people. They may contain text of a daemon or a program, control characters
+    included. `reason` is "" if there is none.
     """
 
     kind: WaitKind
@@ -39,7 +39,7 @@ class Wait:
     reason: str
     waited_s: float
     gives_up_after_s: float | None
-    """Counted as `waited_s` is; None for a wait that this side does not end."""
+    """Seconds from the start of the wait to its timeout; None if the client has none for it."""
 
     def __str__(self) -> str:
         """One line: "waiting for the daemon at host:port: not reachable, 12 s, gives up after 60 s"."""

@@ -1,13 +1,13 @@
 """The seccomp filter of a sandbox, as the classic BPF program that the kernel loads, for bwrap or for the guest itself.
 
 Theory of operation. The kernel runs the program on each system call with a `struct seccomp_data` (number, architecture,
-instruction pointer, six 64-bit arguments) and does what it returns. The program first makes sure that the number means
-what we think: another architecture (32-bit code on a 64-bit kernel) kills the process, since there is no honest reason
-for it here, and x32, which is x86-64 with a bit set in the number, does not exist. A binary search over ranges of
-numbers then finds the verdict. Everything unknown answers ENOSYS; see `backends/syscalls.py` for why.
+instruction pointer, six 64-bit arguments) and obeys its return value. The program first makes sure that the number has
+the expected meaning: another architecture (32-bit code on a 64-bit kernel) kills the process, since there is no honest
+reason for it here, and x32, which is x86-64 with a bit set in the number, does not exist. A binary search over ranges
+of numbers then finds the verdict. Everything unknown answers ENOSYS; `backends/syscalls.py` gives the reason.
 
-The filter is one layer of several: it stands even if a namespace, a capability or a mount were wrong, and takes away
-the parts of the kernel where most escapes were found.
+The filter is one layer of several: it holds even if a namespace, a capability or a mount were wrong, and removes the
+parts of the kernel where most escapes were found.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _ERRNO = 0x00050000
 _EPERM = _ERRNO | errno.EPERM
 _ENOSYS = _ERRNO | errno.ENOSYS
 
-# linux/bpf_common.h: the instructions that are needed.
+# linux/bpf_common.h
 _LOAD_WORD = 0x20
 _AND = 0x54
 _JUMP = 0x05
@@ -41,7 +41,7 @@ _JUMP_IF_EQUAL = 0x15
 _JUMP_IF_GREATER_OR_EQUAL = 0x35
 _RETURN = 0x06
 
-# Where struct seccomp_data keeps its fields; both architectures are little-endian, so the low half comes first.
+# Offsets in struct seccomp_data; both architectures are little-endian, so the low half of an argument comes first.
 _NUMBER_OFFSET = 0
 _ARCH_OFFSET = 4
 _ARGUMENTS_OFFSET = 16
@@ -120,10 +120,10 @@ def _alternatives(alternatives: Alternatives) -> _Program:
 
 
 def _test(test: Argument, past: int) -> _Program:
-    """Goes on behind itself when the test holds, and otherwise skips the next `past` instructions."""
+    """Continues behind itself when the test holds, and otherwise skips the next `past` instructions."""
     masked = [] if test.mask == _ALL_BITS else [(_AND, 0, 0, test.mask)]
     last = len(test.values)
-    # A match leads past the instruction after the comparisons: past the failure, or negated, past the way around it.
+    # A match jumps over the instruction after the comparisons: over the failure, or negated, over the jump around it.
     comparisons = [(_JUMP_IF_EQUAL, last - at, 0, value) for at, value in enumerate(test.values)]
     around = [(_JUMP, 0, 0, 1)] if test.negated else []
     return [_load(_ARGUMENTS_OFFSET + 8 * test.index), *masked, *comparisons, *around, (_JUMP, 0, 0, past)]

@@ -1,8 +1,8 @@
 """System calls whose arguments decide whether code in a sandbox may make them.
 
 The rules are data, so that each backend writes them in the form that its filter takes, and both mean the same. A test
-looks at the low half of an argument only: what is tested here are all `int` or `unsigned int` in the kernel, which
-does not look at the high half either, so a filter that did could be told something that the kernel does not hear.
+reads the low half of an argument only. The arguments tested here are all `int` or `unsigned int` in the kernel, which
+ignores the high half: a filter that read it could be deceived by bits that have no effect.
 """
 
 from __future__ import annotations
@@ -29,21 +29,22 @@ Alternatives = tuple[tuple[Argument, ...], ...]
 _CLONE_NEW_NAMESPACES = 0x00020000 | 0x02000000 | 0x04000000 | 0x08000000 | 0x10000000 | 0x20000000 | 0x40000000
 _AF_UNIX, _AF_INET, _AF_INET6, _AF_NETLINK = 1, 2, 10, 16
 _NETLINK_ROUTE = 0
-# asm-generic/socket.h, the same on both architectures. A socket with a linger time keeps whoever closes it last until
-# its unsent data is gone, for as long as the option says and whatever the socket's blocking mode is. A descriptor that
-# a program sends to the supervisor is closed by the supervisor, also where the kernel discards it on receipt. So one
-# message would hold up every deadline, and no care of the supervisor's could prevent it.
+# asm-generic/socket.h, the same on both architectures. The attack: a program sets a linger time on a socket and sends
+# its descriptor to the supervisor. The process that closes a lingering socket last blocks until its unsent data is
+# sent, for as long as the option says and whatever the socket's blocking mode is. The supervisor closes each descriptor
+# that it receives, also where the kernel discards it on receipt. So one message would delay every deadline, and the
+# supervisor could not prevent it.
 _SOL_SOCKET, _SO_LINGER = 1, 13
-# asm-generic/ioctls.h: both type into a terminal on somebody else's behalf (CVE-2017-5226, CVE-2023-28339).
+# asm-generic/ioctls.h: both inject input into the terminal of another process (CVE-2017-5226, CVE-2023-28339).
 _TIOCSTI, _TIOCLINUX = 0x5412, 0x541C
-# linux/personality.h: as Docker: plain, 32-bit, with UNAME26, and the query. Among the rest is ADDR_NO_RANDOMIZE.
+# linux/personality.h, as Docker allows: plain, 32-bit, with UNAME26, and the query. ADDR_NO_RANDOMIZE is refused.
 _PERSONALITIES = (0x0, 0x8, 0x20000, 0x20008, 0xFFFFFFFF)
 
-# The supervisor, as code in the sandbox sees it. No process has a number of more bits (PID_MAX_LIMIT); a filter that
-# has to spell "anything else" out bit by bit gets by with as many alternatives.
+# The supervisor's process id inside the sandbox. No id has more bits than _PROCESS_BITS (PID_MAX_LIMIT); a filter that
+# has to spell "anything else" out bit by bit needs one alternative for each.
 _SUPERVISOR = (1,)
 _PROCESS_BITS = 0x3FFFFF
-# linux/resource.h and linux/ioprio.h. Not everything of one user, which the supervisor belongs to.
+# linux/resource.h and linux/ioprio.h. PRIO_USER is missing: it would reach the supervisor, which has the same user.
 _PRIO_PROCESS, _PRIO_GROUP = 0, 1
 _IOPRIO_PROCESS, _IOPRIO_GROUP = 1, 2
 
@@ -57,21 +58,21 @@ def _one_of(index: int, *values: int) -> Argument:
 
 
 ARGUMENT_RULES: Mapping[str, Alternatives] = {
-    # Threads and processes are made with clone; a new namespace would give its maker all capabilities inside. clone3
+    # Threads and processes are made with clone; a new namespace would give its creator all capabilities inside. clone3
     # is in no list: its flags are behind a pointer, where no filter sees them. ENOSYS makes libc take clone instead.
     "clone": ((Argument(0, (0,), _CLONE_NEW_NAMESPACES),),),
     "socket": (
         (_one_of(0, _AF_UNIX, _AF_INET, _AF_INET6),),
-        # libc reads interface addresses by netlink before it resolves a name; no other protocol of it is needed.
+        # libc reads interface addresses by netlink before it resolves a name; it needs no other netlink protocol.
         (_one_of(0, _AF_NETLINK), _one_of(2, _NETLINK_ROUTE)),
     ),
     "socketpair": ((_one_of(0, _AF_UNIX),),),
     "setsockopt": ((Argument(1, (_SOL_SOCKET,), negated=True),), (Argument(2, (_SO_LINGER,), negated=True),)),
     "personality": ((_one_of(0, *_PERSONALITIES),),),
     "ioctl": ((Argument(1, (_TIOCSTI, _TIOCLINUX), negated=True),),),
-    # The kernel lets a process slow another one of its user down and take its limits away, even one that it may not
-    # trace. A supervisor that gets no processor keeps no deadline, and takes a minute to be killed. The first argument
-    # of these is a process, 0 being the caller.
+    # The kernel allows a process to slow down another one of the same user and to lower its limits, even one that it
+    # may not trace. A supervisor that gets no processor time keeps no deadline, and takes a minute to be killed. The
+    # first argument of these calls is a process; 0 is the caller.
     **dict.fromkeys(
         ("prlimit64", "sched_setaffinity", "sched_setattr", "sched_setparam", "sched_setscheduler"),
         ((_not_the_supervisor(0),),),

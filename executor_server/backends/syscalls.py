@@ -1,12 +1,12 @@
-"""System calls by name and number: which ones code in a sandbox may make.
+"""System calls that code in a sandbox may make, and those that it may not, by name and number.
 
-The choice follows Docker's default profile (moby `profiles/seccomp/default.json`), less what only serves debuggers and
-asynchronous storage (`ptrace`, `process_vm_*`, `io_uring_*`, `name_to_handle_at`, `modify_ldt`). The numbers are
-those of Linux, from `arch/x86/entry/syscalls/syscall_64.tbl` and `include/uapi/asm-generic/unistd.h` (aarch64's table).
+The choice follows Docker's default profile (moby `profiles/seccomp/default.json`), without calls that only serve
+debuggers and asynchronous storage (`ptrace`, `process_vm_*`, `io_uring_*`, `name_to_handle_at`, `modify_ldt`). The
+numbers are Linux's: `arch/x86/entry/syscalls/syscall_64.tbl` and `include/uapi/asm-generic/unistd.h` (aarch64).
 
-A name that an architecture lacks (`open` on aarch64) simply has no number there. A call in neither set is one that this
-file does not know: it answers ENOSYS, as an older kernel would, and libraries fall back to what they did before.
-The calls whose arguments decide are in neither set either; `syscall_arguments.py` holds their rules.
+A name that an architecture lacks (`open` on aarch64) has no number there. A call in neither set is unknown to this
+file: it answers ENOSYS, as an older kernel would, and libraries fall back to older calls. The calls whose arguments
+decide are in neither set either; `syscall_arguments.py` holds their rules.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Users of the host for the sandboxes of root's daemon: each live sandbox has one that is nobody else's.
+"""Users of the host for the sandboxes of root's daemon: each live sandbox has one that no other process has.
 
-A sandbox with a user of its own cannot use up another's per-user limits, and what it could reach if every other wall
-fell is what that user may reach: nothing.
+A sandbox with a user of its own cannot use up another's per-user limits. If every other wall fell, it could reach what
+that user may reach: nothing.
 """
 
 from __future__ import annotations
@@ -9,19 +9,22 @@ from __future__ import annotations
 import secrets
 from pathlib import Path
 
-from executor_server.errors import SandboxFailure
+from executor_server.core import SandboxFailure
 
 DEFAULT_UID_BASE = 2_000_000_000
-"""Above what distributions, container engines and systemd hand out, below what is a negative number in 32 bits."""
+"""Above the ids that distributions, container engines and systemd hand out, below negative numbers in 32 bits."""
 
 _COUNT = 100_000_000  # so many that two daemons on one host, which know nothing of each other, hardly meet
-# In a container with few ids: below are those of its distribution; and 65534 is everybody whose user has no name here.
-_FIRST_UNNAMED = 10_000
-_NOBODY = 65_534
+UNIQUE_USERS = range(DEFAULT_UID_BASE, DEFAULT_UID_BASE + _COUNT)
+"""Users that no program of the host has."""
+
+UNNAMED_USERS = range(10_000, 65_534)
+"""The same in a container or user namespace with few ids: lower ones are the distribution's, and 65534 stands for every
+user of the host that has no id inside."""
 
 
 class HostUsers:
-    """Hands out users from a range."""
+    """Takes users from a range at random."""
 
     def __init__(self, uids: range) -> None:
         self._uids = uids
@@ -36,7 +39,7 @@ class HostUsers:
         return uid
 
     def reserve(self, uid: int) -> None:
-        """Marks one as taken that a sandbox of an earlier daemon has."""
+        """Takes the user of an earlier daemon's sandbox."""
         self._taken.add(uid)
 
     def release(self, uid: int) -> None:
@@ -46,25 +49,25 @@ class HostUsers:
 def usable_uids(
     base: int, uid_map: Path = Path("/proc/self/uid_map"), gid_map: Path = Path("/proc/self/gid_map")
 ) -> range:
-    """The range from `base` on, or in a container that has fewer ids, the upper part of those it has.
+    """The range from `base` on, or in a container that has fewer ids, the upper part of its ids.
 
-    A sandbox's group has the number of its user, so both must be there. Raises SandboxFailure when no range will do.
+    A sandbox's group has the number of its user, so both must exist. Raises SandboxFailure when no range will do.
     """
     wanted = range(base, base + _COUNT)
     groups = _ranges(gid_map)
     if any(_within(wanted, users) for users in _ranges(uid_map)) and any(_within(wanted, ids) for ids in groups):
         return wanted
     for users in _ranges(uid_map):
-        found = range(max(users.start, _FIRST_UNNAMED), min(users.stop, _NOBODY))
+        found = range(max(users.start, UNNAMED_USERS.start), min(users.stop, UNNAMED_USERS.stop))
         if found and any(_within(found, ids) for ids in groups):
             return found
     raise SandboxFailure(
-        f"user {base} does not exist in this container, and none between {_FIRST_UNNAMED} and {_NOBODY}"
+        f"user {base} does not exist in this container, and none between {UNNAMED_USERS.start} and {UNNAMED_USERS.stop}"
     )
 
 
 def _ranges(id_map: Path) -> list[range]:
-    """The ids that exist here, from a file of three columns: first id inside, first id outside, count."""
+    """Reads the ids that exist here from a file of three columns: first id inside, first id outside, count."""
     columns = [[int(number) for number in line.split()] for line in id_map.read_text().splitlines()]
     return [range(first, first + count) for first, _, count in columns]
 

@@ -1,49 +1,69 @@
-"""`executor-server`: serve, check-host, print-config, and the groups of commands in the files beside this one.
+"""`executor-server`: serve, check-host, print-config, and the groups of commands in the modules of this package.
 
-What goes wrong is said in sentences on stderr. Exit codes: 0 done; 1 the host lacks something (check-host, serve);
-2 wrong usage; 3 wrong configuration or policy; 4 the state directory, a file of it or an address can't be had; 5 an
-audit log that is not whole (audit verify). `policy diff` and `policy explain` say their own.
+Problems are reported in sentences on stderr. Exit codes: 0 done; 1 the host lacks something (check-host, serve);
+2 wrong usage; 3 wrong configuration or policy; 4 the state directory, a file of it or an address can't be used; 5 an
+audit log that is not whole (audit verify). `policy diff` and `policy explain` have codes of their own.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from executor_server.backends.base import HostFinding
 from executor_server.cli.admin import admin
-from executor_server.cli.audit import audit
 from executor_server.cli.images import images
-from executor_server.cli.policy import policy
-from executor_server.cli.shared import (
-    EXIT_CONFIG,
-    EXIT_HOST,
-    EXIT_PLACE,
-    configured,
-    fail,
-    fail_config,
-    load_config,
-)
-from executor_server.cli.token import token
-from executor_server.config import Config, to_toml
-from executor_server.errors import SandboxFailure
-from executor_server.settings import ConfigError
+from executor_server.cli.shared import EXIT_CONFIG, EXIT_HOST, EXIT_PLACE, configured, fail, fail_config, load_config
+from executor_server.config import Config, ConfigError, to_toml
+from executor_server.core import SandboxFailure
 
-__all__ = ["EXIT_CONFIG", "EXIT_HOST", "EXIT_PLACE", "main"]
+if TYPE_CHECKING:
+    from executor_server.backends import HostFinding
+
+LATE_GROUPS = {
+    "audit": "Verifies and shows the audit log.",
+    "policy": "Checks policy files, explains what they refuse, and compares them.",
+    "token": "Makes, lists and revokes the tokens of tenants.",
+}
+"""Groups of commands that are imported when one of their commands runs: the module of each, and its help."""
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+class _Unloaded(click.Command):
+    """Stands for a group of commands whose module is not imported: enough for `--help`."""
+
+
+class _Main(click.Group):
+    """Imports the late groups when they are used.
+
+    They need structlog and the models of the policy file: as much CPU time as all else that `--help` imports.
+    """
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        found = super().get_command(ctx, cmd_name)
+        return _Unloaded(cmd_name, help=LATE_GROUPS[cmd_name]) if found is None and cmd_name in LATE_GROUPS else found
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted([*super().list_commands(ctx), *LATE_GROUPS])
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name, command, rest = super().resolve_command(ctx, args)
+        if isinstance(command, _Unloaded):
+            command = getattr(import_module(f"executor_server.cli.{name}"), str(name))
+            assert isinstance(command, click.Group), name
+        return name, command, rest
+
+
+@click.group(cls=_Main, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="remote-executor", prog_name="executor-server", message="%(prog)s %(version)s")
 def main() -> None:
     """Runs Python for code agents, in sandboxes."""
 
 
 main.add_command(admin)
-main.add_command(audit)
 main.add_command(images)
-main.add_command(policy)
-main.add_command(token)
 
 
 @main.command()
@@ -52,13 +72,13 @@ def serve(**options: Any) -> None:
     """Runs the daemon until SIGTERM or SIGINT; the first drains, a second hurries."""
     config = load_config(**options)
     # Imported here: the other commands need neither gRPC nor the session layer.
-    from executor_server import app
-    from executor_server.audit_files import AuditDirError
-    from executor_server.rpc.addresses import AddressError
-    from executor_server.state_dir import StateDirError
+    from executor_server.app import daemon
+    from executor_server.audit import AuditDirError
+    from executor_server.config import StateDirError
+    from executor_server.core import AddressError
 
     try:
-        app.serve(config)
+        daemon.serve(config)
     except ConfigError as error:
         fail_config(error)
     except (StateDirError, AddressError, AuditDirError) as error:
@@ -78,10 +98,10 @@ def check_host(**options: Any) -> None:
 
 
 def _checked(config: Config) -> bool:
-    """Says what its one backend can do on this host; whether it can serve."""
-    from executor_server import app
+    """Prints the findings about the configuration's one backend; True when it can serve on this host."""
+    from executor_server.app import daemon
 
-    findings = app.check_host(config)
+    findings = daemon.check_host(config)
     for finding in findings:
         click.echo(_finding_text(finding))
     missing = [finding.subject for finding in findings if finding.required and not finding.ok]

@@ -1,29 +1,29 @@
-"""`executor-server admin`: what AdminService has, for people and, with --json, for scripts.
+"""`executor-server admin`: the calls of AdminService, for people and, with --json, for scripts.
 
-Speaks to a daemon that runs, here or elsewhere; without options to the one of this user's state directory. Exit codes
+Calls a running daemon, on this machine or elsewhere; without options the one of this user's state directory. Exit codes
 besides those of the other commands: 1 the daemon refused, or could not be reached.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from executor_server.cli.shared import EXIT_PLACE, fail
-from executor_server.state_dir import StateDir, StateDirError, default_state_dir, read_token
+from executor_server.cli.shared import EXIT_PLACE, fail, print_table, printable
+from executor_server.config import StateDir, StateDirError, default_state_dir, read_token
 
 if TYPE_CHECKING:
-    from executor_server.rpc.admin_client import AdminClient, AdminEndpoint
+    from executor_server.rpc import AdminClient, AdminEndpoint
 
 EXIT_REFUSED = 1
 
 _FILE = click.Path(path_type=Path, dir_okay=False)
 _TENANT = click.option("--tenant", default="", help="Of this tenant only.")
-# Under the names of the quotas: where GetUsage tells what of each is used.
+# Names of quotas, and of the fields of GetUsage that hold their use.
 _USED = {
     "sessions": "sessions",
     "executions": "executions",
@@ -36,11 +36,11 @@ _USED = {
 
 @click.group()
 def admin() -> None:
-    """Lists and ends sessions of all tenants, drains, reloads, and tells what is used."""
+    """Lists and ends sessions of all tenants, drains, reloads, and shows what is used."""
 
 
 def _reached(command: Callable[..., None]) -> Callable[..., None]:
-    """Adds the options that say where the daemon is, and what it is shown."""
+    """Adds the options for the daemon's address and for the credentials."""
     options = (
         click.option(
             "--address",
@@ -94,25 +94,25 @@ def list_sessions(tenant: str, as_json: bool, **access: Any) -> None:
                 _time(session, "expire_time"),
             )
         )
-    _print_table(rows)
+    print_table(rows)
 
 
 @admin.command()
 @click.argument("session_id", metavar="SESSION")
 @_reached
 def kill(session_id: str, as_json: bool, **access: Any) -> None:
-    """Ends a session, whoever owns it; returns when its sandbox is gone."""
+    """Ends a session of any tenant; returns when its sandbox is destroyed."""
     answer = _asked(access, lambda client: client.kill(session_id))
     if as_json:
         _print_json(answer)
     else:
-        click.echo(f"Session {_shown(session_id)} has ended.")
+        click.echo(f"Session {printable(session_id)} has ended.")
 
 
 @admin.command()
 @_reached
 def drain(as_json: bool, **access: Any) -> None:
-    """Has the daemon take no new sessions; those that there are go on."""
+    """Has the daemon take no new sessions; existing sessions go on."""
     _drain(access, as_json=as_json, resume=False)
 
 
@@ -141,39 +141,41 @@ def reload(as_json: bool, **access: Any) -> None:
         _print_json(answer)
         return
     verb = "is now" if answer["changed"] else "is as before:"
-    click.echo(f"The policy {verb} version {_shown(answer['version'])}, fingerprint {_shown(answer['fingerprint'])}.")
+    click.echo(
+        f"The policy {verb} version {printable(answer['version'])}, fingerprint {printable(answer['fingerprint'])}."
+    )
 
 
 @admin.command()
 @_TENANT
 @_reached
 def usage(tenant: str, as_json: bool, **access: Any) -> None:
-    """Tells what tenants have and have used, and their quotas."""
+    """Shows what tenants have and have used, and their quotas."""
     answer = _asked(access, lambda client: client.usage(tenant))
     if as_json:
         _print_json(answer)
         return
     rows = [("TENANT", "PROFILE", *(name.upper().replace("_", " ") for name in _USED))]
     for each in answer["tenants"]:
-        used = (_used(each[told], each.get("quotas", {}).get(quota)) for quota, told in _USED.items())
+        used = (_used(each[field], each.get("quotas", {}).get(quota)) for quota, field in _USED.items())
         rows.append((each["tenant"], each["profile"], *used))
-    _print_table(rows)
+    print_table(rows)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Asking
+# Calling
 
 
 def _asked(access: Mapping[str, Any], ask: Callable[[AdminClient], dict[str, Any]]) -> dict[str, Any]:
-    """What the daemon answers. Ends the process with a sentence when it doesn't, or refuses."""
+    """Returns the daemon's answer. Ends the process with a sentence when there is none, or when it is a refusal."""
     # Imported here: the other commands don't need gRPC.
-    from executor_server.rpc.admin_client import AdminError, admin_client
+    from executor_server.rpc import AdminError, admin_client
 
     try:
         with admin_client(_endpoint(**access)) as client:
             return ask(client)
     except AdminError as error:
-        fail(EXIT_REFUSED, "\n".join(_shown(line) for line in str(error).split("\n")))
+        fail(EXIT_REFUSED, "\n".join(printable(line) for line in str(error).split("\n")))
 
 
 def _endpoint(
@@ -185,7 +187,7 @@ def _endpoint(
     tls_key: Path | None,
     state_dir: Path | None,
 ) -> AdminEndpoint:
-    from executor_server.rpc.admin_client import AdminEndpoint, is_own
+    from executor_server.rpc import AdminEndpoint, is_own
 
     if (tls_cert is None) != (tls_key is None):
         raise click.UsageError("--tls-cert and --tls-key must be given together")
@@ -204,7 +206,7 @@ def _endpoint(
 
 
 def _own_token(own: StateDir) -> str | None:
-    """None when there is none, and the daemon has to know us by something else."""
+    """Returns the state directory's token, None when it has none; the peer socket or a certificate may do instead."""
     try:
         return read_token(own.token_path)
     except FileNotFoundError:
@@ -221,15 +223,8 @@ def _print_json(answer: Mapping[str, Any]) -> None:
     click.echo(json.dumps(answer, indent=2))
 
 
-def _print_table(rows: Sequence[Sequence[str]]) -> None:
-    shown = [[_shown(cell) for cell in row] for row in rows]
-    widths = [max(len(row[column]) for row in shown) for column in range(len(shown[0]))]
-    for row in shown:
-        click.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
-
-
 def _used(used: float | str, quota: float | str | None) -> str:
-    """JSON has 64-bit numbers as text."""
+    """Formats the use of a quota; JSON has 64-bit numbers as text."""
     return _number(used) if quota is None else f"{_number(used)} of {_number(quota)}"
 
 
@@ -240,8 +235,3 @@ def _number(value: float | str) -> str:
 
 def _time(session: Mapping[str, Any], name: str) -> str:
     return str(session.get(name, ""))[:16].replace("T", " ")
-
-
-def _shown(text: str) -> str:
-    """The text without what could steer a terminal: names of sessions and messages are not all ours."""
-    return "".join(char if char.isprintable() else "?" for char in text)

@@ -1,7 +1,7 @@
-"""`executor-server audit`: whether the audit log is whole, and what is in it.
+"""`executor-server audit`: verifies that the audit log is whole, and shows its records.
 
-Both read what may have been written by somebody else. What is shown is printable ASCII, whatever is in the log.
-Exit codes of their own: 5 when the log is not whole.
+Both commands read files that an attacker may have written; they print only printable ASCII. Exit code of its own: 5
+when the log is not whole.
 """
 
 from __future__ import annotations
@@ -10,25 +10,31 @@ import re
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import click
 
-from executor_server.audit_chain import AuditKind, Position, as_ascii, read_fields
-from executor_server.audit_directory import file_numbers, file_path, read_lines
-from executor_server.audit_verify import Finding, verify
-from executor_server.cli.shared import EXIT_PLACE, fail, load_config, placed
+from executor_server.audit import (
+    AuditKind,
+    Finding,
+    Position,
+    as_ascii,
+    file_numbers,
+    file_path,
+    read_fields,
+    read_lines,
+    verify,
+)
+from executor_server.cli.shared import EXIT_PLACE, fail, load_config, placed, span_of
 
 EXIT_BROKEN = 5
 MAX_SHOWN_CHARS = 160
-"""Of the details of a record, in a line for people."""
+"""Characters of a record's details in a line for people."""
 
-_SPAN = re.compile(r"([1-9][0-9]{0,8})([smhdw])")
-_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 _POSITION = re.compile(r"([1-9][0-9]{0,18}):([0-9a-f]{64})")
-# What has a column of its own, or says nothing to people.
+# Fields with a column of their own, and fields of no interest to people.
 _NOT_DETAILS = frozenset(("seq", "prev", "hash", "time", "kind", "tenant", "session", "policy"))
 
 
@@ -47,13 +53,13 @@ def _position(_context: click.Context, _option: click.Parameter, value: str | No
 
 
 def _moment(_context: click.Context, _option: click.Parameter, value: str | None) -> str | None:
-    """A time in the form that records have, which sorts as times do."""
+    """Converts a time to the form that records have, which sorts as times do."""
     if value is None:
         return None
     try:
-        span = _SPAN.fullmatch(value)
+        span = span_of(value)
         if span is not None:
-            moment = datetime.now(UTC) - timedelta(**{_UNITS[span[2]]: int(span[1])})
+            moment = datetime.now(UTC) - span
         else:
             moment = datetime.fromisoformat(value)
             moment = moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
@@ -107,8 +113,8 @@ def _safe(finding: Finding) -> str:
 
 
 @dataclass(frozen=True)
-class _Wanted:
-    """Which records are shown; None: all."""
+class _Filter:
+    """The filter of `audit show`; None admits every value."""
 
     tenant: str | None
     session: str | None
@@ -116,11 +122,10 @@ class _Wanted:
     since: str | None
     until: str | None
 
-    def has(self, record: dict[str, Any]) -> bool:
+    def admits(self, record: dict[str, Any]) -> bool:
         time = str(record.get("time"))
         return (
             (self.tenant is None or record.get("tenant") == self.tenant)
-            # Of an id its beginning will do.
             and (self.session is None or str(record.get("session", "")).startswith(self.session))
             and (not self.kinds or record.get("kind") in self.kinds)
             and (self.since is None or time >= self.since)
@@ -151,27 +156,27 @@ def show_log(
 ) -> None:
     """Shows what is in the log in DIRECTORY (default: the daemon's). Whether it is true, `audit verify` says."""
     place = directory or load_config(**options).audit_directory
-    wanted = _Wanted(tenant, session, kinds, since, until)
+    wanted = _Filter(tenant, session, kinds, since, until)
     try:
-        lines: Iterable[str] = _shown(place, wanted, as_json=as_json)
+        lines: Iterable[str] = _matching(place, wanted, as_json=as_json)
         for line in deque(lines, maxlen=last) if last is not None else lines:
             click.echo(line)
     except OSError as error:
         fail(EXIT_PLACE, f"The audit log in {place} can't be read: {error.strerror}.")
 
 
-def _shown(directory: Path, wanted: _Wanted, *, as_json: bool) -> Iterator[str]:
+def _matching(directory: Path, wanted: _Filter, *, as_json: bool) -> Iterator[str]:
     for number in file_numbers(directory):
         for line in read_lines(file_path(directory, number)):
             record = read_fields(line)
             if record is None:
                 click.echo(f"{file_path(directory, number).name}: a line is no record", err=True)
-            elif wanted.has(record):
+            elif wanted.admits(record):
                 yield as_ascii(record) if as_json else _row(record)
 
 
 def _row(record: dict[str, Any]) -> str:
-    """A record for people: when, what, whose, and what else it says."""
+    """Formats a record for people: number, time, kind, tenant, session and details."""
     details = " ".join(
         f"{as_ascii(key).strip(chr(34))}={as_ascii(value).strip(chr(34))}"
         for key, value in record.items()

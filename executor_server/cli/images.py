@@ -29,7 +29,7 @@ def build(names: tuple[str, ...], base: str, cache: Path | None) -> None:
 
     Further names: daemon, the daemon itself; demo, an agent that tries it.
     """
-    from executor_server.image_building.build import (
+    from executor_server.cli.image_building.build import (
         DAEMON_IMAGES,
         SANDBOX_IMAGES,
         Builder,
@@ -37,7 +37,7 @@ def build(names: tuple[str, ...], base: str, cache: Path | None) -> None:
         exclusive,
         require_engine,
     )
-    from executor_server.image_building.probe import probe_all
+    from executor_server.cli.image_building.probe import probe_all
 
     known = (*SANDBOX_IMAGES, *DAEMON_IMAGES)
     if unknown := sorted(set(names) - set(known)):

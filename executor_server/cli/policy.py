@@ -1,7 +1,7 @@
 """`executor-server policy`: check, explain, diff.
 
 `check` ends with 3 when the policy can't be used, `explain` with 1 when something is refused, `diff` with 1 when the
-policies differ. What is asked of `explain` is JSON with the keys of policy_question.Question.
+policies differ. The request of `explain` is JSON with the keys of policy.explain.question.Question.
 """
 
 from __future__ import annotations
@@ -16,15 +16,12 @@ from typing import Any, NoReturn, TypeVar
 import click
 
 from executor_server.cli.shared import EXIT_CONFIG, configured, fail, load_config
-from executor_server.config import Config
-from executor_server.model import SessionSpec
-from executor_server.policy import Policy
-from executor_server.policy_check import policy_for, unserved
-from executor_server.policy_diff import Change, differences
-from executor_server.policy_explain import Explanation, Place, PolicyText, Refusal, explain
-from executor_server.policy_file import PolicyFile, built_in_policy, parse_policy
-from executor_server.policy_question import Question
-from executor_server.settings import NAME_FORM, ConfigError, is_name, read_bytes, validated
+from executor_server.config import NAME_FORM, Config, ConfigError, is_name, read_bytes, validated
+from executor_server.core import SessionSpec
+from executor_server.policy import Policy, PolicyFile, built_in_policy, parse_policy, policy_for, unserved
+from executor_server.policy.explain.diff import Change, differences
+from executor_server.policy.explain.explanation import Explanation, Place, PolicyText, Refusal, explain
+from executor_server.policy.explain.question import Question
 
 EXIT_DIFFERENT = 1
 EXIT_REFUSED = 1
@@ -115,7 +112,7 @@ def diff(old: Path, new: Path, as_json: bool) -> None:
 
 
 def _read(file: Path | None, config: Config) -> tuple[Path | None, bytes, PolicyFile]:
-    """The file that was named, else the configuration's, else the built-in policy, which has no text."""
+    """Reads the named file, else the configuration's, else the built-in policy, which has no text."""
     path = file or config.policy.file
     if path is None:
         return None, b"", built_in_policy()
@@ -140,7 +137,7 @@ def _fail_policy(path: Path | None, problems: list[str] | tuple[str, ...]) -> No
 
 
 def _policy(file: PolicyFile, config: Config, config_path: Path | None) -> Policy:
-    """The policy of the daemon that is configured; of one with every image that the policy names when none is."""
+    """Returns the policy of the configured daemon; without one, of a daemon that has every image the policy names."""
     if config_path is not None:
         return policy_for(file, config)
     named = [image for profile in file.profiles.values() for image in profile.sandbox.images or ()]

@@ -1,19 +1,23 @@
-"""What the commands share: the options that choose a configuration, exit codes, and saying what went wrong."""
+"""Parts that the commands share: the options that choose a configuration, exit codes, times and tables, and failing."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, NoReturn, get_args
 
 import click
 
-from executor_server.config import Config, load
-from executor_server.settings import BackendName, ConfigError
+from executor_server.config import BackendName, Config, ConfigError, load
 
 EXIT_HOST = 1
 EXIT_CONFIG = 3
 EXIT_PLACE = 4
+
+_SPAN = re.compile(r"([1-9][0-9]{0,8})([smhdw])")
+_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 
 _CONFIG = click.option(
     "--config",
@@ -42,19 +46,19 @@ _STATE_DIR = click.option(
 
 
 def configured(command: Callable[..., None]) -> Callable[..., None]:
-    """Adds the options that say which configuration is in effect, for `load_config`."""
+    """Adds the options of `load_config` that choose the configuration."""
     return _CONFIG(_LISTEN(_BACKEND(_STATE_DIR(command))))
 
 
 def placed(command: Callable[..., None]) -> Callable[..., None]:
-    """Adds those of them that say where the daemon's files are, for `load_config`."""
+    """Adds the options of `load_config` that choose the daemon's files."""
     return _CONFIG(_STATE_DIR(command))
 
 
 def load_config(
     config_path: Path | None, state_dir: Path | None, listen: Sequence[str] = (), backend: str | None = None
 ) -> Config:
-    """The configuration that the options choose. Ends the process with a sentence when it can't be used."""
+    """Returns the configuration that the options choose. Ends the process with a sentence when it can't be used."""
     server: dict[str, Any] = {}
     if listen:
         server["listen"] = list(listen)
@@ -75,3 +79,21 @@ def fail_config(error: ConfigError) -> NoReturn:
 def fail(exit_code: int, text: str) -> NoReturn:
     click.echo(text, err=True)
     raise SystemExit(exit_code)
+
+
+def span_of(text: str) -> timedelta | None:
+    """Returns the span that a text like `30m`, `2h` or `7d` names; None for any other text."""
+    match = _SPAN.fullmatch(text)
+    return timedelta(**{_UNITS[match[2]]: int(match[1])}) if match is not None else None
+
+
+def print_table(rows: Sequence[Sequence[str]]) -> None:
+    shown = [[printable(cell) for cell in row] for row in rows]
+    widths = [max(len(row[column]) for row in shown) for column in range(len(shown[0]))]
+    for row in shown:
+        click.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+
+
+def printable(text: str) -> str:
+    """Replaces characters that could steer a terminal: names and messages may come from clients."""
+    return "".join(char if char.isprintable() else "?" for char in text)

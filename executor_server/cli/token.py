@@ -1,31 +1,25 @@
 """`executor-server token`: makes, lists and revokes the tokens of tenants.
 
-A running daemon takes up what changes within a second. A new token is all that goes to stdout, so that it can be put
-straight to where it belongs; nothing can show it again.
+A running daemon applies changes within a second. A new token is all that is written to stdout, so that it can be piped
+to its destination; it cannot be shown again.
 """
 
 from __future__ import annotations
 
-import re
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import click
 
-from executor_server.cli.shared import EXIT_PLACE, fail, fail_config, load_config, placed
-from executor_server.config import Config
-from executor_server.policy_file import load_policy
-from executor_server.settings import NAME_FORM, ConfigError, is_name
-from executor_server.state_dir import StateDir
-from executor_server.token_file import TokenFile, TokenFileError, TokenRecord
+from executor_server.cli.shared import EXIT_PLACE, fail, fail_config, load_config, placed, print_table, span_of
+from executor_server.config import NAME_FORM, Config, ConfigError, StateDir, is_name
+from executor_server.identity import TokenFile, TokenFileError, TokenRecord
+from executor_server.policy import load_policy
 
 MAX_LIFETIME = timedelta(days=3650)
 DEFAULT_NAME = "default"
 EXIT_UNKNOWN = 1
-
-_LIFETIME = re.compile(r"([1-9][0-9]{0,8})([smhdw])")
-_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 
 
 def _name(_context: click.Context, _option: click.Parameter, value: str | None) -> str | None:
@@ -37,8 +31,7 @@ def _name(_context: click.Context, _option: click.Parameter, value: str | None) 
 def _lifetime(_context: click.Context, _option: click.Parameter, value: str | None) -> timedelta | None:
     if value is None:
         return None
-    match = _LIFETIME.fullmatch(value)
-    lifetime = timedelta(**{_UNITS[match[2]]: int(match[1])}) if match is not None else None
+    lifetime = span_of(value)
     if lifetime is None or lifetime > MAX_LIFETIME:
         raise click.BadParameter(f"must be like 90m, 12h, 30d or 8w, and at most {MAX_LIFETIME.days}d")
     return lifetime
@@ -65,7 +58,7 @@ def token() -> None:
 def new(tenant: str, name: str, expires: timedelta | None, admin: bool, **place: Any) -> None:
     """Makes a token and prints it, once."""
     config = load_config(**place)
-    # First, since it may end here: a token that was made and not shown would be of no use to anybody.
+    # First, since it may end the process: a token that was made and not shown would be lost.
     _warn_unknown_tenant(tenant, config)
     file = TokenFile(_path_of(config))
     expire_time = datetime.now(UTC).replace(microsecond=0) + expires if expires is not None else None
@@ -89,9 +82,7 @@ def list_tokens(tenant: str | None, **place: Any) -> None:
         (r.id, r.tenant, r.name, "yes" if r.admin else "no", f"{r.create_time:%Y-%m-%d %H:%M}", _validity(r))
         for r in shown
     ]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    for row in rows:
-        click.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+    print_table(rows)
 
 
 @token.command()

@@ -1,7 +1,7 @@
-"""Where a guest starts: `boot` with the arguments CONFIG READY_FD, CONFIG a JSON object (see `read_config`).
+"""Starts a guest: `boot` with the arguments CONFIG READY_FD, CONFIG a JSON object (see `read_config`).
 
-In order: become the unprivileged user (the first thing, while nothing else has happened), become closed to everybody
-else in the sandbox, become deaf to signals, serve.
+The order matters. It becomes the unprivileged user first, before any other code can run with more rights; then
+undumpable, as a change of the user would reset that flag; then it ignores signals; then it serves.
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ from __future__ import annotations
 import os
 import sys
 
-from . import libc
-from .crew import Config, Programs
-from .lean import loads, signal, socket
-from .supervisor import Supervisor
+from .supervisor.config import Config, Programs
+from .supervisor.supervisor import Supervisor
+from .wire import libc
+from .wire.lean import loads, signal, socket
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def boot() -> None:
-    """Says on READY_FD, unless that is -1, that the guest's modules are loaded, then runs the supervisor."""
+    """Reports on READY_FD, unless that is -1, that the guest's modules are loaded, then runs the supervisor."""
     ready_fd = int(sys.argv.pop())
     if ready_fd >= 0:
         os.write(ready_fd, b"1")
@@ -31,7 +31,7 @@ def boot() -> None:
 def main() -> None:
     """Runs the supervisor; returns when the sandbox is to end."""
     if os.getpid() != 1:
-        # Elsewhere, killing everything but itself would be killing everything.
+        # The supervisor kills all processes but itself: in another namespace these would be those of the host.
         raise SystemExit("the guest only runs as the first process of a pid namespace")
     values = loads(sys.argv[1])
     _drop_to(values.get("drop_to"))
@@ -44,7 +44,7 @@ def main() -> None:
 
 
 def read_config(values: dict[str, Any]) -> Config:
-    """The configuration from the command line, which the backend of the same version wrote."""
+    """Returns the configuration from the command line, which the backend of the same version wrote."""
     return Config(
         token_hash=values["token_hash"],
         workspace=values["workspace"],
@@ -59,7 +59,7 @@ def read_config(values: dict[str, Any]) -> Config:
 
 
 def _cpu_counter(values: dict[str, Any]) -> Optional[int]:
-    """Inherited, where a control group counts the sandbox's CPU time."""
+    """Returns the inherited descriptor of the control group's CPU time, where there is one."""
     if "cpu_fd" not in values:
         return None
     os.set_inheritable(values["cpu_fd"], False)
@@ -67,7 +67,7 @@ def _cpu_counter(values: dict[str, Any]) -> Optional[int]:
 
 
 def _listener(values: dict[str, Any]) -> socket.socket:
-    """The socket that the daemon connects to: inherited or, where none can be, made at a path that the daemon sees."""
+    """Returns the socket that the daemon connects to: inherited, or made at a path that the daemon sees."""
     if "listen_fd" in values:
         os.set_inheritable(values["listen_fd"], False)
         return socket.socket(fileno=values["listen_fd"])
@@ -75,14 +75,14 @@ def _listener(values: dict[str, Any]) -> socket.socket:
     path = values["listen_path"]
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     listener.bind(path + ".new")
-    os.chmod(path + ".new", 0o777)  # the daemon may be another user; who may get here is the directory's business
+    os.chmod(path + ".new", 0o777)  # the daemon may be another user; the directory restricts access
     listener.listen(values["backlog"])
     os.rename(path + ".new", path)
     return listener
 
 
 def _drop_to(ids: Any) -> None:
-    """Becomes the sandbox's user for good; with the last uid that has any, all capabilities go."""
+    """Becomes the sandbox's user for good. The kernel drops all capabilities with the last uid that is root."""
     if ids is not None:
         uid, gid = ids
         os.setgroups([])
@@ -91,13 +91,13 @@ def _drop_to(ids: Any) -> None:
 
 
 def _make_undumpable() -> None:
-    """From here on, no process of the same user can trace this one or read its memory or its descriptors."""
+    """Keeps processes of the same user from tracing this one and from reading its memory and its descriptors."""
     if libc.function("prctl")(libc.PR_SET_DUMPABLE, 0, 0, 0, 0) != 0:
         raise OSError("prctl(PR_SET_DUMPABLE) failed")
 
 
 def _ignore_signals() -> None:
-    """As pid 1 it gets no signal from inside that it does not handle; from outside, only the kill that ends it."""
+    """Ignores signals. The kernel gives pid 1 none from inside that it does not handle; SIGKILL from outside works."""
     for number in signal.valid_signals():
         if number not in (signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD):
             signal.signal(number, signal.SIG_IGN)
@@ -106,18 +106,19 @@ def _ignore_signals() -> None:
 def _load() -> None:
     import gc
 
-    from . import checker_process, interpreter  # noqa: F401
+    from .checks import checker_process  # noqa: F401
+    from .interpreter import interpreter  # noqa: F401
 
-    gc.freeze()  # what is shared with the children stays so: the collector does not write to it
+    gc.freeze()  # the collector would write to objects, and so end the sharing of their pages with the children
 
 
 def _interpreter(sock: socket.socket, config: Config, preload: list[str]) -> None:
-    from .interpreter import interpreter_main
+    from .interpreter.interpreter import interpreter_main
 
     interpreter_main(sock, config, preload)
 
 
 def _checker(sock: socket.socket, config: Config) -> None:
-    from .checker_process import checker_main
+    from .checks.checker_process import checker_main
 
     checker_main(sock, config)

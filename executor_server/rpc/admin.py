@@ -1,7 +1,7 @@
-"""AdminService: calls for who runs the daemon.
+"""AdminService: calls for the operators of the daemon.
 
-That its callers are admins is seen to where callers are authenticated (auth.py), for every method of the service. Here
-each call is recorded before it has an effect.
+Its callers were found to be admins when they were authenticated (auth.py), for every method of the service. Here each
+call is recorded before it has an effect.
 """
 
 from __future__ import annotations
@@ -12,15 +12,14 @@ import structlog
 
 from executor_api.v1 import admin_service_pb2 as admin_pb
 from executor_api.v1 import admin_service_pb2_grpc as admin_grpc
-from executor_server.errors import InvalidRequest, Reason
-from executor_server.model import Principal
+from executor_server.admission import Quotas
+from executor_server.config import ConfigError, is_name
+from executor_server.core import InvalidRequest, Principal, Reason
 from executor_server.policy import Policy
-from executor_server.quotas import Quotas
-from executor_server.rpc import checks, convert
+from executor_server.rpc import checks, to_wire
 from executor_server.rpc.auth import current_principal
-from executor_server.rpc.errors import Context
+from executor_server.rpc.handlers import Context
 from executor_server.sessions import SessionManager
-from executor_server.settings import ConfigError, is_name
 
 _log = structlog.get_logger(__name__)
 
@@ -28,8 +27,8 @@ _log = structlog.get_logger(__name__)
 class AdminService(admin_grpc.AdminServiceServicer):
     """Serves executor_api.v1.AdminService.
 
-    `policy` is the one in force. `reload` reads the policy file and the tokens again, says whether the policy has
-    changed, and raises ConfigError when it can't be used. `record` is told who calls which method, and about what.
+    `policy` returns the one in force. `reload` reads the policy file and the tokens again, returns True when the policy
+    has changed, and raises ConfigError when it can't be used. `record` receives the caller, the method and its subject.
     """
 
     def __init__(
@@ -55,7 +54,7 @@ class AdminService(admin_grpc.AdminServiceServicer):
         return admin_pb.ListAllSessionsResponse(
             sessions=[
                 admin_pb.OwnedSession(
-                    tenant=session.owner.tenant, principal=session.owner.name, session=convert.session_to(session)
+                    tenant=session.owner.tenant, principal=session.owner.name, session=to_wire.session_to(session)
                 )
                 for session in sessions
                 if tenant in ("", session.owner.tenant)
@@ -104,7 +103,7 @@ class AdminService(admin_grpc.AdminServiceServicer):
             cpu_time_s_in_last_hour=use.cpu_time_s_in_last_hour,
             output_bytes_in_last_hour=use.output_bytes_in_last_hour,
             calls=use.calls,
-            quotas=convert.quotas_to(policy.quotas_of(tenant)),
+            quotas=to_wire.quotas_to(policy.quotas_of(tenant)),
         )
 
     def _note(self, method: str, target: str = "") -> None:

@@ -1,4 +1,4 @@
-"""The other end of AdminService, for the command line of whoever runs the daemon."""
+"""The client of AdminService, for the operators' command line."""
 
 from __future__ import annotations
 
@@ -15,12 +15,11 @@ from google.protobuf.message import Message
 
 from executor_api.v1 import admin_service_pb2 as admin_pb
 from executor_api.v1 import admin_service_pb2_grpc as admin_grpc
-from executor_server.rpc import addresses
-from executor_server.rpc.addresses import Address, AddressError, TcpAddress, UnixAddress
+from executor_server.core import Address, AddressError, TcpAddress, UnixAddress, addresses
 
 CALL_TIME_S = 60.0
 MAX_PEM_BYTES = 1024 * 1024
-# Of sessions there may be many, and each may have a thousand patterns of imports.
+# A daemon may have many sessions, and each may list a thousand import patterns.
 MAX_RESPONSE_BYTES = 64 * 1024 * 1024
 
 
@@ -30,7 +29,7 @@ class AdminError(Exception):
 
 @dataclass(frozen=True)
 class AdminEndpoint:
-    """Where the daemon is, and what we show it. PEM files as for the daemon: `ca` is whom to trust."""
+    """The daemon's address and the credentials for it. The files are PEM; `ca` holds the trusted authorities."""
 
     address: str
     token: str | None = field(default=None, repr=False)
@@ -41,7 +40,7 @@ class AdminEndpoint:
 
 
 class AdminClient:
-    """Makes admin calls. Each returns the answer as JSON has it, with every field, and raises AdminError."""
+    """Makes admin calls. Each returns the response as a JSON object with every field, and raises AdminError."""
 
     def __init__(self, channel: grpc.Channel, token: str | None) -> None:
         self._stub: Any = admin_grpc.AdminServiceStub(channel)
@@ -64,21 +63,21 @@ class AdminClient:
 
     def _call(self, method: str, request: Message) -> dict[str, Any]:
         try:
-            answer: Message = getattr(self._stub, method)(request, metadata=self._metadata, timeout=CALL_TIME_S)
+            response: Message = getattr(self._stub, method)(request, metadata=self._metadata, timeout=CALL_TIME_S)
         except grpc.RpcError as error:
             call: Any = error
             raise AdminError(f"{call.code().name}: {call.details()}") from error
         return json_format.MessageToDict(
-            answer, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
+            response, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
         )
 
 
 @contextmanager
 def admin_client(endpoint: AdminEndpoint) -> Iterator[AdminClient]:
-    """Raises AdminError when the endpoint can't be one."""
+    """Opens a channel to the endpoint. Raises AdminError when its address or its files can't be used."""
     options = [
         ("grpc.max_receive_message_length", MAX_RESPONSE_BYTES),
-        # In the environment of the command there may be a proxy, which has nothing to do between it and the daemon.
+        # A proxy named in the environment is not for the path between the command and the daemon.
         ("grpc.enable_http_proxy", 0),
     ]
     target = _target(endpoint)
@@ -94,14 +93,14 @@ def admin_client(endpoint: AdminEndpoint) -> Iterator[AdminClient]:
 
 
 def is_own(address: str) -> bool:
-    """Whether our own token may go there: to this machine, and to no other user's socket. Raises AdminError."""
+    """True when our own token may be sent there: to this machine, and to no other user's socket. Raises AdminError."""
     parsed = _parsed(address)
     if isinstance(parsed, TcpAddress):
         return parsed.is_loopback
     try:
         return parsed.path.stat().st_uid in (os.geteuid(), 0)
     except OSError:
-        return False  # nobody listens, or nobody whom we can reach
+        return False  # no socket, or none that we can reach
 
 
 def _target(endpoint: AdminEndpoint) -> str:

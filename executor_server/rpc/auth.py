@@ -1,8 +1,8 @@
-"""Who is calling: on every method, before anything of the call is read.
+"""Authenticates the caller of every method, before anything of the call is read.
 
-A call with a wrong token is denied by its metadata alone. All denials of a stranger are one status with one message: it
-does not learn what was wrong, nor which methods exist. AdminService is for admins, and that is seen to here, for every
-method it has.
+A call with a wrong token is denied by its metadata alone. All denials of an unknown caller are one status with one
+message: it learns neither what was wrong nor which methods exist. AdminService is for admins; that is checked here, for
+every method that it has.
 
 Every method is served by a handler that reads its requests as a stream, also where there is one request only. The
 caller is known and counted before the first message is awaited, the wait for it has a limit, and a call without a
@@ -10,11 +10,11 @@ message is answered. grpc.aio's own unary handlers do none of this: they wait fo
 that ends without one they send no status, so that it keeps its place among the calls of the server for as long as its
 connection lasts, when its task has ended and its quota has been given back.
 
-Only the health service's Check is open, so that probes need no secret; all it tells is whether the daemon serves. Since
-nobody is charged for a probe, few are open at a time and each for a short time.
+Only the health service's Check is open, so that probes need no secret; it reports only whether the daemon serves. Since
+probes are charged to no tenant, few may be open at a time, and each for a short time.
 
-A call whose caller is nobody any more (its token was revoked or has expired, the policy maps its certificate to another
-tenant) ends within `CHECK_INTERVAL_S` as if it had just been made. The execution that it showed goes on.
+A call whose caller is no longer known (its token was revoked or has expired, the policy maps its certificate to another
+tenant) ends within `CHECK_INTERVAL_S` as if it had just been made. The execution that it streamed goes on.
 """
 
 from __future__ import annotations
@@ -30,33 +30,34 @@ import grpc
 import structlog
 
 from executor_api.v1 import admin_service_pb2 as admin_pb
-from executor_server.errors import (
+from executor_server.core import (
     ExecutorError,
     Forbidden,
     InvalidRequest,
+    Principal,
     Reason,
     ResourceExhausted,
     Unauthenticated,
 )
-from executor_server.model import Principal
-from executor_server.rpc.errors import Context, Handler, refuse
-from executor_server.rpc.identities import Identities, Shown, certificate_in
+from executor_server.identity import Identities, Shown, certificate_in
+from executor_server.rpc.errors import refuse
+from executor_server.rpc.handlers import Context, Handler, behaviour_of
 
 OPEN_METHODS = frozenset({"/grpc.health.v1.Health/Check"})
 CHECK_INTERVAL_S = 1.0
 FIRST_MESSAGE_TIME_S = 30.0
-"""The longest wait for the one message of a call: the largest is through in time at 140 kB/s."""
+"""Seconds to wait for the one message of a call; the largest arrives in time at 140 kB/s."""
 PROBE_MESSAGE_TIME_S = 5.0
 MAX_PROBES = 64
-"""Calls of open methods at one time, by whomever."""
+"""Calls of open methods at one time, by all callers together."""
 PROBE_RETRY_S = 1.0
 
 _ADMIN_METHODS = f"/{admin_pb.DESCRIPTOR.services_by_name['AdminService'].full_name}/"
 
 current_principal: ContextVar[Principal] = ContextVar("current_principal")
-"""Who calls, for handlers and what is put around them. grpc.aio runs all of a call in one task.
+"""The caller, for handlers and the functions around them. grpc.aio runs all of a call in one task.
 
-For other interceptors themselves it may be too early: who calls without a token is known when the handler runs.
+Other interceptors must not read it: a caller without a token is known only when the handler runs.
 """
 
 _shown_token: ContextVar[str | None] = ContextVar("shown_token")
@@ -72,32 +73,32 @@ class _Stream:
 
 
 class Authentication(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
-    """The first interceptor: lets calls through whose caller `identities` knows.
+    """The first interceptor: admits the calls of callers that `identities` knows.
 
-    `uid_of_peer` tells the user of a connection of the peer socket by its name. `judges_connections` is false where no
-    connection can speak for a caller; then a call without a token is denied at once. `on_denial` is told the method and
-    the error of each denial. `admit_call`, given tenant and method, returns when a call may go on, or raises an
-    ExecutorError.
+    `checks_connections` is false where no connection can identify a caller; then a call without a token is denied at
+    once. `uid_of_peer` returns the user behind a connection of the peer socket, by the connection's name. `on_denial`
+    receives the method and the error of each denial. `admit_call`, given tenant and method, returns when a call may go
+    on, or raises an ExecutorError.
     """
 
     def __init__(
         self,
         identities: Identities,
         *,
-        judges_connections: bool,
+        checks_connections: bool,
         uid_of_peer: Callable[[str], int | None],
         on_denial: Callable[[str, ExecutorError], None],
         admit_call: Callable[[str, str], Awaitable[None]],
     ) -> None:
         self._identities = identities
-        self._judges_connections = judges_connections
+        self._checks_connections = checks_connections
         self._uid_of_peer = uid_of_peer
         self._on_denial = on_denial
         self._admit_call = admit_call
         self._streams: dict[asyncio.Task[Any], _Stream] = {}
         self._probes = 0
-        # One for each method that there is: what further interceptors return never changes.
-        self._judged: dict[str, Handler] = {}
+        # By method: what further interceptors return for one never changes.
+        self._handlers: dict[str, Handler] = {}
         self._watcher: asyncio.Task[None] | None = None
 
     # -- calls -------------------------------------------------------------------------------------------------------
@@ -112,22 +113,23 @@ class Authentication(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         try:
             if not is_open:
                 _shown_token.set(token_id := self._token_of(handler_call_details))
-                if not self._judges_connections:
+                if not self._checks_connections:
                     principal = self._admit(method, Shown(token_id))
                     await self._admit_call(principal.tenant, method)
         except ExecutorError as denial:
             self._on_denial(method, denial)
             return _denying(denial)
-        judged = self._judged.get(method)
-        if judged is None:
+        serving = self._handlers.get(method)
+        if serving is None:
             handler = cast("Handler | None", await continuation(handler_call_details))
-            judged = _reading(handler, self._probed(handler) if is_open else self._judging(method, handler))
+            serve = self._serving_probes(handler) if is_open else self._serving_known_callers(method, handler)
+            serving = _reading_streams(handler, serve)
             if handler is not None:  # a caller can make up any number of names
-                self._judged[method] = judged
-        return judged
+                self._handlers[method] = serving
+        return serving
 
     def _token_of(self, call: grpc.HandlerCallDetails) -> str | None:
-        """The id of the token in a call, None for a call without one. Raises Unauthenticated for a wrong one."""
+        """Returns the id of a call's token, None for a call without one. Raises Unauthenticated for a wrong one."""
         given = [value for key, value in call.invocation_metadata or () if key == "authorization"]
         if not given:
             return None
@@ -136,26 +138,26 @@ class Authentication(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
             token_id = self._identities.tokens.id_of(token)
             if token_id is not None and scheme.lower() == "bearer":
                 return token_id
-        raise _nobody()
+        raise _unauthenticated()
 
     def _admit(self, method: str, shown: Shown) -> Principal:
-        """Who calls. Raises Unauthenticated, Forbidden."""
+        """Returns the caller. Raises Unauthenticated, Forbidden."""
         principal = self._identities.principal_of(shown)
         if principal is None:
-            raise _nobody()
+            raise _unauthenticated()
         current_principal.set(principal)
         if method.startswith(_ADMIN_METHODS) and not principal.is_admin:
             raise Forbidden(Reason.ADMIN_ONLY, "this call is for admins: it needs a token that was made with --admin")
         return principal
 
-    def _judging(self, method: str, handler: Handler | None) -> _Judged:
-        """Serves the call when its caller is known; cuts it off when that ends."""
+    def _serving_known_callers(self, method: str, handler: Handler | None) -> _Serve:
+        """Serves a call while its caller is known, and ends it when it no longer is."""
 
-        async def judged(requests: AsyncIterator[Any], context: Context) -> Any:
+        async def serve(requests: AsyncIterator[Any], context: Context) -> Any:
             try:
                 shown = self._shown_by(context)
                 principal = self._admit(method, shown)
-                if self._judges_connections:  # else it was admitted before its handler was looked for
+                if self._checks_connections:  # else it was admitted before its handler was looked for
                     await self._admit_call(principal.tenant, method)
             except ExecutorError as denial:
                 self._on_denial(method, denial)
@@ -168,7 +170,7 @@ class Authentication(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
                 if not stream.cut_off:
                     raise
                 task.uncancel()
-                ended: ExecutorError = _nobody()
+                ended: ExecutorError = _unauthenticated()
             except MessageMissing as missing:
                 ended = missing.refusal
             finally:
@@ -176,12 +178,12 @@ class Authentication(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
             self._on_denial(method, ended)
             return await refuse(context, ended)
 
-        return judged
+        return serve
 
-    def _probed(self, handler: Handler | None) -> _Judged:
-        """Serves whoever asks, a few at a time. A stranger must not be able to use up the calls of the server."""
+    def _serving_probes(self, handler: Handler | None) -> _Serve:
+        """Serves any caller, a few at a time: unknown callers must not be able to use up the calls of the server."""
 
-        async def probed(requests: AsyncIterator[Any], context: Context) -> Any:
+        async def serve(requests: AsyncIterator[Any], context: Context) -> Any:
             if self._probes >= MAX_PROBES:
                 text = f"{MAX_PROBES} probes are open already"
                 await refuse(context, ResourceExhausted(Reason.QUEUE_FULL, text, retry_after_s=PROBE_RETRY_S))
@@ -193,19 +195,19 @@ class Authentication(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
             finally:
                 self._probes -= 1
 
-        return probed
+        return serve
 
     def _shown_by(self, context: Context) -> Shown:
         token_id = _shown_token.get()
-        if not self._judges_connections:
+        if not self._checks_connections:
             return Shown(token_id)
         certificate = certificate_in(cast("Any", context).auth_context())
         return Shown(token_id, certificate, self._uid_of_peer(cast("Any", context).peer()))
 
-    # -- streams that last -------------------------------------------------------------------------------------------
+    # -- calls that go on ----------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Begins to look after tokens and streams."""
+        """Begins to read the tokens again and to end the calls of callers that are no longer known."""
         self._watcher = asyncio.create_task(self._watch())
 
     async def close(self) -> None:
@@ -219,11 +221,11 @@ class Authentication(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
             try:
                 await self._identities.tokens.refresh()
                 self.cut_off_strangers()
-            except Exception:  # noqa: BLE001 - a background owner: a bug of ours must not keep revoked tokens alive
+            except Exception:  # noqa: BLE001 - a background owner: a bug must not keep revoked tokens valid
                 _log.exception("looking_after_tokens_broke")
 
     def cut_off_strangers(self) -> None:
-        """Ends the streams whose callers are not any more who they were."""
+        """Ends the calls whose credentials no longer belong to the same principal."""
         held: dict[Shown, Principal | None] = {}
         for task, stream in self._streams.items():
             if stream.shown not in held:
@@ -233,7 +235,7 @@ class Authentication(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
                 task.cancel()
 
 
-def _nobody() -> Unauthenticated:
+def _unauthenticated() -> Unauthenticated:
     return Unauthenticated(
         Reason.UNAUTHENTICATED,
         "no valid credential: send `authorization: Bearer TOKEN` in the metadata; a client certificate, or the user of "
@@ -245,14 +247,14 @@ def _denying(denial: ExecutorError) -> Handler:
     async def deny(_requests: Any, context: Context) -> None:
         await refuse(context, denial)
 
-    # A stream handler whatever the method is: it answers before it reads anything that a stranger sends.
+    # A stream handler for every method: it answers before it reads anything that an unknown caller sends.
     return grpc.stream_stream_rpc_method_handler(deny)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Any handler as one that reads a stream: on the wire they are the same
+# Handlers that read a stream, in place of any handler: on the wire they are the same
 
-_Judged: TypeAlias = "Callable[[AsyncIterator[Any], Context], Awaitable[Any]]"
+_Serve: TypeAlias = "Callable[[AsyncIterator[Any], Context], Awaitable[Any]]"
 
 
 class MessageMissing(Exception):
@@ -263,15 +265,15 @@ class MessageMissing(Exception):
         self.refusal = InvalidRequest(Reason.INVALID_FIELD, problem)
 
 
-def _reading(handler: Handler | None, judged: _Judged) -> Handler:
-    """`judged` in the place of a handler. A single answer leaves together with its status, in one batch."""
+def _reading_streams(handler: Handler | None, serve: _Serve) -> Handler:
+    """Returns `serve` as a handler. A single answer is sent together with its status, in one batch."""
     make = (
         grpc.stream_stream_rpc_method_handler
         if handler is None or handler.response_streaming
         else grpc.stream_unary_rpc_method_handler
     )
     return make(
-        cast("Any", judged),
+        cast("Any", serve),
         request_deserializer=handler.request_deserializer if handler is not None else None,
         response_serializer=handler.response_serializer if handler is not None else None,
     )
@@ -280,14 +282,10 @@ def _reading(handler: Handler | None, judged: _Judged) -> Handler:
 async def _serve(
     handler: Handler | None, requests: AsyncIterator[Any], context: Context, first_message_time_s: float
 ) -> Any:
-    """Return the answer of a handler; None when it has streamed its answers. Raises MessageMissing."""
+    """Returns the answer of a handler; None when it has streamed its answers. Raises MessageMissing."""
     if handler is None:
         await context.abort(grpc.StatusCode.UNIMPLEMENTED, "Method not found!")  # grpc's own words
-    behaviour: Any = (
-        (handler.stream_stream if handler.response_streaming else handler.stream_unary)
-        if handler.request_streaming
-        else (handler.unary_stream if handler.response_streaming else handler.unary_unary)
-    )
+    behaviour = behaviour_of(handler)
     request = requests if handler.request_streaming else await _only(context, first_message_time_s)
     if inspect.isasyncgenfunction(behaviour):
         async for response in behaviour(request, context):

@@ -1,24 +1,24 @@
-"""How many calls a tenant may have open, and make in a second.
+"""Holds tenants to their quotas of open calls and of calls per second.
 
-As soon as it is known who calls, before anything of a request is read, a call above `quotas.calls` is refused; one
-above `quotas.calls_per_second` waits for its time, as an open call, and is refused when too many wait already or it
-would wait too long. So what one tenant sends costs the daemon no more than its quotas say, and of the calls that the
-daemon serves at one time others always find some.
+As soon as the caller is known, before anything of a request is read, a call above `quotas.calls` is refused. A call
+above `quotas.calls_per_second` waits for its time as an open call, and is refused when too many wait already or its
+wait would be too long. So the calls of one tenant cost the daemon no more than its quotas allow, and other tenants
+always find free places among the calls that the daemon serves at one time.
 
-The places of the server are shared, too: where there are several tenants, one whose `quotas.calls` is not set leaves as
-many free as it has (`quotas.Capacity`), so that no tenant can use them up, nor any two of them.
+Those places are shared, too: where there are several tenants, one whose `quotas.calls` is not set leaves as many free
+as it has (`quotas.Capacity`), so that neither one tenant nor any two of them can use them up.
 
-A client's sign of life is no work that a quota is for, and a session whose client was not heard of ends. So where all
-calls of a tenant are open, as streams that are followed may be, a few more are there for renewing leases, at a rate of
-their own: a tenant at its quota can't lose its sessions by being at it.
+Renewing a lease is no work that a quota is for, and a session whose lease is not renewed ends. So when all calls of a
+tenant are open, as followed streams may be, a few more are admitted for renewing leases, at a rate of their own: a
+tenant can't lose its sessions by reaching its quota.
 
-Refusing costs something too, and who has no regard for it asks again at once: thousands of times a second. So a refusal
-is told after a pause, in which its caller can do nothing with that stream. So many may be held like this, over all
-tenants; what is refused beyond them is told at once.
+A refusal has a cost, too, and a careless client asks again at once, thousands of times a second. So a refusal is sent
+after a pause in which the caller can do nothing with that stream. The number of refusals that are held like this is
+limited over all tenants; beyond it, a refusal is sent at once.
 
-A call counts until its task ends: grpc.aio runs all of a call in one task, which also ends when the caller goes away in
-the middle of its request. The place among the calls of the server ends with it, since no task ends without having sent
-a status (auth.py).
+A call counts until its task ends: grpc.aio runs all of a call in one task, which also ends when the caller leaves in
+the middle of its request. Its place among the calls of the server is released then, since no task ends without having
+sent a status (auth.py).
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ import asyncio
 from dataclasses import dataclass
 
 from executor_api.v1 import executor_service_pb2 as service_pb
-from executor_server.errors import Reason, ResourceExhausted
-from executor_server.quotas import Quotas
+from executor_server.admission import Quotas
+from executor_server.core import Reason, ResourceExhausted
 
-# What a tenant did not use of its calls in the last second, it may use at once.
+# Seconds whose unused calls a tenant may make at once.
 BURST_S = 1.0
-# A call waits no longer for its time, and no more of one tenant wait; beyond, it is better off asking again.
+# Seconds that a call waits for its time, and calls of one tenant that wait; beyond these, a retry is cheaper.
 MAX_WAIT_S = 5.0
 MAX_WAITING_CALLS = 128
 REFUSAL_PAUSE_S = 1.0
-# Calls that renew leases beyond a tenant's quota, at a time and in a second. Each takes a fraction of a millisecond.
+# Calls beyond a tenant's quota that renew leases, open and per second. Each takes a fraction of a millisecond.
 LEASE_CALLS = 8
 LEASE_CALLS_PER_SECOND = 100
-# Part of the server's calls that may be refusals that are held.
+# Fraction of the server's calls that may be held refusals.
 HELD_PART = 0.25
 
 _SERVICE = service_pb.DESCRIPTOR.services_by_name["ExecutorService"].full_name
@@ -48,14 +48,14 @@ _LEASE_METHODS = frozenset(f"/{_SERVICE}/{name}" for name in ("RenewLease", "End
 
 @dataclass
 class _Pace:
-    """Where a tenant is in its calls."""
+    """The rate of one tenant's calls."""
 
-    next_s: float = 0.0  # when the next call is due, if they came evenly
+    next_s: float = 0.0  # when the next call is due if calls came evenly
     waiting: int = 0
 
 
 def held_calls(max_concurrent_calls: int) -> int:
-    """How many refusals may be held where the server has so many calls."""
+    """Returns the number of refusals that may be held by a server of so many calls."""
     return int(max_concurrent_calls * HELD_PART)
 
 
@@ -65,20 +65,20 @@ class CallLimits:
     def __init__(self, quotas: Quotas, max_held: int) -> None:
         self._quotas = quotas
         self._paces: dict[str, _Pace] = {}
-        self._held = 0  # refusals
+        self._held_refusals = 0
         self._max_held = max_held
 
     async def admit(self, tenant: str, method: str) -> None:
-        """To be awaited in the call's task; returns when the call may go on. Raises ResourceExhausted."""
+        """Returns when the call may go on; must be awaited in the call's task. Raises ResourceExhausted."""
         try:
             await self._admit(tenant, renews_lease=method in _LEASE_METHODS)
         except ResourceExhausted:
-            if self._held < self._max_held:
-                self._held += 1
+            if self._held_refusals < self._max_held:
+                self._held_refusals += 1
                 try:
                     await asyncio.sleep(REFUSAL_PAUSE_S)
                 finally:
-                    self._held -= 1
+                    self._held_refusals -= 1
             raise
 
     async def _admit(self, tenant: str, *, renews_lease: bool) -> None:
@@ -115,7 +115,7 @@ class CallLimits:
     def _pace_of(self, who: str, now_s: float) -> _Pace:
         pace = self._paces.get(who)
         if pace is None:
-            # Those that are as if they had never called.
+            # Forget tenants whose pace no longer matters.
             for name in [name for name, each in self._paces.items() if each.next_s < now_s - BURST_S]:
                 del self._paces[name]
             pace = self._paces[who] = _Pace()

@@ -1,7 +1,7 @@
-"""The form of single fields: identifiers, names, paths, source text, sizes.
+"""Checks the form of single fields: identifiers, names, paths, source text, sizes.
 
 Each check returns the value it was given, or raises InvalidRequest that names the field and says what is allowed.
-What a field means, and whether it is granted, is decided further down.
+The meaning of a field, and whether it is granted, is decided in the layers below.
 """
 
 from __future__ import annotations
@@ -10,14 +10,9 @@ import keyword
 import re
 import unicodedata
 
-from executor_server.errors import InvalidRequest, Reason, ResourceExhausted
+from executor_api.limits import CODE_BYTES_MAX, IDENTIFIER_CHARS_MAX, PATH_BYTES_MAX
+from executor_server.core import InvalidRequest, Reason, ResourceExhausted
 
-MAX_PIECE_BYTES = 262_144
-"""The most that travels inline, or in one piece of a stream."""
-
-MAX_CODE_BYTES = 1024 * 1024
-MAX_NAME_CHARS = 256
-MAX_PATH_BYTES = 1024
 MAX_PATH_PART_BYTES = 255
 
 _ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
@@ -29,24 +24,24 @@ def invalid(field: str, problem: str, reason: Reason = Reason.INVALID_FIELD) -> 
 
 
 def identifier(text: str, field: str) -> str:
-    """An id of ours or of the caller's choice."""
+    """Checks an id that the daemon or the caller chose."""
     if not _ID.fullmatch(text):
         raise invalid(field, "must be 1 to 64 of A-Z a-z 0-9 _ -")
     return text
 
 
 def lease_id(text: str) -> str:
-    """The id of a lease: 128 bits, so that no client meets another's by chance."""
+    """Checks the id of a lease: 128 random bits, so that two clients never choose the same."""
     if not _LEASE_ID.fullmatch(text):
         raise invalid("lease_id", "must be 32 of 0-9 a-f, chosen at random")
     return text
 
 
 def python_name(text: str, field: str) -> str:
-    """A name that agent code can write: an identifier that is no keyword, and not one of Python's own __names__."""
-    # CPython normalizes identifiers when it compiles; a name of another form could be set but never be read.
-    if not text.isidentifier() or unicodedata.normalize("NFKC", text) != text or len(text) > MAX_NAME_CHARS:
-        raise invalid(field, f"must be a Python identifier of at most {MAX_NAME_CHARS} characters")
+    """Checks a name that agent code can write: an identifier that is no keyword and none of Python's own __names__."""
+    # CPython normalizes identifiers when it compiles; a name of another form could be set but never read.
+    if not text.isidentifier() or unicodedata.normalize("NFKC", text) != text or len(text) > IDENTIFIER_CHARS_MAX:
+        raise invalid(field, f"must be a Python identifier of at most {IDENTIFIER_CHARS_MAX} characters")
     if keyword.iskeyword(text):
         raise invalid(field, f"is a keyword of Python: {text}")
     if text.startswith("__") and text.endswith("__"):
@@ -55,32 +50,32 @@ def python_name(text: str, field: str) -> str:
 
 
 def module_name(text: str, field: str) -> str:
-    """The dotted name of a module."""
-    if len(text) > MAX_NAME_CHARS or not all(part.isidentifier() for part in text.split(".")):
-        raise invalid(field, f"must be dotted names of modules of at most {MAX_NAME_CHARS} characters")
+    """Checks the dotted name of a module."""
+    if len(text) > IDENTIFIER_CHARS_MAX or not all(part.isidentifier() for part in text.split(".")):
+        raise invalid(field, f"must be dotted names of modules of at most {IDENTIFIER_CHARS_MAX} characters")
     return text
 
 
 def source(code: str, field: str) -> str:
-    if len(code.encode()) > MAX_CODE_BYTES:
-        raise invalid(field, f"is larger than {MAX_CODE_BYTES:,} bytes")
+    if len(code.encode()) > CODE_BYTES_MAX:
+        raise invalid(field, f"is larger than {CODE_BYTES_MAX:,} bytes")
     if "\0" in code:
         raise invalid(field, "holds a NUL character")
     return code
 
 
 def workspace_path(path: str, field: str, *, may_be_empty: bool = False) -> str:
-    """A path that stays in the workspace as far as its text tells; the guest checks links when it opens it."""
+    """Checks that the text of a path stays in the workspace; the guest checks links when it opens the path."""
     if not path and may_be_empty:
         return path
     data = path.encode()
     parts = data.split(b"/")
     if not path or path.startswith("/") or b".." in parts:
         raise invalid(field, "must be relative to the workspace and stay in it", Reason.PATH_REFUSED)
-    if b"\0" in data or len(data) > MAX_PATH_BYTES or any(len(part) > MAX_PATH_PART_BYTES for part in parts):
+    if b"\0" in data or len(data) > PATH_BYTES_MAX or any(len(part) > MAX_PATH_PART_BYTES for part in parts):
         raise invalid(
             field,
-            f"must have no NUL, at most {MAX_PATH_BYTES} bytes, and at most {MAX_PATH_PART_BYTES} in each part",
+            f"must have no NUL, at most {PATH_BYTES_MAX} bytes, and at most {MAX_PATH_PART_BYTES} in each part",
             Reason.PATH_REFUSED,
         )
     return path

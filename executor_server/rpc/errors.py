@@ -1,12 +1,12 @@
 """The RPC border: errors become statuses here, once, by one table.
 
 Every call of every service passes `ErrorBorder`. A refusal (ExecutorError) leaves with its status, its message and a
-google.rpc.ErrorInfo; anything else leaves as INTERNAL with an incident id, and its text stays in the log. Without this,
-grpc.aio would send the text of any exception to the client. CancelledError passes: the caller is gone. So is one whom
-nothing can be sent to any more, which grpc.aio tells as an error of its own: that is nobody's failure and no incident.
+google.rpc.ErrorInfo; any other exception leaves as INTERNAL with an incident id, and its text stays in the log. Without
+this, grpc.aio would send the text of any exception to the client. CancelledError passes: the caller has left. So does
+the error that grpc.aio raises when nothing can be sent to the caller any more: that is no failure and no incident.
 
-What a status says may be made of what an agent's code or a tool said. Characters that could steer the terminal or the
-log of whoever reads it are made visible here, in every text that leaves.
+A status may contain text of an agent's code or of a tool. Characters that could steer the reader's terminal or log are
+made visible here, in every text that leaves.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from google.protobuf.message import DecodeError, Message
 from google.rpc import code_pb2, error_details_pb2, status_pb2
 
 from executor_api.v1 import types_pb2 as pb
-from executor_server.errors import (
+from executor_server.core import (
     ExecutorError,
     Forbidden,
     InvalidRequest,
@@ -41,6 +41,7 @@ from executor_server.errors import (
     Violation,
     ViolationKind,
 )
+from executor_server.rpc.handlers import Context, Handler, behaviour_of, with_behaviour
 
 DOMAIN = "remote-executor"
 DETAILS_KEY = "grpc-status-details-bin"
@@ -73,17 +74,13 @@ _GRPC_LOGGER = "grpc._cython.cygrpc"
 
 _log = structlog.get_logger(__name__)
 
-# Generic in the stubs only, hence the quotes, and the comments at the interceptors.
-Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
-Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
-
 
 def ignore_lost_callers() -> None:
-    """Has grpc.aio not log an error, with its traceback, where a caller leaves while its answer is sent. Idempotent."""
-    logging.getLogger(_GRPC_LOGGER).addFilter(_is_of_no_lost_caller)
+    """Stops grpc.aio from logging a traceback when a caller leaves while its answer is sent. Idempotent."""
+    logging.getLogger(_GRPC_LOGGER).addFilter(_is_worth_logging)
 
 
-def _is_of_no_lost_caller(record: logging.LogRecord) -> bool:
+def _is_worth_logging(record: logging.LogRecord) -> bool:
     return record.exc_info is None or not isinstance(record.exc_info[1], grpc.aio.InternalError)
 
 
@@ -110,12 +107,12 @@ async def refuse(context: Context, error: ExecutorError) -> NoReturn:
 class ErrorBorder(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
     """Translates what a handler raises, and refuses messages that are malformed or have unknown fields.
 
-    `on_refusal` is told the method and the error of each call that is refused here, before its caller is.
+    `on_refusal` receives the method and the error of each call that is refused here, before its caller is answered.
     """
 
     def __init__(self, on_refusal: Callable[[str, ExecutorError], None]) -> None:
         self._on_refusal = on_refusal
-        # One wrapper per method, made at its first call: the set of methods is what the server was built with.
+        # By method, made at its first call; the server was built with a fixed set of methods.
         self._guarded: dict[str, Handler] = {}
 
     async def intercept_service(
@@ -134,36 +131,16 @@ class ErrorBorder(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
 
 
 def _guard(method: str, handler: Handler, on_refusal: Callable[[str, ExecutorError], None]) -> Handler:
-    # The cython layer looks at the two flags and at one of four behaviours; so does this.
     request_in = _checked_stream if handler.request_streaming else _checked
-    behaviour = (
-        (handler.stream_stream if handler.response_streaming else handler.stream_unary)
-        if handler.request_streaming
-        else (handler.unary_stream if handler.response_streaming else handler.unary_unary)
-    )
-    assert behaviour is not None
-    make = {
-        (False, False): grpc.unary_unary_rpc_method_handler,
-        (False, True): grpc.unary_stream_rpc_method_handler,
-        (True, False): grpc.stream_unary_rpc_method_handler,
-        (True, True): grpc.stream_stream_rpc_method_handler,
-    }[(handler.request_streaming, handler.response_streaming)]
+    behaviour = behaviour_of(handler)
 
     async def end(context: Context, error: Exception) -> NoReturn:
         if isinstance(error, ExecutorError):
             on_refusal(method, error)
         await _end(method, context, error)
 
-    guarded = (
-        _guard_generator(behaviour, request_in, end)
-        if inspect.isasyncgenfunction(behaviour)
-        else _guard_coroutine(behaviour, request_in, end)
-    )
-    return make(
-        cast("Any", guarded),
-        request_deserializer=_total(handler.request_deserializer),
-        response_serializer=handler.response_serializer,
-    )
+    guard = _guard_generator if inspect.isasyncgenfunction(behaviour) else _guard_coroutine
+    return with_behaviour(handler, guard(behaviour, request_in, end), _without_errors(handler.request_deserializer))
 
 
 _End: TypeAlias = "Callable[[Context, Exception], Awaitable[NoReturn]]"
@@ -180,7 +157,7 @@ def _guard_coroutine(behaviour: Any, request_in: Callable[[Any], Any], end: _End
 
 
 def _guard_generator(behaviour: Any, request_in: Callable[[Any], Any], end: _End) -> Callable[..., AsyncIterator[Any]]:
-    """For handlers of grpc's own services; ours write to the context instead (see service.py)."""
+    """Guards a generator of grpc's own services; our handlers write to the context instead (see service.py)."""
 
     async def guarded(request: Any, context: Context) -> AsyncIterator[Any]:
         try:
@@ -198,7 +175,7 @@ async def _end(method: str, context: Context, error: Exception) -> NoReturn:
     if isinstance(error, ExecutorError):
         await refuse(context, error)
     if isinstance(error, grpc.aio.InternalError):
-        raise _gone(method, error)
+        raise _caller_left(method, error)
     incident_id = secrets.token_hex(8)
     _log.error("rpc_internal_error", method=method, incident_id=incident_id, exc_info=error)
     message = f"the daemon failed; its log tells more under incident {incident_id}"
@@ -215,21 +192,21 @@ async def _abort(context: Context, code: grpc.StatusCode, message: str, details:
     try:
         await context.abort(code, message, trailing_metadata=((DETAILS_KEY, status.SerializeToString()),))
     except grpc.aio.InternalError as error:
-        raise _gone(code.name, error) from error
+        raise _caller_left(code.name, error) from error
     raise AssertionError("abort returned")  # it never does
 
 
-def _gone(doing: str, error: grpc.aio.InternalError) -> asyncio.CancelledError:
-    """Return what grpc.aio raises by itself when it notices in time that the caller is gone.
+def _caller_left(doing: str, error: grpc.aio.InternalError) -> asyncio.CancelledError:
+    """Returns the error that grpc.aio itself raises when it notices in time that the caller has left.
 
-    A batch of operations fails when its call is over, and for nothing else that a handler of ours could do.
+    A batch of operations fails when its call is over, and for no other reason that our handlers could cause.
     """
-    _log.debug("caller_gone", doing=doing, error=str(error))
+    _log.debug("caller_left", doing=doing, error=str(error))
     return asyncio.CancelledError()
 
 
 def _violations_to(violations: Sequence[Violation]) -> pb.Violations:
-    """As many as there is room for, and how many more there are."""
+    """Lists as many violations as there is room for, and counts the others."""
     listed = pb.Violations()
     for violation in violations:
         entry = pb.Violation(
@@ -247,7 +224,7 @@ def _violations_to(violations: Sequence[Violation]) -> pb.Violations:
 
 
 def _modules_to(modules: Sequence[str]) -> str:
-    """As many as there is room for, with commas between."""
+    """Joins as many names as there is room for with commas."""
     listed = ""
     for name in modules:
         shown = _UNPRINTABLE.sub(_visible, name)
@@ -259,13 +236,13 @@ def _modules_to(modules: Sequence[str]) -> str:
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Requests as they come in
+# Incoming requests
 
 _MALFORMED = object()
 
 
-def _total(deserialize: Callable[[bytes], Any] | None) -> Callable[[bytes], Any] | None:
-    """A deserializer that never raises: grpc would answer UNKNOWN with the exception's text."""
+def _without_errors(deserialize: Callable[[bytes], Any] | None) -> Callable[[bytes], Any] | None:
+    """Returns a deserializer that never raises: grpc would answer UNKNOWN with the exception's text."""
     if deserialize is None:
         return None
 
@@ -279,9 +256,9 @@ def _total(deserialize: Callable[[bytes], Any] | None) -> Callable[[bytes], Any]
 
 
 def _checked(request: Any) -> Any:
-    """The request, if it is a well-formed message without fields that this daemon does not know.
+    """Returns the request. Raises InvalidRequest when it is malformed or has fields that this daemon does not know.
 
-    A field that is not known would be a wish that is not obeyed, so it is refused and not skipped.
+    A daemon that skipped an unknown field would silently not do what the client asked for.
     """
     if request is _MALFORMED:
         raise InvalidRequest(Reason.INVALID_FIELD, "the message is malformed (text must be UTF-8)")
@@ -297,13 +274,13 @@ async def _checked_stream(requests: AsyncIterator[Any]) -> AsyncIterator[Any]:
         yield _checked(request)
 
 
-# Unicode's controls, all but tab and newline, which parts the lines of a message; and what turns text around.
+# Unicode's control characters except tab and newline, and characters that change the direction of text.
 _UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 
 
 def _cut(text: str, max_bytes: int) -> str:
-    """`text` without characters that a status can't carry or that could steer a terminal, and no longer than that."""
-    # Cut before it is made longer: a text may be of megabytes.
+    """Cuts `text`, and escapes characters that a status can't carry or that could steer a terminal."""
+    # First cut, since a text may have megabytes and escapes make it longer.
     shown = _UNPRINTABLE.sub(_visible, text[:max_bytes])
     data = shown.encode("utf-8", "backslashreplace")
     if len(data) <= max_bytes and len(text) <= max_bytes:
@@ -312,6 +289,6 @@ def _cut(text: str, max_bytes: int) -> str:
 
 
 def _visible(found: re.Match[str]) -> str:
-    """As Python's repr has it: `\\x1b`."""
+    """Escapes a character as Python's repr does: `\\x1b`."""
     code = ord(found.group())
     return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"

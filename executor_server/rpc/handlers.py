@@ -1,7 +1,7 @@
-"""Putting something around the handlers of our own services, as the server's interceptors do.
+"""Handlers of grpc, taken apart and put together, and interceptors around those of our own services.
 
-The handlers are coroutines (service.py says why), so what is put around one is a coroutine function too. Handlers of
-grpc's own services, which may be generators, stay as they are.
+Our handlers are coroutines (service.py says why), so the function around one is a coroutine function too. Handlers of
+grpc's own services, which may be generators, are left as they are.
 """
 
 from __future__ import annotations
@@ -13,8 +13,10 @@ from typing import Any, TypeAlias, cast
 import grpc
 
 from executor_api.v1 import admin_service_pb2, executor_service_pb2
-from executor_server.rpc.errors import Context, Handler
 
+# Generic in the stubs only, hence the quotes, and the comments at the interceptors.
+Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
+Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 Behaviour: TypeAlias = "Callable[[Any, Context], Awaitable[Any]]"
 
 OWN_METHODS = frozenset(
@@ -23,16 +25,46 @@ OWN_METHODS = frozenset(
     for service in file.services_by_name.values()
     for method in service.methods
 )
-"""The paths of all methods of ours."""
+"""The paths of all methods of our services."""
+
+# By (request_streaming, response_streaming), as grpc's cython layer chooses.
+_CONSTRUCTORS: dict[tuple[bool, bool], Any] = {
+    (False, False): grpc.unary_unary_rpc_method_handler,
+    (False, True): grpc.unary_stream_rpc_method_handler,
+    (True, False): grpc.stream_unary_rpc_method_handler,
+    (True, True): grpc.stream_stream_rpc_method_handler,
+}
+_STATUS_NAMES = {code.value[0]: code.name for code in grpc.StatusCode}
+
+
+def behaviour_of(handler: Handler) -> Any:
+    """Returns the function that serves a handler's calls: one of four fields, named by the handler's two flags."""
+    if handler.request_streaming:
+        behaviour = handler.stream_stream if handler.response_streaming else handler.stream_unary
+    else:
+        behaviour = handler.unary_stream if handler.response_streaming else handler.unary_unary
+    assert behaviour is not None
+    return behaviour
+
+
+def with_behaviour(
+    handler: Handler, behaviour: Callable[..., Any], request_deserializer: Callable[[bytes], Any] | None
+) -> Handler:
+    """Returns a handler of the same form that calls `behaviour`."""
+    construct = _CONSTRUCTORS[(handler.request_streaming, handler.response_streaming)]
+    made = construct(
+        behaviour, request_deserializer=request_deserializer, response_serializer=handler.response_serializer
+    )
+    return cast("Handler", made)
 
 
 class Around(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
-    """Puts `around(method, behaviour)` in place of each behaviour of ours."""
+    """Puts `around(method, behaviour)` in place of each behaviour of our services."""
 
     def __init__(self, around: Callable[[str, Behaviour], Behaviour]) -> None:
         self._around = around
-        # As in the error border, one for each method: what further interceptors return never changes.
-        self._made: dict[str, Handler] = {}
+        # By method: what further interceptors return for one never changes.
+        self._handlers: dict[str, Handler] = {}
 
     async def intercept_service(
         self,
@@ -42,33 +74,19 @@ class Around(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         method = handler_call_details.method
         if method not in OWN_METHODS:
             return await continuation(handler_call_details)
-        made = self._made.get(method)
-        if made is None:
-            made = self._made[method] = _rewrapped(await continuation(handler_call_details), method, self._around)
-        return made
+        if method not in self._handlers:
+            handler = await continuation(handler_call_details)
+            behaviour = behaviour_of(handler)
+            assert not inspect.isasyncgenfunction(behaviour), "our handlers are coroutines"
+            self._handlers[method] = with_behaviour(
+                handler, self._around(method, behaviour), handler.request_deserializer
+            )
+        return self._handlers[method]
 
 
 def status_of(context: Context) -> str:
-    """The name of the status that a call ended with, once its handler has returned or raised."""
+    """Returns the name of the status that a call ended with, once its handler has returned or raised."""
     code = cast("Any", context).code()
     if isinstance(code, grpc.StatusCode):
         return code.name
-    return _NAMES.get(code, "UNKNOWN")
-
-
-_NAMES = {code.value[0]: code.name for code in grpc.StatusCode}
-
-
-def _rewrapped(handler: Handler, method: str, around: Callable[[str, Behaviour], Behaviour]) -> Handler:
-    make, behaviour = {
-        (False, False): (grpc.unary_unary_rpc_method_handler, handler.unary_unary),
-        (False, True): (grpc.unary_stream_rpc_method_handler, handler.unary_stream),
-        (True, False): (grpc.stream_unary_rpc_method_handler, handler.stream_unary),
-        (True, True): (grpc.stream_stream_rpc_method_handler, handler.stream_stream),
-    }[(handler.request_streaming, handler.response_streaming)]
-    assert behaviour is not None and not inspect.isasyncgenfunction(behaviour), "handlers of ours are coroutines"
-    return make(
-        cast("Any", around(method, cast("Behaviour", behaviour))),
-        request_deserializer=handler.request_deserializer,
-        response_serializer=handler.response_serializer,
-    )
+    return _STATUS_NAMES.get(code, "UNKNOWN")

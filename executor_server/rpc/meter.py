@@ -1,4 +1,4 @@
-"""Measures the calls that are served: how many, how long, how they end."""
+"""Measures the calls that are served: their number, duration and status."""
 
 from __future__ import annotations
 
@@ -7,22 +7,21 @@ import time
 from collections.abc import Callable
 from typing import Any, cast
 
-from executor_server.metrics import Metrics
-from executor_server.rpc.errors import Context
-from executor_server.rpc.handlers import Around, Behaviour, status_of
+from executor_server.rpc.handlers import Around, Behaviour, Context, status_of
+from executor_server.telemetry import Metrics
 
 _BEGINS_EXECUTIONS = "/executor_api.v1.ExecutorService/Execute"
 
 
 def metering(metrics: Metrics) -> Around:
-    """An interceptor that tells `metrics` of every call of ours."""
+    """Returns an interceptor that reports every call of our services to `metrics`."""
 
     def around(method: str, behaviour: Behaviour) -> Behaviour:
         async def metered(request: Any, context: Context) -> Any:
             started_s = time.perf_counter()
             code = "CANCELLED"
             if method == _BEGINS_EXECUTIONS:
-                context = cast("Context", _Watched(context, _first_event(metrics, started_s)))
+                context = cast("Context", _ReportingContext(context, _first_event(metrics, started_s)))
             metrics.call_began(method)
             try:
                 answer = await behaviour(request, context)
@@ -30,7 +29,7 @@ def metering(metrics: Metrics) -> Around:
                 return answer
             except asyncio.CancelledError:
                 raise
-            except BaseException:  # the border below has set the status
+            except BaseException:  # the error border has set the status
                 code = status_of(context)
                 raise
             finally:
@@ -45,8 +44,8 @@ def _first_event(metrics: Metrics, started_s: float) -> Callable[[], None]:
     return lambda: metrics.note_phase("first_event", time.perf_counter() - started_s)
 
 
-class _Watched:
-    """A call's context that tells when the first message has been written to it."""
+class _ReportingContext:
+    """A call's context that calls `on_first` when the first message has been written to it."""
 
     def __init__(self, context: Context, on_first: Callable[[], None]) -> None:
         self._context = context

@@ -1,17 +1,17 @@
-"""The Unix socket at which a user of this host is known by its number, without any secret.
+"""The Unix socket at which a user of this host is identified by its uid, without any secret.
 
-The kernel tells who connected (SO_PEERCRED), but gRPC doesn't pass that on. So this listener accepts, asks the kernel,
-and relays bytes to a socket of the gRPC server's, over a connection that bears a random name. The server sees the name
-of each connection's other end, and `uid_of` tells whose it is.
+The kernel reports who connected (SO_PEERCRED), but gRPC doesn't pass that on. So this listener accepts, asks the
+kernel, and relays bytes to a socket of the gRPC server, over a connection that has a random name. The server sees the
+name of each connection's other end, and `uid_of` returns its user.
 
-Nobody can give itself another's name. The inner socket can be connected to by the daemon's own user only (mode 0600, in
-the state directory); a name is used for one connection, which holds it as long as it is known here. That the kernel
-shows names in /proc/net/unix is of no use to anybody.
+No user can take another's name. Only the daemon's own user can connect to the inner socket (mode 0600, in the state
+directory); a name is used for one connection, which holds it as long as it is known here. The kernel shows names in
+/proc/net/unix, but knowing one is of no use.
 
-Everybody may connect to the outer socket, so what a user can tie up is bounded: connections per user, fewer of all
-unknown users together, and the bytes on their way (a side that doesn't read is not read for). An unknown user is let in
-to be told so by the gRPC server, as everywhere; it also closes connections that are idle, silent or dead. A number that
-stands for a user of another user namespace is nobody's.
+Every user may connect to the outer socket, so the resources that a user can hold are bounded: connections per user,
+fewer for all unknown users together, and the bytes in transit (a side that doesn't read is not read for). An unknown
+user is connected so that the gRPC server refuses it, as everywhere; that server also closes connections that are idle,
+silent or dead. The overflow uid, which stands for users of other user namespaces, identifies no user.
 """
 
 from __future__ import annotations
@@ -28,18 +28,17 @@ from typing import cast
 
 import structlog
 
-from executor_server.rpc import addresses
-from executor_server.rpc.addresses import AddressError, UnixAddress, umask
+from executor_server.core import AddressError, UnixAddress, addresses, umask
 
-# Each takes three descriptors of the daemon's.
+# Connections; each takes three file descriptors of the daemon.
 MAX_CONNECTIONS_PER_USER = 128
 MAX_CONNECTIONS_OF_UNKNOWN = 16
 MAX_CONNECTIONS = 512
 BACKLOG = 128
-# Kept for a side that doesn't read, before the other is not read any more.
+# Bytes held for a side that doesn't read, before the other side is paused.
 MAX_HELD_BYTES = 256 * 1024
 CONNECT_TIMEOUT_S = 5.0
-# For handing over what is held when the other side is gone.
+# Seconds to deliver the held bytes when the other side has closed.
 FLUSH_TIMEOUT_S = 5.0
 
 _NAME_PREFIX = "remote-executor-peer-"
@@ -52,36 +51,36 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True)
 class PeerSocket:
-    """Where users connect, and where the gRPC server listens behind it."""
+    """The address that users connect to, and the address behind it at which the gRPC server listens."""
 
     outer: UnixAddress
     inner: UnixAddress
 
 
 class PeerRelay:
-    """Owns the outer socket and the connections through it. `is_known` tells whether a user is anybody's."""
+    """Owns the outer socket and the connections through it. `is_known` is true for the uid of a configured user."""
 
-    def __init__(self, places: PeerSocket, is_known: Callable[[int], bool]) -> None:
-        self._places = places
+    def __init__(self, sockets: PeerSocket, is_known: Callable[[int], bool]) -> None:
+        self._sockets = sockets
         self._is_known = is_known
         self._overflow_uid = int(_OVERFLOW_UID_PATH.read_text())
         self._listener: socket.socket | None = None
         self._server: asyncio.Server | None = None
-        self._uids: dict[str, int] = {}  # of the connections that there are, by name
-        self._counts: Counter[int | None] = Counter()  # by user; None for all that are unknown
+        self._uids: dict[str, int] = {}  # by the name of the connection
+        self._counts: Counter[int | None] = Counter()  # connections by uid; None for all unknown users
         self._links: set[asyncio.Task[None]] = set()
 
     def uid_of(self, peer: str) -> int | None:
-        """The user of a connection that grpc shows as `peer`; None when it didn't come through here."""
+        """Returns the uid behind a connection that grpc shows as `peer`; None when it came another way."""
         return self._uids.get(peer.removeprefix(_PEER_PREFIX)) if peer.startswith(_PEER_PREFIX) else None
 
     def bind(self) -> None:
-        """Opens the outer socket: who connects from here on waits for `start`. Raises AddressError."""
-        address = self._places.outer
+        """Opens the outer socket; connections wait for `start`. Raises AddressError."""
+        address = self._sockets.outer
         addresses.clear_stale_socket(address)
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
         try:
-            # For everybody: its directory says who can come as far as this, and who comes is known.
+            # Open to every user: the directory's mode limits access, and each user is identified.
             with umask(0o111):
                 listener.bind(str(address.path))
             listener.listen(BACKLOG)
@@ -97,7 +96,7 @@ class PeerRelay:
         self._server = await loop.create_unix_server(lambda: _Outside(self), sock=self._listener)
 
     async def close(self) -> None:
-        """Cuts off every connection."""
+        """Closes every connection and the outer socket."""
         if self._listener is None:
             return
         if self._server is not None:
@@ -107,12 +106,12 @@ class PeerRelay:
         for link in links:
             link.cancel()
         await asyncio.gather(*links, return_exceptions=True)
-        self._places.outer.path.unlink(missing_ok=True)
+        self._sockets.outer.path.unlink(missing_ok=True)
 
     # -- for connections
 
     def admit(self, uid: int, outside: _Side) -> bool:
-        """Begins to relay for a new connection of that user, if there is room for one more."""
+        """Begins to relay for a new connection of that user; False when there are too many already."""
         known = uid != self._overflow_uid and self._is_known(uid)
         counted_as = uid if known else None
         most = MAX_CONNECTIONS_PER_USER if known else MAX_CONNECTIONS_OF_UNKNOWN
@@ -132,12 +131,12 @@ class PeerRelay:
             self._counts[counted_as] -= 1
             self._uids.pop(name, None)
 
-        # Not at the end of the task itself, which has none if it is cancelled before it begins.
+        # In a callback: a task that is cancelled before it begins runs no `finally` of its own.
         link.add_done_callback(forget)
         return True
 
     async def _link(self, name: str, outside: _Side) -> None:
-        """The life of one connection, which bears that name inside."""
+        """Relays one connection, whose inner half has that name, until either side closes."""
         try:
             inside = await self._connected(name)
         except (OSError, TimeoutError) as error:
@@ -147,7 +146,7 @@ class PeerRelay:
             outside.link_to(inside)
             inside.link_to(outside)
             await asyncio.wait((outside.lost, inside.lost), return_when=asyncio.FIRST_COMPLETED)
-            # What one has said before it went is still handed over.
+            # Bytes that one side sent before it closed are still delivered to the other.
             outside.transport.close()
             inside.transport.close()
             await asyncio.wait((outside.lost, inside.lost), timeout=FLUSH_TIMEOUT_S)
@@ -155,13 +154,13 @@ class PeerRelay:
             inside.transport.abort()
 
     async def _connected(self, name: str) -> _Side:
-        """The way to the gRPC server, under that name. Raises OSError, TimeoutError."""
+        """Connects to the gRPC server under that name. Raises OSError, TimeoutError."""
         loop = asyncio.get_running_loop()
         inner = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
         try:
             inner.bind(f"\0{_NAME_PREFIX}{name}")
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
-                await loop.sock_connect(inner, str(self._places.inner.path))
+                await loop.sock_connect(inner, str(self._sockets.inner.path))
                 _transport, side = await loop.create_unix_connection(_Side, sock=inner)
         except BaseException:
             inner.close()
@@ -170,7 +169,7 @@ class PeerRelay:
 
 
 class _Side(asyncio.Protocol):
-    """One end of a link: what it receives goes out at the other."""
+    """One end of a link; bytes that it receives are sent by the other end."""
 
     transport: asyncio.Transport  # from connection_made on
 
@@ -184,7 +183,7 @@ class _Side(asyncio.Protocol):
         self.transport.set_write_buffer_limits(high=MAX_HELD_BYTES)
 
     def link_to(self, other: _Side) -> None:
-        """From here on, and with what came before."""
+        """Sends to `other` from now on, beginning with the bytes that came early."""
         self._other = other
         if self._early:
             other.transport.write(self._early)
@@ -193,7 +192,7 @@ class _Side(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         if self._other is None:
-            # Not paused from the beginning: uvloop begins to read after connection_made, whatever was said there.
+            # Not paused from the beginning: uvloop reads after connection_made even when that paused reading.
             self._early += data
             self.set_reading(False)
         elif not self._other.transport.is_closing():
@@ -220,7 +219,7 @@ class _Side(asyncio.Protocol):
 
 
 class _Outside(_Side):
-    """The end of a user's."""
+    """The end at which a user connects."""
 
     def __init__(self, relay: PeerRelay) -> None:
         super().__init__()

@@ -1,8 +1,7 @@
 """The gRPC server: its listeners, its limits, health and reflection.
 
-A Unix socket is private (mode 0600) from the moment it exists, but for the one at which users are known by their
-numbers (peer_socket.py). TCP listeners other than loopback need TLS. What is not limited by an option here is limited
-in the service.
+A Unix socket is private (mode 0600) from the moment it exists, except the one at which users are identified by uid
+(peer_socket.py). TCP listeners other than loopback need TLS. Limits without an option here are kept by the service.
 """
 
 from __future__ import annotations
@@ -20,34 +19,32 @@ from executor_api.v1 import admin_service_pb2 as admin_pb
 from executor_api.v1 import admin_service_pb2_grpc as admin_grpc
 from executor_api.v1 import executor_service_pb2 as service_pb
 from executor_api.v1 import executor_service_pb2_grpc as service_grpc
-from executor_server.errors import ExecutorError
-from executor_server.observer import Observer
-from executor_server.quotas import Quotas
-from executor_server.rpc import addresses
-from executor_server.rpc.addresses import Address, AddressError, TcpAddress, UnixAddress
+from executor_server.admission import Quotas
+from executor_server.core import Address, AddressError, ExecutorError, TcpAddress, UnixAddress, addresses
+from executor_server.identity import Identities
+from executor_server.lifecycle import Observer
 from executor_server.rpc.auth import Authentication, current_principal
 from executor_server.rpc.calls import CallLimits, held_calls
 from executor_server.rpc.errors import ErrorBorder, ignore_lost_callers
 from executor_server.rpc.handlers import OWN_METHODS
-from executor_server.rpc.identities import Identities
 from executor_server.rpc.peer_socket import PeerRelay, PeerSocket
 from executor_server.rpc.service import ExecutorService
 
 SERVICE_NAME = service_pb.DESCRIPTOR.services_by_name["ExecutorService"].full_name
 ADMIN_SERVICE_NAME = admin_pb.DESCRIPTOR.services_by_name["AdminService"].full_name
 OTHER_METHODS = "other"
-"""What an observer is told in place of a method that is not ours: a caller can make up any number of those."""
+"""The name that observers get for all methods that are not ours: a caller can make up any number of names."""
 
-# A connection that hasn't finished its handshake by then is dropped; the default is two minutes.
+# Seconds in which a connection must finish its handshake; gRPC's default is two minutes.
 HANDSHAKE_TIMEOUT_S = 10.0
-# Clients may ping this often without being taken for a flood, and may break the rule so often.
+# Seconds between pings of a client that are not taken for a flood, and pings that may come sooner.
 MIN_CLIENT_PING_INTERVAL_S = 10.0
 MAX_PING_STRIKES = 2
-# Calls that have come and that we have not looked at yet. Above the first number gRPC resets some at random, whoever
-# made them, and above the second all; by itself it begins at 1,000, which one hostile tenant sends in a moment.
+# Calls that have arrived and that no handler has taken yet. Above the first number gRPC resets some at random, of any
+# caller, and above the second all; its default begins at 1,000, which one hostile tenant sends in a moment.
 MAX_UNSEEN_CALLS = 4096
 MAX_UNSEEN_CALLS_HARD = 8192
-# A client certificate is looked at when a connection is made, so a connection may not outlive the certificate by more.
+# Seconds by which a connection may outlive its client certificate, which is checked when the connection is made.
 MAX_CONNECTION_AGE_S = 3600.0
 
 
@@ -62,7 +59,7 @@ class TlsFiles:
 
 @dataclass(frozen=True)
 class ServerSettings:
-    # From `addresses.judged`.
+    # From `addresses.checked_with_optional`.
     listen: tuple[Address, ...]
     tls: TlsFiles | None
     max_message_bytes: int
@@ -73,7 +70,7 @@ class ServerSettings:
     keepalive_s: float
     keepalive_timeout_s: float
     peer_socket: PeerSocket | None = None
-    # Addresses in `listen` that nobody asked for: where one can't be had, the others serve.
+    # Addresses in `listen` that are defaults: when one can't be bound, the others serve.
     unasked: Set[str] = frozenset()
 
 
@@ -93,15 +90,15 @@ class RpcServer:
     ) -> None:
         """Opens nothing yet.
 
-        `quotas` says how many calls a tenant may have; `observer` is told which are refused; `interceptors` come after
+        `quotas` limits the calls of a tenant; `observer` is notified of refused calls; `interceptors` come after
         authentication.
         """
         ignore_lost_callers()
-        told = observer or Observer()
+        notified = observer or Observer()
 
         def on_refusal(method: str, error: ExecutorError) -> None:
             known = method if method in OWN_METHODS else OTHER_METHODS
-            told.request_refused(current_principal.get(None), known, error)
+            notified.request_refused(current_principal.get(None), known, error)
 
         self._settings = settings
         self._relay = (
@@ -110,18 +107,18 @@ class RpcServer:
         has_certificates = settings.tls is not None and settings.tls.client_ca is not None
         self._authentication = Authentication(
             identities,
-            judges_connections=has_certificates or self._relay is not None,
+            checks_connections=has_certificates or self._relay is not None,
             uid_of_peer=self._relay.uid_of if self._relay is not None else _no_uid,
             on_denial=on_refusal,
             admit_call=_admission(quotas, settings),
         )
         self.unserved: list[str] = []
-        """Once it is bound: a sentence for each address that nobody asked for and that it could not have."""
+        """After `bind`: a sentence for each default address that could not be bound."""
         self._bound: list[Address] = []
-        self._inner: list[Address] = []  # what nobody is told of
+        self._inner: list[Address] = []  # not announced
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]  # the stubs lack it
-        # The order matters: a stranger's call must not reach the handlers at all, and a denial is made outside the
-        # border, whose wrappers are kept per method.
+        # The order matters: an unknown caller's call must not reach the handlers at all, and a denial is made outside
+        # the error border, whose handlers are kept per method.
         self._server = grpc.aio.server(
             interceptors=(self._authentication, *interceptors, ErrorBorder(on_refusal)),
             options=_options(settings),
@@ -135,7 +132,7 @@ class RpcServer:
         reflection.enable_server_reflection((*own, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server)
 
     def bind(self) -> None:
-        """Opens the listeners: who calls from here on waits for `start`. Raises AddressError."""
+        """Opens the listeners; calls wait for `start`. Raises AddressError."""
         credentials = _credentials(self._settings.tls) if self._settings.tls is not None else None
         for address in self._settings.listen:
             try:
@@ -151,7 +148,7 @@ class RpcServer:
             self._relay.bind()
 
     async def start(self) -> list[str]:
-        """Serves. Returns the addresses, with the port that was found for port 0. Raises AddressError."""
+        """Begins to serve. Returns the addresses, with the port that was chosen for port 0. Raises AddressError."""
         if not self._bound:
             self.bind()
         await self._server.start()
@@ -164,11 +161,11 @@ class RpcServer:
         return listening
 
     async def announce_end(self) -> None:
-        """Tells probes that this daemon is going away; calls are still served."""
+        """Answers health probes with NOT_SERVING from now on; calls are still served."""
         await self._health.enter_graceful_shutdown()
 
     async def stop(self, grace_s: float) -> None:
-        """Takes no new calls, cancels those that haven't ended within the grace, and closes the listeners."""
+        """Takes no new calls, cancels calls that haven't ended within the grace, and closes the listeners."""
         await self._server.stop(grace_s)
         await self._authentication.close()
         if self._relay is not None:
@@ -183,12 +180,12 @@ class RpcServer:
         else:
             addresses.check_port(address)
         try:
-            with addresses.umask(0o177):  # a socket that others have no rights to
+            with addresses.umask(0o177):  # other users have no rights to the socket
                 if isinstance(address, TcpAddress) and credentials is not None:
                     port = self._server.add_secure_port(str(address), credentials)
                 else:
                     port = self._server.add_insecure_port(str(address))
-        except RuntimeError as error:  # all that grpc says; its own log has the errno
+        except RuntimeError as error:  # grpc says no more than that; its log has the errno
             raise AddressError(
                 f"Can't listen on {address}: it is in use, or not an address of this machine."
             ) from error
@@ -213,7 +210,7 @@ def _options(settings: ServerSettings) -> Sequence[tuple[str, int]]:
     has_certificates = settings.tls is not None and settings.tls.client_ca is not None
     age_ms = round(MAX_CONNECTION_AGE_S * 1000) if has_certificates else 2**31 - 1  # without end
     return (
-        # What runs on it may end; further calls go over a new one.
+        # Calls on an old connection may end; further calls use a new one.
         ("grpc.max_connection_age_ms", age_ms),
         ("grpc.max_receive_message_length", settings.max_message_bytes),
         ("grpc.max_metadata_size", settings.max_metadata_bytes),
@@ -225,14 +222,14 @@ def _options(settings: ServerSettings) -> Sequence[tuple[str, int]]:
         ("grpc.server_handshake_timeout_ms", round(HANDSHAKE_TIMEOUT_S * 1000)),
         ("grpc.keepalive_time_ms", round(settings.keepalive_s * 1000)),
         ("grpc.keepalive_timeout_ms", round(settings.keepalive_timeout_s * 1000)),
-        # gRPC gives a ping that is not answered the longer of this and its own minute; so each of the two is ours.
+        # gRPC waits for an unanswered ping for the longer of this and its own minute, so both are set.
         ("grpc.http2.ping_timeout_ms", round(settings.keepalive_timeout_s * 1000)),
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.min_recv_ping_interval_without_data_ms", round(MIN_CLIENT_PING_INTERVAL_S * 1000)),
         ("grpc.http2.max_ping_strikes", MAX_PING_STRIKES),
         # Only uncompressed messages: a small compressed one could unpack to a large one.
         ("grpc.compression_enabled_algorithms_bitset", 1),
-        # Two daemons on one port would each get some of the calls.
+        # Off, since two daemons on one port would each get some of the calls.
         ("grpc.so_reuseport", 0),
     )
 

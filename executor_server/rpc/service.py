@@ -1,10 +1,10 @@
-"""The service: each method checks its request's form, asks the session layer, and converts the answer.
+"""ExecutorService: each method checks its request's form, calls the session layer, and converts the answer.
 
-Nothing is decided here and nothing is kept here. What is raised below passes through to the error border.
+Nothing is decided here and nothing is stored here. Errors of the layers below pass through to the error border.
 
 Streaming methods write to the context instead of yielding: grpc.aio cancels a coroutine in its own task when the client
-goes away, while it finalizes a suspended generator in another one, where cancel scopes break. A stream that is cut off
-does not touch its execution, which belongs to the session.
+leaves, while it finalizes a suspended generator in another task, where cancel scopes break. Ending a stream does not
+affect its execution, which belongs to the session.
 """
 
 from __future__ import annotations
@@ -18,29 +18,26 @@ import structlog
 
 from executor_api.v1 import executor_service_pb2 as service_pb
 from executor_api.v1 import executor_service_pb2_grpc as service_grpc
-from executor_server.errors import Reason, ResourceExhausted
-from executor_server.executions import Execution
-from executor_server.model import BlobChunk, FileInfo
-from executor_server.policy import Policy
-from executor_server.rpc import checks, convert
+from executor_server.core import BlobChunk, FileInfo, Reason, ResourceExhausted
+from executor_server.journal import Execution
+from executor_server.policy import Policy, check_tools
+from executor_server.rpc import checks, from_wire, to_wire
 from executor_server.rpc.auth import current_principal
-from executor_server.rpc.errors import Context
+from executor_server.rpc.handlers import Context
 from executor_server.rpc.upload import Upload
-from executor_server.session_rules import check_tools
-from executor_server.sessions import Session, SessionManager, SessionRequest
-from executor_server.state_archive import StateArchives
+from executor_server.sessions import Session, SessionManager, SessionRequest, StateArchives
 
 T = TypeVar("T")
 
 STATE_TIME_S = 600.0
-"""For one state to come or to go."""
+"""Seconds that the transfer of one state may take, in either direction."""
 
 
 class ExecutorService(service_grpc.ExecutorServiceServicer):
     """Serves executor_api.v1.ExecutorService from a session manager."""
 
     def __init__(self, policy: Callable[[], Policy], sessions: SessionManager, states: StateArchives) -> None:
-        """`policy` gives the one in force."""
+        """`policy` returns the one in force."""
         self._policy = policy
         self._sessions = sessions
         self._states = states
@@ -55,11 +52,11 @@ class ExecutorService(service_grpc.ExecutorServiceServicer):
         lease_id = checks.lease_id(request.lease_id) if request.lease_id else None
         session = await self._sessions.created(principal, request_id)
         if session is None:
-            spec = self._policy().decide(principal, convert.requested_session_from(request))
+            spec = self._policy().decide(principal, from_wire.requested_session_from(request))
             session = await self._sessions.create(principal, SessionRequest(request_id, spec, lease_id))
         elif lease_id is not None:
             self._sessions.attach(session, lease_id)
-        return service_pb.CreateSessionResponse(session=convert.session_to(session))
+        return service_pb.CreateSessionResponse(session=to_wire.session_to(session))
 
     async def GetSession(
         self, request: service_pb.GetSessionRequest, context: Context
@@ -67,13 +64,13 @@ class ExecutorService(service_grpc.ExecutorServiceServicer):
         session = self._session(request.session_id)
         if request.lease_id:
             self._sessions.attach(session, checks.lease_id(request.lease_id))
-        return service_pb.GetSessionResponse(session=convert.session_to(session))
+        return service_pb.GetSessionResponse(session=to_wire.session_to(session))
 
     async def ListSessions(
         self, request: service_pb.ListSessionsRequest, context: Context
     ) -> service_pb.ListSessionsResponse:
         sessions = sorted(self._sessions.list(current_principal.get()), key=lambda session: session.create_time_s)
-        return service_pb.ListSessionsResponse(sessions=[convert.session_to(session) for session in sessions])
+        return service_pb.ListSessionsResponse(sessions=[to_wire.session_to(session) for session in sessions])
 
     async def DeleteSession(
         self, request: service_pb.DeleteSessionRequest, context: Context
@@ -91,7 +88,7 @@ class ExecutorService(service_grpc.ExecutorServiceServicer):
     async def KeepAlive(self, request: service_pb.KeepAliveRequest, context: Context) -> service_pb.KeepAliveResponse:
         session = self._session(request.session_id)
         session.touch()
-        return service_pb.KeepAliveResponse(session=convert.session_to(session))
+        return service_pb.KeepAliveResponse(session=to_wire.session_to(session))
 
     async def AuthorizeImports(
         self, request: service_pb.AuthorizeImportsRequest, context: Context
@@ -101,7 +98,7 @@ class ExecutorService(service_grpc.ExecutorServiceServicer):
         await session.authorize_imports(
             imports, lambda spec: self._policy().authorize_imports(session.owner, spec, imports)
         )
-        return service_pb.AuthorizeImportsResponse(session=convert.session_to(session))
+        return service_pb.AuthorizeImportsResponse(session=to_wire.session_to(session))
 
     async def RenewLease(
         self, request: service_pb.RenewLeaseRequest, context: Context
@@ -120,18 +117,18 @@ class ExecutorService(service_grpc.ExecutorServiceServicer):
         execution = await session.execute(
             execution_id=checks.identifier(request.execution_id, "execution_id"),
             code=checks.source(request.code, "code"),
-            mode=convert.output_mode_from(request.output_mode),
-            limits=convert.requested_limits_from(request.limits),
+            mode=from_wire.output_mode_from(request.output_mode),
+            limits=from_wire.requested_limits_from(request.limits),
         )
-        async with _released(execution.events()) as events:
+        async with _closing(execution.events()) as events:
             async for event in events:
-                await context.write(service_pb.ExecuteResponse(event=convert.event_to(event)))
+                await context.write(service_pb.ExecuteResponse(event=to_wire.event_to(event)))
 
     async def AttachExecution(self, request: service_pb.AttachExecutionRequest, context: Context) -> None:
         execution = self._execution(request.session_id, request.execution_id)
-        async with _released(execution.events(request.after_event)) as events:
+        async with _closing(execution.events(request.after_event)) as events:
             async for event in events:
-                await context.write(service_pb.AttachExecutionResponse(event=convert.event_to(event)))
+                await context.write(service_pb.AttachExecutionResponse(event=to_wire.event_to(event)))
 
     async def CancelExecution(
         self, request: service_pb.CancelExecutionRequest, context: Context
@@ -146,7 +143,7 @@ class ExecutorService(service_grpc.ExecutorServiceServicer):
         execution_id = checks.identifier(request.execution_id, "execution_id")
         structlog.contextvars.bind_contextvars(execution_id=execution_id)
         call_id = checks.identifier(request.call_id, "call_id")
-        await session.submit_tool_result(execution_id, call_id, convert.answer_from(request))
+        await session.submit_tool_result(execution_id, call_id, from_wire.answer_from(request))
         return service_pb.SubmitToolResultResponse()
 
     # -- tools, variables, blobs
@@ -155,7 +152,7 @@ class ExecutorService(service_grpc.ExecutorServiceServicer):
         self, request: service_pb.RegisterToolsRequest, context: Context
     ) -> service_pb.RegisterToolsResponse:
         session = self._session(request.session_id)
-        tools = convert.tools_from(request.tools)
+        tools = from_wire.tools_from(request.tools)
         check_tools(session.spec, tools)
         await session.register_tools(tools)
         return service_pb.RegisterToolsResponse()
@@ -164,18 +161,18 @@ class ExecutorService(service_grpc.ExecutorServiceServicer):
         self, request: service_pb.SetVariablesRequest, context: Context
     ) -> service_pb.SetVariablesResponse:
         session = self._session(request.session_id)
-        await session.set_variables(convert.variables_from(request.variables))
+        await session.set_variables(from_wire.variables_from(request.variables))
         return service_pb.SetVariablesResponse()
 
     async def GetVariables(self, request: service_pb.GetVariablesRequest, context: Context) -> None:
         session = self._session(request.session_id)
-        names = convert.variable_names_from(request.names)
-        async with _released(session.get_variables(names)) as parts:
+        names = from_wire.variable_names_from(request.names)
+        async with _closing(session.get_variables(names)) as parts:
             async for part in parts:
                 if isinstance(part, BlobChunk):
-                    message = service_pb.GetVariablesResponse(blob_chunk=convert.blob_chunk_to(part))
+                    message = service_pb.GetVariablesResponse(blob_chunk=to_wire.blob_chunk_to(part))
                 else:
-                    message = service_pb.GetVariablesResponse(variables=convert.variables_to(part))
+                    message = service_pb.GetVariablesResponse(variables=to_wire.variables_to(part))
                 await context.write(message)
 
     async def UploadBlob(
@@ -195,20 +192,20 @@ class ExecutorService(service_grpc.ExecutorServiceServicer):
         upload = Upload(requests)
         header: service_pb.PutFileHeader = await upload.header()
         session = self._session(header.session_id)
-        tar = convert.is_tar(header.format)
+        tar = from_wire.is_tar(header.format)
         path = checks.workspace_path(header.path, "path", may_be_empty=tar)
         size_bytes = checks.size(header.size_bytes, session.spec.limits.disk_bytes, "an archive" if tar else "a file")
         file = await session.put_file(path, size_bytes, upload.pieces(size_bytes), tar=tar)
-        return service_pb.PutFileResponse(file=convert.file_to(file))
+        return service_pb.PutFileResponse(file=to_wire.file_to(file))
 
     async def GetFile(self, request: service_pb.GetFileRequest, context: Context) -> None:
         session = self._session(request.session_id)
-        tar = convert.is_tar(request.format)
+        tar = from_wire.is_tar(request.format)
         path = checks.workspace_path(request.path, "path", may_be_empty=tar)
-        async with _released(session.get_file(path, tar=tar)) as parts:
+        async with _closing(session.get_file(path, tar=tar)) as parts:
             async for part in parts:
                 if isinstance(part, FileInfo):
-                    await context.write(service_pb.GetFileResponse(file=convert.file_to(part)))
+                    await context.write(service_pb.GetFileResponse(file=to_wire.file_to(part)))
                 else:
                     await context.write(service_pb.GetFileResponse(data=part))
 
@@ -216,18 +213,18 @@ class ExecutorService(service_grpc.ExecutorServiceServicer):
         session = self._session(request.session_id)
         path = checks.workspace_path(request.path, "path", may_be_empty=True)
         files, truncated = await session.list_files(path)
-        return convert.files_to(files, truncated=truncated)
+        return to_wire.files_to(files, truncated=truncated)
 
     # -- the state of a session
 
     async def ExportState(self, request: service_pb.ExportStateRequest, context: Context) -> None:
         session = self._session(request.session_id)
-        async with _in_time(), _released(session.export_state(self._states)) as parts:
+        async with _in_time(), _closing(session.export_state(self._states)) as parts:
             async for part in parts:
                 if isinstance(part, bytes):
                     await context.write(service_pb.ExportStateResponse(data=part))
                 else:
-                    manifest = convert.state_manifest_to(part)
+                    manifest = to_wire.state_manifest_to(part)
                     await context.write(service_pb.ExportStateResponse(manifest=manifest))
 
     async def RestoreState(
@@ -237,12 +234,12 @@ class ExecutorService(service_grpc.ExecutorServiceServicer):
         session = self._session(await upload.header())
         async with _in_time():
             manifest = await session.restore_state(self._states, upload.all_pieces())
-        return service_pb.RestoreStateResponse(manifest=convert.state_manifest_to(manifest))
+        return service_pb.RestoreStateResponse(manifest=to_wire.state_manifest_to(manifest))
 
     async def GetPolicy(self, request: service_pb.GetPolicyRequest, context: Context) -> service_pb.GetPolicyResponse:
-        return service_pb.GetPolicyResponse(policy=convert.policy_to(self._policy().describe(current_principal.get())))
+        return service_pb.GetPolicyResponse(policy=to_wire.policy_to(self._policy().describe(current_principal.get())))
 
-    # -- who and which
+    # -- sessions and executions by id
 
     def _session(self, session_id: str) -> Session:
         session = self._sessions.get(current_principal.get(), checks.identifier(session_id, "session_id"))
@@ -257,19 +254,19 @@ class ExecutorService(service_grpc.ExecutorServiceServicer):
 
 @asynccontextmanager
 async def _in_time() -> AsyncIterator[None]:
-    """Ends a transfer that its client draws out: it takes a place that others wait for."""
+    """Ends a transfer that takes too long, since it holds a place that other transfers wait for."""
     try:
         async with asyncio.timeout(STATE_TIME_S) as limit:
             yield
     except TimeoutError as error:
-        if not limit.expired():  # somebody else's timeout, which is no word about the size of a state
+        if not limit.expired():  # a timeout of the layers below, which has nothing to do with the size of the state
             raise
         raise ResourceExhausted(Reason.TOO_SLOW, f"the state was not through within {STATE_TIME_S:g} s") from error
 
 
 @asynccontextmanager
-async def _released(items: AsyncIterator[T]) -> AsyncIterator[AsyncIterator[T]]:
-    """Closes the iterator at once when the caller goes away, instead of whenever it is collected."""
+async def _closing(items: AsyncIterator[T]) -> AsyncIterator[AsyncIterator[T]]:
+    """Closes the iterator as soon as the caller leaves, instead of when it is garbage-collected."""
     try:
         yield items
     finally:

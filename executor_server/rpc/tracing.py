@@ -1,26 +1,24 @@
-"""Makes a span of each call, below the one that the client says it is in."""
+"""Makes a span of each call, as a child of the span that the client names."""
 
 from __future__ import annotations
 
 import asyncio
 from typing import TYPE_CHECKING, Any
 
-from executor_server.config import TracingSection
-from executor_server.rpc.errors import Context
-from executor_server.rpc.handlers import Around, Behaviour, status_of
-from executor_server.settings import ConfigError
+from executor_server.config import ConfigError, TracingSection
+from executor_server.rpc.handlers import Around, Behaviour, Context, status_of
 
 if TYPE_CHECKING:
-    from executor_server.tracing import Tracing
+    from executor_server.telemetry.tracing import Tracing
 
 
 def load_tracing(section: TracingSection, version: str) -> Tracing | None:
-    """What the configuration asks for; None when it names no endpoint. Raises ConfigError when the SDK is missing."""
+    """Returns the configured tracing; None when no endpoint is set. Raises ConfigError when the SDK is missing."""
     if section.endpoint is None:
         return None
     try:
-        # Imported here: it is an extra, and nobody else pays for its imports.
-        from executor_server.tracing import make_tracing
+        # Imported here, because the SDK is an extra and takes a while to import.
+        from executor_server.telemetry.tracing import make_tracing
     except ModuleNotFoundError as error:
         raise ConfigError(
             [f"tracing.endpoint: needs {error.name}, which is not installed: pip install 'remote-executor[otel]'"]
@@ -31,7 +29,7 @@ def load_tracing(section: TracingSection, version: str) -> Tracing | None:
 
 
 def call_tracing(tracing: Tracing) -> Around:
-    """An interceptor that traces every call of ours. To be put behind authentication."""
+    """Returns an interceptor that traces every call of our services; it belongs behind authentication."""
 
     def around(method: str, behaviour: Behaviour) -> Behaviour:
         async def traced(request: Any, context: Context) -> Any:
@@ -41,7 +39,7 @@ def call_tracing(tracing: Tracing) -> Around:
                 except asyncio.CancelledError:
                     tracing.end_call(span, "CANCELLED")
                     raise
-                except BaseException:  # the border below has set the status
+                except BaseException:  # the error border has set the status
                     tracing.end_call(span, status_of(context))
                     raise
                 tracing.end_call(span, "OK")

@@ -1,7 +1,6 @@
-"""Uploads: a stream of one header and then data, of the size that the header declared.
+"""Reads uploads: a stream of one header and then data, of the size that the header declared.
 
-The declared size is what the session layer reserves, so a stream that brings more or less than that is refused, and one
-that stands still is cut off.
+The session layer reserves the declared size, so a stream with more or less is refused, and one that stalls is ended.
 """
 
 from __future__ import annotations
@@ -10,11 +9,12 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
-from executor_server.errors import InvalidRequest, Reason
+from executor_api.limits import PIECE_BYTES
+from executor_server.core import InvalidRequest, Reason
 from executor_server.rpc import checks
 
 PIECE_TIMEOUT_S = 60.0
-"""The longest wait for the next piece."""
+"""Seconds to wait for the next piece; the largest arrives in time at 5 kB/s."""
 
 
 class Upload:
@@ -32,7 +32,7 @@ class Upload:
         return getattr(message, self._first)
 
     async def pieces(self, size_bytes: int) -> AsyncIterator[bytes]:
-        """The data, exactly `size_bytes` of it. Raises InvalidRequest where the stream brings anything else."""
+        """Yields exactly `size_bytes` of data. Raises InvalidRequest when the stream has anything else."""
         received_bytes = 0
         async for piece in self.all_pieces():
             received_bytes += len(piece)
@@ -43,17 +43,17 @@ class Upload:
             raise checks.invalid("data", f"ends after {received_bytes:,} of the {size_bytes:,} bytes declared")
 
     async def all_pieces(self) -> AsyncIterator[bytes]:
-        """The data, however much it is. Raises InvalidRequest for what is none."""
+        """Yields the data, of any size. Raises InvalidRequest for messages without data."""
         while (message := await self._next()) is not None:
             if message.WhichOneof("part") != "data":
                 raise checks.invalid(self._first, "must be the first message only, and data must follow")
             piece: bytes = message.data
-            if not 0 < len(piece) <= checks.MAX_PIECE_BYTES:
-                raise checks.invalid("data", f"must be 1 to {checks.MAX_PIECE_BYTES:,} bytes in each message")
+            if not 0 < len(piece) <= PIECE_BYTES:
+                raise checks.invalid("data", f"must be 1 to {PIECE_BYTES:,} bytes in each message")
             yield piece
 
     async def _next(self) -> Any:
-        """The next message, None at the end."""
+        """Returns the next message, None at the end."""
         try:
             async with asyncio.timeout(PIECE_TIMEOUT_S):
                 return await anext(self._requests, None)

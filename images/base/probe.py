@@ -10,7 +10,7 @@ import PIL.ImageDraw
 
 assert numpy.linalg.solve([[2.0, 0.0], [0.0, 4.0]], [2.0, 8.0]).tolist() == [1.0, 2.0]
 
-# What a client sends that has no other form: functions, and objects of its own classes.
+# Functions, and objects of their own classes, which clients send by cloudpickle because they have no other form.
 assert cloudpickle.loads(cloudpickle.dumps(lambda number: number + 1))(1) == 2
 
 image = PIL.Image.new("RGB", (32, 32), "white")

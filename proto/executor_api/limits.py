@@ -1,10 +1,10 @@
-"""How much one side may send, and so what the other has to take: one table for guest, daemon and client.
+"""Limits that both ends of a connection hold to: one table for guest, daemon and client.
 
-Whoever sends sees to it that these hold, and says so where something is left out or refused over them. Whoever receives
-takes all that they allow; past them, the other side is broken or hostile. A number that stood in two places would
-drift apart, and an honest program would be refused for the size of what it shows.
+The sender keeps within a limit, and reports what it left out or refused over it. The receiver accepts everything that
+the limits allow; a peer that exceeds them is broken or hostile. Numbers that stood in two places would drift apart, and
+an honest program would be refused for the size of its output.
 
-Constants only, for CPython 3.9 and later: this is imported at the start of every sandbox.
+Constants only, for CPython 3.9 and later: this module is imported at the start of every sandbox.
 """
 
 from __future__ import annotations
@@ -12,27 +12,46 @@ from __future__ import annotations
 _MIB = 1 << 20
 
 PIECE_BYTES = 256 << 10
-"""The largest piece of a blob, and the largest payload that travels without one."""
+"""Bytes of the largest piece of a blob, a file or a state, and of the largest payload that is sent inline."""
 VALUE_BYTES_MAX = 128 * _MIB
-"""One packed value, as `ValueLimits.total_bytes` has it by default."""
+"""Bytes of one packed value; the default of `ValueLimits.total_bytes`."""
+BLOB_BYTES_MAX = 256 * _MIB
+"""Bytes of one payload that is sent as a blob, and of all blobs that a session has staged at one time."""
 
-# One execution.
+# Requests.
+CODE_BYTES_MAX = _MIB
+"""Bytes of the code of one execution, or of the source of one tool."""
+IDENTIFIER_CHARS_MAX = 256
+"""Characters of the name of a variable, a tool, a parameter or a module."""
+PATH_BYTES_MAX = 1024
+"""Bytes of a path in the workspace."""
+VARIABLES_NAMED_MAX = 1024
+"""Variables that one SetVariables or GetVariables request may name."""
+TOOLS_MAX = 256
+TOOL_PARAMETERS_MAX = 256
+TOOL_MODULES_MAX = 256
+"""Modules that one shipped tool may say it needs."""
+TOOLS_SHIPPED_BYTES_MAX = 32 * _MIB
+"""Bytes of code and data of all shipped tools of one registration."""
+
+# Events of one execution.
 IMAGES_MAX = 64
 IMAGE_BYTES_MAX = 32 * _MIB
 IMAGES_BYTES_MAX = 256 * _MIB
-"""All images together. The client holds them until the result is there."""
+"""Bytes of all images together; the client holds them until the result arrives."""
 TOOL_CALLS_OPEN_MAX = 64
 TOOL_ARGUMENTS_BYTES_MAX = 256 * _MIB
-"""The arguments of all calls that are open at one time."""
+"""Bytes of the arguments of all calls that are open at one time."""
 EXECUTION_BLOBS_BYTES_MAX = IMAGES_BYTES_MAX + TOOL_ARGUMENTS_BYTES_MAX + VALUE_BYTES_MAX
-"""Bytes that a client may have to hold of one execution; the last part is its value."""
+"""Bytes that a client may have to hold for one execution; the last part is its output."""
 EXECUTION_BLOBS_OPEN_MAX = TOOL_CALLS_OPEN_MAX
 """Blobs that have begun and that no message has named yet."""
 ARTIFACTS_MAX = 256
 
-# One answer to GetVariables.
-VARIABLES_NAMED_MAX = 1024
-"""Names that a request may have; also of those that are set."""
+# Answers.
+DIRECTORY_ENTRIES_MAX = 10_000
+"""Files and directories of one directory that is listed, put or got."""
 VARIABLES_MAX = 2048
-"""Variables that an answer may have, when none is named."""
+"""Variables of a GetVariables answer when the request names none."""
 VARIABLES_BYTES_MAX = 512 * _MIB
+"""Bytes of all values of a GetVariables answer."""

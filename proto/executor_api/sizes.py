@@ -1,4 +1,4 @@
-"""Numbers of bytes as people write them: `8GB`, `512 MiB`, `65536`.
+"""Reads numbers of bytes as people write them: `8GB`, `512 MiB`, `65536`.
 
 kB, MB, GB and TB are powers of 1,000; KiB, MiB, GiB and TiB, of 1,024. The B may be left out, and case does not matter.
 """
@@ -16,7 +16,7 @@ _POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 
 
 def bytes_of(text: str) -> int:
-    """How many bytes a text says. Raises ValueError that says what it has to look like."""
+    """Returns the number of bytes that a text names. Raises ValueError that describes the form."""
     match = _SIZE.fullmatch(text.strip()) if len(text) <= _MAX_CHARS else None
     if match is None:
         raise ValueError(f"must be {FORM}")

@@ -1,7 +1,7 @@
 """The faults of E2B's cloud that sessions are put through, one in the life of each: kind by place by moment.
 
-A place is a request that a session's life makes, told by how often the same was made before. What the cloud may do to
-it is said by the double (tests/support/e2b/faults.py). Nothing here is drawn by chance: the same table each time.
+A place is a request that a session's life makes, identified by how often the same was made before. The double
+(tests/support/e2b/faults.py) lists the faults. Nothing here is drawn by chance: the same table each time.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ START = "/process.Process/Start"
 
 REQUEST_TIMEOUT_S = 3.0
 LATE_S = 2 * REQUEST_TIMEOUT_S
-"""An answer so late comes after nobody waits for it any more."""
+"""An answer so late comes after the end of its wait."""
 ALWAYS = None
 OFTEN = 3
 """As often in a row as a request that may be repeated survives."""
@@ -33,8 +33,8 @@ class Place:
     path: str
     skip: int = 0
     rests: bool = False  # the session is to rest, and to be woken
-    at_start: bool = False  # of the daemon
-    breaks: bool = False  # every connection is to be cut once, so that its way is made again
+    at_start: bool = False  # the daemon makes it while it starts
+    breaks: bool = False  # every connection is to be cut once, so that it is made again
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Case:
     kind: Kind
     settings: Mapping[str, Any] = field(default_factory=dict)
     harmless: bool = True
-    """Whether the session must go on as if nothing had happened; otherwise it may also be refused or lost, and say so."""
+    """True when the session must go on as if nothing had happened; otherwise it may also be refused or lost, and say so."""
 
     def __str__(self) -> str:
         settings = " ".join(f"{name}={value}" for name, value in self.settings.items())
@@ -53,7 +53,7 @@ class Case:
 CREATE = Place("create", "POST", "/v2/sandboxes")
 PROBE = Place("probe", "POST", START, 0)
 UPLOAD = Place("upload", "POST", "/files")
-NEST = Place("nest", "POST", START, 1)
+NAMESPACES = Place("namespaces", "POST", START, 1)
 RELAY = Place("relay", "POST", START, 2)
 RELAY_AGAIN = Place("relay again", "POST", START, 3, breaks=True)
 STDIN = tuple(Place("stdin", "POST", "/process.Process/SendInput", skip) for skip in range(4))
@@ -66,7 +66,7 @@ LIST = tuple(Place("list", "GET", "/v2/sandboxes", skip, at_start=True) for skip
 
 
 def _unary(place: Place, *, harmful: tuple[int, ...] = ()) -> Iterator[Case]:
-    """What may befall a request that is answered as a whole. `harmful`: statuses that are taken for the cloud's word."""
+    """Faults of a request that is answered as a whole. `harmful`: statuses that count as the cloud's answer."""
     yield Case(place, Kind.DELAY, {"seconds": 0.2})
     yield Case(place, Kind.DELAY, {"seconds": LATE_S})
     yield Case(place, Kind.CUT_BEFORE)
@@ -80,14 +80,16 @@ def _unary(place: Place, *, harmful: tuple[int, ...] = ()) -> Iterator[Case]:
         yield Case(place, Kind.STATUS, wait, harmless=wait["status"] not in harmful)
     for status in (400, 401, 403, 404, 409):
         yield Case(place, Kind.STATUS, {"status": status}, harmless=status not in harmful)
-    yield Case(place, Kind.STATUS_AFTER, {"status": 500}, harmless=place is not CREATE)  # what was made has the place
+    yield Case(
+        place, Kind.STATUS_AFTER, {"status": 500}, harmless=place is not CREATE
+    )  # the sandbox that was made takes up the quota
     yield Case(place, Kind.STATUS_AFTER, {"status": 404}, harmless=404 not in harmful)
     yield Case(place, Kind.TRUNCATED)
     yield Case(place, Kind.GARBAGE)
 
 
 def _stream(place: Place, *, at_bytes: tuple[int, ...], harmful: tuple[int, ...] = ()) -> Iterator[Case]:
-    """What may befall one that is answered by a stream of events."""
+    """Faults of a request that is answered by a stream of events."""
     yield Case(place, Kind.DELAY, {"seconds": 0.2})
     yield Case(place, Kind.DELAY, {"seconds": LATE_S})
     yield Case(place, Kind.CUT_BEFORE)
@@ -133,7 +135,7 @@ def matrix() -> dict[str, list[Case]]:
         ],
         "probe": [*_stream(PROBE, harmful=(401, 404), at_bytes=(0, 4, 60, 150)), *_vanishing(PROBE)],
         "upload": [*_unary(UPLOAD, harmful=(400, 401, 404)), *_vanishing(UPLOAD)],
-        "nest": [*_stream(NEST, harmful=(401, 404), at_bytes=(0, 4, 60)), *_vanishing(NEST)],
+        "namespaces": [*_stream(NAMESPACES, harmful=(401, 404), at_bytes=(0, 4, 60)), *_vanishing(NAMESPACES)],
         "relay": [
             *_stream(RELAY, at_bytes=(0, 4, 60, 200, 700, 1_500, 3_000, 6_000, 12_000)),
             *_vanishing(RELAY),

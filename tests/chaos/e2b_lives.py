@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from executor_server.backends.e2b import E2BBackend
-from executor_server.errors import (
+from executor_server.channel.channel import READY_TIME_S
+from executor_server.core.errors import (
     ExecutorError,
     PreconditionFailed,
     Reason,
@@ -23,9 +24,8 @@ from executor_server.errors import (
     SandboxFailure,
     Unavailable,
 )
-from executor_server.guest_channel import READY_TIME_S
-from executor_server.session import Session
-from executor_server.session_way import WayState
+from executor_server.sessions.connection import ConnectionState
+from executor_server.sessions.session import Session
 from tests.chaos.e2b_faults import REQUEST_TIMEOUT_S, Case, Place
 from tests.contract.harness import PRINCIPAL, Harness, Transcript
 from tests.support.e2b import Double, Fault, Kind, e2b_section
@@ -48,11 +48,11 @@ len(open('runs').read())
 SAID = "".join(f"{number} {_LINE}\n" for number in range(LINES))
 
 # A request that may be repeated is made four times, with pauses that sum up to less than this.
-_PATIENCE_S = 4 * REQUEST_TIMEOUT_S + 3.0
-# What the machine that runs this may take on top, for all of a life.
+_RETRIES_S = 4 * REQUEST_TIMEOUT_S + 3.0
+# Seconds that a slow machine may take on top, for all of a life.
 _WORK_S = 20.0
-# One fault holds up one request, or one way to the guest, and then perhaps the end.
-BOUND_S = max(_PATIENCE_S, READY_TIME_S, RECONNECT_S) + 2 * _PATIENCE_S + _WORK_S
+# One fault holds up one request, or one connection to the guest, and then perhaps the end.
+BOUND_S = max(_RETRIES_S, READY_TIME_S, RECONNECT_S) + 2 * _RETRIES_S + _WORK_S
 
 _REFUSALS = {
     Reason.BACKEND_UNAVAILABLE: Unavailable,
@@ -72,8 +72,8 @@ class Lie(AssertionError):
 
 
 @dataclass
-class Told:
-    """What became of the lives."""
+class Tally:
+    """The ends of the lives."""
 
     injected: int = 0
     ends: dict[str, int] = field(default_factory=dict)
@@ -95,22 +95,22 @@ class Told:
         return f"{self.injected} faults; {ends}; the longest life took {self.longest_s:.1f} s"
 
 
-async def lead(cases: Sequence[Case]) -> Told:
+async def lead(cases: Sequence[Case]) -> Tally:
     """Leads a life for each case. Raises only when a worker can't go on."""
-    told = Told()
+    tally = Tally()
     left = iter(cases)
     async with asyncio.TaskGroup() as group:
         for _ in range(min(WORKERS, len(cases))):
-            group.create_task(_work(left, told))
-    return told
+            group.create_task(_work(left, tally))
+    return tally
 
 
-async def _work(cases: Iterator[Case], told: Told) -> None:
+async def _work(cases: Iterator[Case], tally: Tally) -> None:
     with tempfile.TemporaryDirectory(prefix="l-") as directory:
         async with Double(max_sandboxes=1) as double:
             worker = Worker(double, Path(directory))
-            for case in cases:  # which are shared with the other workers
-                await worker.lead(case, told)
+            for case in cases:  # the workers share them
+                await worker.lead(case, tally)
 
 
 class Worker:
@@ -118,7 +118,7 @@ class Worker:
         self._double = double
         self._directory = directory
 
-    async def lead(self, case: Case, told: Told) -> None:
+    async def lead(self, case: Case, tally: Tally) -> None:
         section = e2b_section(
             self._double,
             max_sandboxes=1,
@@ -144,15 +144,15 @@ class Worker:
                 end = f"not started ({failure})"
             except TimeoutError:
                 end = "hung"
-                told.wrong.append(f"{case}: not over after {BOUND_S:g} s")
+                tally.wrong.append(f"{case}: not over after {BOUND_S:g} s")
             except Lie as lie:
                 end = "wrong"
-                told.wrong.append(f"{case}: {lie}")
+                tally.wrong.append(f"{case}: {lie}")
             took_s = time.monotonic() - began_s
             self._double.clear_faults()
-            told.note(case, end, took_s, fault)
+            tally.note(case, end, took_s, fault)
             if not end.startswith("not started"):
-                told.wrong += [f"{case}: {left}" for left in await _left(self._double, backend, harness)]
+                tally.wrong += [f"{case}: {left}" for left in await _left(self._double, backend, harness)]
 
 
 class Life:
@@ -192,10 +192,10 @@ class Life:
         return f"refused ({reason.value})"
 
     async def _between(self, session: Session) -> None:
-        """What a daemon does with a session that nobody uses, and what happens to it."""
-        means = self._backend._means
-        assert means is not None
-        await means.keeper.keep()
+        """Goes through the life of a session that no client uses."""
+        capabilities = self._backend._capabilities
+        assert capabilities is not None
+        await capabilities.renewer.renew_all()
         if self._place.breaks:
             self._double.cut_all()
         if self._place.rests:
@@ -203,11 +203,11 @@ class Life:
 
     def _stays_up(self, session: Session) -> bool:
         """It was to rest, and the cloud would not have it."""
-        return self._fault.struck > 0 and session._way.state is WayState.UP
+        return self._fault.struck > 0 and session._connection.state is ConnectionState.UP
 
 
 async def _left(double: Double, backend: E2BBackend, harness: Harness) -> list[str]:
-    """What is there that should not be, once the cloud does as it is told and the daemon has swept."""
+    """Returns leftovers, once the cloud works again and the daemon has swept."""
     await backend.sweep()
     found = [f"a sandbox is left: {one}" for one in double.sandboxes]
     found += [f"the daemon keeps a sandbox: {one}" for one in backend._live]

@@ -1,4 +1,4 @@
-"""What a test can see of a daemon and its sandboxes from outside, and what it can do to them."""
+"""Views of a daemon and its sandboxes from outside, and attacks on them."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ class Sandbox:
     supervisor: psutil.Process
 
     @property
-    def crew(self) -> list[psutil.Process]:
+    def child_processes(self) -> list[psutil.Process]:
         """The interpreter and the checker."""
         return list(self.supervisor.children())
 
     def process(self, pid_inside: int) -> psutil.Process:
         """The one that is known inside by this number."""
-        (found,) = (child for child in self.crew if _pid_inside(child) == pid_inside)
+        (found,) = (child for child in self.child_processes if _pid_inside(child) == pid_inside)
         return found
 
     def is_gone(self) -> bool:
@@ -57,6 +57,11 @@ def only_sandbox(daemon: Daemon) -> Sandbox:
 
 def sandbox_directories(daemon: Daemon) -> set[str]:
     return {entry.name for entry in (daemon.state_dir / "sandboxes").iterdir() if entry.is_dir()}
+
+
+def works(daemon: Daemon) -> bool:
+    with daemon.client() as client, client.create_session() as session:
+        return bool(session.execute("6 * 7").output == 42)
 
 
 def open_files(daemon: Daemon) -> int:

@@ -49,8 +49,8 @@ def through_proxy(daemon: Daemon) -> Iterator[tuple[CuttingProxy, ExecutorClient
         yield proxy, client
 
 
-class Told:
-    """What one execution of PROGRAM told its client."""
+class Received:
+    """The record of what the client of one execution of PROGRAM received."""
 
     def __init__(self, session: Session) -> None:
         self.asked: list[int] = []
@@ -76,18 +76,18 @@ class Told:
 def test_connection_that_breaks_after_every_few_bytes_loses_and_repeats_nothing(daemon: Daemon) -> None:
     """Wherever a connection is cut, in the middle of a frame or a message, the next goes on where it was."""
     with through_proxy(daemon) as (proxy, client), client.create_session() as session:
-        told = Told(session)
+        received = Received(session)
         # A fixed seed: an execution that fails can be run again.
         sizes = random.Random(7)
         proxy.cut_each_after([sizes.randrange(1, 5_000) for _ in range(25)])
         proxy.cut()
-        told.check(PROGRAM, "once")
+        received.check(PROGRAM, "once")
         assert proxy.cuts >= 5
 
 
 def test_connection_cut_in_every_event_loses_and_repeats_nothing(daemon: Daemon) -> None:
     with through_proxy(daemon) as (proxy, client), client.create_session() as session:
-        told = Told(session)
+        received = Received(session)
         stop = threading.Event()
 
         def cut_now_and_then() -> None:
@@ -99,7 +99,7 @@ def test_connection_cut_in_every_event_loses_and_repeats_nothing(daemon: Daemon)
         cutter = threading.Thread(target=cut_now_and_then)
         cutter.start()
         try:
-            told.check(PROGRAM, "once")
+            received.check(PROGRAM, "once")
         finally:
             stop.set()
             cutter.join()
@@ -164,8 +164,8 @@ def pieces():
 client._transport.once(client._transport.stub.UploadBlob, pieces())
 """,
     "in a download larger than the journal": """
-from executor_client import _execution
-_execution.Execution.feed = hang
+from executor_client._core import execution
+execution.Execution.feed = hang
 session.execute('b"x" * 10**7')
 """,
 }
@@ -173,10 +173,10 @@ session.execute('b"x" * 10**7')
 
 @pytest.mark.parametrize("life", LIVES)
 def test_session_of_a_killed_client_ends_by_its_idle_time(start: StartDaemon, life: str) -> None:
-    """Nothing that a client was in the middle of keeps its session, a tool call that nobody will answer included."""
+    """Nothing that a client was in the middle of keeps its session, a tool call without an answer included."""
     daemon = start("pool.size = 0\nsessions.sweep_interval_s = 0.05\nsessions.journal_bytes = 2_000_000")
     with daemon.client() as client:
-        client.create_session().close()  # what the daemon opens once is open by now
+        client.create_session().close()  # the files that the daemon opens once are open by now
         files_before = open_files(daemon)
         kill_client(daemon, LIVES[life])
         assert eventually(lambda: not client.list_sessions(), timeout_s=WAIT_S)

@@ -1,4 +1,4 @@
-"""The daemon is killed or told to stop: nobody waits for ever, nothing stays, the next one works."""
+"""The daemon is killed or stopped: no client waits for ever, nothing stays, the next one works."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from executor_client import ConnectionLost, Outcome, PreconditionError, Session, UnavailableError, _requests
+from executor_client import ConnectionLost, Outcome, PreconditionError, Session, UnavailableError
+from executor_client._core import requests
 from tests.chaos.conftest import StartDaemon
 from tests.chaos.observe import executing, sandbox_directories, sandboxes
 from tests.support.daemon import STOP_TIMEOUT_S
@@ -95,9 +96,9 @@ def test_quiet_sandbox_is_no_orphan_while_its_daemon_lives(start: StartDaemon) -
 
 def leave_after_the_first_event(session: Session, code: str) -> None:
     """Begins an execution and follows it no longer, as a client whose connection is lost."""
-    request = _requests.execute(session.session_id, f"print(1)\n{code}", "full", "trailing_expression", None)
+    request = requests.execute(session.session_id, f"print(1)\n{code}", "full", "trailing_expression", None)
     stream = session._transport.open(request, ())
-    next(stream)
+    next(iter(stream))
     stream.cancel()
 
 

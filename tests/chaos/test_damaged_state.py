@@ -12,8 +12,9 @@ from executor_client import NotFoundError, Outcome, PreconditionError
 from tests.chaos.conftest import StartDaemon
 from tests.chaos.test_daemon_deaths import NO_POOL
 from tests.support.daemon import Daemon
+from tests.support.rounds import rounds
 
-DAMAGES = 72
+DAMAGES = rounds(72, 24)
 SESSIONS = 12
 CODE = "for i in range(200):\n    print(f'line {i}: the amount is {i * 1024:,} EUR')\n{'total': sum(range(200)) * 1024}"
 LOGS = "".join(f"line {i}: the amount is {i * 1024:,} EUR\n" for i in range(200))

@@ -1,4 +1,4 @@
-"""The Engine dies, hangs and comes back under a daemon; containers are hurt by hand: all is told as it is, and ends."""
+"""The Engine dies, hangs and comes back under a daemon; containers are hurt by hand: clients get the reason, all ends."""
 
 from __future__ import annotations
 
@@ -20,11 +20,12 @@ import pytest
 
 from executor_client import Outcome, PreconditionError, SessionState, UnavailableError
 from tests.chaos.conftest import StartDaemon
-from tests.chaos.observe import WAIT_S, executing, memory_bytes, open_files
+from tests.chaos.observe import WAIT_S, executing, memory_bytes, open_files, works
 from tests.support.backends import require
 from tests.support.daemon import Daemon
 from tests.support.engine import OwnEngine, engine_client, own_engine
 from tests.support.polling import eventually
+from tests.support.rounds import rounds
 
 IMAGE = "remote-executor/base"
 FOREVER = "import time\nprint('here', flush=True)\ntime.sleep(1e6)"
@@ -84,11 +85,6 @@ def only_container(engine: OwnEngine) -> str:
 def nothing_is_left(engine: OwnEngine, daemon: Daemon) -> bool:
     names = {entry.name for entry in (daemon.state_dir / "docker").iterdir()}
     return containers(engine) == [] and names == {".lock"}
-
-
-def works(daemon: Daemon) -> bool:
-    with daemon.client() as client, client.create_session() as session:
-        return bool(session.execute("6 * 7").output == 42)
 
 
 @contextmanager
@@ -154,7 +150,7 @@ def test_sessions_outlive_an_engine_that_hangs(engine: OwnEngine, daemon: Daemon
             result = session.execute(TICKS)
             assert (result.outcome, result.output) == (Outcome.SUCCEEDED, "ticked")
         assert works(daemon)
-        assert eventually(lambda: len(containers(engine)) == 1)  # what the Engine made after nobody waited any more
+        assert eventually(lambda: len(containers(engine)) == 1)  # the Engine made it after the end of the wait
     assert eventually(lambda: nothing_is_left(engine, daemon))
 
 
@@ -233,7 +229,7 @@ def pause(client: Any, container: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("hurt", "told"),
+    ("hurt", "message"),
     [
         (remove, "its container was removed"),
         (kill, "its container was killed (exit code 137)"),
@@ -242,17 +238,17 @@ def pause(client: Any, container: str) -> None:
     ],
 )
 def test_a_container_that_is_hurt_in_mid_execution_is_told_as_what_it_is(
-    engine: OwnEngine, daemon: Daemon, hurt: Callable[[Any, str], None], told: str
+    engine: OwnEngine, daemon: Daemon, hurt: Callable[[Any, str], None], message: str
 ) -> None:
     with daemon.client() as client, client.create_session(authorized_imports=["time"]) as session:
         with executing(session, FOREVER) as result, engine_client(engine.socket) as by_hand:
             hurt(by_hand, only_container(engine))
         ended = result.result(WAIT_S)
         assert (ended.outcome, ended.stdout) == (Outcome.LOST, "here\n")
-        assert ended.error is not None and ended.error.message == told
+        assert ended.error is not None and ended.error.message == message
         with pytest.raises(PreconditionError):
             session.execute("1")
-        assert client.list_sessions()[0].lost_reason == told
+        assert client.list_sessions()[0].lost_reason == message
         assert eventually(lambda: nothing_is_left(engine, daemon))
         assert works(daemon)
 
@@ -326,7 +322,7 @@ def test_a_daemon_that_comes_back_before_its_engine_says_so_and_later_finds_its_
 # Over time
 
 
-CYCLES = 50
+CYCLES = rounds(50, 20)
 GROWTH_BYTES = 12 * 2**20
 # Connections to the Engine and threads for them are kept, as many as have been needed at once: `docker.concurrency`.
 KEPT_AT_MOST = 8

@@ -1,4 +1,4 @@
-"""A real daemon on E2B is killed, its network is cut, its cloud plays badly: what a client is told of it."""
+"""A real daemon on E2B is killed, its network is cut, its cloud plays badly: clients get the reason."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ from tests.support.e2b import WHY_NOT, Kind, ThreadedDouble
 from tests.support.e2b.faults import HARMLESS
 from tests.support.memory import growth_of
 from tests.support.polling import eventually
+from tests.support.rounds import rounds
 
 pytestmark = pytest.mark.skipif(WHY_NOT is not None, reason=WHY_NOT or "")
 
@@ -37,7 +38,7 @@ RECONNECT_S = 20.0
 SHORT_RECONNECT_S = 1.0
 REST_S = 0.3
 KILLS = 3
-STORM_SEEDS = (1, 2, 3)
+STORM_SEEDS = (1, 2, 3)[: rounds(3, 1)]
 STORM_RATE = 0.25
 # A stream that stands still is waited for a minute while a sandbox is made: test_e2b_faults.py has that, shorter.
 STORM_KINDS = tuple(kind for kind in HARMLESS if kind is not Kind.STREAM_STALL)
@@ -113,7 +114,7 @@ def test_what_ran_when_the_daemon_was_killed_is_delivered_by_the_next(restart: S
 
 
 def test_what_no_registry_knows_is_ended_at_the_start(restart: Start, cloud: ThreadedDouble, directory: Path) -> None:
-    """Killed while it made a sandbox, which nobody would ever use."""
+    """Killed while it made a sandbox, which no session would ever use."""
     daemon = restart()
     cloud.fault(Kind.DELAY, "/files", seconds=60.0)
     with daemon.client() as client, ThreadPoolExecutor(1) as threads:
@@ -183,7 +184,7 @@ def test_a_network_that_stays_cut_is_told_as_such_and_leaves_no_sandbox(restart:
         assert lost.error is not None
         assert "E2B does not answer" in lost.error.message
         assert lost.logs == "here\n"
-        assert cloud.sandboxes  # still: who should have been told?
+        assert cloud.sandboxes  # still: no cloud was there to end it
         cloud.come_up()
         assert eventually(lambda: not cloud.sandboxes, timeout_s=WAIT_S)
         assert client.create_session().execute("1 + 1").output == 2
@@ -204,7 +205,7 @@ def test_in_a_storm_of_faults_whatever_succeeds_is_true(restart: Start, cloud: T
 
 
 def live(create: Callable[..., Session]) -> str:
-    """Some executions of a session; how it ended. Fails when it is told of a success that is none."""
+    """Some executions of a session; how it ended. Fails at a success that is none."""
     try:
         session = create(authorized_imports=["time"])
     except (UnavailableError, ResourceExhaustedError) as refusal:

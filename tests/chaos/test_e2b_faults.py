@@ -14,12 +14,14 @@ from collections.abc import Callable
 
 import pytest
 
-from executor_server import session_way
 from executor_server.backends.e2b import guests, templates
+from executor_server.sessions import connection
 from tests.chaos.e2b_faults import REQUEST_TIMEOUT_S, matrix
 from tests.chaos.e2b_lives import lead
 from tests.support.backends import require
 from tests.support.e2b import WHY_NOT
+from tests.support.polling import eventually_async
+from tests.support.rounds import one_of_each
 
 pytestmark = pytest.mark.skipif(WHY_NOT is not None, reason=WHY_NOT or "")
 
@@ -32,9 +34,9 @@ SHORT_S = REQUEST_TIMEOUT_S
 def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     """The waits that are no settings: as long as one request's, so that a stalled stream costs seconds, not minutes."""
     require("e2b")
-    monkeypatch.setattr(guests, "_NEST_TIMEOUT_S", SHORT_S)
+    monkeypatch.setattr(guests, "_START_TIMEOUT_S", SHORT_S)
     monkeypatch.setattr(templates, "_PROBE_TIMEOUT_S", SHORT_S)
-    monkeypatch.setattr(session_way, "_ANSWER_TIME_S", SHORT_S)
+    monkeypatch.setattr(connection, "_ANSWER_TIME_S", SHORT_S)
 
 
 def test_the_matrix_is_large_enough() -> None:
@@ -46,19 +48,21 @@ def test_the_matrix_is_large_enough() -> None:
 @pytest.mark.parametrize("group", MATRIX)
 async def test_no_fault_is_hidden_or_left_behind(group: str, record_property: Callable[[str, object], None]) -> None:
     tasks, sockets = asyncio.all_tasks(), _sockets()
-    told = await lead(MATRIX[group])
-    print(f"{group}: {told}")  # noqa: T201
-    record_property("faults", told.injected)
-    assert not told.wrong, "\n".join(told.wrong)
-    assert told.injected >= len(MATRIX[group])
+    cases = one_of_each(MATRIX[group], lambda case: (case.place, case.kind))
+    tally = await lead(cases)
+    print(f"{group}: {tally}")  # noqa: T201
+    record_property("faults", tally.injected)
+    assert not tally.wrong, "\n".join(tally.wrong)
+    assert tally.injected >= len(cases)
     assert asyncio.all_tasks() == tasks
-    assert _sockets() <= sockets
+    # The SDK closes a connection whose stream was cut in a turn of the loop of its own.
+    assert await eventually_async(lambda: _sockets() <= sockets), (_sockets(), sockets)
 
 
 def _sockets() -> int:
     """Open ones of this process, in which the daemon's code runs."""
     found = 0
     for number in os.listdir("/proc/self/fd"):  # noqa: PTH208 - names only
-        with contextlib.suppress(FileNotFoundError):  # that of the directory itself
+        with contextlib.suppress(FileNotFoundError):  # the descriptor of the directory itself
             found += os.readlink(f"/proc/self/fd/{number}").startswith("socket:")  # noqa: PTH115 - it is no path
     return found

@@ -13,17 +13,18 @@ from tests.chaos.conftest import StartDaemon
 from tests.chaos.observe import Sandbox, memory_bytes, open_files, sandbox_directories, sandboxes
 from tests.support.daemon import Daemon
 from tests.support.polling import eventually
+from tests.support.rounds import rounds
 
-CYCLES = 50
-ROUNDS = 3
+CYCLES = rounds(50, 20)
+ROUNDS = rounds(3, 1)
 SESSIONS = 8
-# Of the daemon's memory: allocators keep a little; a session that stayed would be far more over all cycles.
+# The daemon's memory may grow by this: allocators keep a little; a session that stayed would be far more.
 GROWTH_BYTES = 12 * 2**20
 
 
 @dataclass(frozen=True)
 class Holdings:
-    """What a daemon without sessions holds."""
+    """Resources that a daemon without sessions holds."""
 
     files: int
     threads: int
@@ -102,7 +103,7 @@ def survive_a_round(daemon: Daemon, client: ExecutorClient, chance: random.Rando
 
 
 def kill_something(sandbox: Sandbox, chance: random.Random) -> None:
-    chance.choice([sandbox.monitor, sandbox.supervisor, *sandbox.crew]).kill()
+    chance.choice([sandbox.monitor, sandbox.supervisor, *sandbox.child_processes]).kill()
 
 
 def end(session: Session) -> None:

@@ -1,4 +1,4 @@
-"""The policy changes while the daemon works: under load, in the middle of a write, right before it is killed."""
+"""The policy changes while the daemon works: under load, in the middle of a write, right before a kill."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from executor_client import ExecutorClient, Outcome, Session
-from executor_server.policy_file import parse_policy
+from executor_server.policy.file import parse_policy
 from tests.chaos.conftest import StartDaemon
 from tests.chaos.observe import WAIT_S, executing
 from tests.support.daemon import Daemon
@@ -33,7 +33,7 @@ imports.denied = {denied}
 
 
 class PolicyAuthor:
-    """Writes policies, and knows which of them may be in force: from the last that was seen to the last written."""
+    """Writes policies, and knows those that may be in force: from the last that was seen to the last written."""
 
     def __init__(self, directory: Path, on_reload: str) -> None:
         self.path = directory / "policy.toml"
@@ -50,7 +50,7 @@ class PolicyAuthor:
         return POLICY.format(version=self.last + 1, on_reload=self._on_reload, denied=list(denied))
 
     def write(self, *denied: str) -> None:
-        """All at once, as whoever cares does it."""
+        """Writes a new file and renames it, so that the policy changes at once."""
         text = self.text(*denied)
         self.fingerprints.append(parse_policy(text.encode(), self.path).fingerprint)
         beside = self.path.with_suffix(".new")
@@ -64,7 +64,7 @@ class PolicyAuthor:
 
     @contextmanager
     def noting(self, found: list[tuple[int, str, int]]) -> Iterator[Callable[[str], None]]:
-        """Notes a fingerprint, between what was seen before and what may have come into force meanwhile."""
+        """Notes a fingerprint, which must be between the last seen and the last written."""
         seen = self.seen
         yield lambda fingerprint: found.append((seen, fingerprint, self.last))
 
@@ -160,7 +160,7 @@ def test_garbage_in_the_place_of_the_policy_changes_nothing_whatever_asks_for_it
 def test_a_session_is_held_to_the_new_policy_though_the_daemon_is_killed_right_after_the_reload(
     start: StartDaemon, directory: Path
 ) -> None:
-    """What ran goes on, what waited runs under the policy that it was begun under, what comes is held to the new one."""
+    """A running execution continues, a queued one runs under its old policy, and the next is held to the new one."""
     author, queued = PolicyAuthor(directory, "tighten"), threading.Event()
     daemon = start(CONFIG.format(path=author.path))
     with daemon.client() as client, ThreadPoolExecutor(1) as threads:

@@ -1,4 +1,4 @@
-"""Parts of a sandbox are killed or stopped from outside: it is told as what it is, and the daemon goes on."""
+"""Parts of a sandbox are killed or stopped from outside: the client gets the reason, and the daemon goes on."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from executor_client import Outcome, PreconditionError, VariablesState
 from tests.chaos.conftest import StartDaemon
-from tests.chaos.observe import executing, only_sandbox, sandbox_directories, sandboxes
+from tests.chaos.observe import executing, only_sandbox, sandbox_directories, sandboxes, works
 from tests.support.daemon import Daemon
 from tests.support.polling import eventually
 
@@ -18,11 +18,6 @@ FOREVER = "import time\nprint('here', flush=True)\ntime.sleep(1e6)"
 @pytest.fixture
 def daemon(start: StartDaemon) -> Daemon:
     return start("pool.size = 0\nsessions.sweep_interval_s = 0.05")
-
-
-def works(daemon: Daemon) -> bool:
-    with daemon.client() as client, client.create_session() as session:
-        return bool(session.execute("6 * 7").output == 42)
 
 
 def test_killed_interpreter_is_a_crash_and_the_next_one_works(daemon: Daemon) -> None:
@@ -41,7 +36,7 @@ def test_killed_checker_costs_nothing(daemon: Daemon) -> None:
     with daemon.client() as client, client.create_session(authorized_imports=["os"]) as session:
         for _ in range(3):
             interpreter = only_sandbox(daemon).process(session.execute("import os\nx = 1\nos.getpid()").output)
-            for process in set(only_sandbox(daemon).crew) - {interpreter}:
+            for process in set(only_sandbox(daemon).child_processes) - {interpreter}:
                 process.kill()
             result = session.execute("x + 1")
             assert (result.outcome, result.output, result.generation) == (Outcome.SUCCEEDED, 2, 1), result.error
@@ -51,10 +46,10 @@ def test_children_killed_between_two_executions_are_replaced(daemon: Daemon) -> 
     """The checker and the interpreter: variables are gone, and the next execution's generation says so."""
     with daemon.client() as client, client.create_session() as session:
         session.execute("x = 1")
-        killed = only_sandbox(daemon).crew
+        killed = only_sandbox(daemon).child_processes
         for process in killed:
             process.kill()
-        assert eventually(lambda: len(set(only_sandbox(daemon).crew) - set(killed)) == 2)
+        assert eventually(lambda: len(set(only_sandbox(daemon).child_processes) - set(killed)) == 2)
         after = session.execute("1 + 1")
         assert (after.outcome, after.output, after.generation) == (Outcome.SUCCEEDED, 2, 2)
         assert session.execute("'x' in globals()").output is False
@@ -113,7 +108,7 @@ def test_what_waits_for_a_sandbox_that_is_killed_learns_so(daemon: Daemon, use: 
 
 
 def test_sandbox_that_does_not_answer_any_more_is_given_up(start: StartDaemon) -> None:
-    """Its processes are stopped, its channel is open: only silence tells."""
+    """Its processes are stopped, its channel is open: only its silence shows it."""
     daemon = start(
         "pool.size = 0\n[sessions]\nsweep_interval_s = 0.05\nping_interval_s = 0.1\nsilence_s = 0.5\norphan_time_s = 60.0"
     )
@@ -141,6 +136,6 @@ def test_pool_whose_sandboxes_were_stopped_gives_working_ones(start: StartDaemon
     daemon = start(
         "pool.size = 1\n[sessions]\nsilence_s = 0.5\nping_interval_s = 0.2\nsweep_interval_s = 0.05\norphan_time_s = 60.0"
     )
-    assert eventually(lambda: [len(sandbox.crew) for sandbox in sandboxes(daemon)] == [2])
+    assert eventually(lambda: [len(sandbox.child_processes) for sandbox in sandboxes(daemon)] == [2])
     only_sandbox(daemon).supervisor.suspend()
     assert works(daemon)

@@ -102,7 +102,7 @@ def test_deleted_state_directory_refuses_new_sessions_and_lets_others_go_on(
 
 
 def test_full_disk_through_two_kills_costs_no_session(file_system: Path, start: StartDaemon) -> None:
-    """How many tokens had been shown was not written, so the second daemon was refused by every guest."""
+    """The count of shown tokens was not written, so the second daemon was refused by every guest."""
     daemon = start(NO_POOL)
     with daemon.client() as client:
         sessions = [client.create_session() for _ in range(2)]

@@ -1,6 +1,6 @@
-"""The contract: what every backend promises, stated once (promises.py) and run over each of them.
+"""The contract: the promises of every backend, stated once (promises.py) and tested on each.
 
-A test is collected for every backend and runs on those that keep what it proves; the table says where one does not.
+A test is collected for every backend and runs on those that keep the promise that it proves, by the table.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.fixture
 def directory() -> Iterator[Path]:
-    """With a short name, for the sake of sockets, that a sandbox's user may pass through."""
+    """A directory with a short name, for the paths of sockets, that a sandbox's user may pass through."""
     made = Path(tempfile.mkdtemp(prefix="c-"))
     made.chmod(0o755)
     yield made
@@ -51,7 +51,7 @@ def directory() -> Iterator[Path]:
 
 @pytest.fixture(params=BACKENDS)
 async def probe(request: pytest.FixtureRequest, directory: Path) -> AsyncIterator[Probe]:
-    """A place for sandboxes, and what can be seen of it and done to it from outside."""
+    """A host for sandboxes, with means to look at it and change it from outside of the backend."""
     require(request.param)
     async with probe_of(request.param, directory) as ready:
         yield ready
@@ -59,7 +59,7 @@ async def probe(request: pytest.FixtureRequest, directory: Path) -> AsyncIterato
 
 @pytest.fixture
 async def backend(probe: Probe) -> AsyncIterator[Backend]:
-    """A daemon's backend, closed at the end."""
+    """A daemon's backend, which is closed at the end."""
     backend = probe.backend()
     await backend.start()
     await backend.adopt(())

@@ -1,6 +1,6 @@
 """The probe of the E2B backend: a double of the cloud in the test's own event loop, with real machines of this host.
 
-Apart from the others, since it needs the SDK and aiohttp, which a host without that backend may lack.
+A module of its own, since it needs the SDK and aiohttp, which a host without that backend may lack.
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ import psutil
 
 from executor_server.backends.base import Backend
 from executor_server.backends.e2b import E2BBackend
-from executor_server.backends.e2b.maker import DAEMON_KEY
 from executor_server.backends.e2b.sandbox import SANDBOX_KEY
+from executor_server.backends.e2b.sandbox_factory import DAEMON_KEY
 from executor_server.sessions import Session
 from tests.contract.probes import FULL_AT, MISSING, PAUSE_IDLE_S, STRAY_ID, RealProbe, pid_inside
 from tests.support.e2b import Double, e2b_section
 
 TEMPLATE = "code-interpreter-v1"
-_NOBODY_LISTENS = "http://127.0.0.1:9"
+_NO_LISTENER = "http://127.0.0.1:9"
 
 
 class E2BProbe(RealProbe):
-    """Machines at the double, by the sandbox that their metadata name."""
+    """Machines of the double, by the sandbox that their metadata name."""
 
     name = "e2b"
 
@@ -52,10 +52,10 @@ class E2BProbe(RealProbe):
         return E2BBackend(self.state_dir, e2b_section(self.double, images=images))
 
     def lose_image(self) -> None:
-        return  # the account has no such template
+        return  # the account never had the template
 
     def without_host(self) -> Backend:
-        away = {"api_url": _NOBODY_LISTENS, "sandbox_url": _NOBODY_LISTENS}
+        away = {"api_url": _NO_LISTENER, "sandbox_url": _NO_LISTENER}
         return E2BBackend(self.state_dir, e2b_section(self.double, **away))
 
     async def existing(self) -> set[str]:
@@ -70,7 +70,7 @@ class E2BProbe(RealProbe):
         await self.double.vanish(self._machine_id(sandbox_id))
 
     def supervisor(self, session: Session) -> psutil.Process:
-        """Of the processes of its machine that are the first of a pid namespace: the innermost."""
+        """Returns the innermost of those processes of its machine that are the first of a pid namespace."""
         machine = self.double.sandboxes[self._machine_id(session._sandbox.sandbox_id)].machine
         assert machine.first_pid is not None
         numbers = {each: pid_inside(each) for each in psutil.Process(machine.first_pid).children(recursive=True)}

@@ -1,21 +1,29 @@
-"""Sessions on one backend, and what an execution told, gathered."""
+"""Sessions on one backend, and the events of an execution, gathered."""
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import shutil
 import tempfile
-from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from executor_api.values import decode, encode
 from executor_server.backends.base import Backend
-from executor_server.executions import Execution, ToolFailure
-from executor_server.model import (
+from executor_server.backends.docker import images
+from executor_server.backends.docker.engine import EngineImage
+from executor_server.backends.docker.probe import PreparedImage, UselessImage
+from executor_server.backends.docker.probe import probe as ask_image
+from executor_server.backends.docker.resources import Resources
+from executor_server.backends.local import LocalBackend
+from executor_server.config.backend_config import LocalImage
+from executor_server.config.state_dir import StateDir
+from executor_server.core.model import (
     BlobChunk,
     Event,
     Image,
@@ -31,12 +39,14 @@ from executor_server.model import (
     ToolCall,
     ToolSpec,
 )
-from executor_server.pool import PoolSettings, WarmPool
-from executor_server.registry import Registry
-from executor_server.requested import RequestedLimits
+from executor_server.journal.execution import Execution, ToolFailure
+from executor_server.journal.registry import Registry
+from executor_server.policy.requests import RequestedLimits
+from executor_server.pool.pool import PoolSettings, WarmPool
 from executor_server.sessions import Session, SessionManager, SessionRequest, SessionSettings, VariablesReply
-from executor_server.state_dir import StateDir
 from tests.contract.probes import Probe, probe_of, supervisor_of
+from tests.support.backends import require
+from tests.support.fake_session import abandon
 from tests.support.specs import session_spec
 
 __all__ = [
@@ -47,6 +57,7 @@ __all__ = [
     "Transcript",
     "follow",
     "get_variables",
+    "harness_on",
     "open_harness",
     "pieces",
     "set_variables",
@@ -71,7 +82,7 @@ LIMITS = Limits(
 
 @dataclass
 class Transcript:
-    """All that an execution told."""
+    """All events of an execution."""
 
     result: Result | None = None
     events: list[Event] = field(default_factory=list)
@@ -129,7 +140,7 @@ class Transcript:
 class Harness:
     """Owns a backend, an empty pool and a manager of sessions.
 
-    `registry_dir`: where an earlier daemon kept its books; without one, there was none.
+    `registry_dir`: the registry of an earlier daemon; without one, there was none.
     """
 
     def __init__(self, backend: Backend, registry_dir: Path | None = None) -> None:
@@ -145,7 +156,7 @@ class Harness:
 
     @property
     def probe(self) -> Probe:
-        """Where there is one: what can be seen and done from outside."""
+        """The probe of the backend, when there is one."""
         assert self._probe is not None
         return self._probe
 
@@ -168,15 +179,9 @@ class Harness:
         await self._stack.aclose()
 
     async def kill(self) -> None:
-        """Everything of it stops at once, as by a SIGKILL, and nothing is told to anybody. Its backend lives on."""
+        """Stops everything at once, as SIGKILL does, without a message to anything. Its backend lives on."""
         self._stack.pop_all()
-        tasks: list[asyncio.Task[Any]] = [self.manager._sweeper] if self.manager._sweeper is not None else []
-        for session in self.manager.list(PRINCIPAL):
-            session._channel.close()
-            tasks += session._tasks
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await abandon(self.manager)
         await self.pool.close()
         self.registry.close()
         self._state.cleanup()
@@ -184,7 +189,7 @@ class Harness:
     def spec(
         self, *, imports: tuple[str, ...] = ("*",), prelude: str = "", orphan_time_s: float = 60.0, **limits: Any
     ) -> SessionSpec:
-        """An approved session; the policy's part is played by the test."""
+        """Creates a session with a spec that the test approves in place of the policy."""
         bounds = replace(LIMITS, **limits)
         sandbox = SandboxSpec(
             "base",
@@ -226,15 +231,51 @@ class Harness:
         return await follow(execution, answer)
 
 
+_examined: dict[str, PreparedImage] = {}
+
+
+@contextmanager
+def images_examined_once() -> Iterator[None]:
+    """Remembers what a container said of an image of the Engine, by the image's id, for all harnesses of this process.
+
+    Each would start a container of its own to ask, which takes as long as most tests, and an image does not change.
+    The tests of that examination are in tests/integration, and those of the contract that take `probe` or `backend`.
+    """
+
+    async def remembered(resources: Resources, image: EngineImage) -> PreparedImage | UselessImage:
+        if (known := _examined.get(image.image_id)) is not None:
+            return known
+        found = await ask_image(resources, image)
+        if isinstance(found, PreparedImage):
+            _examined[image.image_id] = found
+        return found
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(images, "probe", remembered)
+        yield
+
+
+@asynccontextmanager
+async def harness_on(python: Path, image: str = "base") -> AsyncIterator[Harness]:
+    """A harness on the local backend, with an image of this interpreter."""
+    require("local")
+    directory = Path(tempfile.mkdtemp(prefix="c-"))
+    directory.chmod(0o755)
+    async with Harness(LocalBackend(directory, {image: LocalImage(python=python)})) as ready:
+        yield ready
+    shutil.rmtree(directory)
+
+
 @asynccontextmanager
 async def open_harness(backend: str) -> AsyncIterator[Harness]:
-    """A harness on a place of its own for this backend."""
+    """Provides a harness on a host of its own for this backend."""
     directory = Path(tempfile.mkdtemp(prefix="c-"))
-    directory.chmod(0o755)  # a sandbox's user has to pass
+    directory.chmod(0o755)  # a sandbox's user must be able to enter it
     try:
-        async with probe_of(backend, directory) as probe, Harness(probe.backend()) as harness:
-            harness.probe = probe
-            yield harness
+        with images_examined_once():
+            async with probe_of(backend, directory) as probe, Harness(probe.backend()) as harness:
+                harness.probe = probe
+                yield harness
     finally:
         shutil.rmtree(directory)
 
@@ -259,7 +300,7 @@ async def set_variables(session: Session, **values: Any) -> None:
     for name, value in values.items():
         packed = encode(value)
         if len(packed) > 1000:
-            from executor_server.model import BlobRef
+            from executor_server.core.model import BlobRef
 
             payloads.append((name, BlobRef(await session.upload_blob(len(packed), pieces(packed)), len(packed))))
         else:

@@ -1,4 +1,4 @@
-"""How a test of the contract says what it proves, and what follows from that for the backends that it runs on."""
+"""Marks by which a test of the contract names the promises that it proves, and the backends that follow from them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from tests.contract.promises import BACKENDS, BY_ID, Keeping
 
-# A test that says nothing proves nothing; it runs on these.
+# A test without a mark proves no promise; it runs on these.
 _UNMARKED = ("local", "docker")
 
 
@@ -18,7 +18,7 @@ def promise(*promise_ids: str) -> pytest.MarkDecorator:
 
 
 def instead(*promise_ids: str) -> pytest.MarkDecorator:
-    """Marks a test of what is done in place of promises that are not kept. It runs on the backends that keep none."""
+    """Marks a test of the behaviour in place of promises that are not kept. It runs on the backends that keep none."""
     return pytest.mark.instead(*_known(promise_ids))
 
 
@@ -30,7 +30,7 @@ def _known(promise_ids: tuple[str, ...]) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Proof:
-    """A test, the backend that it runs on, and what it proves there; `instead`: that it is not kept, but that."""
+    """A test, its backend, and the promises that it proves there; `instead`: the behaviour in place of a promise."""
 
     test: str
     backend: str
@@ -39,7 +39,7 @@ class Proof:
 
 
 def proof_of(item: pytest.Function) -> Proof | None:
-    """None when it proves nothing."""
+    """Returns the proof; None when the test proves nothing."""
     proved = _named(item, "promise")
     replaced = _named(item, "instead")
     if not proved and not replaced:
@@ -48,7 +48,7 @@ def proof_of(item: pytest.Function) -> Proof | None:
 
 
 def belongs(item: pytest.Function) -> bool:
-    """Whether the test is to run on its backend."""
+    """True when the test is to run on its backend."""
     backend, proof = backend_of(item), proof_of(item)
     if proof is None:
         return backend in _UNMARKED
@@ -59,12 +59,12 @@ def belongs(item: pytest.Function) -> bool:
 
 
 def backend_of(item: pytest.Function) -> str:
-    """The backend that a test was collected for. One that makes its own is about the guest, in local sandboxes."""
+    """Returns the backend of a test. A test that makes its own is about the guest, in local sandboxes."""
     params = item.callspec.params.values() if hasattr(item, "callspec") else ()
     return next((each for each in params if isinstance(each, str) and each in BACKENDS), "local")
 
 
 def _named(item: pytest.Function, mark: str) -> tuple[str, ...]:
-    """By the test's own marks, those of its case included; without any, by its module's."""
+    """Reads the test's own marks, those of its case included; without any, its module's."""
     own = [each for each in item.own_markers if each.name == mark]
     return tuple(dict.fromkeys(name for each in own or item.iter_markers(mark) for name in each.args))

@@ -1,7 +1,7 @@
-"""What can be seen of each backend from outside of the daemon, and done to it: one `Probe` for each.
+"""Probes look at each backend's sandboxes from outside of the daemon, and change them: one `Probe` for each backend.
 
-A probe owns a place for sandboxes, a state directory and what goes with it, and makes backends on it: one after the
-other, as a daemon that is started again does. It looks for sandboxes where they live, and never asks the backend.
+A probe owns a host for sandboxes, a state directory and all that belongs to it, and makes backends on it: one after the
+other, as a daemon that is started again does. It looks for the sandboxes themselves, and never asks the backend.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from typing import Protocol
 
 import psutil
 
-from executor_server.backend_config import DockerImage, DockerSection, E2BSection, LocalImage
 from executor_server.backends.base import Backend, KnownSandbox
 from executor_server.backends.directory import is_sandbox_id
 from executor_server.backends.docker import DockerBackend
-from executor_server.backends.docker.kit import SANDBOX_LABEL
+from executor_server.backends.docker.resources import SANDBOX_LABEL
 from executor_server.backends.local import LocalBackend
 from executor_server.backends.local.sandbox import LocalSandbox
-from executor_server.model import SandboxSpec
+from executor_server.config.backend_config import DockerImage, DockerSection, E2BSection, LocalImage
+from executor_server.core.model import SandboxSpec
 from executor_server.sessions import Session
 from tests.support.backends import DOCKER_IMAGE, make_backend
 from tests.support.engine import engine_client
@@ -35,64 +35,64 @@ from tests.support.killed_daemon import killed_daemon
 from tests.support.polling import eventually_async
 
 MISSING = "missing"
-"""An image that the backends of a probe know, and that is not there."""
+"""An image that the backends of a probe know, and that does not exist."""
 STRAY_ID = "0" * 16
 FULL_AT = 2
-"""Sandboxes that a backend may have which was asked for a small one."""
+"""Sandboxes that the backend of `small_backend` may have."""
 PAUSE_IDLE_S = 0.3
 _ABSENT_SOCKET = "unix:///nonexistent/engine.sock"
 
 
 class Probe(Protocol):
-    """One backend's place. `spec` is what its sandboxes are made of, unless a test wants another."""
+    """One backend's host. `spec` is that of its sandboxes, unless a test needs another."""
 
     @property
     def name(self) -> str: ...
 
     def backend(self) -> Backend:
-        """A daemon's backend on this place; at most one is used at a time."""
+        """Returns a daemon's backend on this host; at most one is used at a time."""
         ...
 
     def small(self) -> Backend:
-        """One that may have `FULL_AT` sandboxes, where there is such a limit."""
+        """Returns one that may have `FULL_AT` sandboxes, if the backend has such a limit."""
         ...
 
     def pausing(self) -> Backend:
-        """One whose sandboxes are paused after PAUSE_IDLE_S without use, where they can be."""
+        """Returns one whose sandboxes are paused after PAUSE_IDLE_S without use, if they can be."""
         ...
 
     def with_lost_image(self) -> Backend:
-        """One that knows an image MISSING, which is not there any more after `lose_image`."""
+        """Returns one that knows an image MISSING, which does not exist any more after `lose_image`."""
         ...
 
     def lose_image(self) -> None: ...
 
     def without_host(self) -> Backend:
-        """One whose host, engine or cloud does not serve."""
+        """Returns one whose host, engine or cloud does not work."""
         ...
 
     async def left_by_a_killed_daemon(self, spec: SandboxSpec) -> tuple[KnownSandbox, str]:
-        """A daemon made a sandbox here and was killed. Returns what its registry knew, and the fingerprint."""
+        """Runs a daemon that makes a sandbox and is killed. Returns the sandbox as its registry knew it, and the fingerprint."""
         ...
 
     async def session_of_a_killed_daemon(self, spec: SandboxSpec) -> tuple[Path, str, str]:
-        """A daemon was killed while killed_daemon.PROGRAM ran: where its books are, ids of session and execution."""
+        """Runs a daemon that is killed while killed_daemon.PROGRAM runs: its registry, ids of session and execution."""
         ...
 
     async def existing(self) -> set[str]:
-        """Ids of the sandboxes that are there, whole or in part, whoever knows of them."""
+        """Returns the ids of all sandboxes that exist, completely or in part, known to a daemon or not."""
         ...
 
     async def make_stray(self) -> None:
-        """Puts something there that bears the mark of this place and belongs to nobody: STRAY_ID."""
+        """Makes a stray: it carries the daemon's id and belongs to no known sandbox. Its id is STRAY_ID."""
         ...
 
     async def kill(self, sandbox_id: str) -> None:
-        """Ends a sandbox by hand, as its host or cloud can. It has ended on return."""
+        """Ends a sandbox by the means of its host or cloud. It has ended on return."""
         ...
 
     def watch(self, session: Session) -> Callable[[], bool]:
-        """Says from then on whether the session's supervisor, and with it every program of it, has ended."""
+        """Returns a function that is True once the session's supervisor, and so every program of it, has ended."""
         ...
 
     async def kill_supervisor(self, session: Session) -> None: ...
@@ -104,15 +104,15 @@ class Probe(Protocol):
 
 @asynccontextmanager
 async def probe_of(backend: str, directory: Path) -> AsyncIterator[Probe]:
-    """The probe of a backend, with its place below the directory."""
+    """Provides the probe of a backend, with its host below the directory."""
     probe: Probe
     if backend == "e2b":
         from tests.contract.e2b_probe import E2BProbe
 
         probe = await E2BProbe.open(directory)
     else:
-        makers: dict[str, Callable[[Path], Probe]] = {"local": LocalProbe, "docker": DockerProbe, "fake": FakeProbe}
-        probe = makers[backend](directory)
+        probes: dict[str, Callable[[Path], Probe]] = {"local": LocalProbe, "docker": DockerProbe, "fake": FakeProbe}
+        probe = probes[backend](directory)
     try:
         yield probe
     finally:
@@ -120,7 +120,7 @@ async def probe_of(backend: str, directory: Path) -> AsyncIterator[Probe]:
 
 
 class RealProbe:
-    """What the probes of real backends have in common: a state directory, and daemons that are processes."""
+    """The common part of the probes of real backends: a state directory, and daemons that are processes."""
 
     name = ""
     section: E2BSection | None = None
@@ -164,7 +164,7 @@ class RealProbe:
 
 
 class LocalProbe(RealProbe):
-    """Namespaces: a sandbox is its first process, and a directory."""
+    """Sandboxes of namespaces: each is its first process, and a directory."""
 
     name = "local"
 
@@ -199,7 +199,7 @@ class LocalProbe(RealProbe):
 
 
 class DockerProbe(RealProbe):
-    """Containers, by the label that names their sandbox, and a directory for each."""
+    """Sandboxes that are containers, found by the label with their id, and a directory for each."""
 
     name = "docker"
 
@@ -237,7 +237,7 @@ class DockerProbe(RealProbe):
 
 
 class FakeProbe:
-    """The in-memory fake: its host outlives its daemons."""
+    """The in-memory fake, whose host outlives its daemons."""
 
     name = "fake"
 
@@ -315,12 +315,12 @@ class FakeProbe:
 
 
 def supervisor_of(session: Session) -> psutil.Process:
-    """The first process of the session's sandbox, as the host sees it: of the local and the Docker backend."""
+    """Returns the first process of the session's sandbox, as the host sees it; for the local and the Docker backend."""
     sandbox = session._sandbox
     if isinstance(sandbox, LocalSandbox):
         assert sandbox.process is not None and sandbox.process.init_pid is not None
         return psutil.Process(sandbox.process.init_pid)
-    # In a container it is the guest that listens, and the kernel says who that is.
+    # In a container the guest itself listens, and the kernel names the listener.
     assert session._channel._transport is not None
     connection = session._channel._transport.get_extra_info("socket")
     pid, _, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
@@ -328,7 +328,7 @@ def supervisor_of(session: Session) -> psutil.Process:
 
 
 def pid_inside(process: psutil.Process) -> list[int]:
-    """Its number in each pid namespace that it is in, the host's first."""
+    """Returns its id in each pid namespace that it is in, the host's first."""
     status = Path(f"/proc/{process.pid}/status").read_text()
     (line,) = (each for each in status.splitlines() if each.startswith("NSpid:"))
     return [int(number) for number in line.split()[1:]]

@@ -1,10 +1,10 @@
-"""What a backend promises, in words. Each test of the contract says which of these it proves; docs/backends.md lists them.
+"""The promises of a backend, in words. Each test of the contract names those that it proves; docs/backends.md lists them.
 
-A backend keeps every promise that does not name it under `otherwise`. One that is kept there by other means, or not at
-all, says how and why, and what is done instead is tested too (`instead` in marks.py): nothing is skipped in silence.
+A backend keeps every promise that does not name it under `otherwise`. For a promise that it keeps by other means, or
+not at all, that names the means and the reason, and a test proves the behaviour in its place (`instead` in marks.py).
 
-What a program sees comes from the guest, which is the same in every sandbox. Where a promise is about nothing else and
-proving it takes long, `proved_on` names the backends that its tests run on; it holds on the others all the same.
+A program sees the guest, which is the same in every sandbox. When a promise is about nothing else and proving it takes
+long, `proved_on` names the backends that its tests run on; it holds on the others too.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ BACKENDS = ("local", "docker", "e2b", "fake")
 
 
 class Keeping(enum.Enum):
-    """How a backend keeps a promise."""
+    """The means by which a backend keeps a promise."""
 
     KEPT = "kept"
     BY_SUPERVISOR = "kept by the supervisor"  # inside of the sandbox, where the backend has no means outside of it
@@ -26,7 +26,7 @@ class Keeping(enum.Enum):
 
 @dataclass(frozen=True)
 class Otherwise:
-    """How a backend keeps a promise, where that needs a word; `why` is a sentence for people."""
+    """The exceptional way in which a backend keeps a promise; `why` is a sentence for people."""
 
     keeping: Keeping
     why: str
@@ -34,7 +34,7 @@ class Otherwise:
 
 @dataclass(frozen=True)
 class Promise:
-    """One sentence that holds for every backend, but those that say otherwise."""
+    """One sentence that holds for every backend, except those under `otherwise`."""
 
     promise_id: str
     topic: str
@@ -102,7 +102,7 @@ PROMISES = (
     Promise(
         "create-image-missing",
         "Creation",
-        "An image that is not there, or has no Python that serves, is told as such, in words that may go to the client.",
+        "An image that is not there, or has no Python that serves, is reported as such, in words that may go to the client.",
     ),
     Promise("create-cancelled", "Creation", "A creation that is cancelled, whenever, leaves nothing."),
     Promise("create-concurrent", "Creation", "Many can be made at a time; each is whole."),
@@ -125,9 +125,13 @@ PROMISES = (
     Promise(
         "fingerprint",
         "Creation",
-        "A sandbox bears the fingerprint of all that it is made of; another spec or another policy has another one.",
+        "A sandbox carries the fingerprint of all that it is made of; another spec or another policy has another one.",
     ),
-    Promise("label", "Creation", "To be told whose it is, or which part of the processors it gets, never fails."),
+    Promise(
+        "label",
+        "Creation",
+        "A sandbox can be given its owner, or its part of the processors, at any time; that never fails.",
+    ),
     # -- Running code
     Promise(
         "run-value", "Running code", "The value of the last expression, or statement, is the output, large or small."
@@ -137,13 +141,15 @@ PROMISES = (
     Promise("run-await", "Running code", "Code awaits at its top level."),
     Promise("run-main", "Running code", "Programs run in a real `__main__`: its classes pickle.", {"fake": _NO_SYSTEM}),
     Promise("run-operations", "Running code", "Operations are counted, and the same program spends the same count."),
-    Promise("run-once", "Running code", "An id names one execution, which runs once; whoever asks again reads along."),
+    Promise(
+        "run-once", "Running code", "An id names one execution, which runs once; a caller that asks again reads along."
+    ),
     Promise("run-queue", "Running code", "Executions of one session run one after the other; too many are refused."),
-    Promise("run-prelude", "Running code", "The prelude runs first, in every interpreter; its failure is told."),
+    Promise("run-prelude", "Running code", "The prelude runs first, in every interpreter; its failure is reported."),
     Promise(
         "run-prelude-deadly",
         "Running code",
-        "A prelude that ends each interpreter is left out, and that is told.",
+        "A prelude that ends each interpreter is left out, and that is reported.",
         {"fake": _NO_SYSTEM},
     ),
     Promise(
@@ -152,14 +158,14 @@ PROMISES = (
     Promise(
         "run-variables-hostile",
         "Running code",
-        "A value that kills whoever decodes it costs its interpreter, not the session; a repr that lies is only text.",
+        "A value that kills its decoder costs its interpreter, not the session; a repr that lies is only text.",
         {"fake": _NO_WALL},
         proved_on=_NOT_IN_THE_CLOUD,
     ),
     Promise(
         "run-no-network",
         "Running code",
-        "A program that misses the network, or a child of it, is told that the sandbox has none, once for an execution.",
+        "A program that misses the network, or a child of it, reads that the sandbox has none, once for an execution.",
         {"fake": _NO_SYSTEM},
     ),
     Promise("run-blobs", "Running code", "A large value travels apart and whole, and can be named once."),
@@ -237,13 +243,13 @@ PROMISES = (
     Promise(
         "end-unfit",
         "How executions end",
-        "An interpreter that a program leaves unfit for the next one is replaced, and that is told with the program.",
+        "An interpreter that a program leaves unfit for the next one is replaced, and that is reported with the program.",
         {"fake": _NO_SYSTEM},
     ),
     Promise(
         "end-checker",
         "How executions end",
-        "What other processes do to the checking of a source is never told as an error of the source.",
+        "What other processes do to the checking of a source is never reported as an error of the source.",
         {"fake": _NO_SYSTEM},
     ),
     Promise(
@@ -285,7 +291,7 @@ PROMISES = (
         "A supervisor that is killed takes its sandbox along: LOST.",
     ),
     Promise(
-        "end-lost-cause", "How executions end", "The cause of a death is told in a clause, without a path of the host."
+        "end-lost-cause", "How executions end", "The cause of a death is given in a clause, without a path of the host."
     ),
     # -- Interrupting
     Promise("interrupt", "Interrupting", "A program that is cancelled is CANCELLED, and variables are kept."),
@@ -346,7 +352,7 @@ PROMISES = (
         "Operations of an execution and of a session are exact, and warned of at four fifths.",
         proved_on=_NOT_IN_THE_CLOUD,
     ),
-    Promise("limit-idle", "Limits", "A session that nobody uses ends after idle_time_s; one in use does not."),
+    Promise("limit-idle", "Limits", "A session that is not used ends after idle_time_s; one in use does not."),
     Promise("limit-age", "Limits", "A session ends at session_time_s, in use or not."),
     Promise("limit-orphan", "Limits", "A sandbox that no daemon speaks to for orphan_time_s ends itself."),
     # -- The daemon restarts
@@ -367,11 +373,11 @@ PROMISES = (
         "A sandbox that died meanwhile, as in a reboot of its host, is not taken over: its session is LOST.",
     ),
     Promise("restart-alone", "The daemon restarts", "Two daemons can't share a state directory."),
-    # -- Nothing is left
+    # -- Leftovers
     Promise(
         "sweep",
         "Nothing is left",
-        "A sweep finds what belongs to nobody and spares what lives, also what is being made.",
+        "A sweep finds what belongs to no session and spares what lives, also what is being made.",
     ),
     Promise(
         "leak-destroy",
@@ -398,7 +404,7 @@ PROMISES = (
     Promise(
         "rest",
         "Pausing",
-        "An idle sandbox lets go of what it does not need, and gets it back.",
+        "An idle sandbox releases what it does not need, and gets it back.",
         {"fake": _NO_WALL},
         ("local", "docker"),
     ),
@@ -492,7 +498,7 @@ TOPICS = tuple(dict.fromkeys(promise.topic for promise in PROMISES))
 
 
 def unproved(proofs: Iterable[tuple[str, str, bool]]) -> list[str]:
-    """What lacks a test, a line each. `proofs`: (id of a promise, backend, whether it is of what is done instead)."""
+    """Lists what lacks a test. `proofs`: (id of a promise, backend, True for the behaviour in its place)."""
     there = set(proofs)
     missing = []
     for promise in PROMISES:

@@ -1,4 +1,4 @@
-"""What the tests of the contract prove, by their marks: collected by pytest itself, in a process of its own.
+"""The proofs of the contract's tests, by their marks: pytest itself collects them, in a process of its own.
 
     python -m pytest -p tests.contract.proofs --proofs=FILE --collect-only tests/contract
 
@@ -35,7 +35,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 
 def collected() -> list[Proof]:
-    """Raises CalledProcessError, with what pytest said, when a test can't be collected."""
+    """Returns all proofs. Raises CalledProcessError, with pytest's output, when a test can't be collected."""
     with tempfile.TemporaryDirectory() as directory:
         target = Path(directory) / "proofs.json"
         command = [sys.executable, "-m", "pytest", "-p", "tests.contract.proofs", f"--proofs={target}"]

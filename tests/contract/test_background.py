@@ -1,8 +1,8 @@
-"""Processes that outlive the execution that started them go on printing, and none of it is taken for another's."""
+"""Processes that outlive the execution that started them go on printing, and their output is marked."""
 
 from __future__ import annotations
 
-from executor_server.guest.background import BACKGROUND_BYTES
+from executor_server.guest.supervisor.background import BACKGROUND_BYTES
 from executor_server.sessions import Session
 from tests.contract.harness import Harness, Transcript, pieces
 from tests.contract.marks import promise
@@ -11,7 +11,7 @@ from tests.support.polling import eventually_awaited
 pytestmark = promise("stream-background")
 
 BEGIN, END = "[background output of earlier steps]\n", "[end of background output]\n"
-# Prints each line that it is given, and says in a file that it could.
+# Prints each line of its input, and notes in a file that it could.
 _PRINTER = """\
 import subprocess, sys
 program = '''
@@ -29,7 +29,7 @@ _PRINTED = "import os\nopen('printed').read() if os.path.exists('printed') else 
 
 
 def _background(run: Transcript) -> str:
-    """The marked parts of what it printed."""
+    """Returns the marked parts of the output."""
     return "".join(_parts(run))
 
 
@@ -38,7 +38,7 @@ def _parts(run: Transcript) -> list[str]:
 
 
 async def _gather(harness: Harness, session: Session, expected: str, first: Transcript) -> str:
-    """Runs small steps until all that is expected was shown, unless it was with the first one; what was."""
+    """Runs small steps until all expected output was shown, unless the first showed it; returns the output."""
     shown = _background(first)
 
     async def step() -> bool:
@@ -52,7 +52,7 @@ async def _gather(harness: Harness, session: Session, expected: str, first: Tran
     return shown
 
 
-async def test_a_child_that_prints_after_its_step_lives_and_is_heard(harness: Harness) -> None:
+async def test_a_child_that_prints_after_its_step_lives_and_its_output_is_shown(harness: Harness) -> None:
     """Its pipe used to be closed with its step: a server died of SIGPIPE in the next one."""
     session = await harness.session()
     await harness.run(session, f"{_PRINTER}\nprint('mine')\nsay('in the same step')")
@@ -66,7 +66,7 @@ async def test_a_child_that_prints_after_its_step_lives_and_is_heard(harness: Ha
     assert (await harness.run(session, "printer.poll() is None")).output is True
 
 
-async def test_what_comes_between_two_executions_is_shown_marked_with_the_next(harness: Harness) -> None:
+async def test_output_between_two_executions_is_shown_marked_with_the_next(harness: Harness) -> None:
     session = await harness.session()
     await harness.run(session, f"{_PRINTER}\nimport threading\ngo = threading.Event()")
     code = "def late():\n    go.wait()\n    say('from a child')\n    print('from a thread')\n"
@@ -77,7 +77,7 @@ async def test_what_comes_between_two_executions_is_shown_marked_with_the_next(h
     assert "own\n" in run.stdout.partition(BEGIN)[0]
 
 
-async def test_a_thread_that_prints_between_two_executions_is_heard(harness: Harness) -> None:
+async def test_the_output_of_a_thread_between_two_executions_is_shown(harness: Harness) -> None:
     """Its output went to /dev/null."""
     session = await harness.session()
     code = (
@@ -92,7 +92,7 @@ async def test_a_thread_that_prints_between_two_executions_is_heard(harness: Har
     assert await _gather(harness, session, "from a thread\n", run) == "from a thread\n"
 
 
-# Prints much when it sees the file `go`, and says in another when all of it is in its pipe or beyond.
+# Prints much when it sees the file `go`, and notes in another when all of it is written.
 _PRINTER_OF_MUCH = """\
 import subprocess, sys
 program = '''
@@ -107,7 +107,7 @@ printer = subprocess.Popen([sys.executable, "-c", program])
 
 
 async def test_much_background_output_is_cut_and_that_is_announced(harness: Harness) -> None:
-    """Each time that it is shown, which a step does when it begins, and when it ends: what waits in the pipe comes."""
+    """A step shows the output in the pipe when it begins and when it ends; each time the cut is announced."""
     session = await harness.session()
     await harness.run(session, _PRINTER_OF_MUCH)
     await session.put_file("go", 0, pieces(b""))
@@ -144,7 +144,7 @@ async def test_background_output_is_charged_and_held_to_the_limit_of_the_step_th
     assert used >= 10_000, "what was left out of it counts"
 
 
-async def test_a_child_that_prints_without_end_holds_nobody_up(harness: Harness) -> None:
+async def test_a_child_that_prints_without_end_delays_no_execution(harness: Harness) -> None:
     session = await harness.session()
     code = (
         "import subprocess, sys\n"
@@ -159,7 +159,7 @@ async def test_a_child_that_prints_without_end_holds_nobody_up(harness: Harness)
     assert (await harness.run(session, "flood.poll() is None")).output is True
 
 
-async def test_steps_that_each_leave_a_process_do_not_use_up_what_may_be_open(harness: Harness) -> None:
+async def test_steps_that_each_leave_a_process_do_not_use_up_the_descriptors(harness: Harness) -> None:
     session = await harness.session(processes=64)
     await harness.run(session, "import os, subprocess, sys\nleft = []")
     sleep = "left.append(subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(1e6)']))"

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from executor_server.model import LimitWarning, Log, SessionSpec
+from executor_server.core.model import LimitWarning, Log, SessionSpec
 from executor_server.sessions import Session
 from tests.contract.harness import LIMITS, Harness, Transcript
 from tests.contract.marks import promise
@@ -23,16 +23,16 @@ def _warnings(run: Transcript) -> list[tuple[str, int, int]]:
     return [(kind.limit, kind.used, kind.budget) for kind in kinds if isinstance(kind, LimitWarning)]
 
 
-async def test_four_fifths_of_a_budget_are_told_once_where_they_are_reached(harness: Harness) -> None:
+async def test_four_fifths_of_a_budget_are_reported_once_where_they_are_reached(harness: Harness) -> None:
     session = await harness.session()
     code = "for i in range(100):\n    if i in (78, 80): print(i)"
     run = await harness.run(session, code, operations=100)
     assert run.outcome == "succeeded"
     assert _warnings(run) == [("operations", 80, 100)]
-    told = [
+    reported = [
         getattr(event.kind, "text", "warning") for event in run.events if isinstance(event.kind, (Log, LimitWarning))
     ]
-    assert "".join(told) in ("78\nwarning80\n", "78\n80\nwarning")
+    assert "".join(reported) in ("78\nwarning80\n", "78\n80\nwarning")
     assert _warnings(await harness.run(session, _loops(79), operations=100)) == []
     assert _warnings(await harness.run(session, "while True: pass", operations=100)) == [("operations", 80, 100)]
 
@@ -66,7 +66,9 @@ async def test_a_crash_costs_a_session_no_more_than_it_can_have_spent(harness: H
     assert (await harness.run(session, _loops(1000))).outcome == "succeeded"
 
 
-async def test_who_kills_the_interpreter_is_charged_with_all_that_it_can_have_spent(harness: Harness) -> None:
+async def test_a_program_that_kills_the_interpreter_is_charged_with_all_that_it_can_have_spent(
+    harness: Harness,
+) -> None:
     session = await harness.session(session_operations=1000)
     assert (await harness.run(session, "import os\nos._exit(0)", operations=400)).outcome == "exited"
     run = await harness.run(session, _loops(700))
@@ -86,11 +88,15 @@ _SWALLOWED = {
     [
         "a finalizer",
         "a library",
-        pytest.param("a thread", marks=promise("limit-budgets", "run-main")),  # where programs may have threads
+        pytest.param(
+            "a thread", marks=promise("limit-budgets", "run-main")
+        ),  # on backends where programs may have threads
     ],
 )
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # the fake's program is this process
-async def test_a_budget_that_is_spent_where_nobody_sees_it_ends_the_execution(harness: Harness, name: str) -> None:
+async def test_a_budget_that_is_exceeded_in_a_finalizer_or_thread_ends_the_execution(
+    harness: Harness, name: str
+) -> None:
     """Python writes an exception in a finalizer or a thread to stderr, and goes on: the execution SUCCEEDED."""
     session = await harness.session()
     code = _SWALLOWED[name]
@@ -102,9 +108,9 @@ async def test_a_budget_that_is_spent_where_nobody_sees_it_ends_the_execution(ha
     assert (await harness.run(session, "1")).outcome == "succeeded"
 
 
-@promise("run-main")  # where programs may have threads and modules of the system
+@promise("run-main")  # on backends where programs may have threads and modules of the system
 @pytest.mark.parametrize("name", sorted(_SWALLOWED))
-async def test_a_refusal_where_nobody_sees_it_ends_the_execution(harness: Harness, name: str) -> None:
+async def test_a_refusal_in_a_finalizer_or_thread_ends_the_execution(harness: Harness, name: str) -> None:
     session = await harness.session(imports=("threading", "functools"))
     run = await harness.run(session, _SWALLOWED[name].format(spend="__import__('o' + 's')"))
     assert (run.outcome, run.state) == ("import_denied", "kept")
@@ -117,12 +123,12 @@ async def test_the_prelude_is_charged_each_time_it_runs(harness: Harness) -> Non
     assert run.ended.usage.operations == 300
 
 
-async def test_what_is_spent_stays_spent_under_other_limits(harness: Harness) -> None:
+async def test_spent_operations_stay_spent_under_other_limits(harness: Harness) -> None:
     session = await harness.session(session_operations=1000)
     await harness.run(session, _loops(600))
-    await session.restrict(_with(session, session_operations=500))
+    await session.requests.restrict(_with(session, session_operations=500))
     assert (await harness.run(session, "1")).outcome == "operation_limit"
-    await session.restrict(_with(session, session_operations=700))
+    await session.requests.restrict(_with(session, session_operations=700))
     assert (await harness.run(session, "while True: pass")).ended.usage.operations == 100
 
 

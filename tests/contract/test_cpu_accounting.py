@@ -1,14 +1,14 @@
-"""CPU time is charged whoever spends it, and when nobody waits for it, too."""
+"""CPU time of every process is charged, also when no process waits for its end."""
 
 from __future__ import annotations
 
-from executor_server.model import SessionFacts
-from executor_server.observer import Observer
+from executor_server.core.model import SessionFacts
+from executor_server.lifecycle.observer import Observer
 from tests.contract.harness import Harness
 from tests.contract.marks import promise
 from tests.support.polling import eventually_async
 
-# Children whose end their parent ignores leave their time with nobody.
+# The CPU time of children whose end their parent ignores is added to no process.
 _UNWAITED = """
 import os, signal, time
 signal.signal(signal.SIGCHLD, signal.SIG_IGN)
@@ -26,20 +26,20 @@ for _ in range(40):
 
 
 @promise("end-cpu-children")
-async def test_children_that_nobody_waits_for_are_charged(harness: Harness) -> None:
+async def test_children_that_are_not_waited_for_are_charged(harness: Harness) -> None:
     """12 s of CPU time passed a limit of 2, and were reported as 0.2."""
     session = await harness.session(operations=10**12, wall_time_s=60.0)
-    told = await harness.run(session, _UNWAITED, cpu_time_s=2.0, wall_time_s=60.0)
-    assert told.outcome == "cpu_limit", told.ended.usage
-    assert told.ended.usage.cpu_time_s >= 2.0
+    run = await harness.run(session, _UNWAITED, cpu_time_s=2.0, wall_time_s=60.0)
+    assert run.outcome == "cpu_limit", run.ended.usage
+    assert run.ended.usage.cpu_time_s >= 2.0
 
 
 @promise("end-cpu-children")
 async def test_children_that_are_waited_for_are_charged_once(harness: Harness) -> None:
     session = await harness.session(operations=10**12)
-    told = await harness.run(session, _UNWAITED.replace("signal.SIG_IGN", "signal.SIG_DFL").replace("40", "4"))
-    assert told.outcome == "succeeded"
-    assert 1.2 <= told.ended.usage.cpu_time_s < 1.9
+    run = await harness.run(session, _UNWAITED.replace("signal.SIG_IGN", "signal.SIG_DFL").replace("40", "4"))
+    assert run.outcome == "succeeded"
+    assert 1.2 <= run.ended.usage.cpu_time_s < 1.9
 
 
 class _Charges(Observer):
@@ -51,12 +51,12 @@ class _Charges(Observer):
 
 
 @promise("charge-background")
-async def test_what_runs_on_between_executions_is_charged_while_it_does(harness: Harness) -> None:
-    """It was charged to nobody: a session that only started something was free."""
+async def test_processes_that_run_between_executions_are_charged_meanwhile(harness: Harness) -> None:
+    """It was not charged: a session that only started something was free."""
     session = await harness.session()
     session._observer = charges = _Charges()
     assert (await harness.run(session, "1")).outcome == "succeeded"
-    told = await harness.run(
+    run = await harness.run(
         session,
         """
 import os
@@ -68,6 +68,6 @@ if os.fork() == 0:
     time.sleep(1e6)
 """,
     )
-    assert told.outcome == "succeeded"
-    assert await eventually_async(lambda: charges.cpu_time_s + told.ended.usage.cpu_time_s > 0.9)
+    assert run.outcome == "succeeded"
+    assert await eventually_async(lambda: charges.cpu_time_s + run.ended.usage.cpu_time_s > 0.9)
     assert charges.cpu_time_s < 1.5

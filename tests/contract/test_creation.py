@@ -1,4 +1,4 @@
-"""Sandboxes are made as their spec says, or not at all, and what is wrong is told as what it is."""
+"""Sandboxes are made as their spec says, or not at all, and the error names the fault."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from executor_server.backends.base import Backend, Sandbox
-from executor_server.errors import BackendFull, ImageNotReady, SandboxFailure
-from executor_server.guest_channel import GuestChannel
-from executor_server.model import SandboxSpec
+from executor_server.channel.channel import GuestChannel
+from executor_server.core.errors import BackendFull, ImageNotReady, SandboxFailure
+from executor_server.core.model import SandboxSpec
 from tests.contract.harness import MIB, Harness
 from tests.contract.marks import instead, promise
 from tests.contract.probes import FULL_AT, MISSING, Probe
@@ -21,7 +21,7 @@ SPEC = SandboxSpec("base", memory_bytes=256 * MIB, processes=32, disk_bytes=16 *
 
 
 async def answers(sandbox: Sandbox, *, shown: int = 0) -> bool:
-    """Whether its guest does. Each time it is another connection: `shown` were made before."""
+    """True when the guest answers. Each call makes another connection: `shown` were made before."""
     channel = GuestChannel(sandbox.endpoint, shown=shown)
     try:
         return (await channel.connect()).generation == 1
@@ -94,14 +94,14 @@ found, [reached((host, {port})) for host in ("127.0.0.1", "10.0.0.1", "192.0.2.1
 
 
 @promise("create-image-unknown")
-async def test_an_image_that_nobody_configured_is_refused(backend: Backend, probe: Probe) -> None:
+async def test_an_image_that_is_not_configured_is_refused(backend: Backend, probe: Probe) -> None:
     with pytest.raises(SandboxFailure, match="nonsense"):
         await backend.create(replace(SPEC, image="nonsense"))
     assert await probe.existing() == set()
 
 
 @promise("create-image-missing")
-async def test_an_image_that_is_not_there_is_told_as_such(probe: Probe, directory: Path) -> None:
+async def test_a_missing_image_is_reported_as_missing(probe: Probe, directory: Path) -> None:
     backend = probe.with_lost_image()
     await backend.start()
     try:
@@ -124,14 +124,14 @@ async def test_a_creation_that_is_cancelled_leaves_nothing(backend: Backend, pro
         await asyncio.sleep(0)
     creation.cancel()
     await asyncio.wait([creation])
-    if not creation.cancelled():  # it was quicker
+    if not creation.cancelled():  # it was already done
         await creation.result().destroy()
-    await backend.sweep()  # what a lost answer has left at a cloud is found there
+    await backend.sweep()  # it finds a machine that a lost answer left in a cloud
     assert await probe.existing() == set()
 
 
 @promise("create-full")
-async def test_a_backend_that_is_full_says_when_to_ask_again(probe: Probe) -> None:
+async def test_a_full_backend_says_when_to_retry(probe: Probe) -> None:
     backend = probe.small()
     await backend.start()
     try:
@@ -149,7 +149,7 @@ async def test_a_backend_that_is_full_says_when_to_ask_again(probe: Probe) -> No
 
 
 @instead("create-full")
-async def test_a_backend_without_a_number_makes_as_many_as_it_is_asked_for(probe: Probe) -> None:
+async def test_a_backend_without_a_limit_makes_as_many_as_requested(probe: Probe) -> None:
     backend = probe.small()
     await backend.start()
     try:
@@ -161,14 +161,14 @@ async def test_a_backend_without_a_number_makes_as_many_as_it_is_asked_for(probe
 
 
 @promise("create-down")
-async def test_a_backend_whose_host_does_not_serve_does_not_start(probe: Probe) -> None:
+async def test_a_backend_whose_host_does_not_work_does_not_start(probe: Probe) -> None:
     away = probe.without_host()
     with pytest.raises(SandboxFailure, match=r"\w"):
         await away.start()
     with pytest.raises(SandboxFailure):
         await away.create(SPEC)
     await away.close()
-    again = probe.backend()  # the directory was given back
+    again = probe.backend()  # the directory was released
     await again.start()
     await again.close()
 
@@ -190,7 +190,7 @@ async def test_another_spec_and_another_policy_have_another_fingerprint(backend:
 
 
 @promise("label")
-async def test_to_be_told_whose_it_is_never_fails(backend: Backend) -> None:
+async def test_labelling_never_fails(backend: Backend) -> None:
     sandbox = await backend.create(SPEC)
     await sandbox.label("0123456789abcdef")
     sandbox.set_cpu_share(0.5)

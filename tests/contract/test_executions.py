@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from executor_server.errors import InvalidRequest, ResourceExhausted
-from executor_server.model import Image, Log, OutputMode, Queued
-from executor_server.requested import RequestedLimits
+from executor_server.core.errors import InvalidRequest, ResourceExhausted
+from executor_server.core.model import Image, Log, OutputMode, Queued
+from executor_server.policy.requests import RequestedLimits
 from tests.contract.harness import Harness, follow
 from tests.contract.marks import promise
 

@@ -1,4 +1,4 @@
-"""What the in-memory fake does in place of what it can't: it lets nothing begin that it could not confine or end."""
+"""The in-memory fake refuses to begin anything that it could not confine or end."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import threading
 
 import pytest
 
-from executor_server.errors import InvalidRequest
-from executor_server.model import ShippedTool, ToolSource, ToolSpec
+from executor_server.core.errors import InvalidRequest
+from executor_server.core.model import ShippedTool, ToolSource, ToolSpec
 from executor_server.sessions import Session
 from tests.contract.harness import MIB, Harness
 from tests.contract.marks import instead
@@ -15,7 +15,7 @@ from tests.contract.promises import BY_ID, PROMISES, Keeping
 from tests.support.in_memory import guest
 from tests.support.polling import eventually_async
 
-# Of what it does not keep: what has no operating system below it, no kernel that limits it, and no wall around it.
+# The promises that it does not keep need an operating system, a kernel with limits, or a wall.
 _NOT_KEPT = [each.promise_id for each in PROMISES if each.keeping("fake") is Keeping.NOT_KEPT]
 _TOOLS = [each for each in _NOT_KEPT if each.startswith("tools-sandbox")]
 _LIMITS = ["create-spec", "end-memory", "limit-disk", "stream-flat"]
@@ -44,7 +44,7 @@ async def test_only_modules_that_compute_can_be_imported(harness: Harness, modul
 @pytest.mark.parametrize(
     "code", ["os.fork()", "os.kill(-1, 9)", "os.abort()", "os.symlink('a', 'b')", "open('/etc/passwd')"]
 )
-async def test_what_stands_for_the_system_has_nothing_that_could_do_harm(harness: Harness, code: str) -> None:
+async def test_the_stand_in_for_the_system_can_do_no_harm(harness: Harness, code: str) -> None:
     session = await harness.session()
     run = await harness.run(session, f"import os\n{code}")
     assert (run.outcome, run.state) == ("exception", "kept")
@@ -52,14 +52,14 @@ async def test_what_stands_for_the_system_has_nothing_that_could_do_harm(harness
 
 
 @instead(*_LIMITS)
-async def test_what_it_does_not_limit_is_not_ended(harness: Harness) -> None:
+async def test_programs_past_limits_that_it_lacks_are_not_ended(harness: Harness) -> None:
     session = await harness.session(memory_bytes=MIB, disk_bytes=MIB)
     code = "data = bytes(2 * 2**20)\nwith open('f', 'wb') as f:\n    n = f.write(data)\nn"
     assert (await harness.run(session, code)).output == 2 * MIB
 
 
 @instead("end-timeout-deaf")
-async def test_a_thread_that_does_not_listen_is_told_as_timed_out_and_left_behind(
+async def test_a_thread_that_ignores_the_interrupt_is_timed_out_and_left_behind(
     harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It computes in C, and ends by itself a little later, or this test would leave a thread behind."""

@@ -8,9 +8,9 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from executor_server.errors import ExecutorError, InvalidRequest, NotFound, ResourceExhausted
-from executor_server.model import FileInfo
-from executor_server.session import Session
+from executor_server.core.errors import ExecutorError, InvalidRequest, NotFound, ResourceExhausted
+from executor_server.core.model import FileInfo
+from executor_server.sessions.session import Session
 from tests.contract.harness import MIB, Harness, follow, pieces
 from tests.contract.marks import promise
 
@@ -116,9 +116,7 @@ async def test_a_path_that_leaves_the_workspace_is_refused(harness: Harness, pat
         ("import socket; socket.socket(socket.AF_UNIX).bind('sock')", "sock", "'sock' is not a regular file"),
     ],
 )
-async def test_what_is_not_a_regular_file_of_the_workspace_is_not_read(
-    harness: Harness, made: str, path: str, said: str
-) -> None:
+async def test_only_regular_files_of_the_workspace_are_read(harness: Harness, made: str, path: str, said: str) -> None:
     session = await harness.session()
     await harness.run(session, f"import os\n{made}")
     with pytest.raises(InvalidRequest, match=said):
@@ -228,7 +226,7 @@ async def test_artifacts_are_listed_however_the_execution_ends(harness: Harness,
 @promise("files-artifacts")
 async def test_artifacts_are_bounded(harness: Harness) -> None:
     session = await harness.session()
-    name = "\U0001f600" * 60  # of the characters that take the most room in a frame
+    name = "\U0001f600" * 60  # characters of the largest size in a frame
     code = f"import os\nos.makedirs('{name}/{name}/{name}')\nos.chdir('{name}/{name}/{name}')\n"
     code += f"for i in range(300):\n    open(f'{{i}}{name[:60]}', 'w').close()"
     made = await harness.run(session, code)
@@ -236,7 +234,7 @@ async def test_artifacts_are_bounded(harness: Harness) -> None:
 
 
 @promise("files-artifacts")
-async def test_what_a_client_puts_while_a_program_runs_is_not_the_programs(harness: Harness) -> None:
+async def test_a_file_that_a_client_puts_while_a_program_runs_is_not_the_programs(harness: Harness) -> None:
     session = await harness.session()
     execution = await harness.begin(session, "print('runs')\nimport os\nwhile not os.path.exists('go'): pass")
     await anext(execution.events())
@@ -269,7 +267,7 @@ async def test_a_file_that_breaks_off_or_lies_about_its_size_leaves_nothing(harn
 
 
 @promise("limit-disk")
-async def test_a_full_disk_is_said(harness: Harness) -> None:
+async def test_a_full_disk_is_reported(harness: Harness) -> None:
     session = await harness.session(disk_bytes=2 * MIB)
     with pytest.raises(ExecutorError, match="could not be written"):
         await session.put_file("big", 4 * MIB, pieces(bytes(4 * MIB)))
@@ -277,7 +275,7 @@ async def test_a_full_disk_is_said(harness: Harness) -> None:
 
 
 @promise("files-transfer")
-async def test_what_is_missing_is_not_found(harness: Harness) -> None:
+async def test_a_missing_file_is_not_found(harness: Harness) -> None:
     session = await harness.session()
     with pytest.raises(NotFound):
         await read(session, "nothing")

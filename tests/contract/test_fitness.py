@@ -1,4 +1,4 @@
-"""Harm that a program does to the process that it ran in is told with that program, and reaches no other."""
+"""Damage that a program does to its interpreter is reported with that program, and reaches no other."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ CLOSES = {
 
 @promise("end-unfit")
 @pytest.mark.parametrize("name", sorted(UNFIT))
-async def test_an_interpreter_that_is_left_unfit_is_replaced_and_that_is_told(harness: Harness, name: str) -> None:
+async def test_an_interpreter_that_is_left_unfit_is_replaced_and_that_is_reported(harness: Harness, name: str) -> None:
     """The next step of a program that used up the descriptors was EXITED 70."""
     code, why = UNFIT[name]
     session = await harness.session(prelude="prelude = 'is there'")
@@ -58,7 +58,7 @@ async def test_a_prelude_that_leaves_the_interpreter_unfit_is_left_out(harness: 
 
 
 @promise("end-unfit")
-async def test_an_interpreter_that_fails_before_a_program_is_not_told_as_that_program_s_exit(harness: Harness) -> None:
+async def test_an_interpreter_that_fails_before_a_program_is_not_reported_as_its_exit(harness: Harness) -> None:
     """A thread of an earlier step can spoil it after its step has ended."""
     session = await harness.session()
     code = (
@@ -81,7 +81,7 @@ async def test_an_interpreter_that_fails_before_a_program_is_not_told_as_that_pr
 
 
 @promise("end-unfit")
-async def test_a_program_that_cannot_even_be_given_to_the_interpreter_is_not_blamed(harness: Harness) -> None:
+async def test_a_program_that_cannot_reach_the_interpreter_is_not_blamed(harness: Harness) -> None:
     """One descriptor is free, below all that the program holds: that it is the only one can't be seen cheaply."""
     session = await harness.session()
     code, _ = UNFIT["no descriptors"]
@@ -124,7 +124,7 @@ if os.fork() == 0:
 
 @promise("end-checker")
 @pytest.mark.parametrize("number", ["SIGSTOP", "SIGKILL"])
-async def test_who_stops_or_kills_the_checker_makes_no_syntax_error(harness: Harness, number: str) -> None:
+async def test_a_stopped_or_killed_checker_makes_no_syntax_error(harness: Harness, number: str) -> None:
     """The next steps were: the source takes too long to parse, or the parser ended with signal 9."""
     session = await harness.session(cpu_time_s=60.0, operations=10**12)
     assert (await harness.run(session, _ATTACKER.format(number=number), operations=10**12)).output == "attacked"
@@ -134,7 +134,7 @@ async def test_who_stops_or_kills_the_checker_makes_no_syntax_error(harness: Har
 
 
 @promise("end-checker")
-async def test_a_source_that_breaks_the_parser_is_told_as_that_beside_other_processes(harness: Harness) -> None:
+async def test_a_source_that_breaks_the_parser_is_reported_so_beside_other_processes(harness: Harness) -> None:
     session = await harness.session(cpu_time_s=60.0, operations=10**12)
     code = _ATTACKER.format(number="SIGKILL").replace("'attacked'", "kept = 'kept'")
     assert (await harness.run(session, code, operations=10**12)).outcome == "succeeded"

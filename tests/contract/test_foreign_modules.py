@@ -1,24 +1,19 @@
-"""The preset `guarded`: no way to a module that is not authorized, and nothing else is refused, on every CPython."""
+"""The preset `guarded` refuses every import of a module that is not authorized, and nothing else, on every CPython."""
 
 from __future__ import annotations
 
-import shutil
 import sys
-import tempfile
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from executor_server.backend_config import LocalImage
-from executor_server.backends.local import LocalBackend
 from executor_server.sessions import Session, SessionRequest
-from tests.contract.harness import PRINCIPAL, Harness, Transcript, pieces
+from tests.contract.harness import PRINCIPAL, Harness, Transcript, harness_on, pieces
 from tests.contract.marks import promise
-from tests.support.backends import require
 from tests.support.foreign_corpus import ATTACKS, HELPER, HONEST, LIBRARIES, SNIPPETS, authorized
-from tests.support.interpreters import find_python
+from tests.support.interpreters import require_python
 
 pytestmark = promise("rules-same")
 
@@ -27,15 +22,10 @@ GUARDED = ("foreign_modules",)
 
 @pytest.fixture(params=["3.9", "3.10", "3.11", "3.12", "3.13", "libraries"])
 async def harness(request: pytest.FixtureRequest) -> AsyncIterator[Harness]:
-    require("local")
-    python = Path(sys.executable) if request.param == "libraries" else find_python(request.param)
-    if python is None:
-        pytest.skip(f"there is no CPython {request.param} on this machine")
-    directory = Path(tempfile.mkdtemp(prefix="c-"))
-    directory.chmod(0o755)
-    async with Harness(LocalBackend(directory, {"base": LocalImage(python=python)})) as ready:
+    async with harness_on(
+        Path(sys.executable) if request.param == "libraries" else require_python(request.param)
+    ) as ready:
         yield ready
-    shutil.rmtree(directory)
 
 
 async def _session(harness: Harness) -> Session:
@@ -46,7 +36,9 @@ async def _session(harness: Harness) -> Session:
 
 
 async def _run(harness: Harness, session: Session, source: str, imports: tuple[str, ...]) -> Transcript:
-    await session.restrict(replace(session.spec, authorized_imports=authorized(imports), refused_language=GUARDED))
+    await session.requests.restrict(
+        replace(session.spec, authorized_imports=authorized(imports), refused_language=GUARDED)
+    )
     return await harness.run(session, source)
 
 
@@ -59,7 +51,7 @@ async def _runs_there(harness: Harness, session: Session, source: str, imports: 
     return True
 
 
-async def test_every_way_to_a_module_that_is_not_authorized_is_refused(harness: Harness) -> None:
+async def test_every_access_to_a_module_that_is_not_authorized_is_refused(harness: Harness) -> None:
     session = await _session(harness)
     refused, ran, passed = 0, [], {}
     for name, program in {**SNIPPETS, **ATTACKS}.items():
@@ -67,7 +59,7 @@ async def test_every_way_to_a_module_that_is_not_authorized_is_refused(harness: 
             continue
         ran.append(name)
         run = await _run(harness, session, program.source, program.imports)
-        if run.outcome in ("policy_denied", "import_denied") and program.way in run.message and run.state == "kept":
+        if run.outcome in ("policy_denied", "import_denied") and program.path in run.message and run.state == "kept":
             refused += 1
         else:
             passed[name] = (run.outcome, run.state, run.message[:300])
@@ -88,6 +80,6 @@ async def test_nothing_else_is_refused(harness: Harness) -> None:
 
 async def test_where_everything_is_authorized_nothing_is_refused(harness: Harness) -> None:
     session = await _session(harness)
-    await session.restrict(replace(session.spec, authorized_imports=("*",), refused_language=GUARDED))
+    await session.requests.restrict(replace(session.spec, authorized_imports=("*",), refused_language=GUARDED))
     run = await harness.run(session, "import random, sys\n(random._os is sys.modules['os'], type(sys.modules) is dict)")
     assert run.output == (True, True)

@@ -3,23 +3,17 @@
 from __future__ import annotations
 
 import re
-import shutil
-import tempfile
 from collections.abc import AsyncIterator
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
-from executor_server.backend_config import LocalImage
-from executor_server.backends.local import LocalBackend
-from executor_server.model import LANGUAGE_RULES
+from executor_server.core import LANGUAGE_RULES
 from executor_server.sessions import Session, SessionRequest
-from tests.contract.harness import PRINCIPAL, Harness, Transcript, pieces
+from tests.contract.harness import PRINCIPAL, Harness, Transcript, harness_on, pieces
 from tests.contract.marks import promise
-from tests.support.backends import require
 from tests.support.import_corpus import AUTHORIZED, DENIED, MODULES, OK, PROGRAMS, Program
-from tests.support.interpreters import find_python
+from tests.support.interpreters import require_python
 from tests.support.language_corpus import BASE, MORE_PYTHON, ORDINARY, REFUSED
 
 pytestmark = promise("rules-same")
@@ -30,15 +24,8 @@ _REFUSAL = re.compile(r"Import of (.{1,200}?)…? is not allowed.*\. Authorized 
 
 @pytest.fixture(params=["3.9", "3.10", "3.11", "3.12", "3.13"])
 async def harness(request: pytest.FixtureRequest) -> AsyncIterator[Harness]:
-    require("local")
-    python = find_python(request.param)
-    if python is None:
-        pytest.skip(f"there is no CPython {request.param} on this machine")
-    directory = Path(tempfile.mkdtemp(prefix="c-"))
-    directory.chmod(0o755)
-    async with Harness(LocalBackend(directory, {"base": LocalImage(python=python)})) as ready:
+    async with harness_on(require_python(request.param)) as ready:
         yield ready
-    shutil.rmtree(directory)
 
 
 async def _session(harness: Harness) -> Session:
@@ -81,7 +68,7 @@ async def test_every_rule_of_the_language_refuses_the_same_programs(harness: Har
     for name, program in REFUSED.items():
         imports = tuple(sorted({*BASE, *program.imports}))
         rules = replace(session.spec, authorized_imports=imports, denied_imports=(), refused_language=LANGUAGE_RULES)
-        await session.restrict(rules)
+        await session.requests.restrict(rules)
         run = await harness.run(session, program.source)
         if _runs_on(session, program.source):
             assert (run.outcome, run.state) == ("policy_denied", "kept"), (name, run.ended)
@@ -90,7 +77,7 @@ async def test_every_rule_of_the_language_refuses_the_same_programs(harness: Har
 
 async def test_what_strict_lets_pass_has_the_same_value(harness: Harness) -> None:
     session = await _session(harness)
-    await session.restrict(replace(session.spec, authorized_imports=BASE, refused_language=LANGUAGE_RULES))
+    await session.requests.restrict(replace(session.spec, authorized_imports=BASE, refused_language=LANGUAGE_RULES))
     for name, source in ORDINARY.items():
         assert (await harness.run(session, source)).outcome == "succeeded", name
     for name, (source, value) in MORE_PYTHON.items():

@@ -1,4 +1,4 @@
-"""What agent code may import is checked; what an authorized library imports for itself is not."""
+"""The imports of agent code are checked; those of an authorized library are not."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytestmark = promise("rules-imports")
         (("dataclasses",), "import dataclasses\n@dataclasses.dataclass\nclass P:\n    x: int\nP(1).x", 1),
     ],
 )
-async def test_libraries_import_what_they_like(
+async def test_libraries_may_import_any_module(
     harness: Harness, imports: tuple[str, ...], code: str, output: object
 ) -> None:
     session = await harness.session(imports=imports)
@@ -45,7 +45,7 @@ async def test_libraries_import_what_they_like(
         "import numpy.random",
     ],
 )
-async def test_agent_code_imports_what_is_authorized_only(harness: Harness, code: str) -> None:
+async def test_agent_code_imports_authorized_modules_only(harness: Harness, code: str) -> None:
     session = await harness.session(imports=("numpy", "importlib"))
     run = await harness.run(session, code)
     assert run.outcome == "import_denied", run.ended

@@ -1,4 +1,4 @@
-"""The rules of the language in a real sandbox: what the audit hook sees, what libraries may, and how rules change."""
+"""The rules of the language in a real sandbox: refused however they are broken, not for libraries, changed at any time."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from executor_server.guest.rules import LANGUAGE_RULES
-from executor_server.model import SessionSpec
+from executor_server.core.model import SessionSpec
+from executor_server.guest.checks.rules import LANGUAGE_RULES
 from executor_server.sessions import Session, SessionRequest
 from tests.contract.harness import PRINCIPAL, Harness, pieces
 from tests.contract.marks import promise
@@ -103,7 +103,7 @@ async def test_refused_however_it_is_reached(harness: Harness, rule: str, source
         ("import contextlib, os\nwith contextlib.redirect_stdout(None):\n    print(1)\n2", 2),
     ],
 )
-async def test_libraries_do_for_themselves_what_the_program_may_not(
+async def test_libraries_may_do_for_themselves_what_the_program_may_not(
     harness: Harness, source: str, output: object
 ) -> None:
     session = await _session(harness, *sorted(LANGUAGE_RULES), imports=("*",))
@@ -136,30 +136,30 @@ async def test_other_rules_hold_from_the_next_execution_on(harness: Harness) -> 
     await harness.run(
         session, "import json\ndef f(name):\n    return __import__(name).__name__\ndef g():\n    return eval('3')"
     )
-    await session.restrict(
+    await session.requests.restrict(
         _held_to(session, authorized_imports=("math",), denied_imports=("os",), refused_language=("dynamic_code",))
     )
     assert (await harness.run(session, "import json")).outcome == "import_denied"
     assert (await harness.run(session, "f('json')")).outcome == "import_denied"
     assert (await harness.run(session, "f('math')")).output == "math"
     assert (await harness.run(session, "g()")).outcome == "policy_denied"
-    await session.restrict(_held_to(session, authorized_imports=("*",), denied_imports=("os",)))
+    await session.requests.restrict(_held_to(session, authorized_imports=("*",), denied_imports=("os",)))
     assert (await harness.run(session, "g(), f('json'), json.dumps(1)")).output == (3, "json", "1")
     assert (await harness.run(session, "import os")).outcome == "import_denied"
 
 
-async def test_what_runs_is_not_touched_by_other_rules(harness: Harness) -> None:
+async def test_a_running_execution_keeps_its_rules(harness: Harness) -> None:
     session = await _session(harness)
     running = asyncio.ensure_future(harness.run(session, "import time\ntime.sleep(0.2)\n__import__('json').dumps(1)"))
     assert await eventually_async(lambda: session.state == "busy")
-    await session.restrict(_held_to(session, authorized_imports=("math",)))
+    await session.requests.restrict(_held_to(session, authorized_imports=("math",)))
     assert (await running).output == "1"
     assert (await harness.run(session, "import json")).outcome == "import_denied"
 
 
 async def test_an_interpreter_that_takes_another_s_place_has_the_latest_rules(harness: Harness) -> None:
     session = await _session(harness)
-    await session.restrict(_held_to(session, authorized_imports=("os",), refused_language=("dynamic_code",)))
+    await session.requests.restrict(_held_to(session, authorized_imports=("os",), refused_language=("dynamic_code",)))
     assert (await harness.run(session, "import os\nos._exit(1)")).state == "reset"
     assert (await harness.run(session, "__import__('json')")).outcome == "import_denied"
     assert (await harness.run(session, "eval('1')")).outcome == "policy_denied"

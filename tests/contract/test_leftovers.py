@@ -1,4 +1,4 @@
-"""Nothing is left: of a sandbox that ends, of a backend that closes, and of what belongs to nobody."""
+"""Nothing is left of a sandbox that ends, of a backend that closes, and of strays."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from executor_server.backends.base import Backend
-from executor_server.errors import SandboxFailure
+from executor_server.core.errors import SandboxFailure
 from tests.contract.harness import Harness
 from tests.contract.marks import promise
 from tests.contract.probes import STRAY_ID, Probe
@@ -23,7 +23,7 @@ async def test_a_sandbox_that_is_destroyed_leaves_nothing(backend: Backend, prob
 
 
 @promise("leak-destroy")
-async def test_a_destruction_whose_caller_left_can_be_repeated(backend: Backend, probe: Probe) -> None:
+async def test_a_destruction_whose_caller_was_cancelled_can_be_repeated(backend: Backend, probe: Probe) -> None:
     sandbox = await backend.create(SPEC)
     first = asyncio.ensure_future(sandbox.destroy())
     await asyncio.sleep(0)
@@ -34,7 +34,7 @@ async def test_a_destruction_whose_caller_left_can_be_repeated(backend: Backend,
 
 
 @promise("leak-dead")
-async def test_a_sandbox_that_has_died_is_removed_all_the_same(backend: Backend, probe: Probe) -> None:
+async def test_a_sandbox_that_has_died_is_removed_too(backend: Backend, probe: Probe) -> None:
     sandbox = await backend.create(SPEC)
     await probe.kill(sandbox.sandbox_id)
     await sandbox.destroy()
@@ -67,7 +67,7 @@ async def test_closing_destroys_every_sandbox_also_one_that_is_being_made(probe:
 
 
 @promise("sweep")
-async def test_a_sweep_finds_what_belongs_to_nobody_and_spares_what_lives(
+async def test_a_sweep_finds_strays_and_leaves_living_sandboxes_alone(
     backend: Backend,
     probe: Probe,
 ) -> None:
@@ -81,7 +81,7 @@ async def test_a_sweep_finds_what_belongs_to_nobody_and_spares_what_lives(
 
 
 @promise("sweep")
-async def test_a_sweep_leaves_alone_what_is_being_made(backend: Backend, probe: Probe) -> None:
+async def test_a_sweep_leaves_a_creation_alone(backend: Backend, probe: Probe) -> None:
     creation = asyncio.ensure_future(backend.create(SPEC))
     while not creation.done():
         assert await backend.sweep() == 0

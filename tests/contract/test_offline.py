@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from executor_server.guest.offline import NOTE
+from executor_server.guest.checks.offline import NOTE
 from tests.contract.harness import Harness
 from tests.contract.marks import promise
 
@@ -26,7 +26,7 @@ async def test_an_exception_says_that_there_is_no_network(harness: Harness, name
     assert NOTE not in run.stderr, "once for each step"
 
 
-async def test_a_program_that_catches_it_is_told_once_in_its_logs(harness: Harness) -> None:
+async def test_a_program_that_catches_it_gets_the_explanation_once_in_its_logs(harness: Harness) -> None:
     session = await harness.session()
     code = (
         "import urllib.request\nfor _ in range(3):\n    try:\n        urllib.request.urlopen('https://pypi.org')\n"

@@ -1,4 +1,4 @@
-"""Modules that the image names are there before a program asks for them, and cost it nothing, whatever they do."""
+"""Modules that the image names are imported before a program needs them, and cost it nothing, even when they fail."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from executor_server.backend_config import LocalImage
 from executor_server.backends.local import LocalBackend
-from executor_server.policy import WarmSandboxes
+from executor_server.config.backend_config import LocalImage
+from executor_server.policy.decide import WarmSandboxes
 from tests.contract.harness import Harness
 from tests.contract.marks import promise
 from tests.support.backends import require
@@ -24,7 +24,7 @@ from tests.support.polling import eventually_async
 pytestmark = promise("preload")
 
 
-# Modules of the environment that the tests make. `good` comes last: what it does shows that the others are over.
+# Modules of the environment that the tests make. `good` comes last: its effect shows that the others have ended.
 MODULES = {
     "good": "import _decimal\nvalue = 1",
     "raises": "raise ValueError('no')",
@@ -71,15 +71,15 @@ async def imported(library: str) -> None:
     """Waits until the interpreter has this library, and is ready."""
 
     def done() -> bool:
-        crew = interpreters()
-        return len(crew) == 2 and any(library in maps(process) for process in crew)
+        child_processes = interpreters()
+        return len(child_processes) == 2 and any(library in maps(process) for process in child_processes)
 
     assert await eventually_async(done)
 
 
 def interpreters() -> list[psutil.Process]:
-    """What was forked in the only sandbox: interpreter, checker, and spare."""
-    (monitor,) = psutil.Process().children()
+    """Returns the processes that were forked in the only sandbox: interpreter, checker and warm interpreter."""
+    (monitor,) = [child for child in psutil.Process().children() if child.name() == "bwrap"]
     (supervisor,) = monitor.children()
     return list(supervisor.children())
 
@@ -110,7 +110,7 @@ async def test_without_it_a_module_is_not_imported_ahead(harness: Harness) -> No
     assert (run.stdout, run.output) == ("False\n", 36)
 
 
-async def test_modules_that_fail_die_or_print_cost_nobody_anything(environment: Path) -> None:
+async def test_modules_that_fail_die_or_print_cost_the_session_nothing(environment: Path) -> None:
     modules = ("missing", "raises", "exits", "dies", "forks", "prints", "good")
     async with opened(environment, *modules) as harness:
         session = await harness.session()
@@ -120,10 +120,12 @@ async def test_modules_that_fail_die_or_print_cost_nobody_anything(environment: 
         assert (run.state, run.ended.generation) == ("kept", 1)
 
 
-async def test_whoever_comes_while_a_module_is_imported_does_not_wait_for_it(environment: Path) -> None:
+async def test_a_session_that_comes_while_a_module_is_imported_does_not_wait(environment: Path) -> None:
     async with opened(environment, "hangs") as harness:
         session = await harness.session()
-        assert await eventually_async(lambda: len(crew := interpreters()) == 3 and crew[-1].cpu_times().user > 0.2)
+        assert await eventually_async(
+            lambda: len(child_processes := interpreters()) == 3 and child_processes[-1].cpu_times().user > 0.2
+        )
         run = await harness.run(session, "import sys\n'hangs' in sys.modules", cpu_time_s=0.2)
         assert (run.outcome, run.output, run.ended.generation) == ("succeeded", False, 1)
         assert run.ended.usage.cpu_time_s < 0.2
@@ -140,7 +142,7 @@ async def test_whoever_comes_while_a_module_is_imported_does_not_wait_for_it(env
         "exec('import good')",
     ],
 )
-async def test_what_is_imported_ahead_is_not_authorized_by_that(environment: Path, code: str) -> None:
+async def test_importing_a_module_ahead_does_not_authorize_it(environment: Path, code: str) -> None:
     async with opened(environment, "good") as harness:
         session = await harness.session(imports=("importlib",))
         await imported("_decimal")
@@ -171,7 +173,7 @@ async def test_tools_and_imports_of_a_session_reach_the_interpreter_that_importe
         assert (await harness.run_with_tools(session, code, {"tool": lambda n: n + 1})).output == 2
 
 
-async def test_a_session_is_not_charged_for_what_is_imported_ahead_while_it_asks_which_modules_are_there(
+async def test_a_session_is_not_charged_for_imports_ahead_while_it_asks_for_its_modules(
     environment: Path,
 ) -> None:
     async with opened(environment, "spins") as harness:

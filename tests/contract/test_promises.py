@@ -1,4 +1,4 @@
-"""The table of promises and the tests belong together: each promise is proved wherever it is said to be kept."""
+"""The table of promises agrees with the tests: each promise is proved on every backend that keeps it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.contract.promises import BACKENDS, BY_ID, PROMISES, TOPICS, Keeping, 
 
 @pytest.fixture(scope="module")
 def proofs() -> list[Proof]:
-    """All of the suite, whatever part of it runs now."""
+    """The proofs of the whole suite, also when a part of it runs."""
     from tests.contract.proofs import collected
 
     return collected()
@@ -24,7 +24,7 @@ def test_every_promise_is_proved_wherever_it_is_kept_and_replaced_where_it_is_no
     )
 
 
-def test_a_promise_without_a_test_is_told(proofs: list[Proof]) -> None:
+def test_a_promise_without_a_test_is_reported(proofs: list[Proof]) -> None:
     but_one = [each for each in proofs if "pause" not in each.promise_ids]
     assert unproved(
         (promise_id, each.backend, each.instead) for each in but_one for promise_id in each.promise_ids
@@ -37,7 +37,7 @@ def test_a_promise_without_a_test_is_told(proofs: list[Proof]) -> None:
 
 
 def test_every_test_of_the_suite_proves_something(request: pytest.FixtureRequest) -> None:
-    """Of those that are collected now."""
+    """Checks the tests that are collected now."""
     silent = [
         item.nodeid
         for item in request.session.items
@@ -49,7 +49,7 @@ def test_every_test_of_the_suite_proves_something(request: pytest.FixtureRequest
     assert silent == []
 
 
-def test_no_test_proves_what_the_table_says_is_not_kept(proofs: list[Proof]) -> None:
+def test_no_test_proves_a_promise_that_is_not_kept(proofs: list[Proof]) -> None:
     wrong = [
         proof
         for proof in proofs

@@ -1,44 +1,31 @@
-"""The guest runs on every CPython from 3.9 on, whatever the daemon runs on: any environment can be an image."""
+"""The guest runs on every CPython from 3.9 on, so any environment can be an image."""
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 from collections.abc import AsyncIterator
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from executor_api.values import encode
-from executor_server.backend_config import LocalImage
-from executor_server.backends.local import LocalBackend
-from executor_server.errors import InvalidRequest, ModulesMissing
-from executor_server.model import ShippedTool, ToolSource, ToolSpec
+from executor_server.core.errors import InvalidRequest, ModulesMissing
+from executor_server.core.model import ShippedTool, ToolSource, ToolSpec
 from executor_server.sessions import Session, SessionRequest
-from tests.contract.harness import PRINCIPAL, Harness, get_variables, set_variables
+from tests.contract.harness import PRINCIPAL, Harness, get_variables, harness_on, set_variables
 from tests.contract.marks import promise
-from tests.support.backends import require
-from tests.support.interpreters import find_python
+from tests.support.interpreters import find_python, require_python
 
 
 @pytest.fixture(params=["3.9", "3.10", "3.11", "3.12", "3.13"])
 async def session(request: pytest.FixtureRequest) -> AsyncIterator[Session]:
-    require("local")
-    python = find_python(request.param)
-    if python is None:
-        pytest.skip(f"there is no CPython {request.param} on this machine")
-    directory = Path(tempfile.mkdtemp(prefix="c-"))
-    directory.chmod(0o755)
-    async with Harness(LocalBackend(directory, {"other": LocalImage(python=python)})) as harness:
+    async with harness_on(require_python(request.param), "other") as harness:
         spec = harness.spec(prelude="from math import sqrt")
         spec = replace(spec, sandbox=replace(spec.sandbox, image="other"))
         made = await harness.manager.create(PRINCIPAL, SessionRequest("request", spec))
         made.harness = harness  # type: ignore[attr-defined]
         assert made.python_version.startswith(f"{request.param}.")
         yield made
-    shutil.rmtree(directory)
 
 
 async def test_a_session_lives_on_this_python(session: Session) -> None:
@@ -59,7 +46,7 @@ async def test_a_session_lives_on_this_python(session: Session) -> None:
     assert read == {}
 
 
-async def test_what_an_image_lacks_is_told_and_its_values_are_refused(session: Session) -> None:
+async def test_libraries_that_an_image_lacks_are_reported_and_their_values_refused(session: Session) -> None:
     """A bare Python has no numpy: a text in the place of an array would be found out in the middle of a program."""
     harness: Harness = session.harness  # type: ignore[attr-defined]
 

@@ -1,4 +1,4 @@
-"""What an idle sandbox lets go of."""
+"""An idle sandbox releases memory that it does not need."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ async def test_the_checker_of_an_idle_session_ends_and_comes_back(harness: Harne
     session = await harness.session()
     assert (await harness.run(session, WATCH)).output == 3
     async with asyncio.timeout(60):
-        # Asked for like this, nothing has to be checked; and the sandbox tells nobody by itself.
+        # A request that needs no checker; the sandbox reports nothing by itself.
         while "rested" not in await _files(session):  # noqa: ASYNC110
             await asyncio.sleep(POLL_S)
     assert (await harness.run(session, "1 + 1")).output == 2

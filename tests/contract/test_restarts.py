@@ -1,4 +1,4 @@
-"""A daemon is killed, and another one comes: it goes on with what it knows, and clears away what nobody knows."""
+"""A daemon is killed and another one starts: it takes over known sandboxes, and destroys unknown ones."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from contextlib import asynccontextmanager
 import pytest
 
 from executor_server.backends.base import Backend, KnownSandbox
-from executor_server.errors import PreconditionFailed, SandboxFailure
-from executor_server.model import Log
+from executor_server.core.errors import PreconditionFailed, SandboxFailure
+from executor_server.core.model import Log
 from tests.contract.harness import PRINCIPAL, Harness, follow, pieces
 from tests.contract.marks import promise
 from tests.contract.probes import Probe
@@ -30,7 +30,7 @@ async def started(probe: Probe) -> AsyncIterator[Backend]:
 
 
 @promise("restart-adopt")
-async def test_the_next_daemon_takes_over_what_it_knows(probe: Probe) -> None:
+async def test_the_next_daemon_takes_over_known_sandboxes(probe: Probe) -> None:
     known, fingerprint = await probe.left_by_a_killed_daemon(SPEC)
     assert await probe.existing() == {known.sandbox_id}
     async with started(probe) as backend:
@@ -46,7 +46,7 @@ async def test_the_next_daemon_takes_over_what_it_knows(probe: Probe) -> None:
 
 
 @promise("restart-adopt", "leak-close")
-async def test_closing_destroys_what_was_taken_over(probe: Probe) -> None:
+async def test_closing_destroys_sandboxes_that_were_taken_over(probe: Probe) -> None:
     known, _ = await probe.left_by_a_killed_daemon(SPEC)
     async with started(probe) as backend:
         await backend.adopt([known])
@@ -54,7 +54,7 @@ async def test_closing_destroys_what_was_taken_over(probe: Probe) -> None:
 
 
 @promise("restart-strays")
-async def test_what_nobody_knows_is_destroyed_at_the_start(probe: Probe) -> None:
+async def test_unknown_sandboxes_are_destroyed_at_the_start(probe: Probe) -> None:
     await probe.left_by_a_killed_daemon(SPEC)
     async with started(probe) as backend:
         assert await backend.adopt([]) == {}
@@ -63,7 +63,7 @@ async def test_what_nobody_knows_is_destroyed_at_the_start(probe: Probe) -> None
 
 @promise("restart-dead")
 async def test_a_sandbox_that_died_meanwhile_is_removed_and_not_taken_over(probe: Probe) -> None:
-    """As after a reboot of its host: the books are there, and nothing else."""
+    """This happens when the host reboots: the registry is there, and nothing else."""
     known, _ = await probe.left_by_a_killed_daemon(SPEC)
     await probe.kill(known.sandbox_id)
     async with started(probe) as backend:
@@ -82,7 +82,7 @@ async def test_two_daemons_cannot_share_a_state_directory(probe: Probe) -> None:
 
 
 @promise("restart-session")
-async def test_a_session_goes_on_with_its_variables_and_with_what_ran(probe: Probe) -> None:
+async def test_a_session_goes_on_with_its_variables_and_its_execution(probe: Probe) -> None:
     books, session_id, execution_id = await probe.session_of_a_killed_daemon(SPEC)
     async with Harness(probe.backend(), books) as harness:
         session = harness.manager.get(PRINCIPAL, session_id)

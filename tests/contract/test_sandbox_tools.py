@@ -10,14 +10,14 @@ import cloudpickle
 import pytest
 
 from executor_api.values import encode
-from executor_server.errors import InvalidRequest, ModulesMissing, NotFound, PolicyViolation, Reason
-from executor_server.model import BlobRef, ShippedTool, ToolRules, ToolSource, ToolSpec
+from executor_server.core.errors import InvalidRequest, ModulesMissing, NotFound, PolicyViolation, Reason
+from executor_server.core.model import BlobRef, ShippedTool, ToolRules, ToolSource, ToolSpec
 from executor_server.sessions import Session
 from tests.contract.harness import Harness, Transcript, follow, pieces
 from tests.contract.marks import promise
 
 SHAPES = promise("tools-sandbox-shapes")
-"""For what the backend has no part in."""
+"""Marks tests in which the backend has no part."""
 
 GOOD = "def tool(*args):\n    return 'good', *args\n"
 
@@ -27,7 +27,7 @@ def source(text: str, entry: str = "tool", modules: tuple[str, ...] = (), **bind
 
 
 def pickled(value: Any, version: str = "{}.{}".format(*sys.version_info)) -> bytes:
-    """As a client packs what only cloudpickle can carry."""
+    """Packs a value as a client does when only cloudpickle can carry it."""
     return encode(value, fallback=lambda each: f"cp{version}\0".encode() + cloudpickle.dumps(each))
 
 
@@ -38,7 +38,7 @@ async def register(session: Session, *host: str, **shipped: ShippedTool) -> None
 
 
 async def refused(session: Session, *host: str, **shipped: ShippedTool) -> str:
-    """Why these tools can't be registered."""
+    """Returns the error of tools that can't be registered."""
     with pytest.raises(InvalidRequest) as refusal:
         await register(session, *host, **shipped)
     assert refusal.value.reason is Reason.TOOL_REFUSED
@@ -115,7 +115,7 @@ async def test_tools_that_cannot_be_made_leave_those_that_were_there(harness: Ha
 
 
 @promise("tools-sandbox")
-async def test_making_a_tool_that_ends_the_interpreter_is_refused_and_said(harness: Harness) -> None:
+async def test_making_a_tool_that_ends_the_interpreter_is_refused_with_the_reason(harness: Harness) -> None:
     session = await harness.session()
     await register(session, good=source(GOOD))
     await harness.run(session, "x = 1")
@@ -136,11 +136,11 @@ async def test_tools_are_made_again_after_a_reset_and_after_the_prelude(harness:
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# What a tool is
+# Properties of a tool
 
 
 @SHAPES
-async def test_a_tool_is_what_an_object_of_that_module_is(harness: Harness) -> None:
+async def test_a_tool_is_an_object_of_its_module(harness: Harness) -> None:
     session = await harness.session(imports=("*",))
     text = '''
 from __future__ import annotations
@@ -249,7 +249,7 @@ async def test_host_tools_alone_replace_tools_in_the_sandbox(harness: Harness) -
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# What can't be made
+# Tools that can't be made
 
 REFUSALS = {
     "no Python": (source("def tool(:"), "SyntaxError"),
@@ -270,7 +270,7 @@ REFUSALS = {
 
 
 @SHAPES
-async def test_what_cannot_be_made_is_refused_with_the_reason(harness: Harness) -> None:
+async def test_tools_that_cannot_be_made_are_refused_with_the_reason(harness: Harness) -> None:
     session = await harness.session()
     await register(session, "asked", good=source(GOOD))
     said = {name: await refused(session, "asked", bad=bad, good=source(GOOD)) for name, (bad, _) in REFUSALS.items()}
@@ -297,7 +297,7 @@ async def test_all_modules_that_are_missing_are_named(harness: Harness) -> None:
 
 
 @SHAPES
-async def test_what_is_printed_while_a_tool_is_made_goes_nowhere(harness: Harness) -> None:
+async def test_output_while_a_tool_is_made_is_dropped(harness: Harness) -> None:
     session = await harness.session()
     text = "import sys\nprint('making')\nsys.stderr.write('of it')\ndef tool():\n    print('made')\n"
     await register(session, tool=source(text))
@@ -329,7 +329,7 @@ def tool():
 
 
 @SHAPES
-async def test_a_tool_that_cannot_be_made_again_is_said_and_says_so(harness: Harness) -> None:
+async def test_a_tool_that_cannot_be_made_again_is_reported_and_raises(harness: Harness) -> None:
     session = await harness.session()
     await register(session, once=source(ONCE.format(then="raise ValueError('twice')")), good=source(GOOD))
     assert (await harness.run(session, "once(), good()")).output == ("made", ("good",))
@@ -347,7 +347,7 @@ async def test_a_tool_that_cannot_be_made_again_is_said_and_says_so(harness: Har
 
 
 @SHAPES
-async def test_a_tool_that_ends_each_new_interpreter_is_given_up(harness: Harness) -> None:
+async def test_a_tool_that_ends_each_new_interpreter_is_dropped(harness: Harness) -> None:
     session = await harness.session()
     await register(session, once=source(ONCE.format(then="os._exit(1)")), good=source(GOOD))
     await harness.run(session, "import os\nos._exit(0)")
@@ -367,7 +367,7 @@ async def test_a_tool_that_ends_each_new_interpreter_is_given_up(harness: Harnes
 
 
 @SHAPES
-async def test_tools_that_the_policy_does_not_allow_any_more_are_not_there_any_more(harness: Harness) -> None:
+async def test_tools_that_the_policy_does_not_allow_any_more_are_removed(harness: Harness) -> None:
     session = await harness.session()
     caller = source("def tool():\n    return good()\n")
     await register(session, "asked", good=source(GOOD), web_a=source(GOOD), web_b=caller)

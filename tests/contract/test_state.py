@@ -1,4 +1,4 @@
-"""The state of a session: written down in one sandbox, restored in another one, whatever is in it."""
+"""The state of a session is exported in one sandbox and restored in another."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from executor_server.errors import InvalidRequest, PreconditionFailed, Reason, ResourceExhausted
-from executor_server.model import StateManifest
+from executor_server.core.errors import InvalidRequest, PreconditionFailed, Reason, ResourceExhausted
+from executor_server.core.model import StateManifest
 from executor_server.sessions import Session
-from executor_server.state_archive import MAX_OF_TENANT, StateArchives
+from executor_server.sessions.state_archive import MAX_OF_TENANT, StateArchives
 from tests.contract.harness import MIB, Harness, follow, open_harness, pieces
 from tests.contract.marks import instead, promise
 from tests.support.backends import require
@@ -49,7 +49,7 @@ async def test_a_session_goes_on_in_another_sandbox(harness: Harness, archives: 
     assert restored.variables == manifest.variables and not omitted(restored)
     run = await harness.run(other, "k = 6\nx[0] = 7\n(int(y['x'][0]), p.more().n, type(p) is P, open('f.txt').read())")
     assert run.output == (7, 7, True, "text")
-    # The first one is as it was.
+    # The first session is unchanged.
     assert (await harness.run(one, "int(x[0]), k, p.n")).output == (0, 5, 1)
     assert one.generation == other.generation == 1
 
@@ -73,7 +73,7 @@ async def test_a_state_of_one_backend_goes_on_computing_in_another(
 
 
 @instead("state-export", "state-hostile")
-async def test_the_fake_says_that_it_writes_no_state_down(harness: Harness, archives: StateArchives) -> None:
+async def test_the_fake_says_that_it_exports_no_state(harness: Harness, archives: StateArchives) -> None:
     session = await harness.session()
     with pytest.raises(InvalidRequest, match="can't do this"):
         await exported(session, archives)
@@ -81,7 +81,9 @@ async def test_the_fake_says_that_it_writes_no_state_down(harness: Harness, arch
 
 
 @promise("state-export")
-async def test_writing_down_waits_for_what_runs_and_changes_nothing(harness: Harness, archives: StateArchives) -> None:
+async def test_an_export_waits_for_the_running_execution_and_changes_nothing(
+    harness: Harness, archives: StateArchives
+) -> None:
     session = await harness.session()
     execution = await harness.begin(session, "import time\ntime.sleep(0.3)\nlate = 1")
     archive, manifest = await exported(session, archives)
@@ -91,8 +93,8 @@ async def test_writing_down_waits_for_what_runs_and_changes_nothing(harness: Har
 
 
 @promise("state-export")
-async def test_what_waits_for_an_execution_takes_nobodys_place(harness: Harness, archives: StateArchives) -> None:
-    """A tenant's places are few; whoever waits long for its own program must not keep others from theirs."""
+async def test_an_export_that_waits_takes_no_place_of_the_tenant(harness: Harness, archives: StateArchives) -> None:
+    """A tenant's places are few; a session that waits for its own program must not take one from others."""
     session, other = await harness.session(), await harness.session()
     execution = await harness.begin(session, "import os\nwhile not os.path.exists('go'): pass\ndel os")
     waiting = [asyncio.create_task(exported(session, archives)) for _ in range(MAX_OF_TENANT + 1)]
@@ -140,7 +142,7 @@ async def test_a_variable_that_memory_has_no_room_for_is_left_out(harness: Harne
 
 
 @promise("state-hostile")
-async def test_a_session_that_cannot_fork_is_told_so_and_goes_on(harness: Harness, archives: StateArchives) -> None:
+async def test_a_session_that_cannot_fork_gets_an_error_and_goes_on(harness: Harness, archives: StateArchives) -> None:
     session = await harness.session(processes=8)
     await harness.run(session, "import threading\ngo = threading.Event()\nts = []")
     await harness.run(
@@ -157,7 +159,7 @@ async def test_a_session_that_cannot_fork_is_told_so_and_goes_on(harness: Harnes
 
 
 @promise("state-export")
-async def test_what_the_workspace_cannot_give_is_named(harness: Harness, archives: StateArchives) -> None:
+async def test_files_that_cannot_be_exported_are_named(harness: Harness, archives: StateArchives) -> None:
     session = await harness.session()
     await harness.run(
         session,
@@ -183,7 +185,7 @@ async def test_files_that_have_no_room_in_the_new_sandbox_are_refused(
 
 
 @promise("state-export")
-async def test_nothing_is_restored_where_something_ran(harness: Harness, archives: StateArchives) -> None:
+async def test_a_session_that_has_run_something_is_not_restored_into(harness: Harness, archives: StateArchives) -> None:
     session = await harness.session()
     await harness.run(session, "a = 1")
     archive, _ = await exported(session, archives)
@@ -227,9 +229,7 @@ async def test_restoring_that_ends_the_interpreter_is_refused(harness: Harness, 
 
 
 @promise("state-hostile")
-async def test_what_is_restored_is_held_to_the_rules_of_its_new_session(
-    harness: Harness, archives: StateArchives
-) -> None:
+async def test_a_restored_state_obeys_the_rules_of_its_new_session(harness: Harness, archives: StateArchives) -> None:
     session = await harness.session()
     await harness.run(
         session,
@@ -265,7 +265,7 @@ async def test_a_session_that_is_lost_has_no_state(harness: Harness, archives: S
 
 
 @promise("state-export")
-async def test_who_goes_away_in_the_middle_leaves_nothing(harness: Harness, archives: StateArchives) -> None:
+async def test_a_client_that_leaves_in_the_middle_leaves_nothing(harness: Harness, archives: StateArchives) -> None:
     session = await harness.session()
     await harness.run(session, "a = bytes(5_000_000)")
     parts: AsyncIterator[bytes | StateManifest] = session.export_state(archives)

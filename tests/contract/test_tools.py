@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from executor_api.values import decode, encode
-from executor_server.errors import NotFound, PreconditionFailed
-from executor_server.executions import ToolFailure
-from executor_server.model import ToolCall, ToolSpec
+from executor_server.core.errors import NotFound, PreconditionFailed
+from executor_server.core.model import ToolCall, ToolSpec
+from executor_server.journal.execution import ToolFailure
 from tests.contract.harness import Harness, follow
 from tests.contract.marks import promise
 
@@ -33,7 +33,7 @@ async def test_a_large_answer_and_large_arguments_travel_whole(harness: Harness)
     async def answer(call: ToolCall, transcript: Any) -> None:
         (data,), _ = decode(transcript.bytes_of(call.arguments))
         packed = encode(data * 2)
-        from executor_server.model import BlobRef
+        from executor_server.core.model import BlobRef
         from tests.contract.harness import pieces
 
         blob = BlobRef(await session.upload_blob(len(packed), pieces(packed)), len(packed))
@@ -108,7 +108,7 @@ async def test_the_wall_clock_stands_still_while_a_tool_is_called(harness: Harne
     execution = await harness.begin(session, "slow()", wall_time_s=0.3)
 
     async def answer(call: ToolCall, _: Any) -> None:
-        await asyncio.sleep(0.6)  # longer than the execution may take: time is what this test is about
+        await asyncio.sleep(0.6)  # longer than the wall time of the execution, which is the subject of this test
         await session.submit_tool_result(execution.execution_id, call.call_id, encode("done"))
 
     run = await follow(execution, answer)
@@ -130,8 +130,8 @@ for _ in range(6):
     threading.Thread(target=loop, daemon=True).start()
 tool()
 """
-    told = await follow(await harness.begin(session, loops, wall_time_s=1.0))
-    assert told.outcome == "timeout", told.ended
+    reported = await follow(await harness.begin(session, loops, wall_time_s=1.0))
+    assert reported.outcome == "timeout", reported.ended
 
 
 @promise("tools-time")
@@ -195,7 +195,7 @@ threading.Timer(0.1, go.set).start()
 
 @promise("tools-threads")
 async def test_a_call_that_is_open_at_the_end_of_its_execution_fails(harness: Harness) -> None:
-    """Else the thread that made it would wait for ever, and who joins it, too."""
+    """Otherwise the thread that made it would wait for ever, and so would a thread that joins it."""
     session = await harness.session()
     await session.register_tools([ToolSpec("never", "", (), False), ToolSpec("seen", "", (), False)])
     code = """
@@ -277,7 +277,7 @@ async def test_registering_replaces_tools_and_frees_their_names(harness: Harness
         ("(n for n in range(3))", "argument 1 is or holds the generator"),
     ],
 )
-async def test_code_given_to_a_tool_is_refused_in_words_at_the_call(
+async def test_code_given_to_a_tool_is_refused_with_a_reason_at_the_call(
     harness: Harness, arguments: str, said: str
 ) -> None:
     session = await harness.session()

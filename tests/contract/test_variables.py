@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from executor_api.values import OpaqueValue, encode
-from executor_server.errors import InvalidRequest, NotFound
-from executor_server.model import BlobRef
+from executor_server.core.errors import InvalidRequest, NotFound
+from executor_server.core.model import BlobRef
 from tests.contract.harness import Harness, get_variables, pieces, set_variables
 from tests.contract.marks import promise
 
@@ -45,7 +45,7 @@ async def test_without_names_all_plain_variables_are_read(harness: Harness) -> N
 
 
 @promise("run-variables")
-async def test_what_the_client_pickled_is_unpickled_in_the_sandbox_only(harness: Harness) -> None:
+async def test_values_that_the_client_pickled_are_unpickled_in_the_sandbox_only(harness: Harness) -> None:
     session = await harness.session()
     version = b"cp%d.%d\0" % sys.version_info[:2]
     packed = encode(complex, fallback=lambda value: version + pickle.dumps(value))
@@ -116,7 +116,7 @@ async def test_a_blob_of_another_size_than_announced_is_refused(harness: Harness
 
 @promise("run-variables")
 @pytest.mark.parametrize("raised", ["SystemExit(3)", "KeyboardInterrupt()", "BaseException('x')", "ValueError()"])
-async def test_what_the_repr_of_one_variable_raises_spoils_no_other(harness: Harness, raised: str) -> None:
+async def test_an_error_in_the_repr_of_one_variable_spoils_no_other(harness: Harness, raised: str) -> None:
     session = await harness.session()
     code = f"class C:\n    def __repr__(self):\n        raise {raised}\na = 1\nbad = C()\nmany = [C(), 2]\nz = 3"
     await harness.run(session, code)
@@ -126,7 +126,7 @@ async def test_what_the_repr_of_one_variable_raises_spoils_no_other(harness: Har
 
 
 @promise("run-variables")
-async def test_what_print_shows_of_a_value_arrives_beside_its_repr(harness: Harness) -> None:
+async def test_the_str_of_a_value_arrives_beside_its_repr(harness: Harness) -> None:
     session = await harness.session()
     code = "class Graph:\n    def __str__(self):\n        return 'Graph with 3 nodes'\nGraph()"
     output = (await harness.run(session, code)).output

@@ -12,13 +12,14 @@ import pytest
 from smolagents import AgentLogger, LogLevel
 from smolagents.remote_executors import DockerExecutor
 
+from executor_server.backends.docker.resources import SANDBOX_LABEL
 from tests.features.places import COLUMNS, Docker, Local, Ours, Place, ended, free_port
 from tests.support.backend_daemon import daemon_on
 from tests.support.backends import DOCKER_IMAGE
 from tests.support.leftovers import ENGINE_SOCKET
 
 JUPYTER = "remote-executor-bench/jupyter"
-# What smolagents would install at the start, which takes an index: the libraries of our own image for data.
+# Libraries that smolagents would install at the start, which takes an index: those of our own image for data.
 JUPYTER_WITH_DATA = f"""\
 FROM {DOCKER_IMAGE}
 COPY --from={JUPYTER} /usr/local /usr/local
@@ -73,9 +74,15 @@ def _jupyter() -> Iterator[Place]:
         finally:
             ended(executor)
     finally:
-        # What it makes and never starts, it leaves: of a build, and of a port that is taken.
+        # It leaves the containers that it makes and never starts: of a build, and of a port that is taken. Other tests of this run
+        # make containers at the same time: of images by their names, and sandboxes, which have a label.
         for container in client.containers.list(all=True, filters={"status": "created"}, ignore_removed=True):
-            if container.id not in before:
+            image = container.attrs["Config"]["Image"]
+            if (
+                container.id not in before
+                and SANDBOX_LABEL not in container.labels
+                and (image.startswith("sha256:") or JUPYTER in image)
+            ):
                 container.remove(force=True)
         network.remove()
         client.close()

@@ -1,4 +1,4 @@
-"""What a probe sees of a run, and how that becomes a verdict.
+"""The view that a probe has of a run, and the verdict that it makes of it.
 
 A verdict is "yes", "no: why" or "differs: how", in the words of the table. Each is drawn from what happened. What a
 probe has no words for becomes "unforeseen: ...", which is never right.
@@ -44,7 +44,7 @@ class Seen:
     steps: list[ActionStep] = field(default_factory=list)
 
     @property
-    def told(self) -> str:
+    def said(self) -> str:
         """All that was said, to the model or to the caller."""
         parts = [f"{type(self.error).__name__}: {self.error}"] if self.error else []
         for step in self.steps:
@@ -74,18 +74,18 @@ def seen(place: Place, *script: Any, run_options: Mapping[str, Any] | None = Non
         return Seen(error=error)
 
 
-def judged(what: Seen, right: Any, otherwise: Mapping[str, str] | None = None) -> str:
-    """Yes when the answer is right (a value, or a question to it), else the words for the first text that was told."""
+def checked(what: Seen, right: Any, otherwise: Mapping[str, str] | None = None) -> str:
+    """Yes when the answer is right (a value, or a question to it), else the words for the first text that was said."""
     if what.error is None and (right(what.answer) if callable(right) else _same(what.answer, right)):
         return YES
     for pattern, words in (otherwise or {}).items():
-        if re.search(pattern, what.told):
+        if re.search(pattern, what.said):
             return words
     return unforeseen(what)
 
 
 def unforeseen(what: Seen) -> str:
-    return f"unforeseen: answered {what.answer!r}, told {what.told!r}"
+    return f"unforeseen: answered {what.answer!r}, said {what.said!r}"
 
 
 def _same(one: Any, other: Any) -> bool:

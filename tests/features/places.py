@@ -25,13 +25,13 @@ COLUMNS = ("local", "docker", "ours_local", "ours_docker", "ours_e2b")
 
 
 class Place(ABC):
-    """Where an agent's code runs. `name` is its column."""
+    """The place where an agent's code runs. `name` is its column."""
 
     name: str
     time_limit: ClassVar[str | None] = None
     """The executor's own setting for the seconds that a step may take."""
     attempts: ClassVar[int] = 1
-    """How often a probe is tried on it until it is as expected."""
+    """Attempts that a probe has on it to be as expected."""
 
     @contextmanager
     def agent(self, *script: Any, own: bool = False, **options: Any) -> Iterator[Any]:
@@ -56,7 +56,7 @@ class Place(ABC):
         return smolagents.PythonInterpreterTool(authorized_imports=imports)
 
     def read(self, agent: Any, name: str) -> Any:
-        """What a caller or a callback can have of a variable, between steps."""
+        """The value of a variable that a caller or a callback gets between steps."""
         return agent.python_executor(name).output
 
     def quiet(self) -> AbstractContextManager[None]:
@@ -81,7 +81,7 @@ class Docker(Place):
     """smolagents' `DockerExecutor`. Agents share one container, where they can."""
 
     name = "docker"
-    # It connects to its kernel anew for each step, and misses what that says before the way back is open.
+    # It connects to its kernel again for each step, and misses what that says before the connection is open.
     attempts = 3
 
     def __init__(self, kwargs: dict[str, Any], executor: DockerExecutor) -> None:
@@ -108,7 +108,7 @@ class Docker(Place):
 
 
 def ended(executor: DockerExecutor) -> None:
-    """Its own way to the end waits for ten seconds, since its container's first process ignores what it is told."""
+    """Kills the container: its own end waits for ten seconds, since the first process ignores SIGTERM."""
     with suppress(docker.errors.APIError):  # it may have ended
         executor.container.kill()
     executor.cleanup()

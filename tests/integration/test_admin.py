@@ -6,32 +6,23 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from contextlib import ExitStack
 
 import pytest
 
 from executor_client import ExecutorClient, ExecutorClientError
-from tests.support.backends import require
+from tests.support.daemon import Daemon
 from tests.support.polling import eventually
-from tests.support.watched import Watched, watched_daemon
+from tests.support.watched import Watched
 
 
 @pytest.fixture(scope="module")
-def watched() -> Iterator[Watched]:
-    require("local")
-    with watched_daemon() as running:
-        yield running
-
-
-@pytest.fixture
-def client(watched: Watched) -> Iterator[ExecutorClient]:
-    with watched.daemon.client() as connected:
-        yield connected
+def daemon(watched: Watched) -> Daemon:
+    return watched.daemon
 
 
 def admin(watched: Watched, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """`executor-server admin`, as somebody on the daemon's machine runs it."""
+    """`executor-server admin`, as a user of the daemon's machine runs it."""
     command = [sys.executable, "-m", "executor_server", "admin", *arguments]
     variables = {**os.environ, "EXECUTOR_STATE_DIR": str(watched.daemon.state_dir), **environment}
     return subprocess.run(command, capture_output=True, text=True, timeout=60, env=variables)
@@ -44,12 +35,6 @@ def answer(watched: Watched, *arguments: str) -> dict:
     return found
 
 
-def tenant_token(watched: Watched, tenant: str) -> str:
-    command = [sys.executable, "-m", "executor_server", "token", "new", "--tenant", tenant]
-    command += ["--state-dir", str(watched.daemon.state_dir)]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
-
-
 def test_a_session_that_is_killed_is_gone_for_its_client(watched: Watched, client: ExecutorClient) -> None:
     session = client.create_session()
     (listed,) = answer(watched, "sessions")["sessions"]
@@ -58,7 +43,7 @@ def test_a_session_that_is_killed_is_gone_for_its_client(watched: Watched, clien
     with pytest.raises(ExecutorClientError):
         session.execute("1")
     assert answer(watched, "sessions")["sessions"] == []
-    assert watched.tells(1, "sessions_ended_total", profile="plain", reason="killed")
+    assert watched.reports(1, "sessions_ended_total", profile="plain", reason="killed")
 
 
 def test_a_drained_daemon_goes_on_with_what_there_is(watched: Watched, client: ExecutorClient) -> None:
@@ -77,10 +62,14 @@ def test_a_drained_daemon_goes_on_with_what_there_is(watched: Watched, client: E
 
 def test_a_reload_brings_another_policy_into_force(watched: Watched, client: ExecutorClient) -> None:
     watched.write_policy("2")
-    told = answer(watched, "reload")
+    printed = answer(watched, "reload")
     policy = client.get_policy().policy
-    assert (told["version"], told["fingerprint"]) == ("2", policy.fingerprint) == (policy.version, policy.fingerprint)
-    assert watched.tells(1, "policy_info", version="2", fingerprint=policy.fingerprint)
+    assert (
+        (printed["version"], printed["fingerprint"])
+        == ("2", policy.fingerprint)
+        == (policy.version, policy.fingerprint)
+    )
+    assert watched.reports(1, "policy_info", version="2", fingerprint=policy.fingerprint)
 
 
 def test_a_policy_that_is_not_valid_changes_nothing_and_is_told(watched: Watched, client: ExecutorClient) -> None:
@@ -105,7 +94,7 @@ def test_usage_tells_what_a_tenant_has(watched: Watched, client: ExecutorClient)
 
 
 def test_admin_calls_are_for_admins(watched: Watched) -> None:
-    token = tenant_token(watched, "acme")
+    token = watched.daemon.new_token("acme")
 
     def refused() -> str:
         return admin(watched, "sessions", EXECUTOR_TOKEN=token).stderr

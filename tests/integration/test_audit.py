@@ -1,4 +1,4 @@
-"""The audit log of a real daemon: every execution is in it, before anybody sees anything of it."""
+"""The audit log of a real daemon: every execution is recorded before a client sees any event of it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from executor_client import ExecutorClient, ExecutorClientError
-from executor_server.audit_verify import verify
+from executor_server.audit.verification import verify
 from tests.support.audit import paths, records
 from tests.support.backends import require
 from tests.support.daemon import STOP_TIMEOUT_S, Daemon, running_daemon
@@ -24,7 +24,7 @@ EXECUTIONS = 100
 
 
 class Follower:
-    """Reads a log as it grows; says which executions have been requested so far."""
+    """Reads a log as it grows, and collects the executions that were requested so far."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -159,7 +159,7 @@ code = "full"
 
 @pytest.fixture
 def own_daemon() -> Iterator[Daemon]:
-    """One that waits for the disk and writes all of the code."""
+    """A daemon that waits for the disk and records all of the code."""
     require("local")
     with tempfile.TemporaryDirectory(prefix="d-") as made:
         policy, config = Path(made, "policy.toml"), Path(made, "config.toml")

@@ -32,7 +32,7 @@ EXECUTOR = [sys.executable, "-m", "executor_client.cli"]
 
 @pytest.fixture
 def environment(daemon: Daemon) -> dict[str, str]:
-    """That of a user whose daemon this is: the command finds socket and token by itself."""
+    """The environment of the daemon's user: the command finds socket and token by itself."""
     return {**os.environ, "EXECUTOR_STATE_DIR": str(daemon.state_dir)}
 
 
@@ -112,7 +112,7 @@ def test_run_refuses_in_one_line(environment: dict[str, str], tmp_path: Path) ->
         assert said in err.splitlines()[0] and "Traceback" not in err
 
 
-def test_policy_tells_what_may_be_asked_for(environment: dict[str, str], client: ExecutorClient) -> None:
+def test_policy_shows_what_may_be_asked_for(environment: dict[str, str], client: ExecutorClient) -> None:
     code, out, _ = executor(environment, "policy")
     assert code == 0
     policy = client.get_policy()
@@ -120,7 +120,7 @@ def test_policy_tells_what_may_be_asked_for(environment: dict[str, str], client:
     assert [line for line in out.splitlines() if line.startswith("wall_time_s")]
 
 
-def test_run_tells_what_a_strict_policy_does(tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_run_shows_what_a_strict_policy_does(tmp_path_factory: pytest.TempPathFactory) -> None:
     directory = tmp_path_factory.mktemp("c")
     (directory / "p.toml").write_text(POLICY)
     (directory / "c.toml").write_text(f'policy.file = "{directory}/p.toml"\n')
@@ -169,13 +169,13 @@ def test_cp_copies_files_and_directories_both_ways(
         assert cp(str(tmp_path / "d"), f"{there}:new") == (0, "", "")
         assert cp(str(tmp_path / "d/e/f"), f"{there}:") == (0, "", "")
         assert [file.path for file in session.list_files() if not file.is_directory] == ["f", "new/d/e/f", "new/e/f"]
-        assert cp(f"{tmp_path}/d/.", f"{there}:new") == (0, "", "")  # what it holds, and not itself
+        assert cp(f"{tmp_path}/d/.", f"{there}:new") == (0, "", "")  # the contents without the directory itself
         assert [file.path for file in session.list_files("new") if not file.is_directory] == ["new/d/e/f", "new/e/f"]
         assert cp(f"{there}:new", str(tmp_path)) == (0, "", "")
         (tmp_path / "into").mkdir()
         assert cp(f"{there}:new/e/.", str(tmp_path / "into")) == (0, "", "")
         assert (tmp_path / "into/f").read_text() == "content"
-        code, _, err = cp(f"{there}:f", f"{tmp_path}/none/")  # as written, a directory
+        code, _, err = cp(f"{there}:f", f"{tmp_path}/none/")  # the slash means a directory
         assert (code, f"{tmp_path}/none/f" in err, (tmp_path / "none").exists()) == (2, True, False)
         assert cp(f"{there}:new/e/f", str(tmp_path / "g")) == (0, "", "")
         assert (tmp_path / "new/d/e/f").read_text() == (tmp_path / "g").read_text() == "content"
@@ -251,7 +251,7 @@ def test_help_needs_nothing_that_takes_time(environment: dict[str, str]) -> None
 
 
 def test_run_ends_quietly_when_its_reader_goes(environment: dict[str, str], client: ExecutorClient) -> None:
-    """As in `executor run … | head -1`."""
+    """The case of `executor run … | head -1`."""
     with started(environment, "run", "-") as process:
         assert process.stdin is not None and process.stdout is not None and process.stderr is not None
         process.stdin.write("import time\nwhile True:\n    print('y' * 1000, flush=True)\n    time.sleep(0.01)")

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from executor_server.cli import EXIT_CONFIG, main
+from executor_server.cli import main
+from executor_server.cli.shared import EXIT_CONFIG
 
 POLICY = """\
 version = "1"

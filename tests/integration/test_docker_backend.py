@@ -17,13 +17,13 @@ from typing import Any
 
 import pytest
 
-from executor_server.backend_config import DockerImage, DockerSection
 from executor_server.backends.base import KnownSandbox
-from executor_server.backends.docker import DockerBackend, containers, kit
+from executor_server.backends.docker import DockerBackend, containers, resources
 from executor_server.backends.docker.sandbox import DockerSandbox
-from executor_server.errors import ImageNotReady, SandboxFailure
-from executor_server.guest_archive import GuestArchive, pack_archive
-from executor_server.model import SandboxSpec
+from executor_server.backends.guest_archive import GuestArchive, pack_archive
+from executor_server.config.backend_config import DockerImage, DockerSection
+from executor_server.core.errors import ImageNotReady, SandboxFailure
+from executor_server.core.model import SandboxSpec
 from tests.support.backends import DOCKER_IMAGE, require
 from tests.support.engine import changed_image, engine_client, engine_line, image_of_files, running_registry
 from tests.support.polling import eventually, eventually_async
@@ -43,7 +43,7 @@ def state_dir() -> Iterator[Path]:
 
 @asynccontextmanager
 async def started(state_dir: Path, **section: Any) -> AsyncIterator[DockerBackend]:
-    """A backend as the daemon has it, closed at the end."""
+    """Provides a backend that has started and adopted, as a daemon's, and closes it at the end."""
     backend = DockerBackend(state_dir, DockerSection(**({"images": {"base": BASE}} | section)))
     await backend.start()
     await backend.adopt(())
@@ -60,7 +60,7 @@ async def backend(state_dir: Path) -> AsyncIterator[DockerBackend]:
 
 
 def _containers(state_dir: Path) -> dict[str, dict[str, Any]]:
-    """Containers that see something of the state directory, by their ids."""
+    """Returns the containers that have something of the state directory mounted, by their ids."""
     with engine_client() as client:
         listed = client.containers(all=True, filters={"label": "executor.daemon"})
     return {
@@ -88,11 +88,11 @@ def _answers(sandbox: DockerSandbox) -> bool:
 
 
 def _abandon(backend: DockerBackend) -> list[KnownSandbox]:
-    """As if the daemon had been killed: its sandboxes live on. Returns what its registry would know."""
+    """Imitates a killed daemon: its sandboxes live on. Returns the sandboxes that its registry would know."""
     known = [KnownSandbox(one.sandbox_id, SPEC, one.endpoint.token, "docker") for one in backend._live.values()]
     assert backend._directory is not None
     backend._directory.release()
-    backend._kit = None
+    backend._resources = None
     return known
 
 
@@ -100,7 +100,7 @@ def _abandon(backend: DockerBackend) -> list[KnownSandbox]:
 # One sandbox
 
 
-async def test_a_containers_options_are_as_strict_as_the_engine_has_them(backend: DockerBackend) -> None:
+async def test_the_engine_applies_the_strictest_options_to_a_container(backend: DockerBackend) -> None:
     found = _inspected(await backend.create(SPEC))
     host, config = found["HostConfig"], found["Config"]
     expected = {
@@ -143,7 +143,7 @@ async def test_a_containers_options_are_as_strict_as_the_engine_has_them(backend
     )
 
 
-async def test_labels_say_whose_it_is_and_what_it_is_made_of(backend: DockerBackend) -> None:
+async def test_labels_name_the_owner_and_the_parts_of_a_sandbox(backend: DockerBackend) -> None:
     sandbox = await backend.create(SPEC)
     found = _inspected(sandbox)
     labels = found["Config"]["Labels"]
@@ -156,14 +156,14 @@ async def test_labels_say_whose_it_is_and_what_it_is_made_of(backend: DockerBack
     assert _inspected(sandbox)["Name"] == "/executor-0123abcd"
 
 
-async def test_what_the_image_is_to_have_imported_ahead_reaches_the_guest(state_dir: Path) -> None:
+async def test_the_modules_to_import_ahead_reach_the_guest(state_dir: Path) -> None:
     images = {"base": DockerImage(reference=DOCKER_IMAGE, preload=("numpy",))}
     async with started(state_dir, images=images) as backend:
         entrypoint = _inspected(await backend.create(SPEC))["Config"]["Entrypoint"]
         assert json.loads(entrypoint[-2])["preload"] == ["numpy"]
 
 
-async def test_the_directory_is_shut_before_anybody_is_told_of_it(backend: DockerBackend) -> None:
+async def test_the_directory_is_shut_before_the_sandbox_is_used(backend: DockerBackend) -> None:
     """It was open so that the guest could bind its socket there; agent code must not fill the host's disk through it."""
     sandbox = await backend.create(SPEC)
     found = sandbox.directory.stat()
@@ -222,7 +222,7 @@ async def test_a_guest_that_does_not_start_is_an_error_that_says_why(
     def broken(directory: Path) -> GuestArchive:
         return pack_archive({"executor_guest/__init__.py": b"raise RuntimeError('a broken guest')"}, directory)
 
-    monkeypatch.setattr(kit, "pack_guest", broken)
+    monkeypatch.setattr(resources, "pack_guest", broken)
     async with started(state_dir) as backend:
         with pytest.raises(SandboxFailure, match="a broken guest"):
             await backend.create(SPEC)
@@ -251,7 +251,9 @@ async def test_two_daemons_cannot_share_a_state_directory(backend: DockerBackend
 # Ends that the Engine knows of
 
 
-async def test_a_container_that_was_removed_by_hand_is_said_to_be(backend: DockerBackend, state_dir: Path) -> None:
+async def test_a_container_that_was_removed_by_hand_is_reported_as_removed(
+    backend: DockerBackend, state_dir: Path
+) -> None:
     sandbox = await backend.create(SPEC)
     with engine_client() as client:
         client.remove_container(sandbox.container, force=True)
@@ -260,15 +262,15 @@ async def test_a_container_that_was_removed_by_hand_is_said_to_be(backend: Docke
     assert _nothing_is_left(state_dir)
 
 
-async def test_a_container_that_was_killed_is_said_to_be(backend: DockerBackend) -> None:
+async def test_a_container_that_was_killed_is_reported_as_killed(backend: DockerBackend) -> None:
     sandbox = await backend.create(SPEC)
     with engine_client() as client:
         client.kill(sandbox.container)
     assert await sandbox.cause_of_death() == "its container was killed (exit code 137)"
-    assert await sandbox.oom_kills() is None  # nothing is left that was counted
+    assert await sandbox.oom_kills() is None  # the group is removed with the container
 
 
-async def test_of_a_living_sandbox_no_cause_is_known(backend: DockerBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_living_sandbox_has_no_cause_of_death(backend: DockerBackend, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("executor_server.backends.docker.sandbox._CAUSE_TIMEOUT_S", 0.1)
     sandbox = await backend.create(SPEC)
     assert await sandbox.cause_of_death() is None
@@ -276,7 +278,7 @@ async def test_of_a_living_sandbox_no_cause_is_known(backend: DockerBackend, mon
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# What an earlier daemon left
+# Sandboxes of an earlier daemon
 
 
 async def test_a_living_sandbox_that_the_registry_knows_is_taken_over(state_dir: Path) -> None:
@@ -298,8 +300,8 @@ async def test_a_living_sandbox_that_the_registry_knows_is_taken_over(state_dir:
     assert _nothing_is_left(state_dir)
 
 
-async def test_an_adopted_sandboxs_user_is_nobody_elses(state_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kit, "_USERS", range(2_000_000_000, 2_000_000_002))
+async def test_an_adopted_sandbox_s_user_is_given_to_no_other(state_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resources, "UNIQUE_USERS", range(2_000_000_000, 2_000_000_002))
     killed = DockerBackend(state_dir, DockerSection(images={"base": BASE}))
     await killed.start()
     kept = await killed.create(SPEC)
@@ -337,7 +339,7 @@ async def _open_directory(sandbox: DockerSandbox) -> None:
 
 
 @pytest.mark.parametrize("spoil", [_stop, _remove_socket, _exchange_socket, _open_directory])
-async def test_one_that_cannot_be_trusted_to_be_whole_is_removed(state_dir: Path, spoil: Any) -> None:
+async def test_an_incomplete_or_changed_sandbox_is_removed(state_dir: Path, spoil: Any) -> None:
     killed = DockerBackend(state_dir, DockerSection(images={"base": BASE}))
     await killed.start()
     sandbox = await killed.create(SPEC)
@@ -347,9 +349,9 @@ async def test_one_that_cannot_be_trusted_to_be_whole_is_removed(state_dir: Path
         assert _nothing_is_left(state_dir)
 
 
-async def test_a_sweep_removes_what_belongs_to_nobody_and_nothing_else(backend: DockerBackend, state_dir: Path) -> None:
+async def test_a_sweep_removes_strays_and_nothing_else(backend: DockerBackend, state_dir: Path) -> None:
     lost, live = await backend.create(SPEC), await backend.create(SPEC)
-    del backend._live[lost.sandbox_id]  # as after an answer of the Engine that never came
+    del backend._live[lost.sandbox_id]  # as after a lost answer of the Engine
     (state_dir / "docker" / ("ab" * 8)).mkdir()
     assert await backend.sweep() == 2
     assert list(_containers(state_dir)) == [live.container]
@@ -383,7 +385,7 @@ async def test_an_engine_that_hangs_costs_bounded_waits_and_then_works_again(sta
         assert await sandbox.cause_of_death() == "its guest is gone, and the Engine does not answer"
         assert await sandbox.oom_kills() is None
         line.hangs = False
-        assert await ready.sweep() >= 1  # the destruction that failed is made good
+        assert await ready.sweep() >= 1  # it repeats the destruction that failed
         assert _nothing_is_left(state_dir)
         assert _answers(await ready.create(SPEC))
 
@@ -401,7 +403,7 @@ async def test_a_container_that_was_made_without_an_answer_is_removed(state_dir:
         assert eventually(lambda: _nothing_is_left(state_dir))
 
 
-async def test_no_engine_is_said_in_a_sentence_with_a_remedy(state_dir: Path) -> None:
+async def test_a_missing_engine_is_reported_in_a_sentence_with_a_remedy(state_dir: Path) -> None:
     backend = DockerBackend(state_dir, DockerSection(host=f"unix://{state_dir}/none"))
     with pytest.raises(SandboxFailure, match=r"does not exist\. Install Docker Engine"):
         await backend.start()
@@ -416,12 +418,12 @@ async def test_a_remote_engine_is_refused_with_the_reason(state_dir: Path, monke
         await DockerBackend(state_dir, DockerSection()).start()
 
 
-async def test_an_unknown_runtime_is_refused_with_those_there_are(state_dir: Path) -> None:
+async def test_an_unknown_runtime_is_refused_with_the_known_ones(state_dir: Path) -> None:
     with pytest.raises(SandboxFailure, match=r"no runtime nonsense.*runc"):
         await DockerBackend(state_dir, DockerSection(images={"base": BASE}, runtime="nonsense")).start()
 
 
-async def test_check_host_says_that_this_host_will_do(state_dir: Path) -> None:
+async def test_check_host_accepts_this_host(state_dir: Path) -> None:
     findings = {finding.subject: finding for finding in await DockerBackend(state_dir, _section()).check_host()}
     assert [finding for finding in findings.values() if finding.required and not finding.ok] == []
     assert {"Engine", "runtime", "network namespace", "privileges", "system call filter"} <= set(findings)
@@ -446,12 +448,12 @@ async def _refusal(state_dir: Path, reference: str) -> ImageNotReady:
     return refused.value
 
 
-async def test_an_image_that_is_not_there_is_not_fetched_without_leave(state_dir: Path) -> None:
+async def test_a_missing_image_is_not_fetched_without_permission(state_dir: Path) -> None:
     refusal = await _refusal(state_dir, "executor-test/nowhere")
     assert "the policy does not allow fetching it" in str(refusal)
 
 
-async def test_an_image_without_python_is_refused_by_what_it_lacks(state_dir: Path) -> None:
+async def test_an_image_without_python_is_refused_with_the_reason(state_dir: Path) -> None:
     with image_of_files("executor-test/empty", {"file": b""}) as reference:
         assert "image 'strange' has no Python" in str(await _refusal(state_dir, reference))
 
@@ -469,17 +471,19 @@ IMPOSTORS = {
 
 
 @pytest.mark.parametrize("kind", IMPOSTORS)
-async def test_a_python_that_is_none_is_refused(state_dir: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_program_that_is_no_python_is_refused(
+    state_dir: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(containers, "_SOCKET_TIMEOUT_S", 3.0)
-    program, told = IMPOSTORS[kind]
+    program, text = IMPOSTORS[kind]
     files = {"usr/local/bin/python3": f"#!/usr/bin/python3\n{program}\n".encode()}
     with changed_image(DOCKER_IMAGE, f"executor-test/{kind}", (), files) as reference:
         refusal = await _refusal(state_dir, reference)
-    assert re.search(told, str(refusal)), refusal
+    assert re.search(text, str(refusal)), refusal
 
 
-async def test_whatever_an_image_wants_to_do_by_itself_is_not_done(state_dir: Path) -> None:
-    """Its command, be it one that ends at once or never; its user, root; its volumes, which lie on the host's disk."""
+async def test_the_image_s_own_command_user_and_volumes_have_no_effect(state_dir: Path) -> None:
+    """Its command may end at once or never, its user may be root, and its volumes would lie on the host's disk."""
     changes = (
         'ENTRYPOINT ["/bin/sh", "-c", "exit 1"]',
         'CMD ["sleep", "infinity"]',
@@ -501,7 +505,7 @@ async def test_whatever_an_image_wants_to_do_by_itself_is_not_done(state_dir: Pa
             assert (environment["OF_THE_IMAGE"], environment["HOME"]) == ("1", "/workspace")
 
 
-async def test_a_name_that_comes_to_mean_another_image_is_noticed(state_dir: Path) -> None:
+async def test_a_name_that_now_means_another_image_is_noticed(state_dir: Path) -> None:
     images = {"base": DockerImage(reference="executor-test/moving")}
     with changed_image(DOCKER_IMAGE, "executor-test/moving", ("LABEL a=1",)):
         async with started(state_dir, images=images, image_refresh_s=0.01) as backend:
@@ -513,13 +517,13 @@ async def test_a_name_that_comes_to_mean_another_image_is_noticed(state_dir: Pat
             await old.destroy()
 
 
-async def test_a_missing_image_is_fetched_while_whoever_asks_is_told_to_come_again(state_dir: Path) -> None:
+async def test_a_missing_image_is_fetched_while_requests_are_asked_to_retry(state_dir: Path) -> None:
     spec = replace(SPEC, image="remote", may_pull=True)
     with running_registry() as (registry, reference):
         async with started(state_dir, images={"base": BASE, "remote": DockerImage(reference=reference)}) as backend:
-            with pytest.raises(ImageNotReady, match="is being fetched") as told:
+            with pytest.raises(ImageNotReady, match="is being fetched") as text:
                 await backend.create(spec)
-            assert told.value.retry_after_s is not None
+            assert text.value.retry_after_s is not None
             registry.layer_may_go.set()
 
             async def outcome() -> str:
@@ -527,11 +531,11 @@ async def test_a_missing_image_is_fetched_while_whoever_asks_is_told_to_come_aga
                     await backend.create(spec)
                 return str(refused.value)
 
-            told_now = await outcome()
-            while "is being fetched" in told_now:
+            text_now = await outcome()
+            while "is being fetched" in text_now:
                 await asyncio.sleep(0.05)
-                told_now = await outcome()
-            assert "has no Python" in told_now  # it is here now, and looked into
+                text_now = await outcome()
+            assert "has no Python" in text_now  # it was fetched and examined
         with engine_client() as client:
             client.remove_image(reference, force=True)
 
@@ -540,11 +544,11 @@ async def test_an_image_that_cannot_be_fetched_is_reported(state_dir: Path) -> N
     spec = replace(SPEC, image="remote", may_pull=True)
     reference = DockerImage(reference="127.0.0.1:9/nothing/here")
     async with started(state_dir, images={"base": BASE, "remote": reference}) as backend:
-        told = ""
-        while "could not be fetched" not in told:
+        text = ""
+        while "could not be fetched" not in text:
             await asyncio.sleep(0.05)
             with pytest.raises(ImageNotReady) as refused:
                 await backend.create(spec)
-            told = str(refused.value)
-        assert "127.0.0.1" not in told
+            text = str(refused.value)
+        assert "127.0.0.1" not in text
         assert refused.value.retry_after_s is not None

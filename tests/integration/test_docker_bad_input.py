@@ -1,4 +1,4 @@
-"""What the Docker backend is given and can't use: things that are no Engine, images that are none, names that are tricks."""
+"""Bad input of the Docker backend: listeners that are no Engine, images that are none, names that are tricks."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from pathlib import Path
 import pytest
 
 from executor_client import InvalidRequest, UnavailableError, Wait, WaitKind
-from executor_server.backend_config import DockerImage, DockerSection
 from executor_server.backends.docker import DockerBackend, probe
 from executor_server.backends.docker.host import NoEngine, engine_socket
-from executor_server.config import load
-from executor_server.errors import ImageNotReady, SandboxFailure
-from executor_server.guest_channel import GuestChannel
-from executor_server.model import SandboxSpec
-from executor_server.settings import ConfigError
+from executor_server.channel.channel import GuestChannel
+from executor_server.config.backend_config import DockerImage, DockerSection
+from executor_server.config.config import load
+from executor_server.config.settings import ConfigError
+from executor_server.core.errors import ImageNotReady, SandboxFailure
+from executor_server.core.model import SandboxSpec
 from tests.support.backends import require
 from tests.support.daemon import running_daemon
 from tests.support.engine import changed_image, engine_client, running_registry
@@ -74,7 +74,7 @@ NO_ENGINES: dict[str, tuple[bytes | None, str]] = {
 
 @contextmanager
 def listener(path: Path, answer: bytes | None) -> Iterator[None]:
-    """Answers everything in the same way; None: not at all."""
+    """Gives the same answer to every request; with None, none."""
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(str(path))
         server.listen(16)
@@ -88,7 +88,7 @@ def listener(path: Path, answer: bytes | None) -> Iterator[None]:
                     return
                 taken.append(connection)
                 if answer is not None:
-                    with suppress(OSError):  # who only knocks is gone by now
+                    with suppress(OSError):  # a client that only connected has closed the connection
                         if connection.recv(65_536):
                             connection.sendall(answer)
                     connection.close()
@@ -105,15 +105,15 @@ def listener(path: Path, answer: bytes | None) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("kind", NO_ENGINES)
-async def test_whatever_is_no_engine_is_said_to_be_none(directory: Path, kind: str) -> None:
-    answer, told = NO_ENGINES[kind]
+async def test_a_listener_that_is_no_engine_is_reported(directory: Path, kind: str) -> None:
+    answer, message = NO_ENGINES[kind]
     backend = DockerBackend(
         directory / "s", DockerSection(host=f"unix://{directory}/engine.sock", request_timeout_s=0.3)
     )
     with listener(directory / "engine.sock", answer):
         (finding,) = await backend.check_host()
         assert (finding.subject, finding.ok, finding.required) == ("Engine", False, True)
-        assert told in finding.detail and finding.remedy, finding
+        assert message in finding.detail and finding.remedy, finding
         with pytest.raises(SandboxFailure, match="cannot run Docker sandboxes"):
             await backend.start()
 
@@ -130,7 +130,7 @@ def command(*arguments: str, **environment: str) -> subprocess.CompletedProcess[
 
 
 @pytest.mark.parametrize(
-    ("host", "told"),
+    ("host", "message"),
     [
         ("unix:///nowhere/engine.sock", "does not exist"),
         ("unix:///dev/null", "is not a socket"),
@@ -138,16 +138,16 @@ def command(*arguments: str, **environment: str) -> subprocess.CompletedProcess[
         ("ssh://user@192.0.2.1", "not on this host"),
     ],
 )
-def test_without_an_engine_both_commands_end_with_a_sentence(directory: Path, host: str, told: str) -> None:
+def test_without_an_engine_both_commands_end_with_a_sentence(directory: Path, host: str, message: str) -> None:
     variables = {"DOCKER_HOST": host, "DOCKER_TLS_VERIFY": "1", "EXECUTOR_STATE_DIR": str(directory / "s")}
     for name in ("check-host", "serve"):
         ended = command(name, "--listen", f"unix:{directory}/listen.sock", **variables)
         assert ended.returncode == 1
-        assert told in ended.stdout + ended.stderr
+        assert message in ended.stdout + ended.stderr
         assert "Traceback" not in ended.stderr
 
 
-def test_a_user_who_may_not_speak_to_the_engine_is_told_what_to_do(directory: Path) -> None:
+def test_an_error_about_permission_for_the_engine_names_the_remedy(directory: Path) -> None:
     if os.geteuid() != 0:
         pytest.skip("only root can be somebody else")
     with listener(directory / "engine.sock", None):
@@ -160,7 +160,7 @@ def test_a_user_who_may_not_speak_to_the_engine_is_told_what_to_do(directory: Pa
 
 
 def _as_nobody(host: str) -> int:
-    """The exit code of a process that is: 0 when it is told so."""
+    """Runs a process as the user nobody; its exit code is 0 when the error names the remedy."""
     os.setgroups([])
     os.setresgid(65_534, 65_534, 65_534)
     os.setresuid(65_534, 65_534, 65_534)
@@ -174,7 +174,7 @@ def _as_nobody(host: str) -> int:
 # ---------------------------------------------------------------------------------------------------------------------
 # Images
 
-# What a Python that is none does with the socket that it is asked to make.
+# Programs under the name of Python that make no proper socket.
 _LISTENS = """\
 import os, socket, time
 path = "/run/executor/socket/guest.sock"
@@ -197,7 +197,7 @@ IMPOSTORS = {
 
 
 async def refusal(state_dir: Path, reference: str) -> SandboxFailure:
-    """Why no sandbox is made of it; the other image goes on working."""
+    """Returns the error of an image; a sandbox of the other image can still be made."""
     images = {"base": DockerImage(reference=IMAGE), "odd": DockerImage(reference=reference)}
     backend = DockerBackend(state_dir, DockerSection(images=images))
     await backend.start()
@@ -217,11 +217,11 @@ async def test_an_odd_image_is_refused_and_stops_no_other(
     state_dir: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(probe, "_ANSWER_TIMEOUT_S", 1.0)
-    program, told = IMPOSTORS[kind]
+    program, message = IMPOSTORS[kind]
     files = {"usr/local/bin/python3": f"#!/usr/bin/python3\n{program}\n".encode()}
     with changed_image(IMAGE, f"executor-test/{kind}", (), files) as reference:
         refused = await refusal(state_dir, reference)
-    assert isinstance(refused, ImageNotReady) and told in str(refused), refused
+    assert isinstance(refused, ImageNotReady) and message in str(refused), refused
 
 
 async def test_an_image_that_the_engine_itself_refuses_stops_no_other(state_dir: Path) -> None:
@@ -229,7 +229,7 @@ async def test_an_image_that_the_engine_itself_refuses_stops_no_other(state_dir:
         assert "destination" in str(await refusal(state_dir, reference))
 
 
-async def test_what_an_image_sets_for_python_and_the_loader_does_no_harm(state_dir: Path) -> None:
+async def test_the_image_s_variables_for_python_and_the_loader_do_no_harm(state_dir: Path) -> None:
     nonsense = {
         "PYTHONPATH": "/evil",
         "PYTHONHOME": "/nowhere",
@@ -254,7 +254,7 @@ async def test_what_an_image_sets_for_python_and_the_loader_does_no_harm(state_d
             await backend.close()
 
 
-def test_kept_sandboxes_of_an_image_that_has_moved_or_gone_are_not_served(state_dir: Path) -> None:
+def test_kept_sandboxes_of_a_changed_or_removed_image_are_not_served(state_dir: Path) -> None:
     tag = "executor-test/renewed"
     config = state_dir / "config.toml"
     config.write_text(
@@ -265,7 +265,7 @@ def test_kept_sandboxes_of_an_image_that_has_moved_or_gone_are_not_served(state_
         with client.create_session(authorized_imports=["os"]) as session:
             return str(session.execute("import os\nos.environ['VERSION']").output)
 
-    with ExitStack() as images:  # the Engine keeps an image of which there are containers: it goes last
+    with ExitStack() as images:  # last: the Engine keeps an image of which there are containers
         images.enter_context(changed_image(IMAGE, tag, ("ENV VERSION=1",)))
         with running_daemon(state_dir, "--config", str(config)) as daemon, daemon.client() as client:
             assert version() == "1"
@@ -319,18 +319,18 @@ def test_a_client_can_name_configured_images_only(state_dir: Path) -> None:
         for name in (IMAGE, f"{IMAGE}:latest", *filter(None, TRICKS)):
             with pytest.raises(InvalidRequest) as refused:
                 client.create_session(image=name)
-            # What can't be a name at all is told before it is looked for.
+            # A text that can't be a name is refused before it is looked up.
             assert refused.value.reason == (
                 "UNKNOWN_IMAGE" if len(name) <= 256 and name.isprintable() else "INVALID_FIELD"
             )
             assert name not in str(refused.value)
 
 
-def test_a_client_waits_for_an_image_and_is_told_how_far_it_is(state_dir: Path) -> None:
-    """What the registry has is no image of ours, which the daemon finds out as soon as it is there."""
+def test_a_client_waits_for_an_image_and_sees_its_progress(state_dir: Path) -> None:
+    """The registry's image has no Python, which the daemon finds out after it was fetched."""
     policy = state_dir / "p.toml"
     policy.write_text('default = "any"\n[profiles.any.sandbox]\npull_images = true\n')
-    told: list[Wait] = []
+    waits: list[Wait] = []
     with running_registry() as (registry, reference):
         (state_dir / "c.toml").write_text(
             f'server.backend = "docker"\npool.size = 0\npolicy.file = "{policy}"\n'
@@ -338,7 +338,7 @@ def test_a_client_waits_for_an_image_and_is_told_how_far_it_is(state_dir: Path) 
         )
 
         def on_wait(wait: Wait) -> None:
-            told.append(wait)
+            waits.append(wait)
             if wait.kind is WaitKind.IMAGE:
                 registry.layer_may_go.set()
 
@@ -350,12 +350,12 @@ def test_a_client_waits_for_an_image_and_is_told_how_far_it_is(state_dir: Path) 
             client.create_session(image="remote")
         with engine_client() as engine:
             engine.remove_image(reference, force=True)
-    wait = next(wait for wait in told if wait.kind is WaitKind.IMAGE)
+    wait = next(wait for wait in waits if wait.kind is WaitKind.IMAGE)
     assert wait.reason.startswith("image 'remote' is being fetched") and wait.gives_up_after_s == 600
 
 
-def test_a_registry_that_is_not_there_costs_a_session_no_wait(state_dir: Path) -> None:
-    """192.0.2.1 is nobody's: an Engine waits for it, or is told at once that there is none; the session does not."""
+def test_a_missing_registry_costs_a_session_no_wait(state_dir: Path) -> None:
+    """192.0.2.1 belongs to no host: an Engine waits for it, or gets an error at once; the session does not wait."""
     policy = state_dir / "p.toml"
     policy.write_text('default = "any"\n[profiles.any.sandbox]\npull_images = true\n')
     (state_dir / "c.toml").write_text(

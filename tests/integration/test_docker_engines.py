@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from executor_server.backend_config import DockerImage, DockerSection
 from executor_server.backends.docker import DockerBackend
-from executor_server.errors import SandboxFailure
-from executor_server.model import SandboxSpec
+from executor_server.config.backend_config import DockerImage, DockerSection
+from executor_server.core.errors import SandboxFailure
+from executor_server.core.model import SandboxSpec
 from tests.contract.harness import Harness
 from tests.support.backends import require
 from tests.support.engine import OwnEngine, engine_client, own_engine
@@ -65,9 +65,7 @@ async def test_sessions_run_under_another_runtime(directory: Path, engine: OwnEn
         assert (await harness.run(session, "40 + 2")).output == 42
 
 
-async def test_an_engine_that_ends_and_comes_back_is_worked_with_again(
-    backend: DockerBackend, engine: OwnEngine
-) -> None:
+async def test_an_engine_that_ends_and_restarts_is_used_again(backend: DockerBackend, engine: OwnEngine) -> None:
     for how in (signal.SIGKILL, signal.SIGTERM):
         kept, destroyed = await backend.create(SPEC), await backend.create(SPEC)
         await asyncio.to_thread(engine.end, how)

@@ -16,14 +16,14 @@ from typing import Any
 
 import pytest
 
-from executor_server.backend_config import E2BSection
 from executor_server.backends.base import Backend, KnownSandbox
-from executor_server.backends.e2b import E2BBackend, patience, sandbox
+from executor_server.backends.e2b import E2BBackend, retry, sandbox
 from executor_server.backends.e2b.check import examine
 from executor_server.backends.e2b.sandbox import E2BSandbox
-from executor_server.errors import BackendFull, BackendSilent, ImageNotReady, SandboxFailure
-from executor_server.guest_channel import GuestChannel
-from executor_server.model import SandboxSpec
+from executor_server.channel.channel import GuestChannel
+from executor_server.config.backend_config import E2BSection
+from executor_server.core.errors import BackendFull, BackendSilent, ImageNotReady, SandboxFailure
+from executor_server.core.model import SandboxSpec
 from tests.contract.harness import Harness, follow
 from tests.support.backends import require
 from tests.support.polling import eventually_async
@@ -50,7 +50,7 @@ def state_dir() -> Iterator[Path]:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(patience, "_FIRST_PAUSE_S", 0.01)
+    monkeypatch.setattr(retry, "_FIRST_PAUSE_S", 0.01)
 
 
 @pytest.fixture
@@ -62,7 +62,7 @@ async def double() -> AsyncIterator[Double]:
 
 @asynccontextmanager
 async def started(state_dir: Path, section: E2BSection) -> AsyncIterator[E2BBackend]:
-    """A backend as the daemon has it, closed at the end."""
+    """Provides a backend that has started and adopted, as a daemon's, and closes it at the end."""
     backend = E2BBackend(state_dir, section)
     await backend.start()
     await backend.adopt(())
@@ -79,7 +79,7 @@ async def backend(state_dir: Path, double: Double) -> AsyncIterator[E2BBackend]:
 
 
 async def answers(made: E2BSandbox) -> bool:
-    """Whether its guest does. Each time another daemon seems to ask, which knows what the ones before it have shown."""
+    """True when the guest answers. Each call has a daemon id of its own and the tokens that were shown before."""
     channel = GuestChannel(made.endpoint, shown=_SHOWN[made.endpoint.token])
     try:
         await channel.connect(10.0)
@@ -90,9 +90,9 @@ async def answers(made: E2BSandbox) -> bool:
 
 
 async def machine_of(backend: Backend, cloud_id: str) -> Machine:
-    """What root can do in it."""
+    """Returns the machine, for requests as root."""
     assert isinstance(backend, E2BBackend)
-    return await backend._started().maker.cloud.connect(cloud_id, lifetime_s=60)
+    return await backend._started().factory.cloud.connect(cloud_id, lifetime_s=60)
 
 
 def only(double: Double) -> Any:
@@ -101,10 +101,10 @@ def only(double: Double) -> Any:
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# What is asked for
+# Requests to the cloud
 
 
-async def test_a_sandbox_says_whose_it_is_and_may_reach_nothing(backend: E2BBackend, double: Double) -> None:
+async def test_a_sandbox_names_its_daemon_and_reaches_nothing(backend: E2BBackend, double: Double) -> None:
     made = await backend.create(SPEC)
     asked = only(double).asked
     assert asked["allow_internet_access"] is False
@@ -122,10 +122,10 @@ async def test_a_sandbox_says_whose_it_is_and_may_reach_nothing(backend: E2BBack
     assert await answers(made)
 
 
-async def test_the_key_is_nowhere_but_in_the_daemon(
+async def test_the_key_is_in_the_daemon_only(
     state_dir: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Neither in what the daemon writes, whatever goes wrong, nor anywhere in the sandbox."""
+    """Neither the daemon's files and logs nor the sandbox hold it, also after errors."""
     monkeypatch.setenv("E2B_API_KEY", CANARY)
     async with Double(api_key=CANARY) as double:
         async with Harness(E2BBackend(state_dir, e2b_section(double))) as harness:
@@ -149,7 +149,7 @@ async def test_the_key_is_nowhere_but_in_the_daemon(
     assert CANARY not in written.out + written.err
 
 
-async def test_the_environment_of_the_daemon_does_not_lead_elsewhere(
+async def test_the_daemon_s_environment_does_not_change_the_address(
     backend: E2BBackend, double: Double, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in (("E2B_DEBUG", "true"), ("E2B_API_KEY", "e2b_other"), ("E2B_API_URL", "http://127.0.0.1:9")):
@@ -159,10 +159,10 @@ async def test_the_environment_of_the_daemon_does_not_lead_elsewhere(
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# What can't be made
+# Failed creations
 
 
-async def test_a_wrong_key_is_told_at_the_start(state_dir: Path, double: Double, tmp_path: Path) -> None:
+async def test_a_wrong_key_is_reported_at_the_start(state_dir: Path, double: Double, tmp_path: Path) -> None:
     key = tmp_path / "key"
     key.write_text(CANARY)
     key.chmod(0o600)
@@ -182,23 +182,23 @@ async def test_a_start_that_failed_leaves_the_state_directory_to_the_next(state_
 
 
 @pytest.mark.parametrize(
-    ("template", "told"),
+    ("template", "message"),
     [("nobody-knows", "E2B does not know: nobody-knows"), ("no-python", "has no Python")],
 )
-async def test_a_template_of_no_use_is_named_and_not_paid_for_twice(
-    state_dir: Path, double: Double, template: str, told: str
+async def test_an_unusable_template_is_named_and_not_paid_for_twice(
+    state_dir: Path, double: Double, template: str, message: str
 ) -> None:
     async with started(state_dir, e2b_section(double, images={"base": template})) as backend:
-        with pytest.raises(ImageNotReady, match=told):
+        with pytest.raises(ImageNotReady, match=message):
             await backend.create(SPEC)
         asked = len(double.requests)
-        with pytest.raises(ImageNotReady, match=told):
+        with pytest.raises(ImageNotReady, match=message):
             await backend.create(SPEC)
         assert len(double.requests) == asked
         assert double.sandboxes == {}
 
 
-async def test_of_a_hundred_at_once_as_many_are_made_as_there_may_be(state_dir: Path) -> None:
+async def test_a_hundred_creations_at_once_do_not_exceed_the_limit(state_dir: Path) -> None:
     async with Double(max_sandboxes=100) as double:
         async with started(state_dir, e2b_section(double, max_sandboxes=20)) as backend:
             results = await asyncio.gather(*(backend.create(SPEC) for _ in range(100)), return_exceptions=True)
@@ -236,7 +236,7 @@ async def test_a_cloud_that_does_not_answer_is_a_silent_backend(backend: E2BBack
 async def test_a_cloud_that_fails_and_a_machine_that_does_not_answer_are_no_silent_backend(
     backend: E2BBackend, double: Double, kind: Kind, path: str
 ) -> None:
-    """Or a client that asks for what no machine survives would have all others pass it over."""
+    """Otherwise one client's request that no machine survives would make the fail-over skip this backend for all."""
     double.fault(kind, path, method="POST", times=None)
     with pytest.raises(SandboxFailure) as failed:
         await backend.create(SPEC)
@@ -245,7 +245,7 @@ async def test_a_cloud_that_fails_and_a_machine_that_does_not_answer_are_no_sile
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Answers that are lost or lie
+# Answers that are lost or wrong
 
 
 async def test_a_creation_whose_answer_was_lost_makes_one_sandbox(backend: E2BBackend, double: Double) -> None:
@@ -260,7 +260,7 @@ STEPS = [CREATE, "/files", "/process.Process/Start"]
 
 
 @pytest.mark.parametrize("kind", HARMLESS, ids=lambda kind: kind.name.lower())
-async def test_a_creation_outlasts_what_happens_once(backend: E2BBackend, double: Double, kind: Kind) -> None:
+async def test_a_creation_survives_a_fault_that_happens_once(backend: E2BBackend, double: Double, kind: Kind) -> None:
     for path in STEPS:
         for skip in (0, 1):
             double.fault(kind, path, method="POST", skip=skip, status=502, seconds=0.05)
@@ -280,14 +280,14 @@ async def test_a_creation_that_never_succeeds_leaves_nothing(backend: E2BBackend
         except SandboxFailure:
             double.clear_faults()
             await backend.sweep()
-        else:  # a fault that this request can't suffer from
+        else:  # a fault without effect on this request
             assert kind is Kind.WRONG_ID or (kind is Kind.VANISH and path == CREATE), path
             double.clear_faults()
             await made.destroy()
         assert double.sandboxes == {}, path
 
 
-async def test_a_creation_among_streams_that_stand_still_ends_in_its_time(state_dir: Path, double: Double) -> None:
+async def test_a_creation_with_stalled_streams_ends_in_time(state_dir: Path, double: Double) -> None:
     async with started(state_dir, e2b_section(double, request_timeout_s=0.5)) as backend:
         double.fault(Kind.STREAM_STALL, "/process.Process/Start", times=None)
         with pytest.raises(SandboxFailure):
@@ -310,10 +310,10 @@ async def test_a_sandbox_that_vanishes_while_it_is_made_says_nothing_of_its_temp
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Ways that break
+# Broken connections
 
 
-async def test_a_way_that_is_cut_is_made_anew_and_nothing_is_lost(state_dir: Path, double: Double) -> None:
+async def test_a_connection_that_is_cut_is_made_again_and_nothing_is_lost(state_dir: Path, double: Double) -> None:
     async with Harness(E2BBackend(state_dir, e2b_section(double))) as harness:
         session = await harness.session()
         await harness.run(session, "kept = 'kept'")
@@ -342,7 +342,7 @@ async def test_a_cloud_that_is_away_for_a_while_costs_nothing(state_dir: Path, d
         assert (ran.outcome, ran.output, ran.stdout) == ("succeeded", 42, "done\n")
 
 
-async def test_a_way_of_which_every_byte_may_be_the_last(state_dir: Path, double: Double) -> None:
+async def test_a_connection_that_is_cut_at_every_byte_loses_nothing(state_dir: Path, double: Double) -> None:
     """The stream of the relay is cut at one position after the other; the answers are whole all the same."""
     async with Harness(E2BBackend(state_dir, e2b_section(double))) as harness:
         session = await harness.session()
@@ -358,19 +358,19 @@ async def test_a_way_of_which_every_byte_may_be_the_last(state_dir: Path, double
 # Lifetime
 
 
-async def test_a_sandbox_lives_as_long_as_somebody_cares_for_it(state_dir: Path, double: Double) -> None:
+async def test_a_sandbox_lives_as_long_as_its_lifetime_is_renewed(state_dir: Path, double: Double) -> None:
     async with started(state_dir, e2b_section(double, lifetime_s=60.0)) as backend:
         made = await backend.create(SPEC)
-        keeper = backend._started().keeper
+        renewer = backend._started().renewer
         for _ in range(5):
             double.advance(45)
-            await keeper.keep()
+            await renewer.renew_all()
         assert await answers(made)
         double.advance(61)
         assert await eventually_async(lambda: not double.sandboxes)
 
 
-async def test_one_that_ended_is_noticed_and_says_why(
+async def test_a_sandbox_that_ended_is_noticed_with_the_cause(
     state_dir: Path, double: Double, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     passed_s = 0.0
@@ -385,9 +385,9 @@ async def test_one_that_ended_is_noticed_and_says_why(
         double.advance(61)
         await eventually_async(lambda: not double.sandboxes)
         assert await expired.cause_of_death() == "its lifetime at E2B ended"
-        await backend._started().keeper.keep()
-        assert killed.is_gone
-        assert expired.is_gone
+        await backend._started().renewer.renew_all()
+        assert killed.is_missing
+        assert expired.is_missing
         with pytest.raises(SandboxFailure):
             await GuestChannel(expired.endpoint).connect(5.0)
 
@@ -397,29 +397,29 @@ async def test_a_clock_of_the_cloud_that_jumps_does_no_harm(state_dir: Path, dou
         made = await backend.create(SPEC)
         for jump_s in (-86_400, 45, -3600, 45, 45):
             double.advance(jump_s)
-            await backend._started().keeper.keep()
+            await backend._started().renewer.renew_all()
             assert await answers(made)
 
 
-async def test_one_lie_does_not_end_a_sandbox(backend: E2BBackend, double: Double) -> None:
+async def test_one_wrong_answer_does_not_end_a_sandbox(backend: E2BBackend, double: Double) -> None:
     made = await backend.create(SPEC)
     for status in (401, 404, 429, 500, 502, 503):
         double.fault(Kind.STATUS, "/sandboxes/{id}/timeout", status=status)
-        await backend._started().keeper.keep()
-    assert not made.is_gone
+        await backend._started().renewer.renew_all()
+    assert not made.is_missing
     assert await answers(made)
 
 
-async def test_a_lie_that_is_repeated_is_believed_until_the_next_word(backend: E2BBackend, double: Double) -> None:
+async def test_a_wrong_answer_that_is_confirmed_counts_until_the_next_one(backend: E2BBackend, double: Double) -> None:
     made = await backend.create(SPEC)
-    keeper = backend._started().keeper
+    renewer = backend._started().renewer
     double.fault(Kind.STATUS, "/sandboxes/{id}/timeout", status=404)
     double.fault(Kind.STATUS, "/sandboxes/{id}", method="GET", status=404)
-    await keeper.keep()
-    assert made.is_gone
+    await renewer.renew_all()
+    assert made.is_missing
     assert await answers(made)
-    await keeper.keep()
-    assert not made.is_gone
+    await renewer.renew_all()
+    assert not made.is_missing
     double.fault(Kind.STATUS, DELETE, method="DELETE", status=404)
     await made.destroy()
     assert double.sandboxes == {}
@@ -435,14 +435,14 @@ async def test_an_answer_that_names_another_sandbox_does_it_no_harm(
     async def lie(*_: object, **__: object) -> Machine:
         return found
 
-    monkeypatch.setattr(backend._started().maker.cloud, "create", lie)
+    monkeypatch.setattr(backend._started().factory.cloud, "create", lie)
     with pytest.raises(SandboxFailure):
         await backend.create(SPEC)
     await backend.sweep()
     assert set(double.sandboxes) == {other.cloud_id}
 
 
-async def test_a_cloud_that_does_not_answer_is_said_to(backend: E2BBackend, double: Double) -> None:
+async def test_a_cloud_that_does_not_answer_is_the_cause_that_is_reported(backend: E2BBackend, double: Double) -> None:
     made = await backend.create(SPEC)
     double.go_down()
     assert await made.cause_of_death() == "its guest can't be reached, and E2B does not answer"
@@ -460,8 +460,8 @@ async def test_a_paused_sandbox_stands_still_and_goes_on(state_dir: Path, double
         assert await made.pause()
         assert only(double).state == "paused"
         double.advance(10_000)
-        await backend._started().keeper.keep()  # it is not asked for
-        assert not made.is_gone
+        await backend._started().renewer.renew_all()  # no request is made for it
+        assert not made.is_missing
         for status in (400, 401, 403, 404, 500):
             double.fault(Kind.STATUS, "/v2/sandboxes/{id}/connect", status=status)
         await made.wake()
@@ -490,22 +490,22 @@ async def test_a_cloud_that_is_busy_is_asked_to_pause_again_later(state_dir: Pat
         assert made.pause_idle_s == 1.0
         double.fault(Kind.CUT_AFTER, "/sandboxes/{id}/pause")
         with pytest.raises(SandboxFailure):
-            await made.pause()  # nobody knows
+            await made.pause()  # it is not known whether it runs
         await made.wake()
         assert await answers(made)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# What others left
+# Sandboxes of an earlier daemon
 
 
 async def abandon(backend: E2BBackend) -> None:
-    """As a kill of the daemon does: the lock is free, and nothing was told to the cloud."""
-    means = backend._started()
-    await means.keeper.close()
+    """Imitates a killed daemon: the lock is free, and the cloud got no request."""
+    capabilities = backend._started()
+    await capabilities.renewer.close()
     for made in backend._live.values():
-        await made._ways.close()
-    means.directory.release()
+        await made._connections.close()
+    capabilities.directory.release()
 
 
 async def test_the_next_daemon_takes_over_what_it_knows_and_ends_the_rest(state_dir: Path, double: Double) -> None:
@@ -543,7 +543,7 @@ async def test_a_list_that_lacks_a_sandbox_is_asked_for_again(
     second = E2BBackend(state_dir, e2b_section(double))
     await second.start()
     try:
-        cloud = second._started().maker.cloud
+        cloud = second._started().factory.cloud
         really, lists = cloud.list, iter([list[Any]()])
 
         async def stale(metadata: dict[str, str]) -> Any:
@@ -557,7 +557,7 @@ async def test_a_list_that_lacks_a_sandbox_is_asked_for_again(
     assert double.sandboxes == {}
 
 
-async def test_a_sweep_ends_strays_and_nobody_else_s(backend: E2BBackend, double: Double) -> None:
+async def test_a_sweep_ends_strays_and_no_other_daemon_s_sandboxes(backend: E2BBackend, double: Double) -> None:
     mine = await backend.create(SPEC)
     ours = only(double).metadata
     stray = await double.create({"templateID": "base", "metadata": {**ours, "executor-sandbox": "f" * 16}})
@@ -575,7 +575,7 @@ async def test_a_sandbox_that_could_not_be_ended_is_ended_by_the_sweep(backend: 
     double.fault(Kind.STATUS, DELETE, method="DELETE", status=500, times=None)
     with pytest.raises(SandboxFailure):
         await made.destroy()
-    assert made.ending.has_failed
+    assert made.teardown.has_failed
     double.clear_faults()
     assert await backend.sweep() == 1
     assert double.sandboxes == {}
@@ -594,7 +594,7 @@ async def test_a_list_of_many_pages_is_read_to_its_end(
     assert await backend.sweep() == 2
 
 
-async def test_check_host_says_what_there_is_and_leaves_nothing(double: Double) -> None:
+async def test_check_host_reports_the_account_and_leaves_nothing(double: Double) -> None:
     images = {"base": "code-interpreter-v1", "bare": "no-python", "gone": "nobody-knows"}
     found = {finding.subject: finding for finding in await examine(e2b_section(double, images=images))}
     assert found["SDK"].ok
@@ -617,8 +617,8 @@ async def test_check_host_names_the_tried_versions(double: Double, monkeypatch: 
     assert "2.63.0 with 2.11.5" in found.detail
 
 
-async def test_a_template_whose_shell_talks_serves(state_dir: Path) -> None:
-    """The double's own templates have a quiet shell; what comes before the relay's first word is skipped anyway."""
+async def test_a_template_whose_shell_prints_a_greeting_works(state_dir: Path) -> None:
+    """The double's own templates have a quiet shell; output before the relay's greeting is skipped."""
     talking = Template("talking")
     async with (
         Double(templates=(talking,)) as double,

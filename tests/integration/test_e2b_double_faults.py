@@ -1,4 +1,4 @@
-"""What the double can do wrong, as the real SDK sees it: each fault is the one that its name says."""
+"""The faults of the double, as the real SDK sees them: each is the one that its name says."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ async def test_refusals_have_their_own_errors(double: Double) -> None:
         await AsyncSandbox.create(**settings(double))
 
 
-async def test_a_time_to_retry_after_is_told(double: Double) -> None:
+async def test_a_retry_after_header_is_sent(double: Double) -> None:
     double.fault(Kind.STATUS, "/v2/sandboxes", status=429, retry_after_s=1, times=1)
     began = time.monotonic()
     await AsyncSandbox.create(**settings(double, retries=1))
@@ -77,7 +77,7 @@ async def test_rules_pass_over_requests_and_wear_off(double: Double, sandbox: As
     assert rule.struck == 2
 
 
-async def test_a_connection_can_be_cut_before_or_after_the_deed(double: Double) -> None:
+async def test_a_connection_can_be_cut_before_or_after_the_request_is_done(double: Double) -> None:
     double.fault(Kind.CUT_BEFORE, "/v2/sandboxes")
     double.fault(Kind.CUT_AFTER, "/v2/sandboxes")
     for created in (0, 1):
@@ -86,7 +86,7 @@ async def test_a_connection_can_be_cut_before_or_after_the_deed(double: Double) 
         assert double.created == created
 
 
-async def test_a_deed_can_be_done_and_denied(double: Double) -> None:
+async def test_a_request_can_be_done_and_answered_with_an_error(double: Double) -> None:
     double.fault(Kind.STATUS_AFTER, "/v2/sandboxes", status=503)
     with pytest.raises(Exception, match="503"):
         await AsyncSandbox.create(**settings(double))
@@ -146,10 +146,10 @@ async def test_a_stream_that_is_cut_is_no_result(double: Double, sandbox: AsyncS
 async def test_the_sdk_waits_past_its_own_timeout_for_a_stream_that_stalls(
     double: Double, sandbox: AsyncSandbox
 ) -> None:
-    """Why ours needs a limit around it: the SDK looks at its deadline only when something comes."""
+    """The reason for the backend's own time limit: the SDK looks at its deadline only when bytes arrive."""
     double.fault(Kind.STREAM_STALL, START, at_byte=100)
     began = time.monotonic()
-    with pytest.raises(TimeoutException):  # which is what the SDK makes of being cancelled
+    with pytest.raises(TimeoutException):  # the SDK turns a cancellation into this
         async with asyncio.timeout(4 * SHORT_S):
             await sandbox.commands.run(SAID, timeout=SHORT_S)
     assert time.monotonic() - began >= 4 * SHORT_S
@@ -172,7 +172,7 @@ async def test_events_can_come_twice_or_swapped(double: Double, sandbox: AsyncSa
     double.fault(Kind.STREAM_DUPLICATED, START)
     assert (await sandbox.commands.run(SAID)).stdout == "one\none\ntwo\ntwo\nthree\nthree\n"
     double.fault(Kind.STREAM_REORDERED, START)
-    # Swapped with the end, the last is lost: to the SDK it comes too late.
+    # The last event, swapped with the end, comes too late for the SDK.
     assert (await sandbox.commands.run(SAID)).stdout == "two\none\n"
 
 
@@ -200,7 +200,7 @@ async def test_a_stream_can_become_nonsense(double: Double, sandbox: AsyncSandbo
 
 
 async def test_a_line_can_have_no_end(double: Double, sandbox: AsyncSandbox) -> None:
-    """Of ten gigabytes, made as they are read: nobody waits for them here, and nobody holds them."""
+    """Ten gigabytes, made as they are read: neither end waits for all of them or keeps them in memory."""
     double.fault(Kind.STREAM_ENDLESS_LINE, START, at_byte=10 * 2**30)
     seen = 0
     enough = asyncio.Event()
@@ -221,7 +221,7 @@ async def test_a_line_can_have_no_end(double: Double, sandbox: AsyncSandbox) -> 
 
 
 async def test_an_execution_without_an_end_looks_good_to_the_sdk(double: Double) -> None:
-    """Why nothing of ours may believe it."""
+    """The reason why the backend does not use the SDK's executions."""
     sandbox = await AsyncInterpreter.create(**settings(double))
     double.fault(Kind.STREAM_NO_END, "/execute")
     done = await sandbox.run_code("print('half')")
@@ -268,7 +268,7 @@ async def test_a_storm_is_the_same_for_the_same_seed(double: Double, sandbox: As
 
 
 async def test_sandboxes_that_are_refused_or_cut_off_leave_nothing(double: Double) -> None:
-    """The fixture that looks for leftovers is the judge."""
+    """The fixture that looks for leftovers checks it."""
     double.storm(1, rate=0.5, kinds=(Kind.CUT_AFTER, Kind.CUT_BEFORE, Kind.STATUS_AFTER, Kind.GARBAGE))
     await asyncio.gather(*(AsyncSandbox.create(**settings(double)) for _ in range(12)), return_exceptions=True)
 
@@ -288,7 +288,7 @@ def _headers(double: Double, sandbox: AsyncSandbox) -> dict[str, str]:
 
 
 async def _read(session: aiohttp.ClientSession) -> bytes:
-    """All that comes of a stream."""
+    """Reads a stream to its end."""
     body = b'{"process": {"cmd": "/bin/echo", "args": ["x"]}}'
     seen = bytearray()
     try:

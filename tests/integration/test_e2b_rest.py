@@ -1,4 +1,4 @@
-"""Sessions in the double of E2B's cloud: they rest and are woken, and outlive a network that breaks under them."""
+"""Sessions in the double of E2B's cloud are paused and woken, and survive a network that breaks."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 
 from executor_server.backends.e2b import E2BBackend
-from executor_server.model import Log, Outcome, OutputMode, Principal, Result, SandboxSpec
-from executor_server.pool import PoolSettings, WarmPool
-from executor_server.registry import Registry
-from executor_server.requested import RequestedLimits
+from executor_server.config.state_dir import StateDir
+from executor_server.core.model import Log, Outcome, OutputMode, Principal, Result, SandboxSpec
+from executor_server.journal.registry import Registry
+from executor_server.policy.requests import RequestedLimits
+from executor_server.pool.pool import PoolSettings, WarmPool
 from executor_server.sessions import Session, SessionManager, SessionRequest, SessionSettings
-from executor_server.state_dir import StateDir
 from tests.support.e2b import WHY_NOT, Double, Kind, e2b_section
 from tests.support.polling import eventually_async
 from tests.support.specs import LIMITS, session_spec
@@ -76,7 +76,7 @@ async def run(session: Session, name: str, code: str) -> tuple[str, Result]:
     return "".join(kind.text for kind in kinds if isinstance(kind, Log)), kinds[-1]
 
 
-async def test_a_session_rests_and_has_its_variables_when_it_is_woken(start: Any) -> None:
+async def test_a_paused_session_has_its_variables_when_it_is_woken(start: Any) -> None:
     bench = await start(pause_idle_s=0.3)
     session = await bench.session()
     assert (await run(session, "one", "x = 41"))[1].outcome is Outcome.SUCCEEDED
@@ -116,7 +116,7 @@ async def test_a_network_that_stays_cut_loses_the_session_with_the_reason(start:
     bench.double.come_up()
 
 
-async def test_a_stream_that_is_damaged_at_each_way_s_start_is_made_again(start: Any) -> None:
+async def test_a_stream_that_is_damaged_at_each_start_is_made_again(start: Any) -> None:
     bench = await start(reconnect_s=WAIT_S)
     session = await bench.session()
     for kind in (Kind.STREAM_CUT, Kind.STREAM_GARBAGE, Kind.STREAM_NO_END):

@@ -1,4 +1,4 @@
-"""Our images: what each promises it does in a sandbox, it gives nobody rights, and it tells nothing of where it was built."""
+"""Our images: each does what it promises in a sandbox, gives no rights, and shows nothing of where it was built."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ ROOT = Path(__file__).resolve().parents[2]
 IMAGES = ("base", "data", "browser")
 TOOL_TIMEOUT_S = 60.0
 
-# What would let code in a sandbox make or become something: installers, compilers, files that give another's rights.
-WAYS_UP = """
+# Lists installers, compilers and set-user-ID files, with which code in a sandbox could build or gain something.
+ESCALATIONS = """
 import importlib.util, os, shutil, stat
 found = [name for name in ("pip", "pip3", "gcc", "cc", "make", "sudo") if shutil.which(name)]
 found += [name for name in ("pip", "setuptools", "ensurepip") if importlib.util.find_spec(name)]
@@ -41,7 +41,7 @@ found
 @pytest.fixture(scope="module")
 def daemon() -> Iterator[Daemon]:
     require("docker")
-    # A ready sandbox would be the next test's leftover.
+    # Without a pool: a warm sandbox would be the next test's leftover.
     with daemon_of("[pool]\nsize = 0\n", "--backend", "docker") as running:
         yield running
 
@@ -66,7 +66,7 @@ def test_an_image_does_in_a_sandbox_what_it_promises(daemon: Daemon, image: str)
 
 def test_an_image_holds_nothing_that_installs_builds_or_gives_rights(daemon: Daemon, image: str) -> None:
     with daemon.client() as client, client.create_session(image=image, authorized_imports=["*"]) as session:
-        result = session.execute(WAYS_UP)
+        result = session.execute(ESCALATIONS)
     assert result.outcome is Outcome.SUCCEEDED and result.output == []
 
 
@@ -76,16 +76,16 @@ def test_an_image_by_itself_runs_as_an_ordinary_user_and_offers_nothing(image: s
     assert [config.get(key) for key in ("Entrypoint", "Volumes", "ExposedPorts", "OnBuild")] == [None] * 4
 
 
-def test_an_image_tells_nothing_of_where_it_was_built(image: str) -> None:
+def test_an_image_shows_nothing_of_where_it_was_built(image: str) -> None:
     with engine_client() as client:
-        told = json.dumps(
+        described = json.dumps(
             [client.inspect_image(f"remote-executor/{image}"), client.history(f"remote-executor/{image}")]
         )
-    assert [place for place in _sources_of_this_host() if place in told] == []
+    assert [place for place in _sources_of_this_host() if place in described] == []
 
 
 def test_images_have_the_same_version_of_what_they_share() -> None:
-    """Another version of NumPy than the base has would be installed over it, and both be carried around."""
+    """Another version of NumPy would be installed over the base's, and the image would hold both."""
     locks = {name: _pins(ROOT / "images" / name / "requirements.txt") for name in IMAGES}
     shared = locks["base"].keys() & locks["data"].keys()
     assert shared == {"cloudpickle", "numpy", "pillow"}
@@ -100,13 +100,13 @@ def test_every_package_is_pinned_by_its_hash() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         (["nonsense"], "no such image: nonsense"),
         (["base", "--base", "localhost:1/no/such"], "localhost:1/no/such is no base"),
     ],
 )
-def test_what_cannot_be_built_is_refused_in_a_line(arguments: list[str], told: str) -> None:
+def test_what_cannot_be_built_is_refused_in_a_line(arguments: list[str], message: str) -> None:
     require("docker")
     done = subprocess.run(
         [sys.executable, "-m", "executor_server", "images", "build", *arguments],
@@ -116,14 +116,14 @@ def test_what_cannot_be_built_is_refused_in_a_line(arguments: list[str], told: s
         check=False,
     )
     assert done.returncode != 0
-    assert told in done.stderr and "Traceback" not in done.stderr
+    assert message in done.stderr and "Traceback" not in done.stderr
 
 
 # ---------------------------------------------------------------------------------------------------------------------
 
 
 def _metadata(image: str) -> dict[str, Any]:
-    """What the Engine knows of an image; nothing when it has none."""
+    """Returns the Engine's description of an image; empty when it has none."""
     with engine_client() as client:
         reference = f"remote-executor/{image}"
         return dict(client.inspect_image(reference)) if client.images(reference) else {}

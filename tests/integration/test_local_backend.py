@@ -21,16 +21,16 @@ from pathlib import Path
 import psutil
 import pytest
 
-from executor_server.backend_config import LocalImage
 from executor_server.backends.base import KnownSandbox
-from executor_server.backends.local import LocalBackend, host, kit
+from executor_server.backends.guest_archive import GuestArchive, pack_archive
+from executor_server.backends.local import LocalBackend, host, resources
 from executor_server.backends.local.bubblewrap import find_bwrap
 from executor_server.backends.local.cgroups import NoCgroups, discover_cgroups
 from executor_server.backends.local.sandbox import LocalSandbox
-from executor_server.errors import ImageNotReady, SandboxFailure
-from executor_server.guest_archive import GuestArchive, pack_archive
-from executor_server.guest_channel import GuestChannel
-from executor_server.model import SandboxSpec
+from executor_server.channel.channel import GuestChannel
+from executor_server.config.backend_config import LocalImage
+from executor_server.core.errors import ImageNotReady, SandboxFailure
+from executor_server.core.model import SandboxSpec
 from tests.support.backends import require
 from tests.support.polling import eventually
 
@@ -80,7 +80,7 @@ async def test_a_sandbox_listens_and_ends_without_a_trace(backend: LocalBackend,
     assert not any(directory.exists() for directory in _cgroups_of(sandbox))
 
 
-async def test_destroy_can_be_raced_and_repeated(backend: LocalBackend) -> None:
+async def test_destroy_can_run_twice_at_once_and_again(backend: LocalBackend) -> None:
     sandbox = await backend.create(SPEC)
     await asyncio.gather(*(sandbox.destroy() for _ in range(3)))
     await sandbox.destroy()
@@ -126,7 +126,7 @@ async def test_a_guest_that_does_not_start_is_an_error_that_says_why(
     def broken(directory: Path) -> GuestArchive:
         return pack_archive({"executor_guest/__init__.py": b"raise RuntimeError('a broken guest')"}, directory)
 
-    monkeypatch.setattr(kit, "pack_guest", broken)
+    monkeypatch.setattr(resources, "pack_guest", broken)
     backend = LocalBackend(state_dir)
     await backend.start()
     await backend.adopt(())
@@ -136,7 +136,7 @@ async def test_a_guest_that_does_not_start_is_an_error_that_says_why(
     await backend.close()
 
 
-async def test_what_the_host_refuses_is_a_sandbox_failure(backend: LocalBackend, state_dir: Path) -> None:
+async def test_an_error_of_the_host_is_a_sandbox_failure(backend: LocalBackend, state_dir: Path) -> None:
     shutil.rmtree(state_dir / "sandboxes")
     with pytest.raises(SandboxFailure, match="cannot make a sandbox"):
         await backend.create(SPEC)
@@ -200,7 +200,7 @@ def orphan(state_dir: Path) -> Orphan:
     return _daemon_killed_with_a_sandbox(state_dir)
 
 
-async def test_a_restarted_daemon_destroys_what_nobody_knows(state_dir: Path, orphan: Orphan) -> None:
+async def test_a_restarted_daemon_destroys_unknown_sandboxes(state_dir: Path, orphan: Orphan) -> None:
     """The sandbox outlives its daemon, by design; the next daemon of the same state directory finds it."""
     assert psutil.pid_exists(orphan.pid)
     async with _started(state_dir) as backend:
@@ -210,7 +210,7 @@ async def test_a_restarted_daemon_destroys_what_nobody_knows(state_dir: Path, or
         assert not any(directory.exists() for directory in orphan.cgroups)
 
 
-async def test_a_restarted_daemon_takes_over_what_it_knows_and_its_guest_answers(
+async def test_a_restarted_daemon_takes_over_a_known_sandbox_whose_guest_answers(
     state_dir: Path, orphan: Orphan
 ) -> None:
     async with _started(state_dir) as backend:
@@ -264,7 +264,7 @@ async def test_a_sandbox_that_a_killed_daemon_was_making_is_removed_with_its_gro
 
 
 @as_root
-async def test_the_user_of_an_adopted_sandbox_is_nobody_elses(state_dir: Path, orphan: Orphan) -> None:
+async def test_the_user_of_an_adopted_sandbox_is_given_to_no_other(state_dir: Path, orphan: Orphan) -> None:
     """In a container there may be few users; here there are two, besides the examination's."""
     assert orphan.host_uid is not None
     uids = range(orphan.host_uid - 2, orphan.host_uid + 1)
@@ -275,9 +275,7 @@ async def test_the_user_of_an_adopted_sandbox_is_nobody_elses(state_dir: Path, o
             await backend.create(SPEC)
 
 
-async def test_a_sweep_finds_what_belongs_to_nobody_and_spares_what_lives(
-    backend: LocalBackend, state_dir: Path
-) -> None:
+async def test_a_sweep_finds_strays_and_leaves_living_sandboxes_alone(backend: LocalBackend, state_dir: Path) -> None:
     sandbox = await backend.create(SPEC)
     (state_dir / "sandboxes" / ("0" * 16)).mkdir()
     assert await backend.sweep() == 1
@@ -312,7 +310,7 @@ async def test_a_sweep_during_a_creation_leaves_it_alone(backend: LocalBackend) 
     await creation
 
 
-async def test_the_cause_of_a_death_is_told(backend: LocalBackend) -> None:
+async def test_the_cause_of_a_death_is_reported(backend: LocalBackend) -> None:
     sandbox = await backend.create(SPEC)
     assert await sandbox.cause_of_death() is None
     _first_process(sandbox).kill()
@@ -329,7 +327,7 @@ async def test_processors_are_limited_where_the_host_can(backend: LocalBackend) 
     assert (directory / ("cpu.max" if version == 2 else "cpu.cfs_quota_us")).read_text().split()[0] == "50000"
 
 
-async def test_where_the_host_cannot_limit_processors_it_says_so_and_sandboxes_work(
+async def test_a_host_that_cannot_limit_processors_is_reported_and_sandboxes_work(
     state_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trees = discover_cgroups()
@@ -354,7 +352,7 @@ async def test_an_environment_that_was_rebuilt_makes_other_sandboxes(state_dir: 
         assert before.fingerprint != await backend.fingerprint(SPEC) == after.fingerprint
 
 
-async def test_an_environment_that_is_gone_is_not_ready_and_comes_back(state_dir: Path) -> None:
+async def test_a_missing_environment_is_not_ready_until_it_is_there_again(state_dir: Path) -> None:
     environment = state_dir / "env"
     venv.create(environment, symlinks=True)
     async with _started(state_dir, images={"base": LocalImage(python=environment)}) as backend:
@@ -387,7 +385,7 @@ def _daemon_killed_with_a_sandbox(state_dir: Path) -> Orphan:
 import asyncio, json, os, signal
 from pathlib import Path
 from executor_server.backends.local import LocalBackend
-from executor_server.model import SandboxSpec
+from executor_server.core.model import SandboxSpec
 async def main():
     backend = LocalBackend(Path({str(state_dir)!r}))
     await backend.start()
@@ -423,13 +421,13 @@ async def test_each_bubblewrap_that_can_be_found_will_do(state_dir: Path, which:
     await backend.close()
 
 
-async def test_check_host_says_that_this_host_will_do(state_dir: Path) -> None:
+async def test_check_host_accepts_this_host(state_dir: Path) -> None:
     findings = await LocalBackend(state_dir).check_host()
     assert [finding for finding in findings if finding.required and not finding.ok] == []
     assert {"bubblewrap", "user", "network namespace", "memory limit", "process limit"} <= {f.subject for f in findings}
 
 
-async def test_what_is_missing_is_named_with_a_remedy(state_dir: Path) -> None:
+async def test_a_missing_part_is_named_with_a_remedy(state_dir: Path) -> None:
     backend = LocalBackend(
         state_dir, {"base": LocalImage(python=Path("/nonexistent/python"))}, bwrap=Path("/nonexistent/bwrap")
     )

@@ -1,4 +1,4 @@
-"""The part of the host's system that code in a local sandbox sees, and what of it works."""
+"""The part of the host's system that code in a local sandbox sees, and the tools that work there."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ async def harness() -> AsyncIterator[Harness]:
 
 async def test_only_libraries_data_and_a_few_tools_of_the_host_are_there(harness: Harness) -> None:
     session = await harness.session()
-    told = await harness.run(
+    run = await harness.run(
         session,
         """
 import os, shutil
@@ -32,12 +32,12 @@ tools = ["gcc", "cc", "make", "perl", "curl", "wget", "ssh", "sudo", "su", "moun
 [sorted(shown), [tool for tool in tools if shutil.which(tool, path="/bin:/sbin:/usr/bin:/usr/sbin:/usr/local/bin")]]
 """,
     )
-    assert told.output == [[], []], told.ended
+    assert run.output == [[], []], run.ended
 
 
-async def test_what_programs_usually_run_is_there(harness: Harness) -> None:
+async def test_the_usual_tools_are_there(harness: Harness) -> None:
     session = await harness.session()
-    told = await harness.run(
+    run = await harness.run(
         session,
         """
 import ctypes.util, subprocess, time, zoneinfo
@@ -51,16 +51,16 @@ open("a", "w").write("b c\\n")
 ]
 """,
     )
-    assert told.output == ["d", "a", "42", "a", "1", "1970", "libc.so.6", "Europe/Berlin"], told.ended
+    assert run.output == ["d", "a", "42", "a", "1", "1970", "libc.so.6", "Europe/Berlin"], run.ended
 
 
-async def test_where_mounts_come_from_names_no_directory_of_the_daemon(harness: Harness) -> None:
+async def test_mountinfo_names_no_directory_of_the_daemon(harness: Harness) -> None:
     """/proc/self/mountinfo said under whose home the daemon keeps its state."""
     session = await harness.session()
-    told = await harness.run(session, "print(open('/proc/self/mountinfo').read())")
-    assert "/workspace" in told.stdout
+    run = await harness.run(session, "print(open('/proc/self/mountinfo').read())")
+    assert "/workspace" in run.stdout
     for place in (tempfile.gettempdir(), "runtime", "sandboxes"):
-        assert place not in told.stdout
+        assert place not in run.stdout
 
 
 @pytest.mark.skipif(not Path("/usr/bin/python3").exists(), reason="the system has no Python")
@@ -74,7 +74,7 @@ def test_the_systems_own_python_and_its_names_are_among_the_tools(tmp_path: Path
 
 
 def test_a_library_from_elsewhere_is_shown_with_its_directory(tmp_path: Path) -> None:
-    """A Python that was built against one in /usr/local/lib starts only where that is."""
+    """A Python that was built against a library in /usr/local/lib starts only where that is visible."""
     python = tmp_path / "base/bin/python3"
     python.parent.mkdir(parents=True)
     tale = '{"implementation": "cpython", "version": [3, 12], "prefixes": ["%s"], "packages": [], "libraries": ["%s"]}'

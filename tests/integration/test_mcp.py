@@ -29,7 +29,7 @@ def shared_host(daemon: Daemon) -> Iterator[McpHost]:
 
 @pytest.fixture
 def host(shared_host: McpHost) -> Iterator[McpHost]:
-    """Without a session at the start of each test."""
+    """A host, without a session at the start of each test."""
     yield shared_host
     for name in re.findall(r"^(\S+) ", text_of(shared_host.call("list_sessions")), re.MULTILINE)[1:]:
         shared_host.call("close_session", session=name)
@@ -214,7 +214,7 @@ def test_files_that_cannot_be_had_are_said_to_be_so(host: McpHost) -> None:
     assert "'big' has 5,242,880 bytes; at most 4,194,304" in host.refusal("read_file", path="big")
     assert "not base64" in host.refusal("write_file", path="x", content="é", encoding="base64")
     assert "at most 8,388,608 can be written" in host.refusal("write_file", path="x", content="x" * 9_000_000)
-    for uri in ("sandbox://default/missing", "sandbox://default/../x", "sandbox://nobody/x", "sandbox://default/%00"):
+    for uri in ("sandbox://default/missing", "sandbox://default/../x", "sandbox://missing/x", "sandbox://default/%00"):
         with pytest.raises(McpError):
             host.portal.call(host.client.read_resource, uri)
 

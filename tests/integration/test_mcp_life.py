@@ -1,4 +1,4 @@
-"""How `executor mcp` starts and ends: nothing but the protocol on stdout, and no session outlives its connection."""
+"""The start and end of `executor mcp`: only the protocol on stdout, and no session outlives its connection."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ ENDLESS = "print('running', flush=True)\nwhile True: pass"
 
 
 class RawHost:
-    """A host that writes and reads lines itself."""
+    """A host that writes and reads lines itself, without the SDK."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self.process = process
@@ -50,14 +50,14 @@ class RawHost:
         self.process.stdin.flush()
 
     def read(self) -> dict[str, Any]:
-        """The next message. Whatever else is on stdout fails here."""
+        """Returns the next message. Any other text on stdout fails here."""
         assert self.process.stdout is not None
         message = json.loads(self.process.stdout.readline())
         assert message["jsonrpc"] == "2.0"
         return dict(message)
 
     def answer(self) -> dict[str, Any]:
-        """The answer to what was sent last; notifications that come before it are left out."""
+        """Returns the answer to the last request, without the notifications before it."""
         while "method" in (message := self.read()):
             pass
         assert message["id"] == self._number
@@ -92,14 +92,14 @@ def close_stdin(host: RawHost) -> None:
 
 
 def close_both(host: RawHost) -> None:
-    """As when the host dies."""
+    """Closes both sides, as a dying host does."""
     assert host.process.stdin is not None and host.process.stdout is not None
     host.process.stdout.close()
     host.process.stdin.close()
 
 
 def close_stdout(host: RawHost) -> None:
-    """Nobody reads any more, though stdin is still open: the next answer finds that out."""
+    """Closes the reading side while stdin stays open: the next answer meets the broken pipe."""
     assert host.process.stdout is not None
     host.process.stdout.close()
     host.send("tools/list", {})

@@ -1,4 +1,4 @@
-"""Metrics of a real daemon: what clients did is what Prometheus is told."""
+"""Metrics of a real daemon: Prometheus reads what clients did."""
 
 from __future__ import annotations
 
@@ -7,36 +7,27 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from executor_client import ExecutorClient, ExecutorClientError
-from tests.support.backends import require
+from tests.support.daemon import Daemon
 from tests.support.polling import eventually
-from tests.support.watched import Watched, watched_daemon
+from tests.support.watched import Watched
 
 
 @pytest.fixture(scope="module")
-def watched() -> Iterator[Watched]:
-    require("local")
-    with watched_daemon() as running:
-        yield running
-
-
-@pytest.fixture
-def client(watched: Watched) -> Iterator[ExecutorClient]:
-    with watched.daemon.client() as connected:
-        yield connected
+def daemon(watched: Watched) -> Daemon:
+    return watched.daemon
 
 
 def test_executions_and_sessions_are_counted(watched: Watched, client: ExecutorClient) -> None:
     with client.create_session() as session:
         session.execute("1 + 1")
         session.execute("1 / 0")
-        assert watched.tells(1, "sessions", state="idle", profile="plain", backend="local")
-    assert watched.tells(1, "sessions_ended_total", profile="plain", reason="deleted")
+        assert watched.reports(1, "sessions", state="idle", profile="plain", backend="local")
+    assert watched.reports(1, "sessions_ended_total", profile="plain", reason="deleted")
     assert watched.value("executions_total", outcome="succeeded", profile="plain") == 1
     assert watched.value("executions_total", outcome="exception", profile="plain") == 1
     assert watched.value("executions_unfinished") == 0
@@ -48,15 +39,15 @@ def test_phases_of_an_execution_are_measured(watched: Watched, client: ExecutorC
     with client.create_session() as session:
         session.register_tools({"double": lambda x: 2 * x})
         assert session.execute("double(21)").output == 42
-    assert watched.tells(1, "tool_answers_total", result="value")
-    for phase in ("gate", "queued", "first_event", "running", "tool"):
+    assert watched.reports(1, "tool_answers_total", result="value")
+    for phase in ("admission", "queued", "first_event", "running", "tool"):
         assert watched.value("phase_seconds_count", phase=phase), phase
 
 
 def test_refusals_are_counted_by_reason_and_method(watched: Watched, client: ExecutorClient) -> None:
     with pytest.raises(ExecutorClientError):
         client.create_session(limits={"memory_bytes": 2**60})
-    assert watched.tells(1, "policy_violations_total", kind="above_ceiling")
+    assert watched.reports(1, "policy_violations_total", kind="above_ceiling")
     labels = {"reason": "POLICY_VIOLATION", "method": "ExecutorService/CreateSession"}
     assert watched.value("requests_refused_total", **labels) == 1
 
@@ -65,19 +56,19 @@ def test_wrong_tokens_are_counted(watched: Watched) -> None:
     with ExecutorClient(watched.daemon.address, token="x" * 43) as stranger, pytest.raises(ExecutorClientError):
         stranger.get_policy()
     labels = {"reason": "UNAUTHENTICATED", "method": "ExecutorService/GetPolicy"}
-    assert watched.tells(1, "requests_refused_total", **labels)
+    assert watched.reports(1, "requests_refused_total", **labels)
 
 
 def test_a_warning_of_a_limit_is_counted(watched: Watched, client: ExecutorClient) -> None:
     with client.create_session(limits={"operations": 1000}) as session:
         session.execute("for i in range(900): pass")
-    assert watched.tells(1, "limit_warnings_total", limit="operations")
+    assert watched.reports(1, "limit_warnings_total", limit="operations")
 
 
-def test_pool_policy_tenant_and_build_are_told(watched: Watched, client: ExecutorClient) -> None:
+def test_pool_policy_tenant_and_build_are_reported(watched: Watched, client: ExecutorClient) -> None:
     assert eventually(lambda: watched.value("pool_depth", image="base") == watched.value("pool_size", image="base"))
     with client.create_session():
-        assert watched.tells(1, "tenant_use", tenant="local", quota="sessions")
+        assert watched.reports(1, "tenant_use", tenant="local", quota="sessions")
     assert watched.value("tenant_quota", tenant="local", quota="sessions") == 3
     fingerprint = client.get_policy().policy.fingerprint
     assert watched.value("policy_info", version="1", fingerprint=fingerprint) == 1
@@ -86,18 +77,18 @@ def test_pool_policy_tenant_and_build_are_told(watched: Watched, client: Executo
 
 
 def test_a_scraper_that_hangs_delays_no_execution(watched: Watched, client: ExecutorClient) -> None:
-    """Sixteen that ask and never read, and sixteen that never ask."""
+    """Sixteen scrapers send a request and never read the answer, and sixteen send none."""
     host, port = watched.metrics_url.removeprefix("http://").removesuffix("/metrics").split(":")
     with contextlib.ExitStack() as stack:
         for number in range(32):
             hung = stack.enter_context(socket.create_connection((host, int(port))))
-            with contextlib.suppress(OSError):  # one too many may have been let go of already
+            with contextlib.suppress(OSError):  # a connection over the limit may be closed already
                 hung.sendall(b"GET /metrics HTTP/1.1\r\n\r\n" if number % 2 else b"GET")
         with client.create_session() as session:
             assert session.execute("1 + 1").output == 2
 
 
-def test_scrapes_under_load_tell_the_truth(watched: Watched, client: ExecutorClient) -> None:
+def test_scrapes_under_load_are_correct(watched: Watched, client: ExecutorClient) -> None:
     succeeded = {"outcome": "succeeded", "profile": "plain"}
     before = watched.value("executions_total", **succeeded) or 0
     stopped = threading.Event()

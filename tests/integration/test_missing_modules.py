@@ -1,5 +1,5 @@
-"""Modules that are authorized and not in the image: a plain client is told, an agent's author is refused before the
-model is asked."""
+"""Modules that are authorized and not in the image: a plain client gets their names, an agent's author
+is refused before the model is asked."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ def python(home: Path) -> str:
     """A Python that the user may run, and that can run us."""
     name = "python{}.{}".format(*sys.version_info)
     for candidate in (sys.executable, f"/usr/bin/{name}", f"/usr/local/bin/{name}"):
-        command = [candidate, "-c", "import executor_server.app, executor_client"]
+        command = [candidate, "-c", "import executor_server.app.daemon, executor_client"]
         try:
             tried = subprocess.run(command, env=environment(home), cwd=home, capture_output=True, **as_user(USER))
         except OSError:  # it lies where only root may enter
@@ -185,15 +185,15 @@ def test_a_sandbox_outlives_its_daemon_without_root(home: Path, python: str) -> 
     assert json.loads(adopted.stdout or "null") == [1, False, [".lock"]], adopted.stderr
 
 
-def _with_backend(python: str, home: Path, code: str, told: str) -> subprocess.CompletedProcess[str]:
+def _with_backend(python: str, home: Path, code: str, stdin: str) -> subprocess.CompletedProcess[str]:
     whole = f"""
 import asyncio, json, os, signal, sys
 from pathlib import Path
 import structlog
 from executor_server.backends.base import KnownSandbox
 from executor_server.backends.local import LocalBackend
-from executor_server.guest_channel import GuestChannel
-from executor_server.model import SandboxSpec
+from executor_server.channel.channel import GuestChannel
+from executor_server.core.model import SandboxSpec
 structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
 STATE_DIR, SPEC = Path({str(home / "o")!r}), SandboxSpec("base", 2**28, 32, 2**24, 60.0)
 {code}
@@ -201,7 +201,7 @@ asyncio.run(main())
 """
     return subprocess.run(
         [python, "-c", whole],
-        input=told,
+        input=stdin,
         env=environment(home),
         cwd=home,
         capture_output=True,

@@ -1,4 +1,4 @@
-"""Bad input against the real thing: at the start of a daemon, at a reload while it serves, and in what clients ask."""
+"""Bad input to a real daemon: at its start, at a reload while it serves, and in requests of clients."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from executor_client import (
     InvalidRequest,
     PolicyViolationError,
 )
-from executor_server.token_file import TokenFile
+from executor_server.identity.token_file import TokenFile
 from tests.support.backends import require
 from tests.support.daemon import Daemon, running_daemon
 from tests.support.polling import eventually
@@ -54,7 +54,7 @@ def _text(text: str) -> Callable[[Path], object]:
     return lambda path: path.write_text(text)
 
 
-# What is put in the place of the policy file, and what is said of it.
+# A replacement of the policy file, and a part of the error that it causes.
 BAD_FILES: dict[str, tuple[Callable[[Path], object], str]] = {
     "missing": (lambda path: None, "can't be read: No such file or directory"),
     "a link to nothing": (lambda path: path.symlink_to("/nowhere"), "can't be read: No such file or directory"),
@@ -81,7 +81,7 @@ BAD_FILES: dict[str, tuple[Callable[[Path], object], str]] = {
     "an unknown key": (_text(GOOD.format(version="c") + "imprts.allowed = []"), "profiles.all.imprts: no such key"),
     "a network": (_text(GOOD.format(version="c") + 'sandbox.network = ["a.b"]'), "could not be enforced yet"),
 }
-# Each takes a process of its own, so not all of them.
+# Each needs a process of its own, so these are not all.
 AT_START = (
     "missing",
     "a link to itself",
@@ -95,7 +95,7 @@ AT_START = (
 
 @dataclass(frozen=True)
 class Served:
-    """A daemon, and the file of its policy."""
+    """A daemon and the file of its policy."""
 
     daemon: Daemon
     policy_path: Path
@@ -107,7 +107,7 @@ class Served:
             self.policy_path.unlink(missing_ok=True)
 
     def reload(self) -> str:
-        """What is said against it; nothing when it is in force."""
+        """Reloads the policy; returns the problems, "" when it is in force."""
         with grpc.insecure_channel(self.daemon.address) as channel:
             stub = admin_services.AdminServiceStub(channel)
             metadata = (("authorization", f"Bearer {self.daemon.token}"),)
@@ -127,7 +127,7 @@ class Served:
 
 
 def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """`executor-server`, to its end."""
+    """Runs `executor-server` to its end."""
     command = [sys.executable, "-m", "executor_server", *arguments]
     variables = {**os.environ, **environment}
     return subprocess.run(command, capture_output=True, text=True, timeout=60, env=variables)
@@ -165,12 +165,12 @@ def test_a_daemon_does_not_start_with_a_policy_that_it_cannot_use(what: str, tmp
 @pytest.mark.parametrize("what", BAD_FILES)
 def test_a_policy_that_cannot_be_used_changes_nothing_and_is_complained_of(served: Served, what: str) -> None:
     make, said = BAD_FILES[what]
-    complaints = len(served.events("policy_refused"))
+    refusals = len(served.events("policy_refused"))
     served.remove_policy()
     make(served.policy_path)
     try:
         assert said in served.reload()
-        assert len(served.events("policy_refused")) > complaints
+        assert len(served.events("policy_refused")) > refusals
         assert served.version() == "first"
     finally:
         served.remove_policy()
@@ -178,7 +178,7 @@ def test_a_policy_that_cannot_be_used_changes_nothing_and_is_complained_of(serve
 
 
 def test_a_file_that_is_written_slowly_is_taken_when_it_is_whole(served: Served) -> None:
-    """Each of its parts is a policy, and one under which less is refused."""
+    """Each beginning of the file is a valid policy that refuses less."""
     changes = len(served.events("policy_changed"))
     with served.policy_path.open("w") as file:
         for line in (*GOOD.format(version="slow").splitlines(keepends=True), 'imports.denied = ["os"]\n'):

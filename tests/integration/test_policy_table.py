@@ -1,6 +1,6 @@
 """Tenants with different profiles against one daemon: each request gets exactly its verdict, on every backend.
 
-What is refused is explained by the line that a person would have to change; and with that line changed it is granted.
+A refusal is explained by the line that a person would have to change; and with that line changed the request is granted.
 """
 
 from __future__ import annotations
@@ -16,23 +16,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 
 from executor_api.v1 import executor_service_pb2 as pb
 from executor_api.v1 import types_pb2
-from executor_client import AuthenticationError, ExecutorClient, InvalidRequest, Outcome, PolicyViolationError, Session
-from executor_server.cli import main
-from executor_server.errors import Violation, ViolationKind
-from executor_server.import_patterns import is_denied
-from executor_server.policy import Policy
-from executor_server.policy_explain import Explanation, PolicyText, Refusal, explain
-from executor_server.policy_file import parse_policy
-from executor_server.policy_question import Question
-from executor_server.settings import undotted
+from executor_client import ExecutorClient, InvalidRequest, Outcome, PolicyViolationError, Session
+from executor_server.config.problems import undotted
+from executor_server.core.errors import Violation, ViolationKind
+from executor_server.core.import_patterns import is_denied
+from executor_server.policy.decide import Policy
+from executor_server.policy.explain.explanation import Explanation, PolicyText, Refusal, explain
+from executor_server.policy.explain.question import Question
+from executor_server.policy.file import parse_policy
 from tests.support.backends import DOCKER_IMAGE, require
-from tests.support.daemon import Daemon, running_daemon
+from tests.support.daemon import running_daemon
 from tests.support.policy_table import CASES, CODE_OF_RULE, POLICY, Case
-from tests.support.polling import eventually
 
 TENANTS = ("far", "stranger", "support", "research")
 SESSION_KEYS = ("image", "backend", "authorized_imports", "limits", "network", "packages")
@@ -41,7 +38,7 @@ MAX_CHANGES = 10
 
 
 def for_backend(value: Any, backend: str) -> Any:
-    """With the names of backends in place."""
+    """Puts in the names of backends."""
     text = json.dumps(value).replace("{backend}", backend).replace("{other}", OTHER[backend])
     return json.loads(text)
 
@@ -51,7 +48,7 @@ def policy_text(backend: str) -> str:
 
 
 def violations_of(case: Case, backend: str) -> list[tuple[str, ...]]:
-    """As the daemon gives them: rules of the tenant's profile by their whole path."""
+    """The violations as the daemon lists them: rules of the tenant's profile by their whole path."""
     return [
         (*others, rule if rule in ("default", "server.backend") else f"profiles.{case.tenant}.{rule}")
         for *others, rule in for_backend(case.violations, backend)
@@ -64,11 +61,11 @@ def violations_of(case: Case, backend: str) -> list[tuple[str, ...]]:
 
 @dataclass(frozen=True)
 class Tenants:
-    """One daemon, and a connection of each tenant."""
+    """One daemon and a client of each tenant."""
 
     backend: str
     clients: dict[str, ExecutorClient]
-    sessions: dict[str, Session]  # for what is asked of a session that is nothing special
+    sessions: dict[str, Session]  # for sessions without special requests
 
     @contextmanager
     def session(self, tenant: str, asked: dict[str, Any], *, own: bool) -> Iterator[Session]:
@@ -92,32 +89,14 @@ def tenants(request: pytest.FixtureRequest) -> Iterator[Tenants]:
     )
     options = ("--config", str(directory / "executor.toml"), "--backend", backend)
     with running_daemon(directory, *options) as daemon, ExitStack() as stack:
-        tokens = {name: _token(daemon, name) for name in TENANTS}
-        clients = {
-            name: stack.enter_context(ExecutorClient(daemon.address, token=token)) for name, token in tokens.items()
-        }
-        assert eventually(lambda: _is_known(clients[TENANTS[-1]]))  # and so all of them are
+        clients = {name: stack.enter_context(daemon.client_of(name)) for name in TENANTS}
         sessions = {name: stack.enter_context(clients[name].create_session()) for name in ("research", "support")}
         yield Tenants(backend, clients, sessions)
     shutil.rmtree(directory)
 
 
-def _token(daemon: Daemon, tenant: str) -> str:
-    arguments = ["token", "new", "--tenant", tenant, "--state-dir", str(daemon.state_dir)]
-    result = CliRunner().invoke(main, arguments, catch_exceptions=False)
-    return result.stdout.strip()
-
-
-def _is_known(client: ExecutorClient) -> bool:
-    try:
-        client.get_policy()
-    except AuthenticationError:
-        return False
-    return True
-
-
 def do(tenants: Tenants, case: Case) -> Outcome:
-    """Does what is asked for, and tells how code ends that does its part. Raises what the client raises."""
+    """Makes the requests of a case, and returns the outcome of its code. Raises the client's errors."""
     asked = for_backend(dict(case.asked), tenants.backend)
     of_session = {key: asked[key] for key in SESSION_KEYS if key in asked}
     if case.tenant not in tenants.sessions:
@@ -185,14 +164,14 @@ def explained(text: str, backend: str, case: Case) -> Explanation:
 
 
 def has_line(refusal: Refusal) -> bool:
-    """Whether there is a line that would grant it: not what can't be enforced, nor what the session did not ask for."""
+    """True when a line could grant it: not for rules that can't be enforced, nor limits that the session itself set."""
     violation = refusal.violation
     assert violation is not None
     return violation.kind is not ViolationKind.UNSUPPORTED and "nothing of the policy" not in refusal.place.advice
 
 
 def changed(text: str, refusal: Refusal) -> str:
-    """The policy with the one statement changed, or written, that the refusal points to."""
+    """The policy with the one statement changed, or added, that the refusal points to."""
     violation, line = refusal.violation, refusal.place.line
     assert violation is not None
     assert line is not None
@@ -200,13 +179,16 @@ def changed(text: str, refusal: Refusal) -> str:
     assert lines[line.number - 1].strip() == line.text
     rule = undotted(violation.rule)
     old = _value_in(text, refusal)
-    written = refusal.place.room.write if refusal.place.room is not None else line.text.partition("=")[0]
+    written = refusal.place.free_place.write if refusal.place.free_place is not None else line.text.partition("=")[0]
     value = json.dumps(_granting(violation, old, written.strip().rpartition(".")[2]))
     if rule == ("default",):
         return "\n".join([*lines[: line.number - 1], f"default = {value}", *lines[line.number - 1 :]]) + "\n"
-    if refusal.place.room is not None:
-        assert refusal.place.room.kind == "below"
-        return "\n".join([*lines[: line.number], f"{refusal.place.room.write} = {value}", *lines[line.number :]]) + "\n"
+    if refusal.place.free_place is not None:
+        assert refusal.place.free_place.kind == "below"
+        return (
+            "\n".join([*lines[: line.number], f"{refusal.place.free_place.write} = {value}", *lines[line.number :]])
+            + "\n"
+        )
     end = line.number
     while "]" not in lines[end - 1] and lines[end - 1].rstrip().endswith(("[", ",")):
         end += 1
@@ -215,7 +197,7 @@ def changed(text: str, refusal: Refusal) -> str:
 
 
 def _value_in(text: str, refusal: Refusal) -> Any:
-    """What the policy has there now, inherited or not."""
+    """The value that the policy has there now, inherited or not."""
     assert refusal.violation is not None
     _, *rule = undotted(refusal.violation.rule)
     if not rule:
@@ -227,7 +209,7 @@ def _value_in(text: str, refusal: Refusal) -> Any:
 
 
 def _granting(violation: Violation, old: Any, written: str) -> Any:
-    """A value under which what was asked for would be granted; `written` is the last part of the key that has it."""
+    """A value that would grant the request; `written` is the last part of the key that has it."""
     if violation.field == "tenant":
         return "research"
     if violation.field == "language":

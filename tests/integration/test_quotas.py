@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import os
 import sqlite3
-import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -59,27 +57,8 @@ class Tenants:
     daemon: Daemon
     directory: Path
 
-    @contextmanager
-    def client(self, tenant: str) -> Iterator[ExecutorClient]:
-        made = subprocess.run(
-            [sys.executable, "-m", "executor_server", "token", "new", "--tenant", tenant],
-            env={**os.environ, "EXECUTOR_STATE_DIR": str(self.daemon.state_dir)},
-            check=True,
-            capture_output=True,
-            text=True,
-        )
-        with ExecutorClient(self.daemon.address, token=made.stdout.strip(), busy_timeout_s=0) as client:
-            assert eventually(lambda: _answers(client))
-            yield client
-
-
-def _answers(client: ExecutorClient) -> bool:
-    """A new token is taken up within a second."""
-    try:
-        client.get_policy()
-    except Exception:  # noqa: BLE001 - whatever it is, it is tried again, and told at the end
-        return False
-    return True
+    def client(self, tenant: str) -> AbstractContextManager[ExecutorClient]:
+        return self.daemon.client_of(tenant, busy_timeout_s=0)
 
 
 @contextmanager
@@ -227,7 +206,8 @@ def test_sandboxes_of_one_tenant_divide_one_share_of_the_processors(tenants: Ten
 
 
 def _weights(tenants: Tenants, file: str) -> list[int]:
-    """Of the control groups of the daemon's sandboxes."""
-    sandboxes = (tenants.daemon.state_dir / "sandboxes").iterdir()
-    found = [path for sandbox in sandboxes for path in Path("/sys/fs/cgroup").glob(f"**/*-{sandbox.name}/{file}")]
-    return [int(path.read_text()) for path in found]
+    """Returns the weights of the control groups of the daemon's sandboxes."""
+    sandboxes = {sandbox.name for sandbox in (tenants.daemon.state_dir / "sandboxes").iterdir()}
+    # os.walk ignores directories that vanish meanwhile: other tests make and remove groups at the same time.
+    groups = [Path(path) for path, _, files in os.walk("/sys/fs/cgroup") if file in files]
+    return [int((group / file).read_text()) for group in groups if group.name.rpartition("-")[2] in sandboxes]

@@ -1,4 +1,4 @@
-"""What the readme shows is run as it stands there."""
+"""The programs of the readme run as they stand there."""
 
 from __future__ import annotations
 

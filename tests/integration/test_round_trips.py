@@ -1,6 +1,6 @@
-"""Values on an agent's ways into the sandbox and back, compared by type and content; and large ones, by memory.
+"""Values on their paths from an agent into the sandbox and back, compared by type and content; and large ones, by memory.
 
-That the codec gives back what it is given is tested where it is; here, that every way of an agent uses it, in full.
+That the codec gives back what it is given is tested where it is; here, that every path of an agent uses it, in full.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ KINDS: dict[str, list[Any]] = {
 
 
 def alike(left: Any, right: Any) -> bool:
-    """Whether two values have the same types and contents."""
+    """True when two values have the same types and contents."""
     if type(left) is not type(right):
         return False
     if isinstance(left, (np.ndarray, np.generic)):
@@ -136,7 +136,7 @@ take("types of the result", {NAMES_OF_TYPES.replace("values", "back")})
 values
 """
     with agent_on(daemon, code, "final_answer(back)", tools=[take], additional_authorized_imports=IMPORTS) as agent:
-        agent.state["values"] = sent  # what additional_args does, but that smolagents writes those into the task, too
+        agent.state["values"] = sent  # as additional_args does, which smolagents also writes into the task
         answer = agent.run("go")
         output = agent.memory.steps[1].action_output
         variables = agent.python_executor._lease.session().get_variables(["values", "back"])
@@ -356,7 +356,7 @@ def test_a_hundred_megabytes_move_in_bounded_memory(lean_daemon: Daemon, kind: s
 
     with agent_on(lean_daemon, "final_answer(value)", tools=[take], additional_authorized_imports=IMPORTS) as agent:
         executor = agent.python_executor
-        executor.send_variables({"value": np.zeros(1_000)})  # what is loaded for the first one is not to be counted
+        executor.send_variables({"value": np.zeros(1_000)})  # libraries that the first one loads are not counted
         executor.send_tools({"take": take})
         executor("take(value)")
         moves: dict[str, Callable[[], Any]] = {
@@ -366,7 +366,7 @@ def test_a_hundred_megabytes_move_in_bounded_memory(lean_daemon: Daemon, kind: s
             "variable": lambda: executor._lease.session().get_variables(["back"])["back"],
             "final answer": lambda: raw(agent.run("go")),
         }
-        if kind != "array":  # which all of them are tried with
+        if kind != "array":  # one kind tries these paths
             del moves["output"], moves["variable"]
         for name, move in moves.items():
             grown = growth_of(os.getpid(), lean_daemon.process.pid)

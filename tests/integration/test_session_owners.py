@@ -1,4 +1,4 @@
-"""Whose sessions they are, seen by clients of a real daemon: they end with the client, its process, its objects."""
+"""Owners of sessions, seen by clients of a real daemon: sessions end with the client, its process, its objects."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_a_session_that_is_collected_ends(daemon: Daemon, watcher: ExecutorClien
 
 
 def test_a_session_outlives_the_client_object_that_made_it(daemon: Daemon, watcher: ExecutorClient) -> None:
-    """`ExecutorClient().create_session()` is how one writes it, and nobody refers to the client then."""
+    """`ExecutorClient().create_session()` is how one writes it; no reference to the client is left then."""
     session = daemon.client().create_session()
     gc.collect()
     assert session.execute("1 + 1").output == 2
@@ -62,13 +62,13 @@ def test_a_session_outlives_the_client_object_that_made_it(daemon: Daemon, watch
 
 
 def test_a_session_that_was_found_is_not_ended_for_being_collected(daemon: Daemon, watcher: ExecutorClient) -> None:
-    with daemon.client() as maker, daemon.client() as finder:
-        made = maker.create_session()
+    with daemon.client() as factory, daemon.client() as finder:
+        made = factory.create_session()
         found = finder.get_session(made.session_id)
-        again = maker.get_session(made.session_id)
+        again = factory.get_session(made.session_id)
         del found, made
         gc.collect()
-        with maker.create_session() as later:  # by then what was collected has been seen to, in order
+        with factory.create_session() as later:  # by then what was collected has been seen to, in order
             assert ids(watcher) == {again.session_id, later.session_id}
         assert again.execute("1").output == 1
 
@@ -85,9 +85,9 @@ def test_a_closed_client_ends_its_sessions_and_detached_ones_go_on(daemon: Daemo
 
 def test_a_session_lives_while_any_client_holds_it(daemon: Daemon, watcher: ExecutorClient) -> None:
     with daemon.client() as finder:
-        with daemon.client() as maker:
-            session_id = maker.create_session().session_id  # collected, but for:
-            made = maker.create_session()
+        with daemon.client() as factory:
+            session_id = factory.create_session().session_id  # collected, but for:
+            made = factory.create_session()
             found = finder.get_session(made.session_id)
             assert eventually(lambda: session_id not in ids(watcher))
         assert found.execute("6 * 7").output == 42
@@ -173,7 +173,7 @@ session = client.create_session()
 print(session.session_id, flush=True)
 """
 
-ENDINGS = {
+EXITS = {
     "its end": "",
     "an exit": "sys.exit(3)",
     "an error": "1 / 0",
@@ -191,9 +191,9 @@ def program(daemon: Daemon, text: str) -> Iterator[subprocess.Popen[str]]:
         yield process
 
 
-@pytest.mark.parametrize("ending", ENDINGS)
+@pytest.mark.parametrize("ending", EXITS)
 def test_the_end_of_the_interpreter_ends_its_sessions(daemon: Daemon, watcher: ExecutorClient, ending: str) -> None:
-    with program(daemon, ENDINGS[ending]) as process:
+    with program(daemon, EXITS[ending]) as process:
         out, _ = process.communicate(timeout=WAIT_S)
     assert out.strip()
     assert ids(watcher) == set(), "it was not there any more when the process had ended"

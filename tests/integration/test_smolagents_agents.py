@@ -1,4 +1,4 @@
-"""A real CodeAgent on a real daemon: each way to choose the executor, tools, managed agents."""
+"""A real CodeAgent on a real daemon: all methods to choose the executor, tools, managed agents."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def registered() -> Iterator[None]:
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Ways to an executor
+# Choosing an executor
 
 TWO_RUNS = ("x = 20", "final_answer(x + 1)", Reply("", "final_answer(x + 2)"))
 
@@ -109,7 +109,7 @@ def test_two_agents_run_side_by_side(daemon: Daemon) -> None:
     def run(name: str) -> None:
         @tool
         def meet() -> int:
-            """Waits until the other agent's code is here too."""
+            """Waits until the other agent's code has arrived here too."""
             return meeting.wait()
 
         with agent_on(daemon, f"who = {name!r}; meet()", "final_answer(who)", tools=[meet]) as agent:
@@ -138,7 +138,7 @@ def test_cleanup_can_be_repeated_and_comes_before_use(daemon: Daemon) -> None:
 
 
 class Vault(Tool):
-    """A tool that no executor which ships source code can run: it needs what its constructor was given."""
+    """A tool that needs an argument of its constructor, so executors that ship source code cannot run it."""
 
     name = "vault"
     description = "Opens with a number."
@@ -160,7 +160,7 @@ def test_tools_hold_their_constructors_arguments_and_do_not_change(daemon: Daemo
     with agent_on(daemon, "final_answer(vault(number=2))", tools=[vault, answer]) as agent:
         assert agent.run("go") == 42
     assert answer.to_dict() == saved
-    vault.is_initialized = False  # smolagents notes the first call there
+    vault.is_initialized = False  # smolagents records the first call there
     answer.is_initialized = False
     assert [(type(each), dict(vars(each)), vars(type(each)).copy()) for each in (vault, answer)] == before
 
@@ -194,7 +194,7 @@ def test_a_custom_final_answer_tool_decides_what_is_the_answer(daemon: Daemon) -
         def forward(self, answer: Any) -> Any:
             return {"answer": answer, "lock": lock}
 
-    lock = threading.Lock()  # nothing that could travel: the answer never leaves this process
+    lock = threading.Lock()  # it cannot be encoded: the answer never leaves this process
     with agent_on(daemon, "final_answer('x')", tools=[Receipt()]) as agent:
         assert agent.run("go") == {"answer": "x", "lock": lock}
 

@@ -1,6 +1,6 @@
-"""Agents whose tools, code, callbacks or model do what they should not: the run goes on, or ends as it says.
+"""Agents whose tools, code, callbacks or model misbehave: the run goes on, or ends as the test's name says.
 
-Each with a real daemon, and each looks at what is left: a session that works, or none.
+Each test uses a real daemon, and checks that the session still works, or that none is left.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tests.support.polling import eventually
 
 GIB = 1 << 30
 MIB = 1 << 20
-# What a value of 1 GiB may cost the client and the daemon, both of which only have to say no.
+# Bytes of memory that refusing a value of 1 GiB may cost the client and the daemon.
 REFUSAL_BYTES = 64 * MIB
 
 
@@ -42,14 +42,14 @@ def echo(value: Any) -> Any:
 
 @pytest.fixture
 def release() -> Any:
-    """Lets go, at the latest when the test ends, of tools that hang in it."""
+    """An event that ends hanging tools; it is set at the end of the test at the latest."""
     event = threading.Event()
     yield event
     event.set()
 
 
 def observed(agent: CodeAgent) -> list[str]:
-    """What the model was told of each step."""
+    """Returns the observation of each step."""
     steps = [step for step in agent.memory.steps if isinstance(step, ActionStep)]
     return ["\n".join((step.observations or "", step.error.message if step.error else "")) for step in steps]
 
@@ -64,14 +64,14 @@ def sessions(daemon: Daemon) -> int:
 
 
 class OddError(Exception):
-    """Of a class that the sandbox does not know, and without a text."""
+    """An error without a text, of a class that the sandbox does not know."""
 
     def __str__(self) -> str:
         raise RuntimeError("no text")
 
 
 @pytest.mark.parametrize(
-    ("error", "told"),
+    ("error", "expected"),
     [
         (KeyError("who"), "due to: KeyError: 'who'"),
         (TimeoutError("too slow"), "due to: TimeoutError: too slow"),
@@ -80,13 +80,13 @@ class OddError(Exception):
         (ValueError("\ud800" * 20_000), "due to: ValueError: \\ud800"),
     ],
 )
-def test_a_tools_exception_is_told_and_the_run_goes_on(daemon: Daemon, error: Exception, told: str) -> None:
+def test_a_tools_exception_is_reported_and_the_run_goes_on(daemon: Daemon, error: Exception, expected: str) -> None:
     @tool
     def fail() -> None:
         """Fails."""
         raise error
 
-    with agent_on(daemon, "kept = 1\nfail()", Reply("", "final_answer(kept)", [told]), tools=[fail]) as agent:
+    with agent_on(daemon, "kept = 1\nfail()", Reply("", "final_answer(kept)", [expected]), tools=[fail]) as agent:
         assert agent.run("go") == 1
     assert sessions(daemon) == 0
 
@@ -112,8 +112,10 @@ def test_a_result_that_cannot_be_sent_is_an_error_of_the_call(daemon: Daemon) ->
         """A lock."""
         return [threading.Lock()]
 
-    told = "TypeError: the tool's result cannot be sent to the sandbox: a lock cannot be sent: TypeError: cannot pickle"
-    with agent_on(daemon, "lock()", Reply("", "final_answer(2)", [told]), tools=[lock]) as agent:
+    expected = (
+        "TypeError: the tool's result cannot be sent to the sandbox: a lock cannot be sent: TypeError: cannot pickle"
+    )
+    with agent_on(daemon, "lock()", Reply("", "final_answer(2)", [expected]), tools=[lock]) as agent:
         assert agent.run("go") == 2
 
 
@@ -124,7 +126,7 @@ def give_much() -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("code", "told"),
+    ("code", "expected"),
     [
         ("give_much()", "TypeError: the tool's result cannot be sent to the sandbox: the value takes "),
         ("echo(bytes(1 << 30))", "EncodeError: the value takes "),
@@ -132,11 +134,11 @@ def give_much() -> bytes:
         ("final_answer(bytes(1 << 30))", "EncodeError: the value takes "),
     ],
 )
-def test_a_gigabyte_is_refused_in_little_memory(daemon: Daemon, code: str, told: str) -> None:
+def test_a_gigabyte_is_refused_in_little_memory(daemon: Daemon, code: str, expected: str) -> None:
     advice = "send a part of it, or write it to a file"
-    script = ("kept = echo(1)", code, Reply("", "final_answer(echo(kept))", [told, advice]))
+    script = ("kept = echo(1)", code, Reply("", "final_answer(echo(kept))", [expected, advice]))
     with agent_on(daemon, *script, tools=[echo, give_much]) as agent:
-        agent.python_executor("0")  # what is loaded at first use is not to be counted
+        agent.python_executor("0")  # modules that are loaded at first use must not be counted
         grown = growth_of(os.getpid(), daemon.process.pid)
         assert agent.run("go") == 1
     assert max(grown()) < REFUSAL_BYTES
@@ -151,8 +153,8 @@ def test_a_variable_of_a_gigabyte_stops_the_run_before_the_model_is_asked(daemon
         assert agent.run("go") == 1, "it was the first reply of the script"
 
 
-def test_a_tool_that_uses_its_own_executor_is_told_and_the_run_goes_on(daemon: Daemon) -> None:
-    told: list[ReentrantExecution] = []
+def test_a_tool_that_uses_its_own_executor_is_refused_and_the_run_goes_on(daemon: Daemon) -> None:
+    errors: list[ReentrantExecution] = []
 
     @tool
     def again(what: str) -> Any:
@@ -171,7 +173,7 @@ def test_a_tool_that_uses_its_own_executor_is_told_and_the_run_goes_on(daemon: D
         try:
             return uses[what]()
         except ReentrantExecution as error:
-            told.append(error)
+            errors.append(error)
             raise
 
     code = """
@@ -187,7 +189,7 @@ print(said)
     last = Reply("", "final_answer(kept)", ["ReentrantExecution: execute: a host tool cannot use the session"])
     with agent_on(daemon, code, reply, last, tools=[again]) as agent:
         assert agent.run("go") == 1
-    assert len(told) == 4  # an evaluation fails by its own error, which says the same
+    assert len(errors) == 4  # an evaluation fails by its own error, which says the same
 
 
 def test_calls_that_wait_for_a_thread_end_with_their_execution(daemon: Daemon, release: threading.Event) -> None:
@@ -223,7 +225,7 @@ for thread in threads:
 
 
 def test_fifty_threads_call_a_tool_at_once_and_each_gets_its_answer(daemon: Daemon) -> None:
-    threads_max = 8  # of one session, unless the client is made with another max_concurrent_tools
+    threads_max = 8  # the default of max_concurrent_tools
     running, most = 0, 0
     changed = threading.Condition()
 
@@ -262,7 +264,7 @@ final_answer(answers)
 
 
 def test_a_tool_that_hangs_is_bounded_by_the_time_of_its_session(daemon: Daemon, release: threading.Event) -> None:
-    """The wall clock stands still while a tool works, which may take long for good reasons."""
+    """The wall clock stops while a tool runs, since a tool may take long for good reasons."""
 
     @tool
     def hang() -> None:
@@ -314,7 +316,7 @@ called.wait()
     with RemoteExecutor(["threading"], **daemon.access) as executor:
         executor.send_tools({"echo": echo})
         executor(code)
-        executor.send_tools({})  # whatever comes now is too late
+        executor.send_tools({})  # an answer that comes now is too late
         (said,) = executor("thread.join()\nsaid").output
     assert said in ends
 
@@ -333,7 +335,7 @@ called.wait()
     ],
 )
 def test_a_tool_that_the_code_took_away_is_back_in_the_next_run(daemon: Daemon, harm: str) -> None:
-    """In the meantime it is gone, or what the code made of it: nobody calls the real one by mistake."""
+    """Until then it is missing, or replaced by the code: no call reaches the real tool by mistake."""
     called: list[Any] = []
 
     def spy(value: Any) -> Any:
@@ -398,7 +400,7 @@ def test_a_forged_answer_is_none(daemon: Daemon, forgery: str) -> None:
     script = (FORGERIES[forgery], "final_answer(echo(2))")
     imports = ["os", "sys", "socket"]
     with agent_on(daemon, *script, tools=[spy_on(called.append)], additional_authorized_imports=imports) as agent:
-        assert agent.run("go") is None  # what the spy gives back
+        assert agent.run("go") is None  # the return value of the spy
     assert called[-1] == 2 and len(observed(agent)) == 2
 
 
@@ -438,7 +440,7 @@ for thread in threads:
 
 @pytest.fixture
 def agent_in_its_tool(daemon: Daemon) -> Any:
-    """A process of its own whose agent's code waits for a tool that hangs."""
+    """A separate process whose agent's code waits for a tool that hangs."""
     command = [sys.executable, "-m", "tests.support.hanging_agent", daemon.address, daemon.token]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         try:
@@ -474,9 +476,9 @@ def test_a_callback_that_raises_ends_the_run_and_not_the_executor(daemon: Daemon
     assert sessions(daemon) == 0
 
 
-def test_a_logger_that_raises_cancels_what_it_was_told_of_and_the_run_goes_on(daemon: Daemon) -> None:
+def test_a_logger_that_raises_cancels_the_execution_and_the_run_goes_on(daemon: Daemon) -> None:
     class Broken:
-        """As an agent's logger."""
+        """An agent's logger that raises."""
 
         level = LogLevel.OFF
 

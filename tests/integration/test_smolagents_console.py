@@ -1,4 +1,4 @@
-"""An agent on a real terminal: what its code prints stands whole between, above and beside smolagents' own panels."""
+"""An agent on a real terminal: its prints appear completely between, above and beside smolagents' panels."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_no_row_is_wider_than_the_terminal(shown: Shown) -> None:
 
 
 def rows_of_step(number: int, shown: Shown) -> list[str]:
-    """What stands between the code of a step and the logs that end it."""
+    """Returns the rows between the code of a step and the logs that end it."""
     step = between(shown.lines, f" Step {number} ━", "Execution logs")
     rule = max(number for number, line in enumerate(step) if line.strip(" ─") == "" and "─" in line)
     return step[rule + 1 :]
@@ -54,7 +54,7 @@ def test_what_a_step_prints_stands_under_its_code_with_a_bar_before_each_row(sho
     assert [len(row) - 2 for row in rows if "y" in row and "y" * 10 in row] == [78, 72]
 
 
-def test_megabytes_are_shown_up_to_a_bound_that_is_told(shown: Shown) -> None:
+def test_megabytes_are_shown_up_to_a_limit_that_is_announced(shown: Shown) -> None:
     rows = rows_of_step(2, shown)
     assert rows[-1] == "| ... the rest is not shown as it comes" and 500 < len(rows) < 1000
     assert set(rows[:-1]) == {f"| {'z' * 63}"}
@@ -65,7 +65,7 @@ def test_what_is_printed_beside_a_streaming_model_loses_nothing_and_takes_nothin
     assert len(waiting) > 5 and waiting == [f"| waiting {n + 1}" for n in range(len(waiting))]
     assert [line for line in shown.lines if "I help." in line] == ["Thought: I help."]
     words = between(shown.lines, "Thought: I help.", "Executing parsed code")
-    # On a slow machine the manager's wait for its helper is told, too.
+    # On a slow machine the manager's wait for its helper is shown, too.
     said = [word for word in words if word and not word.startswith(("|", "waiting for the tool"))]
     assert said == ["Let me", "think", "of it  print('inner')"]
     assert shown.lines.count("| inner") == 1

@@ -26,7 +26,7 @@ from tests.support.polling import eventually
 
 
 class UnpicklableThere:
-    """Its pickle asks for a function that exists, and raises."""
+    """An object whose pickle calls a function that raises."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (int, ("no number",))
@@ -146,11 +146,11 @@ def test_what_a_strict_policy_refuses_can_be_corrected(tmp_path_factory: pytest.
     directory = tmp_path_factory.mktemp("p")
     (directory / "p.toml").write_text('default = "a"\n[profiles.a.language]\npreset = "strict"\n')
     (directory / "c.toml").write_text(f'policy.file = "{directory}/p.toml"\n')
-    told = [
+    expected = [
         "Code execution failed at line 'x = ().__class__' due to: InterpreterError: Forbidden access: ",
         "__class__",
     ]
-    steps = ("x = ().__class__", Reply("", "final_answer(type(()).__name__)", told))
+    steps = ("x = ().__class__", Reply("", "final_answer(type(()).__name__)", expected))
     with (
         running_daemon(directory, "--config", str(directory / "c.toml")) as strict,
         agent_on(strict, *steps) as agent,
@@ -170,7 +170,7 @@ def test_an_endless_loop_is_stopped_and_the_variables_are_kept(daemon: Daemon) -
         assert agent.run("go") == 1
 
 
-def test_after_a_reset_tools_and_task_variables_are_back_and_the_model_is_told(executor: RemoteExecutor) -> None:
+def test_after_a_reset_tools_and_task_variables_are_back_and_the_model_is_notified(executor: RemoteExecutor) -> None:
     executor.send_variables(variables={"given": [1, 2]})
     executor.send_tools({"double": lambda x: 2 * x})
     executor("made = 1\ngiven.append(3)")
@@ -181,7 +181,7 @@ def test_after_a_reset_tools_and_task_variables_are_back_and_the_model_is_told(e
     assert executor("double(sum(given)), sqrt(4), 'made' in globals()").output == (6, 2.0, False)
 
 
-def test_a_session_that_ended_between_two_runs_is_replaced_and_the_model_is_told(
+def test_a_session_that_ended_between_two_runs_is_replaced_and_the_model_is_notified(
     daemon: Daemon, executor: RemoteExecutor
 ) -> None:
     executor.send_variables(variables={"given": 1})
@@ -199,10 +199,10 @@ def test_a_session_that_ended_between_two_runs_is_replaced_and_the_model_is_told
     assert "session of the steps before is gone" in executor("print('x')").logs
 
 
-def test_a_session_that_ended_after_an_evaluation_ended_its_interpreter_is_told_as_gone(
+def test_a_session_that_ended_after_an_evaluation_ended_its_interpreter_is_reported_as_gone(
     daemon: Daemon, executor: RemoteExecutor
 ) -> None:
-    """Its files are gone as well, which "the interpreter had to be restarted" would not say."""
+    """Its files are gone as well, and the notice of a restarted interpreter would not say so."""
     executor.send_variables(variables={"given": 1})
     executor("import os")
     with pytest.raises(EvaluationError):
@@ -225,11 +225,11 @@ def test_a_managed_agent_that_lost_its_daemon_stops_the_run_that_called_it(execu
     assert executor("1").output == 1
 
 
-def test_a_sandbox_that_was_killed_is_replaced_and_the_model_is_told(executor: RemoteExecutor) -> None:
+def test_a_sandbox_that_was_killed_is_replaced_and_the_model_is_notified(executor: RemoteExecutor) -> None:
     def above_marker() -> list[psutil.Process]:
-        """The processes of the sandbox above the one that the code started, first the one that was started first.
+        """Returns the sandbox's processes above the one that the code started, the oldest first.
 
-        Above them is who makes sandboxes, a child of ours: the daemon or the double of its cloud.
+        Their parent creates sandboxes and is our child: the daemon or the double of its cloud.
         """
         for process in psutil.process_iter(["cmdline"]):
             if process.info["cmdline"] == ["sleep", "98765"]:

@@ -1,4 +1,4 @@
-"""Files through an agent: what it begins with, what its steps make, what it answers with."""
+"""Files of an agent: initial files, files made by steps, and files as answers."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def shown() -> io.StringIO:
 
 @pytest.fixture
 def answering(daemon: Daemon, tmp_path: Path, shown: io.StringIO) -> Iterator[RemoteExecutor]:
-    """An executor whose code can give final answers; their files go to `tmp_path / "answers"`."""
+    """An executor whose code can give final answers, with their files in `tmp_path / "answers"`."""
     logger = AgentLogger(console=Console(file=shown, width=300))
     with RemoteExecutor(ANSWERS, logger, download_dir=tmp_path / "answers", **daemon.access) as executor:
         executor.send_tools({"final_answer": FinalAnswerTool()})
@@ -44,7 +44,7 @@ def answering(daemon: Daemon, tmp_path: Path, shown: io.StringIO) -> Iterator[Re
 def test_files_go_in_and_out_between_steps(executor: RemoteExecutor, tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "a.txt").write_text("a")
-    executor.files.put(b"1,2\n", "table.csv")  # before any step: the session is made for it
+    executor.files.put(b"1,2\n", "table.csv")  # before any step: this creates the session
     executor.files.put_directory(tmp_path / "in", "many")
     assert executor("open('table.csv').read() + open('many/a.txt').read()").output == "1,2\na"
     executor("open('many/b.txt', 'w').write('b')")
@@ -54,7 +54,7 @@ def test_files_go_in_and_out_between_steps(executor: RemoteExecutor, tmp_path: P
     assert [each.path for each in executor.files.list()] == ["many", "many/a.txt", "many/b.txt", "table.csv"]
 
 
-def test_the_model_and_the_caller_are_told_which_files_a_step_made(daemon: Daemon) -> None:
+def test_the_model_and_the_caller_learn_which_files_a_step_made(daemon: Daemon) -> None:
     script: list[str | Reply] = [
         "open('report.csv', 'w').write('x' * 12_345)\nopen('a b\\n\\x1b[31m.txt', 'w').write('1')\n1 / 0",
         Reply("", "print('nothing made')", expects=["files: 'a b\\n\\x1b[31m.txt', 1 bytes; report.csv, 12 kB"]),
@@ -89,9 +89,9 @@ def test_a_session_begins_with_files_and_so_does_one_that_replaces_it(
         for info in client.list_sessions():
             client.get_session(info.session_id).close()
         executor.send_variables({"x": 1})
-        told = executor("open('rows.csv').read()")
-    assert told.output == "1\n"
-    assert "The new session begins with its files" in told.logs
+        result = executor("open('rows.csv').read()")
+    assert result.output == "1\n"
+    assert "The new session begins with its files" in result.logs
 
 
 def test_files_can_be_named_and_be_bytes(daemon: Daemon, tmp_path: Path) -> None:
@@ -104,7 +104,7 @@ def test_files_can_be_named_and_be_bytes(daemon: Daemon, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    ("files", "told"),
+    ("files", "message"),
     [
         ("one.csv", "files is a list of local paths"),
         (["/no/such/file"], "there is no file or directory '/no/such/file' here"),
@@ -116,8 +116,8 @@ def test_files_can_be_named_and_be_bytes(daemon: Daemon, tmp_path: Path) -> None
         (["/etc/hostname", "/proc/sys/kernel/hostname"], "files has two of the name 'hostname'"),
     ],
 )
-def test_files_that_cannot_be_put_are_refused_where_they_are_given(files: Any, told: str) -> None:
-    with pytest.raises(InvalidRequest, match=told):
+def test_files_that_cannot_be_put_are_refused_where_they_are_given(files: Any, message: str) -> None:
+    with pytest.raises(InvalidRequest, match=message):
         RemoteExecutor(files=files)
 
 
@@ -165,7 +165,7 @@ def test_names_from_a_sandbox_are_cleaned(answering: RemoteExecutor, name: str, 
 
 
 @pytest.mark.parametrize(
-    ("making", "told"),
+    ("making", "message"),
     [
         ("os.symlink('/etc/passwd', 'x')", "'x' is not a regular file"),
         ("os.mkdir('d'); open('d/x', 'w').close(); os.symlink('d', 'l'); path = pathlib.Path('l/x')", "l"),
@@ -176,8 +176,8 @@ def test_names_from_a_sandbox_are_cleaned(answering: RemoteExecutor, name: str, 
         ("path = pathlib.Path('y' * 2000)", "at most 1024 bytes"),
     ],
 )
-def test_an_answer_that_is_no_file_that_could_be_had_is_told_to_the_code(
-    answering: RemoteExecutor, tmp_path: Path, making: str, told: str
+def test_an_answer_that_is_no_file_that_could_be_had_is_reported_to_the_code(
+    answering: RemoteExecutor, tmp_path: Path, making: str, message: str
 ) -> None:
     """The model can correct itself: the error is one of the call, and the run goes on."""
     code = f"""
@@ -187,12 +187,12 @@ path = pathlib.Path("x")
 try:
     final_answer(path)
 except (FileNotFoundError, ValueError) as error:
-    told = str(error)
-told
+    message = str(error)
+message
 """
     seen = answering(code)
     assert not seen.is_final_answer
-    assert told in seen.output and "Answer with the path of a regular file" in seen.output
+    assert message in seen.output and "Answer with the path of a regular file" in seen.output
     assert str(tmp_path) not in seen.output
     assert not (tmp_path / "answers").exists() or not list((tmp_path / "answers").iterdir())
     assert answering("final_answer(str(path))").is_final_answer
@@ -208,14 +208,14 @@ def test_a_path_outside_the_workspace_stays_a_path(
     assert not (tmp_path / "answers").exists()
 
 
-def test_a_disk_that_takes_no_file_is_told_without_the_clients_paths(daemon: Daemon, tmp_path: Path) -> None:
+def test_a_disk_that_takes_no_file_is_reported_without_the_clients_paths(daemon: Daemon, tmp_path: Path) -> None:
     (tmp_path / "taken").write_text("")
     with RemoteExecutor(ANSWERS, download_dir=tmp_path / "taken", **daemon.access) as executor:
         executor.send_tools({"final_answer": FinalAnswerTool()})
-        code = "import pathlib\npathlib.Path('x').write_text('a')\ntry:\n    final_answer(pathlib.Path('x'))\nexcept ValueError as error:\n    told = str(error)\ntold"
-        told = executor(code).output
-    assert "could not be written on the client" in told
-    assert str(tmp_path) not in told
+        code = "import pathlib\npathlib.Path('x').write_text('a')\ntry:\n    final_answer(pathlib.Path('x'))\nexcept ValueError as error:\n    message = str(error)\nmessage"
+        message = executor(code).output
+    assert "could not be written on the client" in message
+    assert str(tmp_path) not in message
 
 
 def test_a_path_that_the_users_own_tool_answers_with_is_the_users(daemon: Daemon, tmp_path: Path) -> None:
@@ -228,7 +228,7 @@ def test_a_path_that_the_users_own_tool_answers_with_is_the_users(daemon: Daemon
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Where a run begins
+# The start of a run
 
 
 def test_an_executor_goes_on_in_a_session_and_leaves_it(daemon: Daemon, client: ExecutorClient) -> None:

@@ -1,4 +1,4 @@
-"""Images from the sandbox before the model's eyes: `capture_images` on agents that really run."""
+"""Images from the sandbox for the model: `capture_images` on agents that really run."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ IMPORTS = {"additional_authorized_imports": ["PIL.*", "matplotlib.*"]}
 
 
 class Onlooker(ScriptedModel):
-    """A scripted model that notes the sizes of the images in front of it, at each of its turns."""
+    """A scripted model that records the sizes of the images in each of its requests."""
 
     def __init__(self, *replies: str) -> None:
         super().__init__([Reply("", each) for each in replies])
@@ -49,7 +49,7 @@ def test_a_model_sees_what_its_last_step_displayed_and_nothing_older(daemon: Dae
     task = [900]
     seen_figure = agent.model.saw[2][-1]
     assert 50 < seen_figure < 150
-    # The task's image is in the task and, by smolagents, in each step that keeps its images.
+    # smolagents puts the task's image into the task and into each step that keeps its images.
     assert agent.model.saw == [task, [*task, *task, 3, 4, 5], [*task, *task, 6, seen_figure], [*task, *task]]
     assert answer.to_raw().size == (7, 7)
 
@@ -58,8 +58,8 @@ def test_the_observation_says_between_which_prints_an_image_was_shown(daemon: Da
     code = DRAW + "print('before')\ndisplay(draw(3))\nprint('between', end='')\ndisplay(draw(4))\nprint('after')"
     with onlooking_agent(daemon, code, "final_answer(1)") as agent:
         agent.run("go")
-        told = agent.memory.steps[1].observations
-    assert told.startswith("Execution logs:\nbefore\n[image 1]\nbetween\n[image 2]\nafter\n")
+        observations = agent.memory.steps[1].observations
+    assert observations.startswith("Execution logs:\nbefore\n[image 1]\nbetween\n[image 2]\nafter\n")
 
 
 def test_a_failed_step_shows_what_it_had_displayed(daemon: Daemon) -> None:

@@ -1,4 +1,4 @@
-"""smolagents' interpreter tool, with ours in its place: a `ToolCallingAgent` whose code runs in a sandbox."""
+"""Our replacement of smolagents' interpreter tool: a `ToolCallingAgent` whose code runs in a sandbox."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_variables_are_kept_by_each_tool_for_itself(daemon: Daemon, interpreter:
         assert other("x").endswith("Output: 2")
 
 
-def test_a_failure_tells_what_was_printed_before(interpreter: RemotePythonInterpreterTool) -> None:
+def test_a_failure_shows_what_was_printed_before(interpreter: RemotePythonInterpreterTool) -> None:
     with pytest.raises(CodeExecutionError, match=r"(?s)ZeroDivisionError.*Stdout before the failure:\nhere$"):
         interpreter("print('here')\n1 / 0")
     with pytest.raises(CodeExecutionError, match=r"are kept\.$"):
@@ -110,7 +110,7 @@ def test_code_of_an_agent_can_call_it_wherever_tools_are_placed(
 
 
 def test_base_tools_hold_it_once_that_is_registered(daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
-    for other in TOOL_MAPPING.keys() - {"python_interpreter"}:  # they need packages of their own
+    for other in TOOL_MAPPING.keys() - {"python_interpreter"}:  # the other base tools need packages of their own
         monkeypatch.delitem(TOOL_MAPPING, other)
     monkeypatch.setenv("EXECUTOR_STATE_DIR", str(daemon.state_dir))
 

@@ -17,7 +17,7 @@ from tests.support.daemon import Daemon
 
 @tool
 def own_process() -> int:
-    """Tells in which process it runs."""
+    """Returns the process in which it runs."""
     import os
 
     return os.getpid()

@@ -1,6 +1,6 @@
-"""Tools of an MCP server, as smolagents brings them to an agent, called by code in a sandbox.
+"""Tools of an MCP server that smolagents gives to an agent, called by code in a sandbox.
 
-smolagents needs the package mcpadapt for them, which can do with version 1 of `mcp` only; so can `executor mcp`.
+smolagents needs the package mcpadapt for them, which works with version 1 of `mcp` only; `executor mcp` works with both.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def tools_of(server: list[str]) -> Iterator[list[Any]]:
 
 
 def test_code_calls_the_tools_of_an_mcp_server(daemon: Daemon, server: list[str]) -> None:
-    """The second call sees what the first did: it is one server, with one connection, and not a copy in the sandbox."""
+    """The second call sees the effect of the first: there is one server with one connection, not a copy in the sandbox."""
     code = "first = buy(what='apples', number=1)\nfinal_answer([first, buy(what='apples', number=2)])"
     with tools_of(server) as tools, agent_on(daemon, code, tools=tools) as agent:
         assert agent.run("go") == ["2 left", "0 left"]

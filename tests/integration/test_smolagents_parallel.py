@@ -1,4 +1,4 @@
-"""Agents that run again, come back from a file, and run beside each other: right answers, and nothing is left."""
+"""Agents that run again, are loaded from a file, and run concurrently: right answers, and no leftovers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.support.agents import agent_on, scripted
 from tests.support.daemon import Daemon
 
 MEETING_S = 30.0
-"""For all who run side by side to be there; who runs alone fails by it."""
+"""Seconds until all concurrent agents have arrived; an agent that runs alone fails after them."""
 
 
 @pytest.fixture(autouse=True)
@@ -30,21 +30,21 @@ def no_session_left(daemon: Daemon) -> Iterator[None]:
 
 
 def through(client: ExecutorClient) -> dict[str, Any]:
-    """What makes an agent use this client."""
+    """Returns the arguments by which an agent uses this client."""
     return {"executor_kwargs": {"client": client, "address": None, "token": None}}
 
 
 def meeting_tool(meeting: threading.Barrier) -> Any:
     @tool
     def meet() -> None:
-        """Waits until all the others are here too."""
+        """Waits until all the others have arrived here too."""
         meeting.wait(MEETING_S)
 
     return meet
 
 
 def in_threads(*work: Callable[[], Any]) -> list[Any]:
-    """What each gives, run side by side."""
+    """Runs functions concurrently; returns their results."""
     ended: dict[int, Any] = {}
 
     def run(number: int) -> None:
@@ -119,7 +119,7 @@ def test_many_runs_take_one_session_and_no_more_threads_or_descriptors_than_the_
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Several, side by side
+# Several concurrently
 
 
 def test_agents_in_threads_share_a_client_and_nothing_else(daemon: Daemon) -> None:
@@ -129,7 +129,7 @@ def test_agents_in_threads_share_a_client_and_nothing_else(daemon: Daemon) -> No
     def runs(client: ExecutorClient, number: int) -> list[Any]:
         @tool
         def whose() -> int:
-            """Tells whose it is."""
+            """Returns the number of its agent."""
             return number
 
         script = (f"mine = {number} * whose()\nmeet()\nprint('agent', mine)", Reply("", "meet()\nfinal_answer(mine)"))
@@ -151,7 +151,7 @@ def test_agents_in_threads_share_a_client_and_nothing_else(daemon: Daemon) -> No
 
 
 def test_threads_that_share_an_executor_each_get_their_own_output(executor: RemoteExecutor) -> None:
-    """Its executions run one after the other; nobody gets another's."""
+    """Its executions run one after another, and each thread gets its own result."""
     executor("def work(n):\n    print('n', n)\n    return n * n")
     outputs = in_threads(*(lambda number=number: tuple(executor(f"work({number})")) for number in range(12)))
     assert outputs == [(number * number, f"n {number}\n", False) for number in range(12)]
@@ -170,7 +170,7 @@ def test_threads_that_use_an_executor_first_make_one_session(daemon: Daemon) -> 
 
 @pytest.fixture
 def workers(daemon: Daemon) -> Iterator[Callable[[], list[CodeAgent]]]:
-    """Gives two workers with a client in common, whose code meets halfway: neither can end without the other."""
+    """Yields two workers with a shared client, whose code meets halfway: neither can end without the other."""
     with daemon.client() as client:
         meeting = threading.Barrier(2)
         made = [
@@ -203,7 +203,7 @@ def worker_script(name: str) -> tuple[str, Reply]:
 def test_a_manager_with_tool_calls_runs_two_remote_workers_at_once_and_once_more(
     workers: Callable[[], list[CodeAgent]],
 ) -> None:
-    """As smolagents' ToolCallingAgent does: it calls what one reply names from threads of its own."""
+    """smolagents' ToolCallingAgent runs all calls of one reply in threads of its own."""
     arguments: Any = {"task": "speak", "additional_args": {}}  # the latter for smolagents 1.22, which insists on it
     script = (
         Reply("Both.", calls=[("left", arguments), ("right", arguments)]),
@@ -234,7 +234,7 @@ with ThreadPoolExecutor(2) as pool:
 
 
 def test_a_worker_that_fails_in_a_thread_leaves_the_other_one_alone(daemon: Daemon) -> None:
-    """And the manager is told of the failure by the worker's own words."""
+    """The manager reads the worker's own message of the failure."""
 
     def fail() -> Any:
         raise LookupError("no such page")

@@ -21,10 +21,10 @@ IMPORTS = ["numpy.*", "pandas.*", "os"]
 
 @pytest.fixture(scope="module")
 def outputs(daemon: Daemon) -> dict[str, tuple[Any, Any]]:
-    """What each tool of the corpus gives in the sandbox, and on the host."""
+    """The results of each tool of the corpus, in the sandbox and on the host."""
     tools = {name: each for name, (each, _) in agent_tools.CORPUS.items()}
     got: dict[str, list[Any]] = {name: [] for name in tools}
-    # The sandbox first: what calls on the host do to the tools is then not in it.
+    # The sandbox first, so that changes of the tools by calls on the host are not shipped.
     for placement in ("sandbox", "host"):
         with RemoteExecutor(IMPORTS, tool_placement=placement, **daemon.access) as executor:
             executor.send_tools(tools)
@@ -54,13 +54,13 @@ def test_a_tool_that_can_not_run_there_is_refused_by_name(name: str, client: Exe
 
 @tool
 def whereabouts() -> int:
-    """Tells the number of the process that it runs in."""
+    """Returns the number of the process in which it runs."""
     return os.getpid()
 
 
 @tool
 def also_whereabouts() -> int:
-    """Tells the number of the process that it runs in."""
+    """Returns the number of the process in which it runs."""
     return os.getpid()
 
 
@@ -117,7 +117,7 @@ def test_a_tool_that_can_not_be_shipped_stops_the_run_before_the_model_is_asked(
         assert agent.model._given == 0
 
 
-def test_a_name_that_no_tool_has_is_told(client: ExecutorClient, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_name_that_no_tool_has_is_logged(client: ExecutorClient, caplog: pytest.LogCaptureFixture) -> None:
     placed = RemoteExecutor(tool_placement={"go_bakc": "sandbox"}, client=client)
     with placed:
         placed.send_tools({"convert": agent_tools.convert})
@@ -136,7 +136,7 @@ def test_a_saved_agent_has_its_placement(daemon: Daemon, placement: Any) -> None
 
 
 def test_the_tools_of_a_loaded_agent_go_into_the_sandbox_again(daemon: Daemon) -> None:
-    """smolagents makes them of text, which is in no file."""
+    """smolagents creates them from text, which is in no file."""
     kwargs = {"tool_placement": "sandbox", **daemon.access}
     model = smolagents.InferenceClientModel("some/model", token="hf-secret")
     tools = [agent_tools.imported, agent_tools.Located()]
@@ -148,7 +148,7 @@ def test_the_tools_of_a_loaded_agent_go_into_the_sandbox_again(daemon: Daemon) -
 
 
 def test_a_tool_in_the_sandbox_may_call_one_on_the_host(daemon: Daemon) -> None:
-    """What the tool on the host holds stays there."""
+    """The state of the tool on the host stays there."""
     secret = []
 
     @tool
@@ -223,7 +223,7 @@ def test_plain_callables_run_in_a_session(client: ExecutorClient) -> None:
 
 
 def test_a_class_may_be_a_tool_and_be_used_by_one(client: ExecutorClient) -> None:
-    """It is more than something to call: with a stub in its place `isinstance` would fail."""
+    """With a stub in place of the class, `isinstance` would fail."""
     with client.create_session() as session:
         session.register_tools(
             {
@@ -257,7 +257,7 @@ def test_a_tool_without_source_runs_on_the_same_python(client: ExecutorClient) -
         assert session.execute("patched(4)").output == 8
 
 
-def test_modules_that_the_image_lacks_are_told_by_their_distributions(client: ExecutorClient) -> None:
+def test_modules_that_the_image_lacks_are_named_by_their_distributions(client: ExecutorClient) -> None:
     with client.create_session() as session:
         session.register_tools({"before": Tool(plain.with_global, placement="sandbox")})
         with pytest.raises(InvalidRequest) as raised:

@@ -1,4 +1,4 @@
-"""The prelude of an executor's sessions, and looks into them from outside."""
+"""The prelude of an executor's sessions, and evaluations in them from outside."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def middle(*numbers):
 begun = [1]
 """
 SELF_DESTRUCTION = "import os\nos._exit(3)"
-# A loop in C: Python sees an interrupt when it is over, in some hours.
+# A loop in C: Python handles an interrupt only at its end, in some hours.
 DEAF = "sum(range(10**13))"
 
 
@@ -53,7 +53,7 @@ def test_what_the_prelude_defines_is_there_from_the_first_step_on(
         assert executor("middle(1, 5, 3), begun").output == (3, [1])
 
 
-def test_the_prelude_runs_again_in_each_new_interpreter_and_the_model_is_told(
+def test_the_prelude_runs_again_in_each_new_interpreter_and_the_model_is_notified(
     executor_with: Callable[[str], RemoteExecutor],
 ) -> None:
     with executor_with(PRELUDE) as executor:
@@ -84,15 +84,15 @@ def test_the_prelude_is_held_to_the_sessions_imports(executor_with: Callable[[st
 
 
 @pytest.mark.parametrize(
-    ("prelude", "told"),
+    ("prelude", "message"),
     [
         ("a = 1\n{}['missing']", r"ended as exception at '\{\}\['missing'\]': KeyError: 'missing'"),
         ("x = = 1", "ended as exception at 'x = = 1': SyntaxError"),
         ("raise SystemExit(2)", "ended as exited"),
     ],
 )
-def test_a_prelude_that_fails_is_told_before_the_model_is_asked(daemon: Daemon, prelude: str, told: str) -> None:
-    with agent_on(daemon, executor_kwargs={"prelude": prelude}) as agent, pytest.raises(InvalidRequest, match=told):
+def test_a_prelude_that_fails_is_reported_before_the_model_is_asked(daemon: Daemon, prelude: str, message: str) -> None:
+    with agent_on(daemon, executor_kwargs={"prelude": prelude}) as agent, pytest.raises(InvalidRequest, match=message):
         agent.run("go")
 
 
@@ -102,7 +102,7 @@ def test_an_agent_is_saved_with_its_prelude(daemon: Daemon) -> None:
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Looks from outside
+# Evaluations from outside
 
 
 def test_an_evaluation_leaves_the_step_as_it_was(executor: RemoteExecutor) -> None:
@@ -121,7 +121,7 @@ def test_an_evaluation_gives_values_by_type(executor: RemoteExecutor) -> None:
     assert isinstance(executor.evaluate("(x for x in ())"), OpaqueValue)
 
 
-def test_a_failed_evaluation_is_one_exception_that_tells_the_outcome(executor: RemoteExecutor) -> None:
+def test_a_failed_evaluation_is_one_exception_that_names_the_outcome(executor: RemoteExecutor) -> None:
     executor("1")
     with pytest.raises(EvaluationError, match="NameError") as raised:
         executor.evaluate("nobody")
@@ -138,7 +138,7 @@ def test_without_a_session_nothing_is_begun(daemon: Daemon, executor: RemoteExec
         assert len(client.list_sessions()) == before
 
 
-def test_of_a_session_that_is_gone_an_evaluation_tells_and_the_next_step_too(
+def test_a_session_that_is_gone_is_reported_by_an_evaluation_and_by_the_next_step(
     daemon: Daemon, executor: RemoteExecutor
 ) -> None:
     executor("made = 1")
@@ -151,7 +151,7 @@ def test_of_a_session_that_is_gone_an_evaluation_tells_and_the_next_step_too(
         executor("made")
 
 
-def test_an_evaluation_that_costs_the_interpreter_is_told_in_the_next_step(executor: RemoteExecutor) -> None:
+def test_an_evaluation_that_costs_the_interpreter_is_reported_in_the_next_step(executor: RemoteExecutor) -> None:
     executor.send_variables(variables={"given": 1})
     executor("made = 1")
     with pytest.raises(EvaluationError) as raised:
@@ -163,7 +163,7 @@ def test_an_evaluation_that_costs_the_interpreter_is_told_in_the_next_step(execu
     assert executor("given").logs == ""
 
 
-def test_an_interpreter_that_died_between_two_steps_is_told_though_an_evaluation_saw_it_first(
+def test_an_interpreter_that_died_between_two_steps_is_reported_though_an_evaluation_saw_it_first(
     executor: RemoteExecutor,
 ) -> None:
     def interpreter() -> psutil.Process | None:
@@ -177,7 +177,7 @@ def test_an_interpreter_that_died_between_two_steps_is_told_though_an_evaluation
     assert found is not None
     found.kill()
     with contextlib.suppress(EvaluationError):
-        # Refused or not, as fast as the death is noticed.
+        # Refused or not, depending on how fast the death is noticed.
         executor.evaluate("1")
     result = executor("'made' in globals()")
     assert result.output is False and result.logs.startswith("Note: The interpreter had to be restarted")
@@ -208,15 +208,15 @@ def test_a_screenshot_without_a_browser_is_an_error_that_says_why(executor: Remo
 
 
 @pytest.mark.parametrize(
-    ("forged", "told"),
+    ("forged", "message"),
     [
         ("b'no picture', 'url'", "gave no picture of its page: it is no PNG"),
         ("7", "gave no picture of its page, but a int"),
         ("(b'', 7)", "gave no picture of its page, but a tuple"),
     ],
 )
-def test_a_forged_page_is_refused(forged: str, told: str) -> None:
-    with pytest.raises(EvaluationError, match=told):
+def test_a_forged_page_is_refused(forged: str, message: str) -> None:
+    with pytest.raises(EvaluationError, match=message):
         read_page(ast.literal_eval(forged))
 
 

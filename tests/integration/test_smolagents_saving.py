@@ -1,4 +1,4 @@
-"""Saved agents: whatever ran in a sandbox comes back to one, or does not come back."""
+"""Saved agents: an agent that ran in a sandbox is loaded into one again, or not at all."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SETTINGS: dict[str, Any] = {"limits": {"wall_time_s": 5}}
 
 
 def saveable(daemon: Daemon, folder: Path, make: Any) -> dict[str, Any]:
-    """Saves an agent made by `make(model)` and gives what was written."""
+    """Saves an agent created by `make(model)` and returns what was written."""
     make(smolagents.InferenceClientModel("some/model", token="hf-secret")).save(str(folder))
     assert daemon.token not in "".join(path.read_text() for path in folder.rglob("*") if path.is_file())
     written: dict[str, Any] = json.loads((folder / "agent.json").read_text())
@@ -106,7 +106,7 @@ def test_a_token_for_the_loaded_agents_leaves_their_saved_settings_as_they_are(d
 
 @takes_executor
 def test_a_local_manager_does_not_make_its_agents_local(daemon: Daemon) -> None:
-    """smolagents hands the manager's executor type and imports down to the agents that it manages."""
+    """smolagents passes the manager's executor type and imports to the agents that it manages."""
     model = smolagents.InferenceClientModel("some/model", token="hf-secret")
     ours = CodeAgent([], model, name="ours", description="helps", executor_kwargs={**daemon.access, **SETTINGS})
     executor = RemoteExecutor(["pandas"], **daemon.access, **SETTINGS)

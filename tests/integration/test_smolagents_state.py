@@ -1,4 +1,4 @@
-"""Habits of users of smolagents' local executor work here: `state`, `additional_functions`, catching a timeout."""
+"""Features of smolagents' local executor that work here: `state`, `additional_functions`, catching a timeout."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_additional_functions_run_in_this_process(daemon: Daemon) -> None:
         assert agent.run("go") == 42
     assert called == [21]
     with RemoteExecutor(additional_functions={"double": double}, **daemon.access) as executor:
-        assert executor("double(4)").output == 8  # without an agent that sends tools, too
+        assert executor("double(4)").output == 8  # also without an agent that sends tools
         executor.cleanup()
         assert executor("double(5)").output == 10
 
@@ -131,7 +131,7 @@ def test_a_timeout_is_what_smolagents_users_catch(daemon: Daemon) -> None:
 
 
 def console_of(daemon: Daemon, *script: str | Reply, **options: Any) -> tuple[str, Any]:
-    """Return what a person sees of a run, and the agent's steps."""
+    """Returns the console's text of a run, and the agent's steps."""
     shown = io.StringIO()
     logger = AgentLogger(console=Console(file=shown, width=200))
     with agent_on(daemon, *script, logger=logger, verbosity_level=1, **options) as agent:
@@ -139,7 +139,7 @@ def console_of(daemon: Daemon, *script: str | Reply, **options: Any) -> tuple[st
     return shown.getvalue(), agent.memory.steps
 
 
-def test_prints_are_shown_once_and_told_to_the_model_whole(daemon: Daemon) -> None:
+def test_prints_are_shown_once_and_sent_to_the_model_whole(daemon: Daemon) -> None:
     script = [
         "print('al' + 'pha')",
         "print('be' + 'ta')\n1 / 0",

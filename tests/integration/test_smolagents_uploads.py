@@ -1,4 +1,4 @@
-"""Files that are uploaded to `GradioUI` reach the workspace; nothing else of the web server's machine does."""
+"""Files that are uploaded to `GradioUI` reach the workspace; no other file of the web server's machine does."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ takes_files = pytest.mark.skipif(
 
 
 def uploaded(tmp_path: Path) -> list[str]:
-    """Makes files as Gradio keeps those that a browser has sent. Returns their paths."""
+    """Creates files in the form in which Gradio keeps uploads of a browser. Returns their paths."""
     cache = tmp_path / "gradio"
     cache.mkdir()
     (cache / "my rows.csv").write_text("1,2")
@@ -39,9 +39,9 @@ def uploaded(tmp_path: Path) -> list[str]:
 def test_an_upload_is_where_the_prompt_says(
     daemon: Daemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, absolute: bool
 ) -> None:
-    """Real `GradioUI`, but for the browser."""
+    """With the real `GradioUI`, without a browser."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # smolagents and Gradio leave things there
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # smolagents and Gradio leave files there
     folder = str(tmp_path / "in") if absolute else "in"
     there = "uploads" if absolute else "in"
     paths = [f"{there}/my_rows.csv", f"{there}/dot.png"]
@@ -81,7 +81,7 @@ def test_an_agent_of_the_plain_class_takes_files_too(daemon: Daemon, tmp_path: P
         lambda path: path / "missing",
     ],
 )
-def test_what_is_no_file_is_told_before_the_model_is_asked(
+def test_what_is_no_file_is_refused_before_the_model_is_asked(
     daemon: Daemon, tmp_path: Path, make: Callable[[Path], Any]
 ) -> None:
     with agent_on(daemon, "final_answer(1)") as agent, pytest.raises(InvalidRequest, match=str(tmp_path)):

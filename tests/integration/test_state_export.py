@@ -158,74 +158,38 @@ def test_restoring_that_kills_the_interpreter_leaves_no_session(client: Executor
 
 def test_a_tenant_does_not_get_anothers_state_unless_the_policy_allows(tmp_path: Path) -> None:
     require("local")
-    policy = tmp_path / "policy.toml"
-    policy.write_text(
+    policy = (
         'default = "d"\n[profiles.d]\n[profiles.open.state]\nallow_foreign = true\n[profiles.closed.state]\nexport = false\nrestore = false\n'
         '[profiles.small.state]\nmax_bytes = 20000\n[tenants.open]\nprofile = "open"\n[tenants.closed]\nprofile = "closed"\n[tenants.small]\nprofile = "small"\n'
     )
-    import subprocess
-    import sys
-
-    with daemon_of(f'[policy]\nfile = "{policy}"\n[pool]\nsize = 0\n') as daemon:
-
-        def client_of(tenant: str) -> ExecutorClient:
-            command = [
-                sys.executable,
-                "-m",
-                "executor_server",
-                "token",
-                "new",
-                "--tenant",
-                tenant,
-                "--state-dir",
-                str(daemon.state_dir),
-            ]
-            token = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout.strip()
-            return ExecutorClient(daemon.address, token=token)
-
+    with daemon_of("pool.size = 0\n", policy=policy) as daemon:
         with ExitStack() as stack:
             mine = stack.enter_context(daemon.client())
             with mine.create_session() as session:
                 session.execute("a = 1").raise_for_outcome()
                 state = session.export_state()
             other, opened, closed, small = (
-                stack.enter_context(client_of(each)) for each in ("other", "open", "closed", "small")
+                stack.enter_context(daemon.client_of(each)) for each in ("other", "open", "closed", "small")
             )
             with pytest.raises(AuthorizationError) as foreign:
-                _eventually_known(other).create_session(state=state)
+                other.create_session(state=state)
             assert foreign.value.reason == "STATE_FOREIGN" and other.list_sessions() == []
-            with _eventually_known(opened).create_session(state=state) as session:
+            with opened.create_session(state=state) as session:
                 assert session.execute("a").output == 1
-            with _eventually_known(closed).create_session() as session, pytest.raises(PolicyViolationError) as denied:
+            with closed.create_session() as session, pytest.raises(PolicyViolationError) as denied:
                 session.export_state()
             assert denied.value.violations[0].rule == "profiles.closed.state.export"
             with pytest.raises(PolicyViolationError):
                 closed.create_session(state=state)
-            with _eventually_known(small).create_session() as session:
+            with small.create_session() as session:
                 session.put_file("large", bytes(30_000))
                 with pytest.raises(ResourceExhaustedError) as large:
                     session.export_state()
                 assert large.value.reason == "TOO_LARGE"
-        told = [each for each in records(daemon.state_dir / "audit") if each["kind"].startswith("state_")]
-        assert {each["kind"] for each in told} == {"state_requested", "state_exported", "state_restored"}
-        assert [each["foreign"] for each in told if each["kind"] == "state_restored"] == [True]
+        audited = [each for each in records(daemon.state_dir / "audit") if each["kind"].startswith("state_")]
+        assert {each["kind"] for each in audited} == {"state_requested", "state_exported", "state_restored"}
+        assert [each["foreign"] for each in audited if each["kind"] == "state_restored"] == [True]
         assert not list((daemon.state_dir / "states").iterdir())
-
-
-def _eventually_known(client: ExecutorClient) -> ExecutorClient:
-    """The daemon looks for new tokens now and then."""
-    from executor_client import AuthenticationError
-    from tests.support.polling import eventually
-
-    def answers() -> bool:
-        try:
-            client.get_policy()
-        except AuthenticationError:
-            return False
-        return True
-
-    assert eventually(answers)
-    return client
 
 
 @pytest.fixture

@@ -13,14 +13,14 @@ from pathlib import Path
 import cloudpickle
 import pytest
 
-from executor_server.backend_config import LocalImage
 from executor_server.backends.local import LocalBackend
-from executor_server.model import StateManifest
+from executor_server.config.backend_config import LocalImage
+from executor_server.core.model import StateManifest
 from executor_server.sessions import Session, SessionRequest
-from executor_server.state_archive import StateArchives
+from executor_server.sessions.state_archive import StateArchives
 from tests.contract.harness import PRINCIPAL, Harness, pieces
 from tests.support.backends import require
-from tests.support.interpreters import find_python
+from tests.support.interpreters import require_python
 
 PROGRAM = """
 import decimal, datetime, collections
@@ -47,9 +47,7 @@ count = outer(5)
 async def harness(request: pytest.FixtureRequest) -> AsyncIterator[Harness]:
     """Sessions of the image "ours" and of "other", which is of another Python."""
     require("local")
-    python = find_python(request.param)
-    if python is None:
-        pytest.skip(f"there is no CPython {request.param} on this machine")
+    python = require_python(request.param)
     directory = Path(tempfile.mkdtemp(prefix="p-"))
     directory.chmod(0o755)
     pythons = {"ours": Path(sys.executable), "other": environment(directory, python)}

@@ -1,4 +1,4 @@
-"""Who asks, with a real daemon, its command line and the client: tokens, certificates, users, and what each gets."""
+"""Tenants at a real daemon, with its command line and the client: tokens, certificates, users, and their rights."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Access:
         return subprocess.run([*command, *place], capture_output=True, text=True, check=True, timeout=60).stdout.strip()
 
     def token(self, tenant: str, *options: str) -> str:
-        """A new token, as soon as the daemon knows it."""
+        """Makes a token and returns it when the daemon knows it."""
         token = self.token_command("new", "--tenant", tenant, *options)
         assert eventually(lambda: self.answers(token))
         return token
@@ -130,7 +130,11 @@ def test_a_stream_ends_with_its_token_and_the_execution_does_not(access: Access)
     token, next_token = access.token("acme"), access.token("acme")
     printed = threading.Event()
     ends: list[BaseException] = []
-    with access.client(next_token) as keeper, access.client(token) as client, keeper.create_session() as kept:
+    with (
+        access.client(next_token) as other_client,
+        access.client(token) as client,
+        other_client.create_session() as kept,
+    ):
         session = client.get_session(kept.session_id)
 
         def follow() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
 
 import pytest
 from opentelemetry import trace
@@ -12,22 +11,15 @@ from opentelemetry.sdk.trace import TracerProvider
 
 from executor_client import ExecutorClient
 from tests.support.backends import require
+from tests.support.daemon import Daemon
 from tests.support.otlp import attributes
 from tests.support.polling import eventually
 from tests.support.watched import Watched, watched_daemon
 
 
 @pytest.fixture(scope="module")
-def watched() -> Iterator[Watched]:
-    require("local")
-    with watched_daemon() as running:
-        yield running
-
-
-@pytest.fixture
-def client(watched: Watched) -> Iterator[ExecutorClient]:
-    with watched.daemon.client() as connected:
-        yield connected
+def daemon(watched: Watched) -> Daemon:
+    return watched.daemon
 
 
 def test_an_agents_trace_goes_through_to_the_execution_and_its_tools(watched: Watched, client: ExecutorClient) -> None:
@@ -84,6 +76,6 @@ def test_a_dead_collector_costs_no_execution_and_no_stop() -> None:
 
 
 def test_a_daemon_that_does_not_trace_does_not_import_the_sdk() -> None:
-    code = "import sys, executor_server.app, executor_server.rpc.tracing; print([m for m in sys.modules if 'opentelemetry' in m])"
+    code = "import sys, executor_server.app.daemon, executor_server.rpc.tracing; print([m for m in sys.modules if 'opentelemetry' in m])"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert ran.stdout == "[]\n"

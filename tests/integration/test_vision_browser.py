@@ -17,12 +17,7 @@ from smolagents.monitoring import Timing
 
 from executor_client import ExecutionResult, Outcome, VariablesState
 from executor_client.smolagents import CodeExecutionError, RemoteExecutor
-from executor_client.smolagents.browser import (
-    BROWSER_IMPORTS,
-    BROWSER_TOOLS,
-    browser_settings,
-    screenshots,
-)
+from executor_client.smolagents.browser import BROWSER_IMPORTS, BROWSER_TOOLS, browser_settings, screenshots
 from tests.support.backends import require_image
 from tests.support.daemon import Daemon, daemon_of
 
@@ -62,7 +57,7 @@ DEAF = "sum(range(10**13))"
 LIMITS = {"wall_time_s": 30.0, "operations": 10**12}
 EXAMPLE_TIMEOUT_S = 120.0
 ROOT = Path(__file__).resolve().parents[2]
-# Of an execution that is meant to run out of it: the prelude has as much time as the session's other executions.
+# Seconds of an execution that is to hit its limit: the prelude has as much time as the session's other executions.
 SHORT_S = 1.0
 
 
@@ -191,10 +186,10 @@ def test_text_is_found_and_scrolled_to(browser: RemoteExecutor) -> None:
     assert places == sorted(set(places)) and places[0] == 0
 
 
-@pytest.mark.parametrize(("call", "told"), [("'nowhere'", "0 matches"), ("'filler', 0", "no match number 0")])
-def test_text_that_is_not_there_is_told(browser: RemoteExecutor, call: str, told: str) -> None:
+@pytest.mark.parametrize(("call", "message"), [("'nowhere'", "0 matches"), ("'filler', 0", "no match number 0")])
+def test_text_that_is_not_there_is_told(browser: RemoteExecutor, call: str, message: str) -> None:
     browser("go_to(second)")
-    with pytest.raises(CodeExecutionError, match=f"ValueError: there is .*{told}"):
+    with pytest.raises(CodeExecutionError, match=f"ValueError: there is .*{message}"):
         browser(f"search_item_ctrl_f({call})")
 
 

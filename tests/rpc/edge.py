@@ -1,6 +1,6 @@
 """The daemon's edge by itself: the real gRPC server over a Unix socket, with a session layer of plain values below it.
 
-Only for tests whose subject is the edge. The fake sessions do what tests tell them and remember what they were asked.
+Only for tests whose subject is the edge. The fake sessions do what tests set and record their calls.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from google.rpc import error_details_pb2, status_pb2
 from executor_api.v1 import executor_service_pb2 as pb
 from executor_api.v1 import executor_service_pb2_grpc as pb_grpc
 from executor_api.v1 import types_pb2
-from executor_server.config import Config
-from executor_server.errors import NotFound, Reason
-from executor_server.leases import Renewal
-from executor_server.model import (
+from executor_server.config.config import Config
+from executor_server.core.addresses import checked
+from executor_server.core.errors import NotFound, Reason
+from executor_server.core.model import (
     BlobChunk,
     Event,
     FileInfo,
@@ -32,17 +32,18 @@ from executor_server.model import (
     StateManifest,
     ToolSpec,
 )
-from executor_server.policy import Policy
-from executor_server.policy_file import ImportsTable, PolicyFile, Profile, Tenant
-from executor_server.requested import RequestedLimits
-from executor_server.rpc.addresses import judged
-from executor_server.rpc.identities import Identities
+from executor_server.identity.identities import Identities
+from executor_server.identity.tokens import Tokens
+from executor_server.policy.decide import Policy
+from executor_server.policy.file import PolicyFile, Tenant
+from executor_server.policy.profile import ImportsTable, Profile
+from executor_server.policy.requests import RequestedLimits
+from executor_server.policy.session_rules import execution_limits
 from executor_server.rpc.peer_socket import PeerSocket
 from executor_server.rpc.server import RpcServer, ServerSettings, TlsFiles
 from executor_server.rpc.service import ExecutorService
-from executor_server.session_rules import execution_limits
 from executor_server.sessions import SessionRequest, VariablesReply
-from executor_server.tokens import Tokens
+from executor_server.sessions.leases import Renewal
 
 TOKEN = "t" * 43
 AUTH = (("authorization", f"Bearer {TOKEN}"),)
@@ -215,14 +216,14 @@ class Edge:
         return self.sessions.sessions[session_id]
 
     def raw(self, method: str, shape: str = "unary_unary") -> Any:
-        """A method that sends and gets bytes as they are."""
+        """Returns a method that sends and receives bytes unchanged."""
         return getattr(self.channel, shape)(f"/executor_api.v1.ExecutorService/{method}")
 
 
 def settings(*listen: str, tls: TlsFiles | None = None, peer_socket: PeerSocket | None = None) -> ServerSettings:
     server = Config().server
     return ServerSettings(
-        listen=judged(listen, has_tls=tls is not None),
+        listen=checked(listen, has_tls=tls is not None),
         tls=tls,
         max_message_bytes=server.max_message_bytes,
         max_metadata_bytes=server.max_metadata_bytes,
@@ -270,7 +271,7 @@ async def serving(directory: Path, **more: Any) -> AsyncIterator[Edge]:
 
 @dataclass(frozen=True)
 class Refusal:
-    """What a refused call told the client."""
+    """The status of a refused call, as the client sees it."""
 
     code: grpc.StatusCode
     reason: str

@@ -18,18 +18,19 @@ from click.testing import CliRunner, Result
 from executor_api.v1 import admin_service_pb2 as pb
 from executor_api.v1 import admin_service_pb2_grpc as pb_grpc
 from executor_api.v1 import types_pb2
+from executor_server.admission.quotas import Quotas
 from executor_server.cli import main
-from executor_server.errors import NotFound, Reason
-from executor_server.model import AuditRules, PolicyRef, Principal, SandboxSpec, SessionFacts
-from executor_server.policy import Policy
-from executor_server.policy_file import PolicyFile, Profile, QuotasTable, Tenant
-from executor_server.quotas import Quotas
+from executor_server.config.settings import ConfigError
+from executor_server.core.errors import NotFound, Reason
+from executor_server.core.model import AuditRules, PolicyRef, Principal, SandboxSpec, SessionFacts
+from executor_server.identity.identities import Identities
+from executor_server.identity.tokens import Tokens
+from executor_server.policy.decide import Policy
+from executor_server.policy.file import PolicyFile, Tenant
+from executor_server.policy.profile import Profile, QuotasTable
 from executor_server.rpc.admin import AdminService
-from executor_server.rpc.identities import Identities
 from executor_server.rpc.server import RpcServer
 from executor_server.rpc.service import ExecutorService
-from executor_server.settings import ConfigError
-from executor_server.tokens import Tokens
 from tests.rpc.edge import AUTH, TOKEN, FakeSession, refusal, refused, settings
 from tests.support.specs import session_spec
 
@@ -121,7 +122,7 @@ async def serving(world: World, directory: Path) -> AsyncIterator[str]:
 
 @pytest.fixture(autouse=True)
 def logged() -> Iterator[list[Any]]:
-    """Keeps the daemon's log apart from what the command line prints in the same process."""
+    """Keeps the daemon's log separate from the output of the command line, which runs in the same process."""
     with structlog.testing.capture_logs() as lines:
         yield lines
 
@@ -160,7 +161,7 @@ async def test_sessions_of_one_tenant_are_listed(stub: Any) -> None:
     assert [s.session.session_id for s in answer.sessions] == ["s1"]
 
 
-async def test_anybodys_session_can_be_killed_once(world: World, stub: Any) -> None:
+async def test_a_session_of_any_tenant_can_be_killed_once(world: World, stub: Any) -> None:
     await stub.KillSession(pb.KillSessionRequest(session_id="s0"), metadata=AUTH)
     assert list(world.manager.sessions) == ["s1"]
     again = stub.KillSession(pb.KillSessionRequest(session_id="s0"), metadata=AUTH)
@@ -174,7 +175,7 @@ async def test_a_drain_can_be_taken_back(world: World, stub: Any) -> None:
     assert not (await stub.Drain(pb.DrainRequest(resume=True), metadata=AUTH)).draining
 
 
-async def test_a_reload_tells_what_is_in_force(world: World, stub: Any) -> None:
+async def test_a_reload_reports_the_policy_in_force(world: World, stub: Any) -> None:
     answer = await stub.Reload(pb.ReloadRequest(), metadata=AUTH)
     assert (answer.version, answer.fingerprint, answer.changed) == ("8", world.policy.fingerprint, True)
     assert not (await stub.Reload(pb.ReloadRequest(), metadata=AUTH)).changed
@@ -187,7 +188,7 @@ async def test_a_reload_of_what_is_not_valid_lists_every_problem(world: World, s
     assert found.message.endswith("profiles.a.limits: is wrong\ndefault: there is no profile 'x'")
 
 
-async def test_usage_is_told_beside_its_quotas(stub: Any) -> None:
+async def test_usage_is_reported_beside_its_quotas(stub: Any) -> None:
     answer = await stub.GetUsage(pb.GetUsageRequest(), metadata=AUTH)
     assert [(use.tenant, use.profile, use.sessions) for use in answer.tenants] == [
         ("acme", "batch", 1),
@@ -231,7 +232,7 @@ async def test_what_has_a_wrong_form_is_refused(world: World, stub: Any, method:
     assert not world.recorded
 
 
-async def test_who_shows_nothing_is_told_nothing(stub: Any) -> None:
+async def test_a_caller_without_credentials_learns_nothing(stub: Any) -> None:
     for method, request in (("ListAllSessions", pb.ListAllSessionsRequest()), ("Reload", pb.ReloadRequest())):
         assert (await refused(getattr(stub, method)(request)))[0] == "UNAUTHENTICATED"
 
@@ -265,11 +266,11 @@ async def test_the_command_line_kills_drains_resumes_and_reloads(world: World, r
     assert (await run("kill", "s0")).stdout == "Session s0 has ended.\n"
     assert (await run("drain")).stdout == "The daemon takes no new sessions. There are 1, of which 0 are busy.\n"
     assert (await run("resume")).stdout == "The daemon takes new sessions. There are 1, of which 0 are busy.\n"
-    told = (await run("reload")).stdout
-    assert told == f"The policy is now version 8, fingerprint {world.policy.fingerprint}.\n"
+    printed = (await run("reload")).stdout
+    assert printed == f"The policy is now version 8, fingerprint {world.policy.fingerprint}.\n"
 
 
-async def test_the_command_line_tells_use_and_quota(run: Any) -> None:
+async def test_the_command_line_shows_use_and_quota(run: Any) -> None:
     lines = (await run("usage")).stdout.splitlines()
     assert lines[0].startswith("TENANT  PROFILE  SESSIONS")
     assert lines[1].startswith("acme    batch    1 of 3    ")
@@ -297,7 +298,7 @@ def test_a_daemon_that_is_not_there_is_a_sentence(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "exit_code", "told"),
+    ("arguments", "exit_code", "printed"),
     [
         (["--address", "example.org:1"], 1, "the token would travel unprotected"),
         (["--address", "nonsense"], 1, "is no address of a daemon"),
@@ -307,13 +308,13 @@ def test_a_daemon_that_is_not_there_is_a_sentence(tmp_path: Path) -> None:
     ],
     ids=lambda value: str(value)[:40],
 )
-def test_what_can_not_be_an_endpoint_is_a_sentence(arguments: list[str], exit_code: int, told: str) -> None:
+def test_what_can_not_be_an_endpoint_is_a_sentence(arguments: list[str], exit_code: int, printed: str) -> None:
     failed = invoke(*arguments, EXECUTOR_TOKEN=TOKEN)
-    assert failed.exit_code == exit_code and told in failed.stderr
+    assert failed.exit_code == exit_code and printed in failed.stderr
 
 
 def test_the_token_of_this_user_is_not_sent_to_others(tmp_path: Path) -> None:
-    """Else whoever names an address would be shown it."""
+    """Otherwise the owner of any address that a user types would receive it."""
     (tmp_path / "token").write_text("secret\n")  # malformed: reading it would be another refusal
     failed = invoke("--address", "example.org:1", "--tls", "--tls-ca", "/no/such/file", "--state-dir", str(tmp_path))
     assert "/no/such/file can't be read" in failed.stderr

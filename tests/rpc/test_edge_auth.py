@@ -1,9 +1,8 @@
-"""Nobody gets anywhere without a token that holds."""
+"""Every method needs a valid token."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -18,21 +17,15 @@ from executor_api.v1 import admin_service_pb2 as admin_pb
 from executor_api.v1 import admin_service_pb2_grpc as admin_grpc
 from executor_api.v1 import executor_service_pb2 as pb
 from executor_api.v1 import types_pb2
-from executor_server.errors import ExecutorError
-from executor_server.model import Event, Log, Principal
-from executor_server.observer import Observer
-from executor_server.token_file import TokenFile
-from executor_server.tokens import Tokens
+from executor_server.core.errors import ExecutorError
+from executor_server.core.model import Event, Log, Principal
+from executor_server.identity.token_file import TokenFile
+from executor_server.identity.tokens import Tokens
+from executor_server.lifecycle.observer import Observer
 from tests.rpc.edge import AUTH, TOKEN, Edge, FakeExecution, refusal, refused, serving
 
 DENIED = ("UNAUTHENTICATED", "UNAUTHENTICATED")
 METHODS = pb.DESCRIPTOR.services_by_name["ExecutorService"].methods
-
-
-@pytest.fixture
-async def edge(tmp_path: Path) -> AsyncIterator[Edge]:
-    async with serving(tmp_path) as edge:
-        yield edge
 
 
 @pytest.mark.parametrize(
@@ -61,7 +54,7 @@ async def test_every_method_denies_strangers_before_it_reads_what_they_send(edge
 
 
 async def test_a_flood_of_strangers_leaves_nothing_open(edge: Edge) -> None:
-    """They say nothing and hang up never, and have their answer all the same."""
+    """They send nothing and never close their calls, and are answered all the same."""
     silent = [edge.raw("PutFile", "stream_stream")() for _ in range(200)]
     assert {await refused(call) for call in silent} == {DENIED}
     await edge.stub.GetPolicy(pb.GetPolicyRequest(), metadata=AUTH)
@@ -83,7 +76,7 @@ async def test_a_probe_needs_no_token_and_sees_the_daemon_going(edge: Edge) -> N
     assert (await health.Check(request)).status == health_pb2.HealthCheckResponse.SERVING
     await edge.server.announce_end()
     assert (await health.Check(request)).status == health_pb2.HealthCheckResponse.NOT_SERVING
-    assert await refused(health.Watch(request)) == DENIED
+    assert await refused(health.Watch(request)) == DENIED  # words-ok: the health service's method
 
 
 async def test_reflection_lists_the_services_to_those_who_have_the_token(edge: Edge) -> None:
@@ -109,7 +102,7 @@ def bearer(token: str) -> Any:
 
 
 @dataclass
-class Told(Observer):
+class Recorder(Observer):
     refusals: list[tuple[Principal | None, str, str]] = field(default_factory=list)
 
     def request_refused(self, principal: Principal | None, method: str, error: ExecutorError) -> None:
@@ -144,17 +137,17 @@ async def test_all_wrong_credentials_get_the_same_answer(tmp_path: Path, file: T
     assert len({answer.message for answer in answers}) == 1
 
 
-async def test_a_denial_is_told_with_no_name_that_a_stranger_chose(tmp_path: Path) -> None:
-    told = Told()
-    async with serving(tmp_path, observer=told) as edge:
+async def test_a_denial_is_reported_without_a_name_that_a_stranger_chose(tmp_path: Path) -> None:
+    recorder = Recorder()
+    async with serving(tmp_path, observer=recorder) as edge:
         await refused(edge.stub.GetPolicy(pb.GetPolicyRequest()))
         await refused(edge.raw("Made-up")(b""))
     own = "/executor_api.v1.ExecutorService/GetPolicy"
-    assert told.refusals == [(None, own, "UNAUTHENTICATED"), (None, "other", "UNAUTHENTICATED")]
+    assert recorder.refusals == [(None, own, "UNAUTHENTICATED"), (None, "other", "UNAUTHENTICATED")]
 
 
 async def open_stream(edge: Edge, metadata: Any) -> Any:
-    """An execution's stream that has shown its first event and stays open."""
+    """Opens an execution's stream, which has sent its first event and stays open."""
     create = pb.CreateSessionRequest(request_id="r")
     await edge.stub.CreateSession(create, metadata=metadata)
     session = edge.sessions.sessions["r"]
@@ -220,15 +213,15 @@ class Admin(admin_grpc.AdminServiceServicer):
 
 @pytest.mark.parametrize("method", [m.name for m in admin_pb.DESCRIPTOR.services_by_name["AdminService"].methods])
 async def test_every_admin_call_is_for_admins_only(tmp_path: Path, file: TokenFile, method: str) -> None:
-    told = Told()
+    recorder = Recorder()
     record, token = file.new("acme", "ci")
-    async with serving(tmp_path, tokens=Tokens(TOKEN, file), admin=Admin(), observer=told) as edge:
+    async with serving(tmp_path, tokens=Tokens(TOKEN, file), admin=Admin(), observer=recorder) as edge:
         path = f"/executor_api.v1.AdminService/{method}"
         call: Any = edge.channel.unary_unary(path)  # type: ignore[call-arg]
         assert await refused(call(b"", metadata=bearer(token))) == ("PERMISSION_DENIED", "ADMIN_ONLY")
         assert await refused(call(b"")) == DENIED
     principal = Principal("acme", f"token:ci:{record.id}")
-    assert told.refusals == [(principal, path, "ADMIN_ONLY"), (None, path, "UNAUTHENTICATED")]
+    assert recorder.refusals == [(principal, path, "ADMIN_ONLY"), (None, path, "UNAUTHENTICATED")]
 
 
 async def test_an_admins_token_may_make_admin_calls(tmp_path: Path, file: TokenFile) -> None:

@@ -20,15 +20,15 @@ from executor_api.v1 import admin_service_pb2 as admin_pb
 from executor_api.v1 import admin_service_pb2_grpc as admin_grpc
 from executor_api.v1 import executor_service_pb2 as pb
 from executor_api.v1 import executor_service_pb2_grpc as pb_grpc
-from executor_server.model import Event, Log, Principal
-from executor_server.policy import Policy
-from executor_server.policy_file import Tenant
+from executor_server.core.addresses import AddressError, UnixAddress
+from executor_server.core.model import Event, Log, Principal
+from executor_server.identity.token_file import TokenFile
+from executor_server.identity.tokens import Tokens
+from executor_server.policy.decide import Policy
+from executor_server.policy.file import Tenant
 from executor_server.rpc import peer_socket
-from executor_server.rpc.addresses import AddressError, UnixAddress
 from executor_server.rpc.peer_socket import PeerSocket
 from executor_server.rpc.server import RpcServer, TlsFiles
-from executor_server.token_file import TokenFile
-from executor_server.tokens import Tokens
 from tests.rpc.edge import AUTH, TOKEN, FakeExecution, FakeSessions, make_policy, make_server, refused, settings
 from tests.support.certificates import Authority, Pair, self_signed
 from tests.support.polling import eventually_async
@@ -48,7 +48,7 @@ def bearer(token: str) -> Any:
 
 
 async def owner(channel: grpc.aio.Channel, sessions: FakeSessions, metadata: Any = ()) -> Principal:
-    """Who that caller is taken for. Raises AioRpcError."""
+    """Returns the principal that the daemon takes the caller for. Raises AioRpcError."""
     stub: Any = pb_grpc.ExecutorServiceStub(channel)
     request_id = f"r{len(sessions.sessions)}"
     await stub.CreateSession(pb.CreateSessionRequest(request_id=request_id), metadata=metadata, timeout=10)
@@ -59,7 +59,7 @@ async def owner(channel: grpc.aio.Channel, sessions: FakeSessions, metadata: Any
 
 
 class TlsEdge:
-    """A server that wants certificates of an authority, and clients that show one."""
+    """A server that requires certificates of an authority, and clients with one."""
 
     def __init__(self, directory: Path) -> None:
         self.authority = Authority(directory / "tls")
@@ -125,7 +125,7 @@ async def test_a_certificate_is_its_tenants_by_fingerprint(tls: TlsEdge) -> None
         assert await tls.refused(tls.authority.client("b", "x")) == DENIED
 
 
-async def test_a_certificate_that_the_policy_does_not_name_is_nobodys(tls: TlsEdge) -> None:
+async def test_a_certificate_that_the_policy_does_not_name_is_no_tenants(tls: TlsEdge) -> None:
     async with tls.serving(acme=Tenant(certificates=("agents.acme",))):
         for number, name in enumerate(("agents", "agents.acme.test", "AGENTS.ACME", "*.acme", "agents.acme ")):
             assert await tls.refused(tls.authority.client(f"c{number}", name)) == DENIED
@@ -142,13 +142,13 @@ async def test_an_email_address_is_not_the_name_of_a_host(tls: TlsEdge) -> None:
         assert await tls.refused(tls.authority.client("a", "x", emails=["agents@acme.test"])) == DENIED
 
 
-async def test_a_certificate_of_two_tenants_names_is_nobodys(tls: TlsEdge) -> None:
+async def test_a_certificate_of_two_tenants_names_is_no_tenants(tls: TlsEdge) -> None:
     async with tls.serving(a=Tenant(certificates=("a.test",)), b=Tenant(certificates=("b.test",))):
         assert await tls.refused(tls.authority.client("ab", "x", dns=["a.test", "b.test"])) == DENIED
 
 
 async def test_bad_certificates_do_not_get_through_the_handshake(tls: TlsEdge, tmp_path: Path) -> None:
-    """They would be a tenant's by their name, and they carry a good token besides."""
+    """Their names are a tenant's, and the calls have a valid token besides."""
     bad = {
         "expired a second ago": tls.authority.client("old", "agents.acme", expired_since=timedelta(seconds=1)),
         "of another authority": Authority(tmp_path / "other").client("a", "agents.acme"),
@@ -162,7 +162,7 @@ async def test_bad_certificates_do_not_get_through_the_handshake(tls: TlsEdge, t
     assert tls.sessions.sessions == {}
 
 
-async def test_a_token_counts_over_a_certificate_that_is_nobodys(tls: TlsEdge) -> None:
+async def test_a_token_counts_over_a_certificate_that_is_no_tenants(tls: TlsEdge) -> None:
     async with tls.serving():
         assert (await tls.owner(tls.authority.client("a", "x"), AUTH)).tenant == "local"
         assert await tls.refused(tls.authority.client("b", "x")) == DENIED
@@ -244,18 +244,18 @@ async def test_requests_of_every_shape_reach_their_handlers_without_a_token(tls:
 class PeerEdge:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self.places = PeerSocket(UnixAddress(directory / "public" / "p"), UnixAddress(directory / "inner"))
+        self.sockets = PeerSocket(UnixAddress(directory / "public" / "p"), UnixAddress(directory / "inner"))
         self.file = TokenFile(directory / "tokens.json")
         self.sessions = FakeSessions()
         self.policy = make_policy()
-        self.places.outer.path.parent.mkdir()
+        self.sockets.outer.path.parent.mkdir()
 
     @asynccontextmanager
     async def serving(self, **tenants: Tenant) -> AsyncIterator[RpcServer]:
         self.policy = make_policy(**tenants)
         server = make_server(
             self.sessions,
-            settings(f"unix:{self.directory}/s", peer_socket=self.places),
+            settings(f"unix:{self.directory}/s", peer_socket=self.sockets),
             tokens=Tokens(TOKEN, self.file),
             current_policy=lambda: self.policy,
         )
@@ -266,7 +266,7 @@ class PeerEdge:
             await server.stop(0)
 
     async def owner(self, metadata: Any = (), address: str = "") -> Principal:
-        async with grpc.aio.insecure_channel(address or str(self.places.outer)) as channel:
+        async with grpc.aio.insecure_channel(address or str(self.sockets.outer)) as channel:
             return await owner(channel, self.sessions, metadata)
 
 
@@ -280,7 +280,7 @@ async def test_a_user_is_its_tenant_without_a_token(peers: PeerEdge) -> None:
         assert await peers.owner() == Principal("me", f"uid:{OWN_UID}")
 
 
-async def test_a_user_that_the_policy_does_not_name_is_nobody(peers: PeerEdge) -> None:
+async def test_a_user_that_the_policy_does_not_name_is_no_tenant(peers: PeerEdge) -> None:
     async with peers.serving(other=Tenant(uids=(OWN_UID + 1,))):
         assert await refused(peers.owner()) == DENIED
 
@@ -291,9 +291,9 @@ async def test_at_the_other_socket_a_user_needs_a_token(peers: PeerEdge) -> None
         assert (await peers.owner(AUTH, f"unix:{peers.directory}/s")).tenant == "local"
 
 
-async def test_the_inner_socket_makes_nobody_of_who_comes_to_it_directly(peers: PeerEdge) -> None:
+async def test_a_direct_connection_to_the_inner_socket_identifies_no_user(peers: PeerEdge) -> None:
     async with peers.serving(me=Tenant(uids=(OWN_UID,))):
-        assert await refused(peers.owner(address=str(peers.places.inner))) == DENIED
+        assert await refused(peers.owner(address=str(peers.sockets.inner))) == DENIED
 
 
 async def test_a_token_over_another_tenants_user_is_refused(peers: PeerEdge) -> None:
@@ -304,7 +304,10 @@ async def test_a_token_over_another_tenants_user_is_refused(peers: PeerEdge) -> 
 
 
 async def test_a_new_policy_counts_for_connections_that_there_are(peers: PeerEdge) -> None:
-    async with peers.serving(me=Tenant(uids=(OWN_UID,))), grpc.aio.insecure_channel(str(peers.places.outer)) as channel:
+    async with (
+        peers.serving(me=Tenant(uids=(OWN_UID,))),
+        grpc.aio.insecure_channel(str(peers.sockets.outer)) as channel,
+    ):
         assert (await owner(channel, peers.sessions)).tenant == "me"
         peers.policy = make_policy(they=Tenant(uids=(OWN_UID,)))
         assert (await owner(channel, peers.sessions)).tenant == "they"
@@ -313,7 +316,10 @@ async def test_a_new_policy_counts_for_connections_that_there_are(peers: PeerEdg
 
 
 async def test_large_messages_pass_whole(peers: PeerEdge) -> None:
-    async with peers.serving(me=Tenant(uids=(OWN_UID,))), grpc.aio.insecure_channel(str(peers.places.outer)) as channel:
+    async with (
+        peers.serving(me=Tenant(uids=(OWN_UID,))),
+        grpc.aio.insecure_channel(str(peers.sockets.outer)) as channel,
+    ):
         await owner(channel, peers.sessions)
         stub: Any = pb_grpc.ExecutorServiceStub(channel)
         session = peers.sessions.sessions["r0"]
@@ -323,7 +329,7 @@ async def test_large_messages_pass_whole(peers: PeerEdge) -> None:
 
 
 async def test_the_sockets_have_the_rights_that_they_need_and_go_with_the_server(peers: PeerEdge) -> None:
-    places = (peers.places.outer.path, peers.places.inner.path)
+    places = (peers.sockets.outer.path, peers.sockets.inner.path)
     async with peers.serving():
         assert [path.stat().st_mode & 0o777 for path in places] == [0o666, 0o600]
     assert not any(path.exists() for path in places)
@@ -333,7 +339,7 @@ async def test_another_daemons_peer_socket_is_not_taken(peers: PeerEdge) -> None
     async with peers.serving(me=Tenant(uids=(OWN_UID,))):
         inner = UnixAddress(peers.directory / "second")
         second = make_server(
-            FakeSessions(), settings(f"unix:{peers.directory}/s2", peer_socket=PeerSocket(peers.places.outer, inner))
+            FakeSessions(), settings(f"unix:{peers.directory}/s2", peer_socket=PeerSocket(peers.sockets.outer, inner))
         )
         with pytest.raises(AddressError, match="another process listens"):
             await second.start()
@@ -357,7 +363,7 @@ def connections(path: Path, count: int) -> Iterator[list[socket.socket]]:
 
 
 async def closed(one: socket.socket) -> None:
-    """Returns when the other side has gone away."""
+    """Returns when the other side has closed."""
     async with asyncio.timeout(10):
         while await asyncio.get_running_loop().sock_recv(one, 65_536):
             pass
@@ -366,7 +372,7 @@ async def closed(one: socket.socket) -> None:
 async def test_one_user_has_so_many_connections_and_no_more(peers: PeerEdge, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peer_socket, "MAX_CONNECTIONS_PER_USER", 4)
     async with peers.serving(me=Tenant(uids=(OWN_UID,))) as server:
-        with connections(peers.places.outer.path, 5) as made:
+        with connections(peers.sockets.outer.path, 5) as made:
             await closed(made[4])
             assert len(server._relay._links) == 4  # type: ignore[union-attr]
         await eventually_async(lambda: not server._relay._links)  # type: ignore[union-attr]
@@ -378,14 +384,14 @@ async def test_strangers_share_a_few_connections(peers: PeerEdge, monkeypatch: p
     async with peers.serving() as server:
         relay = server._relay
         assert relay is not None
-        with connections(peers.places.outer.path, 2) as made:
+        with connections(peers.sockets.outer.path, 2) as made:
             await closed(made[1])
             assert relay._counts == {None: 1}
 
 
 async def test_connections_end_with_the_server(peers: PeerEdge) -> None:
     async with peers.serving(me=Tenant(uids=(OWN_UID,))) as server:
-        with connections(peers.places.outer.path, 2) as made:
+        with connections(peers.sockets.outer.path, 2) as made:
             await eventually_async(lambda: len(server._relay._links) == 2)  # type: ignore[union-attr]
             await server.stop(0)
             for one in made:
@@ -406,12 +412,12 @@ with grpc.insecure_channel(sys.argv[1]) as channel:
 
 
 @AS_ROOT
-async def test_users_are_told_apart(peers: PeerEdge) -> None:
-    for path in (peers.directory, *list(peers.directory.parents)[:2], peers.places.outer.path.parent):
+async def test_users_are_distinguished(peers: PeerEdge) -> None:
+    for path in (peers.directory, *list(peers.directory.parents)[:2], peers.sockets.outer.path.parent):
         path.chmod(0o711)
     async with peers.serving(one=Tenant(uids=(41_001,)), two=Tenant(uids=(41_002,))):
         for uid, tenant in ((41_001, "one"), (41_002, "two"), (41_003, None)):
-            command = [sys.executable, "-c", ASK_AS, str(peers.places.outer), str(uid)]
+            command = [sys.executable, "-c", ASK_AS, str(peers.sockets.outer), str(uid)]
             asked = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, timeout=60)
             assert asked.stdout == ("OK\n" if tenant else "UNAUTHENTICATED\n"), asked.stderr
             if tenant:
@@ -419,11 +425,11 @@ async def test_users_are_told_apart(peers: PeerEdge) -> None:
 
 
 @AS_ROOT
-async def test_a_user_that_stands_for_those_of_other_namespaces_is_nobody(peers: PeerEdge) -> None:
+async def test_the_uid_of_users_of_other_namespaces_is_no_tenant(peers: PeerEdge) -> None:
     overflow_uid = int(Path("/proc/sys/kernel/overflowuid").read_text())
-    for path in (peers.directory, *list(peers.directory.parents)[:2], peers.places.outer.path.parent):
+    for path in (peers.directory, *list(peers.directory.parents)[:2], peers.sockets.outer.path.parent):
         path.chmod(0o711)
     async with peers.serving(me=Tenant(uids=(overflow_uid,))):
-        command = [sys.executable, "-c", ASK_AS, str(peers.places.outer), str(overflow_uid)]
+        command = [sys.executable, "-c", ASK_AS, str(peers.sockets.outer), str(overflow_uid)]
         asked = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, timeout=60)
     assert asked.stdout == "UNAUTHENTICATED\n"

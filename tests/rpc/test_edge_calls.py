@@ -1,4 +1,4 @@
-"""A tenant has no more calls open, and makes no more in a second, than its quotas say."""
+"""A tenant has no more calls open, and makes no more per second, than its quotas allow."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ import pytest
 
 from executor_api.v1 import executor_service_pb2 as pb
 from executor_api.v1 import executor_service_pb2_grpc as pb_grpc
-from executor_server.errors import ExecutorError, ResourceExhausted
-from executor_server.model import Principal
-from executor_server.observer import Observer
-from executor_server.policy_file import QuotasTable
-from executor_server.quotas import CALL_RETRY_S, Quotas
+from executor_server.admission.quotas import CALL_RETRY_S, Quotas
+from executor_server.core.errors import ExecutorError, ResourceExhausted
+from executor_server.core.model import Principal
+from executor_server.lifecycle.observer import Observer
+from executor_server.policy.profile import QuotasTable
 from executor_server.rpc import calls
 from tests.rpc.edge import AUTH, Edge, FakeExecution, FakeSessions, make_server, refusal, settings
 from tests.support.polling import eventually_async
@@ -28,7 +28,7 @@ _POLICY = pb.GetPolicyRequest()
 
 @pytest.fixture(autouse=True)
 def no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Before a refusal is told."""
+    """Sets the pause before a refusal to zero."""
     monkeypatch.setattr(calls, "REFUSAL_PAUSE_S", 0.0)
 
 
@@ -75,7 +75,7 @@ async def limited(directory: Path, **limits: int) -> AsyncIterator[Limited]:
 
 @asynccontextmanager
 async def followed(its: Limited, count: int) -> AsyncIterator[Sequence[Any]]:
-    """So many streams, that stay open until they are cancelled."""
+    """Opens that many streams, which stay open until they are cancelled."""
     edge = its.edge
     session = await edge.session()
     assert await its.has_open(0)
@@ -91,7 +91,7 @@ async def followed(its: Limited, count: int) -> AsyncIterator[Sequence[Any]]:
         yield streams
 
 
-async def test_a_call_above_the_quota_is_refused_and_told_when_to_come_again(tmp_path: Path) -> None:
+async def test_a_call_above_the_quota_is_refused_with_a_retry_delay(tmp_path: Path) -> None:
     async with limited(tmp_path, calls=2) as its, followed(its, 2):
         found = await refusal(its.ask())
         assert (found.code.name, found.reason) == ("RESOURCE_EXHAUSTED", "QUOTA_EXCEEDED")
@@ -100,8 +100,8 @@ async def test_a_call_above_the_quota_is_refused_and_told_when_to_come_again(tmp
         assert its.refusals.seen == [("GetPolicy", "QUOTA_EXCEEDED")]
 
 
-async def test_a_refusal_is_told_after_a_pause(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who asks again at once would else be refused thousands of times a second."""
+async def test_a_refusal_is_sent_after_a_pause(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise a client that asks again at once would be refused thousands of times a second."""
     monkeypatch.setattr(calls, "REFUSAL_PAUSE_S", 0.3)
     async with limited(tmp_path, calls=1) as its, followed(its, 1):
         loop = asyncio.get_running_loop()
@@ -110,7 +110,9 @@ async def test_a_refusal_is_told_after_a_pause(tmp_path: Path, monkeypatch: pyte
         assert loop.time() - began_s >= 0.3
 
 
-async def test_so_many_refusals_are_held_back_and_others_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_bounded_number_of_refusals_is_held_and_others_are_sent_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(calls, "REFUSAL_PAUSE_S", 60.0)
     limits = calls.CallLimits(Quotas(lambda _: QuotasTable(calls=1)), max_held=1)
 
@@ -236,7 +238,7 @@ def test_tenants_that_have_stopped_calling_are_forgotten() -> None:
 
 
 async def test_a_tenant_at_its_quota_still_renews_its_leases(tmp_path: Path) -> None:
-    """Else the daemon would take its client for gone, and end its sessions."""
+    """Otherwise the daemon would take its client for dead and end its sessions."""
     renew = pb.RenewLeaseRequest(lease_id="a" * 32)
     async with limited(tmp_path, calls=1, calls_per_second=1) as its, followed(its, 1):
         for _ in range(20):

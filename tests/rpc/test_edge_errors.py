@@ -1,8 +1,7 @@
-"""Each refusal has its status and reason, and what is ours stays with us."""
+"""Each refusal has its status and reason, and internal text stays in the daemon."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import grpc
@@ -10,17 +9,11 @@ import pytest
 from structlog.testing import capture_logs
 
 from executor_api.v1 import executor_service_pb2 as pb
-from executor_server import errors
-from executor_server.errors import Reason, Violation, ViolationKind
-from executor_server.model import Event, Log, Principal, Queued
+from executor_server.core import errors
+from executor_server.core.errors import Reason, Violation, ViolationKind
+from executor_server.core.model import Event, Log, Principal, Queued
 from tests.rpc.edge import AUTH, TOKEN, Edge, FakeExecution, FakeSession, refusal, refused, serving
 from tests.support.raw_http2 import raw_connection
-
-
-@pytest.fixture
-async def edge(tmp_path: Path) -> AsyncIterator[Edge]:
-    async with serving(tmp_path) as edge:
-        yield edge
 
 
 @pytest.mark.parametrize(
@@ -122,7 +115,7 @@ async def test_a_caller_who_goes_away_releases_the_stream_and_leaves_the_executi
 
 
 async def test_a_caller_who_vanishes_while_it_is_written_to_is_no_incident(tmp_path: Path) -> None:
-    """grpc.aio tells it as an error of its own, in the middle of a write."""
+    """grpc.aio raises an error of its own for it, in the middle of a write."""
     request = pb.ExecuteRequest(session_id="s1", execution_id="e").SerializeToString()
     body = b"\0" + len(request).to_bytes(4, "big") + request
     async with serving(tmp_path) as edge:

@@ -1,15 +1,13 @@
-"""Leases on the wire: what names one, what a malformed one is answered, and how a session is ended by its request."""
+"""Leases on the wire: requests that name one, malformed ids, and ending a session by its request."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from executor_api.v1 import executor_service_pb2 as pb
-from tests.rpc.edge import AUTH, Edge, refusal, refused, serving
+from tests.rpc.edge import AUTH, Edge, refusal, refused
 
 INVALID = ("INVALID_ARGUMENT", "INVALID_FIELD")
 LEASE = "0123456789abcdef" * 2
@@ -23,12 +21,6 @@ MALFORMED = {
     "other digits": "\N{ARABIC-INDIC DIGIT ONE}" * 32,
     "huge": "a" * 100_000,
 }
-
-
-@pytest.fixture
-async def edge(tmp_path: Path) -> AsyncIterator[Edge]:
-    async with serving(tmp_path) as edge:
-        yield edge
 
 
 async def test_a_lease_holds_what_was_made_or_found_with_it(edge: Edge) -> None:

@@ -15,7 +15,7 @@ import pytest
 
 from executor_api.v1 import executor_service_pb2 as pb
 from executor_api.v1 import executor_service_pb2_grpc as pb_grpc
-from executor_server.rpc.addresses import AddressError
+from executor_server.core.addresses import AddressError
 from executor_server.rpc.server import TlsFiles
 from tests.rpc.edge import AUTH, FakeSessions, make_server, serving, settings
 from tests.support.certificates import Authority
@@ -89,14 +89,14 @@ async def test_a_certificate_that_cannot_be_read_is_named(tmp_path: Path) -> Non
 
 
 async def test_a_connection_whose_peer_has_frozen_is_given_up_in_time(tmp_path: Path) -> None:
-    """gRPC answers with a minute of its own for pings, however little `keepalive_timeout_s` is."""
+    """gRPC waits a minute for a ping by default, however short `keepalive_timeout_s` is."""
     server_settings = replace(settings(f"unix:{tmp_path}/s"), keepalive_s=1.0, keepalive_timeout_s=0.1)
     server = make_server(FakeSessions(), server_settings)
     await server.start()
     reader, writer = await asyncio.open_unix_connection(f"{tmp_path}/s")
     try:
         writer.write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes.fromhex("000000040000000000"))  # settings: none
-        async with asyncio.timeout(30):  # and from here on not a word, as of a process that was stopped
+        async with asyncio.timeout(30):  # and then silence, like a stopped process
             while await reader.read(1024):
                 pass
     finally:
@@ -110,7 +110,7 @@ def taken_port() -> Iterator[str]:
         yield f"127.0.0.1:{listener.getsockname()[1]}"
 
 
-async def test_a_taken_port_that_nobody_asked_for_is_a_sentence_and_the_socket_serves(
+async def test_a_taken_default_port_is_a_sentence_and_the_socket_serves(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     with taken_port() as taken:
@@ -123,10 +123,10 @@ async def test_a_taken_port_that_nobody_asked_for_is_a_sentence_and_the_socket_s
                 assert (await get_policy(channel)).policy.backend == "local"
         finally:
             await server.stop(0)
-    assert capfd.readouterr().err == ""  # gRPC's own complaint
+    assert capfd.readouterr().err == ""  # gRPC logs an error there by default
 
 
-async def test_nothing_to_listen_on_is_an_error_though_nobody_asked_for_it() -> None:
+async def test_nothing_to_listen_on_is_an_error_even_for_default_addresses() -> None:
     with taken_port() as taken:
         server = make_server(FakeSessions(), replace(settings(taken), unasked={taken}))
         with pytest.raises(AddressError, match="in use"):

@@ -1,4 +1,4 @@
-"""Calls that no gRPC library makes: without their message, or with half of it. They cost nobody else anything."""
+"""Calls that no gRPC library makes: without their message, or with half of it. They cost no other tenant anything."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ import pytest
 
 from executor_api.v1 import executor_service_pb2 as pb
 from executor_api.v1 import executor_service_pb2_grpc as pb_grpc
-from executor_server.policy_file import QuotasTable
-from executor_server.quotas import Capacity, Quotas
+from executor_server.admission.quotas import Capacity, Quotas
+from executor_server.identity.token_file import TokenFile
+from executor_server.identity.tokens import Tokens
+from executor_server.policy.profile import QuotasTable
 from executor_server.rpc import auth, calls
-from executor_server.token_file import TokenFile
-from executor_server.tokens import Tokens
 from tests.rpc.edge import AUTH, TOKEN, FakeSessions, make_server, settings
 from tests.support.polling import eventually_async
 from tests.support.raw_http2 import EMPTY_MESSAGE, RawConnection, raw_connection, unfinished_message
@@ -32,7 +32,7 @@ HOSTILE = "hostile"
 
 @pytest.fixture(autouse=True)
 def no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Before a refusal is told."""
+    """Sets the pause before a refusal to zero."""
     monkeypatch.setattr(calls, "REFUSAL_PAUSE_S", 0.0)
 
 
@@ -51,7 +51,7 @@ class Daemon:
 
 @asynccontextmanager
 async def serving(directory: Path, *, places: int = 1024, **limits: int) -> AsyncIterator[Daemon]:
-    """`limits` are the quotas of the hostile tenant."""
+    """Starts the server; `limits` are the quotas of the hostile tenant."""
     file = TokenFile(directory / "tokens.json")
     _, secret = file.new(HOSTILE, "n")
     tables = {HOSTILE: QuotasTable.model_validate(limits)}
@@ -114,7 +114,7 @@ async def test_a_call_with_its_message_is_served(tmp_path: Path) -> None:
 
 
 async def test_strangers_probes_do_not_use_up_the_calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The health service's Check is open to all, so nobody's quota counts it."""
+    """The health service's Check is open to all, so no tenant's quota counts it."""
     monkeypatch.setattr(auth, "MAX_PROBES", 2)
     async with serving(tmp_path, places=4) as daemon, raw_connection(daemon.path) as connection:
         for _ in range(2):

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
 import grpc
@@ -12,9 +11,8 @@ import pytest
 
 from executor_api.v1 import executor_service_pb2 as pb
 from executor_api.v1 import types_pb2
-from executor_server.errors import ModulesMissing, Reason
-from executor_server.executions import ToolFailure
-from executor_server.model import (
+from executor_server.core.errors import ModulesMissing, Reason
+from executor_server.core.model import (
     BlobChunk,
     BlobRef,
     ErrorDetail,
@@ -34,17 +32,12 @@ from executor_server.model import (
     ToolSpec,
     VariablesState,
 )
+from executor_server.journal.execution import ToolFailure
 from executor_server.sessions import VariablesReply
-from tests.rpc.edge import AUTH, Edge, FakeExecution, refusal, refused, serving
+from tests.rpc.edge import AUTH, Edge, FakeExecution, refusal, refused
 
 PIECE = 262_144
 INVALID = ("INVALID_ARGUMENT", "INVALID_FIELD")
-
-
-@pytest.fixture
-async def edge(tmp_path: Path) -> AsyncIterator[Edge]:
-    async with serving(tmp_path) as edge:
-        yield edge
 
 
 def value(data: bytes = b"v") -> types_pb2.Value:

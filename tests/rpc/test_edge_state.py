@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from executor_api.v1 import executor_service_pb2 as pb
-from executor_server.errors import Forbidden, PreconditionFailed, Reason
-from executor_server.model import StateManifest, StateOmission
+from executor_server.core.errors import Forbidden, PreconditionFailed, Reason
+from executor_server.core.model import StateManifest, StateOmission
 from executor_server.rpc import service
 from tests.rpc.edge import AUTH, Edge, refused, serving
 
@@ -73,16 +73,16 @@ async def test_a_session_that_is_not_the_callers_does_not_exist(edge: Edge) -> N
 
 
 @pytest.mark.parametrize(
-    ("error", "told"),
+    ("error", "status"),
     [
         (Forbidden(Reason.STATE_FOREIGN, "foreign"), ("PERMISSION_DENIED", "STATE_FOREIGN")),
         (PreconditionFailed(Reason.SESSION_USED, "used"), ("FAILED_PRECONDITION", "SESSION_USED")),
     ],
 )
-async def test_a_refusal_has_its_status(edge: Edge, error: Exception, told: tuple[str, str]) -> None:
+async def test_a_refusal_has_its_status(edge: Edge, error: Exception, status: tuple[str, str]) -> None:
     (await edge.session()).raises = error
     restore = edge.stub.RestoreState(iter([pb.RestoreStateRequest(session_id="s1")]), metadata=AUTH)
-    assert await refused(restore) == told
+    assert await refused(restore) == status
 
 
 async def test_a_client_that_draws_it_out_is_cut_off(edge: Edge, monkeypatch: pytest.MonkeyPatch) -> None:

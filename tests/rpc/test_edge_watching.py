@@ -1,4 +1,4 @@
-"""What is measured and traced of calls, at the real edge: by method, status and time, and in the client's trace."""
+"""Metrics and traces of calls, at the real edge: by method, status and time, and in the client's trace."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import StatusCode
 
 from executor_api.v1 import executor_service_pb2 as pb
-from executor_server.metrics import PREFIX, Metrics
-from executor_server.model import Event, Log, Outcome, Result, VariablesState
+from executor_server.core.model import Event, Log, Outcome, Result, VariablesState
 from executor_server.rpc.handlers import OWN_METHODS
 from executor_server.rpc.meter import metering
 from executor_server.rpc.tracing import call_tracing
-from executor_server.tracing import Tracing
+from executor_server.telemetry.metrics import PREFIX, Metrics
+from executor_server.telemetry.tracing import Tracing
 from tests.rpc.edge import AUTH, FakeExecution, refused, serving
 from tests.support.polling import eventually_async
 

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from executor_client import ProtocolError
-from executor_client._archives import unpack
-from executor_client._local import NewFile
+from executor_client._core.archives import unpack
+from executor_client._core.local import NewFile
 
 MiB = 1 << 20
 

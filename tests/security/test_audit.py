@@ -1,4 +1,4 @@
-"""Nobody who is audited can write the audit log: not its lines, not its size, not one file of it."""
+"""No audited client or sandbox can write the audit log: not its lines, not its size, not one file of it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from executor_client import ExecutorClient, ExecutorClientError, Outcome
-from executor_server.audit_verify import verify
+from executor_server.audit.verification import verify
 from tests.support.attacks import LINK
 from tests.support.audit import paths, records
 from tests.support.daemon import Daemon
@@ -30,7 +30,7 @@ def lines(log: Path) -> list[bytes]:
 
 
 def assert_sound(log: Path) -> None:
-    """One line of printable ASCII for each record, and as many as there are numbers."""
+    """Asserts one line of printable ASCII for each record, and a record for each number."""
     found = lines(log)
     assert all(line.endswith(b"\n") and all(0x20 <= byte < 0x7F for byte in line[:-1]) for line in found)
     assert [record["seq"] for record in records(log)] == list(range(1, len(found) + 1))

@@ -1,6 +1,6 @@
-"""Agent code in a sandbox of E2B that reaches for the machine around it, for the cloud's agent and for the daemon's key.
+"""Agent code in a sandbox of E2B attacks the machine around it, the cloud's agent and the daemon's key.
 
-The sandboxes are the double's, whose machines are real: what is refused here is refused by the guest's own walls, the
+The sandboxes are the double's, whose machines are real: the guest's own walls refuse the attacks here, the
 same that it makes in a machine of the cloud.
 """
 
@@ -27,7 +27,7 @@ from tests.support.memory import growth_of
 pytestmark = pytest.mark.skipif(WHY_NOT is not None, reason=WHY_NOT or "")
 
 MIB = 2**20
-# In two parts: the source of a program that looks for it must not be what it finds.
+# In two parts: a program that looks for it must not find its own source.
 CANARY = ("e2b_" + "5" * 16, "c" * 24)
 ENVD, INTERPRETER = 49_983, 49_999
 FLOOD_BYTES = 200 * MIB
@@ -117,51 +117,51 @@ async def harness(cloud: Double) -> AsyncIterator[Harness]:
     shutil.rmtree(directory)
 
 
-async def test_the_key_is_nowhere_that_a_program_can_look(harness: Harness) -> None:
-    told = await harness.run(await harness.session(), LOOK)
-    assert told.output == (True, [], []), told.ended
+async def test_a_program_finds_the_key_nowhere(harness: Harness) -> None:
+    run = await harness.run(await harness.session(), LOOK)
+    assert run.output == (True, [], []), run.ended
 
 
 async def test_neither_the_cloud_s_agent_nor_the_relay_can_be_reached(harness: Harness) -> None:
-    told = await harness.run(await harness.session(), REACH)
-    assert told.output == (["ECONNREFUSED", "ECONNREFUSED"], [], [], False), told.ended
+    run = await harness.run(await harness.session(), REACH)
+    assert run.output == (["ECONNREFUSED", "ECONNREFUSED"], [], [], False), run.ended
 
 
-async def test_a_flood_of_output_is_cut_and_fills_nobody(harness: Harness) -> None:
+async def test_a_flood_of_output_is_cut_and_fills_no_buffer(harness: Harness) -> None:
     session = await harness.session()
     await harness.run(session, "1")
     growth = growth_of(psutil.Process().pid)
-    told = await harness.run(
+    run = await harness.run(
         session, f"import os\nfor _ in range({FLOOD_BYTES // MIB}):\n    os.write(1, b'x' * {MIB})\n'flooded'"
     )
     (grown,) = growth()
-    assert told.outcome in ("succeeded", "output_limit"), told.ended
-    assert told.omitted_bytes > 0 or told.outcome == "output_limit"
+    assert run.outcome in ("succeeded", "output_limit"), run.ended
+    assert run.omitted_bytes > 0 or run.outcome == "output_limit"
     assert grown < GROWTH_BYTES_MAX
     assert (await harness.run(session, "40 + 2")).output == 42
 
 
-async def test_what_fills_a_sandbox_does_not_fill_its_machine(harness: Harness, cloud: Double) -> None:
-    """A new way to the guest can be made afterwards, for which root starts a command in the machine."""
+async def test_a_full_sandbox_does_not_fill_its_machine(harness: Harness, cloud: Double) -> None:
+    """Another connection can be made afterwards, for which root starts a command in the machine."""
     session = await harness.session(disk_bytes=DISK_BYTES)
-    told = await harness.run(session, FILL_DISK)
-    assert told.output == dict.fromkeys(("/workspace", "/tmp", "/dev/shm"), "ENOSPC"), told.ended
+    run = await harness.run(session, FILL_DISK)
+    assert run.output == dict.fromkeys(("/workspace", "/tmp", "/dev/shm"), "ENOSPC"), run.ended
     cloud.cut_all()
     assert (await harness.run(session, "40 + 2")).output == 42
 
 
-async def test_a_way_to_a_sandbox_full_of_processes_can_be_made(harness: Harness, cloud: Double) -> None:
+async def test_a_sandbox_full_of_processes_can_be_connected_to(harness: Harness, cloud: Double) -> None:
     session = await harness.session(processes=PROCESSES)
-    told = await harness.run(session, FORK)
-    assert told.output == ("EAGAIN", True), told.ended
+    run = await harness.run(session, FORK)
+    assert run.output == ("EAGAIN", True), run.ended
     cloud.cut_all()
     assert (await harness.run(session, "40 + 2")).output == 42
 
 
 async def test_memory_without_end_ends_the_program_and_not_the_machine(harness: Harness, cloud: Double) -> None:
     session = await harness.session(memory_bytes=128 * MIB)
-    told = await harness.run(session, "kept = []\nwhile True:\n    kept.append(bytearray(b'x' * 2**20))")
-    assert told.outcome in ("out_of_memory", "exception"), told.ended
+    run = await harness.run(session, "kept = []\nwhile True:\n    kept.append(bytearray(b'x' * 2**20))")
+    assert run.outcome in ("out_of_memory", "exception"), run.ended
     cloud.cut_all()
     assert (await harness.run(session, "40 + 2")).output == 42
 
@@ -174,8 +174,8 @@ async def test_a_program_that_attacks_its_supervisor_loses_at_most_itself(harnes
     assert (await harness.run(session, "40 + 2")).output == 42
 
 
-async def test_a_message_that_is_said_to_be_of_gigabytes_is_not_waited_for() -> None:
-    """Its head says so, and then it comes."""
+async def test_a_message_that_announces_gigabytes_is_refused() -> None:
+    """Its head announces them, and then they come."""
 
     async def answer(request: web.BaseRequest) -> web.StreamResponse:
         if not request.path.endswith("/Start"):
@@ -205,9 +205,7 @@ async def test_a_message_that_is_said_to_be_of_gigabytes_is_not_waited_for() -> 
         await runner.cleanup()
 
 
-async def test_a_cloud_that_lists_other_ids_makes_the_daemon_end_nothing_of_others(
-    harness: Harness, cloud: Double
-) -> None:
+async def test_a_cloud_that_lists_other_ids_does_not_make_the_daemon_end_them(harness: Harness, cloud: Double) -> None:
     session = await harness.session()
     foreign = await cloud.create({"templateID": "base", "metadata": {"executor-daemon": "another"}, "timeout": 300})
     for _ in range(3):

@@ -44,9 +44,9 @@ _SENDINGS = {
 async def test_a_socket_that_lingers_holds_up_no_deadline(harness: Harness, how: str) -> None:
     """Closing it took the supervisor a minute, in which it kept no limit, and then its session was lost."""
     session = await harness.session(wall_time_s=1.0)
-    told = await harness.run(session, f"{LINK}{_LINGERING}{_SENDINGS[how]}\nos.close(sent){WAIT}")
-    assert told.outcome == ("timeout" if how == "taken" else "crashed"), told.message
-    assert told.stdout in ("PermissionError\n", "OSError\n")
+    result = await harness.run(session, f"{LINK}{_LINGERING}{_SENDINGS[how]}\nos.close(sent){WAIT}")
+    assert result.outcome == ("timeout" if how == "taken" else "crashed"), result.message
+    assert result.stdout in ("PermissionError\n", "OSError\n")
     assert (await harness.run(session, "40 + 2")).output == 42
 
 
@@ -61,8 +61,8 @@ async def test_a_large_message_that_nobody_asked_for_is_not_read(harness: Harnes
     """It was read and parsed before it was asked whether anybody waits for it: 60 MB took 1.5 GB."""
     session = await harness.session()
     supervisor = supervisor_of(session)
-    told = await harness.run(session, LINK + _UNSOLICITED.replace("KIND", kind) + WAIT)
-    assert told.outcome == "crashed"
+    result = await harness.run(session, LINK + _UNSOLICITED.replace("KIND", kind) + WAIT)
+    assert result.outcome == "crashed"
     assert _peak_bytes(supervisor.pid) < 64 * MIB
     assert (await harness.run(session, "40 + 2")).output == 42
 
@@ -108,8 +108,8 @@ else:
 async def test_a_file_of_huge_pages_is_no_output_and_breaks_no_connection(harness: Harness) -> None:
     """It can't be sent from file to socket. Taken for a broken connection, that was tried again without end."""
     session = await harness.session(wall_time_s=10.0)
-    told = await harness.run(session, LINK + _OF_HUGE_PAGES)
-    if told.stdout:
-        pytest.skip(f"no huge pages here: {told.stdout.strip()}")
-    assert (told.outcome, told.state) == ("crashed", "reset")
+    result = await harness.run(session, LINK + _OF_HUGE_PAGES)
+    if result.stdout:
+        pytest.skip(f"no huge pages here: {result.stdout.strip()}")
+    assert (result.outcome, result.state) == ("crashed", "reset")
     assert (await harness.run(session, "40 + 2")).output == 42

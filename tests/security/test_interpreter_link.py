@@ -10,7 +10,7 @@ import json
 
 import pytest
 
-from executor_server.model import ToolCall, ToolSpec
+from executor_server.core.model import ToolCall, ToolSpec
 from tests.contract.harness import MIB, Harness, follow, supervisor_of
 from tests.support.attacks import LINK, WAIT
 
@@ -49,9 +49,9 @@ LIES = {
 @pytest.mark.parametrize("lie", LIES)
 async def test_a_lie_costs_the_program_its_interpreter_and_nobody_anything(harness: Harness, lie: str) -> None:
     session = await harness.session()
-    told = await harness.run(session, LINK + LIES[lie] + WAIT)
-    assert (told.outcome, told.state) == ("crashed", "reset"), told.message
-    assert told.ended.generation == 2
+    result = await harness.run(session, LINK + LIES[lie] + WAIT)
+    assert (result.outcome, result.state) == ("crashed", "reset"), result.message
+    assert result.ended.generation == 2
     assert (await harness.run(session, "40 + 2")).output == 42
 
 
@@ -59,8 +59,8 @@ async def test_a_program_can_forge_its_own_end_and_no_later_one(harness: Harness
     """The control: a well-formed lie is taken. The process that goes on behind it is not listened to again."""
     session = await harness.session(wall_time_s=1.0)
     error = json.dumps({"type": "Forged", "message": "by hand"}).encode()
-    told = await harness.run(session, f"{LINK}done('exception', {error!r})\ntime.sleep(0.5)")
-    assert (told.outcome, told.message) == ("exception", "by hand")
+    result = await harness.run(session, f"{LINK}done('exception', {error!r})\ntime.sleep(0.5)")
+    assert (result.outcome, result.message) == ("exception", "by hand")
     assert (await harness.run(session, "'not run'")).outcome == "crashed"
     assert (await harness.run(session, "40 + 2")).output == 42
 
@@ -74,17 +74,17 @@ async def test_a_forged_end_lifts_no_deadline(harness: Harness) -> None:
 async def test_forged_text_of_an_error_arrives_as_text(harness: Harness) -> None:
     session = await harness.session()
     error = {"type": "\ud800", "message": "\x1b[2J\udfff", "traceback": "\ud800", "statement": "\ud800"}
-    told = await harness.run(session, f"{LINK}done('exception', {json.dumps(error).encode()!r})")
-    assert told.outcome == "exception"
-    assert told.message.encode() == b"\x1b[2J?"
+    result = await harness.run(session, f"{LINK}done('exception', {json.dumps(error).encode()!r})")
+    assert result.outcome == "exception"
+    assert result.message.encode() == b"\x1b[2J?"
 
 
 async def test_a_tool_that_is_not_there_is_not_called(harness: Harness) -> None:
     session = await harness.session(wall_time_s=0.5)
     await session.register_tools([ToolSpec("real", "", (), False)])
-    told = await harness.run(session, LINK + 'say({"t": "tool_call", "call": "c", "name": "os.system"}, b"x")' + WAIT)
-    assert told.outcome == "timeout"
-    assert not any(isinstance(event.kind, ToolCall) for event in told.events)
+    result = await harness.run(session, LINK + 'say({"t": "tool_call", "call": "c", "name": "os.system"}, b"x")' + WAIT)
+    assert result.outcome == "timeout"
+    assert not any(isinstance(event.kind, ToolCall) for event in result.events)
 
 
 async def test_the_id_of_a_call_is_never_the_programs_own(harness: Harness) -> None:
@@ -150,5 +150,5 @@ async def test_lies_in_one_session_do_not_reach_another(harness: Harness) -> Non
     await harness.run(neighbour, "x = 40")
     for lie in ("garbage", "an end as lost", "an error of brackets"):
         await harness.run(liar, LINK + LIES[lie] + WAIT)
-    told = await harness.run(neighbour, "x + 2")
-    assert (told.output, told.state, told.ended.generation) == (42, "kept", 1)
+    result = await harness.run(neighbour, "x + 2")
+    assert (result.output, result.state, result.ended.generation) == (42, "kept", 1)

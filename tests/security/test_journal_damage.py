@@ -12,14 +12,17 @@ from typing import Any
 
 import pytest
 
-from executor_server import tape as tape_module
-from executor_server.executions import ToolFailure
-from executor_server.guest.frames import Kind
-from executor_server.journal_records import HEAD
-from executor_server.ledger import Ledger
-from executor_server.tape import Mark, TapeError
-from tests.unit.test_ledger import Bench, Files, held_events, known, replayed
+from executor_server.guest.wire.frames import Kind
+from executor_server.journal import segments as segments_module
+from executor_server.journal.execution import ToolFailure
+from executor_server.journal.journal import Journal
+from executor_server.journal.records import HEAD, SegmentError
+from executor_server.journal.segments import RecordKind
+from tests.support.rounds import rounds
+from tests.unit.journal.test_journal import Bench, Files, held_events, known, replayed
 
+# Bytes from one place that is damaged to the next; prime, and so no record's size divides by it.
+STRIDE = rounds(1, 5)
 PATTERNS = (0x01, 0x80, 0xFF, 0x55)
 """Bits that are flipped in a byte."""
 
@@ -27,50 +30,50 @@ PATTERNS = (0x01, 0x80, 0xFF, 0x55)
 def small(directory: Path) -> Bench:
     """A journal with a record of every kind, in two segments, of which the first is needed."""
     bench = Bench(directory)
-    bench.ledger.begin_tape()
+    bench.journal.begin_segments()
     first = bench.execute("e1")
     bench.log("e1", "The amount is 1,024 EUR.\n")
     bench.call("e1", "c1")
     first.submit_tool_result("c1", ToolFailure("E", "no"))
     bench.end("e1")
-    bench.ledger._begin_segment()
+    bench.journal._begin_segment()
     bench.execute("e2")
     bench.end("e2", outcome="crashed", oom_suspect=True)
-    bench.ledger.judge("e2", 1)
+    bench.journal.decide("e2", 1)
     bench.execute("e3")
     bench.log("e3", "2,048")
-    bench.ledger.stop("e3", "the policy has changed")
-    bench.ledger.close()
+    bench.journal.stop("e3", "the policy has changed")
+    bench.journal.close()
     return bench
 
 
-class Judge:
+class DamageCheck:
     """Knows what there was; says of damaged files how they were read."""
 
     def __init__(self, bench: Bench, directory: Path) -> None:
         self._bench = bench
         self._directory = directory
         self._expected = known(bench)
-        self.same = self.told = 0
+        self.same = self.reported = 0
 
-    def judge(self, files: Files, what: str) -> None:
+    def check(self, files: Files, what: str) -> None:
         """Fails when something is served that was not so."""
         try:
             with replayed(files, self._directory) as after:
                 found = known(after)
             assert found == self._expected, f"{what}: wrong, and not told"
             self.same += 1
-        except TapeError:
-            self.told += 1
-            self._judge_part(what)
+        except SegmentError:
+            self.reported += 1
+            self._check_part(what)
 
-    def _judge_part(self, what: str) -> None:
+    def _check_part(self, what: str) -> None:
         """Asserts that what a daemon still shows of a damaged journal is the beginning of what there was."""
         after = Bench(self._directory)
-        with pytest.raises(TapeError):
-            after.ledger.replay()
-        for name, execution in after.ledger._state.executions.items():
-            was = self._bench.ledger._state.executions[name] if name in self._executions else None
+        with pytest.raises(SegmentError):
+            after.journal.replay()
+        for name, execution in after.journal._state.executions.items():
+            was = self._bench.journal._state.executions[name] if name in self._executions else None
             assert was is not None, f"{what}: {name} was never there"
             events = held_events(execution)
             assert events == held_events(was)[: len(events)], f"{what}: {name} has other events"
@@ -78,64 +81,64 @@ class Judge:
 
     @property
     def _executions(self) -> dict[str, Any]:
-        return self._bench.ledger._state.executions
+        return self._bench.journal._state.executions
 
 
 @pytest.fixture
-def judge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Judge:
-    monkeypatch.setattr(Ledger, "close", lambda self: self._tape.close())  # which forgets what was read
-    return Judge(small(tmp_path / "journal"), tmp_path / "damaged")
+def check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> DamageCheck:
+    monkeypatch.setattr(Journal, "close", lambda self: self._segments.close())  # it forgets the records that were read
+    return DamageCheck(small(tmp_path / "journal"), tmp_path / "damaged")
 
 
-def test_each_byte_changed_in_each_way_is_told_or_changes_nothing(judge: Judge) -> None:
-    files = judge._bench.files
+def test_each_byte_changed_in_each_way_is_told_or_changes_nothing(check: DamageCheck) -> None:
+    files = check._bench.files
     for name, data in files.items():
-        for position in range(len(data)):
+        for position in range(0, len(data), STRIDE):
             for pattern in PATTERNS:
                 harmed = bytearray(data)
                 harmed[position] ^= pattern
-                judge.judge({**files, name: bytes(harmed)}, f"byte {position} of {name} ^ {pattern:#x}")
-    assert judge.same == 0, "every byte counts"
+                check.check({**files, name: bytes(harmed)}, f"byte {position} of {name} ^ {pattern:#x}")
+    assert check.same == 0, "every byte counts"
 
 
-def test_each_block_zeroed_or_overwritten_is_told(judge: Judge) -> None:
-    files = judge._bench.files
+def test_each_block_zeroed_or_overwritten_is_told(check: DamageCheck) -> None:
+    files = check._bench.files
     chance = random.Random(1)
     for name, data in files.items():
         for size in (2, 4, 16, 64, 512):
-            for start in range(0, len(data), max(1, size // 2)):
+            for start in range(0, len(data), STRIDE * max(1, size // 2)):
                 rest = data[start + size :]
                 place = min(size, len(data) - start)
                 other = bytes(data[(start + len(data) // 2 + index) % len(data)] for index in range(place))
                 for block in (bytes(place), chance.randbytes(place), other):
                     harmed = data[:start] + block + rest
                     if harmed != data:
-                        judge.judge({**files, name: harmed}, f"{place} bytes at {start} of {name}")
-    assert judge.same == 0
+                        check.check({**files, name: harmed}, f"{place} bytes at {start} of {name}")
+    assert check.same == 0
 
 
-def test_each_file_cut_at_each_length_is_told(judge: Judge) -> None:
+def test_each_file_cut_at_each_length_is_told(check: DamageCheck) -> None:
     """Also where a record ends: it looks like a journal whose daemon was killed earlier, and the head knows better."""
-    files = judge._bench.files
+    files = check._bench.files
     for name, data in files.items():
         for length in range(len(data)):
-            judge.judge({**files, name: data[:length]}, f"{name} cut at {length}")
-    assert judge.same == 0
+            check.check({**files, name: data[:length]}, f"{name} cut at {length}")
+    assert check.same == 0
 
 
-def test_bytes_after_the_end_are_told_or_cut_off(judge: Judge) -> None:
-    files = judge._bench.files
+def test_bytes_after_the_end_are_told_or_cut_off(check: DamageCheck) -> None:
+    files = check._bench.files
     for name, data in files.items():
         for more in (b"\0", bytes(512), b"\xff" * 40, data[-60:]):
-            judge.judge({**files, name: data + more}, f"{len(more)} bytes after {name}")
+            check.check({**files, name: data + more}, f"{len(more)} bytes after {name}")
 
 
-def test_a_torn_record_at_the_end_is_no_damage(judge: Judge) -> None:
+def test_a_torn_record_at_the_end_is_no_damage(check: DamageCheck) -> None:
     """As a daemon leaves it that was killed while it wrote: what it was about has not happened."""
-    files, record = judge._bench.files, records(judge._bench.files["1"])[1]
+    files, record = check._bench.files, records(check._bench.files["1"])[1]
     for length in range(1, len(record)):
-        judge.judge({**files, "2": files["2"] + record[:length]}, f"a record torn at {length}")
-    assert judge.told == 0
+        check.check({**files, "2": files["2"] + record[:length]}, f"a record torn at {length}")
+    assert check.reported == 0
 
 
 def records(segment: bytes) -> list[bytes]:
@@ -147,48 +150,48 @@ def records(segment: bytes) -> list[bytes]:
     return found
 
 
-def test_records_swapped_repeated_and_left_out_are_told(judge: Judge) -> None:
-    files = judge._bench.files
+def test_records_swapped_repeated_and_left_out_are_told(check: DamageCheck) -> None:
+    files = check._bench.files
     for name in ("1", "2"):
         whole = records(files[name])
         for first in range(len(whole)):
-            judge.judge({**files, name: b"".join(whole[:first] + whole[first + 1 :])}, f"{name} without {first}")
-            judge.judge({**files, name: b"".join(whole[: first + 1] + whole[first:])}, f"{name}, {first} twice")
+            check.check({**files, name: b"".join(whole[:first] + whole[first + 1 :])}, f"{name} without {first}")
+            check.check({**files, name: b"".join(whole[: first + 1] + whole[first:])}, f"{name}, {first} twice")
             for second in range(first):
                 swapped = whole[:]
                 swapped[first], swapped[second] = swapped[second], swapped[first]
-                judge.judge({**files, name: b"".join(swapped)}, f"{name}: {first} and {second} swapped")
-    assert judge.same == 0
+                check.check({**files, name: b"".join(swapped)}, f"{name}: {first} and {second} swapped")
+    assert check.same == 0
 
 
-def test_segments_swapped_removed_and_repeated_are_told(judge: Judge) -> None:
-    files = judge._bench.files
-    judge.judge({**files, "1": files["2"], "2": files["1"]}, "swapped")
-    judge.judge({**files, "3": files["2"]}, "repeated")
-    judge.judge({**files, "4": files["2"]}, "one too many")
+def test_segments_swapped_removed_and_repeated_are_told(check: DamageCheck) -> None:
+    files = check._bench.files
+    check.check({**files, "1": files["2"], "2": files["1"]}, "swapped")
+    check.check({**files, "3": files["2"]}, "repeated")
+    check.check({**files, "4": files["2"]}, "one too many")
     for name in files:
-        judge.judge({each: data for each, data in files.items() if each != name}, f"without {name}")
-    assert judge.same == 0
+        check.check({each: data for each, data in files.items() if each != name}, f"without {name}")
+    assert check.same == 0
 
 
 def test_a_segment_in_the_middle_that_is_gone_is_told(
-    tmp_path: Path, judge: Judge, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, check: DamageCheck, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Segments that nobody needs are removed, so a gap alone says nothing."""
-    monkeypatch.setattr(tape_module, "SEGMENT_BYTES", 400)
+    """Segments that no reader needs are removed, so a gap alone says nothing."""
+    monkeypatch.setattr(segments_module, "SEGMENT_BYTES", 400)
     bench = Bench(tmp_path / "long")
-    bench.ledger.begin_tape()
+    bench.journal.begin_segments()
     bench.execute("e")
     for number in range(30):
         bench.log("e", f"line {number}")
-    bench.ledger._tape.close()
+    bench.journal._segments.close()
     assert len(bench.files) > 5
-    judge = Judge(bench, tmp_path / "damaged")
-    judge.judge(bench.files, "as it was")
-    assert judge.same == 1
+    check = DamageCheck(bench, tmp_path / "damaged")
+    check.check(bench.files, "as it was")
+    assert check.same == 1
     for name in bench.files:
-        judge.judge({each: data for each, data in bench.files.items() if each != name}, f"without {name}")
-    assert judge.same == 1
+        check.check({each: data for each, data in bench.files.items() if each != name}, f"without {name}")
+    assert check.same == 1
 
 
 @pytest.mark.parametrize("which", ["1", "2", HEAD, "all"])
@@ -197,39 +200,39 @@ def test_what_is_another_session_s_is_told(tmp_path: Path, which: str) -> None:
     journals = {}
     for session_id in ("mine", "theirs"):
         directory = tmp_path / session_id
-        tape = tape_module.Tape(directory, session_id)
-        tape.create()
-        tape.begin_segment(b"{}")
-        tape.begin_segment(b"{}")
-        tape.close()
+        segments = segments_module.Segments(directory, session_id)
+        segments.create()
+        segments.begin_segment(b"{}")
+        segments.begin_segment(b"{}")
+        segments.close()
         journals[session_id] = directory
     for path in journals["theirs"].iterdir():
         if which in (path.name, "all"):
             (journals["mine"] / path.name).write_bytes(path.read_bytes())
-    tape = tape_module.Tape(journals["mine"], "mine")
-    with pytest.raises(TapeError, match="damaged"):
-        list(tape.read())
+    segments = segments_module.Segments(journals["mine"], "mine")
+    with pytest.raises(SegmentError, match="damaged"):
+        list(segments.read())
 
 
-def test_a_journal_of_an_earlier_daemon_is_not_misread(tmp_path: Path, judge: Judge) -> None:
+def test_a_journal_of_an_earlier_daemon_is_not_misread(tmp_path: Path, check: DamageCheck) -> None:
     """It was written without checksums and without a head."""
-    files = judge._bench.files
+    files = check._bench.files
     bare = {name: b"".join(each[:-4] for each in records(files[name])) for name in ("1", "2")}
-    with pytest.raises(TapeError, match="another version"), replayed(bare, tmp_path / "old"):
+    with pytest.raises(SegmentError, match="another version"), replayed(bare, tmp_path / "old"):
         pass
 
 
-def test_killed_between_a_record_and_the_head_all_is_there(judge: Judge, tmp_path: Path) -> None:
+def test_killed_between_a_record_and_the_head_all_is_there(check: DamageCheck, tmp_path: Path) -> None:
     """The head is one record behind, or names the segment before the one that has just been begun."""
     bench = Bench(tmp_path / "killed")
-    bench.ledger.begin_tape()
+    bench.journal.begin_segments()
     bench.execute("e")
     head = bench.files[HEAD]
     bench.log("e", "text")
     with replayed({**bench.files, HEAD: head}, tmp_path / "next") as after:
         assert known(after) == known(bench)
     head = bench.files[HEAD]
-    bench.ledger._begin_segment()
+    bench.journal._begin_segment()
     with replayed({**bench.files, HEAD: head}, tmp_path / "next") as after:
         assert known(after) == known(bench)
         after.guest_seq = 1
@@ -239,7 +242,7 @@ def test_killed_between_a_record_and_the_head_all_is_there(judge: Judge, tmp_pat
         assert known(after) == now
 
 
-def test_every_kind_of_record_is_in_the_small_journal(judge: Judge) -> None:
-    kinds = {each[4] for name in ("1", "2") for each in records(judge._bench.files[name])}
+def test_every_kind_of_record_is_in_the_small_journal(check: DamageCheck) -> None:
+    kinds = {each[4] for name in ("1", "2") for each in records(check._bench.files[name])}
     assert {Kind.EXECUTE, Kind.LOG, Kind.TOOL_CALL, Kind.TOOL_RESULT, Kind.RESULT, Kind.CANCEL} <= kinds
-    assert {Mark.SNAPSHOT, Mark.VERDICT, Mark.STOPPED} <= kinds
+    assert {RecordKind.SNAPSHOT, RecordKind.VERDICT, RecordKind.STOPPED} <= kinds

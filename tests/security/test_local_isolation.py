@@ -1,4 +1,4 @@
-"""What code in a sandbox of the local backend can see and do, asked from inside, for root's daemon and an ordinary user's.
+"""Code in a sandbox of the local backend tries to see and do what it must not; under root's and a user's daemon.
 
 The programs run in real sandboxes, one each, confined as the guest is. Where a program could fail for a reason that has
 nothing to do with the sandbox, the same program run on the host shows that it would succeed there.
@@ -232,14 +232,14 @@ def _run(programs: dict[str, str], *, as_nobody: bool, bwrap: Path | None = None
 
 @pytest.fixture(scope="module", params=["our own user", "an ordinary user"])
 def seen(request: pytest.FixtureRequest) -> dict[str, Any]:
-    """What the programs printed, by name."""
+    """Returns the output of the programs, by name."""
     require("local")
     as_nobody = request.param == "an ordinary user"
     if as_nobody:
         _require_nobody()
     answers = _run(PROGRAMS, as_nobody=as_nobody)
     for name, answer in answers.items():
-        assert answer["printed"] is not None, (name, answer["complaints"])
+        assert answer["printed"] is not None, (name, answer["stderr"])
     return {name: answer["printed"] for name, answer in answers.items()} | {
         "as root": not as_nobody and os.geteuid() == 0
     }
@@ -302,7 +302,7 @@ def test_processes_of_the_host_are_invisible(seen: dict[str, Any]) -> None:
 def test_nothing_of_the_daemons_environment_or_descriptors_gets_in(seen: dict[str, Any]) -> None:
     environment, descriptors = seen["environment"]
     assert SECRET not in environment
-    assert set(descriptors) <= {"0", "1", "2", "3"}  # the last is the listing itself
+    assert set(descriptors) <= {"0", "1", "2", "3"}  # 3 is the listing itself
 
 
 def test_there_is_no_network_but_loopback(seen: dict[str, Any]) -> None:
@@ -325,7 +325,7 @@ def test_dangerous_system_calls_are_refused(seen: dict[str, Any]) -> None:
     assert {name: result for name, result in results.items() if result != errno.EPERM} == {}
 
 
-def test_nothing_can_be_typed_into_a_terminal(seen: dict[str, Any]) -> None:
+def test_no_input_can_be_injected_into_a_terminal(seen: dict[str, Any]) -> None:
     typing, console, typing_with_high_bits, window_size = seen["terminal"]
     assert typing == console == typing_with_high_bits == "EPERM"
     assert window_size == "ENOTTY"  # other requests reach the device
@@ -367,7 +367,7 @@ def test_scientific_libraries_work() -> None:
     for library in ("numpy", "pandas", "matplotlib", "PIL"):
         pytest.importorskip(library)
     answer = _run({"libraries": LIBRARIES}, as_nobody=False)["libraries"]
-    assert answer["printed"] == [3, 3, "PNG"], answer["complaints"]
+    assert answer["printed"] == [3, 3, "PNG"], answer["stderr"]
 
 
 def test_a_memory_hog_is_killed_by_the_kernel_and_counted() -> None:
@@ -380,6 +380,6 @@ def test_a_memory_hog_is_killed_by_the_kernel_and_counted() -> None:
 
 
 def test_the_refused_calls_would_work_outside() -> None:
-    """The control: unshare of nothing, which is refused inside, is nothing special on the host."""
+    """The control: unshare without flags, which is refused inside, succeeds on the host."""
     code = f"import ctypes; raise SystemExit(ctypes.CDLL(None).syscall({NUMBERS['unshare']}, 0))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

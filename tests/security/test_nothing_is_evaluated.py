@@ -1,7 +1,7 @@
 """The daemon and the client never unpickle, compile or run what they receive: audit hooks watch both at work.
 
-An import compiles and runs too, so what the import system itself does is left out. Each watch is first shown something
-that it must see.
+An import compiles and runs too, so events of the import system itself are left out. Each watch must first see a planted
+event.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ PROGRAMS = [
     "print('#!/usr/bin/python'); bytes(10**6)",
     "import os\nos._exit(1)",
     LINK + "say({'t': 'output'}, __import__('pickle').dumps(print)); done()",
-    # The interpreter of the last one comes to its own end later, and dies for it, with whatever it does just then.
+    # The interpreter of the last one reaches its own end later and dies of it, whatever it does at that moment.
     "1 + 1",
 ]
 
@@ -86,7 +86,7 @@ def test_the_daemon_evaluates_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     assert {line.split()[0] for line in seen.read_text().splitlines()} == set(_FORBIDDEN)
 
     with running_daemon(directory) as daemon, daemon.client() as client:
-        seen.write_text("")  # what starting up evaluates is our own
+        seen.write_text("")  # evaluations of the start are the daemon's own
         outcomes = _varied_work(client)
         assert seen.read_text() == ""
     assert {Outcome.SUCCEEDED, Outcome.EXCEPTION, Outcome.IMPORT_DENIED, Outcome.EXITED} <= outcomes
@@ -116,7 +116,7 @@ def _varied_work(client: ExecutorClient) -> set[Outcome]:
 
 
 def _ship_tools(session: Session) -> None:
-    """Tools that the sandbox makes, and tools that it can't: the daemon sees both go by."""
+    """Registers tools that the sandbox can make and tools that it can't: the daemon forwards both."""
     source = types.ToolSource(text="def tool():\n    return shown", entry="tool", bindings=_packed({"shown": print}))
     for shipped in (
         types.ShippedTool(source=source),
@@ -156,7 +156,7 @@ def _client_hook(event: str, arguments: Any) -> None:
 
 @contextmanager
 def watching() -> Iterator[list[str]]:
-    """What this process evaluates meanwhile. A hook can't be taken away again, so it is put to sleep."""
+    """Collects the evaluations of this process in this context. A hook can't be removed, so it is switched off."""
     global _watched
     if not _hooked:
         sys.addaudithook(_client_hook)
@@ -172,7 +172,7 @@ def watching() -> Iterator[list[str]]:
 _hooked: list[bool] = []
 
 _PICKLED = b"cp%d.%d\0" % sys.version_info[:2] + pickle.dumps(print)
-# As a hostile sandbox or daemon might send them.
+# Values as a hostile sandbox or daemon may send them.
 POISON = {
     "a bare pickle": pickle.dumps(print),
     "a pickle as the client itself would send it": values.encode(print, fallback=lambda _: _PICKLED),
@@ -218,7 +218,7 @@ def _numbered(number: int, event: Any) -> fake_daemon.Numbered:
 
 
 def test_neither_the_daemon_nor_the_client_names_an_unpickler() -> None:
-    """What unpickles is the guest's decoder, and what reads a session's state, which only run in a sandbox."""
+    """Only the guest's decoder and its reader of states unpickle, which run in sandboxes only."""
     root = Path(__file__).parents[2]
     script = textwrap.dedent(
         """
@@ -236,12 +236,12 @@ def test_neither_the_daemon_nor_the_client_names_an_unpickler() -> None:
     found = subprocess.run(
         [sys.executable, "-c", script, *map(str, folders)], capture_output=True, text=True, check=True
     )
-    # The client pickles, for sandboxes to load. The archive of the guest brings bytecode that the daemon itself made.
+    # The client pickles, for sandboxes to load. The archive of the guest holds bytecode that the daemon itself made.
     assert sorted(set(found.stdout.split())) == [
-        "_values.py",
-        "guest/checker.py",
-        "guest/host_tools.py",
-        "guest/interpreter.py",
-        "guest/state_export.py",
-        "guest/state_restore.py",
+        "_core/values.py",
+        "guest/checks/checker.py",
+        "guest/interpreter/host_tools.py",
+        "guest/interpreter/runtime.py",
+        "guest/state/restore.py",
+        "guest/state/writer.py",
     ]

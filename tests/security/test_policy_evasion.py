@@ -1,4 +1,4 @@
-"""A tenant with a strict profile that looks for a way around it, over the wire of a real daemon."""
+"""A tenant that tries to evade its strict profile, over the wire of a real daemon."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from executor_api.v1 import admin_service_pb2_grpc as admin_services
 from executor_api.v1 import executor_service_pb2 as pb
 from executor_api.v1 import executor_service_pb2_grpc as services
 from executor_api.v1 import types_pb2 as types
-from executor_server.token_file import TokenFile
+from executor_server.identity.token_file import TokenFile
 from tests.support.audit import records
 from tests.support.backends import require
-from tests.support.daemon import Daemon, running_daemon
+from tests.support.daemon import Daemon, code_of, running_daemon
 from tests.support.polling import eventually
 
 POLICY = """
@@ -53,7 +53,7 @@ TIMEOUT_S = 60.0
 
 @dataclass
 class Held:
-    """The tenant with the strict profile."""
+    """A daemon, and the tenant that is held to a strict profile."""
 
     daemon: Daemon
     policy_path: Path
@@ -118,22 +118,13 @@ def session_id(held: Held) -> Iterator[str]:
     held.call("DeleteSession", pb.DeleteSessionRequest(session_id=session.session_id))
 
 
-def code_of(call: Callable[[], Any]) -> str:
-    """The status that a call ends with."""
-    try:
-        call()
-    except grpc.RpcError as error:
-        return str(error.code().name)
-    return "OK"
-
-
 def refusal(call: Callable[[], Any]) -> str:
     with pytest.raises(grpc.RpcError) as refused:
         call()
     return str(refused.value.details())
 
 
-# -- the prelude, which is the client's
+# -- the client's prelude
 
 
 @pytest.mark.parametrize(
@@ -223,8 +214,8 @@ def test_an_id_from_before_gives_nothing_that_the_new_policy_does_not(held: Held
         held.reload("1", 2)
 
 
-def test_a_session_on_its_way_gets_what_the_new_policy_grants(held: Held) -> None:
-    """Its profile keeps sessions as they were granted; this one is none yet."""
+def test_a_session_being_created_gets_what_the_new_policy_grants(held: Held) -> None:
+    """Its profile keeps sessions as they were granted; this one is not granted yet."""
     prelude = "import time\nfor _ in range(10): time.sleep(0.1)"
     log = held.daemon.state_dir / "audit"
     with ThreadPoolExecutor(1) as threads:
@@ -244,7 +235,7 @@ def reason_of(call: Callable[[], Any]) -> str:
     return str([item.value for item in refused.value.trailing_metadata()])
 
 
-# -- who asks
+# -- tokens
 
 
 @pytest.mark.parametrize(
@@ -278,7 +269,7 @@ def test_a_token_counts_only_where_it_belongs(held: Held, metadata: list[tuple[s
         ("", "UNIMPLEMENTED"),
     ],
 )
-def test_no_way_of_writing_it_makes_an_admin_call(held: Held, path: str, code: str) -> None:
+def test_no_spelling_of_the_method_makes_an_admin_call(held: Held, path: str, code: str) -> None:
     call = held.channel.unary_unary(path, request_serializer=bytes, response_deserializer=bytes)
     assert code_of(lambda: call(b"", timeout=TIMEOUT_S)) == "UNAUTHENTICATED"
     metadata = (("authorization", f"Bearer {held.tokens['held']}"),)

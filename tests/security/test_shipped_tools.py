@@ -9,8 +9,9 @@ from dataclasses import replace
 import pytest
 
 from executor_api.values import encode
-from executor_server.errors import ExecutorError, InvalidRequest, PreconditionFailed
-from executor_server.model import LANGUAGE_RULES, ShippedTool, ToolSource, ToolSpec
+from executor_server.core import LANGUAGE_RULES
+from executor_server.core.errors import ExecutorError, InvalidRequest, PreconditionFailed
+from executor_server.core.model import ShippedTool, ToolSource, ToolSpec
 from executor_server.sessions import SessionRequest
 from tests.contract.harness import PRINCIPAL, Harness, supervisor_of
 from tests.support.attacks import LINK, WAIT
@@ -26,7 +27,7 @@ def tool(text: str, name: str = "tool") -> ToolSpec:
 DIED = "the interpreter died or hung while these tools were made"
 GOOD = tool("def tool():\n    return 'good'\n", "good")
 
-# What a tool may do while it is made: of what it does only its own registration and its own interpreter suffer.
+# Attacks of a tool while it is made. Only its own registration and its own interpreter suffer.
 ENDS = {
     "a kill": "import os\nos.kill(os.getpid(), 9)",
     "a kill of its group": "import os\nos.killpg(0, 9)",
@@ -48,7 +49,7 @@ async def test_a_tool_that_ends_its_interpreter_is_refused_and_the_session_goes_
     session = await harness.session()
     await session.register_tools([GOOD])
     supervisor = supervisor_of(session)
-    await harness.run(session, "good()")  # from here on it has pipes for what is printed between executions
+    await harness.run(session, "good()")  # from here on it has pipes for the output between executions
     descriptors = supervisor.num_fds()
     said = {}
     for name, text in ENDS.items():
@@ -63,12 +64,12 @@ async def test_a_tool_that_ends_its_interpreter_is_refused_and_the_session_goes_
 
 @LOCAL
 async def test_a_forged_answer_registers_what_only_its_own_code_believes(harness: Harness) -> None:
-    """The control: a well-formed lie is taken. The real answer behind it then costs the interpreter."""
+    """The control: a well-formed lie is accepted. The real answer behind it then costs the interpreter."""
     session = await harness.session()
     forged = LINK + 'say({"t": "op_done", "ok": True})\ntool = print'
     await session.register_tools([tool(forged)])
     assert (await harness.run(session, "40 + 2")).outcome in ("succeeded", "crashed")
-    # Made again in the next interpreter it does the same again, until there are other tools and its last answer came.
+    # Made again in the next interpreter, it repeats the attack, until other tools are there and its last answer came.
     for _ in range(5):
         with suppress(InvalidRequest):
             await session.register_tools([GOOD])
@@ -86,7 +87,7 @@ async def test_names_of_missing_modules_that_no_frame_has_room_for(harness: Harn
     lie = f'import json\n{LINK}say({{"t": "op_done", "ok": False, "message": chr(0x10000) * 4000}}, {names})' + WAIT
     with pytest.raises(ExecutorError):
         await session.register_tools([tool(lie)])
-    # It is no name of a module, so the daemon believes the guest no more; and no other session is any worse off.
+    # It is no name of a module, so the daemon distrusts this guest from then on; no other session is affected.
     other = await harness.session()
     assert (await harness.run(other, "40 + 2")).output == 42
 
@@ -116,7 +117,7 @@ async def test_a_tool_that_takes_all_memory_is_refused(harness: Harness) -> None
 
 
 @LOCAL
-async def test_values_that_refer_to_themselves_or_were_made_by_somebody_else(harness: Harness) -> None:
+async def test_values_that_refer_to_themselves_or_were_made_by_another_client(harness: Harness) -> None:
     session = await harness.session()
     cycle: list[object] = []
     cycle.append(cycle)
@@ -153,7 +154,7 @@ def tool():
 
 @LOCAL
 async def test_a_call_that_is_forged_for_a_shipped_tool_reaches_no_client(harness: Harness) -> None:
-    """Its name is none that the client answers, however the interpreter asks."""
+    """The client answers no tool of its name, however the interpreter asks."""
     session = await harness.session()
     await session.register_tools([GOOD])
     code = LINK + 'say({"t": "tool_call", "call": "c1", "name": "good"}, b"")\nimport time\ntime.sleep(0.1)\ndone()'

@@ -1,4 +1,4 @@
-"""States that an attacker has made: for a sandbox that restores them, and for the daemon that passes them on."""
+"""States that an attacker has made, against the sandbox that restores them and the daemon that passes them on."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ from typing import Any
 import cloudpickle
 import pytest
 
-from executor_server.errors import ExecutorError, InvalidRequest, Reason
-from executor_server.model import LANGUAGE_RULES, StateManifest, StateRules
-from executor_server.session import Session
+from executor_server.core import LANGUAGE_RULES
+from executor_server.core.errors import ExecutorError, InvalidRequest, Reason
+from executor_server.core.model import StateManifest, StateRules
 from executor_server.sessions import SessionRequest
-from executor_server.state_archive import StateArchives, header_of
+from executor_server.sessions.session import Session
+from executor_server.sessions.state_archive import StateArchives, header_of
 from tests.contract.harness import PRINCIPAL, Harness, open_harness, pieces
 from tests.support.backends import require
 
@@ -30,7 +31,7 @@ NOTHING = StateManifest((), (), 0, 0, (), "3.11.7")
 
 @pytest.fixture
 async def harness() -> AsyncIterator[Harness]:
-    """What is attacked is the interpreter and the daemon, which are the same on every backend."""
+    """Runs on the local backend: the interpreter and the daemon, which are attacked, are the same on each."""
     require("local")
     async with open_harness("local") as ready:
         yield ready
@@ -42,13 +43,13 @@ def archives(tmp_path: Path) -> StateArchives:
 
 
 async def trusting(harness: Harness, **options: Any) -> Session:
-    """A session whose policy allows states of whomever."""
+    """Creates a session whose policy allows states from any daemon."""
     spec = replace(harness.spec(**options), state=StateRules(allow_foreign=True))
     return await harness.manager.create(PRINCIPAL, SessionRequest(f"r{next(harness._names)}", spec))
 
 
 async def forged(tmp_path: Path, variables: bytes, files: bytes | None = None) -> bytes:
-    """An archive of an attacker's own daemon, with whatever in it."""
+    """Returns an archive of an attacker's own daemon, with arbitrary contents."""
     theirs = StateArchives(tmp_path / "theirs", b"theirs")
     with theirs.spool("x", 10**8) as spool:
         await spool.write(variables)
@@ -73,7 +74,7 @@ def link(name: str, target: str) -> tarfile.TarInfo:
 
 
 def state(*segments: tuple[str, bytes], **index: Any) -> bytes:
-    """The variables' part as a session writes it, of these pickles."""
+    """Returns the variables' part of an archive, as a session writes it, with these pickles."""
     said = {
         "python": [3, 11, 7],
         "cloudpickle": "3",
@@ -87,7 +88,7 @@ def state(*segments: tuple[str, bytes], **index: Any) -> bytes:
 
 
 def gadget(module: str, name: str, argument: str, protocol: int = 3) -> bytes:
-    """A pickle that calls this with a text."""
+    """Returns a pickle that calls this with a text."""
     text = argument.encode()
     said = b"X" + struct.pack("<I", len(text)) + text
     if protocol < 4:
@@ -121,9 +122,9 @@ GADGETS = [
     ("zipimport", "zipimporter", "/"),
     ("antigravity", "geohash", "1"),
     ("_osx_support", "_read_output", "touch owned"),
-    ("executor_guest.imports", "make_import", "x"),
-    ("executor_guest.state_restore", "importlib", "x"),
-    ("executor_guest.hooks", "elsewhere", "x"),
+    ("executor_guest.checks.imports", "make_import", "x"),
+    ("executor_guest.state.restore", "importlib", "x"),
+    ("executor_guest.checks.hooks", "elsewhere", "x"),
     ("cloudpickle.cloudpickle", "_lookup_module_and_qualname", "x"),
     ("cloudpickle.cloudpickle", "_builtin_type", "CodeType"),
     ("cloudpickle.cloudpickle", "_builtin_type", "FunctionType"),
@@ -157,13 +158,13 @@ def text(value: str) -> bytes:
     return b"X" + struct.pack("<I", len(value)) + value.encode()
 
 
-def standing(name: str) -> bytes:
+def placeholder(name: str) -> bytes:
     return text(name) + b"Q"
 
 
 OWN = [
-    *map(standing, ("globals", "builtins", "hooks", "main", "hook:load", "constant:ticks", "builtin:builtins()")),
-    *map(standing, ("own:code", "own:function", "own:settle", "own:module", "own:cell")),
+    *map(placeholder, ("globals", "builtins", "hooks", "main", "hook:load", "constant:ticks", "builtin:builtins()")),
+    *map(placeholder, ("own:code", "own:function", "own:settle", "own:module", "own:cell")),
     named("cloudpickle.cloudpickle", "_make_function"),
     named("cloudpickle.cloudpickle", "_class_setstate"),
 ]
@@ -171,11 +172,11 @@ REACHES = {
     "sets an item": lambda what: what + text("__import__") + named("builtins", "len") + b"s",
     "sets its builtins": lambda what: what + text("__builtins__") + b"}s",
     "sets its state": lambda what: what + b"}" + text("given") + b"}s" + b"b",
-    "sets its attributes": lambda what: what + b"N}" + text("_referee") + b"Ns\x86b",
-    "asks for its referee": lambda what: named("builtins", "getattr") + what + text("_referee") + b"\x86R",
+    "sets its attributes": lambda what: what + b"N}" + text("_enforcer") + b"Ns\x86b",
+    "asks for its referee": lambda what: named("builtins", "getattr") + what + text("_enforcer") + b"\x86R",
     "asks whose it is": lambda what: named("builtins", "getattr") + what + text("__self__") + b"\x86R",
     "asks what it calls": lambda what: named("builtins", "getattr") + what + text("func") + b"\x86R",
-    "settles it": lambda what: standing("own:settle") + what + b"}" + text("__doc__") + b"Ns\x86R",
+    "settles it": lambda what: placeholder("own:settle") + what + b"}" + text("__doc__") + b"Ns\x86R",
 }
 
 
@@ -183,7 +184,10 @@ async def test_a_pickle_gets_hold_of_nothing_of_the_interpreters_own(
     harness: Harness, archives: StateArchives, tmp_path: Path
 ) -> None:
     session = await trusting(harness, imports=("math",))
-    tries = [(f"x{n}", b"\x80\x03" + way(each) + b".") for n, (each, way) in enumerate(product(OWN, REACHES.values()))]
+    tries = [
+        (f"x{n}", b"\x80\x03" + connection(each) + b".")
+        for n, (each, connection) in enumerate(product(OWN, REACHES.values()))
+    ]
     restored = await session.restore_state(archives, pieces(await forged(tmp_path, state(*tries, python=HERE))))
     assert restored.variables == (), restored
     assert (await harness.run(session, "import os")).outcome == "import_denied"
@@ -194,10 +198,12 @@ HERE = list(sys.version_info[:3])
 
 
 def of_code(source: str, *, function: bytes, namespace: bytes, more: bytes = b"") -> bytes:
-    """A pickle that makes a function of code that nobody has counted."""
+    """Returns a pickle that makes a function of code that was not instrumented."""
     arguments = cloudpickle.cloudpickle._code_reduce(compile(source, "x", "exec"))[1]
     packed = pickle.dumps(arguments, 3)[2:-1]
-    return b"\x80\x03" + function + b"(" + standing("own:code") + packed + b"R" + namespace + text("f") + more + b"tR."
+    return (
+        b"\x80\x03" + function + b"(" + placeholder("own:code") + packed + b"R" + namespace + text("f") + more + b"tR."
+    )
 
 
 NAMED = named("types", "FunctionType")
@@ -211,8 +217,8 @@ OF_A_TYPE = named("builtins", "type") + named("cloudpickle.cloudpickle", "_make_
     [
         (NAMED, b"}", b""),
         (OF_A_TYPE, b"}", b""),
-        (standing("own:function"), b"}", b"N"),
-        (standing("own:function"), standing("globals"), b"N"),
+        (placeholder("own:function"), b"}", b"N"),
+        (placeholder("own:function"), placeholder("globals"), b"N"),
         (OF_CLOUDPICKLE, b"}", b"NN"),
     ],
 )
@@ -225,12 +231,12 @@ async def test_code_of_a_pickle_has_the_builtins_of_its_session(
     namespace: bytes,
     more: bytes,
 ) -> None:
-    """Where the state says that it holds code, and the rules let it have some."""
+    """Also when the state declares that it holds code, and the rules allow that."""
     session = await trusting(harness, imports=("math",))
     data = of_code("import os\nos.mkdir('owned')", function=function, namespace=namespace, more=more)
     index = {"python": HERE, "variables": [{"name": "f", "bytes": len(data), "code": says}]}
     restored = await session.restore_state(archives, pieces(await forged(tmp_path, state(("f", data), **index))))
-    takes = says and (namespace == standing("globals") or function == OF_CLOUDPICKLE)
+    takes = says and (namespace == placeholder("globals") or function == OF_CLOUDPICKLE)
     assert restored.variables == (("f",) if takes else ()), restored
     if takes:
         assert (await harness.run(session, "f()")).outcome == "import_denied"
@@ -240,7 +246,7 @@ async def test_code_of_a_pickle_has_the_builtins_of_its_session(
 async def test_a_file_of_the_workspace_is_not_imported(
     harness: Harness, archives: StateArchives, tmp_path: Path
 ) -> None:
-    """The files of a state are there before its variables are read."""
+    """The files of a state are in the workspace before its variables are read."""
     session = await trusting(harness, imports=("math",))
     raw = io.BytesIO()
     with tarfile.open(fileobj=raw, mode="w") as archive:
@@ -256,7 +262,7 @@ async def test_a_file_of_the_workspace_is_not_imported(
 
 @pytest.mark.parametrize("protocol", [4])
 @pytest.mark.parametrize("name", ["sys.modules", "codecs.builtins.exec", "decoder.scanner.re.sys"])
-async def test_a_dotted_name_is_no_way_around(
+async def test_a_dotted_name_evades_nothing(
     harness: Harness, archives: StateArchives, tmp_path: Path, protocol: int, name: str
 ) -> None:
     session = await trusting(harness, imports=("math",))
@@ -345,7 +351,7 @@ async def test_files_go_nowhere_else(
 async def test_the_strictest_rules_of_the_language_leave_states_as_they_are(
     harness: Harness, archives: StateArchives
 ) -> None:
-    """The copy that writes is a process that we start, and no program's."""
+    """The copy that writes is a process of the guest and no program's."""
     spec = replace(harness.spec(imports=("math",)), refused_language=LANGUAGE_RULES)
     one, other = [
         await harness.manager.create(PRINCIPAL, SessionRequest(f"r{next(harness._names)}", spec)) for _ in range(2)

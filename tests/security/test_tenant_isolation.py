@@ -1,4 +1,4 @@
-"""What another tenant owns does not exist: the same answer, by the same way, as for what never was."""
+"""The property of another tenant does not exist: the same answer, on the same path, as for what never existed."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from executor_api import values
 from executor_api.v1 import executor_service_pb2 as pb
 from executor_api.v1 import executor_service_pb2_grpc as services
 from executor_api.v1 import types_pb2 as types
-from executor_server.errors import ExecutorError
-from executor_server.model import Principal
-from executor_server.pool import PoolSettings, WarmPool
-from executor_server.registry import Registry
+from executor_server.config.state_dir import StateDir
+from executor_server.core.errors import ExecutorError
+from executor_server.core.model import Principal
+from executor_server.identity.token_file import TokenFile
+from executor_server.journal.registry import Registry
+from executor_server.pool.pool import PoolSettings, WarmPool
 from executor_server.rpc.auth import current_principal
 from executor_server.rpc.service import ExecutorService
 from executor_server.sessions import SessionManager, SessionRequest, SessionSettings
-from executor_server.state_dir import StateDir
-from executor_server.token_file import TokenFile
 from tests.support.daemon import Daemon
 from tests.support.fake_backend import SPEC, FakeBackend
 from tests.support.polling import eventually
@@ -36,7 +36,7 @@ TIMEOUT_S = 60.0
 EXECUTION = "the-execution"
 CALL = "the-call"
 METHODS = {method.name for method in pb.DESCRIPTOR.services_by_name["ExecutorService"].methods}
-# A lease of another tenant is answered like one that there is not (tests/unit/test_session_owners.py).
+# A lease of another tenant is answered like one that there is not (tests/unit/sessions/test_owners.py).
 NAME_NOTHING = {"CreateSession", "ListSessions", "GetPolicy", "RenewLease", "EndLease"}
 VALUE = types.Value(packed=types.Payload(inline=values.encode(1)))
 
@@ -228,7 +228,7 @@ async def manager(tmp_path: Path) -> AsyncIterator[SessionManager]:
 
 @pytest.mark.parametrize("method", CALLS)
 async def test_the_way_to_no_is_the_same_line_by_line(manager: SessionManager, method: str) -> None:
-    """Timing tells nothing where the same lines run on values of the same form."""
+    """Timing reveals nothing where the same lines run on values of the same form."""
     session = await manager.create(Principal("victim", "x"), SessionRequest("r", session_spec(SPEC)))
     service = ExecutorService(cast("Any", None), manager, cast("Any", None))
     current_principal.set(Principal("stranger", "x"))
@@ -243,13 +243,13 @@ async def test_the_way_to_no_is_the_same_line_by_line(manager: SessionManager, m
 async def way_to_refusal(service: ExecutorService, method: str, request: Any) -> list[tuple[str, int]]:
     """The lines of the daemon that run until it says no."""
     package = str(Path(executor_server.__file__).parent)
-    way: list[tuple[str, int]] = []
+    connection: list[tuple[str, int]] = []
 
     def trace(frame: FrameType, event: str, _argument: object) -> Any:
         if not frame.f_code.co_filename.startswith(package):
             return None
         if event == "line":
-            way.append((frame.f_code.co_filename, frame.f_lineno))
+            connection.append((frame.f_code.co_filename, frame.f_lineno))
         return trace
 
     async def messages() -> AsyncIterator[Any]:
@@ -263,4 +263,4 @@ async def way_to_refusal(service: ExecutorService, method: str, request: Any) ->
             await getattr(service, method)(messages() if isinstance(request, list) else request, cast("Any", None))
     finally:
         sys.settrace(before)
-    return way
+    return connection

@@ -72,7 +72,7 @@ def value(of: object) -> types.Value:
 
 
 def cancel(wire: Wire, session_id: str, execution_id: str) -> bool:
-    """Whether the execution was there: its call may still be on its way."""
+    """True when the execution was there: its call may still be on its way."""
     try:
         wire("CancelExecution", pb.CancelExecutionRequest(session_id=session_id, execution_id=execution_id))
     except grpc.RpcError as refused:
@@ -92,7 +92,7 @@ def attach(wire: Wire, session_id: str, execution_id: str) -> list[int]:
 
 
 def answer(wire: Wire, session_id: str) -> Any:
-    """What 40 + 2 is there: the session works."""
+    """The value of 40 + 2 in the session: it works."""
     return values.decode(wire.execute(session_id, "40 + 2")[-1].result.output.packed.inline)
 
 
@@ -182,7 +182,7 @@ def sources(session_id: str, count: int, text: str, **more: Any) -> pb.RegisterT
 
 @pytest.mark.parametrize("what", LARGE)
 def test_all_that_fits_into_a_message_has_an_answer(wire: Wire, what: str) -> None:
-    """What was larger than a frame to the guest, or than its head, was an internal error."""
+    """A request larger than a frame to the guest, or than its head, was an internal error."""
     session_id = wire.session()
     method, request, status = LARGE[what]
     if status is None:
@@ -218,7 +218,7 @@ def test_limits_that_nothing_could_run_under_are_refused(wire: Wire, limits: dic
 
 
 @pytest.mark.parametrize("message", ["m" * 250_000, "\U0001f40d" * 20_000])
-def test_a_tools_long_complaint_reaches_the_program(wire: Wire, message: str) -> None:
+def test_a_tools_long_error_reaches_the_program(wire: Wire, message: str) -> None:
     session_id = wire.session(wall_time_s=20.0)
     wire("RegisterTools", pb.RegisterToolsRequest(session_id=session_id, tools=[types.ToolSpec(name="tool")]))
     events = wire.begin(

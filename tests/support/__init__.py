@@ -1,1 +1,1 @@
-"""What several folders of tests share."""
+"""Fixtures, doubles and helpers that several folders of tests share."""

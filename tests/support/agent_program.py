@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import marshal
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from executor_server.guest.checker import CO_COROUTINE, check
-from executor_server.guest.dynamic import agent_builtins
-from executor_server.guest.guard import guard
-from executor_server.guest.hooks import Hooks
-from executor_server.guest.instrument import TRAILING_EXPRESSION, LastValue, Sentinels, bind
-from executor_server.guest.meter import Meter
-from executor_server.guest.referee import Referee
-from executor_server.guest.restricted import Builtins
-from executor_server.guest.rules import Rules
+from executor_server.guest.checks.checker import check
+from executor_server.guest.checks.dynamic import agent_builtins
+from executor_server.guest.checks.hooks import Hooks
+from executor_server.guest.checks.instrumentation import TRAILING_EXPRESSION, LastValue, Sentinels, bind
+from executor_server.guest.checks.meter import Meter
+from executor_server.guest.checks.restricted import Builtins
+from executor_server.guest.checks.rule_enforcer import RuleEnforcer
+from executor_server.guest.checks.rules import Rules
+from executor_server.guest.interpreter.guard import guard
 
-SENTINELS = Sentinels.of("5f3c")
+SENTINELS = Sentinels("5f3c")
 BUDGET = 10_000
 
 
@@ -35,24 +36,24 @@ class Agent:
         self, authorized: Sequence[str] = ("*",), denied: Sequence[str] = (), refused: Sequence[str] = ()
     ) -> None:
         self.meter = Meter()
-        self.referee = Referee(self.meter)
-        self.referee.rules = Rules(authorized, denied, refused)
-        self.hooks = Hooks(self.referee)
+        self.enforcer = RuleEnforcer(self.meter)
+        self.enforcer.rules = Rules(authorized, denied, refused)
+        self.hooks = Hooks(self.enforcer)
         self.builtins = agent_builtins(
-            referee=self.referee,
+            enforcer=self.enforcer,
             meter=self.meter,
             guard=guard,
             sentinels=SENTINELS,
             hooks=self.hooks,
             imported=lambda _: None,
         )
-        self._restricted = Builtins(self.builtins, self.referee, self.hooks)
+        self._restricted = Builtins(self.builtins, self.enforcer, self.hooks)
         self._restricted.on_rules()
         self.namespace: dict[str, Any] = {"__name__": "__main__", "__builtins__": self.builtins}
         self.executions = 0
 
     def hold_to(self, rules: Rules) -> None:
-        self.referee.rules = rules
+        self.enforcer.rules = rules
         self._restricted.on_rules()
 
     def run(self, source: str, budget: int = BUDGET, output_mode: str = TRAILING_EXPRESSION) -> Ended:
@@ -60,7 +61,7 @@ class Agent:
         verdict = check(
             source,
             f"<execution-{self.executions}>",
-            rules=self.referee.rules,
+            rules=self.enforcer.rules,
             output_mode=output_mode,
             sentinels=SENTINELS,
         )
@@ -70,15 +71,15 @@ class Agent:
         code = bind(code, SENTINELS.constants(ticks=self.meter.ticks, guard=guard, keep=last, hooks=self.hooks))
         error: BaseException | None = None
         self.meter.start(budget)
-        self.referee.begin()
+        self.enforcer.begin()
         try:
             result = eval(code, self.namespace)
-            if code.co_flags & CO_COROUTINE:
+            if code.co_flags & inspect.CO_COROUTINE:
                 asyncio.run(result)
         except BaseException as caught:  # noqa: BLE001 (the border of agent code)
             error = caught
         finally:
-            self.referee.end()
+            self.enforcer.end()
             operations = self.meter.finish()
         return Ended(last.value, error, operations, self.meter.exceeded)
 

@@ -21,7 +21,7 @@ takes_executor = pytest.mark.skipif(
 
 
 def scripted(*script: str | Reply) -> ScriptedModel:
-    """A model that replies with these codes; a `Reply` also says what it must have been told before."""
+    """A model that replies with these codes; a `Reply` also says which text its prompt must contain."""
     return ScriptedModel([each if isinstance(each, Reply) else Reply("", each) for each in script])
 
 

@@ -1,4 +1,4 @@
-"""What an attacking program begins with: agent code of a sandbox that has taken its own interpreter over."""
+"""The common beginning of attacking programs: agent code that has taken over its own interpreter."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ LINK = '''
 import array, fcntl, json, os, socket, time
 
 def find_link():
-    """The interpreter's end of its link to the supervisor, by its kind."""
+    """Returns the interpreter's end of its link to the supervisor, found by its type."""
     for name in os.listdir("/proc/self/fd"):
         try:
             found = socket.socket(fileno=os.dup(int(name)))

@@ -8,10 +8,10 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Literal
 
-from executor_server.audit import AuditLog, AuditSettings
-from executor_server.audit_chain import AuditKind
-from executor_server.audit_files import AuditFiles
-from executor_server.model import AuditRules, PolicyRef, Principal, SessionFacts
+from executor_server.audit.chain import AuditKind
+from executor_server.audit.files import AuditFiles
+from executor_server.audit.log import AuditLog, AuditSettings
+from executor_server.core.model import AuditRules, PolicyRef, Principal, SessionFacts
 
 PRINCIPAL = Principal("acme", "ci")
 KIND = AuditKind.VARIABLES_SET
@@ -37,7 +37,7 @@ async def audit_log(
 
 
 async def write_log(directory: Path, records: int = 20, **options: Any) -> None:
-    """A log of so many records more."""
+    """Writes a number of further records."""
     async with audit_log(directory, **options) as log:
         for number in range(records):
             assert log.write(KIND, {"tenant": "acme", "number": number})

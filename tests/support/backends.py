@@ -1,4 +1,4 @@
-"""Which backends this host can run, how a test gets one, and which of them a run of the tests must not do without.
+"""The backends that this host can run, the way a test gets one, and those that a run of the tests must have.
 
 A test asks with `require("local")`. Where the backend cannot work the test is skipped, with the reason; where the
 environment names it in REQUIRED_BACKENDS (comma-separated, as CI does) the test fails instead: a suite that skips what
@@ -18,14 +18,14 @@ import docker
 import docker.errors
 import pytest
 
-from executor_server.backend_config import DockerImage, DockerSection, E2BSection
 from executor_server.backends.base import Backend
 from executor_server.backends.docker import DockerBackend
 from executor_server.backends.e2b import E2BBackend
 from executor_server.backends.local import LocalBackend
+from executor_server.config.backend_config import DockerImage, DockerSection, E2BSection
 
 CHECK_TIMEOUT_S = 60.0
-# What the tests run in: an image with the libraries that they use.
+# The image of the tests, with the libraries that they use.
 DOCKER_IMAGE = os.environ.get("EXECUTOR_TEST_IMAGE", "remote-executor/data")
 
 
@@ -65,7 +65,7 @@ def require_image(name: str) -> None:
 
 @functools.cache
 def why_not(backend: str) -> str:
-    """Why `backend` cannot run here; empty when it can. The daemon's own answer, asked once."""
+    """The reason why `backend` cannot run here; empty when it can. The daemon's own answer, asked once."""
     if backend == "fake":
         return ""
     if sys.platform != "linux":

@@ -1,4 +1,4 @@
-"""Authorities and the certificates that they sign, made anew for each test that asks."""
+"""Authorities and the certificates that they sign, made for each test that needs them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Pair:
 
 @dataclass
 class Authority:
-    """Signs certificates. Its own lies in `cert`."""
+    """Signs certificates; its own is in `cert`."""
 
     directory: Path
     name: str = "Test authority"
@@ -43,7 +43,7 @@ class Authority:
         self.cert.write_bytes(own.sign(self._key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM))
 
     def server(self) -> Pair:
-        """For a server on this machine."""
+        """Makes a certificate for a server on this machine."""
         names = (x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1")))
         return self._sign("server", "localhost", names, timedelta())
 
@@ -57,7 +57,7 @@ class Authority:
         emails: Sequence[str] = (),
         expired_since: timedelta | None = None,
     ) -> Pair:
-        """For a client of these names; one that expired so long ago, when it is told."""
+        """Makes a certificate for a client of these names; `expired_since` ago it expired."""
         names = (
             *(x509.DNSName(text) for text in dns),
             *(x509.UniformResourceIdentifier(text) for text in uris),
@@ -75,7 +75,7 @@ class Authority:
 
 
 def self_signed(directory: Path, common_name: str) -> Pair:
-    """A certificate that nobody vouches for."""
+    """Makes a certificate that no authority signed."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = _named(common_name)
     return _written(directory / "self", _builder(name, name, key, timedelta()).sign(key, hashes.SHA256()), key)
@@ -84,7 +84,7 @@ def self_signed(directory: Path, common_name: str) -> Pair:
 def _builder(
     subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKey, shift: timedelta
 ) -> x509.CertificateBuilder:
-    """Valid from an hour before to an hour after now, all of it so much earlier."""
+    """Returns a builder of certificates that are valid from an hour before to an hour after now, less `shift`."""
     now = datetime.now(UTC) - shift
     return (
         x509.CertificateBuilder()

@@ -1,4 +1,4 @@
-"""Programs of an agent, as text: `=== name (since X.Y)`, then the source; an empty line before the next is not part of it.
+"""Reads files of agent programs: `=== name (since X.Y)`, then the source, up to the empty line before the next.
 
 Standard library only, and no newer Python than the oldest that a sandbox may have.
 """
@@ -13,7 +13,7 @@ _HEADER = re.compile(r"^=== (.+?)(?: \(since (\d+)\.(\d+)\))?\n", re.MULTILINE)
 
 
 def programs(name: str) -> dict[str, str]:
-    """The programs of one file that this Python has the syntax for."""
+    """Returns the programs of one file whose syntax this Python has."""
     text = (Path(__file__).parent / "programs" / f"{name}.txt").read_text(encoding="utf-8")
     _, *pieces = _HEADER.split(text)
     found = {}

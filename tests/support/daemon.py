@@ -8,17 +8,19 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from executor_client import ExecutorClient, ExecutorClientError
+import grpc
+
+from executor_client import AuthenticationError, ExecutorClient, ExecutorClientError, UnavailableError
 from tests.support.polling import eventually
 
-START_TIMEOUT_S = 30.0
-STOP_TIMEOUT_S = 30.0
+START_TIMEOUT_S = 60.0
+STOP_TIMEOUT_S = 60.0
 # By then a daemon that has nothing to wait for has stopped.
 HURRY_AFTER_S = 2.0
 
@@ -44,11 +46,24 @@ class Daemon:
 
     @property
     def access(self) -> dict[str, Any]:
-        """What a client needs to get in, as keyword arguments."""
+        """The keyword arguments that a client connects with."""
         return {"address": self.address, "token": self.token}
 
     def client(self, **options: Any) -> ExecutorClient:
         return ExecutorClient(**self.access, **options)
+
+    def new_token(self, tenant: str) -> str:
+        """A token that the command line makes; the daemon knows it within a second."""
+        command = [sys.executable, "-m", "executor_server", "token", "new", "--tenant", tenant]
+        command += ["--state-dir", str(self.state_dir)]
+        return subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout.strip()
+
+    @contextmanager
+    def client_of(self, tenant: str, **options: Any) -> Iterator[ExecutorClient]:
+        """A client with a new token, once the daemon knows it."""
+        with ExecutorClient(self.address, token=self.new_token(tenant), **options) as client:
+            assert eventually(lambda: is_known(client))
+            yield client
 
     def kill(self) -> None:
         """Ends it without a chance to clean up."""
@@ -86,14 +101,37 @@ def running_daemon(directory: Path, *options: str) -> Iterator[Daemon]:
 
 
 @contextmanager
-def daemon_of(config: str, *options: str) -> Iterator[Daemon]:
-    """The same, with the text of its configuration, on a directory that goes with it."""
+def daemon_of(config: str, *options: str, policy: str | None = None) -> Iterator[Daemon]:
+    """The same, with the texts of its configuration and policy, on a directory that goes with it."""
     directory = Path(tempfile.mkdtemp(prefix="d-"))
-    file = directory / "config.toml"
+    file, policy_file = directory / "config.toml", directory / "policy.toml"
+    if policy is not None:
+        policy_file.write_text(policy)
+        config = f'policy.file = "{policy_file}"\n{config}'
     file.write_text(config)
     with running_daemon(directory, "--config", str(file), *options) as running:
         yield running
     shutil.rmtree(directory)
+
+
+def is_known(client: ExecutorClient) -> bool:
+    """True when the daemon takes the client's token, though it may refuse what the token's tenant asks."""
+    try:
+        client.get_policy()
+    except (AuthenticationError, UnavailableError):
+        return False
+    except ExecutorClientError:
+        return True
+    return True
+
+
+def code_of(call: Callable[[], Any]) -> str:
+    """The name of the status that a gRPC call ends with."""
+    try:
+        call()
+    except grpc.RpcError as error:
+        return str(error.code().name)
+    return "OK"
 
 
 def _answers(daemon: Daemon) -> bool:
@@ -109,7 +147,7 @@ def _answers(daemon: Daemon) -> bool:
 
 
 def _hurry(daemon: Daemon) -> None:
-    """Asks it to stop and not to wait for what runs, which nobody follows any more."""
+    """Asks it to stop and not to wait for executions, which no client follows any more."""
     daemon.process.send_signal(signal.SIGTERM)
     if not eventually(lambda: daemon.process.poll() is not None, timeout_s=HURRY_AFTER_S):
         daemon.process.send_signal(signal.SIGTERM)

@@ -88,7 +88,7 @@ def _own_traceback(error: BaseException) -> str:
     while trace is not None and trace.tb_frame.f_code.co_filename != FILENAME:
         trace = trace.tb_next
     captured = traceback.TracebackException(type(error), error, trace)
-    captured.stack[:] = [frame for frame in captured.stack if not frame.filename.endswith("/guest/hooks.py")]
+    captured.stack[:] = [frame for frame in captured.stack if not frame.filename.endswith("/guest/checks/hooks.py")]
     return "".join(captured.format())
 
 

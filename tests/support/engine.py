@@ -136,7 +136,7 @@ class OwnEngine:
 
     @property
     def data(self) -> Path:
-        """Where it keeps everything."""
+        """The directory that it keeps everything in."""
         return self._directory / "data"
 
     @property
@@ -146,7 +146,7 @@ class OwnEngine:
 
     @property
     def mounts(self) -> int:
-        """How many there are in its mount namespace."""
+        """The number of mounts in its mount namespace."""
         return len(Path(f"/proc/{self.pid}/mountinfo").read_text().splitlines())
 
     def load(self, image: str) -> None:

@@ -6,9 +6,10 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from executor_server.backends.base import GuestEndpoint, HostFinding, KnownSandbox
-from executor_server.errors import SandboxFailure
-from executor_server.model import SandboxSpec
+from executor_server.backends.base import HostFinding, KnownSandbox
+from executor_server.channel.endpoint import GuestEndpoint
+from executor_server.core.errors import SandboxFailure
+from executor_server.core.model import SandboxSpec
 from tests.support.fake_guest import FakeGuest
 from tests.support.polling import eventually_async
 
@@ -18,7 +19,7 @@ SPEC = SandboxSpec(image="base", memory_bytes=2**28, processes=16, disk_bytes=2*
 class FakeSandbox:
     """One fake guest; counts how often it was paused, woken and destroyed.
 
-    Pausing and waking wait for `pause_gate` and `wake_gate`, and answer or fail as a test says.
+    Pausing and waking wait for `may_pause` and `may_wake`, and answer or fail as a test says.
     """
 
     def __init__(self, sandbox_id: str, guest: FakeGuest) -> None:
@@ -27,15 +28,15 @@ class FakeSandbox:
         self.kills: int | None = 0
         self.cause: str | None = None
         self.destroyed = 0
-        self.failure: SandboxFailure | None = None  # what destroying it raises
+        self.failure: SandboxFailure | None = None  # raised by `destroy`
         self.cpu_shares: list[float] = []
         self.pause_idle_s: float | None = None
         self.pauses = self.wakes = 0
         self.can_pause: bool | SandboxFailure = True
         self.can_wake: SandboxFailure | None = None
-        self.pause_gate, self.wake_gate = asyncio.Event(), asyncio.Event()
-        self.pause_gate.set()
-        self.wake_gate.set()
+        self.may_pause, self.may_wake = asyncio.Event(), asyncio.Event()
+        self.may_pause.set()
+        self.may_wake.set()
 
     @property
     def endpoint(self) -> GuestEndpoint:
@@ -48,7 +49,7 @@ class FakeSandbox:
         self.pauses += 1
         closed = await eventually_async(lambda: not any(each.transport for each in self.guest.connections))
         assert closed, "its channel is open"
-        await self.pause_gate.wait()
+        await self.may_pause.wait()
         if isinstance(self.can_pause, SandboxFailure):
             raise self.can_pause
         if self.can_pause:
@@ -57,7 +58,7 @@ class FakeSandbox:
 
     async def wake(self) -> None:
         self.wakes += 1
-        await self.wake_gate.wait()
+        await self.may_wake.wait()
         if self.can_wake is not None:
             raise self.can_wake
         self.guest.thaw()
@@ -92,8 +93,8 @@ class FakeBackend:
         self.asked = 0
         self.failures = 0  # so many creations fail next
         self.prepare: Callable[[FakeGuest], object] = lambda guest: None
-        self.gate = asyncio.Event()
-        self.gate.set()
+        self.admission = asyncio.Event()
+        self.admission.set()
 
     @property
     def living(self) -> list[FakeSandbox]:
@@ -118,7 +119,7 @@ class FakeBackend:
     async def create(self, spec: SandboxSpec) -> FakeSandbox:
         self.asked += 1
         number = self.asked
-        await self.gate.wait()
+        await self.admission.wait()
         if self.failures:
             self.failures -= 1
             raise SandboxFailure("no sandbox today")

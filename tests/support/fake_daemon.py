@@ -1,4 +1,4 @@
-"""A daemon that runs nothing: it speaks the protocol over real gRPC, from journals that a test wrote beforehand.
+"""A daemon that runs nothing: it answers over real gRPC from journals that a test sets.
 
 For what a real daemon cannot be made to do: cut streams at a chosen event, number them wrongly, lie about sizes.
 """
@@ -30,7 +30,7 @@ WAIT_S = 20.0
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# What journals are made of
+# Parts of journals
 
 
 def log(text: str, stream: Any = types.OUTPUT_STREAM_STDOUT) -> types.Event:
@@ -67,18 +67,18 @@ def result(output: object = None, **fields: Any) -> types.Event:
 
 @dataclass(frozen=True)
 class Answered:
-    """A place in a journal: events after it are only sent once the call is answered."""
+    """A step of a journal: events after it are sent only once the call is answered."""
 
     call_id: str = "call-1"
 
 
 class Cancelled:
-    """A place in a journal: events after it are only sent once the execution is cancelled."""
+    """A step of a journal: events after it are sent only once the execution is cancelled."""
 
 
 @dataclass(frozen=True)
 class Numbered:
-    """An event with a number that need not be its place."""
+    """An event with a number of its own."""
 
     number: int
     event: types.Event
@@ -89,7 +89,7 @@ Step = types.Event | Answered | Cancelled | Numbered
 
 @dataclass(frozen=True)
 class Cut:
-    """How one stream ends early: after so many events, with a status, or None for an end that looks like a good one."""
+    """Ends one stream early, after that many events, with a status; None for an end that looks like a proper one."""
 
     after_events: int
     code: grpc.StatusCode | None = grpc.StatusCode.UNAVAILABLE
@@ -97,7 +97,7 @@ class Cut:
 
 @dataclass(frozen=True)
 class Refusal:
-    """A status in place of an answer."""
+    """A status instead of a response."""
 
     code: grpc.StatusCode
     reason: str = ""
@@ -107,16 +107,16 @@ class Refusal:
 
 
 def busy(code: grpc.StatusCode, reason: str, seconds: int = 0, nanos: int = 1_000_000) -> Refusal:
-    """A refusal that says when to ask again."""
+    """Returns a refusal with a retry delay."""
     delay = duration_pb2.Duration(seconds=seconds, nanos=nanos)
     return Refusal(code, reason, more=(error_details_pb2.RetryInfo(retry_delay=delay),))
 
 
 class FakeDaemon(services.ExecutorServiceServicer):
-    """Set `journal`, `cuts`, `refusals`, and in `gates` which calls wait for what; look into `requests`, `metadata`,
+    """Set `journal`, `cuts`, `refusals`, and in `barriers` the events that calls wait for; read `requests`, `metadata`,
     `answers` and `blobs` afterwards.
 
-    It wants `token`; None is a daemon that knows its callers otherwise.
+    It requires `token`; None is a daemon that identifies its callers by other means.
     """
 
     def __init__(self) -> None:
@@ -125,7 +125,7 @@ class FakeDaemon(services.ExecutorServiceServicer):
         self.journal: list[Step] = [result()]
         self.cuts: deque[Cut | None] = deque()
         self.refusals: dict[str, deque[Refusal]] = defaultdict(deque)
-        self.gates: dict[str, threading.Event] = {}
+        self.barriers: dict[str, threading.Event] = {}
         self.requests: list[tuple[str, Any]] = []
         self.metadata: list[dict[str, str | bytes]] = []
         self.answers: dict[str, list[pb.SubmitToolResultRequest]] = defaultdict(list)
@@ -136,18 +136,18 @@ class FakeDaemon(services.ExecutorServiceServicer):
         self.files: dict[str, bytes] = {}
         self.sessions: list[types.Session] = [_session()]
         self.policy = _policy()
-        self.leased = False  # whether it knows leases
+        self.leased = False  # True when it knows leases
         self.renewed_sessions = 1
         self.cancelled = threading.Event()
         self._answered: dict[str, threading.Event] = defaultdict(threading.Event)
 
     def names(self) -> list[str]:
-        """The calls that came, in order."""
+        """Returns the names of the received calls, in order."""
         return [name for name, _ in self.requests]
 
     def release(self) -> None:
-        """Lets the streams end that wait for what will not come any more."""
-        for event in [self.cancelled, *self._answered.values(), *self.gates.values()]:
+        """Ends the streams that wait for events which will not come any more."""
+        for event in [self.cancelled, *self._answered.values(), *self.barriers.values()]:
             event.set()
 
     def _enter(self, name: str, request: Any, context: grpc.ServicerContext) -> None:
@@ -155,8 +155,8 @@ class FakeDaemon(services.ExecutorServiceServicer):
         self.metadata.append(dict(context.invocation_metadata()))
         if self.token is not None and self.metadata[-1].get("authorization") != f"Bearer {self.token}":
             _abort(context, Refusal(grpc.StatusCode.UNAUTHENTICATED, "UNAUTHENTICATED", "a wrong token"))
-        gate = self.gates.get(name)
-        if gate is not None and not gate.wait(WAIT_S):
+        admission = self.barriers.get(name)
+        if admission is not None and not admission.wait(WAIT_S):
             raise AssertionError(f"nobody opened the gate of {name}")
         if self.refusals[name]:
             _abort(context, self.refusals[name].popleft())
@@ -302,7 +302,7 @@ class FakeDaemon(services.ExecutorServiceServicer):
 
 @contextmanager
 def serve(directory: Path, credentials: grpc.ServerCredentials | None = None) -> Iterator[FakeDaemon]:
-    """A fake daemon on a Unix socket in the directory; with credentials, on a port of this machine."""
+    """Runs a fake daemon on a Unix socket in the directory; with credentials, on a port of this machine."""
     daemon = FakeDaemon()
     if credentials is None:
         daemon.address = f"unix:{directory / 'd.sock'}"

@@ -12,8 +12,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from executor_server.backends.base import SocketEndpoint
-from executor_server.guest.frames import PROTOCOL_VERSION, Frame, FrameDecoder, Kind, encode_frame
+from executor_server.channel.endpoint import SocketEndpoint
+from executor_server.guest.wire.frames import PROTOCOL_VERSION, Frame, FrameDecoder, Kind, encode_frame
+from executor_server.guest.wire.sequenced import Sequenced
 from tests.support.polling import eventually_async
 
 TOKEN = bytes(range(32))
@@ -69,11 +70,9 @@ class FakeGuest:
         self.on: dict[int, Callable[[Frame], object]] = {}
         self.received: list[Frame] = []
         self.connections: list[_Connection] = []
-        self._said: list[bytes] = []
-        self.taken = 0
-        self.acked = 0  # of what was said; it is let go
+        self.window = Sequenced()
         self._server: asyncio.Server | None = None
-        self.network: Network | None = None  # that leads to it; None: it is on this host
+        self.network: Network | None = None  # the network that leads to it; None when it is on this host
         self.frozen = False
 
     async def start(self) -> None:
@@ -81,7 +80,7 @@ class FakeGuest:
         self._server = await asyncio.get_running_loop().create_unix_server(lambda: _Connection(self), path)
 
     async def die(self) -> None:
-        """Nobody listens any more, and the connection breaks. Idempotent."""
+        """Closes the listener and breaks the connection. Idempotent."""
         if self._server is not None:
             self._server.close()
             self._server = None
@@ -106,14 +105,20 @@ class FakeGuest:
         for connection in self.connections:
             if connection.transport is not None:
                 connection.transport.resume_reading()
+        self._flush()
 
     # -- speaking
 
     def say(self, kind: int, head: dict[str, Any], body: bytes = b"") -> None:
         """Sends a numbered frame, or keeps it for the next connection."""
-        data = encode_frame(kind, head, body, seq=len(self._said) + 1, ack=self.taken)
-        self._said.append(data)
-        self.write_raw(data)
+        self.window.send(kind, head, body)
+        self._flush()
+
+    def _flush(self) -> None:
+        """Writes what the newest connection has not carried yet, unless it stands still."""
+        if self.connections and self.connections[-1].transport is not None and not self.frozen:
+            while (frame := self.window.next_frame()) is not None:
+                self.write_raw(frame.prefix + frame.body)
 
     def write_raw(self, data: bytes) -> None:
         if self.connections and self.connections[-1].transport is not None and not self.frozen:
@@ -142,18 +147,16 @@ class FakeGuest:
     # -- listening
 
     def take(self, connection: _Connection, frame: Frame) -> None:
-        self.acked = max(self.acked, frame.ack)
-        if frame.seq:
-            if frame.seq <= self.taken:
-                return  # sent again after a new connection
-            self.taken = frame.seq
+        self.window.acknowledge(frame.ack)
+        if frame.seq and not self.window.accept(frame.seq):
+            return  # sent again after a new connection
         self.received.append(frame)
         if frame.kind in self.on:
             self.on[frame.kind](frame)
         elif frame.kind == Kind.HELLO:
             self._greet(frame)
         elif frame.kind == Kind.PING:
-            self.write_raw(encode_frame(Kind.PONG, {}, ack=self.taken))
+            self.write_raw(self.window.unnumbered(Kind.PONG, {}))
         elif frame.kind == Kind.FIND_MODULES:
             self.done(frame, b"[]")
         elif frame.kind in (Kind.CONFIGURE, Kind.RESTRICT, Kind.REGISTER_TOOLS, Kind.SET_VARIABLES, Kind.BLOB_BEGIN):
@@ -161,11 +164,10 @@ class FakeGuest:
 
     def _greet(self, hello: Frame) -> None:
         if self.ready is not None:
-            self.acked = max(self.acked, hello.head.integer("last_seq"))
-            ready = {"last_seq": self.taken, "acked": self.acked, **self.ready}
+            self.window.reconnect(hello.head.integer("last_seq"))
+            ready = {"last_seq": self.window.taken, "acked": self.window.acked, **self.ready}
             self.write_raw(encode_frame(Kind.READY, ready))
-            for data in self._said[self.acked :]:
-                self.write_raw(data)
+            self._flush()
 
     def of_kind(self, kind: int) -> list[Frame]:
         return [frame for frame in self.received if frame.kind == kind]

@@ -2,41 +2,46 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
-from executor_server.model import Principal
-from executor_server.pool import make_ready
-from executor_server.registry import Registry, SessionRecord
-from executor_server.session import Session
-from executor_server.session_requests import SessionSettings, Watch
-from executor_server.state_dir import StateDir
+from executor_server.config.state_dir import StateDir
+from executor_server.core.model import Log, OutputMode, Principal, Result
+from executor_server.journal.execution import Execution
+from executor_server.journal.registry import Registry, SessionRecord
+from executor_server.pool.pool import make_ready
+from executor_server.sessions import SessionManager
+from executor_server.sessions.session import Session
+from executor_server.sessions.shared import SessionHooks, SessionSettings
 from tests.support.fake_backend import SPEC, FakeBackend, FakeSandbox
 from tests.support.fake_guest import TOKEN
-from tests.support.specs import session_spec
+from tests.support.polling import eventually_async
+from tests.support.specs import EXECUTION_LIMITS, session_spec
 
 OWNER = Principal("tenant", "test")
 
-MakeSession = Callable[[Watch | None, SessionSettings], Awaitable[tuple[Session, FakeSandbox]]]
+MakeSession = Callable[[SessionHooks | None, SessionSettings], Awaitable[tuple[Session, FakeSandbox]]]
 
 
 @asynccontextmanager
 async def sessions_on(backend: FakeBackend, directory: Path) -> AsyncIterator[MakeSession]:
-    """Makes a session and its sandbox for whoever calls what this gives; `directory` is the daemon's state."""
+    """Makes a session and its sandbox for each call of the function that this gives; `directory` is the daemon's state."""
     made: list[Session] = []
     registry = Registry(StateDir(directory))
 
-    async def make(watch: Watch | None, settings: SessionSettings) -> tuple[Session, FakeSandbox]:
+    async def make(hooks: SessionHooks | None, settings: SessionSettings) -> tuple[Session, FakeSandbox]:
         ready = await make_ready(backend, SPEC, warm=False)
         spec = session_spec(SPEC, imports=("math",))
         record = SessionRecord(
             "s", OWNER, "r", spec, "fake", ready.sandbox.sandbox_id, TOKEN, "3.11.0", False, time.time(), 1
         )
-        session = Session(record, ready.sandbox, ready.channel, registry, settings, watch)
+        session = Session(record, ready.sandbox, ready.channel, registry, settings, hooks)
         session.begin()
-        session._begin_tape()
+        session._begin_segments()
         made.append(session)
         return session, backend.made[-1]
 
@@ -44,3 +49,36 @@ async def sessions_on(backend: FakeBackend, directory: Path) -> AsyncIterator[Ma
     for session in made:
         await session.close("the test is over")
     registry.close()
+
+
+async def execute(session: Session, name: str = "e", code: str = "1") -> Execution:
+    return await session.execute(name, code, OutputMode.TRAILING_EXPRESSION, EXECUTION_LIMITS)
+
+
+async def outcome_of(execution: Execution) -> tuple[str, Result]:
+    """The text and the result of an execution."""
+    kinds = [event.kind async for event in execution.events()]
+    assert isinstance(kinds[-1], Result)
+    return "".join(kind.text for kind in kinds if isinstance(kind, Log)), kinds[-1]
+
+
+async def result_of(execution: Execution) -> Result:
+    return (await outcome_of(execution))[1]
+
+
+async def abandon(manager: SessionManager) -> None:
+    """Stops the manager's sessions at once, as SIGKILL does, without a message to their guests."""
+    tasks: list[asyncio.Task[Any]] = [manager._sweeper] if manager._sweeper is not None else []
+    for session in manager.list_all():
+        session._channel.close()
+        tasks += session._tasks
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def hung_up(backend: FakeBackend) -> None:
+    """Waits until the guests have noticed the end of their connections."""
+    for sandbox in backend.made:
+        connections = sandbox.guest.connections
+        await eventually_async(lambda connections=connections: all(c.transport is None for c in connections))  # type: ignore[misc]

@@ -1,8 +1,8 @@
-"""Ways to modules that are not authorized, and what looks like one and is none: the same verdicts on every CPython.
+"""Programs that reach for modules that are not authorized, and some that only look so: same verdicts on each CPython.
 
 All run in one session under the preset `guarded`, one after the other, each with the base modules of smolagents and its
-own imports authorized; `helper` is a file of the workspace, and has loaded what they reach for. A `Foreign` program reaches for what it may not have; `way` is what its refusal names. SNIPPETS
-are of the kinds that smolagents' local executor refuses.
+own imports authorized; `helper` is a file of the workspace that has loaded the modules in question. A `Foreign` program
+is refused. SNIPPETS are of the kinds that smolagents' local executor refuses.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from tests.support.language_corpus import BASE
 
 
 class Foreign(NamedTuple):
-    """`way` is in the message; an import that is refused as such names only its module."""
+    """`path` is in the message of the refusal; a refused import names only its module."""
 
     source: str
     imports: tuple[str, ...]
-    way: str
+    path: str
 
 
 _DANGEROUS = ("builtins", "io", "multiprocessing", "os", "pathlib", "pty", "shutil", "socket", "subprocess")
@@ -27,7 +27,7 @@ _BUILTINS = "import sys\nb = sys._getframe().f_builtins\ni = b['__import__']\ni(
 
 
 def _snippets() -> dict[str, Foreign]:
-    """The kinds that smolagents' local executor refuses, as far as they reach a module that is not authorized."""
+    """Returns programs of the kinds that smolagents' local executor refuses and that reach an unauthorized module."""
     rows: dict[str, Foreign] = {}
     for module in (*_DANGEROUS, "posix", "sys"):
         rows[f"import of {module}"] = Foreign(f"import {module}", (), f"Import of {module} ")
@@ -122,7 +122,7 @@ def _snippets() -> dict[str, Foreign]:
 
 SNIPPETS = _snippets()
 
-# Attacks of the same kind, and our own.
+# Attacks of the same kind, and others.
 _OWN_ATTACKS: dict[str, tuple[str, tuple[str, ...], str]] = {
     "from import": ("from random import _os", (), "from random import _os"),
     "from import as": ("from random import _os as m\nm.system(':')", (), "from random import _os"),
@@ -316,7 +316,7 @@ def closed():
     return inner
 """
 
-# Each succeeds under `guarded`, as it does without a rule.
+# Programs that succeed under `guarded` as they do without a rule.
 HONEST: dict[str, tuple[str, tuple[str, ...], object]] = {
     "class of one's own": ("class A: pass\nA().__class__.__name__", (), "A"),
     "dict of one's own": ("class A: pass\na = A()\na.x = 1\na.__dict__", (), {"x": 1}),

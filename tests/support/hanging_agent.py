@@ -1,6 +1,6 @@
 """A process with an agent whose code waits for a tool that hangs: `python -m tests.support.hanging_agent ADDRESS TOKEN`.
 
-It says so on its output. Its session ends a second after nobody uses it any more.
+It says so on its output. Its session ends a second after its last use.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tests.support.agents import scripted
 @tool
 def hang() -> None:
     """Hangs."""
-    print("in the tool", flush=True)  # noqa: T201 - for whoever started this
+    print("in the tool", flush=True)  # noqa: T201 - for the process that started this
     threading.Event().wait()
 
 

@@ -1,7 +1,7 @@
 """Programs that import, each with its exact verdict: the same in the source and at run time, on every CPython.
 
 All run in one session, one after the other, under IMPORTS and DENIED, with MODULES in the workspace. So a refusal that
-cost more than its own execution would show in those that follow.
+harms more than its own execution shows in the programs that follow.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ AUTHORIZED = (
 DENIED = ("os.path", "xml.dom.*", "pack.secret")
 
 MODULES = {
-    # What a library imports for itself is its own business: at import, later, and in threads.
+    # Libraries of the workspace, which import for themselves when they are imported, later, and in threads.
     "helper.py": (
         "import socket\n"
         "def lazily():\n    import wave\n    return wave.__name__\n"
@@ -34,7 +34,7 @@ MODULES = {
 
 
 class Program(NamedTuple):
-    """`verdict` is the module that is refused, or OK; `line` is where, `value` the output where that matters."""
+    """`verdict` is the refused module or OK, `line` its line, `value` the output where that matters."""
 
     source: str
     verdict: str
@@ -46,7 +46,7 @@ OK = ""
 
 
 def _wide(text: str) -> str:
-    """The same letters as wide as East Asian ones, which Python reads as the plain ones where they are a name."""
+    """Returns the letters in their full-width forms, which Python reads as the plain ones in names."""
     return "".join(chr(ord(letter) + 0xFEE0) for letter in text)
 
 
@@ -164,7 +164,7 @@ PROGRAMS: dict[str, Program] = {
     "builtins as C code calls it": Program("import builtins as b\nb.__import__('socket', {}, {}, [])", "socket", 2),
     "builtins by name": Program("__import__('builtins').__import__('socket')", "socket", 1),
     "getattr of builtins": Program("import builtins\ngetattr(builtins, '__imp' + 'ort__')('socket')", "socket", 2),
-    # -- importlib and its like
+    # -- importlib and similar modules
     "import_module": Program("import importlib\nimportlib.import_module('math').floor(2.5)", OK, value=2),
     "import_module of what is not authorized": Program("import importlib as i\ni.import_module('socket')", "socket", 2),
     "import_module by member": Program("from importlib import import_module as f\nf('socket')", "socket", 2),

@@ -5,6 +5,8 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+import pytest
+
 
 def find_python(version: str) -> Path | None:
     """An interpreter of this version ("3.9"); None when there is none. Shims of pyenv are no proof of one."""
@@ -13,3 +15,11 @@ def find_python(version: str) -> Path | None:
         return installed[-1]
     found = shutil.which(f"python{version}")
     return Path(found) if found and "shims" not in Path(found).parts else None
+
+
+def require_python(version: str) -> Path:
+    """The same; skips the test when there is none."""
+    python = find_python(version)
+    if python is None:
+        pytest.skip(f"there is no CPython {version} on this machine")
+    return python

@@ -16,12 +16,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from executor_server.backend_config import E2BSection
-from executor_server.model import SandboxSpec
+from executor_server.config.backend_config import E2BSection
+from executor_server.core.model import SandboxSpec
 from tests.support.backends import make_backend
 
 DEADLINE_S = 60.0
-# What its session runs, and says of itself before the daemon dies; it goes on until the file `go` is there.
+# Runs in its session, and says so before the daemon dies; it goes on until the file `go` is there.
 PROGRAM = """
 print('before', flush=True)
 import os, time
@@ -34,7 +34,7 @@ kept
 
 @dataclass(frozen=True)
 class Left:
-    """What a killed daemon said last."""
+    """The last output of a killed daemon."""
 
     said: dict[str, Any]
 

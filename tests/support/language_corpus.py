@@ -1,7 +1,7 @@
-"""Programs for the rules of the language: what `strict` refuses, and by which rule; what it leaves alone.
+"""Programs for the rules of the language: those that `strict` refuses, each with its rule, and those that it runs.
 
-SMOLAGENTS_TOO says of a refused program that smolagents' local executor refuses it as well; the others it lets pass, or
-can't run at all.
+SMOLAGENTS_TOO marks refused programs that smolagents' local executor refuses as well; it runs the others, or can't run
+such programs at all.
 """
 
 from __future__ import annotations
@@ -202,7 +202,7 @@ REFUSED: dict[str, Refused] = {
     "base class": Refused("class C(object): pass", "unlisted_builtins"),
 }
 
-# What agents write. smolagents' local executor runs each, and so does strict, with the same value.
+# Ordinary programs of agents. smolagents' local executor runs each, and so does strict, with the same value.
 ORDINARY: dict[str, str] = {
     "arithmetic": "x = 3\ny = x ** 2 + 1\ny / 2",
     "strings": "name = 'ada'\nf'{name.title()}: {len(name)}'",
@@ -264,7 +264,7 @@ ORDINARY: dict[str, str] = {
     "print": "print('a', 1)\n2",
 }
 
-# Python that the local executor does not run; it is not for safety, so strict does.
+# Python that the local executor can't run, for other reasons than safety. Strict runs it.
 MORE_PYTHON: dict[str, tuple[str, object]] = {
     "generator": ("def g():\n    yield 1\n    yield 2\nlist(g())", [1, 2]),
     "global": ("n = 1\ndef f():\n    global n\n    n += 1\nf()\nn", 2),

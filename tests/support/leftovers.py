@@ -1,6 +1,6 @@
-"""What a test may not leave behind: processes, cgroups, mounts, files, containers.
+"""Things that a test may not leave behind: processes, cgroups, mounts, files, containers.
 
-Each question is asked as a difference, so that a daemon which several tests share is nobody's leftover until its
+Each question is asked as a difference, so that a daemon which several tests share leaves nothing over until its
 fixture ends; the end of the whole run is compared with its start.
 """
 
@@ -15,16 +15,16 @@ import docker
 import docker.errors
 import psutil
 
-from tests.support.keeper import children
 from tests.support.polling import eventually
+from tests.support.reaper import RUN_DIRECTORY_PREFIX, children
 
 CGROUP_ROOT = Path("/sys/fs/cgroup")
 CGROUP_PREFIX = "executor-"
 ENGINE_SOCKET = Path("/var/run/docker.sock")
-# Of the Engine that tools/engine.sh starts: what is mounted there is any run's; of ours the containers are looked at.
+# Mounts of the Engine that tools/engine.sh starts are any run's; of ours the containers are looked at.
 ENGINE_MOUNTS = ("/var/lib/remote-executor-engine/", "/run/remote-executor-engine-")
-# A sandbox that was told to end has this long to be gone: the kernel takes a moment for namespaces and cgroups.
-GONE_WITHIN_S = 5.0
+# Seconds for a sandbox to disappear that is to end: the kernel takes a moment for namespaces and cgroups.
+GONE_WITHIN_S = 15.0
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ def snapshot(*, host: bool) -> Snapshot:
 
 
 def leftovers_since(before: Snapshot) -> list[str]:
-    """What is new since `before` and does not go away, a line for each."""
+    """A line for each thing that is new since `before` and stays."""
     remaining: list[str] = []
 
     def all_gone() -> bool:
@@ -105,14 +105,16 @@ def _is_populated(cgroup: Path) -> bool:
 
 
 def _mounts() -> set[str]:
-    """Mount points of our namespace that carry our name or lie in the run's directory."""
+    """Mount points of our namespace that lie in the run's directory, or carry our name and lie in no other run's."""
     points = {line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines()}
     points = {point for point in points if not point.startswith(ENGINE_MOUNTS)}
-    return {point for point in points if "executor" in point or point.startswith(tempfile.gettempdir())}
+    own = tempfile.gettempdir()  # BASE/rx-1234/tmp
+    runs = str(Path(own).parents[1] / RUN_DIRECTORY_PREFIX)
+    return {point for point in points if point.startswith(own) or ("executor" in point and not point.startswith(runs))}
 
 
 def _containers() -> dict[str, str]:
-    """Those that bear our label and see something of the run's directory; others are another run's.
+    """Containers that have our label and see something of the run's directory; others are another run's.
 
     Id to name: the daemon renames a container at a time of its own.
     """
@@ -120,7 +122,7 @@ def _containers() -> dict[str, str]:
         return {}
     try:
         client = docker.APIClient(f"unix://{ENGINE_SOCKET}")
-    except docker.errors.DockerException:  # nobody there: no tests that need it either
+    except docker.errors.DockerException:  # no Engine: no tests that need it either
         return {}
     try:
         listed = client.containers(all=True, filters={"label": "executor.daemon"})

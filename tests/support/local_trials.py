@@ -2,7 +2,7 @@
 
 A program of its own, so that an ordinary user can run it where the tests run as root:
 `python -m tests.support.local_trials` reads {"image": PATH, "bwrap": PATH or null, "programs": {name: source}} from
-standard input and answers {name: {"printed": VALUE, "complaints": TEXT}}, VALUE being the JSON that the program printed.
+standard input and answers {name: {"printed": VALUE, "stderr": TEXT}}, VALUE being the JSON that the program printed.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from executor_server.backend_config import LocalImage
 from executor_server.backends.local.host import examine_host
 from executor_server.backends.local.trial import run_python
-from executor_server.model import SandboxSpec
+from executor_server.config.backend_config import LocalImage
+from executor_server.core.model import SandboxSpec
 
 MEMORY_BYTES = 2**28
 DISK_BYTES = 2**22
@@ -34,14 +34,14 @@ async def run_programs(asked: dict[str, Any]) -> dict[str, Any]:
     bwrap = Path(asked["bwrap"]) if asked["bwrap"] else None
     with tempfile.TemporaryDirectory(prefix="executor-trials-") as runtime:
         found = await examine_host(Path(runtime), {"base": LocalImage(python=Path(asked["image"]))}, bwrap, host_uid)
-        assert found.kit is not None, found.findings
-        image = found.kit.images["base"]
+        assert found.resources is not None, found.findings
+        image = found.resources.images["base"]
         spec = SandboxSpec("base", MEMORY_BYTES, PROCESSES, DISK_BYTES, 1.0)
         answers = {}
         for name, source in asked["programs"].items():
-            group = found.kit.make_cgroup("trials", secrets.token_hex(4), spec)
-            result = await run_python(
-                found.kit,
+            group = found.resources.make_cgroup("trials", secrets.token_hex(4), spec)
+            stdout, stderr = await run_python(
+                found.resources,
                 image,
                 spec,
                 source,
@@ -51,8 +51,8 @@ async def run_programs(asked: dict[str, Any]) -> dict[str, Any]:
                 options=("-I",),
             )
             answers[name] = {
-                "printed": json.loads(result.stdout) if result.stdout else None,
-                "complaints": result.complaints,
+                "printed": json.loads(stdout) if stdout else None,
+                "stderr": stderr,
                 "oom_kills": group.oom_kills() if group else None,
             }
             if group is not None:

@@ -24,7 +24,7 @@ COMMAND = ["-m", "executor_client.cli"]
 
 
 def environment(daemon: Daemon) -> dict[str, str]:
-    """That of a user whose daemon this is."""
+    """The environment of a user whose daemon this is."""
     return {**os.environ, "EXECUTOR_STATE_DIR": str(daemon.state_dir)}
 
 

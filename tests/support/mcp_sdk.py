@@ -49,7 +49,7 @@ class _Client1:
         self.instructions = instructions
 
     async def call_tool(self, name: str, arguments: dict[str, Any], progress_callback: Any = None) -> Any:
-        """Cancelled, it tells the server, which the SDK leaves to its users in version 1."""
+        """Cancelled, it notifies the server, which the SDK leaves to its users in version 1."""
         request_id = self._session._request_id
         try:
             return await self._session.call_tool(name, arguments, progress_callback=progress_callback)

@@ -1,4 +1,4 @@
-"""A backend whose machine of the cloud is this one: sandboxes made by `guest nest`, reached by `guest relay`.
+"""A backend whose machine of the cloud is this host: the guest makes its namespaces, and a relay reaches it.
 
 Needs root. What a cloud has between the daemon and the commands' streams is not here: they are this process's pipes.
 """
@@ -20,35 +20,34 @@ from typing import Any, ClassVar
 
 import psutil
 
-from executor_server.backends.base import HostFinding, KnownSandbox, Sandbox
-from executor_server.backends.environment import sandbox_environment
+from executor_server.backends.base import HostFinding, KnownSandbox, PassiveSandbox, Sandbox
+from executor_server.backends.guest_archive import pack_guest
 from executor_server.backends.seccomp_program import filter_program
-from executor_server.errors import SandboxFailure
-from executor_server.guest.lines import LineDecoder, encode_lines
-from executor_server.guest.tokens import CHAIN_LENGTH, chained
-from executor_server.guest_archive import pack_guest
-from executor_server.model import SandboxSpec
+from executor_server.backends.settings import sandbox_environment
+from executor_server.core.errors import SandboxFailure
+from executor_server.core.model import SandboxSpec
+from executor_server.guest.wire.lines import LineDecoder, encode_lines
+from executor_server.guest.wire.tokens import CHAIN_LENGTH, chained
 
-NEST_UID = 65_533
+GUEST_UID = 65_533
 _PIECE_BYTES = 256 * 1024
 
 
 @dataclass
-class NestedSandbox:
-    """Implements `Sandbox` and, being its own way to its guest, `GuestEndpoint`."""
+class NestedSandbox(PassiveSandbox):
+    """Implements `Sandbox` and, as its own endpoint, `GuestEndpoint`."""
 
     sandbox_id: str
     socket_path: Path
     token: bytes
-    relay: tuple[str, ...]  # the command, but for socket and nonce
-    relays: list[asyncio.subprocess.Process]
+    relay: tuple[str, ...]  # the command, without socket and nonce
+    relay_processes: list[asyncio.subprocess.Process]
     _carriers: set[asyncio.Task[None]]
-    # Of the relays that have ended.
+    # Exit codes of the relays that have ended.
     exit_codes: list[int]
 
     backend_name: ClassVar[str] = "nested"
     fingerprint: ClassVar[str] = "nested"
-    pause_idle_s: ClassVar[None] = None
     reconnect_s: ClassVar[float] = 5.0
     breaks_by_itself: ClassVar[bool] = True
     reconnects_max: ClassVar[int] = 64
@@ -60,11 +59,11 @@ class NestedSandbox:
 
     @property
     def supervisor(self) -> psutil.Process | None:
-        """The guest is told the hash of its token on its command line; so is nobody else."""
+        """Finds the process that has the hash of the sandbox's token on its command line: only the guest."""
         token_hash = chained(self.token, CHAIN_LENGTH).hex()
         for process in psutil.process_iter(["cmdline", "uids"]):
-            told = any(token_hash in part for part in process.info["cmdline"] or ())
-            if told and process.info["uids"].real == NEST_UID and _number_inside(process.pid) == 1:
+            is_guest = any(token_hash in part for part in process.info["cmdline"] or ())
+            if is_guest and process.info["uids"].real == GUEST_UID and _number_inside(process.pid) == 1:
                 return process
         return None
 
@@ -73,7 +72,7 @@ class NestedSandbox:
         relay = await asyncio.create_subprocess_exec(
             *self.relay, str(self.socket_path), nonce, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
         )
-        self.relays.append(relay)
+        self.relay_processes.append(relay)
         ours, theirs = socket.socketpair()
         loop = asyncio.get_running_loop()
         carrier = loop.create_task(self._carry(relay, nonce, theirs))
@@ -108,30 +107,15 @@ class NestedSandbox:
             await asyncio.gather(sending, return_exceptions=True)
             self.exit_codes.append(await relay.wait())
 
-    async def oom_kills(self) -> int | None:
-        return None
-
     async def cause_of_death(self) -> str | None:
         return None
-
-    async def label(self, session_id: str) -> None:
-        return
-
-    def set_cpu_share(self, share: float) -> None:
-        return
-
-    async def pause(self) -> bool:
-        return False
-
-    async def wake(self) -> None:
-        return
 
     async def destroy(self) -> None:
         supervisor = self.supervisor
         if supervisor is not None:
             supervisor.kill()
             await asyncio.to_thread(supervisor.wait, 10)
-        for relay in self.relays:
+        for relay in self.relay_processes:
             if relay.returncode is None:
                 with contextlib.suppress(ProcessLookupError):
                     relay.kill()
@@ -139,7 +123,7 @@ class NestedSandbox:
 
 
 def _number_inside(pid: int) -> int:
-    """Of a process in its own pid namespace; 0 when it is gone."""
+    """Returns a process's id in its own pid namespace; 0 when it has ended."""
     try:
         status = Path(f"/proc/{pid}/status").read_text()
     except OSError:
@@ -153,7 +137,7 @@ class NestedBackend:
     name = "nested"
 
     def __init__(self, directory: Path, python: Path, **overrides: Any) -> None:
-        """`overrides` are of nest's configuration."""
+        """`overrides` replace values of the configuration."""
         self._directory = directory
         self._python = python
         self._overrides = overrides
@@ -178,8 +162,8 @@ class NestedBackend:
     def config(self, sandbox: NestedSandbox, spec: SandboxSpec) -> dict[str, Any]:
         return {
             "socket": str(sandbox.socket_path),
-            "uid": NEST_UID,
-            "gid": NEST_UID,
+            "uid": GUEST_UID,
+            "gid": GUEST_UID,
             "environment": sandbox_environment(spec.processes),
             "processes": spec.processes,
             "disk_bytes": spec.disk_bytes,
@@ -199,19 +183,19 @@ class NestedBackend:
         }
 
     def new_sandbox(self) -> NestedSandbox:
-        """One that does not exist yet."""
+        """Returns a sandbox that is not started yet."""
         sandbox_id = secrets.token_hex(8)
-        path = self._directory / "nests" / sandbox_id / "guest.sock"
+        path = self._directory / "guests" / sandbox_id / "guest.sock"
         relay = (str(self._python), "-I", "-S", str(self._guest), "relay")
         return NestedSandbox(sandbox_id, path, secrets.token_bytes(32), relay, [], set(), [])
 
-    def nest_command(self, config: Mapping[str, Any]) -> list[str]:
-        return [str(self._python), str(self._guest), "nest", json.dumps(config)]
+    def start_command(self, config: Mapping[str, Any]) -> list[str]:
+        return [str(self._python), str(self._guest), "namespaces", json.dumps(config)]
 
-    async def nest(self, config: Mapping[str, Any]) -> tuple[int, str]:
-        """Runs the command: its exit code, and what it says. The machine's root has a secret in its environment."""
+    async def run_start(self, config: Mapping[str, Any]) -> tuple[int, str]:
+        """Runs the command; returns its exit code and output. The machine's root has a secret in its environment."""
         command = await asyncio.create_subprocess_exec(
-            *self.nest_command(config),
+            *self.start_command(config),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
@@ -224,7 +208,7 @@ class NestedBackend:
 
     async def create(self, spec: SandboxSpec) -> NestedSandbox:
         sandbox = self.new_sandbox()
-        exit_code, said = await self.nest(self.config(sandbox, spec))
+        exit_code, said = await self.run_start(self.config(sandbox, spec))
         if exit_code != 0:
             raise SandboxFailure(said)
         self.sandboxes.append(sandbox)
@@ -233,4 +217,4 @@ class NestedBackend:
     async def close(self) -> None:
         for sandbox in self.sandboxes:
             await sandbox.destroy()
-        shutil.rmtree(self._directory / "nests", ignore_errors=True)
+        shutil.rmtree(self._directory / "guests", ignore_errors=True)

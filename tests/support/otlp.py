@@ -15,7 +15,7 @@ from tests.support.polling import eventually
 
 
 class Collector:
-    """What came in so far."""
+    """Returns the spans that have arrived so far."""
 
     def __init__(self, endpoint: str) -> None:
         self.endpoint = endpoint
@@ -35,7 +35,7 @@ class Collector:
         return [span for span in self.spans if span.name.endswith(name)]
 
     def wait_for(self, name: str) -> Span:
-        """The first span whose name ends so."""
+        """Returns the first span whose name ends with that."""
         assert eventually(lambda: self.named(name)), [span.name for span in self.spans]
         return self.named(name)[0]
 
@@ -58,7 +58,7 @@ def collecting() -> Iterator[Collector]:
             self.end_headers()
 
         def log_message(self, *_: Any) -> None:
-            """Says nothing."""
+            """Logs nothing."""
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         collector = Collector(f"http://127.0.0.1:{server.server_port}")

@@ -1,6 +1,6 @@
-"""A policy, what tenants ask of it, and what each gets: the table of tests/integration/test_policy_table.py.
+"""A policy, requests of tenants, and the verdict on each: the table of tests/integration/test_policy_table.py.
 
-What is asked is a policy_question.Question, so that one and the same thing is asked of a daemon and of `policy explain`.
+A request is a `policy.explain.question.Question`, so that a daemon and `policy explain` are asked the same.
 `{backend}` stands for the backend of the daemon, `{other}` for the one that it doesn't have.
 """
 
@@ -85,14 +85,14 @@ Row = tuple[str, str, str, str, str]
 
 @dataclass(frozen=True)
 class Case:
-    """What a tenant asks for, and the verdict: nothing is refused, or the violations, or the request means nothing."""
+    """A tenant's request and the verdict: granted, refused with violations, or invalid."""
 
     name: str
     tenant: str
     asked: Mapping[str, Any]
     violations: tuple[Row, ...] = ()
-    invalid: str = ""  # what the message of an invalid request says
-    outcome: Outcome | None = None  # of code that does what is asked for when it runs
+    invalid: str = ""  # a part of the message of an invalid request
+    outcome: Outcome | None = None  # outcome of code that makes use of the grant
 
 
 CODE_OF_RULE = {
@@ -106,7 +106,7 @@ CODE_OF_RULE = {
     "file_writing": "open('written', 'w').close()",
     "unlisted_builtins": "memoryview(b'x')",
 }
-"""What breaks each rule of the language, and is harmless where it may."""
+"""Code that breaks each rule of the language, and is harmless where it may run."""
 
 
 def _above(name: str, requested: str, allowed: str) -> Row:
@@ -156,7 +156,7 @@ def _language_cases() -> list[Case]:
         )
         for tenant in ("research", "support")
         for rule in CODE_OF_RULE
-        # os is not among the imports of the one; and what leads to a module, another rule of strict refuses before it.
+        # os is not among the imports of research; for support another rule refuses the code first.
         if (tenant, rule) not in (("research", "dangerous_functions"), ("support", "foreign_modules"))
     ]
 

@@ -1,4 +1,4 @@
-"""The one way for a test to wait for something that tells nobody when it is done."""
+"""Waits for a condition that no event announces."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
-POLL_TIMEOUT_S = 10.0
+POLL_TIMEOUT_S = 30.0
 POLL_INTERVAL_S = 0.01
 
 
@@ -24,7 +24,7 @@ def eventually(probe: Callable[[], T], *, timeout_s: float = POLL_TIMEOUT_S) -> 
 async def eventually_async(probe: Callable[[], T], *, timeout_s: float = POLL_TIMEOUT_S) -> T:
     """The same, with the event loop running meanwhile."""
     deadline = time.monotonic() + timeout_s
-    while not (value := probe()) and time.monotonic() < deadline:  # noqa: ASYNC110 - nobody would set an event
+    while not (value := probe()) and time.monotonic() < deadline:  # noqa: ASYNC110 - no event would be set
         await asyncio.sleep(POLL_INTERVAL_S)
     return value
 

@@ -16,7 +16,7 @@ EMPTY_MESSAGE = b"\0" + (0).to_bytes(4, "big")
 
 
 def unfinished_message(size_bytes: int) -> bytes:
-    """The head of a message that never comes whole."""
+    """The prefix of a message that never becomes complete."""
     return b"\0" + size_bytes.to_bytes(4, "big") + b"\x0a"
 
 
@@ -27,12 +27,12 @@ class RawCall:
     stream_id: int
     status: int | None = None
     message: str = ""
-    answered: asyncio.Event = field(default_factory=asyncio.Event)  # the first data came
+    answered: asyncio.Event = field(default_factory=asyncio.Event)  # the first data has arrived
     ended: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 class RawConnection:
-    """One connection; `calls` are all that were begun on it."""
+    """One connection; `calls` are all calls that were begun on it."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
@@ -41,7 +41,7 @@ class RawConnection:
         self.calls: dict[int, RawCall] = {}
 
     async def begin(self, method: str, token: str | None, body: bytes | None = None, *, ends: bool) -> RawCall:
-        """Sends the headers of a call, and perhaps a beginning of its body; `ends`: and that nothing follows."""
+        """Sends the headers of a call and possibly a beginning of its body; with `ends`, the end of the request, too."""
         stream_id = self._http.get_next_available_stream_id()
         headers = [
             (":method", "POST"),
@@ -93,7 +93,7 @@ class RawConnection:
 
 @asynccontextmanager
 async def raw_connection(path: str) -> AsyncIterator[RawConnection]:
-    """A connection to a Unix socket, cut off at the end."""
+    """Opens a connection to a Unix socket, and aborts it at the end."""
     reader, writer = await asyncio.open_unix_connection(path)
     connection = RawConnection(reader, writer)
     await connection.start()

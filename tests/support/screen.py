@@ -66,7 +66,7 @@ class Screen:
 
 @dataclass(frozen=True)
 class Shown:
-    """What a program left on its terminal, and how it ended."""
+    """The text that a program left on its terminal, and its exit status."""
 
     exit_code: int
     raw: str
@@ -104,7 +104,7 @@ def _read_all(descriptor: int) -> bytes:
     while True:
         try:
             piece = os.read(descriptor, READ_BYTES)
-        except OSError:  # EIO is how Linux says that nobody has the other side open any more
+        except OSError:  # EIO is how Linux says that no process has the other side open any more
             break
         if not piece:
             break

@@ -41,7 +41,7 @@ while thread.is_alive():
     print("waiting", n)
     time.sleep(0.01)
 """
-PATIENCE_S = 10.0
+WAIT_S = 10.0
 
 
 class NotingLogger(AgentLogger):
@@ -66,7 +66,7 @@ class PacedModel(ScriptedModel):
     def generate_stream(self, *args: Any, **kwargs: Any) -> Iterator[ChatMessageStreamDelta]:
         for delta in super().generate_stream(*args, **kwargs):
             self._noted.clear()
-            if not self._noted.wait(PATIENCE_S):
+            if not self._noted.wait(WAIT_S):
                 raise TimeoutError("the manager's code printed nothing")
             yield delta
 

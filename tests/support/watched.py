@@ -47,15 +47,15 @@ class Watched:
         return text
 
     def value(self, name: str, **labels: str) -> float | None:
-        """Of one sample, as it is told now."""
+        """Returns the present value of one sample, None when there is none."""
         for family in text_string_to_metric_families(self.page()):
             for sample in family.samples:
                 if sample.name == PREFIX + name and sample.labels == labels:
                     return float(sample.value)
         return None
 
-    def tells(self, value: float, name: str, **labels: str) -> bool:
-        """Whether a sample comes to have this value: who asks soon again is told what was told before."""
+    def reports(self, value: float, name: str, **labels: str) -> bool:
+        """True when a sample reaches this value in time; a scrape soon after another repeats its values."""
         return eventually(lambda: self.value(name, **labels) == value)
 
     def write_policy(self, version: str) -> None:

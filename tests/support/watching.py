@@ -1,4 +1,4 @@
-"""A gate that can be closed, and an observer that remembers, for tests of who asks and tells them."""
+"""An admission that a test can close, and an observer that remembers what it was notified of."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
-from executor_server.errors import Reason, Unavailable
-from executor_server.gate import Answer, Gate
-from executor_server.model import (
+from executor_server.core.errors import Reason, Unavailable
+from executor_server.core.model import (
     ExecutionLimits,
     FileInfo,
     LimitWarning,
@@ -20,12 +19,13 @@ from executor_server.model import (
     ToolCall,
     ToolSpec,
 )
-from executor_server.observer import Observer
+from executor_server.lifecycle.admission import AdmissionController, Answer
+from executor_server.lifecycle.observer import Observer
 
 CLOSED_TEXT = "the gate is closed"
 
 
-class FakeGate(Gate):
+class FakeAdmission(AdmissionController):
     """`asked` has what it was asked for; what is in `closed` it refuses, and what is in `slow` waits for `opened`."""
 
     def __init__(self) -> None:
@@ -95,46 +95,46 @@ class FakeGate(Gate):
 
 
 class Witness(Observer):
-    """`told` has what it was told, in order."""
+    """`notified` has its notifications, in order."""
 
     def __init__(self) -> None:
-        self.told: list[tuple[Any, ...]] = []
+        self.notified: list[tuple[Any, ...]] = []
 
     def names(self) -> list[str]:
-        return [name for name, *_ in self.told]
+        return [name for name, *_ in self.notified]
 
     def session_created(self, session: SessionFacts, took_s: float) -> None:
-        self.told.append(("session_created", session.session_id))
+        self.notified.append(("session_created", session.session_id))
 
     def session_recovered(self, session: SessionFacts) -> None:
-        self.told.append(("session_recovered", session.session_id))
+        self.notified.append(("session_recovered", session.session_id))
 
     def session_lost(self, session: SessionFacts, reason: str) -> None:
-        self.told.append(("session_lost", reason))
+        self.notified.append(("session_lost", reason))
 
     def session_ended(self, session: SessionFacts, reason: str) -> None:
-        self.told.append(("session_ended", reason))
+        self.notified.append(("session_ended", reason))
 
     def execution_started(self, session: SessionFacts, execution_id: str) -> None:
-        self.told.append(("execution_started", execution_id))
+        self.notified.append(("execution_started", execution_id))
 
     def execution_recovered(self, session: SessionFacts, execution_id: str) -> None:
-        self.told.append(("execution_recovered", execution_id))
+        self.notified.append(("execution_recovered", execution_id))
 
     def limit_warned(self, session: SessionFacts, execution_id: str, warning: LimitWarning) -> None:
-        self.told.append(("limit_warned", warning))
+        self.notified.append(("limit_warned", warning))
 
     def execution_ended(self, session: SessionFacts, execution_id: str, result: Result, took_s: float) -> None:
-        self.told.append(("execution_ended", execution_id, result.outcome))
+        self.notified.append(("execution_ended", execution_id, result.outcome))
 
     def tool_called(self, session: SessionFacts, execution_id: str, call: ToolCall) -> None:
-        self.told.append(("tool_called", call.name))
+        self.notified.append(("tool_called", call.name))
 
     def tool_answered(self, session: SessionFacts, execution_id: str, answer: Answer) -> None:
-        self.told.append(("tool_answered", answer))
+        self.notified.append(("tool_answered", answer))
 
     def file_got(self, session: SessionFacts, file: FileInfo) -> None:
-        self.told.append(("file_got", file.path))
+        self.notified.append(("file_got", file.path))
 
     def guest_misbehaved(self, session: SessionFacts | None, what: str) -> None:
-        self.told.append(("guest_misbehaved", what))
+        self.notified.append(("guest_misbehaved", what))

@@ -1,4 +1,4 @@
-"""The check for leftovers finds what it is there to find; all other tests trust it."""
+"""The check for leftovers, which all other tests rely on, finds processes and files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Each side takes what the other may send: both go by one table."""
+"""Each end accepts everything that the other may send, since both hold to one table of limits."""
 
 from __future__ import annotations
 
@@ -23,54 +23,52 @@ from executor_api.limits import (
 )
 from executor_api.v1 import types_pb2 as pb
 from executor_api.values import ValueLimits
-from executor_client import _limits
-from executor_client._blobs import IncomingBlobs
+from executor_client._core.blobs import IncomingBlobs
 from executor_client.errors import ProtocolError
-from executor_server import guest_events
-from executor_server.guest import frames, host_tools
-from executor_server.guest.run import Call, Run, Settings
+from executor_server.guest.interpreter import host_tools
+from executor_server.guest.supervisor.run import Call, Run, Settings
+from executor_server.guest.wire import frames
+from executor_server.guest.wire.messages import MAX_PAYLOAD_BYTES
 
 ROOT = Path(__file__).resolve().parents[2]
-
-SENDERS = ("run.py", "runner.py", "operations.py", "interpreter.py", "display.py", "artifacts.py")
-RECEIVERS = ("_assembler.py", "_blobs.py", "session.py", "aio_session.py")
 
 
 def new_run() -> Run:
     return Run("e", "", Settings("trailing_expression", 1.0, 1.0, 1, 2), 1, None)  # type: ignore[arg-type]
 
 
-def test_what_neither_end_names_by_itself_is_the_same_at_both() -> None:
-    assert frames.CHUNK_BYTES == PIECE_BYTES == _limits.PIECE_BYTES
+def test_limits_that_are_derived_agree_with_the_table() -> None:
+    assert frames.CHUNK_BYTES == PIECE_BYTES
     assert ValueLimits().total_bytes == VALUE_BYTES_MAX
-    assert min(host_tools.MAX_VALUE_BYTES, guest_events.MAX_PAYLOAD_BYTES, TOOL_ARGUMENTS_BYTES_MAX) >= VALUE_BYTES_MAX
+    assert min(host_tools.MAX_VALUE_BYTES, MAX_PAYLOAD_BYTES, TOOL_ARGUMENTS_BYTES_MAX) >= VALUE_BYTES_MAX
 
 
-@pytest.mark.parametrize("end", ["sender", "receiver"])
-def test_every_limit_of_the_table_is_used_at_both_ends(end: str) -> None:
-    folder, files = {
-        "sender": (ROOT / "executor_server/guest", SENDERS),
-        "receiver": (ROOT / "client/executor_client", RECEIVERS),
-    }[end]
-    text = "".join((folder / name).read_text() for name in files)
-    # These a receiver adds up, or it is a number of messages that it need not count.
-    derived = {"IMAGE_BYTES_MAX", "IMAGES_BYTES_MAX", "TOOL_ARGUMENTS_BYTES_MAX", "TOOL_CALLS_OPEN_MAX"}
-    derived |= {"VALUE_BYTES_MAX", "VARIABLES_NAMED_MAX"}
-    sums = {"EXECUTION_BLOBS_BYTES_MAX", "EXECUTION_BLOBS_OPEN_MAX", "PIECE_BYTES"}
-    for name in {name for name in vars(limits) if name.isupper() and name[0] != "_"} - (
-        derived if end == "receiver" else sums
-    ):
-        assert re.search(rf"\b{name}\b", text), name
+def _used(*folders: str) -> set[str]:
+    text = "".join(path.read_text() for folder in folders for path in (ROOT / folder).rglob("*.py"))
+    return {name for name in vars(limits) if name.isupper() and re.search(rf"\b{name}\b", text)}
 
 
-def test_no_end_has_a_number_of_its_own_for_what_the_table_says() -> None:
-    for path in (ROOT / "client/executor_client").glob("*.py"):
-        assert not re.search(r"^(OPEN_BLOBS_MAX|BLOB_BYTES_MAX|IMAGES_MAX|ARTIFACTS_MAX) =", path.read_text(), re.M), (
-            path
-        )
-    for path in (ROOT / "executor_server/guest").glob("*.py"):
-        numbered = re.search(r"^_?MAX_(IMAGES|IMAGE_BYTES|TOOL_CALLS|ARTIFACTS) =", path.read_text(), re.M)
-        assert not numbered, path
+def test_every_limit_of_the_table_is_used_at_both_ends() -> None:
+    everything = {name for name in vars(limits) if name.isupper() and name[0] != "_"}
+    # Sums that only the receiver needs.
+    sums = {"EXECUTION_BLOBS_BYTES_MAX", "EXECUTION_BLOBS_OPEN_MAX"}
+    assert _used("executor_server", "proto/executor_api/values") >= everything - sums
+    # The client receives no more than the sums allow, and leaves the rest of a request's form to the daemon.
+    summed = {"IMAGE_BYTES_MAX", "IMAGES_BYTES_MAX", "TOOL_ARGUMENTS_BYTES_MAX", "TOOL_CALLS_OPEN_MAX"}
+    summed |= {"VALUE_BYTES_MAX", "BLOB_BYTES_MAX"}
+    checked_by_the_daemon = {"IDENTIFIER_CHARS_MAX", "PATH_BYTES_MAX", "TOOLS_MAX", "TOOL_PARAMETERS_MAX"}
+    checked_by_the_daemon |= {"VARIABLES_NAMED_MAX"}
+    assert _used("client/executor_client") >= everything - summed - checked_by_the_daemon
+
+
+def test_no_end_has_a_number_of_its_own_for_a_limit_of_the_table() -> None:
+    names = "|".join(name.removesuffix("_MAX") for name in vars(limits) if name.isupper() and name[0] != "_")
+    own = re.compile(rf"^(MAX_({names})|({names})_MAX) = [0-9]", re.MULTILINE)
+    ends = [ROOT / "client/executor_client", ROOT / "client/executor_client/_core"]
+    ends += [ROOT / "executor_server" / name for name in ("channel", "rpc")]
+    ends += [ROOT / "executor_server/guest" / name for name in ("files", "interpreter", "supervisor", "wire")]
+    for path in (path for end in ends for path in end.glob("*.py")):
+        assert not own.search(path.read_text()), path
 
 
 def test_a_client_holds_all_that_an_execution_may_send() -> None:

@@ -1,4 +1,4 @@
-"""Claims about the project as a whole that no single module can be asked for."""
+"""Claims about the project as a whole."""
 
 from __future__ import annotations
 
@@ -22,13 +22,14 @@ GUEST = DAEMON / "guest"
 CLIENT = ROOT / "client/executor_client"
 WIRE = ROOT / "proto/executor_api"
 
-# Each of them makes objects, or code, out of bytes.
+# Modules that make objects or code from bytes.
 UNPICKLERS = {"cloudpickle", "dill", "joblib", "marshal", "pickle", "runpy", "shelve", "yaml"}
-STANDARD = sys.stdlib_module_names | {"_sha2"}  # that one since CPython 3.12
-# What a sandbox's image may bring; the guest and the codec use it where it is, and only inside functions.
+STANDARD = sys.stdlib_module_names | {"_sha2"}  # `_sha2` since CPython 3.12
+# Packages that a sandbox's image may have; guest and codec import them inside functions only.
 OF_THE_IMAGE = {"IPython", "PIL", "cloudpickle", "matplotlib", "numpy", "pandas", "pytz", "pyarrow", "torch"}
-LOADED_BY_MATPLOTLIB = GUEST / "mpl_backend.py"
-# It compiles the source of the user's own tools, to see what names it uses, and runs none of it.
+SHARED = ("executor_api.values", "executor_api.limits", "executor_api.tar")
+LOADED_BY_MATPLOTLIB = GUEST / "interpreter/mpl_backend.py"
+# Compiles the source of the user's own tools to find the names it uses, and runs none of it.
 LOOKS_INTO_TOOLS = CLIENT / "_shipping"
 
 
@@ -44,7 +45,7 @@ def _tree(path: Path) -> ast.Module:
 
 
 def _imported(tree: ast.AST) -> Iterator[str]:
-    """The absolute names that a tree imports."""
+    """Yields the absolute names that a tree imports."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -53,7 +54,7 @@ def _imported(tree: ast.AST) -> Iterator[str]:
 
 
 def _imported_at_import(path: Path) -> Iterator[str]:
-    """What importing the file imports: the statements outside functions and `if TYPE_CHECKING`."""
+    """Yields the names that importing the file imports: outside functions and `if TYPE_CHECKING`."""
     pending: list[ast.AST] = [_tree(path)]
     while pending:
         node = pending.pop()
@@ -78,10 +79,10 @@ def test_guest_needs_the_standard_library_only(path: Path) -> None:
     at_import = () if path == LOADED_BY_MATPLOTLIB else _imported_at_import(path)
     for name in at_import:
         top = name.partition(".")[0]
-        assert top in STANDARD or name.startswith(("executor_api.values", "executor_api.limits")), name
+        assert top in STANDARD or name.startswith(SHARED), name
     for name in _imported(_tree(path)):
         top = name.partition(".")[0]
-        assert top in STANDARD | OF_THE_IMAGE or name.startswith(("executor_api.values", "executor_api.limits")), name
+        assert top in STANDARD | OF_THE_IMAGE or name.startswith(SHARED), name
 
 
 def test_daemon_reaches_no_unpickler_through_the_guest() -> None:
@@ -154,3 +155,52 @@ def test_the_clients_public_names_are_imported_when_asked_for() -> None:
         assert getattr(executor_client, name) is getattr(import_module(module), name)
     with pytest.raises(AttributeError, match="no attribute 'Nothing'"):
         executor_client.Nothing  # noqa: B018
+
+
+# Each keeps an SDK to itself and is imported only where it is configured; the last two serve the command line.
+SUBPACKAGES = (
+    "backends.docker",
+    "backends.e2b",
+    "backends.local",
+    "telemetry.tracing",
+    "policy.explain",
+    "cli.image_building",
+)
+
+
+def test_daemons_root_holds_packages_only() -> None:
+    assert {path.name for path in DAEMON.glob("*.py")} == {"__init__.py", "__main__.py"}
+
+
+@pytest.mark.parametrize("package", sorted(path.parent.name for path in DAEMON.glob("*/__init__.py")))
+def test_a_package_is_imported_by_its_public_names(package: str) -> None:
+    """No module outside of a package names a module inside it, and its `__init__` says what it is for."""
+    own = DAEMON / package
+    assert len((ast.get_docstring(_tree(own / "__init__.py")) or "").splitlines()) >= 1
+    if package == "guest":  # it exports nothing: a re-export would be an import at each sandbox's start
+        return
+    for path in _sources(DAEMON):
+        if own in path.parents or GUEST in path.parents:
+            continue
+        for name in _imported(_tree(path)):
+            inner = name.removeprefix("executor_server.")
+            if inner.startswith(f"{package}.") and not inner.startswith(SUBPACKAGES):
+                pytest.fail(f"{path.relative_to(ROOT)} imports {name}; import the name from executor_server.{package}")
+
+
+@pytest.mark.parametrize("package", ["_aio", "_sync"])
+def test_a_half_of_the_client_is_imported_by_its_public_names(package: str) -> None:
+    """`_core` exports its modules instead: some of them cost an import of gRPC, which `executor --help` must not pay."""
+    for path in _sources(CLIENT):
+        if CLIENT / package not in path.parents:
+            inner = [name for name in _imported(_tree(path)) if name.startswith(f"executor_client.{package}.")]
+            assert not inner, path
+
+
+@pytest.mark.parametrize("root", [DAEMON, CLIENT, WIRE], ids=["daemon", "client", "wire"])
+def test_files_and_functions_are_short_enough_to_read(root: Path) -> None:
+    for path in _sources(root):
+        assert path.read_text().count("\n") <= 400, path.relative_to(ROOT)
+        for node in ast.walk(_tree(path)):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                assert (node.end_lineno or 0) - node.lineno < 60, f"{path.relative_to(ROOT)}: {node.name}"

@@ -1,4 +1,4 @@
-"""Bytes can be written as people write them, alike on both sides of the wire."""
+"""Sizes like `8GB` are read alike at both ends of the wire."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ import pytest
 
 from executor_api.sizes import bytes_of
 from executor_client import InvalidRequest
-from executor_client._convert import limits_to_wire
-from executor_server import config, policy_file
-from executor_server.settings import ConfigError
+from executor_client._core.convert import limits_to_wire
+from executor_server.config import config
+from executor_server.config.settings import ConfigError
+from executor_server.policy import file
 
 SIZES = {
     "65536": 65_536,
@@ -44,17 +45,17 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("text", "size"), SIZES.items())
-def test_what_people_write_is_understood(text: str, size: int) -> None:
+def test_a_size_is_read(text: str, size: int) -> None:
     assert bytes_of(text) == size
 
 
 @pytest.mark.parametrize("text", WRONG)
-def test_what_is_no_size_is_answered_with_examples(text: str) -> None:
+def test_a_text_that_is_no_size_is_refused_with_examples(text: str) -> None:
     with pytest.raises(ValueError, match='like "8GB"'):
         bytes_of(text)
 
 
-def test_a_client_asks_for_limits_in_words() -> None:
+def test_a_client_takes_sizes_as_text() -> None:
     wire = limits_to_wire({"memory_bytes": "8GB", "disk_bytes": "512 MiB", "output_bytes": 7})
     assert wire is not None
     assert (wire.memory_bytes, wire.disk_bytes, wire.output_bytes) == (8 * 10**9, 512 * 2**20, 7)
@@ -66,12 +67,12 @@ def test_a_client_says_which_limit_is_wrong(name: str, text: str) -> None:
         limits_to_wire({name: text})
 
 
-def test_both_files_of_an_operator_take_them(tmp_path: Path) -> None:
+def test_configuration_and_policy_take_sizes_as_text(tmp_path: Path) -> None:
     path = tmp_path / "policy.toml"
     path.write_text(
         'default = "p"\n[profiles.p.limits.max]\nmemory_bytes = "8 GiB"\n[profiles.p.files]\nmax_put_bytes = "64k"\n'
     )
-    profile = policy_file.load_policy(path).profiles["p"]
+    profile = file.load_policy(path).profiles["p"]
     assert (profile.limits.max.memory_bytes, profile.files.max_put_bytes) == (8 * 2**30, 64_000)
     path.write_text('[server]\nmax_message_bytes = "4MiB"\n[sessions]\njournal_bytes = "1GB"\n')
     loaded = config.load(path)
@@ -82,7 +83,7 @@ def test_both_files_of_an_operator_take_them(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("value", "said"), [('"8XB"', 'like "8GB"'), ('"0"', "greater than 0"), ("1.5", "valid integer")]
 )
-def test_an_operator_is_told_the_key_and_what_it_takes(tmp_path: Path, value: str, said: str) -> None:
+def test_a_wrong_size_in_a_file_is_reported_with_its_key(tmp_path: Path, value: str, said: str) -> None:
     path = tmp_path / "config.toml"
     path.write_text(f"[sessions]\njournal_bytes = {value}\n")
     with pytest.raises(ConfigError) as refused:

@@ -1,15 +1,19 @@
-"""Ships tools into a sandbox: a tool becomes the text of a module that makes it again.
+"""Ships tools into a sandbox: a tool becomes the text of a module that recreates it.
 
     shipped = ship("price", tool, python="3.12")
 
-Theory of operation. The tool is an object. Whatever it leads to is followed: functions and classes of the user's become
-their own source, what Python or an installed package has becomes an import, data becomes bindings, and other objects
-are made again step by step, in an order in which each finds what it needs. What can't follow (a lock, a connection, an
-open file) is noted under the name that the user knows it by, and the search goes on, so that a refusal names all of it.
+Owns the analysis of a tool and the text. It must not know sessions, the wire or smolagents: a library's tools are
+described by a `Dialect`, which the library's integration passes in.
 
-A tool is never shipped as something that is silently different. So source counts only when it compiles to the very code
-that runs here, and a name that is not defined here is refused. Where only source is lacking, the whole tool is carried
-as bytecode, to the same minor version of Python.
+Theory of operation. The tool is an object, and everything that it refers to is followed. The user's functions and
+classes become their own source, objects of Python or of an installed package become imports, data becomes bindings, and
+other objects are recreated step by step, each after the objects that it needs. An object that can't be shipped (a lock,
+a connection, an open file) is recorded under the user's name for it, and the search goes on, so that a refusal lists
+all of them.
+
+A tool never silently becomes a different one. So source is used only if it compiles to exactly the code that runs here,
+and a name that is not defined here is refused. If nothing but source is missing, the whole tool is sent as bytecode, to
+the same minor version of Python only.
 """
 
 from __future__ import annotations
@@ -18,27 +22,25 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from executor_api.limits import CODE_BYTES_MAX, TOOL_MODULES_MAX, TOOLS_SHIPPED_BYTES_MAX
 from executor_api.values import EncodeError
+from executor_client._core.values import pack, pack_by_value
 from executor_client._shipping.classes import Classes
 from executor_client._shipping.definitions import Definitions
 from executor_client._shipping.dialects import Dialect
 from executor_client._shipping.functions import Functions
 from executor_client._shipping.objects import Objects
+from executor_client._shipping.owners import Owner, owner_of
 from executor_client._shipping.source import compiled
 from executor_client._shipping.writer import PREFIX, Problem, StandIn, Writer
-from executor_client._values import pack, pack_by_value
 from executor_client.errors import ToolNotShippable
-
-TEXT_BYTES_MAX = 1 << 20
-BINDINGS_BYTES_MAX = 32 << 20
-MODULES_MAX = 256
 
 _ENTRY = f"{PREFIX}tool"
 
 
 @dataclass(frozen=True)
 class Shipped:
-    """A tool on its way into a sandbox: either `text`, with `entry` and packed `bindings`, or a packed `value`."""
+    """A tool in the form for a sandbox: either `text`, with `entry` and packed `bindings`, or a packed `value`."""
 
     text: str = ""
     entry: str = ""
@@ -55,12 +57,12 @@ def ship(
     dialect: Dialect | None = None,
     others: Mapping[str, object] | None = None,
 ) -> Shipped:
-    """Puts a tool together for a sandbox that runs this version of Python ("3.12" or "3.12.4").
+    """Returns a tool in the form for a sandbox that runs this version of Python ("3.12" or "3.12.4").
 
-    Where it uses another tool of the session, one of `others`, that one is called, wherever it runs: what a host tool
-    holds does not go into the sandbox, and what a shipped one has is not there twice.
+    If it uses another tool of the session, one of `others`, the sandbox calls that tool, wherever it runs. So the state
+    of a host tool stays out of the sandbox, and a shipped tool is not there twice.
 
-    Raises ToolNotShippable, which names everything that stands in the way.
+    Raises ToolNotShippable, which lists every obstacle.
     """
     writer = Writer()
     used = dialect or Dialect()
@@ -70,7 +72,7 @@ def ship(
     definitions.objects = Objects(writer, used, definitions)
     for other, its_object in (others or {}).items():
         if its_object is not tool and other != name:
-            definitions.objects.know_tool(its_object, other)
+            definitions.objects.register_tool(its_object, other)
     try:
         writer.say(f"{_ENTRY} = {definitions.objects.ref(tool, 'self')}")
         definitions.finish()
@@ -90,17 +92,17 @@ def _packed(name: str, writer: Writer) -> Shipped:
         compiled(text)
     except (SyntaxError, ValueError) as error:
         problems.append(f"its source can't be put together: {error}")
-    if len(text.encode("utf-8", "surrogatepass")) > TEXT_BYTES_MAX:
-        problems.append(f"its source has more than {TEXT_BYTES_MAX} bytes")
-    if len(writer.modules) > MODULES_MAX:
-        problems.append(f"it needs more than {MODULES_MAX} modules")
+    if len(text.encode("utf-8", "surrogatepass")) > CODE_BYTES_MAX:
+        problems.append(f"its source has more than {CODE_BYTES_MAX} bytes")
+    if len(writer.modules) > TOOL_MODULES_MAX:
+        problems.append(f"it needs more than {TOOL_MODULES_MAX} modules")
     bindings = None
     try:
         bindings = pack(dict(writer.bindings)) if writer.bindings else None
     except EncodeError as error:
         problems.append(f"its data can't be sent: {error}")
-    if bindings is not None and len(bindings) > BINDINGS_BYTES_MAX:
-        problems.append(f"its data has more than {BINDINGS_BYTES_MAX} bytes")
+    if bindings is not None and len(bindings) > TOOLS_SHIPPED_BYTES_MAX:
+        problems.append(f"its data has more than {TOOLS_SHIPPED_BYTES_MAX} bytes")
     if problems:
         raise ToolNotShippable(name, problems)
     return Shipped(text, _ENTRY, bindings, modules=tuple(writer.modules))
@@ -118,4 +120,4 @@ def _pickled(name: str, tool: object, definitions: Definitions, python: str) -> 
         raise ToolNotShippable(name, [*problems, f"nor can it be pickled: {error}"]) from error
 
 
-__all__ = ["Dialect", "Problem", "Shipped", "StandIn", "ship"]
+__all__ = ["Dialect", "Owner", "Problem", "Shipped", "StandIn", "owner_of", "ship"]

@@ -1,7 +1,7 @@
-"""What is in the body of a class, compared with what the class is now.
+"""The body of a class statement, compared with the class as it is now.
 
-A value that the body computed is not computed again: where it is data, it takes the place of its expression, and
-everything else that the body's own statements would not give the class is set on it afterwards.
+A value that the body computed is not computed again: data replaces its expression. All other attributes that the
+statement alone would not give the class are set on it afterwards.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 from executor_api.values import EncodeError
 from executor_client._shipping.definitions import Definitions
-from executor_client._shipping.functions import annotation_edits, default_edits, is_transparent, quoted, says
+from executor_client._shipping.functions import annotation_edits, default_edits, is_literal_of, is_transparent, quoted
 from executor_client._shipping.libraries import import_path
 from executor_client._shipping.plain import is_plain
 from executor_client._shipping.source import Edit, Found
@@ -27,7 +27,7 @@ _NOTHING = object()
 
 
 class Body:
-    """What is in a class, compared with what its statement puts there."""
+    """The attributes of a class, compared with those that its statement gives it."""
 
     def __init__(
         self, class_: type, found: Found, space: Space, definitions: Definitions, *, decorated_by_library: bool
@@ -43,25 +43,25 @@ class Body:
         self._is_enum = issubclass(class_, enum.Enum)
         self._is_made_by_library = decorated_by_library or type(class_) not in (type, abc.ABCMeta)
         self.annotation_names: set[str] = set()
-        """Names in annotations that say what a field is, which those who read them look for in the module."""
+        """Names in annotations that define fields (ClassVar, InitVar): dataclasses looks them up in the module."""
 
     def edits(self) -> list[Edit]:
-        made: list[Edit] = []
+        edits: list[Edit] = []
         for statement in self._node.body:
             match statement:
                 case ast.FunctionDef() | ast.AsyncFunctionDef() if is_transparent(statement.decorator_list):
-                    made += annotation_edits(statement)
-                    made += self._defaults(statement)
+                    edits += annotation_edits(statement)
+                    edits += self._defaults(statement)
                 case ast.AnnAssign() if self._found.file.quotes_annotations:
                     if not isinstance(statement.annotation, ast.Constant):
-                        made.append(quoted(statement.annotation))
+                        edits.append(quoted(statement.annotation))
                         self._note_annotation(statement.annotation)
-                    made += self._value(statement)
+                    edits += self._value(statement)
                 case ast.Expr() if not isinstance(statement.value, ast.Constant):
-                    made.append(Edit(statement, "pass"))  # what it did is done
+                    edits.append(Edit(statement, "pass"))  # its effect is in the class already
                 case ast.Assign() | ast.AnnAssign():
-                    made += self._value(statement)
-        return made
+                    edits += self._value(statement)
+        return edits
 
     def _note_annotation(self, annotation: ast.expr) -> None:
         for each in ast.walk(annotation):
@@ -82,7 +82,7 @@ class Body:
         return edits if changed else []
 
     def _value(self, statement: Any) -> list[Edit]:
-        """Puts what the class has now in the place of the expression that computed it; it is not computed again."""
+        """Replaces the expression of an assignment by the value that the class has now."""
         targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
         if len(targets) != 1 or not isinstance(targets[0], ast.Name) or statement.value is None:
             return []
@@ -90,7 +90,7 @@ class Body:
         if _is_dunder(name) or sum(1 for each in _assigned(self._node) if each == name) != 1:
             return []
         value = self._current(name)
-        if value is _NOTHING or says(statement.value, value):
+        if value is _NOTHING or is_literal_of(statement.value, value):
             return []
         if _is_data(value):
             given = self._writer.fresh()
@@ -102,12 +102,12 @@ class Body:
         return [Edit(statement.value, "None")]  # until it is restored
 
     def _current(self, name: str) -> object:
-        """The value that the class has from a statement `name = ...` in its body."""
+        """Returns the value that the class has from a statement `name = ...` in its body, or `_NOTHING`."""
         class_: Any = self._class
         if self._is_enum:
-            made_of_more = not {"__new__", "__init__"}.isdisjoint(vars(class_)) and "_generate_next_value_" not in name
+            computed = not {"__new__", "__init__"}.isdisjoint(vars(class_)) and "_generate_next_value_" not in name
             member = class_.__members__.get(name)
-            return _NOTHING if member is None or made_of_more else member.value
+            return _NOTHING if member is None or computed else member.value
         if issubclass(class_, tuple) and hasattr(class_, "_field_defaults"):
             return class_._field_defaults.get(name, _NOTHING)
         field = vars(class_).get("__dataclass_fields__", {}).get(name)
@@ -118,7 +118,7 @@ class Body:
     # -----------------------------------------------------------------------------------------------------------------
 
     def restore(self, expression: str) -> None:
-        """Sets what the class has and its statement does not give it."""
+        """Sets the attributes of the class that its statement does not give it."""
         ref = self._definitions.objects.ref
         for name, function in self._restored:
             target = f"{expression}.{name}"
@@ -153,7 +153,7 @@ class Body:
         return ref(value, self._label(name))
 
     def _is_given(self, name: str, value: object, in_body: bool) -> bool:
-        """Whether the class statement, run again, gives the class this."""
+        """Returns True if the class statement gives the class this attribute when it runs again."""
         inner = value.__func__ if isinstance(value, staticmethod | classmethod) else value
         if isinstance(inner, types.FunctionType):
             return self._is_given_function(name, inner, in_body)
@@ -164,7 +164,7 @@ class Body:
         if hasattr(type(inner), "__get__"):
             return in_body or isinstance(inner, types.MemberDescriptorType | types.GetSetDescriptorType)
         statement = self._statement(name)
-        return statement is not None and says(statement, value)
+        return statement is not None and is_literal_of(statement, value)
 
     def _is_given_function(self, name: str, function: types.FunctionType, in_body: bool) -> bool:
         if self._is_from(function) or self._definitions.dialect.is_machinery(function):
@@ -173,7 +173,7 @@ class Body:
         if is_users:
             generated = _is_dunder(name) and function.__code__.co_filename.startswith("<")
         else:
-            # What makes classes (dataclass, NamedTuple) gives them functions that no name leads to.
+            # dataclass and NamedTuple give a class functions that can't be found by name.
             generated = _is_dunder(name) or import_path(function) is None
         return generated or (in_body and self._is_decorated(name))
 
@@ -185,7 +185,7 @@ class Body:
 
     def _is_from(self, function: types.FunctionType) -> bool:
         line, last = function.__code__.co_firstlineno, self._node.end_lineno or 0
-        return self._node.lineno <= line <= last and self._found.file.makes(function.__code__)
+        return self._node.lineno <= line <= last and self._found.file.compiles_to(function.__code__)
 
     def _statement(self, name: str) -> ast.expr | None:
         for each in self._node.body:
@@ -225,7 +225,7 @@ def _is_dunder(name: str) -> bool:
 
 
 def _is_made_by_body(value: object) -> bool:
-    """Whether this is what statements of a body make there, as functions and classes are, and not only refer to."""
+    """Returns True for functions, classes and descriptors, which statements of the body create."""
     return isinstance(value, type | types.FunctionType) or hasattr(type(value), "__get__")
 
 

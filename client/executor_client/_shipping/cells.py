@@ -1,4 +1,4 @@
-"""Variables of closures that several of the user's functions and classes share."""
+"""Checks variables of closures that several of the user's functions and classes share."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ class _Use:
 
 
 class Cells:
-    """Sees to it that none is silently taken apart.
+    """Refuses shared variables that shipping would silently separate.
 
-    Functions go on sharing a variable; a class statement has variables of its own. That makes no difference unless one
-    of them rebinds it.
+    Shipped functions still share a variable, but a class statement gets a variable of its own. The difference shows
+    only if one of them rebinds the variable.
     """
 
     def __init__(self) -> None:
         self._uses: dict[int, _Use] = {}
 
     def note(self, function: types.FunctionType, *, of_class: bool = False) -> None:
-        """This function, or method, was shipped."""
+        """Records the variables of a function or method that was shipped."""
         for variable, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
             use = self._uses.setdefault(id(cell), _Use(variable, cell))
             if of_class:
@@ -40,6 +40,7 @@ class Cells:
             use.rebound = use.rebound or _rebinds(function.__code__, variable)
 
     def finish(self, writer: Writer) -> None:
+        """Refuses the variables that are rebound and shared with a class."""
         for use in self._uses.values():
             if use.rebound and use.classes and len(use.classes) + len(use.functions) > 1:
                 classes = ", ".join(sorted(each.rpartition("<locals>.")[2] for each in use.classes))

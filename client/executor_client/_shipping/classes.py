@@ -1,7 +1,7 @@
-"""Classes of the user's: the class statement, run again, and then what the class has become since.
+"""Ships the user's classes: their class statement runs again, then later changes of the class are applied.
 
-Decorators of the user's own are not run again: what they did to the class is on it. Those of a library, which make what
-is no source (`dataclass`), are.
+The user's own decorators don't run again, because their effect is in the class already. Decorators of a library, which
+generate methods without source (`dataclass`), do.
 """
 
 from __future__ import annotations
@@ -16,18 +16,20 @@ from typing import Any
 from executor_client._shipping.bodies import Body
 from executor_client._shipping.definitions import NO_SOURCE, Definitions
 from executor_client._shipping.libraries import evaluated
-from executor_client._shipping.names import names_of
+from executor_client._shipping.names import Names, names_of
 from executor_client._shipping.source import Found, cut_out, indented
 from executor_client._shipping.writer import Space
 
 
 class Classes:
+    """Writes the definitions of classes."""
+
     def __init__(self, definitions: Definitions) -> None:
         self._definitions = definitions
         self._writer = definitions.writer
 
     def define(self, class_: type, where: str) -> str:
-        """Writes the class down; returns the expression that it is known by."""
+        """Writes the definition of the class; returns the expression that refers to it."""
         outer = self._outer(class_)
         if outer is not None:
             return f"{self._definitions.objects.ref(outer, outer.__qualname__)}.{class_.__name__}"
@@ -42,7 +44,7 @@ class Classes:
         return self._define(class_, found, self._writer.space(namespace))
 
     def _refuse_hooks(self, class_: type) -> None:
-        """What the user's code did when the class was made is done: once more, and a registry has the class twice."""
+        """Refuses hooks of the user's that would run again, and, for example, register the class twice."""
         hooks: list[tuple[type, tuple[str, ...]]] = [(base, ("__init_subclass__",)) for base in class_.__mro__[1:]]
         hooks += [(base, ("__new__", "__init__", "__prepare__")) for base in inspect.getmro(type(class_))]
         for holder, names in hooks:
@@ -52,7 +54,7 @@ class Classes:
                         self._writer.refuse(f"{holder.__qualname__}.{name}", f"would run again for {class_.__name__}")
 
     def _outer(self, class_: type) -> type | None:
-        """The class that this one is nested in."""
+        """Returns the class in which this one is nested, if any."""
         *path, name = class_.__qualname__.split(".")
         if not path or path[-1] == "<locals>" or "<locals>" in path:
             return None
@@ -93,33 +95,29 @@ class Classes:
         if at_top:
             self._writer.define(space, f"\n{text}\n")
         else:
-            values = [self._around(space, variable, value, names) for variable, value in closure.items()]
+            values = [self._closure_variable(space, *each, names) for each in closure.items()]
             self._writer.define(space, f"\n{scoped}\n{name} = {scope}({', '.join(values)})\n")
         expression = self._definitions.objects.remember(class_, space.named(name))
         body.restore(expression)
         self._definitions.use_later(space, names)
         return expression
 
-    def _around(self, space: Space, variable: str, value: object, names: Any) -> str:
-        """A variable around the class, under a name that the text of its module can use."""
-        if isinstance(value, types.ModuleType):
-            chains = names.attributes.get(variable, {()})
-            expression = self._definitions.module_around(variable, value, chains)
-        else:
-            expression = self._definitions.objects.ref(value, variable)
+    def _closure_variable(self, space: Space, variable: str, value: object, names: Names) -> str:
+        """Returns a name, for the text of the class's module, of a variable that the class statement closes over."""
+        expression = self._definitions.closure_variable(variable, value, names.attributes.get(variable, {()}))
         name = self._writer.fresh()
         self._writer.assign(space, name, expression)
         return name
 
     def _closure(self, class_: type, found: Found, text: str) -> tuple[dict[str, object], set[str]]:
-        """The variables around the class statement with their values, and whether it is among them itself."""
+        """Returns the variables that the class statement closes over, and those that are the class itself."""
         node: ast.ClassDef = found.node  # type: ignore[assignment]
         codes = [
             code
             for code in found.file.codes
             if code.co_qualname == class_.__qualname__ and code.co_name == node.name and not code.co_flags & 1
         ]
-        # Some may only have been used to compute what the text has by now.
+        # A variable that was used only in replaced expressions is not needed.
         named = {each.id for each in ast.walk(ast.parse(text)) if isinstance(each, ast.Name)}
         variables = {name for code in codes for name in code.co_freevars if name in named}
         cells = {
@@ -153,7 +151,7 @@ class Classes:
 
 
 def _functions(class_: type) -> Iterator[types.FunctionType]:
-    """The functions in the class, and those inside its methods' wrappers."""
+    """Yields the functions in the class, and those that wrappers of its methods wrap."""
     for value in vars(class_).values():
         inner = value.__func__ if isinstance(value, staticmethod | classmethod) else value
         candidates = [inner.fget, inner.fset, inner.fdel] if isinstance(inner, property) else [inner]

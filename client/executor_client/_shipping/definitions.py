@@ -1,7 +1,7 @@
-"""What the names in a tool's source stand for, and how each of them comes to be in the shipped text.
+"""Defines the names of a tool's source in the shipped text.
 
-A module is imported, and so is what Python or an installed package has. What the user wrote is defined again by
-`functions` and `classes`; everything else is an object.
+Modules, and objects of Python or of an installed package, are imported. The user's definitions are written again by
+`functions` and `classes`. Everything else is written by `objects`.
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ class Definitions:
         self._defined: set[tuple[int, str]] = set()
         self._missing: list[tuple[Space, str]] = []
         self._stored: set[tuple[int, str]] = set()
-        self._around: dict[str, Any] = {"__name__": "closures"}
+        self._closures: dict[str, Any] = {"__name__": "closures"}
 
     def is_users(self, module: str) -> bool:
-        """Whether the source of what this module has is shipped."""
-        return self.dialect.ships_module(module) or owner_of(module) in (Owner.USER, Owner.NOBODY)
+        """Returns True if the source of this module's objects is shipped."""
+        return self.dialect.ships_module(module) or owner_of(module) in (Owner.USER, Owner.UNKNOWN)
 
     def users_modules(self) -> list[types.ModuleType]:
-        """The loaded modules that are neither Python's nor installed."""
+        """Returns the loaded modules that are neither Python's nor installed."""
         return [
             module
             for name, module in list(sys.modules.items())
@@ -73,7 +73,7 @@ class Definitions:
         return self.of_library(value, where)
 
     def cached(self, value: Any, where: str) -> str:
-        """A function with `functools.lru_cache` or `cache` around it. What it remembered stays behind."""
+        """Returns an expression for a function in `functools.lru_cache` or `cache`, with an empty cache."""
         if not self.is_users(value.__module__):
             return self.of_library(value, where)
         parameters = ", ".join(f"{key}={setting!r}" for key, setting in value.cache_parameters().items())
@@ -82,7 +82,7 @@ class Definitions:
         )
 
     def of_library(self, value: object, where: str, *, name: str | None = None) -> str:
-        """What Python or an installed package has: imported, or applied again when it is a decorator's wrapper."""
+        """Imports an object of Python or of an installed package; a decorator's wrapper is made by decorating again."""
         path = import_path(value, name)
         if path is not None and not self.is_users(path[0]):
             return self._imported(*path)
@@ -106,7 +106,7 @@ class Definitions:
     # Names
 
     def use_first(self, space: Space, names: Names, *, but: frozenset[str] = frozenset()) -> None:
-        """Defines what a piece of source needs in order to run."""
+        """Defines the names that a piece of source needs when it runs."""
         self._stored.update((id(space.namespace), name) for name in names.stored)
         self._use_imports(names)
         for name in sorted(names.first - but):
@@ -115,7 +115,7 @@ class Definitions:
             self._use(space, name, names)
 
     def use_later(self, space: Space, names: Names) -> None:
-        """Defines what a piece of source needs once it is used."""
+        """Defines the names that a piece of source needs when its definitions are used."""
         for name in sorted(names.later):
             self._use(space, name, names)
 
@@ -129,9 +129,14 @@ class Definitions:
                 self._missing.append((space, name))
         elif isinstance(value := space.namespace[name], types.ModuleType):
             self._module(space, name, value, names.attributes.get(name, {()}))
-        elif (id(space.namespace), name) not in self._defined:
-            self._defined.add((id(space.namespace), name))
+        elif self._is_new(space, name):
             self._name(space, name, value)
+
+    def _is_new(self, space: Space, name: str) -> bool:
+        """Returns True for the first use of a name, which has to define it."""
+        before = len(self._defined)
+        self._defined.add((id(space.namespace), name))
+        return len(self._defined) > before
 
     def _name(self, space: Space, name: str, value: object) -> None:
         known = self.objects.is_tool(value) or self.dialect.stand_in(value) or self.dialect.reduced(value)
@@ -144,7 +149,7 @@ class Definitions:
         self.writer.assign(space, name, self.objects.ref(value, name))
 
     def finish(self) -> None:
-        """Refuses what can only be known at the end: names that are nowhere, variables that would be taken apart."""
+        """Refuses undefined names and separated variables, which are known only after everything was followed."""
         self.objects.finish()
         self.cells.finish(self.writer)
         for space, name in self._missing:
@@ -168,16 +173,14 @@ class Definitions:
                 self.writer.define(space, f"import {each} as {self.writer.fresh()}\n")
 
     def _import_as(self, space: Space, name: str, module: types.ModuleType) -> None:
-        if (id(space.namespace), name) not in self._defined:
-            self._defined.add((id(space.namespace), name))
+        if self._is_new(space, name):
             self.writer.modules[module.__name__] = None
             self.writer.define(space, f"import {module.__name__} as {name}\n")
 
     def _users_module(self, space: Space, name: str, module: types.ModuleType, chains: set[tuple[str, ...]]) -> None:
-        """A module of the user's: as much of it as is named."""
+        """Ships the attributes of a user's module that the source names."""
         there = self.writer.space(module.__dict__)
-        if (id(space.namespace), name) not in self._defined:
-            self._defined.add((id(space.namespace), name))
+        if self._is_new(space, name):
             self.writer.assign(space, name, there.expression)
         for chain in sorted(chains):
             if not chain:
@@ -186,15 +189,17 @@ class Definitions:
                 names = Names(attributes={chain[0]: {chain[1:]}})
                 self._use(there, chain[0], names)
 
-    def module_around(self, variable: str, module: types.ModuleType, chains: set[tuple[str, ...]]) -> str:
-        """A module that a closure has in a variable."""
-        holder = self.writer.space(self._around)
+    def closure_variable(self, variable: str, value: object, chains: set[tuple[str, ...]]) -> str:
+        """Returns an expression for the value of a closure's variable. `chains` are the attributes read of a module."""
+        if not isinstance(value, types.ModuleType):
+            return self.objects.ref(value, variable)
+        holder = self.writer.space(self._closures)
         name = self.writer.fresh()
-        self._module(holder, name, module, chains)
+        self._module(holder, name, value, chains)
         return holder.named(name)
 
     def module_as_value(self, module: types.ModuleType, where: str) -> str:
-        """A module that is not a name in the source but held by an object."""
+        """Returns an expression for a module that an object refers to, not a name in the source."""
         if sys.modules.get(module.__name__) is not module or self.is_users(module.__name__):
             return self.writer.refuse(where, "is a module of your own, of which only names can be shipped")
         self.writer.modules[module.__name__] = None

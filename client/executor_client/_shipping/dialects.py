@@ -1,4 +1,4 @@
-"""What a kind of tools may add to what is known of plain Python callables."""
+"""The rules of a library for shipping its tools, beyond those for plain Python callables."""
 
 from __future__ import annotations
 
@@ -8,31 +8,31 @@ from executor_client._shipping.writer import StandIn
 
 
 class Dialect:
-    """How a library's tools are shipped to where the library is not. This one knows of none."""
+    """Ships a library's tools to a sandbox without the library. This base class knows no library."""
 
     carries_bytecode = True
-    """Whether a tool without source makes sense in the sandbox as a pickle, which can have no stand-ins."""
+    """True if a tool without source may be sent as a pickle, which cannot contain stand-ins."""
 
     def stand_in(self, value: object) -> StandIn | None:
-        """Source that takes the place of this object of the library."""
+        """Returns source that replaces this object of the library; None for other objects."""
         return None
 
     def reduced(self, value: object) -> tuple[Any, ...] | None:
-        """How to make the object again, as `__reduce__` says it; a `StandIn` may be the callable."""
+        """Returns the object in the form of `__reduce__`, or None; a `StandIn` may be the callable."""
         return None
 
     def refusal(self, value: object) -> str | None:
-        """Why the object can't be shipped."""
+        """Returns the reason why the object can't be shipped, or None."""
         return None
 
     def ships_module(self, module: str) -> bool:
-        """Whether the source of this installed module is shipped, because the sandbox could not import it."""
+        """Returns True if this installed module's source is shipped, because the sandbox can't import it."""
         return False
 
     def drops_decorator(self, decorator: object) -> bool:
-        """Whether this decorator only makes a tool of a function."""
+        """Returns True if this decorator only turns a function into a tool."""
         return False
 
     def is_machinery(self, function: object) -> bool:
-        """Whether the library, not the user, put this function into a class."""
+        """Returns True if the library, not the user, put this function into a class."""
         return False

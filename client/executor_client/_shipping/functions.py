@@ -1,7 +1,7 @@
-"""Functions of the user's: their source, what is around them, and what was changed on them since.
+"""Ships the user's functions: their source, their closures, and later changes of them.
 
-A function is shipped as the object that it is, not as the statement that made it: a wrapper is a closure over what it
-wraps, with the values that its variables have now. A wrapper that a library made is the library's: its decorator is
+A function is shipped as the object that it is, not as the statement that created it: a wrapper is a closure over the
+wrapped function, with the current values of its variables. For a wrapper made by a library, the library's decorator is
 applied again.
 """
 
@@ -22,6 +22,8 @@ _TRANSPARENT = frozenset({"staticmethod", "classmethod", "property", "abstractme
 
 
 class Functions:
+    """Writes the definitions of functions."""
+
     def __init__(self, definitions: Definitions) -> None:
         self._definitions = definitions
         self._writer = definitions.writer
@@ -30,7 +32,7 @@ class Functions:
         self._alive: list[types.CellType] = []
 
     def define(self, function: types.FunctionType, where: str) -> str:
-        """Writes the function down; returns the expression that it is known by."""
+        """Writes the definition of the function; returns the expression that refers to it."""
         of_class = self._of_class(function)
         if of_class is not None:
             class_, attribute = of_class
@@ -43,7 +45,7 @@ class Functions:
         return self._define(function, found, where)
 
     def _of_class(self, function: types.FunctionType) -> tuple[type, str] | None:
-        """The class whose body the function is in, when it can be found from here, and its name there."""
+        """Returns the class in whose body the function is, if it can be found, and its name there."""
         *path, name = function.__code__.co_qualname.split(".")
         if "__class__" in function.__code__.co_freevars:
             cell = (function.__closure__ or ())[function.__code__.co_freevars.index("__class__")]
@@ -68,7 +70,7 @@ class Functions:
         self._definitions.cells.note(function)
         closure = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
         if closure:
-            # One object for each variable, as here: functions that share one go on sharing it.
+            # One cell object for each variable, so that functions that share a variable still share it.
             cells = ", ".join(f"{variable!r}: {self._cell(cell)}" for variable, cell in closure.items())
             self._writer.say(f"{expression} = {self._writer.helper('closed')}({expression}, {{{cells}}})")
         names = names_of(self._scoped("_", function, node, text))
@@ -91,7 +93,7 @@ class Functions:
         return name
 
     def _scoped(self, scope: str, function: types.FunctionType, node: FunctionNode, text: str) -> str:
-        """The function inside another one, which has the variables that were around it."""
+        """Returns source of the function inside another one, which declares the variables of its closure."""
         lines = [f"def {scope}():\n"]
         variables = function.__code__.co_freevars
         if variables:
@@ -101,7 +103,7 @@ class Functions:
         return "".join([*lines, indented(text), f"    return {node.name}\n"])
 
     # -----------------------------------------------------------------------------------------------------------------
-    # What is around a function, and on it
+    # Closures and attributes
 
     def _cell(self, cell: types.CellType) -> str:
         if id(cell) not in self._cells:
@@ -117,11 +119,8 @@ class Functions:
         try:
             value = cell.cell_contents
         except ValueError:
-            return  # a variable that has no value yet has none there
-        if isinstance(value, types.ModuleType):
-            expression = self._definitions.module_around(variable, value, chains)
-        else:
-            expression = self._definitions.objects.ref(value, variable)
+            return  # the variable has no value yet, so its cell stays empty
+        expression = self._definitions.closure_variable(variable, value, chains)
         self._writer.say(f"{self._cells[id(cell)]}.cell_contents = {expression}")
 
     def _restore(self, function: types.FunctionType, expression: str, where: str, defaults_change: bool) -> None:
@@ -145,7 +144,7 @@ class Functions:
     # Decorators of libraries
 
     def decorated_again(self, wrapper: types.FunctionType, where: str) -> str | None:
-        """Applies a library's decorator once more to what it was applied to; None when there is none to be seen."""
+        """Applies a library's decorator to the wrapped function again. Returns None if the source shows none."""
         wrapped = getattr(wrapper, "__wrapped__", None)
         original = inspect.unwrap(wrapper)
         found = self._definitions.files.function(original)
@@ -181,14 +180,14 @@ class Functions:
         return expression
 
     def _comes_from(self, decorator: object, wrapper: types.FunctionType) -> bool:
-        """Whether the library that has the decorator is the one that made the wrapper."""
+        """Returns True if the decorator and the wrapper belong to the same library."""
         module = getattr(decorator, "__module__", None) or type(decorator).__module__
         made_by = str(wrapper.__globals__.get("__name__"))
         return str(module).partition(".")[0] == made_by.partition(".")[0]
 
 
 def _registered(wrapper: Any) -> list[tuple[type, Any]]:
-    """The implementations that a `functools.singledispatch` has been given."""
+    """Returns the implementations registered with a `functools.singledispatch` function."""
     registry = getattr(wrapper, "registry", None)
     if wrapper.__globals__.get("__name__") != "functools" or registry is None:
         return []
@@ -196,11 +195,11 @@ def _registered(wrapper: Any) -> list[tuple[type, Any]]:
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Edits, which methods need as well
+# Shared with methods of classes
 
 
 def annotation_edits(node: ast.AST) -> list[Edit]:
-    """Annotations as texts: what they name need not be in the sandbox. Where a decorator may read them, they stay."""
+    """Returns edits that turn annotations into strings, since the sandbox may lack the names in them."""
     if isinstance(node, ast.Lambda):
         return []
     function: Any = node
@@ -215,12 +214,12 @@ def quoted(annotation: ast.expr) -> Edit:
 
 
 def is_transparent(decorators: list[ast.expr]) -> bool:
-    """Whether the decorators don't look into what they decorate."""
+    """Returns True if none of the decorators reads the function that it decorates."""
     return all(ast.unparse(each) in _TRANSPARENT or ast.unparse(each).endswith(".setter") for each in decorators)
 
 
 def default_edits(node: Any, function: types.FunctionType) -> tuple[list[Edit], bool]:
-    """Takes out the defaults that are not simple literals; says whether the defaults must be set afterwards."""
+    """Returns edits that remove computed defaults, and True if the defaults must be set afterwards."""
     positional, keywords = node.args.defaults, node.args.kw_defaults
     values = function.__defaults__ or ()
     named = function.__kwdefaults__ or {}
@@ -231,14 +230,14 @@ def default_edits(node: Any, function: types.FunctionType) -> tuple[list[Edit], 
         if each is not None and argument.arg in named
     ]
     expressions = [*positional, *(each for each in keywords if each is not None)]
-    same = {id(each) for each, value in pairs if says(each, value)}
+    same = {id(each) for each, value in pairs if is_literal_of(each, value)}
     edits = [Edit(each, "None") for each in expressions if not isinstance(each, ast.Constant | ast.UnaryOp)]
     changed = len(positional) != len(values) or len(pairs) != len(expressions) or len(same) != len(expressions)
     return edits, changed
 
 
-def says(node: ast.expr, value: object) -> bool:
-    """Whether the expression is a literal for this very value, which can't change."""
+def is_literal_of(node: ast.expr, value: object) -> bool:
+    """Returns True if the expression is a literal for exactly this immutable value."""
     try:
         literal = ast.literal_eval(node)
     except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):

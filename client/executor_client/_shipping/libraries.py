@@ -1,4 +1,4 @@
-"""How what Python or an installed package has is called by name."""
+"""Finds the names of objects that Python or an installed package defines."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 
 def import_path(value: object, name: str | None = None) -> tuple[str, str] | None:
-    """Module and dotted name that lead to this very object, where there are such."""
+    """Returns a module and a dotted name in it that lead to exactly this object; None if there are none."""
     qualname = name or getattr(value, "__qualname__", None) or getattr(value, "__name__", None)
     module = getattr(value, "__module__", None)
     if isinstance(qualname, str):
@@ -29,7 +29,7 @@ def import_path(value: object, name: str | None = None) -> tuple[str, str] | Non
 
 
 def resolves(module: str, qualname: str) -> object:
-    """What the dotted name in the loaded module is; None when there is no such thing."""
+    """Returns the object of a dotted name in a loaded module; None if there is none."""
     loaded = sys.modules.get(module)
     try:
         found: object = functools.reduce(getattr, qualname.split("."), loaded)
@@ -39,7 +39,7 @@ def resolves(module: str, qualname: str) -> object:
 
 
 def imported_as(tree: ast.Module | None, name: str, value: object) -> tuple[str, str] | None:
-    """Module and name of the statement `from module import name` that brought this object into the tree's module."""
+    """Returns module and name of the tree's statement `from module import name` that imported this object."""
     for node in ast.walk(tree) if tree is not None else ():
         if not isinstance(node, ast.ImportFrom) or node.level or not node.module:
             continue
@@ -50,7 +50,7 @@ def imported_as(tree: ast.Module | None, name: str, value: object) -> tuple[str,
 
 
 def submodule(module: types.ModuleType, chain: tuple[str, ...]) -> list[str]:
-    """The modules below this one that a chain of attributes leads through: they must be imported, too."""
+    """Returns the submodules in a chain of attributes of this module, which must be imported as well."""
     found, name = [], module.__name__
     for attribute in chain:
         name = f"{name}.{attribute}"
@@ -61,7 +61,7 @@ def submodule(module: types.ModuleType, chain: tuple[str, ...]) -> list[str]:
 
 
 def evaluated(node: ast.expr, namespace: dict[str, Any]) -> object:
-    """The object that a decorator names: the root of `a`, `a.b` or `a.b(...)`. None when that can't be told."""
+    """Returns the object that a decorator `a`, `a.b` or `a.b(...)` names, uncalled; None if it can't be found."""
     if isinstance(node, ast.Call):
         return evaluated(node.func, namespace)
     if isinstance(node, ast.Attribute):

@@ -1,4 +1,4 @@
-"""Which names a piece of source takes from around it: when it is run as a statement, and when it is called later."""
+"""Finds the names that a piece of source reads from its module: when it runs, and when its definitions are used."""
 
 from __future__ import annotations
 
@@ -22,28 +22,28 @@ class Import:
     module: str
     level: int
     optional: bool
-    """Its failure is caught, or it is for type checkers only."""
+    """True if its failure is caught."""
 
 
 @dataclass
 class Names:
-    """What a piece of source asks of its module.
+    """The names that a piece of source reads from its module.
 
-    `first` are needed for it to run, `later` when what it defines is used; `stored` it sets itself. `attributes` tells
-    what is read of each name: chains of attributes, and an empty chain where the name stands alone.
+    `first` are needed when it runs, `later` when its definitions are used; `stored` are globals that it sets itself.
+    `attributes` has the chains of attributes that are read of each name; an empty chain is the name alone.
     """
 
     first: set[str] = field(default_factory=set)
     later: set[str] = field(default_factory=set)
     stored: set[str] = field(default_factory=set)
     own: set[str] = field(default_factory=set)
-    """Names that a class body both reads and sets: whether it reads ours is not known."""
+    """Names that a class body both reads and sets, so that it may read the module's."""
     attributes: dict[str, set[tuple[str, ...]]] = field(default_factory=dict)
     imports: list[Import] = field(default_factory=list)
 
 
 def names_of(text: str, *, in_scope: bool = False) -> Names:
-    """Reads a piece of source, which must compile. `in_scope`: it is a function that is called at once."""
+    """Returns the names in a piece of source that compiles. `in_scope`: it is a function that is called at once."""
     names = Names()
     tree, code = compiled(text)
     _read_code(code, names, now=True, is_class=False)
@@ -99,7 +99,7 @@ def _imports(nodes: list[ast.stmt], *, optional: bool) -> Iterator[Import]:
             forgiving = any(_forgives(handler) for handler in node.handlers)
             yield from _imports(node.body, optional=optional or forgiving)
             for part in (*(handler.body for handler in node.handlers), node.orelse, node.finalbody):
-                # A handler's own import is for where the first one failed: either will do.
+                # An import in the handler replaces the one that failed, so neither is required.
                 yield from _imports(part, optional=optional or forgiving)
         elif isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
             yield from _imports(node.orelse, optional=optional)
@@ -115,6 +115,6 @@ def _imports(nodes: list[ast.stmt], *, optional: bool) -> Iterator[Import]:
 def _forgives(handler: ast.ExceptHandler) -> bool:
     caught = handler.type
     if any(isinstance(statement, ast.Raise) for statement in handler.body):
-        return False  # it only says better what is missing
+        return False  # it only raises a better error
     each = caught.elts if isinstance(caught, ast.Tuple) else [caught]
     return caught is None or any(isinstance(name, ast.Name) and name.id in _FORGIVEN for name in each)

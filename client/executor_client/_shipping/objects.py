@@ -1,8 +1,8 @@
-"""Objects as expressions of the shipped text: short ones as literals, plain ones as bindings, others made step by step.
+"""Writes objects as expressions of the shipped text: as literals, as bindings, or recreated step by step.
 
-An object is made the way that `copy` and `pickle` make it, by what its `__reduce_ex__` says; but its class and its
-functions are found by the text, not by name, so that what is the user's own is there. Each object is made once: what is
-shared stays shared, and a list, dict or object may refer back to itself.
+An object is recreated from its `__reduce_ex__`, as by `copy` and `pickle`. But its class and functions are shipped in
+the text, not looked up by name, because the sandbox does not have the user's modules. Each object is created once:
+shared objects stay shared, and a list, dict or object may refer to itself.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from executor_api.values import EncodeError
 from executor_client._shipping.definitions import Definitions
 from executor_client._shipping.dialects import Dialect
 from executor_client._shipping.plain import is_plain, literal
-from executor_client._shipping.writer import StandIn, Writer, nested
+from executor_client._shipping.writer import StandIn, Writer
 
 _DEPTH_MAX = 100
 _PROBLEMS_MAX = 30
 _OBJECTS_MAX = 5_000
-"""That are made step by step; plain data does not count."""
+"""Objects that are recreated step by step; plain data does not count."""
 
 _NOT_ELSEWHERE = "it only means something in this process"
 _NO_PICKLE = re.compile(r"cannot pickle '?([\w.]+)'? object")
 
 
 class Objects:
-    """Makes expressions for objects, each object's once."""
+    """Returns expressions for objects, and writes each object once."""
 
     def __init__(self, writer: Writer, dialect: Dialect, definitions: Definitions) -> None:
         self._writer = writer
@@ -42,23 +42,22 @@ class Objects:
         self._making: set[int] = set()
         self._tools: dict[int, str] = {}
         self._late: list[Callable[[], None]] = []
-        self._depth = [0]
 
     def remember(self, value: object, expression: str) -> str:
-        """From here on the object is this expression."""
+        """Makes the expression stand for the object from now on."""
         self._known[id(value)] = expression
-        self._alive.append(value)  # or another object could get its id
+        self._alive.append(value)  # kept alive, or another object could get its id
         return expression
 
-    def know_tool(self, value: object, name: str) -> None:
-        """This object is another tool of the session."""
+    def register_tool(self, value: object, name: str) -> None:
+        """Registers an object that is another tool of the session."""
         self._tools[id(value)] = name
 
     def is_tool(self, value: object) -> bool:
         return id(value) in self._tools
 
     def when_made(self, value: object, say: Callable[[], None]) -> None:
-        """Says something that refers to the object: now, or at the end when it is only being made."""
+        """Calls `say`, which refers to the object: now, or at the end if the object is still being written."""
         if id(value) in self._making and id(value) not in self._known:
             self._late.append(say)
         else:
@@ -69,7 +68,7 @@ class Objects:
             self._late.pop(0)()
 
     def ref(self, value: object, where: str) -> str:
-        """An expression for the object. `where` is what the user knows it by."""
+        """Returns an expression for the object. `where` is the user's name for it."""
         written = literal(value)
         if written is not None:
             return written
@@ -78,20 +77,19 @@ class Objects:
         if id(value) in self._known:
             return self._known[id(value)]
         if len(self._writer.problems) >= _PROBLEMS_MAX:
-            return "None"  # it is known by now that this is nothing to ship
+            return "None"  # refused already, with enough reasons
         if id(value) in self._making:
             return self._writer.refuse(where, "refers to itself in a way that can't be made again")
-        with nested(self._depth, _DEPTH_MAX) as allowed:
-            if not allowed or len(self._alive) > _OBJECTS_MAX:
-                return self._writer.refuse(where, "holds too many objects; put them into a file or a variable")
-            self._making.add(id(value))
-            try:
-                expression = self._made(value, where)
-            finally:
-                self._making.discard(id(value))
+        if len(self._making) >= _DEPTH_MAX or len(self._alive) > _OBJECTS_MAX:
+            return self._writer.refuse(where, "holds too many objects; put them into a file or a variable")
+        self._making.add(id(value))
+        try:
+            expression = self._expression(value, where)
+        finally:
+            self._making.discard(id(value))
         return self._known.get(id(value)) or self.remember(value, expression)
 
-    def _made(self, value: object, where: str) -> str:
+    def _expression(self, value: object, where: str) -> str:
         if self.is_tool(value):
             return f"{self._writer.helper('other')}({self._tools[id(value)]!r})"
         stand_in = self._dialect.stand_in(value)
@@ -103,9 +101,9 @@ class Objects:
         reduced = self._dialect.reduced(value)
         if reduced is not None:
             return self._from_reduced(value, reduced, where)
-        maker = self._maker(value)
-        if maker is not None:
-            return maker(value, where)
+        handler = self._handler(value)
+        if handler is not None:
+            return handler(value, where)
         try:
             if is_plain(value):
                 return self._writer.bind(value)
@@ -113,7 +111,7 @@ class Objects:
             return self._writer.refuse(where, f"is too large to be shipped: {error}")
         return self._step_by_step(value, where)
 
-    def _maker(self, value: object) -> Callable[[Any, str], str] | None:
+    def _handler(self, value: object) -> Callable[[Any, str], str] | None:
         definitions = self._definitions
         match value:
             case types.FunctionType():
@@ -145,7 +143,7 @@ class Objects:
             return f"{self.ref(type(value), type(value).__qualname__)}({self.ref(value.value, where)})"
         try:
             reduced = _reduced(value)
-        except Exception as error:  # noqa: BLE001 - a class of the user's says so in its own way
+        except Exception as error:  # noqa: BLE001 - `__reduce__` of a user's class may raise anything
             return self._writer.refuse(where, _why(value, error))
         if isinstance(reduced, str):
             return self._definitions.of_library(value, where, name=reduced)
@@ -156,7 +154,7 @@ class Objects:
         return made
 
     def _sum_up(self, before: int, value: object, where: str) -> None:
-        """Of a library's object, what stands in the way inside it says nothing to the user: the object does."""
+        """Replaces the problems inside a library's object by one that names the object, which the user knows."""
         problems = self._writer.problems
         inner = [problem for problem in problems[before:] if problem.name.startswith(f"{where}.")]
         if inner:
@@ -173,7 +171,7 @@ class Objects:
         return name
 
     def _item(self, name: str, value: object, key: str, where: str) -> str:
-        """What goes into a container; None for now when it is what leads to the container."""
+        """Returns an expression for an item of a container; "None", to be set later, for a cycle."""
         if id(value) not in self._making or id(value) in self._known:
             return self.ref(value, where)
         self._late.append(lambda: self._writer.say(f"{name}[{key}] = {self.ref(value, where)}"))
@@ -239,19 +237,19 @@ class Objects:
             return _tuple(self._state(each, where) for each in state)
         if type(state) is not dict or not all(isinstance(key, str) for key in state):
             return self.ref(state, where)
-        # Each by its own name, which is what a refusal says.
+        # One reference for each attribute, so that a refusal names the attribute.
         members = [f"{key!r}: {self.ref(each, f'{where}.{key}')}" for key, each in state.items()]
         return f"{{{', '.join(members)}}}"
 
 
 def _reduced(value: Any) -> Any:
-    """How the object is made again. Raises whatever its class does."""
+    """Returns the object in the form of `__reduce__`. Raises any exception of its class."""
     kind = type(value)
     reducer = copyreg.dispatch_table.get(kind)
     if reducer is not None:
         return reducer(value)
     if issubclass(kind, BaseException) and kind.__reduce__ is BaseException.__reduce__:
-        # It would be called with what it gave to its base class, which need not be what it was called with.
+        # Its `__reduce__` calls the class with `args`, which need not be the arguments of its `__init__`.
         return copyreg.__newobj__, (kind, *value.args), vars(value) or None  # type: ignore[attr-defined]
     return value.__reduce_ex__(4)
 

@@ -1,6 +1,6 @@
-"""Whose a module is: Python's own, an installed package's, or the user's.
+"""Finds the owner of a module: Python, an installed package, or the user.
 
-What is Python's or installed is imported in the sandbox, where it must be found. The user's is shipped as source.
+Modules of Python and of packages are imported in the sandbox, which must have them. The user's are shipped as source.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ class Owner(enum.Enum):
     PYTHON = "python"
     INSTALLED = "installed"
     USER = "user"
-    NOBODY = "nobody"
-    """It is not here; it may be in the sandbox."""
+    UNKNOWN = "unknown"
+    """Not found here; the sandbox may have it."""
 
 
 def owner_of(module: str) -> Owner:
-    """Whose the module of this dotted name is, as this process sees it."""
+    """Returns the owner of the module of this dotted name, as seen by this process."""
     top = module.partition(".")[0]
     if top == "__main__":
         return Owner.USER
@@ -35,7 +35,7 @@ def owner_of(module: str) -> Owner:
     loaded = sys.modules.get(module) or sys.modules.get(top)
     places = _places(loaded) if loaded is not None else _places_by_name(top)
     if places is None:
-        return Owner.NOBODY
+        return Owner.UNKNOWN
     return Owner.INSTALLED if any(_is_installed(place) for place in places) else Owner.USER
 
 

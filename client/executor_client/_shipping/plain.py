@@ -1,4 +1,4 @@
-"""Which values the codec carries exactly, and which are short enough to be written down."""
+"""Recognizes values that the codec carries exactly, and values short enough for literals."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class NotPlain(Exception):
 
 
 def literal(value: object) -> str | None:
-    """The value as source, when that is short and says it exactly."""
+    """Returns the value as source, if that is short and exact; None otherwise."""
     kind = type(value)
     if value is None or value is ... or kind is bool:
         return "..." if value is ... else repr(value)
@@ -51,7 +51,7 @@ def literal(value: object) -> str | None:
 
 
 def is_plain(value: object) -> bool:
-    """Whether the codec carries the value with its types. Raises EncodeError when it is too large to be carried."""
+    """Returns True if the codec carries the value with its types. Raises EncodeError if the value is too large."""
     if not _has_plain_types(value):
         return False
     try:
@@ -87,7 +87,7 @@ def _has_plain_types(value: object) -> bool:
 
 
 def _is_of_library(value: Any) -> bool:
-    """Whether its class itself, not one derived from it, is one that arrives as it is."""
+    """Returns True if its class is one of a library that the codec carries; subclasses don't count."""
     kind = type(value)
     for module_name, names in _LIBRARIES.items():
         module = sys.modules.get(module_name)

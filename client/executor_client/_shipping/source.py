@@ -1,7 +1,7 @@
-"""The source of functions and classes, as it was when they were loaded.
+"""Finds the source of functions and classes as it was when they were loaded.
 
-A file may have changed since it was imported. So what is found in it is compiled again and compared with the code that
-runs here: what differs has no source.
+A file may have changed since it was imported. So a definition found in it is compiled again and compared with the code
+that runs here; if they differ, the definition has no source.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any, cast
 FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 
 _FILES_KEPT = 16
-"""Parsed ones, for the next tools: an agent's tools are shipped at each run."""
+"""Parsed files kept for the next tools, because an agent's tools are shipped at each run."""
 
 _quiet = threading.Lock()
 
@@ -36,13 +36,13 @@ class SourceFile:
     tree: ast.Module
     codes: tuple[types.CodeType, ...]
 
-    def makes(self, code: types.CodeType) -> bool:
-        """Whether this very code comes of the source."""
+    def compiles_to(self, code: types.CodeType) -> bool:
+        """Returns True if the source compiles to exactly this code."""
         return any(each == code for each in self.codes) or any(each == code for each in self._codes_by_statement)
 
     @functools.cached_property
     def _codes_by_statement(self) -> tuple[types.CodeType, ...]:
-        """As a notebook compiles it, statement by statement: an attribute of what is imported there is other code."""
+        """The code objects of statements compiled one by one, as notebooks do: attributes of imports differ there."""
         flag = ANNOTATIONS_FLAG if self.quotes_annotations else 0
         statements = [ast.Module([node], []) for node in self.tree.body]
         with _quietly():
@@ -51,40 +51,40 @@ class SourceFile:
 
     @property
     def quotes_annotations(self) -> bool:
-        """Whether `from __future__ import annotations` holds in it."""
+        """True if the file has `from __future__ import annotations`."""
         return bool(self.codes[0].co_flags & ANNOTATIONS_FLAG)
 
 
 @dataclass(frozen=True)
 class Found:
-    """A definition and the file that it is in."""
+    """A definition and its file."""
 
     file: SourceFile
     node: ast.AST
 
 
 class SourceFiles:
-    """The files of source that one shipment looks into, each read once."""
+    """The source files of one shipment, each read once."""
 
     def __init__(self) -> None:
         self._files: dict[str, SourceFile | None] = {}
 
     def function(self, function: types.FunctionType) -> Found | None:
-        """The def or lambda that made the function; None where there is none, or one that makes other code."""
+        """Returns the def or lambda of the function; None if there is none, or it compiles to other code."""
         code = function.__code__
         for file in self._versions(code.co_filename, function.__globals__):
-            if file.makes(code):
+            if file.compiles_to(code):
                 node = _function_node(file.tree, code)
                 return None if node is None else Found(file, node)
         return None
 
     def class_(self, class_: type, functions: list[types.FunctionType], namespace: dict[str, Any]) -> Found | None:
-        """The class statement that made the class. `functions` are those of its body."""
+        """Returns the class statement of the class, or None. `functions` are those of its body."""
         filename: object = functions[0].__code__.co_filename if functions else namespace.get("__file__")
         if not isinstance(filename, str):
             return None
         for file in self._versions(filename, namespace):
-            inside = [function.__code__ for function in functions if file.makes(function.__code__)]
+            inside = [function.__code__ for function in functions if file.compiles_to(function.__code__)]
             nodes = [
                 node
                 for node in _classes(file.tree, class_.__qualname__)
@@ -95,13 +95,13 @@ class SourceFiles:
         return None
 
     def module(self, namespace: dict[str, Any]) -> ast.Module | None:
-        """The syntax tree of the module with these globals."""
+        """Returns the syntax tree of the module with these globals, or None."""
         filename = namespace.get("__file__")
         files = self._versions(filename, namespace) if isinstance(filename, str) else iter(())
         return next((file.tree for file in files), None)
 
     def _versions(self, filename: str, namespace: dict[str, Any]) -> Iterator[SourceFile]:
-        """What is known of the file: the text that was read earlier, which may be the one that runs, then today's."""
+        """Yields the file as it was read earlier, which may be the version that runs, and then as it is now."""
         known = self._read(filename, namespace)
         if known is not None:
             yield known
@@ -132,21 +132,21 @@ def _parsed(filename: str, lines: tuple[str, ...]) -> SourceFile | None:
 
 
 def compiled(text: str, filename: str = "<shipped>") -> tuple[ast.Module, types.CodeType]:
-    """The text, parsed and compiled. Raises SyntaxError and ValueError; what there is to warn of was said before."""
+    """Parses and compiles the text without repeating its warnings. Raises SyntaxError and ValueError."""
     with _quietly():
         return ast.parse(text, filename), compile(text, filename, "exec", dont_inherit=True)
 
 
 @contextmanager
 def _quietly() -> Iterator[None]:
-    # One thread at a time: each puts the filters back that it found.
+    # One thread at a time, because each restores the global filters that it found.
     with _quiet, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
 
 
 def all_codes(code: types.CodeType) -> Iterator[types.CodeType]:
-    """The code object and those inside it."""
+    """Yields the code object and all nested ones."""
     yield code
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
@@ -169,14 +169,14 @@ def _function_node(tree: ast.Module, code: types.CodeType) -> FunctionNode | Non
 
 
 def _is_around(node: ast.Lambda, code: types.CodeType) -> bool:
-    """Whether all of the code was made from what is inside this lambda."""
+    """Returns True if all positions of the code are inside this lambda."""
     if node.lineno != code.co_firstlineno:
         return False
     spans = [span for span in code.co_positions() if span[2] is not None and span[3]]
     body = node.body
     start, end = (body.lineno, body.col_offset), (body.end_lineno or 0, body.end_col_offset or 0)
     inside = [span for span in spans if span[0] is not None and span[1] is not None]
-    # The first instruction, RESUME, stands for the whole lambda with no width.
+    # The first instruction, RESUME, has the lambda's position without a width: it is skipped.
     return bool(inside) and all(
         start <= cast("tuple[int, int]", (s[0], s[2])) and cast("tuple[int, int]", (s[1], s[3])) <= end for s in inside
     )
@@ -207,26 +207,26 @@ def _classes(tree: ast.AST, qualname: str, prefix: str = "") -> Iterator[ast.Cla
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Cutting a definition out of its file
+# Extracting a definition from its file
 
 
 @dataclass(frozen=True)
 class Edit:
-    """Puts other text in the place of a node."""
+    """Replaces the text of a node."""
 
     node: ast.AST
     text: str
 
 
 def cut_out(found: Found, edits: list[Edit], *, decorators: list[ast.expr] | None = None) -> str:
-    """The definition's text, moved to the left margin, with the edits made.
+    """Returns the definition's text with the edits applied and its indentation removed.
 
-    Its decorators are left out, but for those that are named. What is inside a text of several lines stays as it is.
+    Only the given decorators are kept. Lines inside multi-line strings keep their indentation.
     """
     node = cast("Any", found.node)
     margin = node.col_offset if not isinstance(node, ast.Lambda) else 0
     body = _edited(found, node, edits)
-    inside = _lines_inside_texts(found.node, node.lineno, edits)
+    inside = _lines_inside_strings(found.node, node.lineno)
     lines = body.split("\n")
     shifted = [line if number == 0 or number in inside else _shift(line, margin) for number, line in enumerate(lines)]
     kept = [f"@{ast.unparse(decorator)}\n" for decorator in decorators or ()]
@@ -234,8 +234,8 @@ def cut_out(found: Found, edits: list[Edit], *, decorators: list[ast.expr] | Non
 
 
 def indented(text: str, spaces: int = 4) -> str:
-    """The text with its lines indented, but for those that begin inside a text of several lines."""
-    inside = _lines_inside_texts(ast.parse(text), 1, [])
+    """Returns the text indented, except lines that begin inside multi-line strings."""
+    inside = _lines_inside_strings(ast.parse(text), 1)
     return "\n".join(
         line if number in inside or not line else " " * spaces + line for number, line in enumerate(text.split("\n"))
     )
@@ -246,12 +246,11 @@ def _shift(line: str, margin: int) -> str:
     return line[min(margin, len(line) - len(stripped)) :]
 
 
-def _lines_inside_texts(node: ast.AST, first: int, edits: list[Edit]) -> frozenset[int]:
-    """Numbers, from 0 at line `first`, of the lines that begin inside a text. Edits keep the number of lines."""
+def _lines_inside_strings(node: ast.AST, first: int) -> frozenset[int]:
+    """Returns the numbers, 0 being line `first`, of lines that begin inside a string. Edits don't shift lines."""
     inside: set[int] = set()
     for each in ast.walk(node):
-        is_text = isinstance(each, ast.JoinedStr | ast.Constant) and isinstance(getattr(each, "value", ""), str | bytes)
-        if is_text:
+        if isinstance(each, ast.JoinedStr | ast.Constant) and isinstance(getattr(each, "value", ""), str | bytes):
             start, end = cast("Any", each).lineno, cast("Any", each).end_lineno
             inside.update(range(start - first + 1, end - first + 1))
     return frozenset(inside)
@@ -268,7 +267,7 @@ def _edited(found: Found, node: Any, edits: list[Edit]) -> str:
     for edit in sorted(edits, key=lambda edit: (cast("Any", edit.node).lineno, cast("Any", edit.node).col_offset)):
         place = cast("Any", edit.node)
         from_, to = offset(place.lineno, place.col_offset), offset(place.end_lineno, place.end_col_offset)
-        # As many lines as before, so that what is known of the lines holds.
+        # Padded to as many lines as before, so that line numbers stay valid.
         padding = b"\\\n" * text.count(b"\n", from_, to)
         pieces += [text[at:from_], edit.text.encode(), b" " + padding if padding else b""]
         at = to
@@ -276,7 +275,7 @@ def _edited(found: Found, node: Any, edits: list[Edit]) -> str:
 
 
 def _encoded(file: SourceFile) -> tuple[bytes, list[int]]:
-    """The text as the bytes that the columns of a syntax tree count, and where each line begins."""
+    """Returns the text in bytes, which columns of a syntax tree count, and the offset of each line."""
     starts, at, lines = [], 0, [line.encode() for line in file.lines]
     for line in lines:
         starts.append(at)

@@ -1,21 +1,19 @@
-"""What a shipment is written into: the text of one module, the values given to it, and what stood in the way.
+"""Collects a shipment: the text of one module, the values bound in it, and the problems found.
 
-Most tools use the names of one module, and those are simply the names of the text. What comes from another module of
-the user's keeps a namespace of its own, so that equal names stay different things: it is a piece of text inside the
-text, run in a module of its own.
+Most tools use the names of one module, which are simply the names of the text. Source from another of the user's
+modules keeps a namespace of its own, so that equal names stay separate: it is a string inside the text, executed in a
+module of its own.
 """
 
 from __future__ import annotations
 
 import json
 import keyword
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 PREFIX = "_shipped_"
-"""Of all names that are not the user's."""
+"""The prefix of all names that are not the user's."""
 
 _HELPERS = {
     "run": '''\
@@ -74,7 +72,7 @@ def _shipped_state(made, state):
 
 @dataclass(frozen=True)
 class Problem:
-    """One thing that can't be shipped. `lacks_source` is for what could still be carried as bytecode."""
+    """An object that can't be shipped. `lacks_source`: it could still be sent as bytecode."""
 
     name: str
     why: str
@@ -86,7 +84,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class StandIn:
-    """Source, of ours, for what the sandbox has no library for. The text defines the name."""
+    """Source of ours in place of an object of a library that the sandbox lacks. The text defines the name."""
 
     name: str
     text: str
@@ -94,10 +92,9 @@ class StandIn:
 
 @dataclass(eq=False)
 class Space:
-    """The namespace of one of the user's modules. `expression` leads to it in the text; empty for the text's own."""
+    """The namespace of one of the user's modules. `expression` refers to it; empty for the text's own namespace."""
 
     namespace: dict[str, Any]
-    label: str
     expression: str = ""
 
     def named(self, name: str) -> str:
@@ -105,7 +102,7 @@ class Space:
 
 
 class Writer:
-    """Collects the text, line by line in the order in which it will run."""
+    """Collects the text line by line, in the order of execution."""
 
     def __init__(self) -> None:
         self.bindings: dict[str, object] = {}
@@ -116,14 +113,13 @@ class Writer:
         self._stand_ins: dict[str, None] = {}
         self._spaces: dict[int, Space] = {}
         self._count = 0
-        self._late: list[Callable[[], None]] = []
 
     def space(self, namespace: dict[str, Any]) -> Space:
-        """The space of these globals. The first one asked for is the text's own."""
+        """Returns the space of these globals. The first one is the text's own."""
         if id(namespace) not in self._spaces:
-            label = str(namespace.get("__name__", "module"))
-            space = Space(namespace, label)
+            space = Space(namespace)
             if self._spaces:
+                label = str(namespace.get("__name__", "module"))
                 space.expression = self.fresh()
                 self.say(f"{space.expression} = {self.helper('space')}({label!r})")
             self._spaces[id(namespace)] = space
@@ -134,17 +130,17 @@ class Writer:
         return f"{PREFIX}{self._count}"
 
     def bind(self, value: object) -> str:
-        """A name that the text has this value under before it runs."""
+        """Returns a name that the value is bound to before the text runs."""
         name = self.fresh()
         self.bindings[name] = value
         return name
 
     def say(self, line: str) -> None:
-        """A line of the text's own."""
+        """Adds a line of our own to the text."""
         self._lines.append(line + "\n")
 
     def define(self, space: Space, text: str) -> None:
-        """A piece of the user's source, run in its namespace."""
+        """Adds a piece of the user's source, which runs in its namespace."""
         if not space.expression:
             self._lines.append(text)
             return
@@ -167,7 +163,7 @@ class Writer:
         return PREFIX + name
 
     def library(self, module: str) -> str:
-        """A module that our own lines need, under a name of ours."""
+        """Returns our name of a module that our own lines use, and imports it."""
         name = f"{PREFIX}{module}"
         line = f"import {module} as {name}\n"
         if line not in self._lines:
@@ -179,14 +175,14 @@ class Writer:
         return stand_in.name
 
     def refuse(self, name: str, why: str, *, lacks_source: bool = False) -> str:
-        """Notes what can't be shipped; an expression to go on with, so that all else is found too."""
+        """Records a problem. Returns an expression to go on with, so that all other problems are found too."""
         problem = Problem(name, why, lacks_source)
         if problem not in self.problems:
             self.problems.append(problem)
         return "None"
 
     def text(self, title: str) -> str:
-        """The text of the module."""
+        """Returns the text of the module."""
         helpers = [_HELPERS[name] for name in self._helpers]
         head = (
             f"# The tool {title!r}, put together from its source. The names that begin with {PREFIX} are not its own.\n"
@@ -195,15 +191,5 @@ class Writer:
 
 
 def _literal(line: str) -> str:
-    """The line as a literal that every Python reads alike, in double quotes: source has more of the other ones."""
+    """Returns the line as a literal, in double quotes if it is ASCII, since source often contains single ones."""
     return json.dumps(line) if line.isascii() else repr(line)
-
-
-@contextmanager
-def nested(depth: list[int], limit: int) -> Iterator[bool]:
-    """Counts how deep a recursion is; says whether it may go deeper."""
-    depth[0] += 1
-    try:
-        yield depth[0] <= limit
-    finally:
-        depth[0] -= 1

@@ -1,7 +1,8 @@
-"""`executor`: runs Python in sandboxes, from a shell: files, an interactive interpreter, sessions and their files.
+"""`executor`: runs Python in sandboxes from a shell: files, an interactive interpreter, sessions and their files.
 
-Owns the command line and what it prints. It uses the public names of `executor_client` only, as any program could, and
-imports what needs gRPC when a command runs, so that `--help` and a mistyped option answer at once.
+Owns the command line and its output. It must not know gRPC or the wire: it works through `ExecutorClient`, as any
+program could. Modules that need gRPC are imported when a command runs, so that `--help` and a wrong option answer at
+once.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ EXIT_INTERRUPTED = 130
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command line and returns its exit code.
 
-    0: it succeeded; 1: the program did not; 2: it could not be run; 130: it was interrupted. A program that ends itself
-    with a code of its own gives that code.
+    0: it succeeded; 1: the program failed; 2: it could not be run; 130: it was interrupted. A program that exits with a
+    code of its own gives that code.
     """
     parser = make_parser()
     options = parser.parse_args(arguments)
@@ -45,7 +46,7 @@ def _run(options: argparse.Namespace) -> int:
         console.fail("interrupted")
         return EXIT_INTERRUPTED
     except BrokenPipeError:
-        # The reader of our output has gone (`| head`). The interpreter's last flush must not meet the pipe again.
+        # The reader of our output has gone (`| head`). Python's flush at exit must not write to the broken pipe again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_FAILED
     except ExecutorClientError as error:

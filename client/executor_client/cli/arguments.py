@@ -1,4 +1,4 @@
-"""The arguments of `executor`. Imports nothing that takes time: a shell waits for `--help`, and for its completion."""
+"""The arguments of `executor`. Imports nothing that is slow, because a person waits for `--help`."""
 
 from __future__ import annotations
 
@@ -56,14 +56,14 @@ examples:
 
 
 class _Parser(argparse.ArgumentParser):
-    """argparse, with an error that says where the help is."""
+    """An argparse parser whose errors point to `--help`."""
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: {message}\nTry: {self.prog} --help\n")
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """The parser of the whole command line; `command` of what it gives is None when none was named."""
+    """Returns the parser of the whole command line; its result has `command` None when no command was given."""
     parser = _Parser(
         prog="executor",
         description="Run Python in sandboxes.",
@@ -230,7 +230,7 @@ def _positive(text: str) -> int:
 
 
 def _limit(text: str) -> tuple[str, float | int | str]:
-    """A name and a number; whatever else stands there is the client's to refuse, which knows the units."""
+    """Parses a name and a number. Other values are left to the client, which knows the units."""
     name, separator, value = text.partition("=")
     if not (name and separator and value):
         raise argparse.ArgumentTypeError(f"{text!r} is not NAME=VALUE, as in wall_time_s=30")

@@ -1,4 +1,4 @@
-"""The commands of `executor`, each on a client that is connected at its first call."""
+"""The commands of `executor`. Each gets a client, which connects at its first call."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
-from executor_client._endpoint import TlsConfig
-from executor_client._local import place
-from executor_client._policy_text import policy_lines
-from executor_client._terminal import aligned
+from executor_client._core.endpoint import TlsConfig
+from executor_client._core.local import path_below
+from executor_client._core.policy_text import policy_lines
+from executor_client._core.terminal import aligned
 from executor_client.checkpoint import Checkpoint
 from executor_client.cli import EXIT_FAILED, EXIT_REFUSED, EXIT_SUCCEEDED, repl
 from executor_client.cli.console import Console
 from executor_client.cli.copying import copy
-from executor_client.cli.import_hints import import_hint
+from executor_client.cli.import_hints import show_end
 from executor_client.cli.naming import find_session, located, matching_id
 from executor_client.client import ExecutorClient
 from executor_client.errors import ExecutorClientError, InvalidRequest, NotFoundError
@@ -32,7 +32,7 @@ _MODULES_FOR_ARGUMENTS = ("sys",)
 def run(options: argparse.Namespace, console: Console) -> int:
     """Runs the command that the options name. Returns the exit code. Raises ExecutorClientError."""
     tls = _tls(options)
-    if options.command == "mcp":  # it has a client of its own
+    if options.command == "mcp":  # it uses the asyncio client
         from executor_client.mcp.command import serve
 
         return serve(options, tls, console)
@@ -59,13 +59,13 @@ def _run(client: ExecutorClient, options: argparse.Namespace, console: Console) 
         result = session.execute(code, on_event=console.show_event, limits=_step_limits(options))
         if options.get_artifacts is not None:
             _save_artifacts(session, result, options.get_artifacts, console)
-        _show_end(console, session, result, "--imports {}")
+        show_end(console, session, result, "--imports {}")
         console.show_artifacts(result)
     return EXIT_SUCCEEDED if result.succeeded else _exit_code(result)
 
 
 def _program(options: argparse.Namespace) -> tuple[str, str, list[str]]:
-    """Return sys.argv[0], the code, and what follows in sys.argv. Raises InvalidRequest."""
+    """Returns sys.argv[0], the code, and the rest of sys.argv. Raises InvalidRequest."""
     if options.code is not None:
         before = [] if options.program is None else [options.program]
         return "-c", options.code, [*before, *options.arguments]
@@ -87,7 +87,7 @@ def _execute(client: ExecutorClient, options: argparse.Namespace, console: Conso
     session = find_session(client, options.session)
     limits = None if options.timeout is None else {"wall_time_s": options.timeout}
     result = session.execute(code, on_event=console.show_event, limits=limits)
-    _show_end(console, session, result)
+    show_end(console, session, result)
     if result.succeeded:
         console.show_value(result.output)
     return EXIT_SUCCEEDED if result.succeeded else _exit_code(result)
@@ -100,12 +100,11 @@ def _run_repl(client: ExecutorClient, options: argparse.Namespace, console: Cons
 
 @contextlib.contextmanager
 def _session(client: ExecutorClient, options: argparse.Namespace, console: Console) -> Iterator[Session]:
-    """The session that the options name, which stays; else a new one, which ends.
+    """Yields the session that the options name, which is kept, or a new one, which is ended.
 
-    It begins with a state and leaves one where the options say so. Raises InvalidRequest for options that contradict
-    each other.
+    Loads and saves a state if the options say so. Raises InvalidRequest for options that contradict each other.
     """
-    with _found(client, options) if options.session else _made(client, options) as session:
+    with _existing_session(client, options) if options.session else _new_session(client, options) as session:
         if session.restored is not None:
             _show_omissions(session.restored, "restored", console)
         yield session
@@ -114,7 +113,7 @@ def _session(client: ExecutorClient, options: argparse.Namespace, console: Conso
 
 
 @contextlib.contextmanager
-def _found(client: ExecutorClient, options: argparse.Namespace) -> Iterator[Session]:
+def _existing_session(client: ExecutorClient, options: argparse.Namespace) -> Iterator[Session]:
     given = {"--image": options.image, "--limit": options.limits, "--state": options.state}
     if clashing := [name for name, value in given.items() if value]:
         raise InvalidRequest(f"{' and '.join(clashing)}: a session that is there already has its own")
@@ -124,28 +123,21 @@ def _found(client: ExecutorClient, options: argparse.Namespace) -> Iterator[Sess
     yield session
 
 
-def _made(client: ExecutorClient, options: argparse.Namespace) -> Session:
+def _new_session(client: ExecutorClient, options: argparse.Namespace) -> Session:
     limits = dict(options.limits)
     if options.timeout is not None:
         limits["wall_time_s"] = options.timeout
-    state = None if options.state is None else _loaded(options.state)
+    state = None if options.state is None else _load_state(options.state)
     return client.create_session(options.image, options.imports, limits, labels={"client": "executor"}, state=state)
 
 
 def _step_limits(options: argparse.Namespace) -> dict[str, float] | None:
-    """In a session that is there already, the time limit is that of this execution alone."""
+    """Returns the time limit for this execution alone, which applies in an existing session."""
     return {"wall_time_s": options.timeout} if options.session and options.timeout is not None else None
 
 
-def _show_end(console: Console, session: Session, result: ExecutionResult, option: str = "") -> None:
-    console.show_end(result)
-    hint = import_hint(result, session.info, option)
-    if hint:
-        console.remark(hint)
-
-
 def _exit_code(result: ExecutionResult) -> int:
-    """The program's own, when it chose one."""
+    """Returns the exit code of a failed program: its own, if it exited with one."""
     if result.error is not None and result.error.exit_code is not None:
         return result.error.exit_code
     return EXIT_FAILED
@@ -154,12 +146,12 @@ def _exit_code(result: ExecutionResult) -> int:
 def _save_artifacts(session: Session, result: ExecutionResult, directory: Path, console: Console) -> None:
     for artifact in result.artifacts:
         try:
-            session.files.get(artifact.path, place(directory, artifact.path))
+            session.files.get(artifact.path, path_below(directory, artifact.path))
         except (ExecutorClientError, OSError) as error:
             console.remark(f"{artifact.path!r} was not saved: {error}")
 
 
-def _loaded(path: Path) -> Checkpoint:
+def _load_state(path: Path) -> Checkpoint:
     try:
         return Checkpoint.load(path)
     except OSError as error:
@@ -200,9 +192,8 @@ def _row(info: SessionInfo, id_chars: int | None, cell_chars: int | None) -> tup
     left_s = max(0, int((info.expire_time - datetime.now(UTC)).total_seconds()))
     labels = ",".join(f"{key}={value}" for key, value in sorted(info.labels.items()))
     state = f"{info.state.value} ({info.lost_reason})" if info.lost_reason else info.state.value
-    # Labels are free text of whoever made the session.
-    what = (info.session_id[:id_chars], _cut(state, cell_chars), info.image, info.backend, info.python_version)
-    return (*what, str(info.generation), f"in {left_s} s", _cut(labels, cell_chars))
+    cells = (info.session_id[:id_chars], _cut(state, cell_chars), info.image, info.backend, info.python_version)
+    return (*cells, str(info.generation), f"in {left_s} s", _cut(labels, cell_chars))
 
 
 def _cut(text: str, chars: int | None) -> str:
@@ -235,7 +226,7 @@ def _copy(client: ExecutorClient, options: argparse.Namespace, console: Console)
 
 
 def _end_sessions(client: ExecutorClient, options: argparse.Namespace, console: Console) -> int:
-    """Ends every session that was named, or none when a name is wrong. One that has ended meanwhile is well."""
+    """Ends all named sessions, or none if a name is wrong. A session that has ended meanwhile is no error."""
     if bool(options.sessions) == options.all:
         raise InvalidRequest("name the sessions to end, or give --all; `executor ps` lists them")
     ids = [info.session_id for info in client.list_sessions()]

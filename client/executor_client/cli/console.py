@@ -1,8 +1,8 @@
 """The output of `executor`: the program's on stdout and stderr, our own remarks on stderr.
 
-Output of a sandbox is an attacker's text. Where a terminal may read it, control characters are shown, not sent. That is
-the case for a terminal, and for a pipe while a person watches (`executor run x.py | tail`): nobody knows what is at the
-pipe's other end. A file, and a pipe of a script, get the text as it is; `raw` says so for every stream.
+Output of a sandbox is untrusted. Control characters are made visible instead of sent wherever a terminal may interpret
+them: on a terminal, and in a pipe while a person watches (`executor run x.py | tail`), since the pipe may lead to the
+terminal. A file, and a pipe in a script, get the text unchanged; with `raw`, every stream does.
 """
 
 from __future__ import annotations
@@ -13,16 +13,9 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
-from executor_client._terminal import encodable, shown
-from executor_client._value_text import value_text
-from executor_client.events import (
-    ExecutionEvent,
-    ImageEvent,
-    LimitWarningEvent,
-    LogEvent,
-    OutputCutEvent,
-    QueuedEvent,
-)
+from executor_client._core.terminal import encodable, shown
+from executor_client._core.value_text import value_text
+from executor_client.events import ExecutionEvent, ImageEvent, LimitWarningEvent, LogEvent, OutputCutEvent, QueuedEvent
 from executor_client.results import ExecutionResult, Image, VariablesState
 from executor_client.waits import Wait
 
@@ -30,7 +23,7 @@ if TYPE_CHECKING:
     from rich.console import Console as RichConsole
 
 VALUE_CHARS_MAX = 1_000_000
-"""Characters of a value that are printed; a person reads less, and a terminal takes a second for them."""
+"""Characters of a value that are printed; a terminal takes a second for them."""
 
 _ARTIFACTS_SHOWN = 10
 _IMAGE_SUFFIXES = {"image/png": ".png", "image/jpeg": ".jpg"}
@@ -39,10 +32,10 @@ _REMARK = "dim"
 
 
 class Console:
-    """Writes what happens in an execution as it happens.
+    """Writes the events of an execution as they happen.
 
-    Images are saved into `image_dir`, or only mentioned where that is None. With `raw`, output of the program is passed
-    on as it is, whatever reads it.
+    Images are saved into `image_dir`, or only mentioned if that is None. With `raw`, output of the program is written
+    unchanged, also to a terminal.
     """
 
     def __init__(self, *, image_dir: Path | None = None, raw: bool = False) -> None:
@@ -51,7 +44,7 @@ class Console:
         self._images = 0
 
     def show_event(self, event: ExecutionEvent) -> None:
-        """To be given to `execute` as `on_event`."""
+        """Writes an event of an execution. The `on_event` of `execute`."""
         match event:
             case LogEvent(stream="stdout"):
                 self._write(sys.stdout, event.text)
@@ -67,14 +60,14 @@ class Console:
                 self.remark(f"warning: {event.used:,} of {event.budget:,} {event.limit} are used up")
 
     def show_wait(self, wait: Wait) -> None:
-        """To be given to a client as `on_wait`. For a person only: nobody reads the progress in a file."""
+        """Writes what the client waits for, on a terminal only. The client's `on_wait`."""
         if sys.stderr.isatty():
             self.remark(str(wait))
 
     def show_end(self, result: ExecutionResult) -> None:
-        """Says why a program failed and what became of its variables."""
-        left_well = result.error is not None and result.error.exit_code == 0  # sys.exit() says that all is well
-        if not result.succeeded and not left_well:
+        """Writes why a program failed, and whether its variables were lost."""
+        exited_with_0 = result.error is not None and result.error.exit_code == 0
+        if not result.succeeded and not exited_with_0:
             self.fail(result.outcome.value.replace("_", " "))
             if result.error is not None:
                 text = result.error.traceback or f"{result.error.type}: {result.error.message}"
@@ -85,27 +78,27 @@ class Console:
             self.remark("the sandbox is gone")
 
     def show_artifacts(self, result: ExecutionResult) -> None:
-        """Names the files that the program made or changed, in one line."""
+        """Writes the names of the files that the program made or changed, in one line."""
         names = [repr(artifact.path)[1:-1] for artifact in result.artifacts]
         if names:
             more = len(names) > _ARTIFACTS_SHOWN or result.artifacts_truncated
             self.remark(f"made or changed: {', '.join(names[:_ARTIFACTS_SHOWN])}{' and more' if more else ''}")
 
     def show_value(self, value: object) -> None:
-        """A value, as an interactive Python shows it: nothing for None, its repr for all else."""
+        """Writes a value as an interactive Python does: nothing for None, otherwise its repr."""
         if value is not None:
             self._write(sys.stdout, value_text(value, VALUE_CHARS_MAX) + "\n")
 
     def show_lines(self, lines: list[str]) -> None:
-        """Lines of ours, whose cells are safe to print."""
+        """Writes lines of our own."""
         self._write(sys.stdout, "".join(f"{line}\n" for line in lines))
 
     def remark(self, text: str) -> None:
-        """A line of ours beside the program's output."""
+        """Writes a line of our own beside the program's output."""
         self._write(sys.stderr, f"[{text}]\n", _REMARK)
 
     def fail(self, text: str) -> None:
-        """The line that says why something did not succeed."""
+        """Writes the reason of a failure."""
         self._write(sys.stderr, f"executor: {text}\n", _FAILURE)
 
     def _show_image(self, image: Image) -> None:
@@ -135,7 +128,7 @@ class Console:
 
 
 def _may_reach_a_terminal(stream: TextIO) -> bool:
-    """True when a terminal reads it, or may at the other end of a pipe. A file is read by whoever opens it."""
+    """Returns True for a terminal, and for a pipe, which may lead to one, while stderr is a terminal."""
     if stream.isatty():
         return True
     try:
@@ -146,7 +139,7 @@ def _may_reach_a_terminal(stream: TextIO) -> bool:
 
 
 def _colours(stream: TextIO) -> RichConsole | None:
-    """A console that writes in colours; None where nobody sees them, NO_COLOR is set, or rich is not installed."""
+    """Returns a console for colours; None without a terminal, with NO_COLOR set, or if rich is not installed."""
     if not stream.isatty():
         return None
     try:

@@ -1,9 +1,10 @@
 """`executor cp`: copies between this machine and a session's workspace, as cp(1) and `docker cp` do.
 
-One side is SESSION:PATH, with a session's id or the beginning of one. A local path with a colon in it is written with a
-slash before that: ./a:b. What a directory holds goes into a target that does not exist; into one that does, the
-directory goes itself, unless it is written as DIR/. (or as a dot alone). A file goes into a target that is a directory
-or is written with a slash at its end; in the workspace that one is made when it is missing.
+One side is SESSION:PATH, with a session's id or the beginning of one. A local path that contains a colon needs a slash
+before it: ./a:b. If the target of a directory does not exist, it is created with the directory's contents. If it
+exists, the directory itself is copied into it, or only its contents if the source is written DIR/. or a single dot. A
+file is copied into a target that is a directory or is written with a slash at its end; a missing one is created in the
+workspace.
 """
 
 from __future__ import annotations
@@ -54,5 +55,5 @@ def _is_directory(session: Session, path: str) -> bool:
     try:
         session.files.list(path)
     except (NotFoundError, InvalidRequest):
-        return False  # missing, or something else: what is done next says which
+        return False  # missing or a file: the next request reports which
     return True

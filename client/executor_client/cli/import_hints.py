@@ -1,20 +1,30 @@
-"""Tells how a refused import can be authorized, with the very option to type."""
+"""Suggests the option that authorizes a refused import."""
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
 
+from executor_client.cli.console import Console
 from executor_client.results import ExecutionResult, Outcome, SessionInfo
+from executor_client.session import Session
 
 _NAMES_MAX = 5
 
 
-def import_hint(result: ExecutionResult, info: SessionInfo, option: str) -> str:
-    """A sentence for a program that ended at an import; empty for any other.
+def show_end(console: Console, session: Session, result: ExecutionResult, option: str = "") -> None:
+    """Writes how a program ended, and the option that would authorize an import on which it failed."""
+    console.show_end(result)
+    hint = import_hint(result, session.info, option)
+    if hint:
+        console.remark(hint)
 
-    `option` has a place for the names, as in "--imports {}"; empty where the session is another's to authorize for.
-    The names are those of the statement that failed, not of the error's text, which the sandbox may have made up.
+
+def import_hint(result: ExecutionResult, info: SessionInfo, option: str) -> str:
+    """Returns a sentence for a program that ended at a refused import; empty for any other.
+
+    `option` is a format for the names, such as "--imports {}"; empty if the command has no such option. The names are
+    taken from the statement that failed, not from the error's text, which the sandbox may forge.
     """
     if result.outcome is not Outcome.IMPORT_DENIED:
         return ""

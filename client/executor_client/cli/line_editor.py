@@ -1,6 +1,6 @@
-"""The line editor of `executor repl`: history, colours, several lines, and names completed from the sandbox.
+"""The line editor of `executor repl`: history, colours, several lines, and completion of names from the sandbox.
 
-prompt_toolkit does all of it. It is an extra (`cli`): scripts and agents don't need it.
+Uses prompt_toolkit, which is an extra (`cli`), since scripts and agents don't need it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from executor_client._endpoint import state_dir
+from executor_client._core.endpoint import state_dir
 from executor_client.errors import ExecutorClientError
 from executor_client.session import Session
 
@@ -23,16 +23,16 @@ if TYPE_CHECKING:
 
 NO_EDITOR = "for history and completion: pip install 'remote-executor[cli]'"
 COMPLETION_TIMEOUT_S = 2.0
-"""Seconds that the sandbox may take to list names. A person waits for them with a finger on the key."""
+"""Seconds that the sandbox may take to list names, while a person waits for the completion."""
 NAMES_MAX = 2_000
 COMMANDS = ("%import", "%ls", "%put", "%get", "%session", "%help", "help", "exit()")
 
-# Not after a dot that follows something else, as in `f().x`: nobody knows what that is without calling it.
+# Names joined by dots. The dot in `f().x` does not match: completing it would mean calling f.
 _DOTTED = re.compile(r"(?<![\w.])(?:([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)\.)?([A-Za-z_]\w*|)\Z")
 
 
 def make_reader(session: Session, is_complete: Callable[[str], bool]) -> Reader | str:
-    """An editor for the terminal. Where there can't be one, why: empty when nobody would miss it."""
+    """Returns an editor for the terminal, or the reason why there is none: empty if stdin or stdout is no terminal."""
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         return ""
     try:
@@ -51,7 +51,7 @@ def _editor(session: Session, is_complete: Callable[[str], bool], **streams: Any
     prompts: PromptSession[str] = PromptSession(
         history=InMemoryHistory() if history is None else FileHistory(str(history)),
         completer=_completer(session),
-        complete_while_typing=False,  # each look-up is an execution in the sandbox: only when asked for, with Tab
+        complete_while_typing=False,  # each completion is an execution in the sandbox: only with Tab
         lexer=_lexer(),
         multiline=True,
         key_bindings=_key_bindings(is_complete),
@@ -67,12 +67,12 @@ def _editor(session: Session, is_complete: Callable[[str], bool], **streams: Any
 
 
 def _ended(text: str) -> str:
-    """The text of several lines without the margin of its last, empty line, which is what ends a block."""
+    """Returns text of several lines without the indentation of its last, empty line, which ends a block."""
     return text.rstrip() + "\n" if "\n" in text else text
 
 
 def _history_file() -> Path | None:
-    """A file that only this user can read: what one types may hold secrets. None where it can't be had."""
+    """Returns a file that only this user can read, since typed lines may hold secrets. None if it can't be created."""
     path = state_dir() / "repl-history"
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -134,10 +134,10 @@ def _completer(session: Session) -> Any:
 
 
 def completions(session: Session, text: str) -> Iterator[tuple[str, int]]:
-    """Names that may stand where the text ends, and how many of their characters are typed already.
+    """Yields the possible names at the end of the text, each with the number of its characters already typed.
 
-    The part before the last dot is evaluated in the sandbox, as Python's own completer does; only names joined by dots
-    are, so that nothing is called.
+    The part before the last dot is evaluated in the sandbox, as Python's own completer does it, but only if it consists
+    of names joined by dots, so that nothing is called.
     """
     if text.startswith("%") or text in ("h", "he", "hel", "help", "e", "ex", "exi", "exit"):
         yield from ((command, len(text)) for command in COMMANDS if command.startswith(text))
@@ -156,11 +156,11 @@ def completions(session: Session, text: str) -> Iterator[tuple[str, int]]:
 
 
 def _names_in_sandbox(session: Session, owner: str | None) -> set[str]:
-    """Names that the sandbox gives, an attacker's: only such as can be identifiers are shown."""
+    """Returns the names that the sandbox lists. It is untrusted, so only identifiers are kept."""
     try:
         listed = session.evaluate(f"dir({owner or ''})", timeout_s=COMPLETION_TIMEOUT_S)
     except ExecutorClientError:
-        return set()  # the name does not exist, or the policy refuses: then there is nothing to complete
+        return set()  # the name does not exist, or the policy refuses it
     if not isinstance(listed, list):
         return set()
     return {name for name in listed[:NAMES_MAX] if isinstance(name, str) and name.isidentifier()}

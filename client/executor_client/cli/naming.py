@@ -1,4 +1,4 @@
-"""How a person names a session, and a path in one: SESSION or SESSION:PATH, with the beginning of the session's id."""
+"""Names of sessions and of paths in them on the command line: SESSION or SESSION:PATH, with the beginning of an id."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ class Located:
 
 
 def located(text: str) -> Located | None:
-    """SESSION:PATH taken apart; None for anything else, which is a local path."""
+    """Parses SESSION:PATH; returns None for anything else, which is a local path."""
     found = _LOCATED.fullmatch(text)
     return Located(found[1], found[2]) if found else None
 
 
 def matching_id(ids: Sequence[str], prefix: str) -> str:
-    """The one id that is this, or begins with this. Raises NotFoundError, InvalidRequest."""
+    """Returns the one id that equals the prefix or starts with it. Raises NotFoundError, InvalidRequest."""
     matching = [prefix] if prefix in ids else [each for each in ids if each.startswith(prefix)]
     if not matching:
         raise NotFoundError(f"there is no session {prefix!r}; `executor ps` lists those there are")
@@ -38,6 +38,6 @@ def matching_id(ids: Sequence[str], prefix: str) -> str:
 
 
 def find_session(client: ExecutorClient, prefix: str) -> Session:
-    """The caller's session of that name. Raises NotFoundError, InvalidRequest."""
+    """Returns the caller's session whose id starts with the prefix. Raises NotFoundError, InvalidRequest."""
     ids = [info.session_id for info in client.list_sessions()]
     return client.get_session(matching_id(ids, prefix))

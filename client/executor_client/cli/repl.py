@@ -1,7 +1,7 @@
 """`executor repl`: an interactive Python whose interpreter is in a sandbox.
 
-The text that is typed is parsed here only to see whether a statement is complete, and for the few words that are this
-program's own: `help`, `exit()` and the commands that begin with a percent sign. All else runs in the sandbox.
+Typed text is parsed here only to see whether a statement is complete, and for this program's own commands: `help`,
+`exit()` and those that begin with a percent sign. All other text runs in the sandbox.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ import codeop
 from collections.abc import Callable
 from typing import Protocol
 
-from executor_client._terminal import aligned
+from executor_client._core.terminal import aligned
 from executor_client.cli.console import Console
-from executor_client.cli.import_hints import import_hint
+from executor_client.cli.import_hints import show_end
 from executor_client.errors import ExecutorClientError, InvalidRequest
 from executor_client.results import VariablesState
 from executor_client.session import Session
@@ -36,22 +36,22 @@ Python runs in the sandbox; what it defines stays until the session ends.
 
 
 class Reader(Protocol):
-    """Where statements come from."""
+    """A source of statements."""
 
     def read(self, prompt: str) -> str:
-        """One line, or a whole statement. Raises EOFError, KeyboardInterrupt."""
+        """Returns one line, or a whole statement. Raises EOFError, KeyboardInterrupt."""
         ...
 
 
 class PlainReader:
-    """A line at a time from standard input, which may be a pipe."""
+    """Reads single lines from standard input, which may be a pipe."""
 
     def read(self, prompt: str) -> str:
         return input(prompt)
 
 
 def run(session: Session, console: Console, reader: Reader | None = None) -> int:
-    """Reads, executes and prints until the end of input. Returns the exit code."""
+    """Reads, executes and prints until the input ends. Returns the exit code."""
     if reader is None:
         reader = _reader(session, console)
     console.remark(f"Python {session.info.python_version} in session {session.session_id}; `help` tells more")
@@ -65,7 +65,7 @@ def run(session: Session, console: Console, reader: Reader | None = None) -> int
 
 
 def _reader(session: Session, console: Console) -> Reader:
-    """One with history and completion for a person at a terminal; a plain one for a pipe, or without the extra."""
+    """Returns a reader with history and completion for a terminal; a plain one for a pipe, or without the extra."""
     from executor_client.cli.line_editor import make_reader
 
     editor = make_reader(session, is_complete)
@@ -90,13 +90,13 @@ class _Repl:
         }
 
     def take(self, source: str) -> bool:
-        """Does what was typed. Returns False when the session can't go on."""
+        """Runs a command or a statement. Returns False when the session can't go on."""
         text = source.strip()
         if text in ("help", "help()"):
             self._commands["help"]("")
             return True
         if text.startswith("%"):
-            self._obey(text[1:])
+            self._run_command(text[1:])
             return True
         return self._execute(_help_code(text) or source)
 
@@ -113,15 +113,12 @@ class _Repl:
         except InvalidRequest as error:
             console.fail(str(error))
             return True
-        console.show_end(result)
-        hint = import_hint(result, session.info, "%import {}")
-        if hint:
-            console.remark(hint)
+        show_end(console, session, result, "%import {}")
         if result.succeeded:
             console.show_value(result.output)
         return result.state is not VariablesState.LOST
 
-    def _obey(self, text: str) -> None:
+    def _run_command(self, text: str) -> None:
         name, _, argument = text.partition(" ")
         command = self._commands.get(name)
         if command is None:
@@ -163,7 +160,7 @@ class _Repl:
 
 
 def _two_names(argument: str, form: str) -> tuple[str, str]:
-    """The name on one side and on the other, which is the last part of the first where it is left out."""
+    """Returns the source and the target; a missing target is the last part of the source."""
     names = argument.split()
     if len(names) not in (1, 2):
         raise InvalidRequest(f"write {form}")
@@ -171,9 +168,9 @@ def _two_names(argument: str, form: str) -> tuple[str, str]:
 
 
 def _help_code(text: str) -> str:
-    """Code that prints the documentation of NAME, for `help(NAME)`; empty for any other text.
+    """Returns code that prints the documentation of NAME, for `help(NAME)`; empty for any other text.
 
-    A sandbox has no `help`: it belongs to Python's site module, which is not loaded there.
+    A sandbox has no `help`, because Python's site module, which defines it, is not loaded there.
     """
     try:
         call = ast.parse(text, mode="eval").body
@@ -192,7 +189,7 @@ def _help_code(text: str) -> str:
 
 
 def _read_statement(console: Console, reader: Reader) -> str | None:
-    """One complete statement, however many lines; None at the end of input."""
+    """Reads one complete statement, of any number of lines. Returns None at the end of input."""
     lines: list[str] = []
     while True:
         try:
@@ -209,7 +206,7 @@ def _read_statement(console: Console, reader: Reader) -> str | None:
 
 
 def is_complete(source: str) -> bool:
-    """True when it can be executed, or is wrong whatever follows."""
+    """Returns True when the source can be executed, or when no further line would make it valid."""
     if source.lstrip().startswith("%"):
         return True
     compiler = codeop.CommandCompiler()
@@ -217,5 +214,5 @@ def is_complete(source: str) -> bool:
     try:
         return compiler(source, "<input>", "single") is not None
     except (SyntaxError, ValueError, OverflowError):
-        # The sandbox's Python may be another one than ours: it is the one to decide.
+        # The sandbox's Python may be another version than ours, so it decides.
         return True

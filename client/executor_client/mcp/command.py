@@ -1,4 +1,4 @@
-"""`executor mcp` as the command line runs it. Nothing here needs the SDK until it is known to be installed."""
+"""`executor mcp` as the command line runs it. Nothing here imports the SDK before `serve` has found it installed."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from executor_client._convert import limits_to_wire
-from executor_client._endpoint import TlsConfig, resolve
+from executor_client._core.convert import limits_to_wire
+from executor_client._core.endpoint import TlsConfig, resolve
 from executor_client.cli.console import Console
 from executor_client.mcp.host_input import relay_stdin
 
 RECONNECT_TIMEOUT_S = 20.0
-"""How long a call waits for a daemon that has gone: hosts give up on a call after a minute, without a reason."""
+"""Seconds that a call waits for a lost daemon; hosts give up on a call after a minute, without a reason."""
 
 NO_SDK = "the MCP server needs the official SDK: pip install 'remote-executor[mcp]'"
 
 
 def serve(options: argparse.Namespace, tls: TlsConfig | None, console: Console) -> int:
-    """Serves until the host closes its side or a signal asks to stop. Returns the exit code.
+    """Serves until the host closes its side or a signal stops it. Returns the exit code.
 
-    Raises ConfigurationError and InvalidRequest for what no daemon could be asked.
+    Raises ConfigurationError and InvalidRequest for options that no daemon would accept.
     """
     limits = dict(options.limits) or None
     limits_to_wire(limits)
@@ -56,7 +56,7 @@ def serve(options: argparse.Namespace, tls: TlsConfig | None, console: Console) 
             ) as client:
                 yield client
         finally:
-            # Else the SDK, when it is the output that broke, waits for the end of an input that may never come.
+            # After broken output the SDK still waits for the end of its input, which the host may never close.
             end_input()
 
     server = make_server(connect, request, sessions_max=options.max_sessions)
@@ -64,5 +64,5 @@ def serve(options: argparse.Namespace, tls: TlsConfig | None, console: Console) 
     try:
         server.run("stdio")
     except* BrokenPipeError:
-        exit_code = 1  # the host has gone without closing its side first; the sessions are ended all the same
+        exit_code = 1  # the host exited without closing its side first; the sessions have been ended nevertheless
     return exit_code

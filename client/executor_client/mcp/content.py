@@ -1,6 +1,6 @@
-"""What an execution showed, and files, as MCP carries them: text, images, and bytes as embedded resources.
+"""Converts the output of executions, and files, to MCP's types: text, images, and bytes as embedded resources.
 
-It all becomes part of a model's context, so everything has a limit, and what is cut or left out is said where it was.
+All of it becomes part of a model's context, so everything has a limit, and a note stands where something was cut.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ import urllib.parse
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from executor_client._failure_text import headline, short_traceback, shortened
-from executor_client._images import decode_image
-from executor_client._limits import IMAGE_PIXELS_MAX
-from executor_client._value_text import value_text
+from executor_client._core.failure_text import headline, short_traceback, shortened
+from executor_client._core.images import decode_image
+from executor_client._core.limits import IMAGE_PIXELS_MAX
+from executor_client._core.value_text import value_text
 from executor_client.events import ExecutionEvent, ImageEvent, LimitWarningEvent, LogEvent, OutputCutEvent
 from executor_client.mcp.sdk import (
     CallToolResult,
@@ -36,18 +36,18 @@ LOG_CHARS_MAX = 50_000
 VALUE_CHARS_MAX = 20_000
 FILE_CHARS_MAX = 50_000
 IMAGES_MAX = 8
-"""Of one execution."""
+"""Images of one execution."""
 IMAGE_BYTES_MAX = 768 << 10
-"""Of one image before base64; hosts refuse results of some megabytes."""
+"""Bytes of one image before base64; hosts refuse results of some megabytes."""
 IMAGE_SIDE_MAX = 1568
-"""In pixels; a model that is shown more scales it down itself."""
+"""Pixels of the longer side of an image; models scale larger images down themselves."""
 FILES_LISTED_MAX = 20
 
 _NEWLINE = "\n"
 
 
 class Transcript:
-    """What an execution shows, in the order in which it came. Fed with its events."""
+    """Collects the output of an execution from its events, in their order."""
 
     def __init__(self) -> None:
         self._parts: list[list[str] | Image] = []
@@ -76,7 +76,7 @@ class Transcript:
             self._parts.append([text])
 
     def blocks(self) -> list[ContentBlock]:
-        """Texts and images as they came, the texts cut to LOG_CHARS_MAX together."""
+        """Returns texts and images in their order, the texts cut to LOG_CHARS_MAX in total."""
         texts = ["" if isinstance(part, Image) else "".join(part) for part in self._parts]
         chars = sum(map(len, texts))
         blocks: list[ContentBlock] = []
@@ -94,9 +94,9 @@ class Transcript:
 def execution_content(
     result: ExecutionResult, transcript: Transcript, code: str, limits: Limits, *, session: str, replaced: bool
 ) -> CallToolResult:
-    """What a model is told of an execution: what it showed, its value or why it failed, and what became of the session.
+    """Returns the result of an execution for a model: its output, its value or failure, and the state of the session.
 
-    `replaced`: the interpreter is another one than after the last execution.
+    `replaced` says that the interpreter was replaced since the last execution.
     """
     blocks = transcript.blocks()
     lines: list[str] = []
@@ -122,12 +122,12 @@ def _value_blocks(value: object) -> list[ContentBlock]:
 
 
 def _text(text: str) -> TextContent:
-    """Text that JSON carries: half a character, as names of files and values of programs may have, is escaped."""
+    """Returns a text block; lone surrogates, which file names and values may contain and JSON cannot, are escaped."""
     return text_block(text.encode("utf-8", "backslashreplace").decode())
 
 
 def _as_image(value: object) -> PIL.Image.Image | None:
-    # Where the library was never loaded, nothing is an image of it.
+    # If PIL was never imported, the value cannot be one of its images.
     library = sys.modules.get("PIL.Image")
     return value if library is not None and isinstance(value, library.Image) else None
 
@@ -158,7 +158,7 @@ def _aftermath(state: VariablesState, *, failed: bool, replaced: bool) -> str:
 
 
 def image_blocks(image: Image) -> list[ContentBlock]:
-    """An image, scaled down where it is too large for a model, and then with a note that says so."""
+    """Returns an image; one too large for a model is scaled down, with a note."""
     if image.pil is None:
         return [_text(f"[an image could not be shown: {image.problem}]")]
     if len(image.data) <= IMAGE_BYTES_MAX and max(image.width, image.height) <= IMAGE_SIDE_MAX:
@@ -167,7 +167,7 @@ def image_blocks(image: Image) -> list[ContentBlock]:
 
 
 def _encoded(image: PIL.Image.Image, *, note: str) -> list[ContentBlock]:
-    """As PNG, or as JPEG where that is too large; with halved sides until it fits."""
+    """Encodes an image as PNG, or as JPEG if the PNG is too large; halves the sides until it fits."""
     if not 0 < image.width * image.height <= IMAGE_PIXELS_MAX:
         return [_text(f"[an image of {image.width}x{image.height} pixels cannot be shown]")]
     try:
@@ -190,7 +190,7 @@ def _encoded(image: PIL.Image.Image, *, note: str) -> list[ContentBlock]:
 
 
 def file_content(session: str, path: str, data: bytes) -> CallToolResult:
-    """A file: an image where it is one that is safe to decode, text where it is UTF-8, else its bytes."""
+    """Returns a file: as an image if it is one that is safe to decode, as text if it is UTF-8, else as bytes."""
     for mime_type, start in (("image/png", b"\x89PNG"), ("image/jpeg", b"\xff\xd8\xff")):
         if data.startswith(start):
             image = decode_image(data, mime_type, "file", pixels_left=IMAGE_PIXELS_MAX)
@@ -210,7 +210,7 @@ def _as_text(data: bytes) -> str | None:
 
 
 def file_uri(session: str, path: str) -> str:
-    """The address of a file as an MCP resource."""
+    """Returns the address of a file as an MCP resource."""
     return f"sandbox://{session}/{urllib.parse.quote(path)}"
 
 

@@ -1,8 +1,8 @@
-"""What the host writes, on its way to the SDK: with a limit, and with an end that a signal can bring about.
+"""Relays the host's messages to the SDK, with a size limit and an end that a signal can cause.
 
-The SDK reads stdin in a thread that nothing but the end of the input wakes up, and reads lines of any length. So the
-host's stdin is read here and passed on through a pipe, whose closing is that end: when the host closes its side, when a
-signal asks us to stop, when a message is larger than is accepted. The SDK then cancels what runs, and our sessions end.
+The SDK reads stdin in a thread that only the end of the input wakes up, and it reads lines of any length. So the host's
+stdin is read here and relayed through a pipe. The pipe is closed when the host closes its side, when a signal asks us
+to stop, and when a message is too large. The SDK then cancels running calls, and our sessions end.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ import threading
 from collections.abc import Callable
 
 MESSAGE_BYTES_MAX = 64 << 20
-"""Of one message of the host, which is one line."""
+"""Bytes of one message of the host, which is one line."""
 PIECE_BYTES = 65_536
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
-def relay_stdin(complain: Callable[[str], None]) -> Callable[[], None]:
-    """Puts a pipe in the place of fd 0, for the rest of the process's life. Returns what ends the input.
+def relay_stdin(report: Callable[[str], None]) -> Callable[[], None]:
+    """Replaces fd 0 by a pipe, for the rest of the process's life. Returns a function that ends the input.
 
-    So does the first signal to stop; the second one of its kind ends the process as it would any. `complain` is called,
-    in a thread, with a sentence.
+    The first stop signal ends the input too; a second one of the same kind ends the process by its default action.
+    `report` is called with a sentence, in a thread.
     """
     source = os.dup(0)
-    passed_on, pipe = os.pipe()
-    os.dup2(passed_on, 0)
-    os.close(passed_on)
+    relayed, pipe = os.pipe()
+    os.dup2(relayed, 0)
+    os.close(relayed)
     stop, wake = os.pipe()
 
     def end() -> None:
@@ -41,15 +41,14 @@ def relay_stdin(complain: Callable[[str], None]) -> Callable[[], None]:
 
     for number in STOP_SIGNALS:
         signal.signal(number, on_signal)
-    # A daemon thread: the host may keep its side open for as long as it likes.
-    relay = threading.Thread(target=pass_on, args=(source, pipe, stop, complain), name="host-input", daemon=True)
-    relay.start()
+    # A daemon thread, because the host may keep its side open for ever.
+    threading.Thread(target=copy_input, args=(source, pipe, stop, report), name="host-input", daemon=True).start()
     return end
 
 
-def pass_on(source: int, pipe: int, stop: int, complain: Callable[[str], None]) -> None:
-    """Copies what comes from `source` into `pipe`, then closes `pipe`."""
-    poll = select.poll()  # it takes files and /dev/null too
+def copy_input(source: int, pipe: int, stop: int, report: Callable[[str], None]) -> None:
+    """Copies `source` into `pipe` until either ends or `stop` is readable, then closes `pipe`."""
+    poll = select.poll()  # unlike epoll, it accepts files and /dev/null
     poll.register(source, select.POLLIN)
     poll.register(stop, select.POLLIN)
     line_bytes = 0
@@ -65,9 +64,9 @@ def pass_on(source: int, pipe: int, stop: int, complain: Callable[[str], None]) 
             while view:
                 view = view[os.write(pipe, view) :]
             if longest_bytes > MESSAGE_BYTES_MAX:
-                complain(f"a message of the host has more than {MESSAGE_BYTES_MAX:,} bytes; the connection ends here")
+                report(f"a message of the host has more than {MESSAGE_BYTES_MAX:,} bytes; the connection ends here")
                 return
     except OSError:
-        return  # the host's side broke, or nobody reads any more: both are the end of the input
+        return  # the host's side broke, or the SDK no longer reads: both end the input
     finally:
         os.close(pipe)

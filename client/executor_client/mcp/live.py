@@ -1,4 +1,4 @@
-"""What a host sees of a call before its result: output as log messages, its last line and waits as progress."""
+"""Sends a host the output of a call before its result: as log messages, and its last line and waits as progress."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from executor_client.mcp.sdk import send_log
 from executor_client.waits import Wait
 
 OUTPUT_CHARS_MAX = 20_000
-"""Of one execution's output while it runs; all of it, up to another limit, comes with the result."""
+"""Characters of output shown while an execution runs; the result holds all of it, up to a limit of its own."""
 OUTPUT_EVENTS_MAX = 500
 PROGRESS_CHARS_MAX = 200
 
@@ -22,13 +22,13 @@ _current: contextvars.ContextVar[Live] = contextvars.ContextVar("current")
 
 
 def show_wait(wait: Wait) -> None:
-    """To be given to the client as `on_wait`: shows the host what one of its calls waits for."""
+    """Shows the host what one of its calls waits for. The client's `on_wait`."""
     if (live := _current.get(None)) is not None:
         live.show_wait(wait)
 
 
 class Live:
-    """Of one call, which runs inside of it."""
+    """The live output of one call. A context manager around the call."""
 
     def __init__(self, ctx: Any) -> None:
         self._ctx = ctx
@@ -53,7 +53,7 @@ class Live:
 
     def show_wait(self, wait: Wait) -> None:
         if self._over:
-            return  # what a cancelled call began, such as the making of a session, may go on waiting
+            return  # work that a cancelled call started, such as creating a session, may still be waiting
         sending = asyncio.create_task(self._progress(str(wait)))
         self._sending.add(sending)
         sending.add_done_callback(self._sent)
@@ -61,7 +61,7 @@ class Live:
     def _sent(self, sending: asyncio.Task[None]) -> None:
         self._sending.discard(sending)
         if not sending.cancelled() and (error := sending.exception()) is not None:
-            _log.debug("the host was not told of a wait: %r", error)  # it has gone
+            _log.debug("the host was not notified of a wait: %r", error)  # the host has gone
 
     async def _progress(self, message: str) -> None:
         self._events += 1

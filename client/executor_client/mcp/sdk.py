@@ -1,10 +1,10 @@
-"""The official SDK, version 1 or 2, as one: all that differs between the two is here.
+"""The official SDK, version 1 or 2, behind one interface. All differences between the two are in this file.
 
-The newest is not always what an environment can have: mcpadapt, by which smolagents gets its MCP tools, runs with
-version 1 only, and is to live beside `executor mcp`.
+Version 1 is needed because mcpadapt, by which smolagents gets its MCP tools, works with it only, and must be usable in
+the same environment as `executor mcp`.
 
-The types are `mcp.types` in both. Their fields have other names (`isError`, `is_error`), so they are made here, by the
-names of the wire, which both versions take.
+Both have the types in `mcp.types`, but with different field names (`isError`, `is_error`). So the values are created
+here, by the names of the wire, which both versions accept.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from mcp.types import (
 from pydantic import AnyUrl
 
 MAJOR = 1 if importlib.util.find_spec("mcp.server.mcpserver") is None else 2
-"""The version that is installed."""
+"""The major version that is installed."""
 
 if TYPE_CHECKING or MAJOR == 1:
     from mcp.server.fastmcp import Context, FastMCP
@@ -43,22 +43,19 @@ else:
     from mcp.shared.exceptions import MCPDeprecationWarning
 
 if TYPE_CHECKING:
-    # The environment of development has version 1.
+    # The development environment has version 1.
     MCPServer: Any
     MCPDeprecationWarning: type[Warning]
     Ctx = Context[Any, Any, Any]
 else:
-    # Without its parameters, of which the versions have different ones. What the SDK finds it by is the class.
+    # Unparametrized, since the versions have different parameters. The SDK finds the argument by the class.
     Ctx = Context
 
 __all__ = [
     "MAJOR",
-    "BlobResourceContents",
     "CallToolResult",
     "ContentBlock",
     "Ctx",
-    "EmbeddedResource",
-    "ImageContent",
     "ResourceError",
     "TextContent",
     "Tool",
@@ -76,7 +73,7 @@ __all__ = [
 ReadFile = Callable[[Any, str, str], Awaitable[bytes]]
 Tool = Callable[..., Awaitable[Any]]
 
-# Below, the SDK logs what went wrong in a tool call, which may be code or what came out of a sandbox.
+# At lower levels the SDK logs failures of tool calls, whose text may be code or come out of a sandbox.
 _LOG_LEVEL: Literal["ERROR"] = "ERROR"
 
 _FILE_TEMPLATE = "sandbox://{session}/{+path}"
@@ -107,7 +104,7 @@ def tool_result(content: Sequence[ContentBlock], *, is_error: bool = False) -> C
 
 
 def tool_hints(*, read_only: bool) -> ToolAnnotations:
-    """Hints for the host: a tool looks only, or it may change or destroy what is in a sandbox."""
+    """Returns hints for the host: a tool only reads, or it may change or destroy contents of a sandbox."""
     hint = {"readOnlyHint": True} if read_only else {"destructiveHint": True}
     return ToolAnnotations.model_validate({**hint, "openWorldHint": False})
 
@@ -126,18 +123,18 @@ def make_server(
     read_file: ReadFile,
     lifespan: Callable[[Any], AbstractAsyncContextManager[Any]],
 ) -> Any:
-    """A server with these tools, each with its description and hints, that serves files as resources.
+    """Returns a server with these tools, each with its description and hints, that serves files as resources.
 
-    A tool that raises ToolError gives a result that is marked as an error and says just that. `read_file` takes the
+    A ToolError of a tool becomes a result that is marked as an error and has just its text. `read_file` takes the
     context, a session's name and a path, and may raise ResourceError.
     """
     server: Any
     if MAJOR == 1:
         with warnings.catch_warnings():
-            # Before 1.30 its own settings displease the newest pydantic-settings, which is nothing for a host's eyes.
+            # The newest pydantic-settings warns of the SDK's own settings before 1.30; a host need not see that.
             warnings.filterwarnings("ignore", module="pydantic_settings")
             server = _Server1(read_file, name, instructions=instructions, lifespan=lifespan, log_level=_LOG_LEVEL)
-        server._mcp_server.version = version  # else it gives its own as ours; there is no other way to say it
+        server._mcp_server.version = version  # there is no public way; the default is the SDK's own version
     else:
         server = MCPServer(
             name, title=title, instructions=instructions, version=version, lifespan=lifespan, log_level=_LOG_LEVEL
@@ -150,7 +147,7 @@ def make_server(
 
 
 def _with_plain_errors(tool: Tool) -> Tool:
-    """Version 1 puts words of its own before the message of a ToolError; not so before a result."""
+    """Returns ToolErrors of a tool as results, because version 1 adds a prefix to the message of a ToolError."""
 
     @functools.wraps(tool)
     async def call(*args: Any, **kwargs: Any) -> Any:
@@ -163,7 +160,7 @@ def _with_plain_errors(tool: Tool) -> Tool:
 
 
 def _add_file_resource(server: Any, read_file: ReadFile) -> None:
-    # Without parameters of its Context: the SDK's 2.0 loses the request where it meets one in a template's function.
+    # `Context` is unparametrized, because version 2.0 loses the request if a template's function has a parameter.
     async def file_resource(ctx: Ctx, session: str, path: str) -> bytes:
         """A file in a sandbox's working directory, as an MCP resource."""
         return await read_file(ctx, session, path)
@@ -174,7 +171,7 @@ def _add_file_resource(server: Any, read_file: ReadFile) -> None:
 if MAJOR == 1:
 
     class _Server1(FastMCP[Any]):
-        """Serves files itself: in the templates of version 1, no parameter can hold a slash."""
+        """Serves files itself, because parameters in templates of version 1 cannot contain a slash."""
 
         def __init__(self, read_file: ReadFile, *args: Any, **kwargs: Any) -> None:
             self._read_file = read_file
@@ -200,7 +197,7 @@ async def send_log(ctx: Any, level: Literal["info", "warning"], text: str, *, lo
     """Sends the host a log message about a request."""
     with warnings.catch_warnings():
         if MAJOR == 2:
-            # Deprecated in the newest protocol, where it is sent to hosts that ask for it only; there is no successor.
+            # Deprecated without a successor: the newest protocol sends it only to hosts that ask for it.
             warnings.simplefilter("ignore", MCPDeprecationWarning)
         sending = ctx.session.send_log_message(level, text, logger=logger, related_request_id=ctx.request_id)
     await sending

@@ -1,6 +1,6 @@
 """The tools and resources of `executor mcp`, on the official SDK's server.
 
-The SDK turns a `ToolError` into a result that is marked as an error, so that the model reads what was refused and why.
+The SDK turns a `ToolError` into a result that is marked as an error, so the model can read the refusal and its reason.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from executor_client._policy_text import policy_lines
-from executor_client._terminal import aligned
+from executor_client._core.policy_text import policy_lines
+from executor_client._core.terminal import aligned
 from executor_client.aio import AsyncExecutorClient
 from executor_client.errors import ExecutorClientError
 from executor_client.events import ExecutionEvent
@@ -56,7 +56,7 @@ def make_server(
     *,
     sessions_max: int,
 ) -> Any:
-    """A server whose sessions live as long as its one connection. `connect` is called when that begins."""
+    """Returns a server whose sessions live as long as its one connection. `connect` is called when that begins."""
 
     @asynccontextmanager
     async def lifespan(_: Any) -> AsyncIterator[Sessions]:
@@ -112,7 +112,7 @@ async def run_python(
         named = await _sessions(ctx).get(session, make=True)
         limits = None if timeout_s is None else {"wall_time_s": timeout_s}
         result, replaced = await named.run(code, on_event, limits)
-    # In a thread: a value may be large, and an image takes a while to be scaled down.
+    # In a thread, because formatting a large value and scaling an image take time.
     return await asyncio.to_thread(
         execution_content, result, transcript, code, named.session.limits, session=session, replaced=replaced
     )
@@ -179,7 +179,7 @@ def _bytes_of(content: str, encoding: Literal["utf-8", "base64"]) -> bytes:
 
 
 async def file_resource(ctx: Ctx, session: str, path: str) -> bytes:
-    """A file in a sandbox's working directory, as an MCP resource."""
+    """Returns a file in a sandbox's working directory, as an MCP resource."""
     try:
         async with _call(ctx):
             return await _read(ctx, session, path)
@@ -227,7 +227,7 @@ async def close_session(ctx: Ctx, session: Annotated[str, Field(description="whi
 
 
 async def get_policy(ctx: Ctx) -> str:
-    """Tell what the sandboxes may do: imports, limits, images, files, network."""
+    """Report what the sandboxes may do: imports, limits, images, files, network."""
     async with _call(ctx):
         policy = await _sessions(ctx).policy()
     return "\n".join(policy_lines(policy))
@@ -243,7 +243,7 @@ def _sessions(ctx: Ctx) -> Sessions:
 
 @asynccontextmanager
 async def _call(ctx: Ctx) -> AsyncIterator[Live]:
-    """Around what a call asks of the daemon: the host is shown what it waits for, the model told what was refused."""
+    """Wraps the requests of a call to the daemon: shows the host its waits, and turns refusals into ToolErrors."""
     async with Live(ctx) as live:
         try:
             yield live

@@ -1,8 +1,8 @@
-"""The sessions of one MCP connection: by name, made at first use, ended with the connection.
+"""The sessions of one MCP connection: found by name, created at first use, ended with the connection.
 
-Promises: there are never more than `sessions_max`, but for those that are just being ended; a session that is gone is
-never replaced unless that was asked for, and every call on its name says so until then; a call that the host cancels
-cancels its execution, and waits until the daemon knows.
+There are never more than `sessions_max`, not counting those being ended. A lost session is replaced only on request;
+until then every call on its name is refused. A call that the host cancels cancels its execution, and waits until the
+daemon has received that.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from typing import Self
 
 import anyio
 
-from executor_client._limits import CANCEL_GRACE_S
-from executor_client._requests import LimitsLike
-from executor_client._status import is_session_gone
+from executor_client._core.limits import CANCEL_GRACE_S
+from executor_client._core.requests import LimitsLike
+from executor_client._core.status import is_session_gone
 from executor_client.aio import AsyncExecutorClient
 from executor_client.aio_session import AsyncSession, OnEvent
 from executor_client.errors import NotFoundError, PreconditionError
@@ -30,18 +30,18 @@ _log = logging.getLogger(__name__)
 
 DEFAULT_NAME = "default"
 END_TIMEOUT_S = 5.0
-"""How long the end of the connection waits for its sessions to end; the daemon ends what is left when it is idle."""
+"""Seconds that the end of the connection waits for its sessions to end; the daemon ends the rest when they are idle."""
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
 class SessionRefused(Exception):
-    """What was asked of a session cannot be had; the message, made for a model, says what can be done."""
+    """A request to a session is refused; the message, written for a model, says what to do instead."""
 
 
 @dataclass(frozen=True)
 class SessionRequest:
-    """What is asked of the daemon for each session."""
+    """The arguments with which each session is created."""
 
     image: str | None = None
     authorized_imports: tuple[str, ...] = ()
@@ -49,7 +49,7 @@ class SessionRequest:
 
 
 class NamedSession:
-    """One session under its name. Once it is lost it stays so."""
+    """One session and its name. A lost session stays lost."""
 
     def __init__(self, name: str, session: AsyncSession) -> None:
         self.name = name
@@ -59,9 +59,9 @@ class NamedSession:
 
     @contextmanager
     def watched(self) -> Iterator[AsyncSession]:
-        """For calls to the session: notes when the daemon says that there is no such session any more.
+        """Wraps calls to the session. Marks it as lost when the daemon no longer has it.
 
-        Raises SessionRefused then, and at once when that is known already.
+        Raises SessionRefused then, and at once if the session is already known to be lost.
         """
         if self.lost:
             raise self._refusal()
@@ -76,13 +76,13 @@ class NamedSession:
     async def run(
         self, code: str, on_event: OnEvent | None = None, limits: LimitsLike = None
     ) -> tuple[ExecutionResult, bool]:
-        """Runs code; returns how it ended, and whether the interpreter is another one than after the last call.
+        """Runs code. Returns the result, and True if the interpreter was replaced since the last call.
 
-        Cancelled, it first cancels the execution.
+        When cancelled, it cancels the execution before it returns.
         """
         with self.watched() as session:
-            # In a task of its own: the SDK's cancellation strikes again at every await of its task, so the execution
-            # could not be cancelled from there.
+            # In a task of its own, because anyio's cancellation is raised again at every await of the SDK's task, also
+            # while the execution is being cancelled there.
             running = asyncio.create_task(session.execute(code, on_event=on_event, limits=limits))
             try:
                 result = await asyncio.shield(running)
@@ -98,7 +98,7 @@ class NamedSession:
         return result, replaced
 
     def lose(self, why: str) -> None:
-        """Notes that the session is gone. The first reason given is the one that counts."""
+        """Marks the session as lost. The first reason is kept."""
         self.lost = self.lost or why
 
     def _refusal(self) -> SessionRefused:
@@ -109,50 +109,50 @@ class NamedSession:
 
 
 class Sessions:
-    """As a context manager it ends them all."""
+    """All sessions of a connection. Leaving the context manager ends them."""
 
     def __init__(self, client: AsyncExecutorClient, request: SessionRequest, *, sessions_max: int) -> None:
         self._client = client
         self._request = request
         self._sessions_max = sessions_max
-        # As tasks: two calls that come at once wait for the same making, and a cancelled call does not end it.
-        self._making: dict[str, asyncio.Task[NamedSession]] = {}
+        # Tasks, so that concurrent calls share one creation, and a cancelled call does not cancel it.
+        self._creations: dict[str, asyncio.Task[NamedSession]] = {}
         self._ending: set[asyncio.Task[None]] = set()
 
     async def get(self, name: str, *, make: bool) -> NamedSession:
-        """The session of this name. Unless it is the default one, it is made only where `make` says so.
+        """Returns the session of this name. Creates it if `make` is true or the name is the default one.
 
-        Raises SessionRefused, and the client's errors when it cannot be made.
+        Raises SessionRefused, and the client's errors when it cannot be created.
         """
         if not _NAME.fullmatch(name):
             raise SessionRefused(
                 f"{name[:100]!r} is no name for a session: up to 64 letters, digits, '.', '_' and '-' make one, "
                 "the first of them a letter or a digit"
             )
-        making = self._making.get(name)
-        if making is None:
+        creation = self._creations.get(name)
+        if creation is None:
             if not make and name != DEFAULT_NAME:
                 raise SessionRefused(f"there is no session {name!r}; {self._listed()}")
-            making = self._start(name)
-        return await asyncio.shield(making)
+            creation = self._start(name)
+        return await asyncio.shield(creation)
 
     def _start(self, name: str) -> asyncio.Task[NamedSession]:
-        if len(self._making) >= self._sessions_max:
+        if len(self._creations) >= self._sessions_max:
             raise SessionRefused(
                 f"there cannot be more than {self._sessions_max} sessions; {self._listed()}. "
                 "close_session ends one that is not needed any more"
             )
-        making = asyncio.create_task(self._make(name))
-        self._making[name] = making
+        creation = asyncio.create_task(self._create(name))
+        self._creations[name] = creation
 
         def forget_if_failed(task: asyncio.Task[NamedSession]) -> None:
-            if (task.cancelled() or task.exception() is not None) and self._making.get(name) is task:
-                del self._making[name]
+            if (task.cancelled() or task.exception() is not None) and self._creations.get(name) is task:
+                del self._creations[name]
 
-        making.add_done_callback(forget_if_failed)
-        return making
+        creation.add_done_callback(forget_if_failed)
+        return creation
 
-    async def _make(self, name: str) -> NamedSession:
+    async def _create(self, name: str) -> NamedSession:
         session = await self._client.create_session(
             self._request.image,
             self._request.authorized_imports,
@@ -162,38 +162,38 @@ class Sessions:
         return NamedSession(name, session)
 
     def _listed(self) -> str:
-        return f"there are: {', '.join(sorted(self._making))}" if self._making else "there is none"
+        return f"there are: {', '.join(sorted(self._creations))}" if self._creations else "there is none"
 
     async def close(self, name: str) -> None:
-        """Ends the session of this name and what runs in it. Raises SessionRefused when there is none."""
-        making = self._making.pop(name, None)
-        if making is None:
+        """Ends the session of this name and all that runs in it. Raises SessionRefused when there is none."""
+        creation = self._creations.pop(name, None)
+        if creation is None:
             raise SessionRefused(f"there is no session {name[:100]!r}; {self._listed()}")
-        await asyncio.shield(self._start_ending(making, "it was closed"))
+        await asyncio.shield(self._start_ending(creation, "it was closed"))
 
-    def _start_ending(self, making: asyncio.Task[NamedSession], why: str) -> asyncio.Task[None]:
-        """In a task of its own: what was begun goes on when the host cancels the call."""
-        ending = asyncio.create_task(_end(making, why))
+    def _start_ending(self, creation: asyncio.Task[NamedSession], why: str) -> asyncio.Task[None]:
+        """Ends a session in a task of its own, which continues when the host cancels the call."""
+        ending = asyncio.create_task(_end(creation, why))
         self._ending.add(ending)
         ending.add_done_callback(self._ending.discard)
         return ending
 
     async def reset(self, name: str) -> NamedSession:
         """Ends the session of this name, if there is one, and starts an empty one."""
-        if name in self._making:
+        if name in self._creations:
             await self.close(name)
         return await self.get(name, make=True)
 
     async def described(self) -> list[tuple[str, str, SessionInfo | None]]:
-        """Each session's name, how it is, and, unless it is gone or not there yet, how the daemon describes it."""
+        """Returns each session's name, its state, and the daemon's description unless it is lost or being created."""
         described: list[tuple[str, str, SessionInfo | None]] = []
-        for name, making in sorted(self._making.items()):
-            if not making.done():
+        for name, creation in sorted(self._creations.items()):
+            if not creation.done():
                 described.append((name, "being made", None))
                 continue
-            if making.cancelled() or making.exception() is not None:
-                continue  # it could not be made, which is forgotten in a moment
-            named = making.result()
+            if creation.cancelled() or creation.exception() is not None:
+                continue  # it failed, and its callback is about to remove it
+            named = creation.result()
             try:
                 with named.watched() as session:
                     info = await session.refresh()
@@ -211,9 +211,9 @@ class Sessions:
     async def __aexit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        ending = [self._start_ending(making, "the connection ended") for making in self._making.values()]
+        ending = [self._start_ending(creation, "the connection ended") for creation in self._creations.values()]
         ending += self._ending - set(ending)
-        self._making.clear()
+        self._creations.clear()
         if not ending:
             return
         with anyio.CancelScope(shield=True):
@@ -225,15 +225,15 @@ class Sessions:
             _log.error("a session could not be ended; the daemon does so when it is idle: %r", problem)
 
 
-async def _end(making: asyncio.Task[NamedSession], why: str) -> None:
-    """Ends a session, once it is made. One that could not be made needs no end."""
+async def _end(creation: asyncio.Task[NamedSession], why: str) -> None:
+    """Ends a session once it is created; does nothing if the creation failed."""
     try:
-        await asyncio.wait({making})
+        await asyncio.wait({creation})
     except asyncio.CancelledError:
-        making.cancel()
+        creation.cancel()
         raise
-    if making.cancelled() or making.exception() is not None:
+    if creation.cancelled() or creation.exception() is not None:
         return
-    named = making.result()
+    named = creation.result()
     named.lose(why)
     await named.session.close()

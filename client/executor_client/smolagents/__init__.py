@@ -1,12 +1,17 @@
-"""Runs the code of smolagents' `CodeAgent` in a sandbox of the execution daemon.
+"""The smolagents integration: runs the code of a `CodeAgent` in a sandbox of the execution daemon.
 
     from executor_client.smolagents import CodeAgent
     with CodeAgent(tools=[...], model=model) as agent:
         agent.run("...")
 
 or `smolagents.CodeAgent(..., executor=RemoteExecutor())`, or `register()` and `executor_type="remote"`.
-docs/smolagents.md tells what an agent gets and what differs from smolagents' own executors. Importing this changes one
-thing in smolagents: an agent that holds a `RemoteExecutor` is saved as "remote", never as "local".
+docs/smolagents.md describes what an agent gets, and how it differs from smolagents' own executors.
+
+Owns everything that knows smolagents: the executor, placing tools, step callbacks, saving and loading. It must not know
+gRPC or the wire: it uses the session of `executor_client`. The base client never imports this package.
+
+Importing it changes two things in smolagents: an agent with a `RemoteExecutor` is saved as "remote", never as "local",
+and a saved agent finds `RemoteCodeAgent` by name.
 """
 
 try:

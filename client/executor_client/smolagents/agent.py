@@ -1,14 +1,15 @@
-"""How an agent comes to a `RemoteExecutor`, and how a saved one comes back to it.
+"""Gives an agent its `RemoteExecutor`, and gives it back when a saved agent is loaded.
 
-Three ways: the `CodeAgent` here (no change to smolagents), `register()` (plain `smolagents.CodeAgent` then takes
-`executor_type="remote"`), or `executor=RemoteExecutor()` (smolagents 1.23 and later).
+An agent gets one in three ways: by the `CodeAgent` here (no change to smolagents), by `register()` (plain
+`smolagents.CodeAgent` then accepts `executor_type="remote"`), or by `executor=RemoteExecutor()` (smolagents 1.23 and
+later).
 
 No released smolagents lets a third party add an executor type, and 1.22 checks the type in `__init__`. So an agent is
-built as "local" up to the one method that makes its executor, which makes ours; then it says "remote" again.
+built as "local" up to the one method that creates its executor, which is replaced; then its type is "remote" again.
 
-Saving: smolagents writes `executor_type`, and "local" for an agent that was given an `executor=`. Loaded again, such an
-agent would run its code in this process. `name_executor_when_saved` mends that: whatever holds a `RemoteExecutor` is
-saved as "remote", which our class and registered smolagents load, and plain smolagents refuses.
+smolagents saves an agent that was given an `executor=` as "local". Loaded again, it would run its code in this process.
+`name_executor_when_saved` prevents that: an agent with a `RemoteExecutor` is saved as "remote", which our class and
+registered smolagents load, and plain smolagents refuses.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ import smolagents
 from smolagents import agents as smolagents_agents
 from smolagents.default_tools import TOOL_MAPPING, PythonInterpreterTool
 
-from executor_client._suggest import named_parameters, unknown_name
+from executor_client._core.suggest import named_parameters, unknown_name
 from executor_client.smolagents.executor import RemoteExecutor
 from executor_client.smolagents.failures import DaemonLost, StreamedDaemonLost
 from executor_client.smolagents.interpreter_tool import RemotePythonInterpreterTool
@@ -38,7 +39,7 @@ _UPSTREAM_RUN = smolagents.CodeAgent.run
 _UPSTREAM_CREATE = smolagents.CodeAgent.create_python_executor
 _UPSTREAM_TO_DICT = smolagents.CodeAgent.to_dict
 
-# What `smolagents.CodeAgent.from_dict` passes on of itself to the `from_dict` of each agent that it manages.
+# Settings that `smolagents.CodeAgent.from_dict` passes from a manager to the `from_dict` of each managed agent.
 _EXECUTOR_SETTINGS = frozenset({"executor_type", "additional_authorized_imports", "max_print_outputs_length"})
 _HANDED_DOWN = frozenset({"executor_type", "additional_authorized_imports"})
 _NEVER_SAVED = ("token", "client")
@@ -47,10 +48,10 @@ _given_to_the_manager: ContextVar[dict[str, Any] | None] = ContextVar("_given_to
 
 
 class RemoteCodeAgent(smolagents.CodeAgent):  # type: ignore[misc]  # smolagents is untyped
-    """smolagents' `CodeAgent` with `executor_type="remote"`, its default here. Managed agents are allowed.
+    """smolagents' `CodeAgent` with `executor_type="remote"` as the default. Managed agents are allowed.
 
-    `executor_kwargs` are those of `RemoteExecutor`. Its own name (not "CodeAgent") is what a saved agent refers to, so
-    that one managed by another agent is loaded by this class again and not by smolagents' own.
+    `executor_kwargs` are those of `RemoteExecutor`. The class is not named "CodeAgent", because a saved agent refers to
+    its class by name: a managed agent must be loaded by this class, not by smolagents' own.
     """
 
     def __init__(self, *args: Any, executor_type: str = EXECUTOR_TYPE, **kwargs: Any) -> None:
@@ -66,7 +67,7 @@ class RemoteCodeAgent(smolagents.CodeAgent):  # type: ignore[misc]  # smolagents
 
     def save(self, output_dir: str | Path, relative_path: str | None = None) -> None:
         super().save(output_dir, relative_path)
-        # smolagents' template imports each agent class from smolagents itself, and forgets the authorized imports.
+        # smolagents' template imports each agent class from smolagents itself and omits the authorized imports.
         app = Path(output_dir) / "app.py"
         text = app.read_text(encoding="utf-8")
         name = type(self).__name__
@@ -78,17 +79,17 @@ class RemoteCodeAgent(smolagents.CodeAgent):  # type: ignore[misc]  # smolagents
 
     @classmethod
     def from_dict(cls, agent_dict: dict[str, Any], **kwargs: Any) -> Any:
-        """Makes an agent, and those it manages, from what `to_dict` gave.
+        """Creates an agent, and the agents it manages, from the result of `to_dict`.
 
-        `executor_kwargs` that are given, as a token must be, are added to the saved ones, and reach managed agents of
-        this class too. smolagents alone puts them in the place of all that was saved, limits included, and gives each
-        managed agent the executor, the arguments and the imports of its manager.
+        The given `executor_kwargs` (a token is never saved, so it must be given) are added to the saved ones, and reach
+        managed agents of this class too. smolagents alone replaces all saved ones by them, limits included, and gives
+        each managed agent the executor, the arguments and the imports of its manager.
         """
         given = kwargs.pop("executor_kwargs", None) or {}
         if agent_dict.get("executor_type") == EXECUTOR_TYPE:
             given = {**(_given_to_the_manager.get() or {}), **given}
         if kwargs.keys() >= _HANDED_DOWN:
-            # From a manager of smolagents' own class. A sandbox must not become "local" by that.
+            # The manager is of smolagents' own class: its executor type must not turn a sandbox into "local".
             kwargs = {name: value for name, value in kwargs.items() if name not in _EXECUTOR_SETTINGS}
             given = {name: given[name] for name in _NEVER_SAVED if name in given}
         managed = [_managed_from_dict(each, given, kwargs) for each in agent_dict["managed_agents"]]
@@ -104,9 +105,9 @@ class RemoteCodeAgent(smolagents.CodeAgent):  # type: ignore[misc]  # smolagents
 
     @classmethod
     def from_folder(cls, folder: str | Path, **kwargs: Any) -> Any:
-        """Makes an agent, and those it manages, from what `save` wrote; `executor_kwargs` are as for `from_dict`."""
+        """Creates an agent and the agents it manages from the files of `save`; `executor_kwargs` as in `from_dict`."""
         given = {**(_given_to_the_manager.get() or {}), **(kwargs.get("executor_kwargs") or {})}
-        # smolagents loads the managed agents from their folders without a word from outside.
+        # smolagents passes no arguments on when it loads the managed agents from their folders.
         before = _given_to_the_manager.set(given)
         try:
             return super().from_folder(folder, **kwargs)
@@ -117,8 +118,8 @@ class RemoteCodeAgent(smolagents.CodeAgent):  # type: ignore[misc]  # smolagents
 def register(*, base_tools: bool = False) -> None:
     """Makes plain `smolagents.CodeAgent(executor_type="remote")` work, for the whole process. Idempotent.
 
-    With `base_tools`, the interpreter that `ToolCallingAgent(add_base_tools=True)` gets is a
-    `RemotePythonInterpreterTool`, made without arguments; else it is smolagents' own, which runs code in this process.
+    With `base_tools`, `ToolCallingAgent(add_base_tools=True)` gets a `RemotePythonInterpreterTool` with its default
+    arguments; without, smolagents' own interpreter, which runs code in this process.
     """
     if base_tools:
         TOOL_MAPPING[RemotePythonInterpreterTool.name] = RemotePythonInterpreterTool
@@ -142,7 +143,7 @@ def register(*, base_tools: bool = False) -> None:
 
 
 def unregister() -> None:
-    """Undoes `register()`. Agents that were made meanwhile keep their executors. Idempotent."""
+    """Undoes `register()`. Agents created meanwhile keep their executors. Idempotent."""
     smolagents.CodeAgent.__init__ = _UPSTREAM_INIT
     smolagents.CodeAgent.run = _UPSTREAM_RUN
     smolagents.CodeAgent.create_python_executor = _UPSTREAM_CREATE
@@ -151,7 +152,7 @@ def unregister() -> None:
 
 
 def name_executor_when_saved() -> None:
-    """Makes any `CodeAgent` that holds a `RemoteExecutor` say so when it is saved. Idempotent."""
+    """Makes every `CodeAgent` with a `RemoteExecutor` be saved as "remote". Idempotent."""
 
     @functools.wraps(_UPSTREAM_TO_DICT)
     def to_dict(self: Any) -> dict[str, Any]:
@@ -160,7 +161,7 @@ def name_executor_when_saved() -> None:
         if isinstance(executor, RemoteExecutor):
             saved["executor_type"] = EXECUTOR_TYPE
             if type(self) is smolagents.CodeAgent:
-                # As a managed agent it would be given its manager's executor, which may be the local one.
+                # smolagents' class would give it, as a managed agent, its manager's executor: maybe the local one.
                 saved["class"] = RemoteCodeAgent.__name__
             saved["executor_kwargs"] = executor.saved_kwargs()
             imports = {*saved["authorized_imports"], *executor.additional_authorized_imports}
@@ -173,18 +174,18 @@ def name_executor_when_saved() -> None:
 
 
 def find_managed_agents_by_class() -> None:
-    """Lets smolagents load a saved agent that manages a `RemoteCodeAgent`: it looks classes up by name."""
+    """Lets smolagents load a saved agent that manages a `RemoteCodeAgent`. smolagents looks classes up by name."""
     _agent_classes()[RemoteCodeAgent.__name__] = RemoteCodeAgent
 
 
 def _agent_classes() -> dict[str, Any]:
-    """Where smolagents looks up the class of a saved agent: before 1.25 that is its module."""
+    """Returns the mapping in which smolagents looks up classes of saved agents: before 1.25 its module's globals."""
     classes: dict[str, Any] = getattr(smolagents_agents, "AGENT_REGISTRY", vars(smolagents_agents))
     return classes
 
 
 def _managed_from_dict(agent_dict: dict[str, Any], executor_kwargs: dict[str, Any], kwargs: dict[str, Any]) -> Any:
-    """A managed agent with its own settings; more arguments for its executor if that is ours."""
+    """Creates a managed agent with its own settings; `executor_kwargs` are added if its executor is ours."""
     name = agent_dict["class"]
     found: Any = _agent_classes().get(name)
     is_agent: bool = isinstance(found, type) and issubclass(found, smolagents.MultiStepAgent)
@@ -196,7 +197,7 @@ def _managed_from_dict(agent_dict: dict[str, Any], executor_kwargs: dict[str, An
 
 
 def _streamed(steps: Iterator[Any]) -> Iterator[Any]:
-    """The steps of a run. A daemon that is gone ends them by something that is an `Exception` as well."""
+    """Yields the steps of a run. Raises `StreamedDaemonLost`, an `Exception`, in place of `DaemonLost`."""
     try:
         yield from steps
     except DaemonLost as lost:
@@ -204,11 +205,11 @@ def _streamed(steps: Iterator[Any]) -> Iterator[Any]:
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# The detour by "local", for our class and for the registered one
+# Building an agent as "local", for our class and for the registered one
 
 
 def _check_names(kwargs: Mapping[str, Any]) -> None:
-    """Raises TypeError for an argument that no agent has, and says whose it is, or which one was meant."""
+    """Raises TypeError for an argument that agents do not have; the message suggests where it belongs."""
     own = [*named_parameters(_UPSTREAM_INIT), *named_parameters(smolagents.MultiStepAgent.__init__)]
     for name in kwargs.keys() - own:
         if name in named_parameters(RemoteExecutor.__init__):
@@ -221,7 +222,7 @@ def _check_names(kwargs: Mapping[str, Any]) -> None:
 def _init(upstream: Any, agent: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     call = inspect.signature(upstream).bind_partial(*args, **kwargs)
     remote = call.arguments.get("executor_type") == EXECUTOR_TYPE
-    # RemoteCodeAgent comes here twice when smolagents is registered too: the second time as "local".
+    # With smolagents registered, RemoteCodeAgent comes here twice: the second time as "local".
     agent._makes_remote_executor = remote or getattr(agent, "_makes_remote_executor", False)
     if remote:
         call.arguments["executor_type"] = "local"

@@ -1,4 +1,4 @@
-"""A web browser inside the sandbox, for an agent that looks at pages: smolagents' vision browser guide, remote.
+"""A web browser in the sandbox for an agent that looks at pages: smolagents' vision browser guide, run remotely.
 
     agent = CodeAgent(
         tools=[*BROWSER_TOOLS],
@@ -9,9 +9,9 @@
         instructions=BROWSER_INSTRUCTIONS,
     )
 
-The agent's code drives the browser with helium, whose names are there without an import. After each step the model sees
-the page. The browser is started by the session's prelude: an interrupt of the agent's code leaves it as it is, a new
-interpreter begins with a new one. The image must have Chromium, its driver, helium and selenium, as `images/browser`.
+The agent's code drives the browser with helium, whose names need no import. After each step the model sees the page.
+The session's prelude starts the browser: it survives an interrupt of the agent's code, and a new interpreter starts a
+new one. The image must have Chromium, its driver, helium and selenium, as `images/browser` has.
 """
 
 from __future__ import annotations
@@ -75,11 +75,10 @@ Close pop-ups with the tool `close_popups`, not by clicking their crosses. To fi
 
 
 def browser_prelude(*, window_px: tuple[int, int] = WINDOW_PX, page_load_timeout_s: float = PAGE_LOAD_TIMEOUT_S) -> str:
-    """Code for a session's prelude that starts Chrome without a display, and imports helium.
+    """Returns code for a session's prelude that starts Chrome without a display and imports helium.
 
-    A page that does not load holds up whatever is asked of the browser until `page_load_timeout_s` is over, also after
-    the agent's code was interrupted: it should be well below the session's `wall_time_s`. Raises ValueError for sizes
-    and times that are not above 0.
+    A page that does not load blocks the browser until `page_load_timeout_s` has passed, even after the agent's code was
+    interrupted: keep it well below the session's `wall_time_s`. Raises ValueError for sizes and times not above 0.
     """
     width, height = map(int, window_px)
     if min(width, height) < 1 or not page_load_timeout_s > 0:
@@ -95,9 +94,9 @@ def browser_settings(
     tool_placement: str | Mapping[str, str] = "host",
     **settings: Any,
 ) -> dict[str, Any]:
-    """`executor_kwargs` for an agent with a browser: the image, the prelude, and where the browser's tools run.
+    """Returns the `executor_kwargs` of an agent with a browser: image, prelude, and placement of the browser's tools.
 
-    `prelude` is code to run after that of `browser_prelude`, and `tool_placement` that of other tools; `settings` are
+    `prelude` runs after the code of `browser_prelude`, `tool_placement` places the other tools, and `settings` are
     further arguments of `RemoteExecutor`.
     """
     if not isinstance(tool_placement, str):
@@ -109,7 +108,7 @@ def browser_settings(
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Tools, which run in the sandbox: each brings along all that it needs
+# Tools that run in the sandbox. Each imports what it needs itself, since it is shipped alone.
 
 
 @tool  # type: ignore[untyped-decorator]  # smolagents is untyped
@@ -147,7 +146,7 @@ def search_item_ctrl_f(text: str, nth_result: int = 1) -> str:
     """
     import helium
 
-    # XPath has no escapes: a text with both kinds of quotes is put together from pieces.
+    # XPath has no escapes: text with both kinds of quotes must be concatenated from pieces.
     quoted = "concat('" + text.replace("'", "', \"'\", '") + "', '')"
     driver = helium.get_driver()
     places = driver.find_elements(
@@ -162,7 +161,7 @@ def search_item_ctrl_f(text: str, nth_result: int = 1) -> str:
 BROWSER_TOOLS = (go_back, close_popups, search_item_ctrl_f)
 
 # ---------------------------------------------------------------------------------------------------------------------
-# The model's eyes
+# Screenshots for the model
 
 
 def screenshots(
@@ -172,12 +171,12 @@ def screenshots(
     max_side_px: int = MAX_SIDE_PX,
     timeout_s: float | None = None,
 ) -> StepCallback:
-    """Makes a callback for `step_callbacks` that shows the model the browser's page after each step, and its address.
+    """Returns a callback for `step_callbacks` that shows the model the browser's page and its address after each step.
 
-    It waits `settle_s` seconds for what moves on the page, shrinks the picture to `max_side_px` on its longer side, and
+    It waits `settle_s` seconds for the page to settle, shrinks the picture to `max_side_px` on its longer side, and
     drops the images of all but the last `keep_steps` steps, this one included. Before the first page it does nothing.
-    When there can be no picture (the session is gone, an alert is open, the page does not load) the observation says
-    why, and the run goes on. `timeout_s` is the time that taking it may take.
+    When no picture can be taken (the session is gone, an alert is open, the page does not load) the observation gives
+    the reason, and the run goes on. `timeout_s` limits the time to take it.
     """
     if keep_steps < 1 or max_side_px < 1 or settle_s < 0:
         raise ValueError("keep_steps and max_side_px must be at least 1, and settle_s not below 0")
@@ -201,10 +200,10 @@ def screenshots(
 
 
 save_screenshot = screenshots()
-"""`screenshots()` as it is by default, under the name that smolagents' guide uses."""
+"""`screenshots()` with its defaults, under the name that smolagents' guide uses."""
 
 
 def _first_line(message: str) -> str:
-    """What selenium says goes on with a stack of addresses."""
+    """Returns the first line, cut to a length: selenium's messages go on with a stack of addresses."""
     line = message.partition("\n")[0]
     return line if len(line) <= REASON_CHARS_MAX else f"{line[:REASON_CHARS_MAX]}..."

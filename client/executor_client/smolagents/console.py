@@ -1,11 +1,11 @@
-"""Shows on the agent's console, as it comes, what the agent's code prints, and what is waited for.
+"""Shows prints of the agent's code, and waits of the client, on the agent's console as they happen.
 
-The text comes from a sandbox and goes to a person's terminal: nothing in it may move the cursor, change colours, ring,
-reorder text, or be taken for rich markup or for the agent's own lines. The whole of it is bounded; the agent shows (and
-keeps) the logs again at the end of the step, cut by its own rule.
+The text comes from a sandbox and goes to a person's terminal: nothing in it may move the cursor, change colours, ring
+the bell, reorder text, or pass for rich markup or for the agent's own lines. Its total length is limited; the agent
+shows and keeps the logs again at the end of the step, cut by its own rule.
 
-What is shown cannot be taken back, since panels of the agent's may follow it. So a line that the program rewrites, as
-progress bars do, is shown now and then and at its end.
+Shown lines cannot be erased, because panels of the agent may follow them. So a line that the program rewrites, as
+progress bars do, is shown at intervals and at its end.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 from smolagents.monitoring import LogLevel
 
-from executor_client._terminal import encodable, escaped
+from executor_client._core.terminal import encodable, escaped
 from executor_client.waits import Wait
 
 LINE_CHARS_MAX = 2_000
 REWRITTEN_SHOWN_EVERY_S = 3.0
 TAB_CELLS = 8
 
-# Colours and styles; what progress bars clear a line, go up a line and hide the cursor with. They carry no text.
+# Colours and styles, and the sequences of progress bars: clear a line, go up a line, hide the cursor.
 _ORNAMENT = re.compile(r"\x1b\[(?:[0-9;:]*m|[0-9]*[AK]|\?25[hl])")
 _LINE_BREAK = re.compile(r"\r?\n")
 
 
 def escape(text: str) -> str:
-    """The text without colours, and with each unsafe character made visible, as `\\x1b` or `\\u202e`."""
+    """Returns the text without colours and with each unsafe character made visible, as `\\x1b` or `\\u202e`."""
     return escaped(_ORNAMENT.sub("", text))
 
 
 def show_wait(logger: Any, wait: Wait) -> None:
-    """One line on the agent's console; nothing without one."""
+    """Logs a wait as one line on the agent's console; does nothing without a logger."""
     if logger is not None:
         logger.log(Text(_for(logger, escape(str(wait))), style="dim italic"), level=LogLevel.INFO)
 
@@ -64,13 +64,13 @@ class LogStream:
 
     @property
     def showed_all(self) -> bool:
-        """True when nothing was left out so far, but for states of lines that were rewritten."""
+        """True when nothing has been left out so far, except states of rewritten lines."""
         return not self._cut
 
     def feed(self, text: str, stream: str = "stdout") -> None:
-        """Logs the lines that `text` completes. Past the bound it says once that there is more, then nothing.
+        """Logs the lines that `text` completes. Past the limit it logs one notice, then nothing.
 
-        Each stream has lines of its own: what was begun on one is not continued by what the other brings.
+        The streams are separate: text of one never continues an unfinished line of the other.
         """
         if self._chars_left <= 0:
             return
@@ -84,7 +84,7 @@ class LogStream:
             line.shown = ""
         *rewritten, last = _states(line.text)
         if rewritten:
-            # A return at the very end may be one half of a line break, or nothing has been written over the line yet.
+            # A return at the very end may be half of a line break, or the new state of the line is yet to come.
             line.text = last + "\r" if line.text.endswith("\r") else last
             finished.extend(self._progress(line, rewritten[-1]))
         if len(line.text) > LINE_CHARS_MAX:
@@ -100,14 +100,14 @@ class LogStream:
         return [state]
 
     def close(self) -> None:
-        """Logs what waits for the end of its line."""
+        """Logs the unfinished lines."""
         lines, self._lines = self._lines, {}
         rest = [(line, line.text.rstrip("\r")) for line in lines.values()]
         if self._chars_left > 0:
             self._log([text for line, text in rest if text and text != line.shown])
 
     def _log(self, lines: list[str]) -> None:
-        """Logs lines in one piece: for rich, each call costs more than a hundred lines do."""
+        """Logs all lines in one call, because a call of rich costs more than a hundred lines do."""
         shown: list[str] = []
         for line in lines:
             cut = escape(line[:LINE_CHARS_MAX])
@@ -122,9 +122,10 @@ class LogStream:
 
 
 class _Barred:
-    """Lines with a bar before each, and before each part of those that the console is too narrow for.
+    """Renders lines with a bar at the start of each row, wrapped rows included.
 
-    The bar tells them from the agent's own lines. They become Text, not markup: rich would obey a "[red]" in a str.
+    The bar distinguishes them from the agent's own lines. They become Text, because rich would read "[red]" in a str
+    as markup.
     """
 
     def __init__(self, lines: list[str]) -> None:
@@ -141,11 +142,11 @@ class _Barred:
 
 
 def _states(line: str) -> list[str]:
-    """What a line showed, one after the other, when it was rewritten; one of them where it was not."""
+    """Returns the successive states of a line that the program rewrote; one state for any other line."""
     return [state for state in line.split("\r") if state] or [""]
 
 
 def _for(logger: Any, text: str) -> str:
-    """The text as the logger's console can encode it."""
+    """Returns the text with characters escaped that the logger's console cannot encode."""
     console = getattr(logger, "console", None)
     return encodable(text, getattr(console, "encoding", None) or "utf-8")

@@ -1,8 +1,7 @@
 """`RemoteExecutor`: smolagents' executor interface on a session of the daemon.
 
-Promises towards the agent: it is always truthy (smolagents replaces a falsy executor by its local one), connects at
-first use, can be used by one agent after the other, keeps what was printed when code fails (`state["_print_outputs"]`),
-and never runs code in this process.
+It is always truthy (smolagents replaces a falsy executor by its local one), connects at first use, can serve one agent
+after another, keeps the prints of code that failed (`state["_print_outputs"]`), and never runs code in this process.
 """
 
 from __future__ import annotations
@@ -40,16 +39,16 @@ from executor_client import (
     UnavailableError,
     Wait,
 )
-from executor_client._convert import limits_to_wire, named_limits
-from executor_client._local import LocalPath
-from executor_client._requests import state_of
-from executor_client._suggest import names_arguments
-from executor_client._value_text import holds_values, text_chars, value_text
+from executor_client._core.convert import limits_to_wire, named_limits
+from executor_client._core.local import LocalPath
+from executor_client._core.requests import state_of
+from executor_client._core.suggest import names_arguments
+from executor_client._core.value_text import holds_values, text_chars, value_text
 from executor_client.smolagents.console import LogStream, escape, show_wait
 from executor_client.smolagents.failures import (
     CodeExecutionError,
     DaemonLost,
-    InPlaceAgain,
+    Restored,
     code_failure,
     describe,
     describe_lost_session,
@@ -70,9 +69,9 @@ MAX_PRINT_OUTPUTS_LENGTH = 50_000
 """Characters of logs that an observation holds; smolagents' own default for its local executor."""
 
 WRITTEN_CHARS_MAX = 1 << 30
-"""Of a step's value as text, before smolagents cuts it. Values that share nothing have less."""
+"""Characters of a step's value as text, before smolagents cuts it. Only values with shared parts can have more."""
 
-_NOBODY_THERE = ("", "DRAINING")
+_DAEMON_GONE_REASONS = ("", "DRAINING")
 _REFUSALS = (PolicyViolationError, AuthorizationError, AuthenticationError, ResourceExhaustedError)
 
 
@@ -87,28 +86,28 @@ class RemoteCodeOutput(CodeOutput):  # type: ignore[misc]  # smolagents is untyp
 class RemoteExecutor(PythonExecutor):  # type: ignore[misc]  # smolagents is untyped
     """Runs an agent's code in a sandbox of the daemon.
 
-    The first two parameters are what smolagents hands to an executor it makes itself. `address` and `token` default to
-    the local daemon's own; `image`, `backend` and `limits` to the policy's. `logger`, an agent's, shows prints as they
-    come, and what is waited for. A `client` that is passed in is used instead of a new one, and is not closed.
+    The first two parameters are those that smolagents passes to the executors it creates. `address` and `token` default
+    to the local daemon's own; `image`, `backend` and `limits` to the policy's. `logger`, an agent's, shows prints and
+    waits as they happen. A given `client` is used instead of a new one, and is not closed.
 
-    `labels` are the session's. Each session begins with `state`, what `Session.export_state` gave, and with `files` in
-    its workspace: local paths, or a mapping from paths of the workspace to local paths or bytes. `session`, a `Session`
-    or the id of one, is gone on in instead of a new one: it is neither ended nor replaced, and what belongs to the
-    making of a session can't be given with it.
+    `labels` are the session's. Each session begins with `state`, a result of `Session.export_state`, and with `files`
+    in its workspace: local paths, or a mapping from paths of the workspace to local paths or bytes. `session`, a
+    `Session` or the id of one, is used instead of a new session: it is neither ended nor replaced, and arguments for
+    creating a session can't be combined with it.
 
-    `tool_placement` is "host", where tools run in this process; "sandbox", for those that can run there; or a mapping
-    of the names of tools to one of the two, with "*" for those that it does not name ("host" without that).
+    `tool_placement` is "host": tools run in this process; "sandbox": tools that can run there do; or a mapping from
+    tool names to one of the two, with "*" for all other names ("host" by default).
 
-    `additional_functions` are offered to the code besides the agent's tools, as tools. The file of a final answer that
-    is a path of the workspace goes to `download_dir`; by default to a directory that this process removes at its end.
+    `additional_functions` are offered to the code as further tools. If a final answer is a path of the workspace, its
+    file goes to `download_dir`, by default a directory that this process removes at its end.
 
-    `prelude` is code that runs before anything else in each interpreter of each session, under the same rules as the
-    agent's code, authorized imports included. What it defines is there for the agent's code.
+    `prelude` is code that runs first in each interpreter of each session, under the same rules as the agent's code,
+    authorized imports included. The agent's code can use the names that it defines.
 
-    Raises `InvalidRequest` for limits that there are not. What the policy does not grant is refused at first use, which
-    is before the model is asked anything: `PolicyViolationError` then lists all of it.
+    Raises `InvalidRequest` for unknown limits. A request beyond the policy is refused at first use, before the model is
+    asked anything: `PolicyViolationError` then lists every violation.
 
-    A call raises `CodeExecutionError` when the code failed, `DaemonLost` (no `Exception`) when the daemon did.
+    A call raises `CodeExecutionError` when the code failed, `DaemonLost` (not an `Exception`) when the daemon did.
     """
 
     @names_arguments
@@ -138,7 +137,7 @@ class RemoteExecutor(PythonExecutor):  # type: ignore[misc]  # smolagents is unt
             raise ValueError("address, token and tls belong to the client: pass either them or client")
         if isinstance(session, Session) and (client, address, token, tls) != (None, None, None, None):
             raise ValueError("a session has a client already: pass neither client nor address, token and tls with it")
-        limits_to_wire(limits)  # raises for what no daemon could make sense of, while the caller's line is at hand
+        limits_to_wire(limits)  # raises here, not at first use: the traceback then shows the caller's line
         request = SessionRequest(
             image=image,
             authorized_imports=tuple(additional_authorized_imports),
@@ -170,31 +169,31 @@ class RemoteExecutor(PythonExecutor):  # type: ignore[misc]  # smolagents is unt
             request=request,
             existing=session,
         )
-        self._answers = AnswerFiles(download_dir, weakly(self._current_session), weakly(self._tell))
+        self._answers = AnswerFiles(download_dir, weakly(self._current_session), weakly(self._notify))
 
     @property
     def state(self) -> SessionState:
-        """The variables of the session, read and set when they are asked for: `executor.state["x"]`."""
-        # Made for each look: an executor that kept it would refer to itself, and not end with its last reference.
+        """The variables of the session, read from and written to the sandbox on each access: `executor.state["x"]`."""
+        # Created on each access: stored, it would make a reference cycle and keep the executor alive.
         return SessionState(self._lease.variables, self.send_variables, self._print_outputs)
 
     def send_variables(self, variables: Mapping[str, Any]) -> None:
-        """Sets the variables of the task, in the interpreter and in each that replaces it."""
+        """Sets the variables of the task, in this interpreter and in each one that replaces it."""
         sent = {name: unwrapped(value) for name, value in variables.items() if name not in BOOKKEEPING}
         for name in sent:
             if not str(name).isidentifier():
                 raise ValueError(f"the state variable {name!r} cannot be used in code: its name is no identifier")
         if sent:
-            self._noting(lambda: self._lease.set_variables(sent))
+            self._note_replacement(lambda: self._lease.set_variables(sent))
 
     def send_tools(self, tools: Mapping[str, Callable[..., Any]]) -> None:
         """Offers tools and managed agents to the code. They run where `tool_placement` says and are not changed.
 
-        Raises `ToolNotShippable` for a tool that was to run in the sandbox and can't.
+        Raises `ToolNotShippable` for a tool that is placed in the sandbox and can't run there.
         """
-        # As the local executor has it, a function of the user's comes before a tool of that name.
-        made = placed_tools({**tools, **self._functions}, self._tool_placement, self._answers.fetched)
-        self._noting(lambda: self._lease.register_tools(made))
+        # An additional function overrides a tool of the same name, as in the local executor.
+        placed = placed_tools({**tools, **self._functions}, self._tool_placement, self._answers.fetch)
+        self._note_replacement(lambda: self._lease.register_tools(placed))
         self._has_tools = True
 
     def __call__(self, code_action: str) -> RemoteCodeOutput:
@@ -206,63 +205,63 @@ class RemoteExecutor(PythonExecutor):  # type: ignore[misc]  # smolagents is unt
             if self._functions and not self._has_tools:
                 self.send_tools({})
             if self._lease.restore():
-                self._note(describe_restart(self._in_place_again))
+                self._note(describe_restart(self._restored))
             result = self._lease.execute(code_action, lambda session: self._run(session, code_action, shown))
         except SessionGone as gone:
-            lost_session = describe_lost_session(gone.reason, self._in_place_again)
+            lost_session = describe_lost_session(gone.reason, self._restored)
             raise CodeExecutionError(f"Code execution failed. {lost_session}", Outcome.LOST) from gone
         except ReentrantExecution:
-            # A tool's own mistake, for which neither the daemon nor the run that waits for the tool is to end.
+            # A tool used the executor that waits for it. The error belongs to that tool, not to the run.
             raise
         except InvalidRequest as error:
             raise CodeExecutionError(f"Code execution failed: {error.message}") from error
         except ExecutorClientError as error:
-            if isinstance(error, UnavailableError) and error.reason in _NOBODY_THERE:
+            if isinstance(error, UnavailableError) and error.reason in _DAEMON_GONE_REASONS:
                 self._lease.abandon()
             what = "refuses to go on" if isinstance(error, _REFUSALS) else "failed"
             raise DaemonLost(f"the execution service {what}: {error}") from error
         logs = self._keep(result, shown)
         if not result.succeeded and not result.is_final_answer:
-            text = describe(result, code_action, self._lease.limits, self._in_place_again)
+            text = describe(result, code_action, self._lease.limits, self._restored)
             raise code_failure(text, result.outcome)
         return RemoteCodeOutput(output=_writable(result.output), logs=logs, is_final_answer=result.is_final_answer)
 
     @property
     def files(self) -> SessionFiles:
-        """The files of the session's workspace: put, get, list, directories. The session is made now if there is none.
+        """The files of the session's workspace: put, get, list, directories. Creates the session if there is none.
 
-        Of this session: one that replaces it has others, but for those that the executor was given as `files`.
+        A session that replaces this one has its own workspace: of these files, only the argument `files` is in it.
         """
         return self._lease.session().files
 
     def evaluate(self, expression: str, *, timeout_s: float | None = None) -> Any:
-        """The value of an expression, between two steps: for step callbacks; see `Session.evaluate`.
+        """Returns the value of an expression between two steps, for step callbacks; see `Session.evaluate`.
 
-        Neither the logs and images of the last step nor the tools are touched, and no session is begun for it. Raises
-        EvaluationError when there is no value, whatever the reason: the expression failed, the agent's code has not run
-        yet, or runs just now, the session or the daemon is gone. Raises InvalidRequest for what is no expression.
+        Creates no session, and leaves the tools and the logs and images of the last step as they are. Raises
+        EvaluationError when there is no value: the expression failed, the agent's code has not run yet or is running,
+        the session or the daemon is gone. Raises InvalidRequest if `expression` is not an expression.
         """
         return self._lease.evaluate(expression, timeout_s)
 
     def page(self, *, timeout_s: float | None = None) -> Page | None:
-        """What the browser that helium drives in the session shows; None when it has opened no page yet.
+        """Returns the page of the browser that helium drives in the session; None before the first page.
 
         Raises EvaluationError as `evaluate` does.
         """
         return read_page(self.evaluate(PAGE_EXPRESSION, timeout_s=timeout_s))
 
     def screenshot(self, *, timeout_s: float | None = None) -> PIL.Image.Image | None:
-        """The picture of `page()`."""
+        """Returns the picture of `page()`."""
         page = self.page(timeout_s=timeout_s)
         return None if page is None else page.image
 
     def cleanup(self) -> None:
-        """Ends the session, unless it was passed in. Idempotent; an executor that is used again starts a new one."""
+        """Ends the session, unless it is the caller's own. Idempotent; the next use starts a new one."""
         self._has_tools = False
         try:
             self._lease.close()
         except UnavailableError as error:
-            # The run is over and its answer is there; the daemon, when it comes back, ends idle sessions by itself.
+            # The run is over and has its answer; once the daemon is back, it ends idle sessions by itself.
             _log.warning("the session could not be ended: %s", error)
 
     def __enter__(self) -> Self:
@@ -272,9 +271,9 @@ class RemoteExecutor(PythonExecutor):  # type: ignore[misc]  # smolagents is unt
         self.cleanup()
 
     def saved_kwargs(self) -> dict[str, Any]:
-        """The arguments that a saved agent needs to get such an executor again, as JSON. Never secrets.
+        """Returns the arguments that recreate such an executor for a saved agent, as JSON values. Never secrets.
 
-        Nor what belongs to this process or machine: files, a state, a session, functions, the directory for answers.
+        Omits what belongs to this process or machine: files, state, session, functions, the directory for answers.
         """
         saved: dict[str, Any] = {}
         if self._address is not None:
@@ -305,28 +304,28 @@ class RemoteExecutor(PythonExecutor):  # type: ignore[misc]  # smolagents is unt
         return self._lease.current
 
     @property
-    def _in_place_again(self) -> InPlaceAgain:
+    def _restored(self) -> Restored:
         given = {"the state that the executor was given": self._request.state, "its files": self._request.files}
-        return InPlaceAgain(
+        return Restored(
             self._lease.variable_names,
             prelude=bool(self._request.prelude),
             beginnings=[words for words, value in given.items() if value],
             replaced=self._lease.owns_session,
         )
 
-    def _noting(self, send: Callable[[], None]) -> None:
-        """Between two runs a session may have come to its end: the next observation says so, and the run goes on."""
+    def _note_replacement(self, send: Callable[[], None]) -> None:
+        """Sends something to the session. If the session had ended meanwhile, the next observation says so."""
         try:
             send()
         except SessionGone as gone:
-            self._note(describe_lost_session(gone.reason, self._in_place_again))
+            self._note(describe_lost_session(gone.reason, self._restored))
 
     def _note(self, text: str) -> None:
-        """The next observation says it first."""
+        """Adds a line to the beginning of the next observation."""
         self._notice = "\n".join(part for part in (self._notice, f"Note: {text}") if part)
 
-    def _tell(self, text: str) -> None:
-        """Tells whoever watches the run."""
+    def _notify(self, text: str) -> None:
+        """Shows a line to the person who watches the run."""
         if self.logger is None:
             _log.info("%s", text)
         else:
@@ -349,9 +348,10 @@ class RemoteExecutor(PythonExecutor):  # type: ignore[misc]  # smolagents is unt
                 shown.whole = stream.showed_all
 
     def _warn(self, event: LimitWarningEvent) -> None:
-        """Tells whoever watches the run, once for each limit of a session, that its end is near.
+        """Shows that a limit is nearly used up, once for each limit of a session, to the person who watches the run.
 
-        And the model, when all steps to come have to do with what is left; of one step, it learns how it ended.
+        The model is warned of limits of the session only, which all later steps share: an execution that ends at its
+        own limit reports that in its result.
         """
         if not self._lease.note_warning(event.limit):
             return
@@ -364,7 +364,7 @@ class RemoteExecutor(PythonExecutor):  # type: ignore[misc]  # smolagents is unt
             self.logger.log(Text(f"Warning: {text}", style="bold yellow"), level=LogLevel.INFO)
 
     def _keep(self, result: ExecutionResult, shown: Shown) -> str:
-        """Takes over what the execution showed; returns the logs as the observation holds them."""
+        """Keeps the images, files and logs of an execution; returns the logs as the observation has them."""
         self.last_images = result.images
         self.last_artifacts = list(result.artifacts)
         notice, self._notice = self._notice, ""
@@ -374,11 +374,10 @@ class RemoteExecutor(PythonExecutor):  # type: ignore[misc]  # smolagents is unt
 
 
 def _writable(value: Any) -> Any:
-    """The value, or what stands for it where its text would fill the memory.
+    """Returns the value, or an `OpaqueValue` for it if its text would exhaust the memory.
 
-    smolagents writes out the value of each step, and a hundred megabytes that a list holds a million times are quickly
-    sent: the codec keeps what is shared. What holds no values is no longer than its bytes allow, and writing a table
-    takes milliseconds, so that is left to smolagents.
+    smolagents takes `str` of each step's value. The codec keeps shared parts shared, so a small message can hold a list
+    with a million references to one text of 100 MB. Values without parts are bounded by their bytes and are left alone.
     """
     if not holds_values(value) or text_chars(value) <= WRITTEN_CHARS_MAX:
         return value

@@ -1,10 +1,10 @@
-"""Files on their way between an agent's user and the workspace of its session.
+"""Transfers files between an agent's user and the workspace of its session.
 
-Three ways: files that a session begins with (`start_files`), the file that a final answer names (`AnswerFiles`), and
-the line of an observation that names the files that a step made (`files_line`).
+Three kinds: the initial files of a session (`start_files`), the file that a final answer names (`AnswerFiles`), and the
+line of an observation that names the files of a step (`files_line`).
 
-Names and sizes come from a sandbox, and so do the paths that code answers with: a local file gets a cleaned name in a
-directory of the client's own choice, and never takes the place of another one.
+Names, sizes and the path of a final answer come from a sandbox, so they are untrusted: the local file gets a cleaned
+name in a directory of the client's choice, and never replaces another file.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import shutil
 import tempfile
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import Any
@@ -30,13 +31,13 @@ from executor_client import (
     ResourceExhaustedError,
     Session,
 )
-from executor_client._local import LocalPath
+from executor_client._core.local import LocalPath
 
 WORKSPACE = "/workspace"
-"""The workspace as code in a sandbox sees it, the same on each backend."""
+"""The path of the workspace inside a sandbox, the same on each backend."""
 
 ANSWER_BYTES_MAX = 256 << 20
-"""The file of a final answer, which is fetched unasked. `files.get` takes larger ones."""
+"""Bytes of the file of a final answer, which is fetched without a request. `files.get` fetches larger files."""
 FILES_LISTED_MAX = 10
 NAME_CHARS_MAX = 120
 LOCAL_NAME_BYTES_MAX = 100
@@ -51,12 +52,12 @@ _REFUSALS = (InvalidRequest, NotFoundError, PolicyViolationError, PreconditionEr
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Files to begin with
+# Initial files of a session
 
 
 @dataclass(frozen=True)
 class StartFile:
-    """A local file or directory, or bytes, and the path of the workspace where it goes."""
+    """A local file or directory, or bytes, and its target path in the workspace."""
 
     path: str
     source: Path | bytes
@@ -69,9 +70,9 @@ class StartFile:
 
 
 def start_files(files: Files) -> tuple[StartFile, ...]:
-    """The files of a mapping from paths of the workspace, or of a list of local paths, which keep their names there.
+    """Returns the files of a mapping from workspace paths, or of a list of local paths, which keep their names.
 
-    Raises InvalidRequest for what cannot be put: a path outside the workspace, one that is missing here, two of a name.
+    Raises InvalidRequest for a path outside the workspace, a local path that does not exist, and two equal names.
     """
     if files is None:
         return ()
@@ -79,15 +80,15 @@ def start_files(files: Files) -> tuple[StartFile, ...]:
         raise InvalidRequest("files is a list of local paths, or a mapping of paths of the workspace to local ones")
     if isinstance(files, Mapping):
         return tuple(_start_file(name, source) for name, source in files.items())
-    made: dict[str, StartFile] = {}
+    by_name: dict[str, StartFile] = {}
     for each in files:
         if not isinstance(each, (str, os.PathLike)):
             raise InvalidRequest(f"files has a {type(each).__name__}; bytes need a name: files={{'name': data}}")
         name = Path(os.path.abspath(each)).name  # noqa: PTH100 - a link keeps its own name
-        if name in made:
+        if name in by_name:
             raise InvalidRequest(f"files has two of the name {name!r}: name them, files={{'a/{name}': ...}}")
-        made[name] = _start_file(name, each)
-    return tuple(made.values())
+        by_name[name] = _start_file(name, each)
+    return tuple(by_name.values())
 
 
 def _start_file(name: object, source: object) -> StartFile:
@@ -105,7 +106,7 @@ def _start_file(name: object, source: object) -> StartFile:
 
 
 def workspace_path(path: PurePath) -> str | None:
-    """The path relative to the workspace; None for one that is not below it, by its words."""
+    """Returns the path relative to the workspace; None if its text does not lead below it."""
     parts = path.as_posix().split("/")
     if ".." in parts:
         return None
@@ -123,33 +124,35 @@ def workspace_path(path: PurePath) -> str | None:
 class AnswerFiles:
     """Fetches the file that a final answer names. Used by the threads of host tools.
 
-    `files` gives the session that runs the code; `tell` is told in a sentence what became of the answer.
+    `session` returns the session that runs the code; `notify` gets a sentence about the file, for the user.
     """
 
     def __init__(
-        self, directory: LocalPath | None, session: Callable[[], Session | None], tell: Callable[[str], None]
+        self, directory: LocalPath | None, session: Callable[[], Session | None], notify: Callable[[str], None]
     ) -> None:
         self._directory = None if directory is None else Path(directory).absolute()
         self._session = session
-        self._tell = tell
+        self._notify = notify
 
-    def fetched(self, answer: Any) -> Any:
-        """A local path for a path of the workspace; any other answer as it is.
+    def fetch(self, answer: Any) -> Any:
+        """Returns the local path of a fetched file for a path of the workspace; any other answer unchanged.
 
-        Raises FileNotFoundError or ValueError, which the code in the sandbox gets, for one that names no regular file
-        of the workspace that could be had: the model can give another answer.
+        Raises FileNotFoundError or ValueError in the code in the sandbox when the path names no regular file of the
+        workspace, or its file cannot be fetched: the model can then give another answer.
         """
         session = self._session()
         if not isinstance(answer, PurePath) or session is None:
             return answer
         path = workspace_path(answer)
         if path is None:
-            self._tell(f"the final answer {_name(str(answer))} is no file of the workspace: it stays a path")
+            self._notify(f"the final answer {_name(str(answer))} is no file of the workspace: it stays a path")
             return answer
         try:
-            with _Reserved(self._directory or scratch_directory(), path) as local:
-                info = session.files.get(path, local.path, max_bytes=ANSWER_BYTES_MAX)
-                local.keep()
+            with ExitStack() as on_failure:
+                local = _reserve(self._directory or scratch_directory(), local_name(path))
+                on_failure.callback(local.unlink, missing_ok=True)
+                info = session.files.get(path, local, max_bytes=ANSWER_BYTES_MAX)
+                on_failure.pop_all()
         except _REFUSALS as refusal:
             kind = FileNotFoundError if isinstance(refusal, NotFoundError) else ValueError
             raise kind(
@@ -157,36 +160,18 @@ class AnswerFiles:
                 f"file of the workspace, or with str(path) if no file is meant"
             ) from refusal
         except OSError as problem:
-            # Without the client's own path, which is no business of the sandbox.
-            self._tell(f"the file of the final answer could not be written: {problem}")
+            # The sandbox gets the reason without the client's own path.
+            self._notify(f"the file of the final answer could not be written: {problem}")
             raise ValueError(
                 f"the file of the final answer could not be written on the client: {problem.strerror}"
             ) from problem
         until = "" if self._directory is not None else " until this process ends (download_dir= keeps it)"
-        self._tell(f"the file of the final answer, {size_text(info.size_bytes)}, is {local.path}{until}")
-        return local.path
-
-
-class _Reserved:
-    """A name in a local directory that was free, and is ours. Given back unless it is kept."""
-
-    def __init__(self, directory: Path, path: str) -> None:
-        self.path = _reserve(directory, local_name(path))
-        self._kept = False
-
-    def keep(self) -> None:
-        self._kept = True
-
-    def __enter__(self) -> _Reserved:
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        if not self._kept:
-            self.path.unlink(missing_ok=True)
+        self._notify(f"the file of the final answer, {size_text(info.size_bytes)}, is {local}{until}")
+        return local
 
 
 def _reserve(directory: Path, name: str) -> Path:
-    """An empty new file: of this name, or of one with a number where that is taken."""
+    """Creates an empty file of this name, with a number added if the name is taken."""
     directory.mkdir(parents=True, exist_ok=True)
     stem, dot, suffix = name.rpartition(".")
     for number in range(1, SAME_NAMES_MAX):
@@ -201,7 +186,7 @@ def _reserve(directory: Path, name: str) -> Path:
 
 
 def local_name(path: str) -> str:
-    """The last part of a workspace's path, as a name that is safe in any directory: not hidden, not long, one line."""
+    """Returns the last part of a workspace path as a name that is safe locally: not hidden, not long, one line."""
     name = _UNFIT.sub("_", path.rsplit("/", 1)[-1]).strip(" ")
     if name.startswith("."):
         name = f"_{name[1:]}"
@@ -217,7 +202,7 @@ _scratch_lock = threading.Lock()
 
 
 def scratch_directory() -> Path:
-    """A temporary directory of this process, removed when it ends."""
+    """Returns the temporary directory of this process, which is removed when the process ends."""
     global _scratch
     with _scratch_lock:
         if _scratch is None or not _scratch.is_dir():
@@ -227,17 +212,17 @@ def scratch_directory() -> Path:
 
 
 def _remove(directory: Path, owner: int) -> None:
-    """Not in a forked child, which has inherited the duty and not the directory."""
+    """Removes the directory, except in a forked child, which inherits this exit handler."""
     if os.getpid() == owner:
         shutil.rmtree(directory, ignore_errors=True)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Files that a step made
+# Files of a step
 
 
 def files_line(artifacts: Sequence[FileInfo], *, truncated: bool) -> str:
-    """Names the files that a step made or changed, in one whole line; empty where there are none."""
+    """Returns a line that names the files that a step made or changed; empty without any."""
     if not artifacts:
         return ""
     listed = [f"{_name(each.path)}, {size_text(each.size_bytes)}" for each in artifacts[:FILES_LISTED_MAX]]
@@ -248,7 +233,7 @@ def files_line(artifacts: Sequence[FileInfo], *, truncated: bool) -> str:
 
 
 def size_text(size_bytes: int) -> str:
-    """A size for a person: 812 bytes, 12 kB, 3.4 MB."""
+    """Returns a size for a person: 812 bytes, 12 kB, 3.4 MB."""
     if size_bytes < 1_000:
         return f"{size_bytes} bytes"
     size, units = size_bytes / 1_000, ["kB", "MB", "GB", "TB"]
@@ -259,6 +244,6 @@ def size_text(size_bytes: int) -> str:
 
 
 def _name(path: str) -> str:
-    """A path on one line; in quotes, with its odd characters written as escapes, unless it is plain."""
+    """Returns a path on one line; quoted, with other characters escaped, unless it is plain."""
     cut = path if len(path) <= NAME_CHARS_MAX else f"{path[:NAME_CHARS_MAX]}..."
     return cut if _PLAIN_NAME.fullmatch(cut) else repr(cut)

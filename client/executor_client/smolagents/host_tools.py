@@ -1,9 +1,9 @@
-"""Turns what smolagents hands to an executor (tools, managed agents, plain callables) into tools of a session.
+"""Turns the tools, managed agents and plain callables of an agent into tools of a session.
 
-The objects of the user are called, never changed: their names, parameters and descriptions are read, and what they
-return is unwrapped. Those placed on the host run in the agent's own process, so what they hold (secrets, connections,
-other agents) stays here, and only arguments and results travel. A managed agent that loses its own daemon raises
-`DaemonLost`, which is no `Exception`: the client ends the execution for it, so this run stops as well.
+The user's objects are called, never changed: their names, parameters and descriptions are read, and their results are
+unwrapped. Tools on the host run in the agent's own process: their secrets, connections and agents stay here, and only
+arguments and results travel. A managed agent that loses its own daemon raises `DaemonLost`, not an `Exception`: the
+client ends the execution for it, so the managing run stops as well.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any
 from executor_client import Tool, ToolNotShippable
 from executor_client.smolagents.sandbox_tools import (
     ALL,
+    FINAL_ANSWER,
     SANDBOX,
     Placement,
     SmolagentsDialect,
@@ -26,37 +27,33 @@ from executor_client.smolagents.unwrapping import unwrapped
 
 _log = logging.getLogger(__name__)
 
-FINAL_ANSWER = "final_answer"
-"""The name by which smolagents knows the tool that ends a run, whatever its class."""
-
 DESCRIPTION_CHARS_MAX = 4_000
 
 
 def placed_tools(
-    tools: Mapping[str, Callable[..., Any]], placement: Placement, fetched: Callable[[Any], Any]
+    tools: Mapping[str, Callable[..., Any]], placement: Placement, fetch: Callable[[Any], Any]
 ) -> dict[str, Tool]:
-    """A session's tools for these callables, each where the placement says. Raises ToolNotShippable.
+    """Returns a session's tools for these callables, each at its placement. Raises ToolNotShippable.
 
-    `fetched` turns a final answer that comes from the sandbox into what the caller gets.
+    `fetch` converts a final answer from the sandbox to the value for the caller.
 
-    Those on the host are declared without parameters, so that the sandbox passes on whatever the code calls them with,
-    and the tool itself judges, as it does when smolagents calls it: some take one dict for all arguments, many have
-    defaults.
+    Host tools are declared without parameters: the sandbox then passes all arguments on, and the tool itself checks
+    them, as when smolagents calls it. Some tools take one dict for all arguments, many have defaults.
     """
     _warn_of_unknown(placement, tools)
-    made = {}
+    placed = {}
     for name, tool in tools.items():
         if placement_of(name, tool, placement) == SANDBOX:
             reason = host_only(name, tool)
             if reason is not None:
                 raise ToolNotShippable(name, [reason])
-            made[name] = Tool(
+            placed[name] = Tool(
                 tool, description=_description(tool), placement="sandbox", dialect=SmolagentsDialect(tool)
             )
         else:
-            host = _FinalAnswer(tool, fetched) if name == FINAL_ANSWER else _HostTool(tool)
-            made[name] = Tool(host, description=_description(tool), is_final_answer=name == FINAL_ANSWER)
-    return made
+            host = _FinalAnswer(tool, fetch) if name == FINAL_ANSWER else _HostTool(tool)
+            placed[name] = Tool(host, description=_description(tool), is_final_answer=name == FINAL_ANSWER)
+    return placed
 
 
 def _warn_of_unknown(placement: Placement, tools: Mapping[str, Any]) -> None:
@@ -66,7 +63,7 @@ def _warn_of_unknown(placement: Placement, tools: Mapping[str, Any]) -> None:
 
 
 class _HostTool:
-    """Calls a tool for the sandbox. `stands_for` is what another tool knows it as."""
+    """Calls a tool for the sandbox. `stands_for` is the object that other tools refer to."""
 
     def __init__(self, tool: Callable[..., Any]) -> None:
         self.stands_for = tool
@@ -78,22 +75,22 @@ class _HostTool:
 class _FinalAnswer(_HostTool):
     """Calls the tool that ends a run.
 
-    What it hands on as it came is the sandbox's; what it made itself is this process's own, and a path is one of this
-    machine's then.
+    An answer that the tool returns unchanged came from the sandbox, so its path is one of the workspace. An answer that
+    the tool made itself is this process's, so its path is local and is not fetched.
     """
 
-    def __init__(self, tool: Callable[..., Any], fetched: Callable[[Any], Any]) -> None:
+    def __init__(self, tool: Callable[..., Any], fetch: Callable[[Any], Any]) -> None:
         super().__init__(tool)
-        self._fetched = fetched
+        self._fetch = fetch
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         answer = super().__call__(*args, **kwargs)
         given = (*args, *kwargs.values())
-        return self._fetched(answer) if any(answer is each for each in given) else answer
+        return self._fetch(answer) if any(answer is each for each in given) else answer
 
 
 def _description(tool: Callable[..., Any]) -> str:
-    """What help() shows in the sandbox: the description and, for tools and managed agents, their inputs."""
+    """Returns the text for help() in the sandbox: the description and, for tools and managed agents, the inputs."""
     described = str(getattr(tool, "description", None) or inspect.getdoc(tool) or "")
     inputs = getattr(tool, "inputs", None)
     if isinstance(inputs, Mapping) and inputs:

@@ -1,7 +1,7 @@
-"""A step callback that lets a model see what its code displayed.
+"""A step callback that shows a model the images that its code displayed.
 
-smolagents shows a model the text of a step; of images only what a callback puts into `observations_images`. Each step
-is sent to the model again with all that follow, so older images are taken out, as smolagents' guide to memory does.
+smolagents shows a model the text of a step, and the images that a callback puts into `observations_images`. Each later
+request sends the step again, so older images are removed, as smolagents' guide to memory does.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ MAX_SIDE_PX = 1_024
 MAX_IMAGES = 8
 
 StepCallback = Callable[..., None]
-"""Called with a step and `agent=`, as smolagents calls those of `step_callbacks`."""
+"""Called with a step and `agent=`, as smolagents calls its `step_callbacks`."""
 
-# What a PNG can hold, which is how smolagents sends images to a model; and what is nearest to the others.
+# Modes that a PNG can hold, the form in which smolagents sends images to a model; and the nearest ones of other modes.
 _PNG_MODES = frozenset({"1", "L", "LA", "P", "RGB", "RGBA", "I;16"})
 _NEAREST_MODES = {"I": "I;16", "I;16B": "I;16", "I;16L": "I;16", "La": "LA", "RGBa": "RGBA", "PA": "RGBA"}
 
@@ -30,15 +30,15 @@ _NEAREST_MODES = {"I": "I;16", "I;16B": "I;16", "I;16L": "I;16", "La": "LA", "RG
 def capture_images(
     *, keep_steps: int = KEEP_STEPS, max_side_px: int = MAX_SIDE_PX, max_images: int = MAX_IMAGES
 ) -> StepCallback:
-    """Makes a callback for `step_callbacks`, which any number of agents can share.
+    """Returns a callback for `step_callbacks`, which any number of agents can share.
 
-    It adds to a step, in this order: what the code displayed (figures included), in order, and the step's value when
-    that is an image; `max_images` at most, each shrunk to `max_side_px` on its longer side. Images stay in the last
-    `keep_steps` steps, this one included, and are dropped from those before, whoever put them there.
+    It adds the displayed images of a step in their order, figures included, and then the step's value if that is an
+    image: `max_images` at most, each shrunk to `max_side_px` on its longer side. The last `keep_steps` steps, this one
+    included, keep their images; earlier steps lose theirs, including those added by other callbacks.
 
-    A step that failed keeps what it had displayed. Of an agent that calls tools instead of writing code, it takes what
-    the last call of a `RemotePythonInterpreterTool` displayed. Steps of other kinds are let pass. Raises ValueError for
-    limits below 1.
+    A step that failed keeps what it had displayed. For an agent that calls tools instead of writing code, the images
+    are those of the last call of a `RemotePythonInterpreterTool`. Steps of other kinds are ignored. Raises ValueError
+    for limits below 1.
     """
     for name, value in (("keep_steps", keep_steps), ("max_side_px", max_side_px), ("max_images", max_images)):
         if value < 1:
@@ -58,7 +58,7 @@ def capture_images(
 
 def _shown_images(step: Any, agent: Any) -> list[PIL.Image.Image]:
     images: list[PIL.Image.Image] = []
-    # Of what did not run in this step, the images are of one before.
+    # `last_images` belong to an earlier step unless the executor or tool ran in this one.
     if step.code_action is not None:
         images.extend(getattr(getattr(agent, "python_executor", None), "last_images", ()))
     else:
@@ -72,25 +72,25 @@ def _shown_images(step: Any, agent: Any) -> list[PIL.Image.Image]:
 
 
 def logs_with_images(result: ExecutionResult) -> str:
-    """The logs, with a line for each displayed image where it belongs between the prints, by its number."""
-    text, taken, number = "", 0, 0
+    """Returns the logs with a line for each displayed image, with its number, at its place between the prints."""
+    text, copied, number = "", 0, 0
     for entry in result.image_entries:
-        text += result.logs[taken : entry.log_offset]
-        taken = entry.log_offset
+        text += result.logs[copied : entry.log_offset]
+        copied = entry.log_offset
         number += not entry.problem
-        said = f"[an image could not be shown: {entry.problem}]" if entry.problem else f"[image {number}]"
-        text += f"{said}\n" if not text or text.endswith("\n") else f"\n{said}\n"
-    return text + result.logs[taken:]
+        line = f"[an image could not be shown: {entry.problem}]" if entry.problem else f"[image {number}]"
+        text += f"{line}\n" if not text or text.endswith("\n") else f"\n{line}\n"
+    return text + result.logs[copied:]
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# For other callbacks that show images
+# Helpers for all callbacks that show images
 
 
 def forget_images(agent: Any, newest: Any, keep_steps: int) -> None:
-    """Drops the images of all steps but the last `keep_steps`, `newest` included.
+    """Drops the images of all steps except the last `keep_steps`, `newest` included.
 
-    Steps are counted as they stand in memory: their numbers begin again with each run.
+    Steps are counted by their position in memory, because their numbers restart with each run.
     """
     steps = [step for step in agent.memory.steps if isinstance(step, ActionStep) and step is not newest]
     for step in steps[: max(0, len(steps) - (keep_steps - 1))]:
@@ -98,25 +98,25 @@ def forget_images(agent: Any, newest: Any, keep_steps: int) -> None:
 
 
 def add_images(step: Any, images: Iterable[PIL.Image.Image], max_side_px: int) -> None:
-    """Adds images behind those that the step has. The list may be shared between steps, so it is made anew."""
+    """Adds images after those of the step, in a new list: smolagents shares one list between steps."""
     ready = []
     for image in images:
         try:
             ready.append(_ready(image, max_side_px))
         except (OSError, SyntaxError, ValueError) as error:
-            # One of the user's own that cannot be read any more, say. An exception here would end the agent's run.
+            # For example the user's own image of a closed file. An exception here would end the agent's run.
             add_observation(step, f"[an image could not be shown: {error}]")
     if ready:
         step.observations_images = [*(step.observations_images or ()), *ready]
 
 
 def add_observation(step: Any, text: str) -> None:
-    """Adds a line to what the model is told of the step."""
+    """Adds a line to the step's observation for the model."""
     step.observations = text if step.observations is None else f"{step.observations.rstrip()}\n{text}"
 
 
 def _ready(image: PIL.Image.Image, max_side_px: int) -> PIL.Image.Image:
-    """A copy, so that what the code or the user does with the image later changes no memory."""
+    """Returns a copy that a PNG can hold and that is not too large; later changes of the image don't reach memory."""
     ready = image.copy() if image.mode in _PNG_MODES else image.convert(_NEAREST_MODES.get(image.mode, "RGB"))
     ready.thumbnail((max_side_px, max_side_px))
     return ready

@@ -1,8 +1,8 @@
 """`RemotePythonInterpreterTool`: smolagents' `PythonInterpreterTool`, with the code in a sandbox.
 
-For a `ToolCallingAgent`, which has no executor: there the interpreter is a tool like others. What the model sees is
-what it sees of smolagents' own (name, inputs, the form of the result); what differs is where the code runs, that
-variables are kept from call to call, and that the tool owns a session, which somebody must end.
+A `ToolCallingAgent` has no executor: its interpreter is a tool like any other. The model sees the same name, inputs and
+form of result as with smolagents' own tool. The differences: code runs in a sandbox, variables are kept between calls,
+and the tool owns a session, which the caller must end.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ import smolagents
 from smolagents.utils import BASE_BUILTIN_MODULES, truncate_content
 
 from executor_client import Limits
-from executor_client._convert import named_limits
+from executor_client._core.convert import named_limits
 from executor_client.smolagents.executor import RemoteExecutor
 from executor_client.smolagents.failures import CodeExecutionError
 
 _WALL_TIME = "wall_time_s"
 
-# What a saved tool is loaded from. smolagents takes the first class that it finds in the module, by name.
+# The module from which a saved tool is loaded. smolagents takes the first class in it, by name.
 _SAVED = """\
 import executor_client.smolagents
 
@@ -35,13 +35,13 @@ class {name}(executor_client.smolagents.RemotePythonInterpreterTool):
 class RemotePythonInterpreterTool(smolagents.Tool):  # type: ignore[misc]  # smolagents is untyped
     """A tool `python_interpreter` that runs code in a sandbox of the daemon.
 
-    `authorized_imports` come on top of the modules that smolagents always allows. `timeout_seconds` is the wall time of
-    one call, the policy's by default. All else is as for `RemoteExecutor`: `address`, `token`, `image`, `limits` and so
-    on. Calls from several threads, as those of one reply of the model, wait for each other.
+    `authorized_imports` are added to the modules that smolagents always allows. `timeout_seconds` is the wall time of
+    one call, by default the policy's. All other arguments (`address`, `token`, `image`, `limits` and so on) are those
+    of `RemoteExecutor`. Calls from several threads, such as those of one reply of the model, run one after another.
 
-    A call raises `CodeExecutionError` when the code failed, which the agent tells the model, and `DaemonLost` when the
-    daemon did, which ends the run. The session ends with `cleanup()` or the `with` block, or when it is idle too long;
-    a tool that is used again starts a new one.
+    A call raises `CodeExecutionError` when the code failed, which the agent reports to the model, and `DaemonLost` when
+    the daemon did, which ends the run. The session ends with `cleanup()`, with the `with` block, or when it is idle too
+    long; the next call starts a new one.
     """
 
     name = "python_interpreter"
@@ -86,16 +86,16 @@ class RemotePythonInterpreterTool(smolagents.Tool):  # type: ignore[misc]  # smo
             try:
                 output = self.executor(code)
             except CodeExecutionError as error:
-                # smolagents shows the model nothing but the error's text.
+                # smolagents shows the model the error's text only.
                 printed = self.executor.state["_print_outputs"]
                 if not printed:
                     raise
                 raise CodeExecutionError(f"{error}\nStdout before the failure:\n{printed}", error.outcome) from error
-        # Nobody else cuts it: a CodeAgent does so with the value of a step, a ToolCallingAgent with nothing.
+        # A CodeAgent cuts the value of a step; a ToolCallingAgent cuts nothing, so the value is cut here.
         return f"Stdout:\n{output.logs}\nOutput: {truncate_content(str(output.output))}"
 
     def cleanup(self) -> None:
-        """Ends the session, once no call is under way. Idempotent."""
+        """Ends the session, after a running call has returned. Idempotent."""
         with self._one_at_a_time:
             self.executor.cleanup()
 
@@ -106,7 +106,7 @@ class RemotePythonInterpreterTool(smolagents.Tool):  # type: ignore[misc]  # smo
         self.cleanup()
 
     def to_dict(self) -> dict[str, Any]:
-        """What a saved agent gets this tool back from: in a sandbox again, with the same settings and no token."""
+        """Returns the saved form, which loads as a tool of a sandbox again, with the same settings and no token."""
         code = _SAVED.format(
             name=type(self).__name__,
             imports=self.executor.additional_authorized_imports,

@@ -1,8 +1,8 @@
-"""The session of one executor: made at first use, given back at the end, replaced when it is gone.
+"""The session of one executor: created at first use, closed at the end, replaced when it is gone.
 
-Promises: everything that belongs in the session (the prelude, the tools, the variables of the task) is put into each
-new one and, after the interpreter was replaced, back into the old one. A replacement is never silent: the caller is
-told why the session had to be replaced, and tells the model. A session of the caller's own is never replaced.
+The prelude, the tools and the variables of the task are put into each new session, and the variables again after the
+interpreter was replaced. A replacement is never silent: `SessionGone` gives the caller the reason, for the model. A
+session of the caller's own is never replaced.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from executor_client import (
     SessionInfo,
     Tool,
     VariablesState,
-    _missing_modules,
 )
-from executor_client._status import is_session_gone
+from executor_client._core import missing_modules
+from executor_client._core.status import is_session_gone
 from executor_client.smolagents.files import StartFile
 
 _Given = ParamSpec("_Given")
@@ -45,7 +45,7 @@ from math import acos, asin, atan, atan2, ceil, cos, degrees, exp, floor, log, r
 
 
 class SessionGone(Exception):
-    """The session did not exist any more. A new one stands in its place; `reason` says what the daemon said."""
+    """The session no longer existed and was replaced by a new one; `reason` is the daemon's message."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -54,18 +54,18 @@ class SessionGone(Exception):
 
 @dataclass(frozen=True)
 class SessionRequest:
-    """What is asked of the daemon for each session."""
+    """The arguments with which each session is created."""
 
     image: str | None
     authorized_imports: tuple[str, ...]
     limits: Mapping[str, Any]
     prelude: str = ""
-    """Runs after our own, whenever that does."""
+    """Runs right after `PRELUDE`, in each interpreter."""
     backend: str | None = None
     labels: Mapping[str, str] | None = None
     state: bytes | None = None
     files: tuple[StartFile, ...] = ()
-    """The workspace of each session begins with these."""
+    """The initial files of each session's workspace."""
 
     def make(self, client: ExecutorClient) -> Session:
         with ExitStack() as on_failure:
@@ -87,7 +87,7 @@ class SessionRequest:
 
 
 def refuse_beginnings(request: SessionRequest) -> None:
-    """Raises ValueError for what is said of a new session where one is gone on in that there is."""
+    """Raises ValueError for arguments of a new session that are combined with `session=`."""
     names = ("image", "limits", "prelude", "backend", "labels", "state", "files")
     given = [name for name in names if getattr(request, name)]
     if given:
@@ -96,16 +96,16 @@ def refuse_beginnings(request: SessionRequest) -> None:
 
 @dataclass
 class _Contents:
-    """What a session must hold besides what the agent's code makes."""
+    """The contents that each session must have from outside the agent's code."""
 
     tools: dict[str, Tool] | None = None
     variables: dict[str, Any] = field(default_factory=dict)
 
 
 class SessionLease:
-    """Owns the session, and the client when it made it. Used by one thread at a time, except for `close`.
+    """Owns the session, and the client if it was created here. Used by one thread at a time, except for `close`.
 
-    `existing`, a session or the id of one, is the caller's: it is used as it is, neither ended nor replaced.
+    `existing`, a session or the id of one, is the caller's: it is neither ended nor replaced.
     """
 
     def __init__(
@@ -130,32 +130,32 @@ class SessionLease:
 
     @property
     def variable_names(self) -> tuple[str, ...]:
-        """The variables that a new or restarted interpreter is given."""
+        """The names of the variables that a new or restarted interpreter gets."""
         return tuple(self._contents.variables)
 
     @property
     def limits(self) -> Limits:
-        """The limits in force, as far as a session has told them."""
+        """The limits in force; empty before the first session."""
         return self._limits
 
     @property
     def owns_session(self) -> bool:
-        """True when sessions are made here, and so are ended and replaced here."""
+        """True when sessions are created here, and therefore ended and replaced here."""
         return self._existing is None
 
     @property
     def current(self) -> Session | None:
-        """The session, if there is one."""
+        """The session, or None if none was created yet."""
         return self._session
 
     def session(self) -> Session:
-        """The session, made now if there is none."""
+        """Returns the session, and creates it if there is none."""
         with self._lock:
             if self._session is None:
-                self._session = self._begun()
+                self._session = self._begin()
             return self._session
 
-    def _begun(self) -> Session:
+    def _begin(self) -> Session:
         with ExitStack() as on_failure:
             if isinstance(self._existing, Session):
                 session = self._existing
@@ -178,16 +178,16 @@ class SessionLease:
         return session
 
     def _require_modules(self, client: ExecutorClient, info: SessionInfo) -> None:
-        """As smolagents' local executor does when it is made, refuses imports that could only fail."""
-        missing = _missing_modules.asked_for(info, self._request.authorized_imports)
+        """Raises InterpreterError for authorized modules that the image lacks, as smolagents' local executor does."""
+        missing = missing_modules.asked_for(info, self._request.authorized_imports)
         if missing:
             images: tuple[str, ...] = ()
-            with suppress(ExecutorClientError):  # the message is as true without them
+            with suppress(ExecutorClientError):  # the message only suggests other images
                 images = client.get_policy().images
-            raise InterpreterError(_missing_modules.refusal(info, missing, images))
+            raise InterpreterError(missing_modules.refusal(info, missing, images))
 
     def set_variables(self, variables: Mapping[str, Any]) -> None:
-        """Sets variables, now and in every interpreter to come. Raises `SessionGone` when that was in a new session."""
+        """Sets variables now and in every later interpreter. Raises `SessionGone` after doing so in a new session."""
 
         def put(session: Session) -> None:
             session.set_variables(dict(variables))
@@ -196,7 +196,7 @@ class SessionLease:
         self._put(put)
 
     def register_tools(self, tools: dict[str, Tool]) -> None:
-        """Replaces the host tools, now and in every session to come. Raises `SessionGone` as `set_variables` does."""
+        """Replaces the tools now and in every later session. Raises `SessionGone` as `set_variables` does."""
 
         def put(session: Session) -> None:
             session.register_tools(tools)
@@ -213,9 +213,9 @@ class SessionLease:
             raise
 
     def execute(self, code: str, run: Callable[[Session], ExecutionResult]) -> ExecutionResult:
-        """Runs code by `run`, and puts the variables back if the interpreter was replaced meanwhile.
+        """Runs code by `run`, and restores the variables if the interpreter was replaced meanwhile.
 
-        Raises `SessionGone`, after having replaced the session, when it is gone and there is no result.
+        Raises `SessionGone`, after replacing the session, when it is gone and there is no result.
         """
         session = self.session()
         with self._replacing():
@@ -225,15 +225,16 @@ class SessionLease:
                 self._replace()
         elif result.generation != self._generation:
             try:
-                self._put_back_variables(session, result.generation)
+                self._restore_variables(session, result.generation)
             except SessionGone:
-                return replace(result, state=VariablesState.LOST)  # since then, and replaced: its files are gone too
+                # The session ended after the execution and was replaced: its files are lost as well.
+                return replace(result, state=VariablesState.LOST)
         return result
 
     def evaluate(self, expression: str, timeout_s: float | None) -> Any:
-        """The value of an expression in the session that there is; makes none, and replaces none.
+        """Returns the value of an expression in the current session; creates and replaces none.
 
-        Raises EvaluationError whatever goes wrong, but for an InvalidRequest, which is the caller's own mistake.
+        Raises EvaluationError for every failure except an InvalidRequest, which is the caller's mistake.
         """
         session = self._session
         if session is None:
@@ -246,9 +247,9 @@ class SessionLease:
             raise EvaluationError(f"the session cannot evaluate it: {error}", reason=error.reason) from error
 
     def variables(self, names: Iterable[str] | None) -> dict[str, Any]:
-        """Variables of the session that there is, those of data without names; of none, none.
+        """Returns variables of the current session, all that hold data without `names`; none without a session.
 
-        Raises EvaluationError as `evaluate` does. Waits for the code that runs.
+        Raises EvaluationError as `evaluate` does. Waits for running code.
         """
         session = self._session
         if session is None:
@@ -261,31 +262,31 @@ class SessionLease:
             raise EvaluationError(f"the session gives no variables: {error}", reason=error.reason) from error
 
     def restore(self) -> bool:
-        """Puts the variables back if the interpreter was replaced outside of any step; whether it was.
+        """Restores the variables if the interpreter was replaced between two steps. Returns True if it was.
 
-        The result that told of it was an evaluation's, and the agent has not seen that. Raises `SessionGone`, after
-        having replaced the session, when that is gone meanwhile.
+        An evaluation saw the replacement in its own result, which the agent never sees. Raises `SessionGone`, after
+        replacing the session, when the session is gone meanwhile.
         """
         session = self._session
         if session is None or session.generation == self._generation:
             return False
-        self._put_back_variables(session, session.generation)
+        self._restore_variables(session, session.generation)
         return True
 
-    def _put_back_variables(self, session: Session, generation: int) -> None:
+    def _restore_variables(self, session: Session, generation: int) -> None:
         self._generation = generation
         if self._contents.variables:
             with self._replacing():
                 session.set_variables(dict(self._contents.variables))
 
     def note_warning(self, limit: str) -> bool:
-        """Whether this is the session's first warning of the limit."""
+        """Returns True for the session's first warning of the limit."""
         first = limit not in self._warned
         self._warned.add(limit)
         return first
 
     def close(self) -> None:
-        """Deletes the session and closes the client. Idempotent, and safe when nothing was made yet."""
+        """Deletes the session and closes the client. Idempotent, also before the first use."""
         with self._lock:
             session, self._session = self._session, None
             client, self._client = self._client, None
@@ -298,7 +299,7 @@ class SessionLease:
                 client.close()
 
     def abandon(self) -> None:
-        """Forgets a session whose daemon does not answer, so that `close` does not wait for it once more."""
+        """Forgets a session whose daemon does not answer, so that `close` does not wait for it again."""
         with self._lock:
             self._session = None
 
@@ -316,19 +317,19 @@ class SessionLease:
         with self._lock:
             gone, self._session = self._session, None
             if gone is not None:
-                gone.close()  # a lost session counts until it is deleted
+                gone.close()  # a lost session counts against the quota until it is deleted
             self.session()
 
 
 def weakly(method: Callable[_Given, _Made]) -> Callable[_Given, _Made | None]:
-    """A method of an executor, for what its client and its session hold: they must not keep it, whose end is theirs.
+    """Returns a callable that holds an executor's method weakly, and does nothing once the executor is gone.
 
-    Does nothing once the executor is gone.
+    The executor's client and session must not keep it alive: they end with it.
     """
-    ours = weakref.WeakMethod(method)
+    reference = weakref.WeakMethod(method)
 
     def call(*args: _Given.args, **kwargs: _Given.kwargs) -> _Made | None:
-        bound = ours()
+        bound = reference()
         return None if bound is None else bound(*args, **kwargs)
 
     return call

@@ -1,7 +1,7 @@
-"""The source of tools that smolagents made from saved code.
+"""Keeps the source of tools that smolagents loaded from saved code.
 
-smolagents runs the code of a saved tool and forgets it, so nobody can look it up again: neither a traceback, nor what
-ships a tool into the sandbox as source. Here it is put where Python keeps the lines of interactive code.
+smolagents runs the code of a saved tool and discards it. Tracebacks, and shipping the tool into a sandbox, need its
+source. It is put into `linecache`, where Python keeps the lines of interactive code.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from collections.abc import Iterator
 from typing import Any
 
 _NO_FILE = "<string>"
-# Code has this from the module of smolagents that ran it, unless it says so itself.
+# exec() in smolagents' module passes this flag on to the code, even if the code has no such import itself.
 _QUOTED_ANNOTATIONS = __future__.annotations.compiler_flag
 
 
 def remember_source(tool: Any, code: str) -> None:
-    """Lets the source of `tool` be found, which smolagents has made from `code`. Repeating it does nothing."""
+    """Registers `code`, from which smolagents made `tool`, as the tool's source. Idempotent."""
     filename = f"<tool {hashlib.sha256(code.encode()).hexdigest()[:16]}>"
     linecache.cache[filename] = (len(code), None, code.splitlines(keepends=True), filename)
     inherited = 0 if _quotes_annotations(code) else _QUOTED_ANNOTATIONS
@@ -37,7 +37,7 @@ def _quotes_annotations(code: str) -> bool:
 
 
 def _functions(tool_class: type) -> Iterator[types.FunctionType]:
-    """All that the code defined at its top, and in the bodies of its classes."""
+    """Yields the functions that the code defined at its top level and in its class bodies."""
     namespace = getattr(tool_class.forward, "__globals__", {})  # type: ignore[attr-defined]
     for value in list(namespace.values()):
         members = vars(value).values() if isinstance(value, type) and value.__module__ == tool_class.__module__ else ()

@@ -1,4 +1,4 @@
-"""What the browser in a session shows, read from outside by one evaluation."""
+"""Reads the page of the browser in a session, by one evaluation from outside."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any
 import PIL.Image
 
 from executor_client import EvaluationError
-from executor_client._images import decode_image
-from executor_client._limits import IMAGE_PIXELS_MAX
+from executor_client._core.images import decode_image
+from executor_client._core.limits import IMAGE_PIXELS_MAX
 
 URL_CHARS_MAX = 500
-"""Of an address that is shown to a model: a page can give itself one of megabytes."""
+"""Characters of an address that is shown to a model: a page can give itself an address of megabytes."""
 
-# Chrome begins with a page of its own that nobody has asked for.
+# Chrome starts with the page "data:," of its own, which is not one that the agent opened.
 PAGE_EXPRESSION = (
     "(lambda driver: None if driver is None or driver.current_url == 'data:,'"
     " else (driver.get_screenshot_as_png(), driver.current_url))(__import__('helium').get_driver())"
@@ -23,14 +23,14 @@ PAGE_EXPRESSION = (
 
 @dataclass(frozen=True)
 class Page:
-    """A page as one saw it: its address, cut to a length, and a picture of what the window shows of it."""
+    """A snapshot of a page: its address, cut to a length, and a picture of its visible part."""
 
     url: str
     image: PIL.Image.Image = field(repr=False)
 
 
 def read_page(value: Any) -> Page | None:
-    """The page of `PAGE_EXPRESSION`'s value, which code in the sandbox may have forged. Raises EvaluationError."""
+    """Returns the page from the value of `PAGE_EXPRESSION`, which the sandbox may forge. Raises EvaluationError."""
     match value:
         case None:
             return None

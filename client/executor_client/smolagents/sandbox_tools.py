@@ -1,8 +1,8 @@
-"""Which of an agent's tools run in the sandbox, and how smolagents' tools get there.
+"""Decides which of an agent's tools run in the sandbox, and ships smolagents' tools there.
 
-The sandbox has no smolagents. A tool arrives there as itself, its class with its own methods and state, on a small
-class of ours that calls it the way smolagents does. What can't leave this process is refused by name: other agents,
-models, and tools that only pass a call on to something else.
+The sandbox has no smolagents. A tool arrives with its class, methods and state, on a small base class of ours that
+calls it as smolagents does. Objects that can't leave this process are refused by name: other agents, models, and tools
+that only forward calls.
 """
 
 from __future__ import annotations
@@ -20,17 +20,18 @@ from smolagents.default_tools import UserInputTool
 from smolagents.models import Model
 from smolagents.tools import BaseTool, PipelineTool
 
-from executor_client._shipping import Dialect, StandIn
-from executor_client._shipping.owners import Owner, owner_of
+from executor_client._shipping import Dialect, Owner, StandIn, owner_of
 
 HOST = "host"
 SANDBOX = "sandbox"
 ALL = "*"
-"""In a mapping of placements: all tools that it does not name."""
+"""The key of a placement mapping that stands for all tools that it does not name."""
 
 Placement = str | Mapping[str, str]
 
-_FINAL_ANSWER = "final_answer"
+FINAL_ANSWER = "final_answer"
+"""The name by which smolagents knows the tool that ends a run, whatever its class."""
+
 _WRAPPERS = {
     "SpaceToolWrapper": "calls a Space",
     "GradioToolWrapper": "holds a tool of Gradio",
@@ -79,7 +80,7 @@ _FUNCTION_TOOL = StandIn("_shipped_function_tool", _TEXT)
 
 
 def checked(placement: Placement) -> str | dict[str, str]:
-    """The placement, or ValueError."""
+    """Returns the placement. Raises ValueError for an unknown one."""
     given = {ALL: placement} if isinstance(placement, str) else dict(placement)
     for name, where in given.items():
         if where not in (HOST, SANDBOX):
@@ -89,7 +90,7 @@ def checked(placement: Placement) -> str | dict[str, str]:
 
 
 def placement_of(name: str, tool: object, placement: Placement) -> str:
-    """Where the tool of this name runs. One that can only on the host does, unless its name says the sandbox."""
+    """Returns the placement of a tool. A host-only tool is on the host, unless the placement names it explicitly."""
     if isinstance(placement, str):
         placement = {ALL: placement}
     if name in placement:
@@ -98,8 +99,8 @@ def placement_of(name: str, tool: object, placement: Placement) -> str:
 
 
 def host_only(name: str, tool: object) -> str | None:
-    """Why a tool can't run anywhere but in this process, whatever it holds."""
-    if name == _FINAL_ANSWER:
+    """Returns the reason why a tool can run in this process only; None if it may run in the sandbox."""
+    if name == FINAL_ANSWER:
         return "it gives the final answer, which is recorded in this process"
     if isinstance(tool, PipelineTool):
         return "it holds a model that is loaded in this process"
@@ -126,7 +127,7 @@ class SmolagentsDialect(Dialect):
     carries_bytecode = False
 
     def __init__(self, tool: object) -> None:
-        # A package that defines tools imports smolagents, so the sandbox can't import it.
+        # A package that defines tools imports smolagents, so the sandbox can't import it: its source is shipped.
         classes = [each for each in type(tool).__mro__ if issubclass(each, BaseTool)]
         modules = [each.__module__ for each in classes]
         function = _function_of(tool)
@@ -166,7 +167,7 @@ class SmolagentsDialect(Dialect):
 
 
 def _function_of(tool: object) -> object | None:
-    """The function that `@tool` made this tool of."""
+    """Returns the function that `@tool` made this tool from; None for other tools."""
     kind = type(tool)
     if kind.__name__ != "SimpleTool" or kind.__module__ != "smolagents.tools":
         return None

@@ -1,9 +1,9 @@
-"""`executor.state`: the variables of the session, read when they are asked for.
+"""`executor.state`: the variables of the session, read from the sandbox on each access.
 
 smolagents' local executor keeps the variables of the code in a dict of this process, and its users read and set them
-there, between steps. Here they are in the sandbox: each look asks the session, and nothing is kept.
+there between steps. Here they are in the sandbox: each access asks the session, and nothing is cached.
 
-What smolagents itself looks for in that dict, `_print_outputs`, is kept by the executor and is no variable.
+The entry `_print_outputs`, which smolagents itself reads, is kept by the executor and is not a variable.
 """
 
 from __future__ import annotations
@@ -14,23 +14,23 @@ from typing import Any
 PRINT_OUTPUTS = "_print_outputs"
 
 BOOKKEEPING = frozenset({PRINT_OUTPUTS, "_operations_count", "__name__"})
-"""Names that smolagents' local executor keeps for itself in the state that it shares with the agent: no variables."""
+"""Names in the state that are smolagents' own bookkeeping, not variables of the code."""
 
 Read = Callable[[Iterable[str] | None], dict[str, Any]]
 Write = Callable[[Mapping[str, Any]], None]
 
 
 class SessionState(MutableMapping[str, Any]):
-    """`state["x"]` is the variable's value now, `state["x"] = 1` sets it, as `send_variables` does.
+    """A mapping of the session's variables: `state["x"]` reads one, `state["x"] = 1` sets it as `send_variables` does.
 
-    Iterating shows the names that `Session.get_variables()` does, those of data, and `_print_outputs`; a module, a
-    function or a private name can be asked for by its name. `items()` and `dict(state.items())` ask the session once,
-    each `state[name]` once more.
+    Iteration yields the names that `Session.get_variables()` returns, those of data, and `_print_outputs`; modules,
+    functions and private names can be read by name. `items()` and `dict(state.items())` ask the session once, each
+    `state[name]` asks it again.
 
-    Raises KeyError for a variable that there is not, also where no code has run yet; EvaluationError when the session
-    cannot be asked: it is gone, or runs code just now. Variables can't be deleted from here: TypeError.
+    Raises KeyError for an unknown variable, also before any code has run; EvaluationError when the session is gone or
+    is running code; TypeError for a deletion, which only code in the session can do.
 
-    `own` holds what smolagents keeps for itself, and is written to for that.
+    `own` holds smolagents' bookkeeping, and is modified when smolagents sets it.
     """
 
     def __init__(self, read: Read, write: Write, own: dict[str, Any]) -> None:

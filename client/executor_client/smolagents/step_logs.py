@@ -1,8 +1,7 @@
-"""The logs of a step: for the model all of them, for a person's console what it has not shown yet.
+"""The logs of a step: complete for the model, and without the prints already shown for a person's console.
 
-The console shows prints line by line as they come. smolagents writes the logs of a step to it once more when the step
-has ended, and has one text for both: it puts a headline before it for the model, and makes rich's `Text` of it for the
-console.
+The console shows prints line by line as they happen. smolagents writes the logs of a step to it again when the step has
+ended. It uses one text for both: with a headline for the model, and as rich's `Text` for the console.
 """
 
 from __future__ import annotations
@@ -21,27 +20,27 @@ SHOWN_ABOVE = "(shown above, as they came)"
 
 @dataclasses.dataclass
 class Shown:
-    """Says whether the console has shown all prints of a step."""
+    """Records whether the console has shown all prints of a step."""
 
     whole: bool = False
 
 
 class ShownLogs(str):
-    """Logs whose prints the console has shown. Where rich makes a `Text` of them, `on_console` is what it shows.
+    """Logs whose prints the console has shown. rich's `Text` of them is `on_console`; otherwise they are the logs.
 
-    rich first translates a text, to take control characters out of it, which is where the other text comes in. Should a
-    rich not do so, the prints are shown twice, and nothing else goes wrong. All else is done with the logs themselves.
+    rich calls `translate` on a text to remove control characters: that call returns the other text. With a rich that
+    does not call it, the prints are shown twice, which is harmless.
     """
 
     on_console: str
 
     def __new__(cls, logs: str, on_console: str) -> Self:
-        made = super().__new__(cls, logs)
-        made.on_console = on_console
-        return made
+        self = super().__new__(cls, logs)
+        self.on_console = on_console
+        return self
 
     def __str__(self) -> str:
-        """Itself, not a plain copy: smolagents takes the logs of a step that failed through str()."""
+        """Returns itself, not a plain copy: smolagents passes the logs of a failed step through str()."""
         return self
 
     def translate(self, table: Any, /) -> str:
@@ -49,7 +48,7 @@ class ShownLogs(str):
 
 
 def step_logs(notice: str, result: ExecutionResult, shown: Shown, chars_max: int) -> str:
-    """Return what is told of an execution besides its value: a notice, what it printed, the files that it made."""
+    """Returns the observation of an execution without its value: the notice, the prints, the files that it made."""
     files = files_line(result.artifacts, truncated=result.artifacts_truncated)
     logs = _joined(truncate_content(_joined(notice, logs_with_images(result)), chars_max), files)
     if shown.whole and result.logs.strip() and not result.omitted_output_bytes:
@@ -58,7 +57,7 @@ def step_logs(notice: str, result: ExecutionResult, shown: Shown, chars_max: int
 
 
 def _joined(*parts: str) -> str:
-    """The parts that are not empty, each beginning on a line of its own."""
+    """Joins the parts that are not empty, each starting on a new line."""
     text = ""
     for part in filter(None, parts):
         text += part if not text or text.endswith("\n") else f"\n{part}"

@@ -1,7 +1,7 @@
-"""Plain values out of smolagents' own: AgentText, AgentImage and AgentAudio, in which it wraps answers and results.
+"""Unwraps AgentText, AgentImage and AgentAudio, in which smolagents wraps answers and results, into plain values.
 
-The sandbox does not know these classes. They come back to it on their own, as the answer of an agent that is given to
-the next one, and inside of lists and dicts, as the answers of several.
+The sandbox does not know these classes. They return to it alone, as one agent's answer that is passed to the next, and
+inside lists and dicts, as the answers of several agents.
 """
 
 from __future__ import annotations
@@ -11,21 +11,21 @@ from typing import Any
 from smolagents.agent_types import AgentType
 
 DEPTH_MAX = 200
-"""Of containers inside each other; what is deeper is not carried by the codec either."""
+"""Levels of nested containers; the codec does not carry deeper ones either."""
 
 _CONTAINERS = (list, tuple, dict, set, frozenset)
 
 
 def unwrapped(value: Any) -> Any:
-    """The value with plain ones in the place of smolagents' own, at any depth of builtin containers.
+    """Returns the value with smolagents' types replaced by plain ones, at any depth of builtin containers.
 
-    Nothing of the caller's is changed: where there is something to unwrap, containers are made anew, with what is
-    shared or contains itself as it was; else the value itself is given back.
+    The caller's objects are not changed: containers are copied if there is something to unwrap, with shared and cyclic
+    parts kept so; otherwise the value itself is returned.
     """
     if isinstance(value, AgentType):
         return value.to_raw()
     if type(value) in _CONTAINERS and _holds_wrapped(value):
-        return _remade(value, {}, DEPTH_MAX)
+        return _copied(value, {}, DEPTH_MAX)
     return value
 
 
@@ -46,21 +46,21 @@ def _items(container: Any) -> Any:
     return (each for pair in container.items() for each in pair) if type(container) is dict else container
 
 
-def _remade(value: Any, made: dict[int, Any], depth_left: int) -> Any:
+def _copied(value: Any, copies: dict[int, Any], depth_left: int) -> Any:
     if isinstance(value, AgentType):
         return value.to_raw()
     kind = type(value)
     if kind not in _CONTAINERS or not depth_left:
         return value
-    if id(value) in made:
-        return made[id(value)]
+    if id(value) in copies:
+        return copies[id(value)]
     if kind is list:
-        new_list: list[Any] = made.setdefault(id(value), [])  # before its items, which may hold it
-        new_list.extend(_remade(item, made, depth_left - 1) for item in value)
+        new_list: list[Any] = copies.setdefault(id(value), [])  # before its items, which may hold it
+        new_list.extend(_copied(item, copies, depth_left - 1) for item in value)
         return new_list
     if kind is dict:
-        new_dict: dict[Any, Any] = made.setdefault(id(value), {})
+        new_dict: dict[Any, Any] = copies.setdefault(id(value), {})
         for key, item in value.items():
-            new_dict[_remade(key, made, depth_left - 1)] = _remade(item, made, depth_left - 1)
+            new_dict[_copied(key, copies, depth_left - 1)] = _copied(item, copies, depth_left - 1)
         return new_dict
-    return made.setdefault(id(value), kind(_remade(item, made, depth_left - 1) for item in value))
+    return copies.setdefault(id(value), kind(_copied(item, copies, depth_left - 1) for item in value))

@@ -1,10 +1,11 @@
-"""Files that a person gives a run, put where the agent's code can open them.
+"""Puts files that a person uploads for a run into the workspace, where the agent's code can open them.
 
-smolagents' `GradioUI(agent, file_upload_folder=...)` copies what is uploaded into a folder of its own machine, names
-the paths in the task, and hands them to `run` as images, whatever they are (smolagents 1.24 and later). Here they go
-into the workspace, the task names them as they are there, and the model is shown those that are images.
+smolagents' `GradioUI(agent, file_upload_folder=...)` copies uploads into a folder of its own machine, names the paths
+in the task, and passes them to `run` as `images`, whatever their type (smolagents 1.24 and later). Here the files go
+into the workspace, the task gets their paths there, and the model sees those that are images.
 
-Only `images` is looked at: that comes from the caller. A path that the text of a task names may be anybody's idea.
+Only `images` is read, because it comes from the caller. A path in the text of a task may be written by anyone who can
+chat with the agent, and could name any file of the web server.
 """
 
 from __future__ import annotations
@@ -16,23 +17,23 @@ from typing import Any
 import PIL.Image
 
 from executor_client import ExecutorClientError, InvalidRequest
-from executor_client._images import decode_image
-from executor_client._limits import IMAGE_PIXELS_MAX
+from executor_client._core.images import decode_image
+from executor_client._core.limits import IMAGE_PIXELS_MAX
 from executor_client.smolagents.executor import RemoteExecutor
 from executor_client.smolagents.files import workspace_path
 
 FOLDER = "uploads"
-"""In the workspace, for files whose own path can't be one there."""
+"""The folder of the workspace for files whose own path can't be used there."""
 SHOWN_BYTES_MAX = 32 << 20
-"""An image above this is a file for the code only."""
+"""Bytes of an image that the model is shown; a larger one is a file for the code only."""
 
 _MIME_TYPES = {b"\x89PNG\r\n\x1a\n": "image/png", b"\xff\xd8\xff": "image/jpeg"}
 
 
 def with_uploads(agent: Any, task: str, images: Any) -> tuple[str, Any]:
-    """The task and the images of a run, after those of the images that are paths were put into the workspace.
+    """Returns the task and the images of a run, after putting images that are paths into the workspace.
 
-    Raises InvalidRequest for one that is no file, or that the policy does not take.
+    Raises InvalidRequest for a path that is not a file, or that the policy refuses.
     """
     executor = getattr(agent, "python_executor", None)
     if not images or not isinstance(executor, RemoteExecutor):
@@ -63,7 +64,7 @@ def _put(executor: RemoteExecutor, path: str, there: str) -> None:
 
 
 def _picture(path: Path) -> PIL.Image.Image | None:
-    """The file as an image for the model, where it is one that is safe to decode."""
+    """Returns the file as an image for the model; None for other files and images that are unsafe to decode."""
     with path.open("rb") as file:
         data = file.read(SHOWN_BYTES_MAX + 1)
     mime_type = next((mime_type for start, mime_type in _MIME_TYPES.items() if data.startswith(start)), None)

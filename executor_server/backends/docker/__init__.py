@@ -1,5 +1,3 @@
-"""Sandboxes made of containers, on the Docker Engine of this host; `backend.py` is the way in."""
+"""Sandboxes made of containers, on the Docker Engine of this host. It exports the backend; the rest is private."""
 
 from executor_server.backends.docker.backend import DockerBackend
-
-__all__ = ["DockerBackend"]

@@ -1,97 +1,77 @@
-"""A container's control group: where the kernel counts deaths for want of memory, and weighs the share of processors.
+"""Finds a container's control group on this host: it counts deaths for memory and weighs the share of processors.
 
-The Engine says whether such a death ended a container, not how many there were while it lives; and would take
-milliseconds for a weight. The group is looked for on this host and only believed if it bears the container's id: the
-daemon may live in a container of its own, where the number of the process means somebody else, and where the hierarchy
-is not mounted as the host has it.
+The Engine's interface is not enough for either. It says whether a death for memory ended the container, not how many
+processes the kernel killed while it lives; and changing a weight through it takes milliseconds, too long for each
+change of the share. So the daemon reads and writes the kernel's own files.
+
+The invariant: a group is used only when its path contains the container's id, 64 hexadecimal digits that no other group
+has by accident. The daemon may live in a container of its own. There a process id of the Engine's host means another
+process, or none, and the mount may show a part of the tree only. Without the check, the daemon would report another
+service's deaths as this session's, or slow down a service that is none of its own.
+
+Nothing here is required: where the group can't be found, deaths are not counted, and processors are shared evenly.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
-from executor_server.backends.cpu_share import set_cpu_share
+from executor_server.backends.control_groups import OOM_FILES, WEIGHT_FILES, groups_of_process, mounted_hierarchies
 
-# Where the Engine makes them unless it is told otherwise, with its own driver and with systemd's.
-_PLACES = ("docker/{id}", "system.slice/docker-{id}.scope")
-_COUNTERS = {1: "memory.oom_control", 2: "memory.events"}  # by version
-
-
-@dataclass(frozen=True)
-class OomCounter:
-    """The file in which the kernel counts."""
-
-    path: Path
-
-    def read(self) -> int | None:
-        """How many processes it has killed; None where it does not count, or when the group is gone."""
-        try:
-            lines = self.path.read_text().splitlines()
-        except OSError:
-            return None
-        counts = dict(line.split(" ", 1) for line in lines)
-        return int(counts["oom_kill"]) if "oom_kill" in counts else None
+# Paths that the Engine gives to groups by default, with its own driver and with systemd's.
+_DEFAULT_PATHS = ("docker/{id}", "system.slice/docker-{id}.scope")
 
 
-@dataclass(frozen=True)
-class CpuGroup:
-    """The group that a container's share of processors is weighed by."""
-
-    path: Path
+class ContainerGroup(NamedTuple):
+    directory: Path
     version: int
 
-    def set_share(self, share: float) -> None:
-        set_cpu_share(self.path, self.version, share)
+
+def cpu_group(container_id: str, proc: Path = Path("/proc")) -> ContainerGroup | None:
+    """Returns the group that weighs the container's processors; None when it is not at one of the default paths.
+
+    It needs no process id, so it does not have to ask the Engine, and a share can be set in the middle of a request.
+    """
+    for version, top in _trees(proc, "cpu"):
+        for default in _DEFAULT_PATHS:
+            path = top / default.format(id=container_id)
+            if (path / WEIGHT_FILES[version]).exists():
+                return ContainerGroup(path, version)
+    return None
 
 
-def cpu_group(container_id: str, proc: Path = Path("/proc")) -> CpuGroup | None:
-    """None when it is not where the Engine usually makes it, or can't be seen from here."""
+def memory_group(pid: int, container_id: str, proc: Path = Path("/proc")) -> ContainerGroup | None:
+    """Returns the group that limits the container's memory; None when it can't be found.
+
+    `pid` is the container's first process as the Engine numbers it. The process may end at any time and its number may
+    be used again, so the path that is read here is believed only with the id in it. After that the path means the same
+    group for ever: the Engine moves no group, and gives no id twice.
+    """
     try:
-        mounts = (proc / "self" / "mountinfo").read_text()
+        groups = groups_of_process((proc / str(pid) / "cgroup").read_text())
+    except OSError:  # it has ended, or is not visible from here
+        return None
+    for version, top in _trees(proc, "memory"):
+        group = groups.get("" if version == 2 else "memory", "")
+        path = top / group.lstrip("/")
+        if container_id in group and (path / OOM_FILES[version]).exists():
+            return ContainerGroup(path, version)
+    return None
+
+
+def _trees(proc: Path, controller: str) -> Iterator[tuple[int, Path]]:
+    """Yields version and mount point of hierarchies that may have the controller and are mounted as a whole.
+
+    A mount that shows only a part (in a container) is left out: a path relative to the tree's root means nothing there.
+    Version 2 does not name its controllers in the mount, and a host with both versions may use it without any: so the
+    callers look for the file that they need, and not only for the group.
+    """
+    try:
+        mountinfo = (proc / "self" / "mountinfo").read_text()
     except OSError:
-        return None
-    for version in _COUNTERS:
-        for mount_point in _mounts(mounts, version, "cpu"):
-            for place in _PLACES:
-                path = mount_point / place.format(id=container_id)
-                if path.is_dir():
-                    return CpuGroup(path, version)
-    return None
-
-
-def oom_counter(pid: int, container_id: str, proc: Path = Path("/proc")) -> OomCounter | None:
-    """Of the group that limits the container's memory; None when it can't be found from here."""
-    try:
-        groups = (proc / str(pid) / "cgroup").read_text()
-        mounts = (proc / "self" / "mountinfo").read_text()
-    except OSError:  # it has ended, or is not to be seen from here
-        return None
-    for version, controllers, group in _groups(groups):
-        if container_id not in group or (version == 1 and "memory" not in controllers):
-            continue
-        for mount_point in _mounts(mounts, version, "memory"):
-            path = mount_point / group.lstrip("/") / _COUNTERS[version]
-            if path.exists():
-                return OomCounter(path)
-    return None
-
-
-def _groups(text: str) -> Iterator[tuple[int, list[str], str]]:
-    """(version, controllers, path) of each line of /proc/PID/cgroup; version 2 has no controllers named."""
-    for line in text.splitlines():
-        _, controllers, path = line.split(":", 2)
-        yield (1, controllers.split(","), path) if controllers else (2, [], path)
-
-
-def _mounts(mountinfo: str, version: int, controller: str) -> Iterator[Path]:
-    """Where hierarchies of that version, and with that controller, are mounted whole; see proc(5)."""
-    for line in mountinfo.splitlines():
-        left, _, right = line.partition(" - ")
-        kind, _, options = right.split(" ", 2)
-        root, mount_point = left.split()[3:5]
-        if root != "/" or kind != ("cgroup2" if version == 2 else "cgroup"):
-            continue
-        if version == 2 or controller in options.split(","):
-            yield Path(mount_point)
+        return
+    for hierarchy in mounted_hierarchies(mountinfo):
+        if hierarchy.root == "/" and (hierarchy.version == 2 or controller in hierarchy.options):
+            yield hierarchy.version, hierarchy.mount_point

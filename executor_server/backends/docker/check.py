@@ -1,7 +1,7 @@
-"""check-host: what this host's Engine can isolate and limit, in sentences that say how to mend it.
+"""check-host: finds out what this host's Engine can isolate and limit, in sentences that say how to mend it.
 
-What the Engine says of itself is believed for limits. For isolation a container is asked that is confined as a sandbox
-is, and reached as one; see probe.py.
+The Engine's own information is believed for limits. For isolation, a container that is confined and reached as a
+sandbox is reports what it sees; see probe.py.
 """
 
 from __future__ import annotations
@@ -9,53 +9,43 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
-from executor_server.backend_config import DockerImage, DockerSection
-from executor_server.backends.base import HostFinding
 from executor_server.backends.docker import seccomp
 from executor_server.backends.docker.engine import OLDEST_API, Engine, EngineFacts, EngineFailure
 from executor_server.backends.docker.host import NoEngine, engine_socket
 from executor_server.backends.docker.images import Images
-from executor_server.backends.docker.kit import Kit
 from executor_server.backends.docker.probe import PreparedImage, Unreachable
 from executor_server.backends.docker.pulls import Pulls
-from executor_server.errors import ImageNotReady, SandboxFailure
+from executor_server.backends.docker.resources import Resources
+from executor_server.backends.findings import Findings
+from executor_server.config import DockerImage, DockerSection
+from executor_server.core import ImageNotReady, SandboxFailure
 
 _FARAWAY_REMEDY = (
     "The Engine must run on this host, not in a virtual machine, and see the same files as the daemon: no daemon in a "
     "container of its own."
 )
 
-# CVE-2024-21626, CVE-2025-31133, -52565 and -52881: each lets a container out. By minor version: the first without.
+# CVE-2024-21626, CVE-2025-31133, -52565 and -52881 each allow code to leave a container. By minor version: the first
+# release (patch, release candidate) that has the fixes.
 _RUNC = re.compile(r"(\d+)\.(\d+)\.(\d+)(?:-rc\.(\d+))?")
 _MENDED_RUNC = {(1, 2): (8, 0), (1, 3): (3, 0), (1, 4): (0, 3)}
 _FINAL = 1_000  # in the place of a release candidate's number: after all of them
 
 
 @dataclass
-class Examination:
-    """What was found, in the order of finding; the parts are None when a required thing is missing."""
+class Examination(Findings):
+    """The findings, and the parts of a backend; these are None when a required thing is missing."""
 
-    findings: list[HostFinding] = field(default_factory=list)
     engine: Engine | None = None
-    kit: Kit | None = None
+    resources: Resources | None = None
     pulls: Pulls | None = None
     images: Images | None = None
 
-    def add(self, subject: str, ok: bool, detail: str, remedy: str = "", *, required: bool = True) -> None:
-        self.findings.append(HostFinding(subject, ok, detail, "" if ok else remedy, required))
-
-    def has(self, subject: str) -> bool:
-        return any(finding.subject == subject for finding in self.findings)
-
-    @property
-    def suffices(self) -> bool:
-        return all(finding.ok for finding in self.findings if finding.required)
-
     async def close(self) -> None:
-        """For whoever wanted the findings only."""
+        """Releases the parts, when only the findings were wanted."""
         if self.pulls is not None:
             await self.pulls.close()
         if self.engine is not None:
@@ -63,7 +53,7 @@ class Examination:
 
 
 async def examine(section: DockerSection, directory: Path, daemon_id: str) -> Examination:
-    """Tries everything that a sandbox needs, one of the first image that is there included."""
+    """Tries everything that a sandbox needs, and makes one of each image that is there."""
     found = Examination()
     try:
         facts = await _connect(found, section)
@@ -74,9 +64,9 @@ async def examine(section: DockerSection, directory: Path, daemon_id: str) -> Ex
     except BaseException:
         await found.close()
         raise
-    if not found.suffices or found.kit is None:
+    if not found.suffices or found.resources is None:
         await found.close()
-        found.engine = found.kit = found.pulls = found.images = None
+        found.engine = found.resources = found.pulls = found.images = None
     return found
 
 
@@ -131,7 +121,7 @@ def _report_engine(found: Examination, facts: EngineFacts, section: DockerSectio
 
 
 def _limits(facts: EngineFacts) -> Iterator[tuple[str, bool, str, str]]:
-    """(subject, whether it is enforced, the sentence when it is, the sentence when it is not)."""
+    """Yields (subject, True when it is enforced, the sentence when it is, the sentence when it is not)."""
     abilities, by = facts.abilities, f"by control groups, version {facts.cgroup_version}"
     yield (
         "memory limit",
@@ -160,7 +150,7 @@ def _limits(facts: EngineFacts) -> Iterator[tuple[str, bool, str, str]]:
 
 
 def is_mended(version: str) -> bool:
-    """Whether a runc has the fixes. A distribution's version (1.1.5+ds1) is read as the release it was made from."""
+    """True when a runc has the fixes. A distribution's version (1.1.5+ds1) is read as the release it was made from."""
     found = _RUNC.match(version)
     if found is None:
         return False
@@ -176,33 +166,33 @@ async def _try_images(
 ) -> None:
     assert found.engine is not None
     engine = found.engine
-    kit = await asyncio.to_thread(
-        Kit.build, engine, facts, daemon_id=daemon_id, directory=directory, runtime=section.runtime
+    resources = await asyncio.to_thread(
+        Resources.build, engine, facts, daemon_id=daemon_id, directory=directory, runtime=section.runtime
     )
     found.pulls = Pulls(engine.pull, section.pull_timeout_s)
-    found.images = Images(kit, section.images, found.pulls, section.image_refresh_s)
+    found.images = Images(resources, section.images, found.pulls, section.image_refresh_s)
     names = tuple(section.images)
     results = await asyncio.gather(*(found.images.ready(name) for name in names), return_exceptions=True)
-    hopeless = not any(isinstance(result, PreparedImage) for result in results)
+    none_works = not any(isinstance(result, PreparedImage) for result in results)
     for name, result in zip(names, results, strict=True):
         if isinstance(result, PreparedImage):
             _report_image(found, name, section.images[name], result)
         elif isinstance(result, SandboxFailure):
-            _report_failure(found, name, section.images[name], result, hopeless=hopeless)
+            _report_failure(found, name, section.images[name], result, none_works=none_works)
         else:
             raise result
-    found.kit = kit
+    found.resources = resources
 
 
 def _report_failure(
-    found: Examination, name: str, configured: DockerImage, failure: SandboxFailure, *, hopeless: bool
+    found: Examination, name: str, configured: DockerImage, failure: SandboxFailure, *, none_works: bool
 ) -> None:
-    """`hopeless`: no other image could be tried with success, so this may be no matter of the image."""
-    if isinstance(failure, ImageNotReady) or not hopeless:
+    """`none_works`: no image could be tried with success, so the reason may not be the image."""
+    if isinstance(failure, ImageNotReady) or not none_works:
         remedy = f"Build it or fetch it: docker pull {configured.reference}; or set docker.images.{name}."
         found.add(f"image {name}", False, f"{configured.reference}: {failure}.", remedy, required=False)
     elif found.has("sandbox"):
-        pass  # the same, of another image
+        return  # reported for another image
     elif isinstance(failure, Unreachable):
         found.add("sandbox", False, f"One was tried, and {failure}.", _FARAWAY_REMEDY)
     else:
@@ -214,6 +204,4 @@ def _report_image(found: Examination, name: str, configured: DockerImage, image:
     version = ".".join(map(str, image.version))
     detail = f"{configured.reference} has CPython {version} ({image.python})."
     found.add(f"image {name}", True, detail, required=False)
-    for subject, ok, detail in image.confinement.findings():
-        if not found.has(subject):  # the same for each image
-            found.add(subject, ok, detail, "Set docker.runtime to one that isolates so.")
+    found.add_confinement(image.confinement.findings(), "Set docker.runtime to one that isolates so.")

@@ -1,11 +1,12 @@
-"""Makes the container of a sandbox and waits until what runs in it can be reached.
+"""Makes the container of a sandbox and waits until the process in it can be reached.
 
-How the daemon and a guest meet. Each sandbox has a directory of its own on the host, mounted writable into its
+The daemon and a guest meet as follows. Each sandbox has a directory of its own on the host, mounted writable into its
 container for one purpose: the guest binds its socket there, under another name first, so that the socket is ready when
-it is seen. A writable mount is a hole in the wall, to the host's disk at least. So as soon as the socket is there, and
-before anything is sent to the guest, the daemon shuts the directory: it is the daemon's own, and from then on the
-container's user can neither enter it nor list it. Code that runs later finds a closed door, while the daemon has its
-socket on the other side. What that socket is, is looked at after the door was shut: nobody can exchange it any more.
+it appears. A writable mount is a hole in the wall, to the host's disk at least. So as soon as the socket is there, and
+before anything is sent to the guest, the daemon shuts the directory (mode 0700, owned by the daemon): from then on the
+container's user can neither enter nor list it. Code that runs later can't reach the directory, while the daemon keeps
+the socket. The daemon checks that it is a socket only after the directory is shut, when no process of the container can
+exchange it any more.
 """
 
 from __future__ import annotations
@@ -17,25 +18,23 @@ from dataclasses import replace
 
 from executor_server.backends.directory import SOCKET_NAME
 from executor_server.backends.docker.engine import EngineFailure
-from executor_server.backends.docker.kit import SANDBOX_LABEL, USER_LABEL, Kit
 from executor_server.backends.docker.options import Bind, ContainerRequest
-from executor_server.backends.docker.sandbox import DockerSandbox
-from executor_server.errors import SandboxFailure
+from executor_server.backends.docker.resources import SANDBOX_LABEL, USER_LABEL, Resources
+from executor_server.backends.docker.sandbox import KILLED, DockerSandbox
+from executor_server.backends.settings import NO_COMMAND
+from executor_server.core import SandboxFailure
 
 SOCKET_DIRECTORY = "/run/executor/socket"
-"""Where a container sees its own directory."""
+"""The path of a container's own directory inside the container."""
 SOCKET_INSIDE = f"{SOCKET_DIRECTORY}/{SOCKET_NAME}"
 
 _SOCKET_TIMEOUT_S = 20.0
 _FIRST_POLL_S = 0.001
 _LONGEST_POLL_S = 0.02
 _ALIVE_INTERVAL_S = 0.5
-# Others may put something into the directory, and not see what is there; and of others only the container comes this
-# far, since the directories above are the daemon's.
+# While it is open, other users can put something into the directory without seeing what is there; only the container
+# gets as far as that, since the directories above are the daemon's.
 _OPEN, _SHUT = 0o733, 0o700
-# A shell's and so the runtimes' way to say that a command can't be executed, or is not there.
-_NO_COMMAND = (126, 127)
-_KILLED = 128 + 9
 
 
 class EndedEarly(SandboxFailure):
@@ -43,36 +42,36 @@ class EndedEarly(SandboxFailure):
 
     def __init__(self, exit_code: int) -> None:
         super().__init__(f"its container ended at once (exit code {exit_code})")
-        self.could_not_begin = exit_code in _NO_COMMAND
-        self.was_killed = exit_code == _KILLED
+        self.could_not_begin = exit_code in NO_COMMAND
+        self.was_killed = exit_code == KILLED
 
 
 class NoSocket(SandboxFailure):
-    """The container runs, and nothing comes of it, or nothing that can be spoken to."""
+    """The container runs, and makes no socket in time, or something else than a socket."""
 
 
-async def make_container(kit: Kit, sandbox: DockerSandbox, request: ContainerRequest) -> None:
-    """Makes the container of `sandbox`, whose command has to bind SOCKET_INSIDE.
+async def make_container(resources: Resources, sandbox: DockerSandbox, request: ContainerRequest) -> None:
+    """Makes the container of `sandbox`; its command must bind SOCKET_INSIDE.
 
     Raises SandboxFailure; the caller then destroys the sandbox.
     """
     try:
         sandbox.directory.mkdir(mode=_SHUT)
-        sandbox.directory.chmod(_OPEN)  # by mkdir alone the umask would have a say
-    except OSError as error:  # the disk is full, or somebody has removed the state directory
+        sandbox.directory.chmod(_OPEN)  # not by mkdir, which obeys the umask
+    except OSError as error:  # the disk is full, or the state directory was removed
         raise SandboxFailure(f"cannot make a sandbox: {error}") from error
     labels = {**request.labels, SANDBOX_LABEL: sandbox.sandbox_id, USER_LABEL: str(sandbox.user)}
     binds = (*request.binds, Bind(sandbox.directory, SOCKET_DIRECTORY, read_only=False))
-    config = kit.config(replace(request, user=sandbox.user, labels=labels, binds=binds))
-    sandbox.container = await kit.engine.create(config, sandbox.container)
-    await _start(kit, sandbox)
-    await _wait_for_socket(kit, sandbox)
+    config = resources.config(replace(request, user=sandbox.user, labels=labels, binds=binds))
+    sandbox.container = await resources.engine.create(config, sandbox.container)
+    await _start(resources, sandbox)
+    await _wait_for_socket(resources, sandbox)
     sandbox.directory.chmod(_SHUT)
     check_socket(sandbox)
 
 
 def check_socket(sandbox: DockerSandbox) -> None:
-    """Makes sure that a socket is there, and no link to one, in a directory that is shut. Raises SandboxFailure."""
+    """Makes sure that a socket, and no link to one, is in a directory that is shut. Raises SandboxFailure."""
     try:
         directory, socket = sandbox.directory.lstat(), sandbox.endpoint.socket_path.lstat()
     except OSError as error:
@@ -83,21 +82,21 @@ def check_socket(sandbox: DockerSandbox) -> None:
         raise NoSocket(f"sandbox {sandbox.sandbox_id} made something else than a socket")
 
 
-async def _start(kit: Kit, sandbox: DockerSandbox) -> None:
+async def _start(resources: Resources, sandbox: DockerSandbox) -> None:
     try:
-        await kit.engine.start(sandbox.container)
+        await resources.engine.start(sandbox.container)
     except EngineFailure as failure:
         if failure.status is None:
             raise
-        # The Engine says no to a command that does not exist as it does to anything else; the state tells which it was.
-        state = await kit.engine.state(sandbox.container)
-        if state is not None and state.exit_code in _NO_COMMAND:
+        # The refusal does not say whether the command is missing; the exit code in the state does.
+        state = await resources.engine.state(sandbox.container)
+        if state is not None and state.exit_code in NO_COMMAND:
             raise EndedEarly(state.exit_code) from failure
         raise
 
 
-async def _wait_for_socket(kit: Kit, sandbox: DockerSandbox) -> None:
-    """Looks for it: a guest has it some 30 ms after the container has started."""
+async def _wait_for_socket(resources: Resources, sandbox: DockerSandbox) -> None:
+    """Polls for the socket: a guest makes it some 30 ms after the container has started."""
     loop = asyncio.get_running_loop()
     deadline, pause_s, ask_at = loop.time() + _SOCKET_TIMEOUT_S, _FIRST_POLL_S, loop.time() + _ALIVE_INTERVAL_S
     while not os.path.lexists(sandbox.endpoint.socket_path):
@@ -105,7 +104,7 @@ async def _wait_for_socket(kit: Kit, sandbox: DockerSandbox) -> None:
         if now > deadline:
             raise NoSocket(f"its container makes no socket in {sandbox.directory} within {_SOCKET_TIMEOUT_S:g} s")
         if now > ask_at:
-            state = await kit.engine.state(sandbox.container)
+            state = await resources.engine.state(sandbox.container)
             if state is None:
                 raise SandboxFailure("its container was removed while it started")
             if not state.running:

@@ -1,11 +1,11 @@
-"""The Engine, asked without blocking the event loop: the only file that knows the `docker` SDK.
+"""Requests to the Engine that do not block the event loop: the only file that knows the `docker` SDK.
 
-The SDK blocks, so each request runs on a thread of our own, no more than so many at a time, and none without a time
-limit: an Engine that hangs costs its requests and nothing else, and one that comes back is simply asked again. Whatever
-goes wrong is one kind of failure here, EngineFailure, which knows the status of the Engine's answer if there was one.
+The SDK blocks, so each request runs on a thread of our own, a limited number at a time, and none without a time limit:
+an Engine that hangs costs its requests and nothing else, and one that recovers needs no new connection. Every error
+becomes an EngineFailure, which has the status of the Engine's answer if there was one.
 
-A request can't be taken back. Whoever is cancelled while it waits for one that changes something waits for its end all
-the same, so that it is known what there is to clean up; a question is left to itself.
+A request can't be revoked. A caller that is cancelled while it waits for a change waits for the end of the request all
+the same, so that it is known what there is to clean up; a query is not waited for.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ import docker
 import docker.errors
 import requests
 
-from executor_server.backends.docker.host import NoEngine, knock
+from executor_server.backends.docker.host import NoEngine, check_answers
 from executor_server.backends.docker.options import HostAbilities
-from executor_server.errors import BackendSilent, SandboxFailure
+from executor_server.core import BackendSilent, SandboxFailure
 
 OLDEST_API = (1, 41)
 
@@ -34,18 +34,18 @@ _EXPLANATION_CHARS = 500
 _REMOVAL_TIMEOUT_S = 10.0
 _REMOVAL_POLL_S = 0.05
 
-# What reading an answer raises that does not have the form it has from an Engine.
+# Errors of reading an answer that does not have the form of an Engine's.
 _UNREADABLE = (LookupError, TypeError, ValueError, AttributeError)
-# What is raised where none came.
+# Errors of a request that got no answer.
 _NO_ANSWER = (requests.Timeout, requests.ConnectionError, ConnectionError, TimeoutError)
 
 _T = TypeVar("_T")
 _Client = Any
-"""docker.APIClient. Its types promise little, so what it answers is read with care instead."""
+"""docker.APIClient. Its type annotations promise little, so each field of an answer is converted."""
 
 
 class EngineFailure(SandboxFailure):
-    """The Engine refused, or did not answer. `status` is that of its answer, None when there was none."""
+    """The Engine refused, or did not answer. `status` is the HTTP status of its answer, None when there was none."""
 
     def __init__(self, message: str, status: int | None = None) -> None:
         super().__init__(message)
@@ -53,12 +53,12 @@ class EngineFailure(SandboxFailure):
 
 
 class EngineSilent(EngineFailure, BackendSilent):
-    """Nothing came from the Engine, or nobody got through to it: whatever it was asked, that was not the reason."""
+    """No answer came from the Engine, or no connection to it: the content of the request was not the reason."""
 
 
 @dataclass(frozen=True)
 class EngineFacts:
-    """What the Engine says of itself and of its host."""
+    """The Engine's information about itself and its host."""
 
     version: str
     architecture: str  # as images name it: amd64, arm64
@@ -73,7 +73,6 @@ class EngineFacts:
     storage_driver: str
     filters_system_calls: bool
     few_ids: bool  # its containers live in a user namespace (userns-remap, rootless), which has some 65,536 users
-    rootless: bool
 
 
 @dataclass(frozen=True)
@@ -89,7 +88,7 @@ class ContainerState:
     running: bool
     exit_code: int
     out_of_memory: bool
-    pid: int  # of its first process, on the Engine's host; 0 when it does not run
+    pid: int  # the first process as the Engine's host numbers it; 0 when the container does not run
 
 
 @dataclass(frozen=True)
@@ -112,12 +111,12 @@ class Engine:
         self._requests: set[asyncio.Task[Any]] = set()
 
     async def connect(self) -> EngineFacts:
-        """Agrees on a version of its interface and asks what it is. Raises EngineFailure."""
+        """Agrees on a version of its interface and asks for its facts. Raises EngineFailure."""
         self._client = await self._change("connect", self._connected_client)
         return await self._ask("what it is", lambda client: _facts(client.version(), client.info()))
 
     async def close(self) -> None:
-        """Waits for what was asked, each request bounded in time, and hangs up."""
+        """Waits for the requests that are under way, each bounded in time, and closes the connections."""
         await asyncio.gather(*self._requests, return_exceptions=True)
         if self._client is not None:
             self._client.close()
@@ -128,9 +127,9 @@ class Engine:
         return _numbers(self._connected().api_version)
 
     def pull(self, reference: str) -> Iterator[Mapping[str, Any]]:
-        """Fetches an image, and yields the Engine's lines about it. Blocks, for a thread of the caller's own.
+        """Fetches an image, and yields the Engine's lines about it. Blocks: call it on a thread of your own.
 
-        Raises EngineFailure. Not reading on gives the fetch up.
+        Raises EngineFailure. Closing the iterator abandons the fetch.
         """
         client = self._translated("connect", self._connected_client)
         with contextlib.closing(client):
@@ -145,29 +144,29 @@ class Engine:
     # -- questions -----------------------------------------------------------------------------------------------
 
     async def image(self, reference: str) -> EngineImage | None:
-        """The image of that name or id; None when the Engine has none."""
+        """Returns the image of that name or id; None when the Engine has none."""
         return await self._ask_for(f"image {reference}", lambda client: _image(client.inspect_image(reference)))
 
     async def state(self, container: str) -> ContainerState | None:
-        """What became of it; None when there is no such container."""
+        """Returns the state of a container; None when there is no such container."""
         return await self._ask_for(
             f"container {container}", lambda client: _state(client.inspect_container(container)["State"])
         )
 
     async def containers(self, label: str) -> list[ListedContainer]:
-        """All that bear the label, NAME=VALUE, whether they run or not."""
+        """Returns all containers that carry the label, NAME=VALUE, whether they run or not."""
         return await self._ask(
             "its containers",
             lambda client: [_listed(one) for one in client.containers(all=True, filters={"label": [label]})],
         )
 
     async def wait(self, container: str, timeout_s: float) -> None:
-        """Waits for its end, so long at most."""
-        with contextlib.suppress(EngineFailure):  # among them the time limit; whoever asks next learns of others
+        """Waits for the container's end, `timeout_s` at most."""
+        with contextlib.suppress(EngineFailure):  # the time limit is one; the next request reports any other
             await self._ask(f"the end of {container}", lambda client: client.wait(container, timeout=timeout_s))
 
     async def log(self, container: str) -> bytes:
-        """What it wrote to its standard error; its log has a size."""
+        """Returns its standard error; the size of its log is limited."""
         log: bytes = await self._ask(f"the log of {container}", lambda client: client.logs(container, stdout=False))
         return log
 
@@ -186,7 +185,7 @@ class Engine:
         await self._change(f"rename {container}", lambda: self._connected().rename(container, name))
 
     async def remove(self, container: str) -> None:
-        """Kills and removes it with its volumes; returns when it is gone. One that is gone already is fine."""
+        """Kills and removes it with its volumes; returns when it does not exist any more, or never did."""
         try:
             await self._change(
                 f"remove {container}", lambda: self._connected().remove_container(container, v=True, force=True)
@@ -196,7 +195,7 @@ class Engine:
                 return
             if failure.status != _CONFLICT:
                 raise
-            await self._wait_for_removal(container)  # somebody else removes it at this moment
+            await self._wait_for_removal(container)  # another process removes it at this moment
 
     async def _wait_for_removal(self, container: str) -> None:
         deadline = asyncio.get_running_loop().time() + _REMOVAL_TIMEOUT_S
@@ -241,7 +240,7 @@ class Engine:
     def _finished(self, task: asyncio.Task[Any]) -> None:
         self._requests.discard(task)
         if not task.cancelled():
-            task.exception()  # seen: who asked may have gone
+            task.exception()  # retrieved here, since the caller may have been cancelled
 
     async def _run(self, what: str, request: Callable[[], _T]) -> _T:
         try:
@@ -255,9 +254,9 @@ class Engine:
             self._slots.release()
 
     def _translated(self, what: str, request: Callable[[], _T]) -> _T:
-        """Runs on a thread; turns what the SDK and the libraries below it raise into EngineFailure."""
+        """Runs on a thread; turns errors of the SDK and the libraries below it into EngineFailure."""
         try:
-            knock(self._socket)  # the SDK would drop the socket that it can't connect, and not close it
+            check_answers(self._socket)  # the SDK leaks a socket that it can't connect
             return request()
         except NoEngine as problem:
             raise EngineSilent(f"the Engine does not answer ({what}): {problem.detail}") from problem
@@ -293,18 +292,17 @@ class Engine:
             timeout=self._timeout_s,
             max_pool_size=self._concurrency,
         )
-        client.trust_env = False  # no proxy and no password of somebody's environment is for the Engine
+        client.trust_env = False  # the proxies and passwords of the environment are not for the Engine
         return client
 
 
 def _cause(error: Exception) -> BaseException:
-    """What the SDK has wrapped into an exception of its own."""
+    """Returns the error that the SDK has wrapped into an exception of its own."""
     return error.__cause__ if isinstance(error, docker.errors.DockerException) and error.__cause__ else error
 
 
 def _facts(version: Mapping[str, Any], info: Mapping[str, Any]) -> EngineFacts:
     options = [str(option) for option in info.get("SecurityOptions") or ()]
-    rootless = any(option.startswith("name=rootless") for option in options)
     components = {component["Name"]: component["Version"] for component in version.get("Components") or ()}
     cgroup_version = str(info.get("CgroupVersion", "1"))
     return EngineFacts(
@@ -326,8 +324,7 @@ def _facts(version: Mapping[str, Any], info: Mapping[str, Any]) -> EngineFacts:
         runc_version=components.get("runc"),
         storage_driver=str(info.get("Driver", "")),
         filters_system_calls=any(option.startswith("name=seccomp") for option in options),
-        few_ids=rootless or any(option.startswith("name=userns") for option in options),
-        rootless=rootless,
+        few_ids=any(option.startswith(("name=rootless", "name=userns")) for option in options),
     )
 
 

@@ -1,4 +1,4 @@
-"""Which Engine: the configured one, $DOCKER_HOST's, else this host's; and whether it can be one of ours at all."""
+"""Chooses the Engine: the configured one, $DOCKER_HOST's, else this host's; and checks that its socket answers."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from pathlib import Path
 DEFAULT_SOCKET = Path("/var/run/docker.sock")
 
 _UNIX = "unix://"
-_KNOCK_TIMEOUT_S = 5.0
+_CONNECT_TIMEOUT_S = 5.0
 
 
 @dataclass(frozen=True)
 class NoEngine(Exception):
-    """Why there is none for us, and what would change that: a sentence each."""
+    """There is no Engine that the backend could use. Both fields are sentences."""
 
     detail: str
     remedy: str
 
 
 def engine_socket(configured: str | None, environ: Mapping[str, str] = os.environ) -> Path:
-    """The socket of the Engine. Raises NoEngine when it is elsewhere or does not answer there."""
+    """Returns the socket of the Engine. Raises NoEngine when it is not on this host or does not answer."""
     host = configured or environ.get("DOCKER_HOST") or f"{_UNIX}{DEFAULT_SOCKET}"
     if not host.startswith(_UNIX):
         raise NoEngine(
@@ -33,17 +33,17 @@ def engine_socket(configured: str | None, environ: Mapping[str, str] = os.enviro
             "Run executor-server on the Engine's host, and let clients connect to it over the network.",
         )
     path = Path(host.removeprefix(_UNIX))
-    knock(path)
+    check_answers(path)
     return path
 
 
-def knock(path: Path) -> None:
-    """Connects once: the kernel says more precisely than any library what is wrong. Blocks; raises NoEngine."""
+def check_answers(path: Path) -> None:
+    """Connects once: the kernel's errors are more precise than any library's. Blocks; raises NoEngine."""
     try:
         if not stat.S_ISSOCK(path.stat().st_mode):
             raise NoEngine(f"{path} is not a socket.", "Set docker.host, or DOCKER_HOST, to the Engine's socket.")
         with socket.socket(socket.AF_UNIX) as probe:
-            probe.settimeout(_KNOCK_TIMEOUT_S)
+            probe.settimeout(_CONNECT_TIMEOUT_S)
             probe.connect(str(path))
     except FileNotFoundError:
         raise NoEngine(
@@ -58,7 +58,7 @@ def knock(path: Path) -> None:
             "Add the user to the group that owns the socket (usermod -aG docker USER; it is as good as root), or run a "
             "rootless Engine.",
         ) from None
-    except (BlockingIOError, TimeoutError):  # its queue is full: it has taken no connection for long
+    except (BlockingIOError, TimeoutError):  # its queue is full: it has accepted no connection for long
         raise NoEngine(f"The Engine at {path} takes no connections.", "See whether it is well: docker info.") from None
     except OSError as error:
         raise NoEngine(f"The Engine's socket {path} can't be used: {error}.", "Set docker.host to another.") from error

@@ -1,8 +1,8 @@
-"""Images by name: whether the Engine has them, which content a name means now, and which Python is in it.
+"""Images by name: finds out if the Engine has them, which content a name means now, and which Python is in it.
 
-A name may come to mean another image at any time; it is looked up again every few seconds, by whoever asks then. What
-is in an image is found out once for each content (probe.py). The image's own command is never run, so one that ends at
-once, or never, does not matter.
+A name may come to mean another image at any time; a request looks it up again when the answer is a few seconds old. The
+content of an image is examined once for each image id (probe.py). The image's own command is never run, so a command
+that ends at once, or never, does not matter.
 """
 
 from __future__ import annotations
@@ -11,43 +11,49 @@ import asyncio
 import time
 from collections.abc import Mapping, Sequence
 
-from executor_server.backend_config import DockerImage
 from executor_server.backends.docker.containers import NoSocket
 from executor_server.backends.docker.engine import EngineImage
-from executor_server.backends.docker.kit import Kit
 from executor_server.backends.docker.probe import PreparedImage, UselessImage, probe
 from executor_server.backends.docker.pulls import Pulls
-from executor_server.errors import ImageNotReady, SandboxFailure
+from executor_server.backends.docker.resources import Resources
+from executor_server.config import DockerImage
+from executor_server.core import ImageNotReady, SandboxFailure
 
 _PROBED = 256  # images whose Python is remembered
-_SLOW_AGAIN_S = 30.0
+_SLOW_RETRY_S = 30.0
 
 
 class Images:
-    """Knows the configured images. Its answers are ImageNotReady, which names no more than a client may know."""
+    """The configured images. They raise ImageNotReady, which names no more than a client may know."""
 
-    def __init__(self, kit: Kit, configured: Mapping[str, DockerImage], pulls: Pulls, refresh_s: float) -> None:
-        self._kit = kit
+    def __init__(
+        self, resources: Resources, configured: Mapping[str, DockerImage], pulls: Pulls, refresh_s: float
+    ) -> None:
+        self._resources = resources
         self._configured = dict(configured)
         self._pulls = pulls
         self._refresh_s = refresh_s
         self._looked_up: dict[str, tuple[EngineImage, float]] = {}
         self._probed: dict[str, PreparedImage | UselessImage] = {}  # by image id
-        self._failed: dict[str, tuple[SandboxFailure, float]] = {}  # when it was asked for last, and why
-        self._turns = {name: asyncio.Lock() for name in configured}
+        self._failed: dict[str, tuple[SandboxFailure, float]] = {}  # the last failure of each, and its time
+        self._locks = {name: asyncio.Lock() for name in configured}
 
     def preload(self, name: str) -> Sequence[str]:
         return self._configured[name].preload
 
     async def ready(self, name: str, *, may_pull: bool = False) -> PreparedImage:
-        """What to make a sandbox of. Raises ImageNotReady, with a sentence that says why, or SandboxFailure."""
+        """Returns an image to make a sandbox of. Raises ImageNotReady, with a sentence for a client, or SandboxFailure.
+
+        One request for a name asks the Engine at a time; those that waited for it share its answer, failures included:
+        an Engine that hangs takes long to fail, and they would fail one after the other.
+        """
         if name not in self._configured:
             raise SandboxFailure(f"no image {name!r}")
         asked_at = time.monotonic()
-        async with self._turns[name]:  # one asks the Engine; the others have the answer
+        async with self._locks[name]:
             failure, failed_at = self._failed.get(name, (None, 0.0))
             if failure is not None and failed_at >= asked_at:
-                raise failure  # not each its own, one after the other: an Engine that hangs takes long to fail
+                raise failure
             try:
                 image = await self._look_up(name, may_pull=may_pull)
                 prepared = self._probed.get(image.image_id) or await self._probe(name, image)
@@ -59,7 +65,7 @@ class Images:
         return prepared
 
     def forget(self, name: str) -> None:
-        """The name's meaning turned out to be out of date."""
+        """Drops the image that the name meant, which turned out to be out of date."""
         self._looked_up.pop(name, None)
 
     async def _look_up(self, name: str, *, may_pull: bool) -> EngineImage:
@@ -67,7 +73,7 @@ class Images:
         if image is not None and time.monotonic() - looked_up_at < self._refresh_s:
             return image
         reference = self._configured[name].reference
-        image = await self._kit.engine.image(reference)
+        image = await self._resources.engine.image(reference)
         if image is None:
             self.forget(name)
             if may_pull:
@@ -78,9 +84,9 @@ class Images:
 
     async def _probe(self, name: str, image: EngineImage) -> PreparedImage | UselessImage:
         try:
-            prepared = await probe(self._kit, image)
-        except NoSocket as slow:  # or always so: not to be remembered
-            raise ImageNotReady(f"image {name!r} has a Python that does not answer", _SLOW_AGAIN_S) from slow
+            prepared = await probe(self._resources, image)
+        except NoSocket as slow:  # not remembered: another time it may answer
+            raise ImageNotReady(f"image {name!r} has a Python that does not answer", _SLOW_RETRY_S) from slow
         if len(self._probed) >= _PROBED:
             self._probed.clear()
         self._probed[image.image_id] = prepared

@@ -1,7 +1,7 @@
-"""What a container of ours is, as the Engine is asked for it: a request in, the body of `POST /containers/create` out.
+"""Options of a sandbox's container: turns a request into the body of `POST /containers/create`.
 
 Everything that the image could decide for itself is decided here instead: command, user, working directory, health
-check, volumes. What stays its own is its files and its environment variables, under ours.
+check, volumes. The image decides only its files and its environment variables, and ours take precedence.
 """
 
 from __future__ import annotations
@@ -13,25 +13,23 @@ from pathlib import Path
 from typing import Any
 
 from executor_server.backends.docker.seccomp import profile
-from executor_server.backends.environment import sandbox_environment
-from executor_server.model import SandboxSpec
+from executor_server.backends.settings import LOCKED_MEMORY_BYTES, OPEN_FILES, WORKSPACE, sandbox_environment, shm_bytes
+from executor_server.core import SandboxSpec
 
-WORKSPACE = "/workspace"
 HOSTNAME = "sandbox"
 
-_OPEN_FILES = 4096
-_LOCKED_MEMORY_BYTES = 65_536
 # The runtime starts a container from within its limits, and runc's first process has threads of its own until it
-# becomes ours. So the limit of the group has a floor, and below it RLIMIT_NPROC of the sandbox's own user counts.
+# executes the guest. So the group's limit is at least this, and a lower limit is enforced by RLIMIT_NPROC of the
+# sandbox's own user.
 _RUNTIME_PROCESSES = 32
-# Of what a program puts there it may also execute. The owner is named because runc gives a mount the mode of the
+# A program may execute the files that it puts there. The owner is named because runc gives a mount the mode of the
 # directory that it covers, which the Engine has just made for root alone.
 _TMPFS = "rw,exec,nosuid,nodev,mode=1777,uid={user},gid={user},size={size_bytes},nr_inodes={inodes}"
 _HIDDEN_VOLUME = "ro,noexec,nosuid,nodev,size=4k,mode=0555"
 _LOG_BYTES = 65_536
 
-# The Engine's own choice (moby `oci/defaults.go`), and all of /sys: it tells of the host's devices and control groups,
-# and nothing that agents run needs it.
+# The Engine's own choice (moby `oci/defaults.go`), and all of /sys: it shows the host's devices and control groups,
+# and no program of an agent needs it.
 _MASKED = (
     "/proc/acpi",
     "/proc/asound",
@@ -50,7 +48,7 @@ _READ_ONLY = ("/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-tr
 
 @dataclass(frozen=True)
 class HostAbilities:
-    """What the Engine can enforce. It would refuse or ignore what it can't."""
+    """Limits that the Engine can enforce. It would refuse or ignore others."""
 
     machine: str  # as uname -m
     processors: int
@@ -87,7 +85,7 @@ def container_config(request: ContainerRequest, host: HostAbilities) -> dict[str
     environment = {**sandbox_environment(request.spec.processes), **request.environment}
     return {
         "Image": request.image_id,
-        # The whole command as its entry point: the image's own is never run, and neither is its command.
+        # The whole command as the entry point, so that neither the image's own entry point nor its command is run.
         "Entrypoint": list(request.command),
         "Cmd": [],
         "User": f"{request.user}:{request.user}",
@@ -96,7 +94,7 @@ def container_config(request: ContainerRequest, host: HostAbilities) -> dict[str
         "Env": [f"{name}={value}" for name, value in environment.items()],
         "Labels": dict(request.labels),
         "Healthcheck": {"Test": ["NONE"]},
-        # The supervisor is deaf to all others: an Engine that stops would wait ten seconds for it to listen.
+        # The supervisor ignores all other signals: an Engine that shuts down would wait ten seconds for its end.
         "StopSignal": "SIGKILL",
         # With NetworkMode "none" alone the Engine makes a network namespace and configures it: 100 ms. Disabled, the
         # runtime makes an empty one, which has nothing but loopback all the same.
@@ -137,14 +135,13 @@ def _log_config(*, keeps_log: bool) -> dict[str, Any]:
 
 def _files(request: ContainerRequest) -> dict[str, Any]:
     spec = request.spec
-    # The file system's own directory is one more.
-    options = _TMPFS.format(user=request.user, size_bytes=spec.disk_bytes, inodes=spec.max_files + 1)
-    writable = dict.fromkeys(("/tmp", WORKSPACE), options)
+    # One inode more, for the file system's own directory.
+    tmpfs = _TMPFS.format(user=request.user, size_bytes=spec.disk_bytes, inodes=spec.max_files + 1)
+    writable = dict.fromkeys(("/tmp", WORKSPACE), tmpfs)
     return {
         "ReadonlyRootfs": True,
         "Tmpfs": {**_hidden(request.image_volumes, (*writable, "/dev/shm")), **writable},
-        # Shared memory is memory: half of it at most, so that a full /dev/shm leaves room for a program.
-        "ShmSize": min(spec.disk_bytes, spec.memory_bytes // 2),
+        "ShmSize": shm_bytes(spec.disk_bytes, spec.memory_bytes),
         "Mounts": [
             {
                 "Type": "bind",
@@ -159,7 +156,7 @@ def _files(request: ContainerRequest) -> dict[str, Any]:
 
 
 def _hidden(volumes: Iterable[str], ours: tuple[str, ...]) -> dict[str, str]:
-    """An image's volumes would be directories of the host's disk, writable and without a limit."""
+    """Covers the image's volumes, which would be directories of the host's disk, writable and without a limit."""
     places = {posixpath.normpath("/" + volume.lstrip("/")) for volume in volumes}
     return {place: _HIDDEN_VOLUME for place in sorted(places) if place not in ours}
 
@@ -173,10 +170,10 @@ def _limits(spec: SandboxSpec, host: HostAbilities) -> dict[str, Any]:
             {"Name": name, "Soft": value, "Hard": value}
             for name, value in (
                 ("nproc", spec.processes),
-                ("nofile", _OPEN_FILES),
+                ("nofile", OPEN_FILES),
                 ("core", 0),
                 ("fsize", spec.disk_bytes),
-                ("memlock", _LOCKED_MEMORY_BYTES),
+                ("memlock", LOCKED_MEMORY_BYTES),
             )
         ],
     }

@@ -1,62 +1,62 @@
-"""What is in an image, told by its own Python from inside a container that is confined as a sandbox is.
+"""Examines an image by running its own Python in a container that is confined as a sandbox is.
 
-The answer comes the way a guest is reached, by a socket in a shared directory; so that an image can serve, that it is
-confined, and that the Engine and the daemon see the same directories is found out together, in one short run.
+The answer comes by a socket in a shared directory, as the connection to a guest does. So one short run finds out three
+things: the image has a Python, the container is confined, and the Engine and the daemon see the same directories.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from executor_server.backends.docker.containers import SOCKET_INSIDE, EndedEarly, NoSocket, make_container
 from executor_server.backends.docker.engine import EngineImage
-from executor_server.backends.docker.kit import Kit
 from executor_server.backends.docker.options import ContainerRequest
-from executor_server.errors import SandboxFailure
-from executor_server.model import SandboxSpec
-
-OLDEST_PYTHON = (3, 9)
+from executor_server.backends.docker.resources import Resources
+from executor_server.backends.findings import Confinement as Finding
+from executor_server.backends.findings import confinement_findings
+from executor_server.backends.python_probe import UNREADABLE, WORD_CHARS, UnusablePython, printable, python_version
+from executor_server.core import SandboxFailure, SandboxSpec
 
 _COMMANDS = ("python3", "python")
 _ANSWER_TIMEOUT_S = 10.0
 _ANSWER_BYTES = 65_536
 _PATH_CHARS = 1024
-_WORD_CHARS = 32
 _SPEC = SandboxSpec("", memory_bytes=2**28, processes=16, disk_bytes=2**20, orphan_time_s=1.0)
 
-# Written so that a Python of any age can say how old it is. The answer is sent to whoever comes first, within a while.
+# A Python of any age can run it and report its version. The answer goes to the first connection; only the daemon can
+# make one, since the directories above the socket are its own.
 _PROGRAM = f"""\
 import json, os, socket, sys
-told = {{"implementation": getattr(getattr(sys, "implementation", None), "name", "python"),
+answer = {{"implementation": getattr(getattr(sys, "implementation", None), "name", "python"),
     "version": sys.version_info[:2], "executable": sys.executable}}
 if sys.version_info >= (3, 9):
-    told["user"], told["kernel"] = os.getuid(), os.uname()[2]
-    told["writes_root"] = os.access("/", os.W_OK)
-    told["interfaces"] = [name for _, name in socket.if_nameindex()]
-    told["processes"] = [name for name in os.listdir("/proc") if name.isdigit()]
-    told["status"] = dict(line.split(None, 1) for line in open("/proc/self/status") if len(line.split()) > 1)
+    answer["user"], answer["kernel"] = os.getuid(), os.uname()[2]
+    answer["writes_root"] = os.access("/", os.W_OK)
+    answer["interfaces"] = [name for _, name in socket.if_nameindex()]
+    answer["processes"] = [name for name in os.listdir("/proc") if name.isdigit()]
+    answer["status"] = dict(line.split(None, 1) for line in open("/proc/self/status") if len(line.split()) > 1)
 listener = socket.socket(socket.AF_UNIX)
 listener.bind("{SOCKET_INSIDE}.new")
 os.chmod("{SOCKET_INSIDE}.new", 511)
 listener.listen(1)
 listener.settimeout({_ANSWER_TIMEOUT_S})
 os.rename("{SOCKET_INSIDE}.new", "{SOCKET_INSIDE}")
-listener.accept()[0].sendall(json.dumps(told).encode())
+listener.accept()[0].sendall(json.dumps(answer).encode())
 """
 
 
 class Unreachable(SandboxFailure):
-    """The container did its part, and the daemon can't reach it: they do not see the same directory."""
+    """The container made a socket, and the daemon can't reach it: they do not see the same directory."""
 
 
 @dataclass(frozen=True)
 class Confinement:
-    """What a process in a container of ours said of how it is confined."""
+    """The answer of a process in a container about the walls around it."""
 
     user: int
     writes_root: bool
@@ -67,29 +67,20 @@ class Confinement:
     is_filtered: bool
     kernel: str  # its release; empty when it is the host's
 
-    def findings(self) -> Iterator[tuple[str, bool, str]]:
-        """(subject, whether it is as it must be, a sentence) for each thing."""
+    def findings(self) -> Iterator[Finding]:
         yield "user", self.user != 0, f"Code runs as user {self.user}."
-        alone = self.is_alone
-        yield "process namespace", alone, "It sees its own processes only." if alone else "It sees other processes."
-        cut_off = set(self.interfaces) <= {"lo"}
-        yield (
-            "network namespace",
-            cut_off,
-            "It has no network." if cut_off else f"It sees {', '.join(self.interfaces)}.",
-        )
         yield "root file system", not self.writes_root, "It can write." if self.writes_root else "It is read-only."
-        bare = not self.has_capabilities and not self.can_gain_privileges
-        yield "privileges", bare, "It has no capabilities and can gain none." if bare else "It keeps capabilities."
-        if self.kernel:  # gVisor, a virtual machine: they load no filter, and what it would protect is not there
-            yield "system call filter", True, f"It has a kernel of its own ({self.kernel}), not the host's."
-        else:
-            filtered = self.is_filtered
-            yield "system call filter", filtered, "A seccomp filter is on." if filtered else "No seccomp filter is on."
+        yield from confinement_findings(
+            is_alone=self.is_alone,
+            interfaces=self.interfaces,
+            is_bare=not self.has_capabilities and not self.can_gain_privileges,
+            is_filtered=self.is_filtered,
+            own_kernel=self.kernel,
+        )
 
     @property
     def weaknesses(self) -> tuple[str, ...]:
-        """What makes sandboxes on this Engine, with this runtime, none."""
+        """Sentences about missing walls: with any, a container of this Engine and runtime is no sandbox."""
         return tuple(sentence for _, ok, sentence in self.findings() if not ok)
 
 
@@ -106,30 +97,30 @@ class PreparedImage:
 
 @dataclass(frozen=True)
 class UselessImage:
-    """An image that none can be made of, and why, as the rest of a sentence that begins with its name."""
+    """An image that no sandbox can be made of; the reason is the rest of a sentence that begins with its name."""
 
     reason: str
 
 
-async def probe(kit: Kit, image: EngineImage) -> PreparedImage | UselessImage:
-    """Runs the image's Python. Raises SandboxFailure when it is not the image's fault that there is no answer."""
-    facts = kit.facts
+async def probe(resources: Resources, image: EngineImage) -> PreparedImage | UselessImage:
+    """Runs the image's Python. Raises SandboxFailure when there is no answer and the image is not the reason."""
+    facts = resources.facts
     if (image.system, image.architecture) != ("linux", facts.architecture):
         made_for = f"{image.system}/{image.architecture}"
         return UselessImage(f"is made for {made_for}, and this host is linux/{facts.architecture}")
     for command in _COMMANDS:
         try:
-            return read_answer(image, facts.kernel, await _ask(kit, image, command))
+            return read_answer(image, facts.kernel, await _ask(resources, image, command))
         except EndedEarly as ended:
-            if ended.was_killed:  # by the Engine, or for want of memory; another time it may not be
+            if ended.was_killed:  # by the Engine, or for memory; another time it may not be
                 raise
             if not ended.could_not_begin:
                 return UselessImage(f"has a Python that does not run: {ended}")
     return UselessImage("has no Python: there is neither python3 nor python on its PATH")
 
 
-async def _ask(kit: Kit, image: EngineImage, command: str) -> bytes:
-    async with kit.trial() as sandbox:
+async def _ask(resources: Resources, image: EngineImage, command: str) -> bytes:
+    async with resources.trial() as sandbox:
         request = ContainerRequest(
             image_id=image.image_id,
             image_volumes=image.volumes,
@@ -138,12 +129,12 @@ async def _ask(kit: Kit, image: EngineImage, command: str) -> bytes:
             spec=_SPEC,
             labels={},
         )
-        await make_container(kit, sandbox, request)
+        await make_container(resources, sandbox, request)
         return await _receive(sandbox.endpoint.socket_path)
 
 
 async def _receive(path: Path) -> bytes:
-    """All that is said, or a little more than may be said. Raises Unreachable, NoSocket."""
+    """Reads the answer to its end, or a little past the largest allowed size. Raises Unreachable, NoSocket."""
     try:
         async with asyncio.timeout(_ANSWER_TIMEOUT_S):
             reader, writer = await asyncio.open_unix_connection(str(path))
@@ -156,7 +147,7 @@ async def _receive(path: Path) -> bytes:
                 answer += piece
     except TimeoutError as error:
         raise NoSocket(f"its container does not come to an end with its answer in {_ANSWER_TIMEOUT_S:g} s") from error
-    except OSError:  # it broke off; what came is judged as any other answer
+    except OSError:  # it broke off; what came is checked as any other answer
         return answer
     finally:
         writer.close()
@@ -164,39 +155,30 @@ async def _receive(path: Path) -> bytes:
 
 
 def read_answer(image: EngineImage, host_kernel: str, answer: bytes) -> PreparedImage | UselessImage:
-    """What the image's Python said, if that is what it was."""
+    """Reads the answer, which is hostile input: the image may hold any program under the name of Python."""
     try:
         if len(answer) > _ANSWER_BYTES:
             raise ValueError("too long")
         return _read(image, host_kernel, json.loads(answer))
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError, OverflowError):
+    except UnusablePython as unusable:
+        return UselessImage(str(unusable))
+    except UNREADABLE:
         return UselessImage("has a Python that does not answer like one")
 
 
-def _read(image: EngineImage, host_kernel: str, told: Any) -> PreparedImage | UselessImage:
-    implementation = _text(told["implementation"], _WORD_CHARS)
-    version = (int(told["version"][0]), int(told["version"][1]))
-    if implementation != "cpython" or version < OLDEST_PYTHON:
-        wanted = ".".join(map(str, OLDEST_PYTHON))
-        return UselessImage(f"has {implementation} {version[0]}.{version[1]}; CPython {wanted} or newer is needed")
-    python, status = _text(told["executable"], _PATH_CHARS), told["status"]
+def _read(image: EngineImage, host_kernel: str, answer: Mapping[str, Any]) -> PreparedImage:
+    version = python_version(answer)
+    python, status = printable(answer["executable"], _PATH_CHARS), answer["status"]
     if not python.startswith("/"):
         raise ValueError("not the path of an interpreter")
     confinement = Confinement(
-        user=int(told["user"]),
-        writes_root=bool(told["writes_root"]),
-        interfaces=tuple(_text(name, _WORD_CHARS) for name in told["interfaces"]),
-        is_alone=told["processes"] == ["1"],
+        user=int(answer["user"]),
+        writes_root=bool(answer["writes_root"]),
+        interfaces=tuple(printable(name) for name in answer["interfaces"]),
+        is_alone=answer["processes"] == ["1"],
         has_capabilities=any(int(status[key], 16) for key in ("CapPrm:", "CapEff:", "CapBnd:")),
         can_gain_privileges=status.get("NoNewPrivs:", "").strip() != "1",
         is_filtered=status.get("Seccomp:", "").strip() == "2",
-        kernel="" if told["kernel"] == host_kernel else _text(told["kernel"], _PATH_CHARS)[:_WORD_CHARS],
+        kernel="" if answer["kernel"] == host_kernel else printable(answer["kernel"], _PATH_CHARS)[:WORD_CHARS],
     )
     return PreparedImage(image.image_id, image.volumes, python, version, confinement)
-
-
-def _text(told: Any, max_chars: int) -> str:
-    """It is shown to people: no control characters, and nothing that no encoding has. Raises ValueError."""
-    if not isinstance(told, str) or len(told) > max_chars or not told.isprintable():
-        raise ValueError("not a text to show")
-    return told

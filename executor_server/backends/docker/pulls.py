@@ -1,7 +1,7 @@
-"""Fetching images from their registries, in the background: a session that asks for one is told to come again.
+"""Fetches images from their registries in the background; a session that needs one gets an error that says to retry.
 
-One fetch for each image, bounded in time, each on a thread that dies with the daemon: the SDK reads its progress
-without a time limit, and a registry may say nothing for minutes. A fetch that failed is not begun again at once.
+There is one fetch for each image, bounded in time, on a thread that dies with the daemon: the SDK reads the progress
+without a time limit, and a registry may be silent for minutes. A fetch that failed is not repeated at once.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from typing import Any
 import structlog
 
 from executor_server.backends.docker.engine import EngineFailure
-from executor_server.errors import ImageNotReady
+from executor_server.core import ImageNotReady
 
-_ASK_AGAIN_S = 5.0
+_RETRY_S = 5.0
 _FAILURE_KEPT_S = 60.0
 _LOG_INTERVAL_S = 15.0
-_AT_ONCE = 4
+_CONCURRENT_FETCHES = 4
 _ABANDON_TIMEOUT_S = 1.0
 _LAYERS = 1024
 _UNKNOWN_TO_REGISTRY = (401, 403, 404)
-# What a registry or a proxy said is for the operator: it may name hosts that are no client's business.
+# The words of a registry or a proxy are for the operator: they may name hosts that a client must not learn of.
 _SEE_THE_LOG = "the daemon's log says why"
 
 _log = structlog.get_logger(__name__)
@@ -53,7 +53,7 @@ class Pulls:
         self._fetches: dict[str, _Fetch] = {}
 
     def fetch(self, name: str, reference: str) -> ImageNotReady:
-        """Begins to fetch an image that the host lacks, unless that is under way, and says when to ask again."""
+        """Begins to fetch an image that the host lacks, unless that is under way; returns the error for the client."""
         fetch = self._fetches.get(reference)
         if fetch is not None and fetch.ended_at is None and time.monotonic() > fetch.deadline:
             fetch.failure, fetch.ended_at, fetch.abandoned = _too_slow(self._timeout_s), time.monotonic(), True
@@ -63,14 +63,14 @@ class Pulls:
                 return ImageNotReady(f"image {name!r} could not be fetched: {fetch.failure}", retry_after_s=wait_s)
             fetch = None
         if fetch is None:
-            if sum(_is_alive(other) for other in self._fetches.values()) >= _AT_ONCE:
-                return ImageNotReady(f"image {name!r} waits for others to be fetched", retry_after_s=_ASK_AGAIN_S)
+            if sum(_is_alive(other) for other in self._fetches.values()) >= _CONCURRENT_FETCHES:
+                return ImageNotReady(f"image {name!r} waits for others to be fetched", retry_after_s=_RETRY_S)
             fetch = self._begin(reference)
         progress = "" if fetch.percent is None else f", {fetch.percent} %"
-        return ImageNotReady(f"image {name!r} is being fetched{progress}", retry_after_s=_ASK_AGAIN_S)
+        return ImageNotReady(f"image {name!r} is being fetched{progress}", retry_after_s=_RETRY_S)
 
     async def close(self) -> None:
-        """Gives up what is under way. A thread that hears nothing from the Engine is left to end with the process."""
+        """Abandons what is under way. A thread that gets nothing from the Engine ends with the process."""
         for fetch in self._fetches.values():
             fetch.abandoned = True
         threads = [fetch.thread for fetch in self._fetches.values() if fetch.thread is not None]
@@ -91,7 +91,7 @@ class Pulls:
             unknown = failure.status in _UNKNOWN_TO_REGISTRY
             fetch.failure = "its registry has no such image, or wants a login" if unknown else _SEE_THE_LOG
             _log.warning("image_pull_failed", reference=fetch.reference, reason=str(failure))
-        except Exception:  # noqa: BLE001 - the border of this thread: nobody else would hear of it
+        except Exception:  # noqa: BLE001 - the border of this thread: the error would be lost
             fetch.failure = _SEE_THE_LOG
             _log.exception("image_pull_failed", reference=fetch.reference)
         else:
@@ -119,7 +119,7 @@ class Pulls:
 
 
 def _note_progress(layers: dict[str, tuple[int, int]], line: Mapping[str, Any]) -> None:
-    """Keeps of a line how much of a layer is here. Unpacking, which has progress of its own, counts as here."""
+    """Records how much of a layer has arrived. A layer that is being unpacked has arrived."""
     layer, status, progress = line.get("id"), line.get("status"), line.get("progressDetail") or {}
     if not isinstance(layer, str) or (layer not in layers and len(layers) >= _LAYERS):
         return

@@ -1,12 +1,13 @@
-"""The filter of system calls as a profile of the Engine: what `backends/syscalls.py` lists, as JSON.
+"""The filter of system calls as a profile of the Engine: the lists of `backends/syscalls.py`, as JSON.
 
-It means what the local backend's filter means, with two differences that the format imposes. A call with refused
-arguments answers what an unknown one does, since only calls and not arguments can be listed as refused. And an Engine
-before 23 knows no `defaultErrnoRet` and answers EPERM for what is not listed; runc itself then says ENOSYS for calls
-newer than any in the profile, and clone3, which libc must be told does not exist, is listed.
+It means the same as the local backend's filter, with two differences that the format imposes. A call with refused
+arguments gets the errno of an unknown call, since a profile can list only calls and not arguments as refused. And an
+Engine before 23 knows no `defaultErrnoRet` and answers EPERM for a call that is not listed; runc itself then answers
+ENOSYS for calls newer than any in the profile, and clone3, for which libc needs ENOSYS, is listed.
 
-Of arguments a profile can say only that some bits are so. A rule of "anything but 1" is spelled out as so many rules,
-one for each bit in which a number can differ first. Rules that all allow may overlap, so no order of theirs matters.
+About an argument a profile can only say that some of its bits have given values. A rule "anything but 1" is therefore
+spelled out as several rules, one for each bit in which a number can differ first. All rules allow, so they may overlap
+and their order does not matter.
 """
 
 from __future__ import annotations
@@ -27,13 +28,13 @@ _Bits = tuple[int, int]  # a mask, and what is under it
 
 
 def supports(machine: str) -> bool:
-    """Whether there is a table of system calls for this machine (`uname -m`)."""
+    """True when there is a table of system calls for this machine (`uname -m`)."""
     return machine in _NUMBERS
 
 
 @cache
 def profile(machine: str) -> str:
-    """The profile for a machine that is supported. Other architectures that it could run, 32-bit ones, are shut out."""
+    """The profile for a supported machine. Other architectures that it could run, 32-bit ones, are refused."""
     numbers = _NUMBERS[machine]
     ruled = {name: rule for name, rule in ARGUMENT_RULES.items() if name in numbers}
     unknown = numbers.keys() - ALLOWED - REFUSED - ruled.keys()
@@ -43,13 +44,13 @@ def profile(machine: str) -> str:
         {"names": sorted(unknown), "action": "SCMP_ACT_ERRNO", "errnoRet": errno.ENOSYS},
         *(_allowing(name, tests) for name, rule in ruled.items() for case in rule for tests in _spelled_out(case)),
     ]
-    whole = {
+    document = {
         "defaultAction": "SCMP_ACT_ERRNO",
         "defaultErrnoRet": errno.ENOSYS,
         "architectures": [_ARCHITECTURES[machine]],
         "syscalls": rules,
     }
-    return json.dumps(whole, separators=(",", ":"))
+    return json.dumps(document, separators=(",", ":"))
 
 
 def _allowing(name: str, tests: Sequence[tuple[int, _Bits]]) -> dict[str, object]:
@@ -60,11 +61,11 @@ def _allowing(name: str, tests: Sequence[tuple[int, _Bits]]) -> dict[str, object
 
 
 def _spelled_out(case: Sequence[Argument]) -> Iterator[tuple[tuple[int, _Bits], ...]]:
-    """Every combination of what the tests leave open: a rule takes one mask and one value for each argument."""
-    return product(*([(test.index, bits) for bits in _ways_to_hold(test)] for test in case))
+    """Every combination that the tests allow: a rule takes one mask and one value for each argument."""
+    return product(*([(test.index, bits) for bits in _matching(test)] for test in case))
 
 
-def _ways_to_hold(test: Argument) -> list[_Bits]:
+def _matching(test: Argument) -> list[_Bits]:
     if not test.negated:
         return [(test.mask, value) for value in test.values]
     bits = [1 << at for at in range(test.mask.bit_length() - 1, -1, -1) if test.mask >> at & 1]
@@ -72,7 +73,7 @@ def _ways_to_hold(test: Argument) -> list[_Bits]:
 
 
 def _all_but(values: frozenset[int], bits: Sequence[int], under: _Bits) -> Iterator[_Bits]:
-    """Masks and values that together match every number under `under` but the given ones."""
+    """Yields masks and values that together match every number under `under` except `values`."""
     if not values:
         yield under
     elif bits:

@@ -1,4 +1,4 @@
-"""The way to the account: the API key, which nobody else may be able to read, and the SDK, where it is installed."""
+"""Access to the account: reads the API key, which no other user may be able to read, and loads the SDK."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import stat
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from executor_server.backend_config import E2BSection
-from executor_server.errors import SandboxFailure
+from executor_server.config import E2BSection
+from executor_server.core import SandboxFailure
 
 if TYPE_CHECKING:
     from executor_server.backends.e2b.cloud import Cloud
@@ -19,16 +19,19 @@ _MAX_KEY_BYTES = 4096
 
 
 def open_cloud(section: E2BSection) -> Cloud:
-    """Asks nothing of it yet. Raises SandboxFailure, which says what is missing."""
+    """Prepares requests to the cloud, without sending any. Raises SandboxFailure, which says what is missing."""
     try:
-        # Imported here: who has no sandboxes in the cloud needs no SDK of it, nor the half second that it takes.
+        # Imported here: a daemon without sandboxes in the cloud needs neither the SDK nor the half second to load it.
         from executor_server.backends.e2b.cloud import Access, Cloud, missing_options
     except ModuleNotFoundError as error:
-        told = f"the SDK of E2B is not installed (no module {error.name}): pip install 'remote-executor[e2b]'"
-        raise SandboxFailure(told) from error
+        raise SandboxFailure(
+            f"the SDK of E2B is not installed (no module {error.name}): pip install 'remote-executor[e2b]'"
+        ) from error
     if missing := missing_options():
-        told = f"the SDK of E2B that is installed is too old: it has no {', '.join(missing)}"
-        raise SandboxFailure(f"{told}. Install another one: pip install 'remote-executor[e2b]'")
+        raise SandboxFailure(
+            f"the SDK of E2B that is installed is too old: it has no {', '.join(missing)}. Install another one: "
+            "pip install 'remote-executor[e2b]'"
+        )
     access = Access(
         api_key=read_key(section.api_key_file),
         api_url=section.api_url,
@@ -40,24 +43,24 @@ def open_cloud(section: E2BSection) -> Cloud:
 
 
 def read_key(path: Path | None) -> str:
-    """From the file, or without one from the environment. Raises SandboxFailure, which says what to do."""
+    """Reads the key from the file, or without one from the environment. Raises SandboxFailure with the remedy."""
     if path is None:
-        text, place = os.environ.get(KEY_VARIABLE, "").strip(), f"the environment variable {KEY_VARIABLE}"
+        text, source = os.environ.get(KEY_VARIABLE, "").strip(), f"the environment variable {KEY_VARIABLE}"
         if not text:
             raise SandboxFailure(
                 f"there is no API key of E2B: set {KEY_VARIABLE} for the daemon, or name a file that holds the key in "
                 "e2b.api_key_file"
             )
     else:
-        text, place = _read_private(path), f"the file {path} (e2b.api_key_file)"
+        text, source = _read_private(path), f"the file {path} (e2b.api_key_file)"
     if not text or not text.isascii() or not text.isprintable() or " " in text:
-        raise SandboxFailure(f"{place} holds no API key: one line of ASCII without blanks")
+        raise SandboxFailure(f"{source} holds no API key: one line of ASCII without blanks")
     return text
 
 
 def _read_private(path: Path) -> str:
     try:
-        # O_NONBLOCK: a named pipe put there must not hang the daemon.
+        # O_NONBLOCK: a named pipe at this path must not hang the daemon.
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as error:
         raise SandboxFailure(f"the file {path} (e2b.api_key_file) can't be read: {error.strerror}") from error

@@ -1,6 +1,7 @@
-"""check-host: whether the account can be used, what its templates are, and what is enforced by whom.
+"""check-host: tries the account and its templates, and says who enforces which limit.
 
-Nothing of a template shows but in a sandbox of it. So a sandbox of each is made, as a session's is, and ended again.
+The content of a template is visible in a sandbox of it only. So a sandbox of each is made, as a session's is, and
+ended.
 """
 
 from __future__ import annotations
@@ -16,19 +17,19 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from executor_server.backend_config import E2BSection
 from executor_server.backends.base import HostFinding
 from executor_server.backends.directory import new_sandbox_id
 from executor_server.backends.e2b.access import open_cloud
 from executor_server.backends.e2b.failures import CloudFailure, KeyRefused
 from executor_server.backends.e2b.guests import GuestFile
-from executor_server.backends.e2b.maker import DAEMON_KEY, Maker
-from executor_server.backends.e2b.patience import patiently
-from executor_server.backends.e2b.sandbox import E2BSandbox, Lifetime
+from executor_server.backends.e2b.retry import with_retries
+from executor_server.backends.e2b.sandbox import Lifetime
+from executor_server.backends.e2b.sandbox_factory import DAEMON_KEY, SandboxFactory
 from executor_server.backends.e2b.templates import Prepared, Templates
-from executor_server.errors import ImageNotReady, SandboxFailure
-from executor_server.guest_archive import pack_guest
-from executor_server.model import SandboxSpec
+from executor_server.backends.guest_archive import pack_guest
+from executor_server.backends.settings import TOKEN_BYTES
+from executor_server.config import E2BSection
+from executor_server.core import ImageNotReady, SandboxFailure, SandboxSpec
 
 if TYPE_CHECKING:
     from executor_server.backends.e2b.cloud import Cloud
@@ -38,12 +39,11 @@ TRIED_PAIRS = (("2.63.0", "2.11.5"),)
 
 _PACKAGES = ("e2b", "e2b-code-interpreter")
 _TRIAL_SPEC = SandboxSpec("", memory_bytes=2**28, processes=16, disk_bytes=2**20, orphan_time_s=60.0)
-_TOKEN_BYTES = 32
 _MIB = 2**20
 
 
 async def examine(section: E2BSection) -> list[HostFinding]:
-    """In the order of finding; it stops where nothing more can be found out."""
+    """Returns the findings in order; it stops when nothing more can be found out."""
     findings = [check_sdk()]
     try:
         cloud = await asyncio.to_thread(open_cloud, section)
@@ -58,7 +58,7 @@ async def examine(section: E2BSection) -> list[HostFinding]:
 
 
 def check_sdk() -> HostFinding:
-    """Whether the packages that are installed were tried together."""
+    """Reports if the installed packages were tried together with this backend."""
     installed = tuple(_version(package) for package in _PACKAGES)
     found = " with ".join(f"{package} {found}" for package, found in zip(_PACKAGES, installed, strict=True))
     tried = " or ".join(" with ".join(pair) for pair in TRIED_PAIRS)
@@ -83,7 +83,7 @@ def _version(package: str) -> str:
 async def _reach(cloud: Cloud) -> HostFinding:
     begun_s = time.monotonic()
     try:
-        await patiently(lambda: cloud.list({DAEMON_KEY: "nobody"}))
+        await with_retries(lambda: cloud.list({DAEMON_KEY: "none"}))
     except KeyRefused as failure:
         return HostFinding("E2B", ok=False, detail=f"{failure}.", remedy="Make a key in the dashboard of the account.")
     except CloudFailure as failure:
@@ -99,9 +99,9 @@ async def _try_image(cloud: Cloud, section: E2BSection, name: str) -> HostFindin
         async with _trial(cloud, section, name) as prepared:
             taken = _shown_s(begun_s)
     except SandboxFailure as failure:
-        told = f"{failure}." if isinstance(failure, ImageNotReady) else f"{template}: {failure}."
+        detail = f"{failure}." if isinstance(failure, ImageNotReady) else f"{template}: {failure}."
         remedy = f"Name a template of the account that has Python in e2b.images.{name}."
-        return HostFinding(subject, ok=False, detail=told, remedy=remedy, required=False)
+        return HostFinding(subject, ok=False, detail=detail, remedy=remedy, required=False)
     python, memory = ".".join(map(str, prepared.version)), prepared.memory_bytes // _MIB
     detail = f"{template} has CPython {python} and {memory:,} MiB of memory. One sandbox took {taken}."
     return HostFinding(subject, ok=True, detail=detail, required=False)
@@ -109,32 +109,28 @@ async def _try_image(cloud: Cloud, section: E2BSection, name: str) -> HostFindin
 
 @asynccontextmanager
 async def _trial(cloud: Cloud, section: E2BSection, name: str) -> AsyncIterator[Prepared]:
-    """A sandbox for a moment. Raises SandboxFailure."""
+    """Provides a sandbox for a moment. Raises SandboxFailure."""
     with tempfile.TemporaryDirectory(prefix="executor-guest-") as scratch:
         guest = await asyncio.to_thread(lambda: GuestFile.of(pack_guest(Path(scratch))))
     templates = Templates(section.images)
-    lifetime = Lifetime(section.lifetime_s, pause_idle_s=None)  # which an account may not be allowed
-    daemon_id = f"check{secrets.token_hex(4)}"  # of one that has nothing yet
-    maker = Maker(cloud, daemon_id, guest, templates, lifetime, section.reconnect_s, lambda _: False)
-    sandbox = maker.new_sandbox(
+    lifetime = Lifetime(section.lifetime_s, pause_idle_s=None)  # an account may not be allowed to pause
+    daemon_id = f"check{secrets.token_hex(4)}"  # no other sandbox has it
+    factory = SandboxFactory(cloud, daemon_id, guest, templates, lifetime, section.reconnect_s, lambda _: False)
+    sandbox = factory.new_sandbox(
         new_sandbox_id(),
         image=templates.of(name),
         fingerprint="",
-        token=secrets.token_bytes(_TOKEN_BYTES),
-        forget=_nobody_minds,
+        token=secrets.token_bytes(TOKEN_BYTES),
+        forget=lambda _: None,
     )
     try:
-        yield await maker.build(sandbox, replace(_TRIAL_SPEC, image=name))
+        yield await factory.build(sandbox, replace(_TRIAL_SPEC, image=name))
     finally:
         await sandbox.destroy()
 
 
-def _nobody_minds(_sandbox: E2BSandbox) -> None:
-    """There is no backend that would."""
-
-
 def _enforced(section: E2BSection) -> list[HostFinding]:
-    """What the cloud does not limit for one session, and who does."""
+    """Findings about limits that the cloud does not enforce for one session."""
     by_supervisor = "E2B limits the machine only; within it the supervisor watches, and ends what takes too much."
     in_machine = "E2B does not limit it; the kernel of the machine does, as the guest told it to."
     return [

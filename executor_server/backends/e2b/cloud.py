@@ -1,12 +1,12 @@
-"""E2B's cloud, by its SDK: the only file that knows the SDK.
+"""Requests to E2B's cloud: the only file that knows its SDK.
 
-Every call ends in an answer or in one of failures.py, by one table. The SDK tells of trouble with its own exceptions,
-with those of the three libraries below it, and of answers that are none with whatever its code then stumbles over
-(KeyError, JSONDecodeError, a bare Exception); what it says in them comes from the cloud. So no text of it goes further
-that has not lost everything secret first, and neither do the exceptions: their frames hold the key.
+Every call ends with an answer or with an error of failures.py, by one table. The SDK raises its own exceptions, those
+of the three libraries below it, and for an answer that it can't read any exception of its code (KeyError,
+JSONDecodeError, a bare Exception); their texts come from the cloud. So a text leaves this file only after everything
+that looks like a secret is removed from it, and the exceptions never leave it: their frames hold the key.
 
-The key is handed to the SDK with each call. It goes to the cloud's own interface, never to a sandbox: what speaks to a
-sandbox is shown a token that is good for this sandbox only.
+The SDK gets the key with each call. It goes to the cloud's own interface, never to a sandbox: requests to a sandbox
+carry a token that is valid for this sandbox only.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from executor_server.backends.e2b.failures import (
     CommandFailed,
     Failed,
     Final,
-    Gone,
     KeyRefused,
+    Missing,
     NotRunning,
     TryLater,
     Unanswered,
@@ -41,29 +41,29 @@ from executor_server.backends.e2b.failures import (
 
 _ROOT = "root"
 _PAGE_SANDBOXES = 100
-# All of its memory has to be written down.
+# Additional seconds for a pause: the cloud writes all of the sandbox's memory.
 _PAUSE_MORE_S = 60.0
 _MAX_PAGES = 100
 _SHOWN_CHARS = 200
 _READ_CHARS = 8_192
-# In the stream of a command: far more than what one read of its output brings.
+# In the stream of a command: far more than one read of its output returns.
 _MESSAGE_BYTES_MAX = 4 * 2**20
 _CLOUD_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,127}")
-# Keys and tokens, which are long; and what stands before the host of an address. No id of a sandbox is so long.
+# Keys and tokens, which are longer than any id of a sandbox; and the user and password of an address.
 _SECRETS = (re.compile(r"[A-Za-z0-9+/=_-]{32,}"), re.compile(r"(?<=//)[^/@\s]*(?=@)"))
 _SECONDS = re.compile(r"[0-9]{1,6}", re.ASCII)
 _NOT_FOUND = 404
-# Statuses of refusals that repeating won't change. Others of the kind say "not now".
+# Statuses of refusals that repeating won't change, except those in _NOT_NOW.
 _REFUSALS = range(400, 500)
 _FAILURES = range(500, 600)
 _NOT_NOW = frozenset({408, 409, 423, 425, 429})
 
 
 def missing_options() -> list[str]:
-    """What the installed SDK does not offer, and this backend can't do without: it is too old."""
+    """Names the needed options that the installed SDK lacks; with any, it is too old."""
     needed: tuple[tuple[Callable[..., object], tuple[str, ...]], ...] = (
         (e2b.AsyncSandbox.create, ("idempotency_key", "allow_internet_access", "metadata")),
-        # Without it, all that ever came from a guest would stay in memory.
+        # Without it, all output of a guest would stay in memory.
         (Commands.run, ("retain_output",)),
         (e2b.ConnectionConfig, ("retries", "api_url", "sandbox_url")),
     )
@@ -72,10 +72,10 @@ def missing_options() -> list[str]:
 
 @dataclass(frozen=True)
 class Access:
-    """How the cloud is reached."""
+    """Key, addresses and limits of requests to the cloud."""
 
     api_key: str = field(repr=False)
-    api_url: str | None  # None: as the SDK's own environment variables say
+    api_url: str | None  # None: from the SDK's own environment variables
     sandbox_url: str | None
     request_timeout_s: float
     concurrency: int
@@ -91,24 +91,24 @@ class Listed:
 
 
 class Machine:
-    """A sandbox that was running a moment ago, and what can be done inside it."""
+    """Requests to a sandbox that was running a moment ago."""
 
     def __init__(self, cloud: Cloud, sandbox: e2b.AsyncSandbox) -> None:
         self._cloud = cloud
         self._sandbox = sandbox
         self.cloud_id = _checked(sandbox.sandbox_id)
-        # The SDK would take a message of any length into memory, and has no setting for what its own library can bound.
+        # The SDK would read a message of any length into memory. Its library has a bound, for which it has no setting.
         rpc: Any = getattr(sandbox.commands, "_rpc", None)
         if hasattr(rpc, "_read_max_bytes"):
             rpc._read_max_bytes = _MESSAGE_BYTES_MAX
 
     async def upload(self, path: str, data: bytes) -> None:
-        """Makes the file and the directories above it, root's. Raises CloudFailure."""
+        """Makes the file and the directories above it, owned by root. Raises CloudFailure."""
         async with self._cloud.request():
             await self._sandbox.files.write(path, data, user=_ROOT)
 
     async def run(self, command: str, *, timeout_s: float) -> str:
-        """What the command, run by root, writes to its standard output, or the beginning of it.
+        """Runs the command as root and returns its standard output, or the beginning of it.
 
         Raises CloudFailure; CommandFailed when its exit code is not 0.
         """
@@ -131,7 +131,7 @@ class Machine:
         return "".join(output)
 
     async def start(self, command: str, on_output: Callable[[str], Awaitable[None]]) -> RunningCommand:
-        """Starts one that runs as long as it likes, as root. Raises CloudFailure."""
+        """Starts a command as root, without a time limit. Raises CloudFailure."""
         async with self._cloud.translated():
             handle = await self._sandbox.commands.run(
                 command,
@@ -149,7 +149,7 @@ class Machine:
 
 
 class RunningCommand:
-    """A command that the daemon talks with. Implements `transport.RelayCommand`."""
+    """A command whose input and output the daemon uses. Implements `transport.RelayCommand`."""
 
     def __init__(self, cloud: Cloud, handle: e2b.AsyncCommandHandle[Any]) -> None:
         self._cloud = cloud
@@ -181,16 +181,16 @@ class Cloud:
 
     def __init__(self, access: Access) -> None:
         self.access = access
-        self._turns = asyncio.Semaphore(access.concurrency)
-        # It would write down every request, with its address.
+        self._slots = asyncio.Semaphore(access.concurrency)
+        # At INFO it logs every request, with its address.
         logging.getLogger("httpx").setLevel(logging.WARNING)
 
     async def create(
         self, template: str, *, lifetime_s: float, metadata: Mapping[str, str], request_id: str
     ) -> Machine:
-        """Makes a sandbox. `request_id`: the cloud makes one for equal ids, however often it is asked.
+        """Makes a sandbox. `request_id`: the cloud makes one sandbox for equal ids, however often it is asked.
 
-        Raises Gone when there is no such template, TryLater when there is no room. Where the answer was lost, there
+        Raises Missing when there is no such template, TryLater when there is no room. When the answer was lost, there
         may be a sandbox, with the metadata.
         """
         async with self.request():
@@ -207,7 +207,7 @@ class Cloud:
         return Machine(self, sandbox)
 
     async def connect(self, cloud_id: str, *, lifetime_s: float) -> Machine:
-        """Wakes it if it is paused; lets it live for `lifetime_s` at least. Raises Gone, CloudFailure."""
+        """Wakes it if it is paused; it then lives for `lifetime_s` at least. Raises Missing, CloudFailure."""
         async with self.request():
             sandbox = await e2b.AsyncSandbox.connect(cloud_id, timeout=math.ceil(lifetime_s), **self._parameters())
         if sandbox.sandbox_id != cloud_id:
@@ -215,7 +215,7 @@ class Cloud:
         return Machine(self, sandbox)
 
     async def list(self, metadata: Mapping[str, str]) -> list[Listed]:
-        """All that have this metadata, running or paused. Raises CloudFailure."""
+        """Returns all that have this metadata, running or paused. Raises CloudFailure."""
         listed: list[Listed] = []
         pages = e2b.AsyncSandbox.list(
             query=e2b.SandboxQuery(metadata=dict(metadata)), limit=_PAGE_SANDBOXES, **self._parameters()
@@ -225,98 +225,98 @@ class Cloud:
                 found = await pages.next_items()
                 listed += [_listed(one) for one in found]
             if not pages.has_next:
-                # A cloud that does not know the filter must not make us kill other people's sandboxes.
+                # Filtered again: with a cloud that ignores the filter, other users' sandboxes would be killed.
                 return [one for one in listed if metadata.items() <= one.metadata.items()]
         raise CloudFailure(f"the list of sandboxes does not end after {_MAX_PAGES} pages")
 
     async def kill(self, cloud_id: str) -> bool:
-        """Whether there was one. Raises CloudFailure."""
+        """Ends it; False when there was none. Raises CloudFailure."""
         async with self.request():
             return await e2b.AsyncSandbox.kill(cloud_id, **self._parameters())
 
     async def prolong(self, cloud_id: str, *, lifetime_s: float) -> None:
-        """It ends so long after now, and no sooner or later. Raises Gone, CloudFailure."""
+        """Sets its end to `lifetime_s` from now. Raises Missing, CloudFailure."""
         async with self.request():
             await e2b.AsyncSandbox.set_timeout(cloud_id, math.ceil(lifetime_s), **self._parameters())
 
     async def look(self, cloud_id: str) -> Listed:
-        """What the cloud has to say of it. Raises Gone, CloudFailure."""
+        """Returns the cloud's information about it. Raises Missing, CloudFailure."""
         async with self.request():
             return _listed(await e2b.AsyncSandbox.get_info(cloud_id, **self._parameters()))
 
     async def pause(self, cloud_id: str) -> bool:
-        """With all that is in its memory. Whether it was running until now. Raises Gone, CloudFailure.
+        """Pauses it with all that is in its memory; False when it was not running. Raises Missing, CloudFailure.
 
-        Final when the cloud refuses: for this template or account it is not possible.
+        Raises Final when the cloud refuses: for this template or account it is not possible.
         """
         timeout_s = self.access.request_timeout_s + _PAUSE_MORE_S
         async with self.request(_PAUSE_MORE_S):
             return await e2b.AsyncSandbox.pause(cloud_id, **{**self._parameters(), "request_timeout": timeout_s})
 
     def _parameters(self) -> Any:
-        """Of each call."""
+        """Parameters of each call of the SDK."""
         access = self.access
         parameters: dict[str, object] = {
             "api_key": access.api_key,
             "request_timeout": access.request_timeout_s,
-            "retries": 0,  # what may be repeated, and how often, is decided in one place: patience.py
-            "debug": False,  # whatever the environment says: it would make the SDK speak with no cloud at all
+            "retries": 0,  # retry.py alone decides which requests are repeated, and how often
+            "debug": False,  # overrides the environment: it would make the SDK talk to no cloud at all
         }
         optional = {"api_url": access.api_url, "sandbox_url": access.sandbox_url}
         return parameters | {name: value for name, value in optional.items() if value is not None}
 
     @asynccontextmanager
     async def request(self, more_s: float = 0.0) -> AsyncIterator[None]:
-        """Around one that takes a turn, and may take `more_s` longer than others.
+        """Surrounds one request: limits their number and its time, to which `more_s` is added.
 
-        The SDK bounds the reading of a stream by what the cloud is asked for, and so not where that stands still.
+        The SDK limits the reading of a stream by the time that the cloud is asked for, and not when the stream stalls.
         """
-        async with self._turns, self.translated(), asyncio.timeout(self.access.request_timeout_s + more_s):
+        async with self._slots, self.translated(), asyncio.timeout(self.access.request_timeout_s + more_s):
             yield
 
     @asynccontextmanager
     async def translated(self) -> AsyncIterator[None]:
-        """Around whatever the SDK does: it raises CloudFailure."""
+        """Surrounds calls of the SDK, and turns their exceptions into CloudFailure."""
         try:
             yield
         except CloudFailure:
             raise
         except Exception as error:  # noqa: BLE001 - the SDK's border: the head of this file says what comes across
             task = asyncio.current_task()
-            if task is not None and task.cancelling():  # which the SDK takes for an answer that is late
+            if task is not None and task.cancelling():  # the SDK mistakes a cancellation for a timeout
                 raise asyncio.CancelledError from None
             raise _translated(error, self.harmless(str(error))) from None
 
     def harmless(self, text: str) -> str:
-        """The beginning of it as one line, without the key or anything that looks like one."""
+        """Returns the beginning of the text as one line, without the key or anything that looks like one."""
         for secret in _SECRETS:
             text = secret.sub("***", text[:_READ_CHARS].replace(self.access.api_key, "***"))
         return "".join(char if char.isprintable() else " " for char in text)[:_SHOWN_CHARS].strip()
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# What the SDK raises
+# Errors of the SDK
 
 
-class _Unheard(Exception):
-    """In the place of one that the SDK of this version does not have."""
+class _NeverRaised(Exception):
+    """Stands for an exception that this version of the SDK does not have."""
 
 
 def _of_sdk(name: str) -> type[Exception]:
-    kind: type[Exception] = getattr(e2b, name, _Unheard)
+    kind: type[Exception] = getattr(e2b, name, _NeverRaised)
     return kind
 
 
 class _Row(NamedTuple):
     raised: type[Exception]
     make: Callable[[str], CloudFailure]
-    says: str
+    text: str
 
 
-# In this order: of those that fit, the first counts. {} is what the SDK says.
+# The first row that fits counts. {} is the SDK's text.
 _TABLE = (
     _Row(_of_sdk("AuthenticationException"), KeyRefused, "the API key, or a token for one sandbox, is refused: {}"),
-    _Row(_of_sdk("NotFoundException"), Gone, "E2B knows no such thing: {}"),
+    _Row(_of_sdk("NotFoundException"), Missing, "E2B knows no such thing: {}"),
     _Row(_of_sdk("SandboxNotRunningException"), NotRunning, "the sandbox does not run: {}"),
     _Row(_of_sdk("TimeoutException"), Unanswered, "E2B does not answer in time: {}"),
     _Row(_of_sdk("InvalidArgumentException"), Final, "E2B refuses the request: {}"),
@@ -330,22 +330,22 @@ _TABLE = (
 _BUSY = (_of_sdk("RateLimitException"), _of_sdk("ServiceBusyException"))
 
 
-def _translated(error: Exception, said: str) -> CloudFailure:
+def _translated(error: Exception, text: str) -> CloudFailure:
     if isinstance(error, _BUSY):
-        return TryLater(f"E2B asks for patience: {said}", _retry_after_s(error))
+        return TryLater(f"E2B asks for patience: {text}", _retry_after_s(error))
     for row in _TABLE:
         if isinstance(error, row.raised):
-            return row.make(row.says.format(said))
+            return row.make(row.text.format(text))
     status = getattr(error, "status_code", None)
     if status in _REFUSALS and status not in _NOT_NOW:
-        return (Gone if status == _NOT_FOUND else Final)(f"E2B refuses the request: {said}")
+        return (Missing if status == _NOT_FOUND else Final)(f"E2B refuses the request: {text}")
     if status in _FAILURES:
-        return Failed(f"E2B failed: {said}")
-    return CloudFailure(f"E2B's answer is of no use: {type(error).__name__}: {said}")
+        return Failed(f"E2B failed: {text}")
+    return CloudFailure(f"E2B's answer is of no use: {type(error).__name__}: {text}")
 
 
 def _retry_after_s(error: Exception) -> float | None:
-    """What Retry-After says. The SDK keeps it to itself; the frames that the answer came through still have it."""
+    """Reads the Retry-After header, which the SDK does not expose, from the frames that handled the answer."""
     for frame, _ in walk_tb(error.__traceback__):
         headers = getattr(frame.f_locals.get("res"), "headers", None)
         if headers is not None:
@@ -359,14 +359,14 @@ def _listed(info: e2b.SandboxInfo) -> Listed:
 
 
 def _checked(cloud_id: str) -> str:
-    """It becomes part of addresses. Raises CloudFailure."""
+    """Checks an id from the cloud, which becomes part of addresses. Raises CloudFailure."""
     if not _CLOUD_ID.fullmatch(cloud_id):
         raise CloudFailure("E2B calls a sandbox by something that is no id")
     return cloud_id
 
 
 def _collected(texts: list[str]) -> Callable[[str], None]:
-    """Takes output, as long as there is not much of it."""
+    """Returns a receiver of output that keeps the beginning only."""
 
     def take(text: str) -> None:
         if sum(map(len, texts)) < _READ_CHARS:
@@ -376,4 +376,4 @@ def _collected(texts: list[str]) -> Callable[[str], None]:
 
 
 def _ignored(_text: str) -> None:
-    """Nobody reads it."""
+    """Receives output that is not read."""

@@ -1,27 +1,27 @@
-"""What can go wrong with a rented sandbox, sorted by what can be done about it.
+"""Errors of the cloud, classified by the possible reaction.
 
-`cloud.py` makes these out of whatever the SDK raises, by table. Their texts go to logs: none holds a key or a token.
+`cloud.py` makes them from the SDK's exceptions, by table. Their texts go to logs: none holds a key or a token.
 """
 
 from __future__ import annotations
 
-from executor_server.errors import SandboxFailure
+from executor_server.core import SandboxFailure
 
 
 class CloudFailure(SandboxFailure):
-    """The cloud did not do it. What is not one of the classes below may be tried again where repeating is harmless."""
+    """The cloud did not do it. Unless it is `Final`, the request may be repeated if repeating is harmless."""
 
 
 class Unanswered(CloudFailure):
-    """No answer came, in time or at all: nobody knows whether it was done."""
+    """No answer came, in time or at all: the request may have been carried out."""
 
 
 class Failed(CloudFailure):
-    """The cloud says that it failed: there was an answer, and it was no."""
+    """The cloud answered that it failed."""
 
 
 class TryLater(CloudFailure):
-    """The cloud asks for patience: too many requests, or no room for now. Nothing was done."""
+    """The cloud has too many requests, or no room at the moment. It did nothing."""
 
     def __init__(self, message: str, retry_after_s: float | None) -> None:
         """`retry_after_s`: None when the cloud does not say."""
@@ -30,29 +30,29 @@ class TryLater(CloudFailure):
 
 
 class Final(CloudFailure):
-    """Trying again won't help."""
+    """Repeating the request won't help."""
 
 
 class KeyRefused(Final):
     """The API key, or a token that the cloud gave for one sandbox, is not accepted."""
 
 
-class Gone(Final):
-    """There is no such sandbox, template or command (any more)."""
+class Missing(Final):
+    """The sandbox, template or command does not exist (any more)."""
 
 
 class CannotWake(Final):
-    """The sandbox was paused, and what was kept of it can't go on."""
+    """The sandbox was paused, and its kept state can't be continued."""
 
 
 class NotRunning(CloudFailure):
-    """Whoever stands before the sandboxes knows no running one by this name: it is gone, or it is paused."""
+    """The cloud's proxy knows no running sandbox by this name: it has ended, or it is paused."""
 
 
 class CommandFailed(Final):
-    """A command in the sandbox ended with an exit code that is not 0. `said`: what it wrote to its standard error."""
+    """A command in the sandbox ended with an exit code that is not 0."""
 
-    def __init__(self, exit_code: int, said: str) -> None:
+    def __init__(self, exit_code: int, stderr: str) -> None:
         super().__init__(f"a command ended with exit code {exit_code}")
         self.exit_code = exit_code
-        self.said = said
+        self.stderr = stderr

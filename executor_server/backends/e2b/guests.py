@@ -1,7 +1,7 @@
-"""The guest in a machine of the cloud: brought there, walled in and started by root, before anything else runs in it.
+"""Uploads the guest to a machine of the cloud, confines and starts it as root, before anything else runs there.
 
-A machine is one tenant's, and a wall to everybody else. Within it, `nest` (guest/nest.py) makes the walls that stand
-between agent code and what the cloud itself runs in the machine.
+A machine belongs to one tenant and is isolated from all others by the cloud. Within it, guest/cloud/namespaces.py makes
+the walls between the code of agents and the programs that the cloud itself runs in the machine.
 """
 
 from __future__ import annotations
@@ -17,25 +17,24 @@ from typing import TYPE_CHECKING
 import structlog
 
 from executor_server.backends.e2b.failures import CommandFailed
-from executor_server.backends.e2b.patience import patiently
+from executor_server.backends.e2b.retry import with_retries
 from executor_server.backends.e2b.templates import PYTHON, Prepared
-from executor_server.backends.environment import sandbox_environment
+from executor_server.backends.guest_archive import GuestArchive
 from executor_server.backends.seccomp_program import UnsupportedArchitecture, filter_program
-from executor_server.errors import SandboxFailure
-from executor_server.guest.tokens import LONG_CHAIN_LENGTH, chained
-from executor_server.guest_archive import GuestArchive
-from executor_server.model import SandboxSpec
+from executor_server.backends.settings import guest_config, sandbox_environment, shm_bytes
+from executor_server.core import SandboxFailure, SandboxSpec
+from executor_server.guest.wire.tokens import LONG_CHAIN_LENGTH
 
 if TYPE_CHECKING:
     from executor_server.backends.e2b.cloud import Machine
 
 SANDBOX_UID = 65_533
-"""User and group of the code inside: in no list of users, so nothing in the machine is theirs."""
+"""User and group of the code inside: in no list of users, so they own nothing in the machine."""
 
 _DIRECTORY = "/opt/executor"
 _SOCKETS = "/run/executor"
-_NEST_TIMEOUT_S = 60.0
-# Of a machine's memory, what is left for the cloud's own programs and the supervisor.
+_START_TIMEOUT_S = 60.0
+# One part in so many of a machine's memory is reserved for the cloud's own programs and the supervisor.
 _RESERVED = 8
 
 _log = structlog.get_logger(__name__)
@@ -43,7 +42,7 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True)
 class GuestFile:
-    """The archive as it is uploaded."""
+    """The packed guest, read for uploading."""
 
     version: str
     data: bytes
@@ -54,7 +53,7 @@ class GuestFile:
 
 
 def relay_command(version: str, sandbox_id: str) -> str:
-    """The command that leads to the guest, less its last argument."""
+    """Returns the command that connects to the guest, without its last argument."""
     return f"exec {PYTHON} -I -S {_guest_path(version)} relay {_socket_path(sandbox_id)}"
 
 
@@ -68,16 +67,17 @@ async def start_guest(
     spec: SandboxSpec,
     preload: Sequence[str],
 ) -> None:
-    """It listens when this returns. Raises SandboxFailure; whoever made the machine then ends it."""
+    """Starts the guest; it listens when this returns. Raises SandboxFailure; the caller then ends the machine."""
     path = _guest_path(guest.version)
-    await patiently(lambda: machine.upload(path, guest.data))
+    await with_retries(lambda: machine.upload(path, guest.data))
     config = _config(prepared, sandbox_id=sandbox_id, token=token, spec=spec, preload=preload)
-    command = f"exec {PYTHON} -I -S {path} nest {shlex.quote(json.dumps(config))}"
+    command = f"exec {PYTHON} -I -S {path} namespaces {shlex.quote(json.dumps(config))}"
     try:
-        # Repeated, it finds the guest that it has started.
-        await patiently(lambda: machine.run(command, timeout_s=_NEST_TIMEOUT_S))
+        # Repeating it is harmless: the command finds the guest that it has started.
+        await with_retries(lambda: machine.run(command, timeout_s=_START_TIMEOUT_S))
     except CommandFailed as failed:
-        raise SandboxFailure(f"the guest does not start: {failed.said or f'exit code {failed.exit_code}'}") from failed
+        reason = failed.stderr or f"exit code {failed.exit_code}"
+        raise SandboxFailure(f"the guest does not start: {reason}") from failed
 
 
 def _config(
@@ -96,31 +96,29 @@ def _config(
         "processes": spec.processes,
         "disk_bytes": spec.disk_bytes,
         "max_files": spec.max_files,
-        # Shared memory is memory: half of it at most, so that a full /dev/shm leaves room for a program.
-        "shm_bytes": min(spec.disk_bytes, memory_bytes // 2),
+        "shm_bytes": shm_bytes(spec.disk_bytes, memory_bytes),
         "seccomp": seccomp,
-        "guest": {
-            "token_hash": chained(token, LONG_CHAIN_LENGTH).hex(),
-            "workspace": "/workspace",
-            "orphan_time_s": spec.orphan_time_s,
-            "memory_bytes": memory_bytes,
-            "processes": spec.processes,
-            "watch_memory": True,
-            "preload": list(preload),
-        },
+        "guest": guest_config(
+            spec,
+            token=token,
+            connections_max=LONG_CHAIN_LENGTH,
+            memory_bytes=memory_bytes,
+            watch_memory=True,
+            preload=preload,
+        ),
     }
 
 
 def _memory_bytes(prepared: Prepared, spec: SandboxSpec) -> int:
-    """The limit; in a small machine less than was granted, or its kernel would choose what to kill, and not us."""
+    """Returns the limit of memory; less than was granted in a small machine, before its kernel kills any process."""
     usable = prepared.memory_bytes - prepared.memory_bytes // _RESERVED
     if usable < spec.memory_bytes:
-        _tell_of_memory(spec.image, spec.memory_bytes, usable)
+        _warn_of_memory(spec.image, spec.memory_bytes, usable)
     return min(spec.memory_bytes, usable)
 
 
-@lru_cache(maxsize=64)  # once for all sandboxes of a kind
-def _tell_of_memory(image: str, granted_bytes: int, usable_bytes: int) -> None:
+@lru_cache(maxsize=64)  # one warning for all sandboxes of a kind
+def _warn_of_memory(image: str, granted_bytes: int, usable_bytes: int) -> None:
     _log.warning("template_has_less_memory", image=image, granted_bytes=granted_bytes, usable_bytes=usable_bytes)
 
 

@@ -1,13 +1,13 @@
-"""A command in the sandbox as a way to its guest: an asyncio.Transport over the command's input and output.
+"""A connection to a guest through a command in its sandbox: an asyncio.Transport over the command's streams.
 
-The relay (guest/relay.py) runs in the sandbox and carries bytes between its streams, as numbered lines of text, and the
-guest's socket. This is the daemon's end of it. Output comes by a callback that the SDK awaits, so a reader who pauses
-makes the cloud wait. Input goes out in one request after another; a request whose answer was lost is sent again, which
-is harmless since the relay ignores lines that it has seen.
+The relay (guest/cloud/relay.py) runs in the sandbox and carries bytes between its streams, as numbered lines of text,
+and the guest's socket. This is the daemon's end of it. Output comes by a callback that the SDK awaits, so a reader that
+pauses makes the cloud wait. Input goes out in one request after another; a request whose answer was lost is sent again,
+which is harmless since the relay ignores lines that it has seen.
 
-The transport promises what a socket does, and no more: bytes in order, or its end, told once. It trusts nothing of what
-comes: a line that is not the next one ends it. What was lost with it is the business of the channel above, which
-connects anew. It must never know what it carries.
+The transport promises the same as a socket: bytes in order, or its end, reported once. It trusts no input: a line that
+is not the next one ends it. The channel above connects again and recovers whatever was lost. The transport must never
+know what it carries.
 """
 
 from __future__ import annotations
@@ -21,41 +21,41 @@ from typing import Protocol
 import structlog
 
 from executor_server.backends.e2b.failures import CloudFailure
-from executor_server.backends.e2b.patience import patiently
-from executor_server.guest.lines import LINE_BYTES, LineDecoder, LineError, encode_lines
+from executor_server.backends.e2b.retry import with_retries
+from executor_server.guest.wire.lines import LINE_BYTES, LineDecoder, LineError, encode_lines
 
-# In one request: some lines, so that a file needs few of them.
+# Bytes in one request: several lines, so that a file needs few requests.
 _REQUEST_BYTES = 4 * LINE_BYTES
 _STOP_TIMEOUT_S = 10.0
 _HIGH_BYTES = 64 * 1024
 _NONCE_BYTES = 16
-_SOCKET_CLOSED = 0  # the relay's exit code; guest/relay.py lists the others
+_SOCKET_CLOSED = 0  # the relay's exit code; guest/cloud/relay.py lists the others
 
 _log = structlog.get_logger(__name__)
 
 
 class RelayCommand(Protocol):
-    """What is needed of the command that runs the relay."""
+    """The command that runs the relay."""
 
     async def send(self, data: bytes) -> None:
-        """Writes to its standard input. Raises CloudFailure: `Final` when nothing will ever be written again."""
+        """Writes to its standard input. Raises CloudFailure: `Final` when nothing can be written any more."""
         ...
 
     async def ended(self) -> int:
-        """Waits for the end that the cloud tells of; the exit code. Raises CloudFailure when the stream just stops."""
+        """Waits until the cloud reports the end; returns the exit code. Raises CloudFailure when the stream breaks."""
         ...
 
     async def stop(self) -> None:
-        """Kills it and lets its streams go. Raises CloudFailure when it may still run."""
+        """Kills it and closes its streams. Raises CloudFailure when it may still run."""
         ...
 
 
 StartRelay = Callable[[str, Callable[[str], Awaitable[None]]], Awaitable[RelayCommand]]
-"""Starts the relay with a nonce and a taker of its output."""
+"""Starts the relay with a nonce and a receiver of its output."""
 
 
 class CommandTransport(asyncio.Transport):
-    """Opened once. Whoever makes one keeps it until `on_finished`: until then it has tasks, and maybe a command."""
+    """Opened once. The owner keeps it until `on_finished`: until then it has tasks, and maybe a command."""
 
     def __init__(self, on_finished: Callable[[CommandTransport], None]) -> None:
         super().__init__()
@@ -71,25 +71,25 @@ class CommandTransport(asyncio.Transport):
         self._next_seq = 1
         self._more = asyncio.Event()  # set while there may be something to send
         self._high_bytes, self._low_bytes = _HIGH_BYTES, _HIGH_BYTES // 4
-        self._protocol_holds_back = False
+        self._protocol_is_paused = False
         self._reading = asyncio.Event()  # not set before there is a protocol
         self._closes_when_sent = False
-        self._closed = False  # nothing more is taken, in either direction
+        self._closed = False  # no more bytes are accepted, in either direction
         self._finished: asyncio.Future[None] = self._loop.create_future()
         self._tasks: list[asyncio.Task[None]] = []
 
     # -- life ----------------------------------------------------------------------------------------------------
 
     async def open(self, start: StartRelay, make_protocol: Callable[[], asyncio.Protocol]) -> None:
-        """Starts a relay, waits until it leads to the guest, and connects a protocol. Raises CloudFailure.
+        """Starts a relay, waits until it is connected to the guest, and connects a protocol. Raises CloudFailure.
 
         When it fails or is cancelled, the transport is aborted.
         """
         try:
             command = await start(self._nonce, self._receive)
-            if self._closed:  # and so nobody has stopped it, or will
+            if self._closed:  # aborted before there was a command to stop
                 await _stop(command)
-                raise CloudFailure("the way to the guest was given up")
+                raise _abandoned()
             self._command = command
             self._tasks = [
                 self._loop.create_task(self._send_forever(command)),
@@ -106,14 +106,14 @@ class CommandTransport(asyncio.Transport):
         self._reading.set()
 
     async def finished(self) -> None:
-        """Waits until nothing of it is left: its tasks have ended, and its command was stopped as well as could be."""
+        """Waits until its tasks have ended and its command was stopped, or could not be."""
         await asyncio.shield(self._finished)
 
     def abort(self) -> None:
         self._end(None)
 
     def close(self) -> None:
-        """Sends what was written, and then ends."""
+        """Sends the bytes that were written, and then ends."""
         self._closes_when_sent = True
         if not self.get_write_buffer_size():
             self._end(None)
@@ -122,21 +122,21 @@ class CommandTransport(asyncio.Transport):
         return self._closed or self._closes_when_sent
 
     def _end(self, error: Exception | None) -> None:
-        """Of a connection: `error` is what its protocol is told. Before it was one: what `open` raises."""
+        """Ends it, with `error` for the protocol's `connection_lost`; before it was connected, `open` raises it."""
         if self._closed:
             return
         self._closed = True
         self._buffer.clear()
-        self._reading.set()  # whoever brings output may go
+        self._reading.set()  # releases callbacks that wait to deliver output
         if not self._started.done():
-            self._started.set_exception(error or CloudFailure("the way to the guest was given up"))
-            self._started.exception()  # nobody may be waiting
+            self._started.set_exception(error or _abandoned())
+            self._started.exception()  # retrieved here, since no task may be waiting for it
         elif self._protocol is not None:
             self._loop.call_soon(self._protocol.connection_lost, error)
         stopping = self._loop.create_task(self._stop())
-        stopping.add_done_callback(self._tell_finished)
+        stopping.add_done_callback(self._report_finished)
 
-    def _tell_finished(self, stopping: asyncio.Task[None]) -> None:
+    def _report_finished(self, stopping: asyncio.Task[None]) -> None:
         self._finished.set_result(None)
         self._on_finished(self)
 
@@ -159,18 +159,17 @@ class CommandTransport(asyncio.Transport):
             self._break(RelayEnded(exit_code))
 
     def _break(self, failure: CloudFailure) -> None:
-        """A connection is lost as any other is: with an OSError."""
+        """Ends a connection with an OSError, as the loss of a socket does."""
         self._end(ConnectionError(str(failure)) if self._started.done() else failure)
 
     # -- receiving -----------------------------------------------------------------------------------------------
 
     async def _receive(self, text: str) -> None:
-        """Takes output of the relay; returns when more may come."""
+        """Receives output of the relay; returns when more may come."""
         if self.is_closing():
             return
         try:
-            # What was no UTF-8 is no line either.
-            pieces = self._decoder.feed(text.encode("utf-8", "replace"))
+            pieces = self._decoder.feed(text.encode("utf-8", "replace"))  # a lone surrogate is in no valid line
         except LineError as error:
             _log.debug("relay_line_refused", reason=str(error))
             self._break(CloudFailure("what the relay says was damaged on its way"))
@@ -182,7 +181,7 @@ class CommandTransport(asyncio.Transport):
             if self.is_closing() or self._protocol is None:
                 return
             self._protocol.data_received(piece)
-        if self._protocol is not None:  # before, there is only what comes before the first word
+        if self._protocol is not None:
             await self._reading.wait()
 
     def is_reading(self) -> bool:
@@ -202,13 +201,13 @@ class CommandTransport(asyncio.Transport):
             return
         self._buffer += data
         self._more.set()
-        if not self._protocol_holds_back and self.get_write_buffer_size() > self._high_bytes:
-            self._protocol_holds_back = True
+        if not self._protocol_is_paused and self.get_write_buffer_size() > self._high_bytes:
+            self._protocol_is_paused = True
             if self._protocol is not None:
                 self._protocol.pause_writing()
 
     async def _send_forever(self, command: RelayCommand) -> None:
-        # A request that ends in the moment it is cancelled swallows that; waiting for more would then have no end.
+        # Not `while True`: a request that ends in the moment of the cancellation swallows it, and the task must end.
         while not self._closed:
             await self._more.wait()
             piece = bytes(self._buffer[:_REQUEST_BYTES])
@@ -218,13 +217,13 @@ class CommandTransport(asyncio.Transport):
             self._in_flight_bytes = len(piece)
             lines, self._next_seq = encode_lines(piece, self._next_seq)
             try:
-                await patiently(partial(command.send, lines))
+                await with_retries(partial(command.send, lines))
             except CloudFailure as failure:
                 self._break(failure)
                 return
             self._in_flight_bytes = 0
-            if self._protocol_holds_back and len(self._buffer) <= self._low_bytes:
-                self._protocol_holds_back = False
+            if self._protocol_is_paused and len(self._buffer) <= self._low_bytes:
+                self._protocol_is_paused = False
                 if self._protocol is not None:
                     self._protocol.resume_writing()
             if self._closes_when_sent and not self._buffer:
@@ -254,15 +253,19 @@ class CommandTransport(asyncio.Transport):
 
 
 class RelayEnded(CloudFailure):
-    """The relay ended by itself, and not because the guest closed its socket."""
+    """The relay ended for another reason than the end of the guest's socket."""
 
     def __init__(self, exit_code: int) -> None:
         super().__init__(f"the relay ended with exit code {exit_code}")
         self.exit_code = exit_code
 
 
+def _abandoned() -> CloudFailure:
+    return CloudFailure("the way to the guest was given up")
+
+
 async def _stop(command: RelayCommand) -> None:
-    """Best effort, and bounded: a relay that goes on running ends with its sandbox, or as the next one comes."""
+    """Stops it, bounded in time. A relay that still runs ends with its sandbox, or when the next one connects."""
     try:
         async with asyncio.timeout(_STOP_TIMEOUT_S):
             await command.stop()

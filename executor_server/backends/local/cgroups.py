@@ -1,12 +1,26 @@
 """Memory, process and processor limits by control groups, in both versions of the kernel's interface.
 
-A sandbox gets a group of its own, below a group that this daemon may use, named `executor-<daemon>-<sandbox>` so that
-another daemon of the same state directory can find it. The group is made before the sandbox; bubblewrap starts in it,
-so that nothing of the sandbox is ever outside; and it is removed when nothing is left in it.
+Theory of operation. The kernel counts and limits the processes of a group together, whatever they fork, and no process
+leaves its group without write access to the files of another one. A sandbox gets a group of its own, below a group that
+this daemon may use, named `executor-<daemon>-<sandbox>`. It is made with its limits before the sandbox; bubblewrap
+enters it before it makes the sandbox; and it is removed when no process is left in it.
 
-Version 2 has one tree, and a group with processes of its own may not limit its children. So the daemon uses, in this
-order: its own group if that already limits children; its own group after moving itself, and nobody else, one level
-down; the nearest group above that limits children and that it may write to. Version 1 has a tree for each kind.
+Invariants, and what each prevents:
+
+- Limits first, processes second. If a sandbox were started and then moved, its first children could be forked before
+  the move, and would stay in the daemon's own group for ever: unlimited, uncounted and not found by the teardown. A
+  process inherits its group at fork, so when the first one is in the group, none of the sandbox is ever outside.
+- The code of a sandbox can't reach these files: no control group file system is mounted inside. Under root's daemon its
+  user could not write to them on the host either. A group that it could leave or change would be no limit.
+- The name carries the daemon's id, so that a group whose daemon was killed before it could record anything is found and
+  removed by the next daemon of the state directory, and groups of other daemons are left alone.
+- A group is killed until it is empty, never once. A fork bomb may be in the middle of a fork when it is killed, and the
+  child appears afterwards. And a killed process stays in the group until its parent reaps it; `rmdir` fails until then.
+
+The two versions. Version 1 has a tree for each kind of limit, and any group may hold both processes and groups. Version
+2 has one tree and a rule (no internal processes): a group that holds processes may not limit its children. So the
+daemon uses, in this order: its own group, if that already limits children; its own group after moving itself, if it is
+alone in it, one level down; the nearest group above that limits children and that it may write to.
 """
 
 from __future__ import annotations
@@ -19,14 +33,20 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from executor_server.backends import cpu_share
-from executor_server.errors import SandboxFailure
+from executor_server.backends.control_groups import (
+    Hierarchy,
+    count_oom_kills,
+    groups_of_process,
+    mounted_hierarchies,
+    set_cpu_share,
+)
+from executor_server.core import SandboxFailure
 
 _PREFIX = "executor"
 _OWN_LEAF = "executor-daemon"
 _NEEDED = ("memory", "pids")
-# Even without a limit, cpu makes sandboxes share the processors evenly, whatever they start. In version 1 it is cpuacct
-# that counts what they use; in version 2 every group does.
+# Even without a quota, a group for cpu makes sandboxes share the processors evenly, however many processes each starts.
+# cpuacct counts the used processor time in version 1; in version 2 every group counts it.
 _WANTED = (*_NEEDED, "cpu", "cpuacct")
 _PERIOD_US = 100_000  # the kernel's own default
 _SHORTEST_QUOTA_US = 1_000  # the kernel takes no shorter one
@@ -36,11 +56,11 @@ _LONGEST_RETRY_S = 0.1
 
 @dataclass(frozen=True)
 class CgroupTrees:
-    """Where new groups can be made: one directory for each kind of limit that this host lets us set."""
+    """The directories below which new groups can be made, one for each kind of limit that we may set."""
 
     version: int
     parents: dict[str, Path]  # controller -> directory; in version 2 all the same
-    has_quotas: bool = True  # whether the kernel was built to limit processor time
+    has_quotas: bool = True  # False for a kernel that was built without limits of processor time
 
     def name(self, daemon_id: str, sandbox_id: str) -> str:
         return f"{_PREFIX}-{daemon_id}-{sandbox_id}"
@@ -52,26 +72,29 @@ class CgroupTrees:
     def create(self, name: str, *, memory_bytes: int, processes: int, cpus: float | None = None) -> Cgroup:
         """Makes the group with its limits. Raises SandboxFailure, and leaves nothing, when the kernel refuses.
 
-        `cpus`, the processors that it may use at a time, is disregarded where `limits_processors` is false.
+        `cpus`, the processors that it may use at a time, is ignored where `limits_processors` is false.
         """
         directories = {controller: parent / name for controller, parent in self.parents.items()}
         group = Cgroup(self.version, directories)
         try:
             for directory in group.unique_directories:
                 directory.mkdir()
-            # Once the directories are there, since what can be set shows by their files.
+            # After all directories exist: the files in them show which settings the kernel has.
             settings = [*self._settings(directories, memory_bytes, processes), *self._quota(directories, cpus)]
             for directory, file, value in settings:
                 (directory / file).write_text(value)
         except OSError as error:
             for directory in group.unique_directories:
-                with contextlib.suppress(OSError):  # the first error is the one to tell
+                with contextlib.suppress(OSError):  # the first error is the one to report
                     directory.rmdir()
             raise SandboxFailure(f"cannot make the control group {name}: {error}") from error
         return group
 
     def leftovers(self, daemon_id: str, living: Collection[str] = ()) -> list[Cgroup]:
-        """Groups that bear this daemon's id and are those of none of the `living` sandboxes."""
+        """Groups that carry this daemon's id and belong to none of the `living` sandboxes.
+
+        A group of a sandbox that is being made is no leftover: the caller knows the id before the group exists.
+        """
         kept = {self.name(daemon_id, sandbox_id) for sandbox_id in living}
         found: dict[str, dict[str, Path]] = {}
         for controller, parent in self.parents.items():
@@ -84,17 +107,20 @@ class CgroupTrees:
         self, directories: dict[str, Path], memory_bytes: int, processes: int
     ) -> Iterator[tuple[Path, str, str]]:
         if "pids" in directories:
-            yield directories["pids"], "pids.max", str(processes + 1)  # bubblewrap itself is in the group too
+            yield directories["pids"], "pids.max", str(processes + 1)  # one for bubblewrap, which is in the group too
         if "memory" not in directories:
             return
         memory = directories["memory"]
         if self.version == 2:
             yield memory, "memory.max", str(memory_bytes)
+            # Without this a sandbox at its limit would be swapped out instead of killed, and slow the whole host down.
             if (memory / "memory.swap.max").exists():
                 yield memory, "memory.swap.max", "0"
             return
         yield memory, "memory.limit_in_bytes", str(memory_bytes)
-        if (memory / "memory.memsw.limit_in_bytes").exists():  # memory and swap together; after the one above
+        # memsw limits memory and swap together. The kernel refuses a value below the limit of memory alone, and a new
+        # group has no limit of either: so it comes second. A kernel without swap accounting has swappiness only.
+        if (memory / "memory.memsw.limit_in_bytes").exists():
             yield memory, "memory.memsw.limit_in_bytes", str(memory_bytes)
         else:
             yield memory, "memory.swappiness", "0"
@@ -105,7 +131,8 @@ class CgroupTrees:
         if self.version == 2:
             yield directories["cpu"], "cpu.max", f"{_quota_us(cpus)} {_PERIOD_US}"
             return
-        # In version 1 a group is refused more than a group above it has; in version 2 the lowest of them counts.
+        # Version 1 refuses a quota above that of any group further up; version 2 accepts it and enforces the lowest. In
+        # a container with one processor, a policy that grants two would otherwise make every creation fail.
         quota_us = _quota_us(min([cpus, *_processors_above(self.parents["cpu"])]))
         yield directories["cpu"], "cpu.cfs_period_us", str(_PERIOD_US)
         yield directories["cpu"], "cpu.cfs_quota_us", str(quota_us)
@@ -115,9 +142,9 @@ def _quota_us(cpus: float) -> int:
     return max(_SHORTEST_QUOTA_US, int(cpus * _PERIOD_US))
 
 
-def _processors_above(place: Path) -> Iterator[float]:
-    """The limits of a version 1 group and of those above it, as far as they can be seen."""
-    for directory in (place, *place.parents):
+def _processors_above(group: Path) -> Iterator[float]:
+    """Yields the quotas of a version 1 group and of those above it, as far as they are visible here."""
+    for directory in (group, *group.parents):
         try:
             quota_us = int((directory / "cpu.cfs_quota_us").read_text())
             period_us = int((directory / "cpu.cfs_period_us").read_text())
@@ -139,10 +166,14 @@ class Cgroup:
         return list(dict.fromkeys(self.directories.values()))
 
     def enter_and_run(self, command: Sequence[str]) -> list[str]:
-        """The command line that moves itself into the group, then becomes `command`.
+        """Returns a command line of a shell that moves itself into the group and then becomes `command`.
 
-        A process that moves itself, alone, costs microseconds in version 1. Moving another one by `cgroup.procs` makes
-        the kernel wait until no processor is in the middle of a fork: 9 ms here, during which no group can be made.
+        The shell runs before bubblewrap, so no moment exists in which a process of the sandbox is outside. `set -e`
+        keeps it from going on when a move is refused: a sandbox without limits must not start.
+
+        In version 1 it writes to `tasks`, by which a thread moves itself in microseconds. `cgroup.procs` moves a whole
+        process; the kernel then waits until no processor is in the middle of a fork: 9 ms as measured, during which no
+        other group can be made. The shell has one thread, so both mean the same.
         """
         file = "cgroup.procs" if self.version == 2 else "tasks"
         files = [str(directory / file) for directory in self.unique_directories]
@@ -150,12 +181,15 @@ class Cgroup:
         return ["/bin/sh", "-c", f'set -e; {moves}shift {len(files)}; exec "$@"', "sh", *files, *command]
 
     def set_cpu_share(self, share: float) -> None:
-        """Where the host lets us weigh it; see cpu_share.py."""
         if "cpu" in self.directories:
-            cpu_share.set_cpu_share(self.directories["cpu"], self.version, share)
+            set_cpu_share(self.directories["cpu"], self.version, share)
 
     def open_cpu_counter(self) -> int | None:
-        """A descriptor of the file that says how much processor time the group has used; None where nothing counts."""
+        """Opens the file that counts the group's processor time; None when the kernel does not count it.
+
+        The descriptor goes to the supervisor, which has no other access to the group: it can read this one file, and
+        can't open anything from it.
+        """
         directory = next(iter(self.directories.values())) if self.version == 2 else self.directories.get("cpuacct")
         if directory is None:
             return None
@@ -165,21 +199,15 @@ class Cgroup:
             return None
 
     def oom_kills(self) -> int | None:
-        """How many of its processes the kernel killed for memory; None where it does not count, or is gone."""
+        """Processes of the group that the kernel has killed for memory; None where it does not count them."""
         memory = self.directories.get("memory")
-        if memory is None:
-            return None
-        try:
-            lines = (memory / ("memory.events" if self.version == 2 else "memory.oom_control")).read_text().splitlines()
-        except FileNotFoundError:
-            return None
-        counts = dict(line.split(" ", 1) for line in lines)
-        return int(counts["oom_kill"]) if "oom_kill" in counts else None
+        return None if memory is None else count_oom_kills(memory, self.version)
 
     async def remove(self, deadline: float) -> None:
-        """Kills what is still inside and removes the group. Raises SandboxFailure when the deadline passes first.
+        """Kills every process inside and removes the group. Raises SandboxFailure when the deadline passes first.
 
-        Repeats, since a killed process stays in its group until it is reaped, and a fork bomb may be mid-fork.
+        It tries `rmdir` first, which the kernel refuses while a process is inside. So a group is never removed from
+        under a living process, and an empty one, the usual case, costs one system call.
         """
         pause_s = _FIRST_RETRY_S
         while True:
@@ -205,17 +233,25 @@ class Cgroup:
 
 
 def _kill_all(directory: Path) -> None:
+    """Sends SIGKILL to every process of the group, once; the caller repeats it.
+
+    `cgroup.kill` is atomic: the kernel also kills children that are forked meanwhile. The list of process ids is not: a
+    fork bomb may outrun it, and a process may end and its id be used again before the signal. The window is a few
+    microseconds, and no better way exists before Linux 5.14 and in version 1. In practice the sandbox's first process
+    has been killed before, and with it its whole process namespace; this is for a sandbox that was interrupted while it
+    was made.
+    """
     with contextlib.suppress(OSError):  # before Linux 5.14, and in version 1, there is no such file
         (directory / "cgroup.kill").write_text("1")
         return
-    with contextlib.suppress(OSError):  # the group is gone, or a process of it
+    with contextlib.suppress(OSError):  # the group is removed already, or a process of it has ended
         for pid in (directory / "cgroup.procs").read_text().split():
             os.kill(int(pid), signal.SIGKILL)
 
 
 @dataclass(frozen=True)
 class NoCgroups:
-    """Why this host lets us make no group that limits memory, and what would change that."""
+    """This host allows us to make no group that limits memory. The remedy is a sentence."""
 
     reason: str
     remedy: str
@@ -224,22 +260,23 @@ class NoCgroups:
 def discover_cgroups(
     mounts: Path = Path("/proc/self/mountinfo"), own: Path = Path("/proc/self/cgroup")
 ) -> CgroupTrees | NoCgroups:
-    """Finds where this process may make groups. Moves the process into a leaf where version 2 needs that."""
+    """Finds the groups below which this process may make others. Moves it into a leaf where version 2 needs that.
+
+    A host may have both versions mounted. A controller works in one of them, so version 1 is used when it has memory.
+    """
     parents: dict[str, Path] = {}
     unified: CgroupTrees | NoCgroups | None = None
-    groups = _own_groups(own.read_text())
-    for root, mount_point, kind, options in _mounted_hierarchies(mounts.read_text()):
-        if kind == "cgroup2":
-            unified = _usable_v2(mount_point, _place(root, mount_point, groups.get("", "/")))
+    groups = groups_of_process(own.read_text())
+    for hierarchy in mounted_hierarchies(mounts.read_text()):
+        if hierarchy.version == 2:
+            unified = _usable_v2(hierarchy.mount_point, _directory_of(groups.get("", "/"), hierarchy))
             continue
         for controller in _WANTED:
-            place = _place(root, mount_point, groups.get(controller, "/"))
-            if controller in options and os.access(place, os.W_OK):
-                parents[controller] = place
+            directory = _directory_of(groups.get(controller, "/"), hierarchy)
+            if controller in hierarchy.options and os.access(directory, os.W_OK):
+                parents[controller] = directory
     if "memory" in parents:
         return CgroupTrees(1, parents)
-    if isinstance(unified, CgroupTrees):
-        return unified
     return unified or NoCgroups(
         "no control group hierarchy that limits memory is mounted here and writable",
         "Run the daemon where /sys/fs/cgroup is writable, as root or in a delegated group.",
@@ -247,6 +284,12 @@ def discover_cgroups(
 
 
 def _usable_v2(top: Path, own: Path) -> CgroupTrees | NoCgroups:
+    """Looks for a group that limits its children, from our own upwards.
+
+    `cgroup.procs` must be writable besides the directory: to move a process, the kernel asks for write access to that
+    file of the common ancestor of both groups. A group that was not delegated to us is therefore found out here, and
+    not when a sandbox can't enter its group.
+    """
     for candidate in (own, *(parent for parent in own.parents if parent.is_relative_to(top))):
         if not (os.access(candidate, os.W_OK) and os.access(candidate / "cgroup.procs", os.W_OK)):
             continue
@@ -262,40 +305,30 @@ def _usable_v2(top: Path, own: Path) -> CgroupTrees | NoCgroups:
 
 
 def _become_leaf(own: Path) -> None:
-    """Enables limits below our own group, if we are alone in it. Moving anybody else's process is not ours to do."""
+    """Enables limits below our own group, if we are alone in it, by moving ourselves one level down.
+
+    Limits can't be enabled while the group holds a process. A process of another service is never moved: it would lose
+    its place in its own service's limits. The race: a process that enters between the check and the last write makes
+    that write fail (EBUSY), and the caller looks further up; the daemon then runs in the leaf, which harms nothing.
+    """
     available = (own / "cgroup.controllers").read_text().split()
     enabled = (own / "cgroup.subtree_control").read_text().split()
     occupants = set((own / "cgroup.procs").read_text().split())
     if not set(_NEEDED).issubset(available) or set(_NEEDED).issubset(enabled) or occupants != {str(os.getpid())}:
         return
     leaf = own / _OWN_LEAF
-    with contextlib.suppress(OSError):  # refused: the caller sees that nothing was enabled, and looks further up
+    with contextlib.suppress(OSError):  # the caller sees that nothing was enabled
         leaf.mkdir(exist_ok=True)
         (leaf / "cgroup.procs").write_text(str(os.getpid()))
         (own / "cgroup.subtree_control").write_text(" ".join(f"+{name}" for name in _WANTED if name in available))
 
 
-def _own_groups(text: str) -> dict[str, str]:
-    """Controller -> our group, from /proc/self/cgroup; version 2 has the empty name."""
-    groups: dict[str, str] = {}
-    for line in text.splitlines():
-        _, controllers, path = line.split(":", 2)
-        groups |= dict.fromkeys(controllers.split(","), path)
-    return groups
+def _directory_of(group: str, hierarchy: Hierarchy) -> Path:
+    """Returns the directory of our group. In a container the mount may show only a part of the hierarchy.
 
-
-def _mounted_hierarchies(mountinfo: str) -> Iterator[tuple[str, Path, str, Sequence[str]]]:
-    """(root of the mount within the hierarchy, mount point, file system type, super options); see proc(5)."""
-    for line in mountinfo.splitlines():
-        left, _, right = line.partition(" - ")
-        kind, _, options = right.split(" ", 2)
-        if kind in ("cgroup", "cgroup2"):
-            fields = left.split()
-            yield fields[3], Path(fields[4]), kind, options.split(",")
-
-
-def _place(root: str, mount_point: Path, group: str) -> Path:
-    """Where our group is in the file system; in a container the mount may show only a part of the hierarchy."""
-    relative = os.path.relpath(group, root)
-    place = mount_point / relative
-    return place if not relative.startswith("..") and place.is_dir() else mount_point
+    The paths in /proc/self/cgroup and the mount's root are both relative to the tree's root. A group outside of the
+    mounted part has no directory here; the top of the mount is then the only group that can be tried.
+    """
+    relative = os.path.relpath(group, hierarchy.root)
+    directory = hierarchy.mount_point / relative
+    return directory if not relative.startswith("..") and directory.is_dir() else hierarchy.mount_point

@@ -1,4 +1,4 @@
-"""Waiting for file descriptors on the event loop: pipes that fill and processes that end, with absolute deadlines."""
+"""Waits for file descriptors on the event loop, pipes that fill and processes that end, with absolute deadlines."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ async def wait_readable(fd: int, deadline: float) -> bool:
 
 
 async def wait_readable_too(fd: int, deadline: float) -> bool:
-    """The same beside somebody else who may wait for `fd`, or close it: the loop has one waiter for a descriptor."""
+    """Waits on a duplicate: another task may wait for `fd`, or close it, and the loop has one waiter for each."""
     own = os.dup(fd)
     try:
         return await wait_readable(own, deadline)
@@ -39,20 +39,20 @@ def _settle(readable: asyncio.Future[None]) -> None:
 
 
 async def read_within(fd: int, limit_bytes: int, deadline: float) -> bytes | None:
-    """What can be read once anything can; b"" at the end of the stream, None when the deadline came first."""
+    """Reads once there is something to read; b"" at the end of the stream, None when the deadline came first."""
     if not await wait_readable(fd, deadline):
         return None
     return os.read(fd, limit_bytes)
 
 
 def is_readable(fd: int) -> bool:
-    """Whether it can be read right now; for a pidfd, whether its process has ended."""
+    """True when it can be read right now; for a pidfd, when its process has ended."""
     poll = select.poll()  # not select(), which takes no descriptor above 1023
     poll.register(fd, select.POLLIN)
     return bool(poll.poll(0))
 
 
 def kill(pidfd: int) -> None:
-    """SIGKILL; a process that has ended already is fine."""
+    """Sends SIGKILL, unless the process has ended."""
     with contextlib.suppress(ProcessLookupError):
         signal.pidfd_send_signal(pidfd, signal.SIGKILL)

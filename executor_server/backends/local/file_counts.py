@@ -1,12 +1,12 @@
-"""Limits how many files a sandbox can make, which bubblewrap has no option for.
+"""Limits how many files a sandbox can make, for which bubblewrap has no option.
 
-Each file, directory or link in a file system in memory takes kernel memory beside its content, so a size alone bounds
-none of it. tmpfs takes a number of inodes, also later. So a sandbox's file systems are reconfigured from outside, when
-they are there and before the guest has been told anything: programs then meet ENOSPC.
+Each file, directory or link in a file system in memory takes kernel memory besides its content, which a limit of size
+does not count. tmpfs accepts a number of inodes, also after it is mounted. So a sandbox's file systems are reconfigured
+from outside, once they are mounted and before anything is sent to the guest: programs then get ENOSPC.
 
-Whoever reconfigures a mount has to be able to mount where it is asked. Root is, for any sandbox. An ordinary user is
-not, but for the namespaces of its own sandbox; it takes a process of one thread to enter those, so this file is run as
-one: `python -I -S file_counts.py PID MAX_FILES`. It imports nothing of ours.
+The kernel reconfigures a mount only for a process that may mount there. Root may, in any sandbox. An ordinary user may
+in the namespaces of its own sandbox, and only a process of one thread can enter those, so this file is run as one:
+`python -I -S file_counts.py PID MAX_FILES`. It imports no other module of ours.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ import os
 import subprocess
 import sys
 
-_PLACES = ("workspace", "tmp", "dev/shm")
+_FILE_SYSTEMS = ("workspace", "tmp", "dev/shm")
 _TIMEOUT_S = 10.0
-# The same numbers on every architecture.
+# System calls; the numbers are the same on every architecture.
 _FSCONFIG, _FSPICK = 431, 433
 # linux/mount.h
 _FSPICK_CLOEXEC, _FSPICK_EMPTY_PATH = 1, 8
@@ -32,7 +32,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def limit_files(pid: int, max_files: int) -> None:
-    """For the sandbox whose first process this is, in each of its file systems. Blocks for a moment; raises OSError."""
+    """Limits each file system of the sandbox whose first process is `pid`. Blocks for a moment; raises OSError."""
     if os.geteuid() == 0:
         _limit_below(f"/proc/{pid}/root", max_files)
         return
@@ -48,8 +48,8 @@ def limit_files(pid: int, max_files: int) -> None:
 
 
 def _limit_below(root: str, max_files: int) -> None:
-    for place in _PLACES:
-        directory = os.open(f"{root}/{place}", os.O_PATH | os.O_CLOEXEC)
+    for file_system in _FILE_SYSTEMS:
+        directory = os.open(f"{root}/{file_system}", os.O_PATH | os.O_CLOEXEC)
         try:
             _limit(directory, max_files)
         finally:
@@ -59,7 +59,7 @@ def _limit_below(root: str, max_files: int) -> None:
 def _limit(directory: int, max_files: int) -> None:
     context = _call(_FSPICK, ctypes.c_int(directory), b"", ctypes.c_uint(_FSPICK_CLOEXEC | _FSPICK_EMPTY_PATH))
     try:
-        value = str(max_files + 1).encode()  # the file system's own directory is one
+        value = str(max_files + 1).encode()  # the file system's own directory takes one
         _call(_FSCONFIG, ctypes.c_int(context), ctypes.c_uint(_FSCONFIG_SET_STRING), b"nr_inodes", value, 0)
         _call(_FSCONFIG, ctypes.c_int(context), ctypes.c_uint(_FSCONFIG_CMD_RECONFIGURE), None, None, 0)
     finally:
@@ -74,7 +74,7 @@ def _call(number: int, *arguments: object) -> int:
 
 
 def _enter(pid: int) -> None:
-    """The mount namespace of a process, by way of the user namespace that owns it."""
+    """Enters the mount namespace of a process, after the user namespace that owns it."""
     mounts = os.open(f"/proc/{pid}/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
     users = fcntl.ioctl(mounts, _NS_GET_USERNS)
     for namespace, kind in ((users, _CLONE_NEWUSER), (mounts, _CLONE_NEWNS)):

@@ -1,4 +1,4 @@
-"""check-host: what this host can isolate and limit, found out by trying it, in sentences that say how to mend it."""
+"""check-host: tries what this host can isolate and limit, and reports it in sentences that say how to mend it."""
 
 from __future__ import annotations
 
@@ -8,25 +8,24 @@ import os
 import resource
 import secrets
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from executor_server.backend_config import LocalImage
-from executor_server.backends.base import HostFinding
+from executor_server.backends.findings import Confinement, Findings, confinement_findings
 from executor_server.backends.local.bubblewrap import Bwrap, find_bwrap
 from executor_server.backends.local.bytecode import find_uncompiled
 from executor_server.backends.local.cgroups import CgroupTrees, NoCgroups, discover_cgroups
 from executor_server.backends.local.images import Image, probe_image
-from executor_server.backends.local.kit import Kit
+from executor_server.backends.local.resources import Resources
 from executor_server.backends.local.trial import run_python
 from executor_server.backends.seccomp_program import UnsupportedArchitecture, filter_program
 from executor_server.backends.users import usable_uids
-from executor_server.errors import SandboxFailure
-from executor_server.model import SandboxSpec
+from executor_server.config import LocalImage
+from executor_server.core import SandboxFailure, SandboxSpec
 
 _TRIAL_TIMEOUT_S = 15.0
-# Packages without bytecode that a report names; it counts all of them.
+# Packages without bytecode that a finding names; it counts all of them.
 _NAMED_PACKAGES = 5
 _TRIAL_CPUS = 0.5
 _TRIAL_SPEC = SandboxSpec(image="", memory_bytes=2**27, processes=16, disk_bytes=2**20, orphan_time_s=1.0)
@@ -56,7 +55,7 @@ _USER_NAMESPACE_SWITCHES = (
     ),
     ("user/max_user_namespaces", "0", "Run: sysctl -w user.max_user_namespaces=15000."),
 )
-_WHERE_GROUPS_ARE = "Run the daemon where it can use control groups for processors."
+_CPU_GROUPS_REMEDY = "Run the daemon where it can use control groups for processors."
 _IN_A_CONTAINER = (
     "If this is a container, it must be allowed to make user namespaces and to mount /proc "
     "(Docker: --security-opt seccomp=unconfined --security-opt apparmor=unconfined "
@@ -65,26 +64,22 @@ _IN_A_CONTAINER = (
 
 
 @dataclass
-class Examination:
-    """What was found, in the order of finding; the kit is None when a required thing is missing."""
+class Examination(Findings):
+    """The findings, and the parts of a backend; `resources` is None when a required thing is missing."""
 
-    findings: list[HostFinding] = field(default_factory=list)
-    kit: Kit | None = None
+    resources: Resources | None = None
     uids: range | None = None  # users of the host for sandboxes; None when they run as the daemon's own
-
-    def add(self, subject: str, ok: bool, detail: str, remedy: str = "", *, required: bool = True) -> None:
-        self.findings.append(HostFinding(subject, ok, detail, "" if ok else remedy, required))
 
 
 async def examine_host(
     runtime_dir: Path, images: Mapping[str, LocalImage], bwrap: Path | None, uid_base: int | None
 ) -> Examination:
-    """Tries everything that a sandbox needs, a small sandbox included."""
+    """Tries everything that a sandbox needs, and makes a small one of each image."""
     found = Examination()
     parts = await asyncio.to_thread(_find_parts, found, images, bwrap)
     if parts is None:
         return found
-    kit = await asyncio.to_thread(Kit.build, runtime_dir, *parts, _try_cgroups())
+    resources = await asyncio.to_thread(Resources.build, runtime_dir, *parts, _try_cgroups())
     if uid_base is not None:
         try:
             found.uids = usable_uids(uid_base)
@@ -93,12 +88,12 @@ async def examine_host(
                 "user", False, f"No host user for sandboxes: {problem}.", "Give the container at least 65536 ids."
             )
             return found
-    for image in kit.images.values():
-        await _try_sandbox(found, kit, image, found.uids[0] if found.uids else None)
+    for image in resources.images.values():
+        await _try_sandbox(found, resources, image, found.uids[0] if found.uids else None)
         await asyncio.to_thread(report_bytecode, found, image)
-    _report_limits(found, kit)
-    if all(finding.ok for finding in found.findings if finding.required):
-        found.kit = kit
+    _report_limits(found, resources)
+    if found.suffices:
+        found.resources = resources
     return found
 
 
@@ -127,29 +122,27 @@ def _find_parts(
     return bwrap, seccomp, images
 
 
-async def _try_sandbox(found: Examination, kit: Kit, image: Image, uid: int | None) -> None:
+async def _try_sandbox(found: Examination, resources: Resources, image: Image, uid: int | None) -> None:
     subject = f"sandbox of image {image.name}"
     try:
-        result = await run_python(
-            kit, image, _TRIAL_SPEC, _TRIAL, host_uid=uid, cgroup=None, timeout_s=_TRIAL_TIMEOUT_S
+        stdout, stderr = await run_python(
+            resources, image, _TRIAL_SPEC, _TRIAL, host_uid=uid, cgroup=None, timeout_s=_TRIAL_TIMEOUT_S
         )
-        seen = json.loads(result.stdout)
+        seen = json.loads(stdout)
     except SandboxFailure as problem:
         found.add(subject, False, f"It cannot be made: {problem}.", _remedy())
         return
     except ValueError:
-        detail = f"It was made, but Python did not run in it: {result.complaints or 'no answer'}."
+        detail = f"It was made, but Python did not run in it: {stderr or 'no answer'}."
         found.add(subject, False, detail, _remedy())
         return
     version = ".".join(map(str, image.version))
     found.add(subject, True, f"CPython {version} ({image.python}) runs in it.")
-    for confinement, ok, detail in _judge(seen, uid):
-        if not any(finding.subject == confinement for finding in found.findings):  # the same for each image
-            found.add(confinement, ok, detail, _remedy())
+    found.add_confinement(_confinement(seen, uid), _remedy())
 
 
 def report_bytecode(found: Examination, image: Image) -> None:
-    """Warns of packages that each sandbox of an image compiles for itself; says nothing when there are none."""
+    """Warns of packages that each sandbox of an image compiles for itself; adds nothing when there are none."""
     for uncompiled in find_uncompiled(image.packages, image.version):
         count, directory = len(uncompiled.packages), uncompiled.directory
         named = ", ".join(uncompiled.packages[:_NAMED_PACKAGES]) + (", …" if count > _NAMED_PACKAGES else "")
@@ -161,20 +154,18 @@ def report_bytecode(found: Examination, image: Image) -> None:
         found.add(f"bytecode of image {image.name}", False, detail, remedy, required=False)
 
 
-def _judge(seen: dict[str, Any], uid: int | None) -> Iterator[tuple[str, bool, str]]:
-    """(subject, ok, sentence) for each thing that a sandbox says about itself."""
+def _confinement(seen: dict[str, Any], uid: int | None) -> Iterator[Confinement]:
+    """Checks the answer of the trial's program, which ran in a sandbox."""
     expected = os.geteuid() if uid is None else uid
     whose = "a user of its own" if uid is not None else "the daemon's own user"
     host_uid = seen["host_uid"]
     yield "user", host_uid == expected != 0, f"Code runs in a user namespace, on the host as user {host_uid}, {whose}."
-    alone = seen["processes"] == ["1"]
-    yield "process namespace", alone, "It sees its own processes only." if alone else "It sees other processes."
-    cut_off = set(seen["interfaces"]) <= {"lo"}
-    yield "network namespace", cut_off, "It has no network." if cut_off else f"It sees {seen['interfaces']}."
-    bare = all(int(seen[key], 16) == 0 for key in ("CapEff", "CapPrm", "CapAmb")) and seen["NoNewPrivs"] == "1"
-    yield "privileges", bare, "It has no capabilities and can gain none." if bare else "It keeps capabilities."
-    filtered = seen["Seccomp"] == "2"
-    yield "system call filter", filtered, "A seccomp filter is on." if filtered else "No seccomp filter is on."
+    yield from confinement_findings(
+        is_alone=seen["processes"] == ["1"],
+        interfaces=seen["interfaces"],
+        is_bare=all(int(seen[key], 16) == 0 for key in ("CapEff", "CapPrm", "CapAmb")) and seen["NoNewPrivs"] == "1",
+        is_filtered=seen["Seccomp"] == "2",
+    )
 
 
 def _remedy() -> str:
@@ -189,14 +180,14 @@ def _remedy() -> str:
 
 
 def _try_cgroups() -> CgroupTrees | NoCgroups:
-    """Finds where groups can be made, and makes one: being allowed to write is not yet being allowed to do this."""
+    """Finds where groups can be made, and makes one: write access to the directory does not prove that it works."""
     trees = discover_cgroups()
     if isinstance(trees, NoCgroups):
         return trees
     try:
         _make_group(trees)
     except (SandboxFailure, OSError):
-        # A kernel may lack nothing but the limit of processor time, which few ask for.
+        # A kernel may lack only the limit of processor time, which few policies set.
         trees = replace(trees, has_quotas=False)
         try:
             _make_group(trees)
@@ -211,31 +202,32 @@ def _make_group(trees: CgroupTrees) -> None:
         directory.rmdir()
 
 
-def _report_limits(found: Examination, kit: Kit) -> None:
-    if isinstance(kit.cgroups, CgroupTrees):
-        where = f"by control groups, version {kit.cgroups.version}"
-        found.add("memory limit", True, f"The kernel enforces it {where}; swap is off, files in memory count.")
+def _report_limits(found: Examination, resources: Resources) -> None:
+    trees = resources.cgroups
+    if isinstance(trees, CgroupTrees):
+        by = f"by control groups, version {trees.version}"
+        found.add("memory limit", True, f"The kernel enforces it {by}; swap is off, files in memory count.")
     else:
         detail = (
-            f"No control group: {kit.cgroups.reason}. Instead, each process has resource limits and the sandbox's "
-            "supervisor watches over all of them; it looks now and then, and what a sandbox keeps in files comes on "
-            "top of the limit, up to twice its disk size and half its memory."
+            f"No control group: {trees.reason}. Instead, each process has resource limits and the "
+            "sandbox's supervisor watches over all of them; it looks now and then, and what a sandbox keeps in files "
+            "comes on top of the limit, up to twice its disk size and half its memory."
         )
-        found.add("memory limit", False, detail, kit.cgroups.remedy, required=False)
-    if kit.limits_processes:
+        found.add("memory limit", False, detail, trees.remedy, required=False)
+    if resources.limits_processes:
         found.add("process limit", True, "The kernel enforces it by control groups.")
-    elif resource.RLIMIT_NPROC in kit.rlimits(_TRIAL_SPEC):
+    elif resource.RLIMIT_NPROC in resources.rlimits(_TRIAL_SPEC):
         found.add("process limit", True, "The kernel enforces it by RLIMIT_NPROC, which counts for each sandbox.")
     else:
         detail = "Neither control groups nor, before Linux 5.14, resource limits can count a sandbox's processes."
         found.add("process limit", False, detail, "Run the daemon as root or in a delegated group.", required=False)
-    if isinstance(kit.cgroups, CgroupTrees) and "cpu" in kit.cgroups.parents:
+    if isinstance(trees, CgroupTrees) and "cpu" in trees.parents:
         found.add("processor share", True, "Sandboxes share the processors evenly, by control groups.")
     else:
         detail = "A sandbox with many busy processes takes processor time from the others."
-        found.add("processor share", False, detail, _WHERE_GROUPS_ARE, required=False)
-    if isinstance(kit.cgroups, CgroupTrees) and kit.cgroups.limits_processors:
+        found.add("processor share", False, detail, _CPU_GROUPS_REMEDY, required=False)
+    if isinstance(trees, CgroupTrees) and trees.limits_processors:
         found.add("processor limit", True, "Where limits.cpus sets one, the kernel enforces it by control groups.")
     else:
         detail = "limits.cpus is not enforced: a sandbox may use all processors."
-        found.add("processor limit", False, detail, _WHERE_GROUPS_ARE, required=False)
+        found.add("processor limit", False, detail, _CPU_GROUPS_REMEDY, required=False)

@@ -1,9 +1,9 @@
-"""Images of the local backend: Python environments of this host, and what of the host they need to see.
+"""Images of the local backend: Python environments of this host, with the directories that they need to see.
 
-An image is named by the path of its interpreter, or of the folder of a virtual environment that has one. That path is
-kept as it is and not resolved: a virtual environment is found through it. What the interpreter needs, its own prefix
-and the one of the Python that the environment was made from, is learned by asking it when the daemon starts, and again
-when the environment has become another one: rebuilt, or with other packages in it.
+An image is given by the path of its interpreter, or of the folder of a virtual environment that has one. That path is
+kept unresolved: a virtual environment is found through it. The interpreter reports the directories that it needs, its
+own prefix and the prefix of the Python that the environment was made from, when the daemon starts, and again when the
+environment has changed: rebuilt, or with other packages in it.
 """
 
 from __future__ import annotations
@@ -18,20 +18,19 @@ from pathlib import Path
 from typing import Any
 
 from executor_server.backends.local.system import SHOWN_DIRECTORIES, SYSTEM_PREFIX, TOOL_DIRECTORIES
-from executor_server.errors import SandboxFailure
-
-OLDEST_PYTHON = (3, 9)
+from executor_server.backends.settings import OLDEST_PYTHON
+from executor_server.core import SandboxFailure
 
 _PROBE_TIMEOUT_S = 30.0
 _PROBE_OUTPUT_BYTES = 65_536
 _LINKS = 40  # as many as the kernel follows
 _IDENTITY_CHARS = 16
 _TELLTALES_BEFORE_PACKAGES = 2
-_PYTHONS = ("bin/python", "bin/python3")  # of an environment's folder
+_PYTHONS = ("bin/python", "bin/python3")  # in an environment's folder
 # Mounting one of these would show a sandbox what it must not see; an interpreter with such a prefix is a mistake.
 _NOT_A_PREFIX = tuple(Path(name) for name in ("/", "/home", "/root", "/var", "/etc", "/tmp", "/run", "/opt", "/srv"))
 
-# Its modules in C are imported to see which libraries come with them, from wherever the linker finds them.
+# It imports its modules in C to see which libraries come with them, from wherever the linker finds them.
 _PROBE = """\
 import importlib, json, site, sys
 for name in ("_bz2", "_ctypes", "_curses", "_dbm", "_gdbm", "_hashlib", "_lzma", "_sqlite3", "_ssl", "_tkinter",
@@ -53,24 +52,24 @@ class Image:
     name: str
     python: Path
     version: tuple[int, int]
-    directories: tuple[Path, ...]  # besides the system's; each is mounted where it is on the host
-    links: tuple[tuple[Path, str], ...]  # symbolic links outside of them, on the way to the interpreter
+    directories: tuple[Path, ...]  # besides the system's; each is mounted at its path on the host
+    links: tuple[tuple[Path, str], ...]  # symbolic links outside of them, on the path to the interpreter
     preload: tuple[str, ...]  # modules that a sandbox imports ahead
-    telltales: tuple[Path, ...]  # files and folders that do not stay the same when the environment becomes another
-    identity: str  # what they were like when the interpreter was asked
+    telltales: tuple[Path, ...]  # files and folders that change when the environment does
+    identity: str  # a hash of their state when the interpreter was asked
 
     @property
     def packages(self) -> tuple[Path, ...]:
-        """Directories in which its packages are; not each of them need exist."""
+        """Directories of its packages; some of them may not exist."""
         return self.telltales[_TELLTALES_BEFORE_PACKAGES:]
 
     def is_current(self) -> bool:
-        """Whether the environment is still the one that was probed, as far as a few looks at its files can tell."""
+        """True while the environment is the one that was probed, as far as a few of its files show."""
         return self.identity == _identity(self.python, self.telltales)
 
 
 def probe_image(name: str, path: Path, preload: tuple[str, ...] = ()) -> Image:
-    """Asks the interpreter at `path`, or in that folder, what it is.
+    """Runs the interpreter at `path`, or in that folder, and reads its description of itself.
 
     Raises SandboxFailure when it cannot serve as an image.
     """
@@ -105,15 +104,15 @@ def _interpreter(name: str, path: Path) -> Path:
 
 
 def _identity(python: Path, telltales: Iterable[Path]) -> str:
-    """Named by what is in the host's file system, and so the same in another daemon."""
-    seen = repr((str(python), os.path.realpath(python), *(_look(path) for path in telltales)))
+    """Depends on the host's file system only, and so is the same in another daemon."""
+    seen = repr((str(python), os.path.realpath(python), *(_state(path) for path in telltales)))
     return hashlib.sha256(seen.encode()).hexdigest()[:_IDENTITY_CHARS]
 
 
-def _look(path: Path) -> tuple[int, ...] | None:
+def _state(path: Path) -> tuple[int, ...] | None:
     try:
         found = path.stat()
-    except OSError:  # not there, or nothing that we may see: that is a state, too
+    except OSError:  # it does not exist, or we may not see it: that is a state, too
         return None
     return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
 
@@ -137,7 +136,7 @@ def _describe(name: str, python: Path) -> dict[str, Any]:
 
 
 def _directories(name: str, prefixes: Iterable[Path], others: Iterable[Path]) -> tuple[Path, ...]:
-    """The prefixes and where they really are, each once, none inside another or inside the system's.
+    """Returns the prefixes and their resolved paths, each once, none inside another or inside the system's.
 
     With them come other directories that the interpreter needs: of its packages, and of libraries that it is linked to.
     """
@@ -154,7 +153,7 @@ def _directories(name: str, prefixes: Iterable[Path], others: Iterable[Path]) ->
 
 
 def _links(name: str, python: Path, visible: tuple[Path, ...]) -> tuple[tuple[Path, str], ...]:
-    """Symbolic links that lead to the interpreter and lie outside of what is mounted: they must be made again."""
+    """Symbolic links on the path to the interpreter, outside of all mounts: a sandbox needs links of its own."""
     links: list[tuple[Path, str]] = []
     at, rest = Path("/"), list(python.absolute().parts[1:])
     followed = 0

@@ -1,9 +1,9 @@
-"""What a sandbox looks like from inside: files, mounts, environment; written as arguments of bwrap.
+"""The files, mounts and environment of a sandbox, as arguments of bwrap.
 
-Nothing is visible unless a line here makes it so. Of the host a sandbox sees the libraries and the data of its system
+Nothing is visible inside unless a line here makes it so. A sandbox sees the libraries and the data of the host's system
 and a few tools (system.py), a few files of /etc that libraries expect (in a tree of our own, so that one mount brings
 them all), the Python environment of its image and the guest; all read-only. It can write to /workspace, /tmp and
-/dev/shm, each in memory of its own, sized.
+/dev/shm, each a file system in memory of limited size.
 """
 
 from __future__ import annotations
@@ -14,11 +14,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from executor_server.backends.environment import sandbox_environment
+from executor_server.backends.guest_archive import GuestArchive
 from executor_server.backends.local.images import Image
 from executor_server.backends.local.system import SHOWN_DIRECTORIES, publish
-from executor_server.guest_archive import GUEST_PATH, GuestArchive
-from executor_server.model import SandboxSpec
+from executor_server.backends.settings import HOSTS, WORKSPACE, sandbox_environment, shm_bytes
+from executor_server.core import SandboxSpec
+from executor_server.guest.wire.paths import GUEST_PATH
 
 SANDBOX_ID = 1000
 """User and group of the code inside."""
@@ -26,24 +27,24 @@ SANDBOX_ID = 1000
 _HASH_CHARS = 16
 _NOLOGIN = "/usr/sbin/nologin"
 _OWN_ETC = {
-    "passwd": f"root:x:0:0:root:/:{_NOLOGIN}\nsandbox:x:{SANDBOX_ID}:{SANDBOX_ID}::/workspace:/bin/sh\n"
+    "passwd": f"root:x:0:0:root:/:{_NOLOGIN}\nsandbox:x:{SANDBOX_ID}:{SANDBOX_ID}::{WORKSPACE}:/bin/sh\n"
     f"nobody:x:65534:65534::/:{_NOLOGIN}\n",
     "group": f"root:x:0:\nsandbox:x:{SANDBOX_ID}:\nnogroup:x:65534:\n",
-    "hosts": "127.0.0.1 localhost sandbox\n::1 localhost\n",
+    "hosts": HOSTS,
     "nsswitch.conf": "passwd: files\ngroup: files\nhosts: files\n",
 }
-# What libraries look for: the linker, time zones, certificates; and by directory, what /usr/bin links to, and fonts.
+# Files that libraries read: the linker's, time zones, certificates. Directories: targets of links in /usr/bin, fonts.
 _COPIED_ETC = ("ld.so.cache", "localtime", "mime.types", "ssl/certs/ca-certificates.crt")
 _MOUNTED_ETC = ("alternatives", "fonts")
 
-# No terminals, no /dev/fuse, no devices of the host: what ordinary programs open, and nothing else.
+# The devices that ordinary programs open: no terminals, no /dev/fuse, no hardware.
 _DEVICES = ("null", "zero", "full", "random", "urandom")
 
 
 def build_etc(directory: Path) -> Path:
-    """Makes the /etc of all sandboxes: our own files, copies of some of the host's, and places to mount others.
+    """Makes the /etc of all sandboxes: our own files, copies of some of the host's, and mount points for others.
 
-    It is named by its content, and one that exists is never changed: it may be mounted somewhere.
+    Its name is a hash of its content, and an existing one is never changed: sandboxes may have it mounted.
     """
     files = {name: text.encode() for name, text in _OWN_ETC.items()}
     files |= {name: Path("/etc", name).read_bytes() for name in _COPIED_ETC if Path("/etc", name).is_file()}
@@ -70,7 +71,7 @@ def _write_etc(etc: Path, files: Mapping[str, bytes], mounted: Sequence[str]) ->
 
 @dataclass(frozen=True)
 class Layout:
-    """What all sandboxes of one daemon have in common."""
+    """The parts of the file system that all sandboxes of one daemon have in common."""
 
     etc: Path
     tools: Path
@@ -97,10 +98,9 @@ class Layout:
             yield from ("--dev-bind", f"/dev/{name}", f"/dev/{name}")
         for name, target in (("fd", "fd"), ("stdin", "fd/0"), ("stdout", "fd/1"), ("stderr", "fd/2")):
             yield from ("--symlink", f"/proc/self/{target}", f"/dev/{name}")
-        # Shared memory is memory: half of it at most, so that a full /dev/shm leaves room for a program.
-        yield from _writable("/dev/shm", min(spec.disk_bytes, spec.memory_bytes // 2))
+        yield from _writable("/dev/shm", shm_bytes(spec.disk_bytes, spec.memory_bytes))
         yield from _writable("/tmp", spec.disk_bytes)
-        yield from _writable("/workspace", spec.disk_bytes)
+        yield from _writable(WORKSPACE, spec.disk_bytes)
         # After /tmp: an environment may live there.
         yield from _parents(*image.directories, *(link for link, _ in image.links), Path(GUEST_PATH))
         for directory in image.directories:
@@ -109,29 +109,28 @@ class Layout:
             yield from ("--symlink", target, str(link))
         yield from ("--ro-bind", str(self.guest.path), GUEST_PATH)
         # Last, since bwrap could make no mount point after it. Neither reaches the mounts below them.
-        yield from ("--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/workspace")
+        yield from ("--remount-ro", "/dev", "--remount-ro", "/", "--chdir", WORKSPACE)
 
 
-def _parents(*places: Path) -> Iterator[str]:
-    """The directories on the way: bubblewrap would make them for root alone, and the sandbox's user is not root."""
-    directories = {parent for place in places for parent in place.parents}
+def _parents(*paths: Path) -> Iterator[str]:
+    """Makes the parent directories: bubblewrap would make them for root alone, and the sandbox's user is not root."""
+    directories = {parent for path in paths for parent in path.parents}
     for directory in sorted(directories - {Path("/")}):
         yield from ("--perms", "0755", "--dir", str(directory))
 
 
 def _namespaces() -> Iterator[str]:
-    # No --die-with-parent: a sandbox outlives the daemon, and its supervisor ends it when nobody comes back.
+    # No --die-with-parent: a sandbox outlives the daemon, and its supervisor ends it when no daemon connects again.
     yield from ("--unshare-all", "--unshare-user", "--as-pid-1", "--new-session", "--hostname", "sandbox")
 
 
 def _environment(image: Image, spec: SandboxSpec) -> Iterator[str]:
-    """Made from nothing."""
     path = f"{image.python.parent}:/usr/local/bin:/usr/bin:/bin"
     yield "--clearenv"
     for name, value in {"PATH": path, **sandbox_environment(spec.processes)}.items():
         yield from ("--setenv", name, value)
 
 
-def _writable(place: str, size_bytes: int) -> Iterator[str]:
-    """A private file system in memory. Sticky and open, as /tmp is: it is mounted before its user is known."""
-    yield from ("--perms", "1777", "--size", str(size_bytes), "--tmpfs", place)
+def _writable(path: str, size_bytes: int) -> Iterator[str]:
+    """Mounts a private file system in memory. Its mode is that of /tmp: it is mounted before its user is known."""
+    yield from ("--perms", "1777", "--size", str(size_bytes), "--tmpfs", path)

@@ -1,21 +1,21 @@
-"""One bubblewrap process: started, held back until it is confined from outside, let go, killed, reaped.
+"""One bubblewrap process: starts it, confines the sandbox from outside while it waits, releases, kills and reaps it.
 
-Some things can only be done to a sandbox from outside: setting its limits, writing down that it exists and, for root,
-giving it a user of its own. They must be done before it runs anything, and bubblewrap waits for us at the right moment:
+Some steps must be taken from outside: setting the sandbox's limits, recording that it exists and, for root, giving it a
+user of its own. They must be complete before it runs anything, and bubblewrap waits for us at the right moment:
 
 - As an ordinary user it maps our own user to the sandbox's by itself, builds the file system, and waits (--block-fd)
   before it executes the command.
 - As root it must not do so: the program would run as the host's user 0, who owns /proc/sys even without any capability.
   It waits (--userns-block-fd) right after making its user namespace, and we write the map: 0 stays the host's root,
   just to build the file system (the Python environment may lie in a directory that only root can enter), and the
-  sandbox's user is a host user that nobody else has. The command starts as 0 with the capabilities to change user and
-  no others; the supervisor's first act is to drop to the sandbox's user for good, before it listens to anybody. The
-  two capabilities stay in its bounding set, where nothing can take them from: no program gains any by being executed.
+  sandbox's user is a host user that no other process has. The command starts as 0 with the capabilities to change user
+  and no others; the supervisor's first act is to drop to the sandbox's user for good, before it accepts any connection.
+  The two capabilities stay in its bounding set, which gives nothing away: no program gains any by being executed.
 
 Bubblewrap itself stays as the parent of the sandbox's first process and ends with it. Killing that first process kills
-everything in its process namespace; that is how a sandbox ends, not by a list of processes.
+everything in its process namespace; a sandbox ends in this way, not by a list of processes.
 
-Nothing of ours is needed by either once they are let go: no pipe leads back here, and no signal comes with our death.
+Neither needs the daemon after the release: no pipe leads back here, and no signal is sent when the daemon dies.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ from pathlib import Path
 from typing import Protocol
 
 from executor_server.backends.local.cgroups import Cgroup
-from executor_server.backends.local.complaints import open_complaints, read_complaints
 from executor_server.backends.local.descriptors import is_readable, kill, read_within, wait_readable, wait_readable_too
 from executor_server.backends.local.layout import SANDBOX_ID
-from executor_server.errors import SandboxFailure
+from executor_server.backends.local.stderr_file import open_stderr, read_stderr
+from executor_server.core import SandboxFailure
 
 _INFO_BYTES = 4096
 
 
 class SandboxProcess(Protocol):
-    """The first process of a sandbox, with the bubblewrap that is its parent, whoever started them."""
+    """The first process of a sandbox, with the bubblewrap that is its parent, started by this daemon or another."""
 
     @property
     def init_pid(self) -> int | None:
@@ -49,35 +49,35 @@ class SandboxProcess(Protocol):
         ...
 
     def has_ended(self) -> bool:
-        """Whether there is a first process no more."""
+        """True when the first process does not exist any more."""
         ...
 
     async def exit_code(self, deadline: float) -> int | None:
-        """Waits for the first process to end, and tells how it did, as a shell would (128 and the signal).
+        """Waits for the first process to end, and returns its exit code as a shell would (128 and the signal).
 
         None when that is not known, or it has not ended by the deadline.
         """
         ...
 
     def last_words(self) -> str:
-        """What bubblewrap or the first process wrote to standard error. Names host paths: never for a client."""
+        """Returns the standard error of bubblewrap and the first process. It names host paths: never for a client."""
         ...
 
     async def kill_and_reap(self, deadline: float) -> None:
-        """Ends the sandbox and waits until all of it is gone. Idempotent; raises SandboxFailure past the deadline."""
+        """Ends the sandbox and waits until all processes are reaped. Idempotent; raises SandboxFailure when late."""
         ...
 
 
 @dataclass
 class BwrapProcess:
-    """A bubblewrap that waits for us and then runs a sandbox, whose first process is known from the wait on.
+    """A bubblewrap that waits for the release and then runs a sandbox; the wait makes its first process known.
 
     Implements `SandboxProcess`.
     """
 
     popen: subprocess.Popen[bytes]
     monitor_pidfd: int
-    complaints: int  # its standard error, and the first process's
+    stderr: int  # descriptor of the file that bubblewrap and the first process write to
     _info: int
     _release: int
     init_pid: int | None = None
@@ -92,14 +92,14 @@ class BwrapProcess:
         on_held: Callable[[int], None],
         deadline: float,
     ) -> None:
-        """Learns the first process, confines it, lets it go.
+        """Learns the first process, confines it and releases it.
 
         `host_uid` is the user that it becomes on the host, None for our own; `on_held` gets the first process's id.
         Raises SandboxFailure; the caller then kills it.
         """
         pid = self.init_pid = await self._first_process(deadline)
         try:
-            self.init_pidfd = os.pidfd_open(pid)  # cannot be another's by now: its parent has not reaped it
+            self.init_pidfd = os.pidfd_open(pid)  # the id is not used again before its parent, which waits, reaps it
             for limit, value in rlimits.items():
                 resource.prlimit(pid, limit, (value, value))
             on_held(pid)
@@ -117,7 +117,7 @@ class BwrapProcess:
         if not self._reaped:
             await wait_readable_too(self.monitor_pidfd, deadline)
         code = self.popen.poll()
-        return code if code is not None and code >= 0 else None  # else bubblewrap itself was killed, and can't tell
+        return code if code is not None and code >= 0 else None  # below 0 bubblewrap itself was killed
 
     async def kill_and_reap(self, deadline: float) -> None:
         if self._reaped:
@@ -127,10 +127,10 @@ class BwrapProcess:
             # Readable only when the kernel has killed and reaped every process of the namespace.
             if not await wait_readable(self.init_pidfd, deadline):
                 raise SandboxFailure(f"process {self.init_pid} of a sandbox does not end")
-            if self._release >= 0:  # not let go yet: bubblewrap waits for us, and would not see its child's end
+            if self._release >= 0:  # not released: bubblewrap waits for us, and would not see its child's end
                 kill(self.monitor_pidfd)
         else:
-            # It is still one process group, before --new-session; the child would wait for its parent for ever.
+            # Before --new-session it is one process group; the child alone would wait for its parent for ever.
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.popen.pid, signal.SIGKILL)
         if not await wait_readable(self.monitor_pidfd, deadline):
@@ -139,12 +139,12 @@ class BwrapProcess:
         self.popen.wait()
         self._reaped = True
         self._close_wait()
-        for fd in (self.monitor_pidfd, self.complaints, self.init_pidfd):
+        for fd in (self.monitor_pidfd, self.stderr, self.init_pidfd):
             if fd is not None:
                 os.close(fd)
 
     def last_words(self) -> str:
-        return "" if self._reaped else read_complaints(self.complaints)
+        return "" if self._reaped else read_stderr(self.stderr)
 
     async def _first_process(self, deadline: float) -> int:
         info = b""
@@ -161,7 +161,7 @@ class BwrapProcess:
             raise SandboxFailure(f"bubblewrap failed: {self.last_words()}") from error
 
     def _close_wait(self) -> None:
-        """Bubblewrap takes a closed pipe for a release: only when it is released, or dead."""
+        """Closes the pipes, only after the release or bubblewrap's end: it takes a closed pipe for a release."""
         for fd in (self._info, self._release):
             if fd >= 0:
                 os.close(fd)
@@ -182,12 +182,12 @@ def start_bwrap(
     with contextlib.ExitStack() as ours, contextlib.ExitStack() as theirs:
         info_read, info_write = _pipe(ours, theirs)
         block_read, block_write = _pipe(theirs, ours)
-        complaints = open_complaints()
-        ours.callback(os.close, complaints)
+        stderr = open_stderr()
+        ours.callback(os.close, stderr)
         filter_fd = _memory_file("seccomp", seccomp)
         theirs.callback(os.close, filter_fd)
         if os.geteuid() == 0:
-            # As standard input: bubblewrap does not close this one in the sandbox, where it is at its end by then.
+            # As standard input, which bubblewrap leaves open in the sandbox; there it is at its end by then.
             stdin, held = block_read, ["--userns-block-fd", "0"]
             held += ["--cap-drop", "ALL", "--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
         else:
@@ -195,18 +195,18 @@ def start_bwrap(
             held += ["--uid", str(SANDBOX_ID), "--gid", str(SANDBOX_ID)]
             pass_fds = (*pass_fds, block_read)
         held += ["--info-fd", str(info_write), "--seccomp", str(filter_fd)]
-        whole = [str(bwrap), *held, *arguments, "--", *command]
+        command_line = [str(bwrap), *held, *arguments, "--", *command]
         popen = subprocess.Popen(
-            cgroup.enter_and_run(whole) if cgroup else whole,
+            cgroup.enter_and_run(command_line) if cgroup else command_line,
             stdin=stdin,
             stdout=stdout,
-            stderr=complaints,
+            stderr=stderr,
             env={},
             pass_fds=(info_write, filter_fd, *pass_fds),
             start_new_session=True,  # a Ctrl-C in the daemon's terminal is for the daemon
         )
         ours.callback(_abandon, popen)
-        process = BwrapProcess(popen, os.pidfd_open(popen.pid), complaints, info_read, block_write)
+        process = BwrapProcess(popen, os.pidfd_open(popen.pid), stderr, info_read, block_write)
         ours.pop_all()
     return process
 

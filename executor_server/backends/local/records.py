@@ -1,9 +1,9 @@
-"""What a sandbox has on the host, written down, so that another daemon of the same state directory can find it.
+"""The record of a sandbox's parts on the host, by which another daemon of the same state directory finds them.
 
 Each sandbox has a directory of its own that only the daemon's user can enter. It holds the socket of the guest and a
-record: the sandbox's first process and bubblewrap's, with the times at which they started (a process id alone may since
-be somebody else's), its control groups, its user, and what it was made of. The record is written before the sandbox
-runs anything, so one without a whole record never ran.
+record: the sandbox's first process and bubblewrap's, with the times at which they started (a process id alone may have
+been used again), its control groups, its user and its fingerprint. The record is written before the sandbox runs
+anything, so a sandbox without a complete record never ran.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from executor_server.backends.local.cgroups import Cgroup
 
 _RECORD_NAME = "record.json"
 _RECORD_BYTES = 65_536
-_START_TIME_FIELD = 22 - 3  # of /proc/PID/stat, counted after the command's closing parenthesis
+_START_TIME_FIELD = 22 - 3  # in /proc/PID/stat, counted after the command's closing parenthesis
 
 
 @dataclass(frozen=True)
 class ProcessRecord:
-    """A process that can't be mistaken for another one."""
+    """A process, identified so that no other process can have the same values."""
 
     pid: int
     start_time: int  # in clock ticks since boot
@@ -31,8 +31,8 @@ class ProcessRecord:
 
     @classmethod
     def of(cls, pid: int) -> ProcessRecord:
-        """Raises FileNotFoundError or ProcessLookupError when there is no such process."""
-        # The command may hold spaces and parentheses of its own; what follows the last one does not.
+        """Reads /proc. Raises FileNotFoundError or ProcessLookupError when there is no such process."""
+        # The command may contain spaces and parentheses; the fields after its last parenthesis do not.
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         return cls(pid, int(fields[_START_TIME_FIELD]), Path("/proc/sys/kernel/random/boot_id").read_text().strip())
 
@@ -42,7 +42,7 @@ class Record:
     sandbox_id: str
     fingerprint: str
     first: ProcessRecord
-    monitor: ProcessRecord  # bubblewrap, the first one's parent
+    monitor: ProcessRecord  # bubblewrap, the parent of the first
     host_uid: int | None
     cgroup: Cgroup | None
 
@@ -67,7 +67,7 @@ def write_record(directory: Path, record: Record) -> None:
 
 
 def read_record(directory: Path) -> Record | None:
-    """The record, or None when there is none that is whole: the daemon died before the sandbox ran anything."""
+    """Returns the record; None when there is no complete one: the daemon died before the sandbox ran anything."""
     try:
         with (directory / _RECORD_NAME).open("rb") as file:
             record = _record_from(json.loads(file.read(_RECORD_BYTES)))
@@ -97,7 +97,7 @@ def _process_from(values: dict[str, Any], prefix: str) -> ProcessRecord:
 
 def _cgroup_from(values: dict[str, Any]) -> Cgroup | None:
     directories = {_text(name): Path(_text(path)) for name, path in dict(values["cgroups"]).items()}
-    # Everything in these directories is going to be killed: a group of anybody else's must never be among them.
+    # Every process in these groups is going to be killed: a group of another service must never be among them.
     if not all(path.is_absolute() and path.name.endswith(f"-{values['sandbox_id']}") for path in directories.values()):
         raise ValueError("a control group that is not the sandbox's")
     return Cgroup(_count(values["cgroup_version"]), directories) if directories else None
@@ -110,7 +110,7 @@ def _text(value: object) -> str:
 
 
 def _count(value: object) -> int:
-    """An integer above zero: nothing that is recorded can be 0."""
+    """Checks that it is an integer above zero: no recorded number can be 0."""
     if type(value) is not int or value <= 0:
         raise ValueError("not a number above zero")
     return value

@@ -1,7 +1,8 @@
-"""A sandbox that an earlier daemon made, found again by its directory: to be taken over, or destroyed like any other.
+"""Finds a sandbox that an earlier daemon made by its directory, to be taken over or destroyed like any other.
 
-Its processes are no children of ours. Each is held by a descriptor that was opened first and compared with the record
-afterwards, so neither a process that has the number by now is touched, nor can one get it meanwhile.
+Its processes are not our children, so their ids may be used again at any time. The race: a process ends between the
+comparison with the record and the kill, and another one gets its id. So a pidfd is opened first and the record compared
+afterwards: while the pidfd is open it means the same process, and only a process with the recorded start time is kept.
 """
 
 from __future__ import annotations
@@ -11,16 +12,16 @@ import stat
 from collections.abc import Callable
 from pathlib import Path
 
-from executor_server.backends.base import SocketEndpoint
 from executor_server.backends.directory import SOCKET_NAME
 from executor_server.backends.local.descriptors import is_readable, kill, wait_readable, wait_readable_too
 from executor_server.backends.local.records import ProcessRecord, Record, read_record
 from executor_server.backends.local.sandbox import LocalSandbox
-from executor_server.errors import SandboxFailure
+from executor_server.channel import SocketEndpoint
+from executor_server.core import SandboxFailure
 
 
 def recover(directory: Path, token: bytes, forget: Callable[[LocalSandbox], None]) -> LocalSandbox:
-    """Whatever this directory says that there is, dead or alive (`still_serves` tells)."""
+    """Returns the sandbox that this directory describes, dead or alive; see `still_serves`."""
     endpoint = SocketEndpoint(directory / SOCKET_NAME, token)
     record = read_record(directory)
     if record is None:
@@ -38,7 +39,7 @@ def recover(directory: Path, token: bytes, forget: Callable[[LocalSandbox], None
 
 
 def still_serves(sandbox: LocalSandbox) -> bool:
-    """Whether it lives, and there is a socket by which its guest may be reached."""
+    """True when it lives, and there is a socket by which its guest may be reached."""
     if sandbox.process is None or sandbox.process.has_ended():
         return False
     try:
@@ -48,7 +49,7 @@ def still_serves(sandbox: LocalSandbox) -> bool:
 
 
 class OrphanedProcess:
-    """A bubblewrap and the first process of its sandbox, as a daemon left them. Implements `SandboxProcess`."""
+    """A bubblewrap and the first process of its sandbox that a daemon left. Implements `SandboxProcess`."""
 
     def __init__(self, record: Record) -> None:
         self.init_pid = record.first.pid
@@ -60,7 +61,7 @@ class OrphanedProcess:
         return self._init_pidfd is None or is_readable(self._init_pidfd)
 
     async def exit_code(self, deadline: float) -> int | None:
-        """Waits, but does not know: only a parent learns it."""
+        """Waits, and returns None: only a parent learns the exit code."""
         if self._init_pidfd is not None:
             await wait_readable_too(self._init_pidfd, deadline)
         return None
@@ -69,7 +70,6 @@ class OrphanedProcess:
         return ""
 
     async def kill_and_reap(self, deadline: float) -> None:
-        """Ends the sandbox and waits until all of it is gone. Idempotent; raises SandboxFailure past the deadline."""
         if self._init_pidfd is not None:
             kill(self._init_pidfd)
             # Readable only when the kernel has killed and reaped every process of the namespace.
@@ -86,7 +86,7 @@ class OrphanedProcess:
 
 
 def _open(recorded: ProcessRecord) -> int | None:
-    """A pidfd of the recorded process; None when it has ended, even if another one has its number."""
+    """Opens a pidfd of the recorded process; None when it has ended, even if another one has its id."""
     try:
         pidfd = os.pidfd_open(recorded.pid)
     except (ProcessLookupError, OverflowError):

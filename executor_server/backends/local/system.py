@@ -3,10 +3,10 @@
 A sandbox needs the system for Python: shared libraries, time zones, fonts, terminal descriptions. Programs that agents
 write also run `sh`, `ls`, `grep`, `tar` or `git`, so those are there; compilers, network clients, database servers,
 administration and whatever else a host has installed are not, nor is anything of /usr/local. The tools are copied into
-one directory, because a mount for each of a hundred files would double the time that it takes to make a sandbox.
+one directory, because a mount for each of a hundred files would double the time to make a sandbox.
 
-/proc/self/mountinfo tells a program where what it sees lies on the host. So what is ours lies at places that say
-nothing about the host or its users, where the daemon has any.
+A program can read in /proc/self/mountinfo at which path of the host a mounted file lies. So the daemon keeps the files
+that sandboxes mount at paths that say nothing about the host or its users, where it has any such path.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ SHOWN_DIRECTORIES = tuple(
 """Directories that every sandbox sees, read-only and as they are on the host. Not all of them are on every host."""
 
 TOOL_DIRECTORIES = (Path("/usr/bin"), Path("/bin"))
-"""Where the tools are, inside; and where they are taken from."""
+"""Directories of the tools, inside; the host's are their source."""
 
 SYSTEM_PREFIX = Path("/usr")
 """The prefix of the system's own Python, which has its parts in the directories above."""
@@ -62,11 +62,11 @@ _HASH_CHARS = 16
 def build_tools(directory: Path) -> Path:
     """Makes the /usr/bin of all sandboxes, with copies of the host's tools as they are now. Blocks for a moment.
 
-    It is named by what it was made of, and one that exists is never changed: it may be mounted somewhere.
+    Its name is a hash of the tools, and an existing one is never changed: sandboxes may have it mounted.
     """
     found = dict(_find_tools())
-    looks = sorted((name, str(path), _look(path)) for name, path in found.items())
-    tools = directory / f"bin-{hashlib.sha256(repr(looks).encode()).hexdigest()[:_HASH_CHARS]}"
+    versions = sorted((name, str(path), _version(path)) for name, path in found.items())
+    tools = directory / f"bin-{hashlib.sha256(repr(versions).encode()).hexdigest()[:_HASH_CHARS]}"
     if not tools.exists():
         with tempfile.TemporaryDirectory(prefix=".bin-", dir=directory) as scratch:
             made = Path(scratch, "bin")
@@ -77,12 +77,12 @@ def build_tools(directory: Path) -> Path:
     return tools
 
 
-def publish(made: Path, place: Path) -> None:
-    """Puts a directory at its place, unless another daemon has put the same there meanwhile."""
+def publish(made: Path, path: Path) -> None:
+    """Moves a directory to `path`, unless another daemon has put the same there meanwhile."""
     try:
-        made.rename(place)
+        made.rename(path)
     except OSError:
-        if not place.is_dir():
+        if not path.is_dir():
             raise
 
 
@@ -106,13 +106,13 @@ def _find_tools() -> Iterator[tuple[str, Path]]:
                 yield name, real
 
 
-def _look(path: Path) -> tuple[int, int]:
+def _version(path: Path) -> tuple[int, int]:
     found = path.stat()
     return found.st_size, found.st_mtime_ns
 
 
 def _copy_tools(made: Path, found: Mapping[str, Path]) -> None:
-    """Each file once, whatever its names; without the bits that would let it run as somebody else."""
+    """Copies each file once and links its other names; without the bits that would run it as another user."""
     copies: dict[Path, Path] = {}
     for name, real in sorted(found.items()):
         if real in copies:
@@ -123,11 +123,11 @@ def _copy_tools(made: Path, found: Mapping[str, Path]) -> None:
 
 
 def neutral_directory(otherwise: Path) -> Path:
-    """A directory of ours for what sandboxes mount, whose path says nothing about the host; or else this one."""
+    """Returns a directory for mounted files whose path says nothing about the host; `otherwise` when there is none."""
     if os.geteuid() == 0:
         candidates = [Path("/var/cache/executor")]
     else:
-        candidates = [Path(place, "executor") for place in [os.environ.get("XDG_RUNTIME_DIR", "")] if place]
+        candidates = [Path(runtime, "executor") for runtime in [os.environ.get("XDG_RUNTIME_DIR", "")] if runtime]
     for candidate in candidates:
         try:
             candidate.mkdir(mode=0o700, exist_ok=True)
@@ -135,7 +135,7 @@ def neutral_directory(otherwise: Path) -> Path:
             may_execute = not os.statvfs(candidate).f_flag & os.ST_NOEXEC
         except OSError:
             continue
-        # Whoever could write there could have sandboxes run what he likes.
+        # Another user who could write there could put programs into sandboxes.
         closed = status.st_uid == os.geteuid() and not status.st_mode & 0o077
         if stat.S_ISDIR(status.st_mode) and closed and may_execute and os.access(candidate, os.W_OK):
             return candidate

@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class AdminServiceStub(object):
-    """Every call: UNAUTHENTICATED, PERMISSION_DENIED with reason ADMIN_ONLY for who is known but is no admin. Each is audited.
+    """Every call: UNAUTHENTICATED, PERMISSION_DENIED with reason ADMIN_ONLY for a caller that is no admin. Each is audited.
     """
 
     def __init__(self, channel):
@@ -63,7 +63,7 @@ class AdminServiceStub(object):
 
 
 class AdminServiceServicer(object):
-    """Every call: UNAUTHENTICATED, PERMISSION_DENIED with reason ADMIN_ONLY for who is known but is no admin. Each is audited.
+    """Every call: UNAUTHENTICATED, PERMISSION_DENIED with reason ADMIN_ONLY for a caller that is no admin. Each is audited.
     """
 
     def ListAllSessions(self, request, context):
@@ -74,14 +74,14 @@ class AdminServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def KillSession(self, request, context):
-        """Ends a session, whoever owns it; returns when its sandbox is gone. NOT_FOUND. Repeated: NOT_FOUND.
+        """Ends a session of any tenant; returns when its sandbox is destroyed. NOT_FOUND. Repeated: NOT_FOUND.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Drain(self, request, context):
-        """Takes no new sessions from here on, or takes them again. What runs goes on. Repeating is harmless.
+        """Stops taking new sessions, or takes them again. Existing sessions go on. Repeating is harmless.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -96,7 +96,7 @@ class AdminServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def GetUsage(self, request, context):
-        """What each tenant has and has used. Repeating is harmless.
+        """Returns what each tenant has and has used, and its quotas. Repeating is harmless.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -139,7 +139,7 @@ def add_AdminServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class AdminService(object):
-    """Every call: UNAUTHENTICATED, PERMISSION_DENIED with reason ADMIN_ONLY for who is known but is no admin. Each is audited.
+    """Every call: UNAUTHENTICATED, PERMISSION_DENIED with reason ADMIN_ONLY for a caller that is no admin. Each is audited.
     """
 
     @staticmethod

@@ -166,8 +166,8 @@ class ExecutorServiceServicer(object):
     def CreateSession(self, request, context):
         """Makes a session: a sandbox with one interpreter. Repeated with the same request_id: the same session, unchanged.
         INVALID_ARGUMENT (a field's form), PERMISSION_DENIED (more than the policy grants; every violation is listed),
-        RESOURCE_EXHAUSTED (too many sessions; the message lists the caller's own), UNAVAILABLE (no sandbox can be made now, or, with reason IMAGE_NOT_READY,
-        not of this image: it is missing or being fetched).
+        RESOURCE_EXHAUSTED (too many sessions; the message lists the caller's own), UNAVAILABLE (no sandbox can be made
+        now; with reason IMAGE_NOT_READY: the image is missing or is being fetched).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -188,17 +188,17 @@ class ExecutorServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def DeleteSession(self, request, context):
-        """Ends a session and its sandbox; returns when the sandbox is gone. A running execution ends as CANCELLED.
+        """Ends a session and its sandbox; returns when the sandbox is destroyed. A running execution ends as CANCELLED.
         Repeated, or for a session that does not exist: NOT_FOUND.
-        By its request_id also a session whose CreateSession has not been answered: its making ends, and a CreateSession of
-        that id which comes later is refused with NOT_FOUND.
+        A request_id also names a session whose CreateSession has not been answered yet: its creation is cancelled, and a
+        later CreateSession with that id is refused with NOT_FOUND.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def KeepAlive(self, request, context):
-        """Puts off the idle end of a session. NOT_FOUND. Repeating is harmless.
+        """Restarts the idle time of a session. NOT_FOUND. Repeating is harmless.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -215,9 +215,9 @@ class ExecutorServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def RenewLease(self, request, context):
-        """Renews a lease: the caller lives, and so do the sessions that the lease holds. A lease comes to be with the first
-        session that names it (CreateSession, GetSession) and is gone with its last. To be called every renew_after_s. A
-        lease that holds nothing, or is another tenant's, is answered like one that does not exist: 0 sessions.
+        """Renews a lease, which keeps the sessions that it holds alive. A lease begins with the first session that names it
+        (CreateSession, GetSession) and ends with its last. To be called every renew_after_s. A lease that holds nothing,
+        or is another tenant's, is answered like one that does not exist: 0 sessions.
         INVALID_ARGUMENT. Repeating is harmless.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -225,8 +225,8 @@ class ExecutorServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def EndLease(self, request, context):
-        """Ends a lease, also one that holds nothing: its sessions end, but for those that another lease holds, and so does
-        the making of those that name it. Returns at once; a session is not found any more then. INVALID_ARGUMENT.
+        """Ends a lease, also one that holds nothing: its sessions end, except those that another lease holds, and creations
+        that name it are cancelled. Returns at once; the sessions are not found any more. INVALID_ARGUMENT.
         Repeating is harmless.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -235,7 +235,7 @@ class ExecutorServiceServicer(object):
 
     def Execute(self, request, context):
         """Runs code and streams its numbered events, the last of which is the result. Executions of one session run one
-        after the other, in order of arrival. An execution belongs to its session: when the caller goes away, it goes on.
+        after the other, in order of arrival. An execution belongs to its session: when the caller leaves, it goes on.
         Repeated with the same execution_id and code: attaches to that execution, from its first event.
         INVALID_ARGUMENT (source not UTF-8 text, over 1 MiB, with NUL; id used for other code), PERMISSION_DENIED (limits
         above what the session may give to one), NOT_FOUND, RESOURCE_EXHAUSTED (too many executions wait, or a quota is
@@ -280,7 +280,7 @@ class ExecutorServiceServicer(object):
 
     def SetVariables(self, request, context):
         """Sets variables of the interpreter. All or none. INVALID_ARGUMENT (a name, or a value that can't be decoded
-        there: the message says which and why), NOT_FOUND, FAILED_PRECONDITION, RESOURCE_EXHAUSTED. Waits for the
+        in the sandbox: the message says which and why), NOT_FOUND, FAILED_PRECONDITION, RESOURCE_EXHAUSTED. Waits for the
         executions ahead of it. Repeating is harmless.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -296,7 +296,7 @@ class ExecutorServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def UploadBlob(self, request_iterator, context):
-        """Stages bytes for a later message that names the blob: once, in this session, within 60 s.
+        """Stages bytes for one later message of this session that names the blob within 60 s.
         The first message names the session. RESOURCE_EXHAUSTED (over the session's staging space), NOT_FOUND.
         Repeated: another blob.
         """
@@ -306,7 +306,7 @@ class ExecutorServiceServicer(object):
 
     def PutFile(self, request_iterator, context):
         """Writes a file of the workspace, whole or not at all; as TAR, a directory, member by member. First a header, then
-        data. INVALID_ARGUMENT (a path that climbs out, is absolute or goes through a link; an archive with a member that
+        data. INVALID_ARGUMENT (a path that leaves it, is absolute or goes through a link; an archive with a member that
         is neither a regular file nor a directory), RESOURCE_EXHAUSTED (size), NOT_FOUND. Repeating overwrites.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -314,8 +314,8 @@ class ExecutorServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def GetFile(self, request, context):
-        """Reads a regular file of the workspace or, as TAR, a directory: what in it is neither a regular file nor a
-        directory is left out. NOT_FOUND, INVALID_ARGUMENT (not a regular file, a link, a bad path), RESOURCE_EXHAUSTED
+        """Reads a regular file of the workspace or, as TAR, a directory; entries that are neither regular files nor
+        directories are left out. NOT_FOUND, INVALID_ARGUMENT (not a regular file, a link, a bad path), RESOURCE_EXHAUSTED
         (larger than the limit). The stream is whole when the status is OK. Repeating is harmless.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -331,9 +331,9 @@ class ExecutorServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ExportState(self, request, context):
-        """Writes down the state of a session: its variables, as far as they can be pickled, and its workspace. First the
+        """Exports the state of a session: the variables that can be pickled, and the workspace. First the
         archive in pieces, then the manifest. The archive is opaque and signed by the daemon. Waits for the executions
-        ahead of it. NOT_FOUND, PERMISSION_DENIED (the policy), INVALID_ARGUMENT (it can't be written there now),
+        ahead of it. NOT_FOUND, PERMISSION_DENIED (the policy), INVALID_ARGUMENT (the sandbox can't write it now),
         FAILED_PRECONDITION (the session is lost), RESOURCE_EXHAUSTED (larger than the policy allows, or too many at one
         time). The stream is whole when the status is OK. Repeating is harmless.
         """
@@ -342,11 +342,11 @@ class ExecutorServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def RestoreState(self, request_iterator, context):
-        """Brings such an archive into a session in which nothing has been executed yet, of any backend; it is unpickled only
-        in that session's sandbox. The first message names the session. All that can be restored is; the manifest names
-        the rest. INVALID_ARGUMENT (not an archive, or not whole, or its variables end the interpreter), PERMISSION_DENIED
-        (the policy; or an archive of another daemon or of another tenant, where it does not allow those), NOT_FOUND,
-        FAILED_PRECONDITION (the session has been used, or is lost), RESOURCE_EXHAUSTED (too large, or too many at one time).
+        """Restores such an archive into a session of any backend in which nothing has been executed yet; it is unpickled only
+        in that session's sandbox. The first message names the session. What can be restored is restored; the manifest
+        names the rest. INVALID_ARGUMENT (not an archive, or not whole, or its variables end the interpreter),
+        PERMISSION_DENIED (the policy; or an archive of another daemon or tenant, unless it allows those), NOT_FOUND,
+        FAILED_PRECONDITION (the session has been used, or is lost), RESOURCE_EXHAUSTED (too large, or too many at once).
         Repeated with the same archive: the same answer, and nothing is restored twice. With another: FAILED_PRECONDITION.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -354,7 +354,7 @@ class ExecutorServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def GetPolicy(self, request, context):
-        """What the caller may ask for. Repeating is harmless.
+        """Returns what the caller may ask for. Repeating is harmless.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -1,14 +1,14 @@
-"""Python values as bytes, by a closed and bounded codec, for both ends of the wire.
+"""Packs Python values into bytes by a closed and bounded codec, for both ends of the wire.
 
-    packed = encode(value)      # never fails but for size
-    value = decode(packed)      # a value or a DecodeError, whatever the bytes are
+    packed = encode(value)      # fails only for size
+    value = decode(packed)      # a value or a DecodeError, for any bytes
 
-What has an exact form arrives as it was, shared and cyclic containers included. What has none arrives as a value of
-this package that tells its type: EnumValue, Record (a dataclass), TupleRecord (a named tuple), OpaqueValue (all else).
+A value with an exact form arrives unchanged, shared and cyclic containers included. Any other arrives as a value of
+this package that names its type: EnumValue, Record (a dataclass), TupleRecord (a named tuple), OpaqueValue (all else).
 docs/values.md lists the forms and the format.
 
 Standard library only and CPython 3.9 or newer, as this runs inside every sandbox. numpy, pandas, Pillow and torch are
-used when a value shows that they are loaded, or when one that arrives needs them. There is no pickle in here, no
+used when a value shows that they are loaded, or when a value that arrives needs them. The codec contains no pickle, no
 evaluation and no import by name.
 """
 

@@ -1,10 +1,10 @@
-"""numpy arrays and scalars, both ways, and torch tensors towards the receiver, who gets an array.
+"""Encodes and decodes numpy arrays and scalars; a torch tensor is encoded, and arrives as an array.
 
 A dtype is described by text of a closed grammar, or by a list of fields of such text; no text of a sender reaches
-`numpy.dtype` before it matched. Objects have no dtype here: an array of objects travels as a shape and a list.
+`numpy.dtype` before it has matched. Objects have no dtype: an array of objects is sent as a shape and a list.
 
 numpy is used when the value being encoded shows that it is loaded, or when a value being decoded needs it. A receiver
-without it gets an `OpaqueValue` that tells shape and dtype.
+without it gets an `OpaqueValue` that names shape and dtype.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from executor_api.values.kinds import Lowered, Reader, Writer
 
 MAX_DIMENSIONS = 32
-# Of one structured dtype, those of its nested dtypes included.
+# Fields of one structured dtype, including those of its nested dtypes.
 MAX_FIELDS = 512
 MAX_FIELD_DEPTH = 6
 _DTYPE = (
@@ -37,7 +37,7 @@ _MAX_CHARACTER = 0x10FFFF
 
 
 def lower(value: Any, writer: Writer, *, bases: bool = False) -> Lowered | None:
-    """An array, a numpy scalar or a tensor; with `bases`, also what is an array but for a subclass of numpy's own."""
+    """Lowers an array, a numpy scalar or a tensor; with `bases`, also instances of subclasses of numpy's array."""
     np: Any = sys.modules.get("numpy")
     if np is None:
         return None
@@ -79,12 +79,12 @@ def _lower_scalar(np: Any, value: Any, writer: Writer) -> Lowered | None:
 
 
 def _is_shown(np: Any, array: Any) -> bool:
-    """True when numpy can write it: not a datetime without a unit, but for NaT."""
+    """True when numpy can write it; it can't write a datetime without a unit, except NaT."""
     return array.dtype.kind != "M" or np.datetime_data(array.dtype)[0] != "generic" or bool(np.isnat(array).all())
 
 
 def _unshown_bytes(description: object, size: int) -> int:
-    """How much of the bytes of an array its text can't come to, as numpy writes a thousand numbers at most."""
+    """Returns the bytes of an array that can't be in its text, since numpy writes a thousand numbers at most."""
     has_long_items = type(description) is not str or description[1] in "SU"
     return 0 if has_long_items else max(0, size - SHOWN_ARRAY_BYTES)
 
@@ -96,7 +96,7 @@ def _tensor_as_array(torch: Any, tensor: Any) -> Any:
 
 
 def _describe(np: Any, dtype: Any, writer: Writer) -> Any:
-    """The description of a dtype; None when there is none that gives the dtype back."""
+    """Returns the description of a dtype; None when there is none that restores the dtype."""
     description = _description_of(dtype)
     if type(description) is list and _make_dtype(np, writer, description, MAX_FIELD_DEPTH, [MAX_FIELDS]) != dtype:
         return None
@@ -122,7 +122,7 @@ def _description_of(dtype: Any) -> Any:
 
 
 def import_numpy() -> Any:
-    """numpy, or None where it is not installed."""
+    """Returns numpy, or None where it is not installed."""
     try:
         import numpy
     except ImportError:
@@ -147,7 +147,7 @@ def _make_array(
     reader.add_unfolded_bytes(-_unshown_bytes(description, len(raw)))
     array = np.ndarray(shape, dtype, order=order)
     if len(raw):
-        # As bytes: a buffer begins anywhere, and numpy is slow with items that are not aligned.
+        # Copied as bytes: a buffer may begin at any address, and numpy is slow with unaligned items.
         array.reshape(-1, order=order).view(np.uint8)[...] = np.frombuffer(raw, np.uint8)
         _check_content(np, array)
     return array
@@ -251,7 +251,7 @@ def _make_fields(
 
 
 def _check_content(np: Any, array: Any) -> None:
-    """Refuses bytes that no array of the dtype has: numpy takes them, and what it then does is not defined."""
+    """Refuses bytes that no array of the dtype has: numpy accepts them, and its behaviour is then undefined."""
     dtype = array.dtype
     if dtype.names is not None:
         for name in dtype.names:

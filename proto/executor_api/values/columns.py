@@ -1,7 +1,7 @@
-"""What pandas adds to numpy below the level of a table, both ways: its scalars and its typed columns.
+"""Encodes and decodes the scalars and the typed columns that pandas adds to numpy, below the level of a table.
 
 The kinds are a closed list: masked integers, floats and booleans, strings, categories, moments with a zone, periods,
-intervals. A column of any other kind (sparse, Arrow) travels as the objects in it.
+intervals. A column of any other kind (sparse, Arrow) is sent as the objects in it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _MAX_INT64 = 1 << 63
 
 
 def values_of(pd: Any, owner: Any) -> Any:
-    """The values of a column or an index as something that can be lowered: a numpy array or one of pandas' own."""
+    """Returns the values of a column or an index in a form that can be lowered: a numpy array or one of pandas' own."""
     np: Any = sys.modules["numpy"]
     if isinstance(owner.dtype, np.dtype):
         return owner.to_numpy()
@@ -47,7 +47,7 @@ def _is_carried(pd: Any, dtype: Any) -> bool:
 
 
 def lower(pd: Any, value: Any) -> Lowered | None:
-    """A scalar or an array of pandas."""
+    """Lowers a scalar or an array of pandas."""
     kind = type(value)
     if value is pd.NA:
         return ["pd.na"], (), False
@@ -103,7 +103,7 @@ def _period_frequency(dtype: Any) -> str:
 
 
 def import_pandas() -> Any:
-    """pandas, or None where it is not installed."""
+    """Returns pandas, or None where it is not installed."""
     try:
         import pandas
     except ImportError:
@@ -116,12 +116,12 @@ def _numpy() -> Any:
 
 
 def with_pandas(type_name: str, build: Callable[..., object], name_at: int | None = None) -> Callable[..., object]:
-    """Builds a value with pandas; gives an OpaqueValue where pandas is absent or refuses, or a part is one.
+    """Builds a value with pandas; returns an OpaqueValue when pandas is absent or refuses, or a part is one.
 
     The child at `name_at` is a name, which may be an OpaqueValue like any other object.
 
-    What `build` finds wrong with a node is a DecodeError. What pandas refuses after that is what this version of it
-    lacks, and one part of a value that cannot be had is no reason to lose the rest.
+    A node that `build` finds to be wrong is a DecodeError. What pandas refuses after that is missing in its version,
+    and one part that can't be built is no reason to lose the rest of the value.
     """
 
     def make(reader: Reader, children: list[Any], *header: Any) -> object:
@@ -141,13 +141,13 @@ def with_pandas(type_name: str, build: Callable[..., object], name_at: int | Non
 
 
 def is_array(value: Any, kinds: str) -> bool:
-    """Whether it is a numpy array of one dimension and a dtype of one of the kinds."""
+    """True for a numpy array of one dimension with a dtype of one of the kinds."""
     np = _numpy()
     return type(value) is np.ndarray and value.ndim == 1 and value.dtype.kind in kinds
 
 
 def is_values(pd: Any, value: Any) -> bool:
-    """Whether it is what `values_of` gives."""
+    """True for a value that `values_of` can return."""
     return type(value) is _numpy().ndarray or isinstance(value, pd.api.extensions.ExtensionArray)
 
 

@@ -1,7 +1,7 @@
-"""Lists, tuples, dicts, sets and what `collections` adds to them, both ways.
+"""Encodes and decodes lists, tuples, dicts, sets and the containers of `collections`.
 
-Long lists of one type of number or of text travel as one buffer: that is ten times faster than node by node, and is
-limited by bytes instead of by nodes.
+A long list of one type of number or of text is sent as one buffer: that is ten times faster than node by node, and
+its limit is in bytes instead of nodes.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ def _lower_frozenset(value: frozenset[Any], writer: Writer) -> Lowered:
     return ["frozenset"], list(value), False
 
 
-def _set_maker(make: Callable[[list[Any]], Any]) -> Callable[..., Any]:
+def _set_of(make: Callable[[list[Any]], Any]) -> Callable[..., Any]:
     def make_set(reader: Reader, children: list[Any]) -> Any:
         check_hashes(children)
         value = make(children)
@@ -153,7 +153,7 @@ def _set_maker(make: Callable[[list[Any]], Any]) -> Callable[..., Any]:
 
 
 def check_hashes(keys: list[Any]) -> None:
-    """Refuses keys that were made to collide. Raises DecodeError, and TypeError for what has no hash."""
+    """Refuses keys that were chosen to collide. Raises DecodeError, and TypeError for a key without a hash."""
     hashes = list(map(hash, keys))
     if len(hashes) - len(set(hashes)) >= MAX_EQUAL_HASHES:
         from collections import Counter
@@ -163,12 +163,12 @@ def check_hashes(keys: list[Any]) -> None:
 
 
 def keys_of(tag: str, children: Sequence[object]) -> Sequence[object]:
-    """The children, of a node with one of KEYED_TAGS, that have to be hashable and different."""
+    """Returns the children of a node with one of KEYED_TAGS that must be hashable and different."""
     return children if tag in _SET_TAGS else children[::2]
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Of `collections`
+# Containers of `collections`
 
 _FACTORIES = {kind.__name__: kind for kind in (int, float, str, bool, list, tuple, dict, set, frozenset, bytes)}
 
@@ -187,7 +187,7 @@ def _open_ordered_dict() -> Any:
 
 
 def _lower_default_dict(value: Any, writer: Writer) -> Lowered | None:
-    """With a factory of the closed list. Another one is code, and not ours to carry."""
+    """Lowers a defaultdict whose factory is in the closed list; any other factory is code, which is not carried."""
     factory = value.default_factory
     name = None if factory is None else getattr(factory, "__name__", "")
     if factory is not None and (type(name) is not str or _FACTORIES.get(name) is not factory):
@@ -257,8 +257,8 @@ KINDS = {
     "texts": Kind(_make_texts, header=(int, int)),
     "tuple": Kind(lambda reader, children: tuple(children), children=ANY_NUMBER),
     "dict": Kind(_fill_dict, children=PAIRS, open=dict),
-    "set": Kind(_set_maker(set), children=ANY_NUMBER),
-    "frozenset": Kind(_set_maker(frozenset), children=ANY_NUMBER),
+    "set": Kind(_set_of(set), children=ANY_NUMBER),
+    "frozenset": Kind(_set_of(frozenset), children=ANY_NUMBER),
     "ordereddict": Kind(_fill_dict, children=PAIRS, open=_open_ordered_dict),
     "defaultdict": Kind(_fill_dict, header=((str, NoneType),), children=PAIRS, open=_open_default_dict),
     "counter": Kind(_fill_counter, children=PAIRS, open=_open_counter),

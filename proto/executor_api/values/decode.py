@@ -1,8 +1,8 @@
-"""A packed value, decoded. The bytes may come from anywhere.
+"""Decodes a packed value. The bytes may come from an attacker.
 
-Nothing is executed that the bytes name: no class is looked up, no module imported but numpy, pandas, Pillow and the
-standard library's own, nothing unpickled or evaluated. Whatever the bytes are, decoding returns a value or raises
-DecodeError, within the time and the memory that the limits allow.
+Nothing that the bytes name is executed: no class is looked up, no module imported except numpy, pandas, Pillow and the
+standard library's own, nothing unpickled or evaluated. For any bytes, decoding returns a value or raises DecodeError,
+within the time and the memory that the limits allow.
 
 Theory of operation. The JSON tree is walked with one loop and one stack (see encode.py for the numbering of nodes). A
 node's tag is looked up in one table, which gives the number and types of its parts; the children are decoded first,
@@ -45,17 +45,17 @@ def decode(
     *,
     needs_libraries: bool = False,
 ) -> Any:
-    """The value of `encode`. Raises DecodeError.
+    """Returns the value that was encoded. Raises DecodeError.
 
-    `foreign` makes the values that the sender's fallback wrote. Without it they are refused. A table where there is no
-    pandas is an OpaqueValue; with `needs_libraries`, a DecodeError that names pandas. So with arrays and images.
+    `foreign` makes the values that the sender's fallback wrote; without it they are refused. Where pandas is missing, a
+    table is an OpaqueValue or, with `needs_libraries`, a DecodeError that names pandas; arrays and images likewise.
     """
     size = memoryview(packed).nbytes
     if size > limits.total_bytes:
         raise DecodeError(f"a packed value of {size} bytes is over the limit total_bytes of {limits.total_bytes}")
     tree, buffers = unpack(packed)
     text = bytes(tree)
-    # Or a tag that is spelled with an escape.
+    # Or a tag that is written with an escape.
     has_references = b'"ref"' in text or b"\\u" in text
     decoder = _Decoder(limits, buffers, foreign, needs_libraries=needs_libraries, has_references=has_references)
     root = load_tree(text, limits)
@@ -64,7 +64,7 @@ def decode(
     except DecodeError:
         raise
     except Exception as error:
-        # A node can be wrong in any way, and Python or a library then raises anything.
+        # A node can be wrong in any way, and Python or a library may raise anything for it.
         raise DecodeError(f"the value is malformed: {type(error).__name__}: {error}") from error
 
 
@@ -150,7 +150,7 @@ class _Decoder:
         return top[0]
 
     def _enter(self, node: list[Any], out: list[Any], depth: int) -> Any:
-        """Begins a node: makes its value if no child needs decoding, else gives what goes on the stack."""
+        """Begins a node: makes its value if no child needs decoding, else returns its entry for the stack."""
         tag = node[0] if node else None
         kind = KINDS.get(tag) if type(tag) is str else None
         if kind is None:

@@ -1,13 +1,13 @@
-"""A value, packed.
+"""Packs a value.
 
-Encoding never fails for what a value is: what has no form of its own goes to the `fallback`, and what that leaves has a
-generic form or shows its repr. It fails only for how large the value is.
+Encoding fails only for the size of a value, never for its type: a value without a form of its own goes to the
+`fallback`, and without an answer from it gets a generic form or is represented by its repr.
 
 Theory of operation. One loop, one stack, no recursion: the depth of a value is limited by `ValueLimits`, not by the
 interpreter's stack. Each tagged node except "ref" takes the next number, in the order in which they begin. A value met
 again becomes ["ref", number]. A mutable value can be referred to from inside itself; an immutable one only after it is
-complete, because the decoder cannot have it earlier. Met again before that, it is written out once more, which ends at
-the mutable value that every cycle of immutable ones leads through.
+complete, because the decoder cannot have it earlier. Met again before that, it is written out once more; this ends at
+the mutable value that every cycle of immutable ones contains.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ def encode(
 ) -> bytes:
     """Packs a value.
 
-    `fallback` is asked for bytes for everything that the codec has no exact form for (members of enums, dataclasses,
-    named tuples, functions, instances of other classes, subclasses of builtins) and for containers beyond the limits.
-    None from it, or no fallback, means the generic form or an OpaqueValue. What it raises is raised.
+    `fallback` returns bytes for a value without an exact form (members of enums, dataclasses, named tuples, functions,
+    instances of other classes, subclasses of builtins) and for containers beyond the limits; None, or no fallback,
+    means the generic form or an OpaqueValue. Its exceptions pass through.
 
-    The code of a value (its `__repr__`, its properties) may raise anything, `SystemExit` too: that is part of what this
-    value looks like, and no reason to lose the others. `passing` are the exceptions that come from elsewhere.
+    The code of a value (its `__repr__`, its properties) may raise anything, `SystemExit` too: that becomes part of the
+    value's text, and no reason to lose other values. Exceptions of the types in `passing` pass through.
 
     Raises EncodeError when the packed value is larger than `limits.total_bytes`.
     """
@@ -212,7 +212,7 @@ class _Encoder:
         self._unfolded, self._unfolded_bytes = nodes, size
         return True
 
-    # What a value becomes
+    # Choosing the form of a value
 
     def _lower(self, value: object, kind: type, *, depth: int, is_known: bool) -> Lowered:
         if is_known and self._unfolded_bytes + self._weights.get(self._numbers[id(value)][0], (0, 0))[1] > (
@@ -268,7 +268,7 @@ class _Encoder:
         return node, (), False
 
     def _left_out(self, value: object) -> Lowered:
-        """In the place of a value that was sent before, and with which the whole would be too long to be shown."""
+        """Replaces a value that was sent before and would make the whole too long to be shown."""
         reason = f"<left out: shared so often, the whole would unfold to more than {self.limits.unfolded_bytes} bytes>"
         reason, self._left_out_text = self._left_out_text or reason, "<left out, as above>"
         node = ["opaque", objects.type_name_of(type(value)), reason]
@@ -281,7 +281,7 @@ class _Encoder:
 
 
 def _measure(node: list[Any]) -> tuple[int, int]:
-    """How many JSON values a header is, and how much text it holds besides its tag."""
+    """Counts the JSON values of a header, and the characters of text in it besides its tag."""
     values, chars = 1, -len(node[0])
     pending = [node]
     while pending:
@@ -296,7 +296,7 @@ def _measure(node: list[Any]) -> tuple[int, int]:
 
 
 def _has_plain_keys(tag: str, children: Sequence[object]) -> bool:
-    """Whether what has to be hashable and different certainly is so again when it is decoded."""
+    """True when keys that must be hashable and different are certainly so again after decoding."""
     for key in containers.keys_of(tag, children):
         for part in key if type(key) is tuple else (key,):
             if id(type(part)) not in _PLAIN_KEY_IDS:

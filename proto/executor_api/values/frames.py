@@ -1,7 +1,7 @@
-"""pandas tables, both ways: DataFrame, Series and every kind of index.
+"""Encodes and decodes tables of pandas: DataFrame, Series and every kind of index.
 
-A table travels column by column in the codec's own nodes, so dtypes, names and labels of any type arrive as they were.
-A table whose columns all have one numpy dtype travels as one array of two dimensions.
+A table is sent column by column in the codec's own nodes, so dtypes, names and labels of any type arrive as they were.
+A table whose columns all have one numpy dtype is sent as one array of two dimensions.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def lower(value: Any, writer: Writer, *, bases: bool = False) -> Lowered | None:
-    """Whatever pandas makes; with `bases`, also a subclass of DataFrame or Series that somebody else made."""
+    """Lowers a value of pandas; with `bases`, also an instance of another author's subclass of DataFrame or Series."""
     pd: Any = sys.modules.get("pandas")
     if pd is None:
         return None

@@ -1,7 +1,7 @@
-"""What stands for a value whose class the receiving side does not know.
+"""The values that represent others whose class the receiver does not know.
 
-Nothing here looks a class up, makes one or runs code of the value: an enum member becomes an `EnumValue`, a dataclass a
-`Record`, a named tuple a `TupleRecord`, and everything that has no form at all an `OpaqueValue`.
+Nothing here looks up or creates a class, or runs code of the value: an enum member becomes an `EnumValue`, a dataclass
+a `Record`, a named tuple a `TupleRecord`, and a value without any form an `OpaqueValue`.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
     from typing import Any
 
     Text = str
-    """Where a class has an attribute of that name."""
+    """The built-in `str`, for annotations in a class that has an attribute of that name."""
 
 
 class OpaqueValue(Frozen):
-    """A value that stayed where it was: all that came over is the name of its type and how it shows itself.
+    """A value that was not sent: only the name of its type and its texts were.
 
-    `repr` and `str` are what those two said of it, cut; `str(value)` is its `str`.
+    `repr` and `str` are the results of these two functions at the sender, cut; `str(value)` returns `str`.
     """
 
     __slots__ = ("type_name", "repr", "str")  # noqa: RUF023 - in the order of __init__
@@ -66,7 +66,8 @@ class EnumValue(Frozen):
 class Record:
     """A dataclass instance: its fields are attributes, and `fields` maps their names to their values.
 
-    A field wins over an attribute of this class: of a dataclass with a field `fields`, `record.fields` is that field.
+    A field takes precedence over an attribute of this class: when a dataclass has a field `fields`, `record.fields` is
+    that field.
     """
 
     __slots__ = ("_fields", "_type_name")
@@ -161,7 +162,7 @@ def is_dunder(name: str) -> bool:
 
 
 def is_field_name(name: object, *, underscore: bool) -> bool:
-    """Whether `name` can be an attribute of a value that came over, without meaning anything to Python itself."""
+    """True when `name` can be an attribute of a decoded value without meaning anything to Python itself."""
     if type(name) is not str or not name.isidentifier() or is_dunder(name):
         return False
     return name not in Record.__slots__ and (underscore or not name.startswith("_"))

@@ -1,8 +1,8 @@
-"""PIL images, both ways: PNG where it holds every pixel as it is, raw pixels for the other modes.
+"""Encodes and decodes PIL images: as PNG where that keeps every pixel, as raw pixels for the other modes.
 
 A PNG is read by Pillow's PNG reader only, and only after this file has walked its chunks: the sizes fit, the header
 names as many pixels as are allowed and as the node announced, and there is nothing in it but header, palette,
-transparency and pixels. What an image says about itself (`info`: comments, profiles, EXIF) is not carried.
+transparency and pixels. The metadata of an image (`info`: comments, profiles, EXIF) is not sent.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _STRIP_BYTES = 1 << 20
 
 
 def lower(value: Any, writer: Writer, *, bases: bool = False) -> Lowered | None:
-    """An image of Pillow's own classes; with `bases`, also of a subclass that somebody else made."""
+    """Lowers an image of Pillow's own classes; with `bases`, also of another author's subclass."""
     image_module: Any = sys.modules.get("PIL.Image")
     kind = type(value)
     if image_module is None or not issubclass(kind, image_module.Image):
@@ -67,7 +67,7 @@ def _get_pixels(reader: Reader, entry: int | str) -> bytes | memoryview:
 
 
 def _raw_pixels(image: Any) -> memoryview:
-    """What `tobytes` gives, strip by strip: that one holds all of them twice for a moment."""
+    """Yields the bytes of `tobytes` strip by strip; `tobytes` would hold all of them twice for a moment."""
     width, height = image.size
     row_bytes = width * _RAW_MODES[image.mode]
     rows = max(1, _STRIP_BYTES // row_bytes)
@@ -101,7 +101,7 @@ def _make_png(reader: Reader, children: list[Any], mode: str, width: int, height
         image.load()
     except (OSError, SyntaxError, ValueError, EOFError, struct.error, image_module.DecompressionBombError) as error:
         raise DecodeError(f"an image cannot be read: {error}") from error
-    # A plain image: one that came from a file keeps the file, and shows it. What `copy` does, but for the pixels.
+    # A plain image, since one that was read from a file keeps the file. As `copy` does, without copying the pixels.
     plain = image._new(image.im)
     plain.info = {name: image.info[name] for name in ("transparency",) if name in image.info}
     if plain.mode == "I" and mode == "I;16":  # as older versions of Pillow read 16 bits of grey
@@ -132,7 +132,7 @@ def _claim(reader: Reader, width: int, height: int) -> None:
 
 
 class _ViewFile:
-    """Reads from bytes where they lie: a large image is not held twice for it. As much of a file as Pillow asks for."""
+    """A file for Pillow over bytes in memory, which are not copied: a large image is not held twice."""
 
     def __init__(self, view: memoryview) -> None:
         self._view = view
@@ -149,12 +149,12 @@ class _ViewFile:
         self._position = max(0, base + offset)
         return self._position
 
-    def tell(self) -> int:
+    def tell(self) -> int:  # words-ok: a method of files
         return self._position
 
 
 def _check_png(png: memoryview, width: int, height: int) -> None:
-    """Walks the chunks without unpacking any."""
+    """Checks the chunks of a PNG without unpacking any. Raises DecodeError."""
     if png[: len(_PNG_SIGNATURE)] != _PNG_SIGNATURE:
         raise DecodeError("an image is not a PNG")
     position, kind = len(_PNG_SIGNATURE), b""

@@ -1,14 +1,14 @@
-"""What the parts of the codec agree on: how a value is lowered to a node, and what a node is made of.
+"""The interfaces of the codec's parts: the lowering of a value to a node, and the parts of a node.
 
 A node of the tree is a bare JSON scalar, which stands for itself, or a list
 
     [tag, header ..., child ...]
 
-A header entry is plain JSON whose type the tag fixes; a child is a node. The tag says how many of each there are, so
-nothing inside a node is ever looked at to find out what it is.
+A header entry is plain JSON whose type the tag fixes; a child is a node. The tag fixes the number of each, so the
+kind of a part is never guessed from its content.
 
-To encode a value, something lowers it: header, children, and whether it is mutable. The children are values themselves.
-To decode a node, its `Kind` makes the value from the header and the decoded children.
+To encode a value, a function lowers it to the header, the children (values themselves) and whether it is mutable. To
+decode a node, its `Kind` makes the value from the header and the decoded children.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ if TYPE_CHECKING:
     from executor_api.values.limits import ValueLimits
 
     Lowered = tuple[Any, Sequence[object], bool]
-    """[tag, header ...] or a bare scalar; the children; whether the value exists before its children do."""
+    """([tag, header ...] or a bare scalar, the children, True when the value exists before its children do)."""
 
     class Writer(Protocol):
-        """What lowering may use of the encoder."""
+        """The part of the encoder that lowering uses."""
 
         limits: ValueLimits
 
         def add_buffer(self, data: bytes | memoryview) -> int:
-            """Appends a buffer and gives its number. Raises EncodeError beyond `total_bytes`."""
+            """Appends a buffer and returns its number. Raises EncodeError beyond `total_bytes`."""
             ...
 
         def add_unfolded(self, count: int) -> None:
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
             ...
 
         def add_unfolded_bytes(self, count: int) -> None:
-            """Counts text that stands bare; or, below 0, takes back what of a buffer no text of the value shows."""
+            """Counts bare text; a negative number takes back bytes of a buffer that no text of the value shows."""
             ...
 
         def take_pixels(self, count: int) -> bool:
@@ -55,7 +55,7 @@ if TYPE_CHECKING:
             ...
 
     class Reader(Protocol):
-        """What making a value may use of the decoder."""
+        """The part of the decoder that making a value uses."""
 
         limits: ValueLimits
         foreign: Callable[[memoryview], object] | None
@@ -63,7 +63,7 @@ if TYPE_CHECKING:
         dtypes: dict[str, Any]
 
         def take_buffer(self, number: int) -> memoryview:
-            """A buffer, which is then used up: no small tree can use a large buffer many times."""
+            """Takes a buffer, once: no small tree can use a large buffer many times."""
             ...
 
         def add_unfolded(self, count: int) -> None:
@@ -71,7 +71,7 @@ if TYPE_CHECKING:
             ...
 
         def add_unfolded_bytes(self, count: int) -> None:
-            """Below 0: takes back what of a buffer no text of the value shows."""
+            """Takes back, by a negative number, bytes of a buffer that no text of the value shows."""
             ...
 
         def take_pixels(self, count: int) -> None:
@@ -89,12 +89,11 @@ NoneType = type(None)
 
 
 class Kind:
-    """How the node of one tag becomes a value.
+    """Makes values from the nodes of one tag.
 
     `header` gives the type, or the types, of each header entry; `children` their number, ANY_NUMBER or PAIRS. `make` is
     called with the reader, the list of decoded children and the header's entries. A kind that can contain itself has an
-    `open` too: called with the header's entries it makes an empty value, which `make` gets, before the children, to
-    fill.
+    `open` too: given the header's entries it makes an empty value, which `make` gets before the children and fills.
     """
 
     __slots__ = ("children", "header", "make", "open")
@@ -112,13 +111,13 @@ class Kind:
         self.open = open
 
     def build(self, reader: Reader, shell: Any, children: list[Any], header: list[Any]) -> object:
-        """The value; `shell` is what `open` gave."""
+        """Returns the value; `shell` is the result of `open`."""
         if self.open is None:
             return self.make(reader, children, *header)
         return self.make(reader, shell, children, *header)
 
     def split(self, node: list[Any]) -> tuple[list[Any], list[Any]]:
-        """The header's entries and the children of a node, checked for number and type. Raises DecodeError."""
+        """Returns the header's entries and the children of a node, checked for number and type. Raises DecodeError."""
         end = 1 + len(self.header)
         header, children = node[1:end], node[end:]
         if len(header) != len(self.header):
@@ -136,12 +135,12 @@ class Kind:
 
 
 def matches(pattern: str, text: str) -> bool:
-    """Whether all of the text matches. Patterns are compiled at their first use: importing this package is quick."""
+    """True when the whole text matches. Patterns are compiled at their first use, to keep the import fast."""
     return re.fullmatch(pattern, text, re.ASCII) is not None
 
 
 def without_library(reader: Reader, library: str, type_name: str, shown: str) -> OpaqueValue:
-    """Return what stands for a value that needs a missing library. Raises DecodeError where it must not be lost."""
+    """Returns the substitute for a value that needs a missing library. Raises DecodeError where it must not be lost."""
     if reader.needs_libraries:
         raise DecodeError(
             f"a {type_name} cannot be had here: this Python has no {library}. Use an image that has {library}, or send "
@@ -151,17 +150,17 @@ def without_library(reader: Reader, library: str, type_name: str, shown: str) ->
 
 
 def put_bytes(writer: Writer, data: bytes | memoryview) -> int | str:
-    """A header entry for bytes: base64 text when they are few, else the number of a buffer."""
+    """Returns the header entry for bytes: base64 text when they are few, else the number of a buffer."""
     if memoryview(data).nbytes <= MAX_INLINE_BYTES:
         return b2a_base64(data, newline=False).decode("ascii")
     return writer.add_buffer(data)
 
 
 def get_bytes(reader: Reader, entry: int | str) -> bytes | memoryview:
-    """The bytes of a header entry. Raises DecodeError, also for base64 that only a lenient reader takes."""
+    """Returns the bytes of a header entry. Raises DecodeError, also for base64 that only a lenient reader accepts."""
     if isinstance(entry, str):
         data = a2b_base64(entry)
-        # It passes over what is no base64, and there is no strict mode before Python 3.11.
+        # b64decode skips other characters, and has no strict mode before Python 3.11.
         if b2a_base64(data, newline=False).decode("ascii") != entry:
             raise DecodeError("bytes that are not base64")
         return data

@@ -1,4 +1,4 @@
-"""How much one value may hold, and the two ways in which the codec says no.
+"""The limits of one value, and the two errors of the codec.
 
 Nothing here imports `dataclasses`: it costs a fresh interpreter more than the whole codec does, and this package is
 imported at the start of every sandbox.
@@ -6,31 +6,33 @@ imported at the start of every sandbox.
 
 from __future__ import annotations
 
+from executor_api.limits import VALUE_BYTES_MAX
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-# Integers that are carried, and the parts of fractions: those of at most 4,300 decimal digits, which is as many as
-# Python writes unless it is told otherwise. A larger one would arrive as a value whose `repr` raises.
+# Bits and digits of integers and of the parts of fractions: 4,300 decimal digits are the most that Python writes by
+# default. A larger one would arrive as a value whose `repr` raises.
 MAX_INT_BITS = 14_284
 MAX_INT_DIGITS = 4_300
-# Bits of integers that earlier senders carried; beyond MAX_INT_BITS a receiver makes an OpaqueValue of them.
+# Bits of integers that earlier senders sent; beyond MAX_INT_BITS a receiver makes an OpaqueValue of them.
 MAX_SENT_INT_BITS = 1 << 20
-# Integers up to this one are bare numbers in JSON, since its readers agree about them.
+# Integers up to this one are bare numbers in JSON, on which all JSON readers agree.
 MAX_BARE_INT = (1 << 63) - 1
 MAX_DECIMAL_CHARS = 400_000
-# Bytes up to this size travel inside the tree; larger ones in a buffer of their own.
+# Bytes up to this size are sent inside the tree; larger ones in a buffer of their own.
 MAX_INLINE_BYTES = 1024
 MAX_TYPE_NAME_CHARS = 200
-# References make a small tree stand for a huge value: each of 60 lists can hold the one before it twice. Counted with
+# References let a small tree represent a huge value: each of 60 lists can hold the one before it twice. Counted with
 # every reference followed, a value has at most this many nodes for each one that the limits allow.
 MAX_UNFOLDING = 16
-# Bare text that is longer counts when the bytes of an unfolded value are counted; shorter text, as a node. And the most
-# that an array of numbers counts for: its text is that of a thousand of them, whatever it holds.
+# Longer bare text counts by its bytes in an unfolded value, shorter text as a node. An array of numbers counts for at
+# most SHOWN_ARRAY_BYTES: its text shows a thousand numbers, whatever its size.
 COUNTED_TEXT_CHARS = 32
 SHOWN_ARRAY_BYTES = 64 << 10
-# JSON values of the header of a node, its list and its tag included. What nodes with larger headers have beyond that is
-# counted: together at most one for each node that the limits allow.
+# JSON values of a node's header, its list and its tag included. Values of larger headers beyond that are counted:
+# together at most one for each node that the limits allow.
 VALUES_PER_NODE = 5
 # Keys of one dict or members of one set that share one hash. Python's integers collide on demand, and a dict of a
 # million of them takes hours to build.
@@ -68,11 +70,11 @@ class Frozen:
 
 
 class ValueLimits(Frozen):
-    """What one value may hold. The same limits hold when it is encoded and when it is decoded.
+    """The limits of one value, the same for encoding and for decoding.
 
     `depth`: containers inside each other. `nodes`: values inside the value, each reference counting as one.
     `total_bytes`: the packed form. `image_pixels`: all images of the value together. `repr_chars`: each of the texts
-    that stand for a value that cannot be carried. `unfolded_bytes`: text and bytes with every reference followed; a
+    that represent a value that can't be sent. `unfolded_bytes`: text and bytes with every reference followed; a
     thousand references to one text of 10 MB are small to send, and 10 GB to print.
     """
 
@@ -89,7 +91,7 @@ class ValueLimits(Frozen):
         self,
         depth: int = 200,
         nodes: int = 1_000_000,
-        total_bytes: int = 128 << 20,
+        total_bytes: int = VALUE_BYTES_MAX,
         image_pixels: int = 64_000_000,
         repr_chars: int = 2_000,
         unfolded_bytes: int = 256 << 20,

@@ -1,8 +1,8 @@
-"""Values of classes that the other side does not have, both ways.
+"""Encodes and decodes values of classes that the other side does not have.
 
 In order: a member of an enum, a dataclass, a named tuple, a subclass of one of Python's own types, anything else. A
-subclass of a builtin travels as that builtin: the type is lost, the content, which is what is asked for, is not. It is
-read with the builtin's own methods, so what the subclass overrides does not run.
+subclass of a builtin is sent as that builtin: its type is lost, its content is not. It is read with the builtin's own
+methods, so overriding methods do not run.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
     from executor_api.values.kinds import Lowered, Reader, Writer
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Names and texts of what cannot be trusted to give them
+# Names and texts of values that can't be trusted to give them
 
 
 def type_name_of(kind: type) -> str:
-    """The qualified name of a class, in at most MAX_TYPE_NAME_CHARS; builtins without their module."""
-    # Past the metaclass, which could answer anything.
+    """Returns the qualified name of a class, in at most MAX_TYPE_NAME_CHARS; builtins without their module."""
+    # Past the metaclass, which could return anything.
     name = type.__dict__["__qualname__"].__get__(kind)
     module = type.__dict__["__module__"].__get__(kind)
     if type(module) is str and module != "builtins":
@@ -38,21 +38,21 @@ def type_name_of(kind: type) -> str:
 
 
 def bounded_repr(value: object, limit_chars: int, passing: tuple[type[BaseException], ...] = ()) -> str:
-    """Return what `repr` says, cut. A repr that raises is told about, unless what it raises is `passing`."""
+    """Returns the result of `repr`, cut. For a repr that raises, names the exception unless it is `passing`."""
     if type(value) is int and value.bit_length() > MAX_INT_BITS:
         return f"<an int of {value.bit_length()} bits>"
     try:
         text = _SHORT.repr(value) if id(type(value)) in _CONTAINER_IDS else repr(value)
     except passing:
         raise
-    # It is the value's own code; what it raises, SystemExit included, is part of what it looks like.
+    # This is the value's own code; its exception, SystemExit included, is part of its text.
     except BaseException as error:  # noqa: BLE001
         text = f"<{type_name_of(type(value))}, whose repr raised {type_name_of(type(error))}>"
     return _cut(text, limit_chars)
 
 
 def bounded_str(value: object, limit_chars: int, passing: tuple[type[BaseException], ...] = ()) -> str | None:
-    """Return what `str` says, cut, of a value whose class says something else there than `repr`; else None."""
+    """Returns the result of `str`, cut, for a value whose class has a `__str__` of its own; else None."""
     if id(type(value)) in _CONTAINER_IDS:
         return None
     try:
@@ -81,7 +81,7 @@ _SHORT.maxlist = _SHORT.maxtuple = _SHORT.maxdict = _SHORT.maxset = _SHORT.maxfr
 
 
 def lower_generic(value: Any, writer: Writer) -> Lowered | None:
-    """The form that says most about a value without its class; None when only its repr is left."""
+    """Returns the most detailed form of a value without its class; None when only its repr is left."""
     kind = type(value)
     if issubclass(kind, enum.Enum):
         return ["enum", type_name_of(kind)], (value._name_, value._value_), False
@@ -114,7 +114,8 @@ def _are_field_names(names: Any, *, underscore: bool) -> bool:
     return len(set(names)) == len(names) and all(is_field_name(name, underscore=underscore) for name in names)
 
 
-# The base, how to get it out of a value of a subclass without running that subclass's code, and its lowering.
+# The base, the function that reads it from an instance of a subclass without running that subclass's code, and its
+# lowering.
 _BASES: tuple[tuple[type, Any, Any], ...] = (
     (str, str.__str__, scalars.LOWER[str]),
     (int, int.__int__, scalars.LOWER[int]),
@@ -136,7 +137,7 @@ def _lower_opaque(value: OpaqueValue, writer: Writer) -> Lowered:
 
 
 def make_opaque_node(value: object, limit_chars: int, passing: tuple[type[BaseException], ...]) -> list[Any]:
-    """Return the node that stands for a value of which only its texts can be had."""
+    """Returns the node of a value that is represented by its texts alone."""
     shown = bounded_repr(value, limit_chars, passing)
     text = bounded_str(value, limit_chars, passing)
     node: list[Any] = _opaque_node(type_name_of(type(value)), shown, shown if text is None else text)[0]
@@ -144,12 +145,12 @@ def make_opaque_node(value: object, limit_chars: int, passing: tuple[type[BaseEx
 
 
 def _opaque_node(type_name: str, shown: str, text: str) -> Lowered:
-    # Receivers of before know the shorter form only.
+    # Earlier receivers know only the shorter form.
     return (["opaque", type_name, shown] if text == shown else ["opaque-str", type_name, shown, text]), (), False
 
 
 def _own_name(type_name: str) -> str:
-    """A name that somebody gave: half of a surrogate pair in it, and nobody could send it."""
+    """Cuts a name and escapes halves of surrogate pairs in it, which can't be sent."""
     return _cut(type_name, MAX_TYPE_NAME_CHARS)
 
 
@@ -209,7 +210,7 @@ def _make_foreign(reader: Reader, children: list[Any], number: int) -> object:
         raise DecodeError("a foreign value is not accepted here")
     try:
         return reader.foreign(reader.take_buffer(number))
-    except Exception as error:  # it runs code of the value's author: whatever it raises is why the value can't be had
+    except Exception as error:  # runs code of the value's author: its exception is the reason that is reported
         raise DecodeError(f"a foreign value cannot be made: {type_name_of(type(error))}: {error}") from error
 
 

@@ -1,4 +1,4 @@
-"""One byte string that holds a tree and its buffers.
+"""Packs a tree and its buffers into one byte string.
 
     offset  size
     0       4      magic, b"RXV1"
@@ -34,7 +34,7 @@ def pack(tree: bytes, buffers: Sequence[bytes | memoryview]) -> bytes:
 
 
 def unpack(packed: bytes | bytearray | memoryview) -> tuple[memoryview, list[memoryview]]:
-    """The tree and the buffers, as views of `packed`. Raises DecodeError."""
+    """Returns the tree and the buffers as views of `packed`. Raises DecodeError."""
     view = memoryview(packed).cast("B")
     if len(view) < HEAD_BYTES:
         raise DecodeError(f"a packed value has at least {HEAD_BYTES} bytes, not {len(view)}")

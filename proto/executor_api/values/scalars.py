@@ -1,7 +1,7 @@
-"""Numbers, text and bytes, both ways.
+"""Encodes and decodes numbers, text, bytes and other scalars.
 
-None, booleans, finite floats, integers of 64 bits and text without surrogates stand bare in the tree, which carries
-them exactly. Here is the rest of them, and what is like a scalar: Decimal, Fraction, UUID, paths, ranges, slices.
+None, booleans, finite floats, integers of 64 bits and text without surrogates are bare in the tree, which keeps
+them exact. This module has the others, and Decimal, Fraction, UUID, paths, ranges and slices.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ if TYPE_CHECKING:
 _FLOAT_WORDS = {"nan": float("nan"), "inf": float("inf"), "-inf": float("-inf")}
 _HEX = rf"-?[0-9a-f]{{1,{MAX_SENT_INT_BITS // 4}}}"
 _MAX_FLOAT_CHARS = 32
-# As earlier senders wrote them. They are reduced when they are made, and the greatest common divisor is quadratic.
+# Fractions of earlier senders. A fraction is reduced when it is made, and the greatest common divisor is quadratic.
 _MAX_FRACTION_CHARS = (1 << 14) // 4 + 1
 _DECIMAL = r"-?(s?NaN\d*|Infinity|(\d+(\.\d*)?|\.\d+)(E[+-]?\d{1,20})?)"
 _UUID = r"[0-9a-f]{32}"
 
 
 def is_utf8(text: str) -> bool:
-    """Whether JSON carries the text: not with surrogates, two of which it would join into one character."""
+    """True when JSON keeps the text exact; it would join two surrogates into one character."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError:
@@ -135,7 +135,7 @@ def _lower_ellipsis(value: object, writer: Writer) -> Lowered:
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Of the standard library. Each module is imported when the first of its values arrives.
+# The standard library's. Each module is imported when the first of its values arrives.
 
 
 def _lower_decimal(value: Any, writer: Writer) -> Lowered | None:

@@ -1,7 +1,7 @@
-"""Dates, times and time zones of the standard library, both ways.
+"""Encodes and decodes dates, times and time zones of the standard library.
 
-A zone travels by its key and is looked up in the receiver's own database. Each moment carries its offset too, so that a
-receiver who lacks the zone, or a zone that has no key, still gives the right moment, at a fixed offset.
+A zone is sent by its key and looked up in the receiver's own database. Each moment carries its offset too, so that a
+receiver without the zone, or a zone without a key, still gives the right moment, at a fixed offset.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def _make_timezone(reader: Reader, children: list[Any], seconds: int, microsecon
 
 
 def lower_zone(value: Any, writer: Writer) -> Lowered | None:
-    """Any zone by its key (`key` in zoneinfo, `zone` in pytz) or its offset, if that is always the same; else None."""
+    """Lowers a zone by its key (`key` in zoneinfo, `zone` in pytz) or by its fixed offset; None for any other."""
     key = getattr(value, "key", None) or getattr(value, "zone", None)
     if type(key) is str and matches(_ZONE_KEY, key):
         return ["zone", key], (), False

@@ -1,8 +1,8 @@
-"""The tree as JSON text, checked before a parser sees it.
+"""Reads the tree from JSON text, which is checked before a parser sees it.
 
 `json` recurses, turns digits into integers in quadratic time, and makes sixty bytes of object of three bytes of text.
-So the shape of a text is measured first, with a few passes of `bytes` methods that run at the speed of memory: how deep
-it is, how many values it holds, how long its numbers are.
+So the shape of a text is measured first, with a few passes of `bytes` methods that run at the speed of memory: its
+depth, its number of values, the length of its numbers.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from executor_api.values.limits import ValueLimits
 
-# A text of this length holds no shape that could hurt.
+# A shorter text can't have a harmful shape.
 _HARMLESS_CHARS = 64
 # Lists inside the deepest node: the description of a structured dtype, and what its fields hold.
 _HEADER_DEPTH = 24
@@ -40,7 +40,7 @@ def dump_tree(tree: object) -> bytes:
 
 
 def load_tree(text: bytes, limits: ValueLimits) -> Any:
-    """Parses a tree that came from anywhere. Raises DecodeError."""
+    """Parses a tree from an untrusted sender. Raises DecodeError."""
     if len(text) > _HARMLESS_CHARS:
         _check_shape(text, limits)
     if b"\\u" in text and re.search(_LONE_SURROGATE, text.replace(b"\\\\", b""), re.DOTALL) is not None:

@@ -1,4 +1,4 @@
-"""What the code may do, and what the model and the watcher read of it."""
+"""Probes of what the code may do, and of what the model and the watcher read of it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import time
 from rich.console import Console
 from smolagents import AgentLogger, LogLevel
 
-from tests.features.observe import NAMESPACE, YES, judged, probe, run, seen, unforeseen
+from tests.features.observe import NAMESPACE, YES, checked, probe, run, seen, unforeseen
 from tests.features.places import Place
 
 REAL_PYTHON = """
@@ -29,31 +29,31 @@ def imports_are_enforced(place: Place) -> str:
     what = seen(place, "import csv\nfinal_answer('imported')")
     if what.answer == "imported":
         return "no: everything can be imported"
-    return YES if "mport of csv is not allowed" in what.told else unforeseen(what)
+    return YES if "mport of csv is not allowed" in what.said else unforeseen(what)
 
 
 @probe
 def imports_can_be_allowed(place: Place) -> str:
-    return judged(seen(place, "import csv\nfinal_answer(csv.QUOTE_ALL)", additional_authorized_imports=["csv"]), 1)
+    return checked(seen(place, "import csv\nfinal_answer(csv.QUOTE_ALL)", additional_authorized_imports=["csv"]), 1)
 
 
 @probe
 def real_python(place: Place) -> str:
     what = seen(place, REAL_PYTHON)
     refused = {"InterpreterError": "no: generators, `match`, `:=` and more are refused"}
-    return judged(what, [[0, 1, 4], 4.5], refused)
+    return checked(what, [[0, 1, 4], 4.5], refused)
 
 
 @probe
 def math_without_import(place: Place) -> str:
-    return judged(seen(place, "final_answer(sqrt(16) + ceil(0.5))"), 5.0, {"NameError": "no: a NameError"})
+    return checked(seen(place, "final_answer(sqrt(16) + ceil(0.5))"), 5.0, {"NameError": "no: a NameError"})
 
 
 @probe
 def files_of_its_own(place: Place) -> str:
     code = "with open('notes.txt', 'w') as file:\n    _ = file.write('kept')"
     what = seen(place, code, "final_answer(open('notes.txt').read())")
-    return judged(what, "kept", {"Forbidden function evaluation: 'open'": "no: there is no `open`"})
+    return checked(what, "kept", {"Forbidden function evaluation: 'open'": "no: there is no `open`"})
 
 
 @probe
@@ -64,7 +64,7 @@ def isolated(place: Place) -> str:
     )
     if what.answer == NAMESPACE:
         return "no: it runs in the agent's process"
-    return judged(what, lambda answer: isinstance(answer, str) and answer.startswith("pid:"))
+    return checked(what, lambda answer: isinstance(answer, str) and answer.startswith("pid:"))
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -74,8 +74,8 @@ def isolated(place: Place) -> str:
 @probe
 def prints_of_a_failed_step(place: Place) -> str:
     what = seen(place, "print('be' + 'fore')\n1 / 0")
-    assert "division by zero" in what.told, what.told
-    return YES if "before" in what.told.replace("'be' + 'fore'", "") else "no: they are lost"
+    assert "division by zero" in what.said, what.said
+    return YES if "before" in what.said.replace("'be' + 'fore'", "") else "no: they are lost"
 
 
 @probe
@@ -89,14 +89,14 @@ def errors_for_the_model(place: Place) -> str:
 
 @probe
 def state_after_a_failed_step(place: Place) -> str:
-    return judged(seen(place, "kept = 1\n1 / 0", "final_answer(kept)"), 1)
+    return checked(seen(place, "kept = 1\n1 / 0", "final_answer(kept)"), 1)
 
 
 @probe
 def prints_of_libraries(place: Place) -> str:
     allowed = ["pprint"]
     what = seen(place, "import pprint\npprint.pprint(['shown'] * 2)", additional_authorized_imports=allowed)
-    return YES if "['shown', 'shown']" in what.told else "no: they go to the agent's own output"
+    return YES if "['shown', 'shown']" in what.said else "no: they go to the agent's own output"
 
 
 @probe
@@ -122,7 +122,7 @@ class Screen(io.StringIO):
 
 @probe
 def live_logs(place: Place) -> str:
-    """Whether a line is shown before the code ends, which it does a while later."""
+    """A line is shown before the code ends, which it does a while later."""
     code = "print('li' + 've')\nimport time\ntime.sleep(1)\nfinal_answer(time.time())"
     screen = Screen("live")
     logger = AgentLogger(LogLevel.INFO, Console(file=screen, width=200))

@@ -11,7 +11,7 @@ import smolagents
 from smolagents import ActionStep, local_python_executor
 
 from executor_client.smolagents import CodeTimeoutError
-from tests.features.observe import YES, Seen, judged, probe, run, seen, unforeseen
+from tests.features.observe import YES, Seen, checked, probe, run, seen, unforeseen
 from tests.features.places import Ours, Place
 from tests.features.probes.limits import LIMIT_S, NOTHING_TO_SET, has_setting
 
@@ -33,9 +33,9 @@ def file_given(place: Place) -> str:
         files = getattr(agent.python_executor, "files", None)
         if files is None:
             what = run(agent)
-            return NO_WAY if "given.csv" in what.told else judged(what, "1,2", NO_OPEN)
+            return NO_WAY if "given.csv" in what.said else checked(what, "1,2", NO_OPEN)
         files.put(b"1,2", "given.csv")
-        return judged(run(agent), "1,2", NO_OPEN)
+        return checked(run(agent), "1,2", NO_OPEN)
 
 
 @probe
@@ -49,19 +49,19 @@ def file_answer(place: Place) -> str:
         what = seen(place, code, additional_authorized_imports=["os", "pathlib"], **settings)
         if what.error is None and isinstance(what.answer, Path):
             return YES if what.answer.is_file() else "no: a path of the sandbox"
-        return judged(what, None, {"Cannot safely serialize|SerializationError": "no: the code gets an error"})
+        return checked(what, None, {"Cannot safely serialize|SerializationError": "no: the code gets an error"})
 
 
 @probe
 def files_named(place: Place) -> str:
-    """The model is told which files a step made."""
+    """The observation names the files that a step made."""
     with tempfile.TemporaryDirectory() as folder:
         path = "made.txt" if isinstance(place, Ours) else f"{folder}/made.txt"
         code = MAKE.format(folder=folder, path=path)
         what = seen(place, code, "final_answer(1)", additional_authorized_imports=["os", "pathlib"])
     if what.answer != 1:
         return unforeseen(what)
-    return YES if "made.txt, 3 bytes" in what.told else "no"
+    return YES if "made.txt, 3 bytes" in what.said else "no"
 
 
 @probe
@@ -85,7 +85,7 @@ def gradio_upload(place: Place) -> str:
 
         agent.model.generate = generate_with_path
         what = run(agent, task, images=images)
-    return judged(what, "1,2", {**NO_OPEN, "No such file": "no: the path is one of the agent's machine"})
+    return checked(what, "1,2", {**NO_OPEN, "No such file": "no: the path is one of the agent's machine"})
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -116,7 +116,7 @@ def additional_functions(place: Place) -> str:
         return 2 * n
 
     settings = {"additional_functions": {"double": double}}
-    return judged(seen(place, "final_answer(double(21))", executor_kwargs=settings), 42)
+    return checked(seen(place, "final_answer(double(21))", executor_kwargs=settings), 42)
 
 
 @probe

@@ -9,7 +9,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from tests.features.observe import YES, Seen, judged, probe, run, unforeseen
+from tests.features.observe import YES, Seen, checked, probe, run, unforeseen
 from tests.features.places import Docker, Local, Ours, Place
 from tests.support.polling import eventually
 
@@ -32,8 +32,8 @@ agent = CodeAgent(tools=[], model=model, additional_authorized_imports=["os"], v
 print(agent.run("go"))
 """
 CHILD_TIMEOUT_S = 60.0
-# How long an agent is given that may have been told that its code's process is gone.
-PATIENCE_S = 3.0
+# Seconds for an agent to end that may have noticed the death of its code's process.
+NOTICE_S = 3.0
 RESTART_TIMEOUT_S = 30.0
 
 
@@ -42,18 +42,18 @@ def time_limit(place: Place) -> str:
     if not has_setting(place, "time", "limits"):
         return NOTHING_TO_SET
     what = _slow(place)
-    if "exceeded the maximum execution time" not in what.told:
+    if "exceeded the maximum execution time" not in what.said:
         return unforeseen(what)
     return YES if what.steps[0].timing.duration < SLEEP_S else "differs: when the call returns that it waits for"
 
 
 @probe
 def state_after_the_time_limit(place: Place) -> str:
-    return judged(_slow(place), 1) if has_setting(place, "time", "limits") else NOTHING_TO_SET
+    return checked(_slow(place), 1) if has_setting(place, "time", "limits") else NOTHING_TO_SET
 
 
 def has_setting(place: Place, *about: str) -> bool:
-    """Whether the executor takes anything by such a name."""
+    """True when the executor takes a parameter by such a name."""
     with place.agent("1") as agent:
         names = inspect.signature(type(agent.python_executor).__init__).parameters
     return any(each in name for each in about for name in names)
@@ -77,7 +77,7 @@ def memory_limit(place: Place) -> str:
     setting = {"limits": {"memory_bytes": MEMORY_LIMIT}}
     with place.agent(TAKE_MEMORY, "final_answer('went on')", executor_kwargs=setting) as agent:
         what = run(agent)
-    return judged(what, "went on") if "memory" in str(what.steps[0].error) else unforeseen(what)
+    return checked(what, "went on") if "memory" in str(what.steps[0].error) else unforeseen(what)
 
 
 @probe
@@ -88,7 +88,7 @@ def crash(place: Place) -> str:
     if isinstance(place, Local):
         return _after_a_crash_in_this_process()
     with place.agent(CRASH, "final_answer('went on')", additional_authorized_imports=["os"]) as agent:
-        return judged(run(agent), "went on")
+        return checked(run(agent), "went on")
 
 
 @probe
@@ -102,7 +102,7 @@ def prelude(place: Place) -> str:
         additional_authorized_imports=["os"],
         executor_kwargs={"prelude": "prepared = 'there again'"},
     ) as agent:
-        return judged(run(agent), "there again")
+        return checked(run(agent), "there again")
 
 
 def _after_a_kernel_died(place: Docker, code: str, **container: Any) -> str:
@@ -114,14 +114,14 @@ def _after_a_kernel_died(place: Docker, code: str, **container: Any) -> str:
         try:
             jupyter = agent.python_executor.container
             died = eventually(lambda: b"restarting kernel" in jupyter.logs(), timeout_s=RESTART_TIMEOUT_S)
-            thread.join(PATIENCE_S)
+            thread.join(NOTICE_S)
             waits = thread.is_alive()
         finally:
             agent.python_executor.container.kill()
             thread.join()
     if not died:
         return unforeseen(ended[0])
-    return HANGS if waits else judged(ended[0], "went on")
+    return HANGS if waits else checked(ended[0], "went on")
 
 
 def _after_a_crash_in_this_process() -> str:

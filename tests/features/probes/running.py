@@ -19,7 +19,7 @@ from smolagents.monitoring import AgentLogger, LogLevel, Timing
 
 from examples.scripted import Reply
 from tests.features.actor import Actor
-from tests.features.observe import NAMESPACE, YES, Seen, judged, probe, run, seen, steps_of, unforeseen
+from tests.features.observe import NAMESPACE, YES, Seen, checked, probe, run, seen, steps_of, unforeseen
 from tests.features.places import Place, free_port
 
 SECOND_BROKEN = {"allow_pickle_setting|RecursionError": "no: the second answer is never given"}
@@ -30,7 +30,7 @@ def run_twice(place: Place) -> str:
     with place.agent("x = 20", "final_answer(x + 1)", "final_answer(x + 2)", max_steps=2) as agent:
         first = run(agent)
         second = run(agent, max_steps=1)
-    return judged(second, 22, SECOND_BROKEN) if first.answer == 21 else unforeseen(first)
+    return checked(second, 22, SECOND_BROKEN) if first.answer == 21 else unforeseen(first)
 
 
 @probe
@@ -41,7 +41,7 @@ def conversation(place: Place) -> str:
         tasks = [step for step in agent.memory.steps if isinstance(step, TaskStep)]
     if first.answer != 20 or len(tasks) != 2:
         return unforeseen(first)
-    return judged(second, 21, SECOND_BROKEN)
+    return checked(second, 21, SECOND_BROKEN)
 
 
 @probe
@@ -54,12 +54,12 @@ def gradio_chat(place: Place) -> str:
 
     with place.agent("x = 20\nfinal_answer(x)", "final_answer(x + 1)", max_steps=1) as agent:
         first, second = turn(), turn()
-        told = Seen(steps=steps_of(agent)).told
+        said = Seen(steps=steps_of(agent)).said
     if "**Final answer:** 20" not in first:
         return f"unforeseen: {first!r}"
     if "**Final answer:** 21" in second:
         return YES
-    return judged(Seen(error=RuntimeError(told)), None, SECOND_BROKEN)
+    return checked(Seen(error=RuntimeError(said)), None, SECOND_BROKEN)
 
 
 @probe
@@ -69,14 +69,14 @@ def final_answer_checks(place: Place) -> str:
     def is_even(answer: Any, memory: Any, agent: Any = None) -> bool:
         return bool(answer % 2 == 0)
 
-    return judged(seen(place, "final_answer(1)", "final_answer(2)", final_answer_checks=[is_even]), 2)
+    return checked(seen(place, "final_answer(1)", "final_answer(2)", final_answer_checks=[is_even]), 2)
 
 
 @probe
 def bare_except_around_the_answer(place: Place) -> str:
     code = "try:\n    final_answer(5)\nexcept:\n    caught = True"
     what = seen(place, code)
-    return "no: the answer is lost" if what.answer is None and what.error is None else judged(what, 5)
+    return "no: the answer is lost" if what.answer is None and what.error is None else checked(what, 5)
 
 
 @probe
@@ -86,7 +86,7 @@ def streamed_outputs(place: Place) -> str:
         events = list(agent.run("go", stream=True))
         pieces = [event for event in events if type(event).__name__ == "ChatMessageStreamDelta"]
         what = Seen(getattr(events[-1], "output", None), None, steps_of(agent))
-    return judged(what, 42) if len(pieces) > 4 else unforeseen(what)
+    return checked(what, 42) if len(pieces) > 4 else unforeseen(what)
 
 
 @probe
@@ -95,7 +95,7 @@ def planning(place: Place) -> str:
     with place.agent(plan, "x = 6", "final_answer(x * 7)", planning_interval=5) as agent:
         what = run(agent)
         plans = [step for step in agent.memory.steps if isinstance(step, PlanningStep)]
-    return judged(what, 42) if len(plans) == 1 else unforeseen(what)
+    return checked(what, 42) if len(plans) == 1 else unforeseen(what)
 
 
 @probe
@@ -108,7 +108,7 @@ def step_by_step(place: Place) -> str:
             step = ActionStep(step_number=number, timing=Timing(start_time=0.0))
             outcome = agent.step(step)
             agent.memory.steps.append(step)
-        return judged(Seen(getattr(outcome, "output", None), None, steps_of(agent)), 2)
+        return checked(Seen(getattr(outcome, "output", None), None, steps_of(agent)), 2)
 
 
 @probe
@@ -121,7 +121,7 @@ def inspection(place: Place) -> str:
         agent.replay()
         messages = agent.write_memory_to_messages()
     remembered = any("looked" in str(message.content) for message in messages)
-    return judged(what, 1) if remembered and "looked" in shown.getvalue() else unforeseen(what)
+    return checked(what, 1) if remembered and "looked" in shown.getvalue() else unforeseen(what)
 
 
 @probe
@@ -152,9 +152,9 @@ def saved_and_loaded(place: Place) -> str:
             stack.callback(loaded.cleanup)
             loaded.model = Actor.of("final_answer(2)")
             loaded.logger = AgentLogger(level=LogLevel.OFF)
-            return judged(run(loaded), 2) if type(loaded.python_executor) is kind else "no"
+            return checked(run(loaded), 2) if type(loaded.python_executor) is kind else "no"
     except AttributeError as error:
-        # What its final answer is patched with is saved, and is no tool of its own.
+        # The patch of its final answer is saved, and is no tool of its own.
         return "no: not after a run" if "_FinalAnswerTool" in str(error) else f"unforeseen: {error!r}"
     finally:
         shutil.rmtree(folder)
@@ -170,7 +170,7 @@ def agents_in_parallel(place: Place) -> str:
         except RuntimeError as error:
             if "port is already allocated" not in str(error):
                 return f"unforeseen: {error!r}"
-        gc.collect()  # of what could not be made, nobody closes the connection to the Engine
+        gc.collect()  # a half-made executor leaves its connection to the Engine open
         with place.agent("me = 'b'", "final_answer(me)", own=True, executor_kwargs={"port": free_port()}) as other:
             verdict = _in_parallel(one, other)
         return "differs: each needs a `port` of its own" if verdict == YES else verdict
@@ -196,7 +196,7 @@ def code_before_the_first_run(place: Place) -> str:
     """As the guide of the web browser sets its executor up."""
     with place.agent("final_answer(prepared)") as agent:
         agent.python_executor("prepared = 'yes'")
-        return judged(run(agent), "yes")
+        return checked(run(agent), "yes")
 
 
 @probe

@@ -7,7 +7,7 @@ from typing import Any
 
 from smolagents import Tool, tool
 
-from tests.features.observe import REFUSED, Seen, judged, probe, seen, unforeseen
+from tests.features.observe import REFUSED, Seen, checked, probe, seen, unforeseen
 from tests.features.places import Docker, Ours, Place
 
 ALWAYS_HERE = "no: always in the agent's process"
@@ -15,7 +15,7 @@ ALWAYS_HERE = "no: always in the agent's process"
 
 @tool
 def whereabouts() -> str:
-    """Tells in which process it runs."""
+    """Returns the process that it runs in."""
     import os
 
     return f"{os.stat('/proc/self/ns/pid').st_ino} {os.getpid()}"  # noqa: PTH116 (its source travels)
@@ -29,7 +29,7 @@ def tool_in_the_sandbox(place: Place) -> str:
     what = seen(place, code, tools=[whereabouts], additional_authorized_imports=["os"], **options)
     if isinstance(what.answer, list) and what.answer[0] == whereabouts():
         return "no: always in the agent's process"
-    return judged(what, lambda answer: isinstance(answer, list) and answer[0] == answer[1])
+    return checked(what, lambda answer: isinstance(answer, list) and answer[0] == answer[1])
 
 
 def _sandboxed(place: Place, each: Tool, code: str) -> Seen | None:
@@ -63,7 +63,7 @@ def sandboxed_tool_with_state(place: Place) -> str:
     what = _sandboxed(place, Till(tax=0.5), "till(2)\nfinal_answer(till(4))")
     if what is None:
         return ALWAYS_HERE
-    return "no: it runs, made without it" if what.answer == 6.0 else judged(what, 9.0)
+    return "no: it runs, made without it" if what.answer == 6.0 else checked(what, 9.0)
 
 
 @probe
@@ -84,12 +84,12 @@ def sandboxed_tool_with_closure(place: Place) -> str:
         return amount * rate_of(currency)
 
     what = _sandboxed(place, convert, "final_answer(convert(2.0, 'CHF'))")
-    return ALWAYS_HERE if what is None else judged(what, 2.1, {"ValueError: .* validation failed": REFUSED})
+    return ALWAYS_HERE if what is None else checked(what, 2.1, {"ValueError: .* validation failed": REFUSED})
 
 
 @probe
 def sandboxed_tool_that_cannot_be(place: Place) -> str:
-    """What can't be shipped is refused before the run, by its name."""
+    """A tool that can't be shipped is refused before the run, by its name."""
 
     class Guarded(Tool):
         name = "guarded"

@@ -11,7 +11,7 @@ import smolagents
 from smolagents import Tool, tool
 
 from tests.features.actor import Actor
-from tests.features.observe import REFUSED, judged, probe, run, seen
+from tests.features.observe import REFUSED, checked, probe, run, seen
 from tests.features.places import Place, unwarned
 
 INVALID = {"ValueError: .* validation failed": REFUSED}
@@ -45,18 +45,18 @@ class Counter(Tool):
 
 @probe
 def tool_by_decorator(place: Place) -> str:
-    return judged(seen(place, "final_answer(double(21))", tools=[double]), 42)
+    return checked(seen(place, "final_answer(double(21))", tools=[double]), 42)
 
 
 @probe
 def tool_by_class(place: Place) -> str:
-    return judged(seen(place, "final_answer(add(number=41))", tools=[Counter()]), 42)
+    return checked(seen(place, "final_answer(add(number=41))", tools=[Counter()]), 42)
 
 
 @probe
 def tool_with_arguments(place: Place) -> str:
     what = seen(place, "final_answer(add(number=2))", tools=[Counter(start=40)])
-    return "no: it runs, made without them" if what.answer == 3 else judged(what, 42)
+    return "no: it runs, made without them" if what.answer == 3 else checked(what, 42)
 
 
 @probe
@@ -65,7 +65,7 @@ def tool_with_required_arguments(place: Place) -> str:
         def __init__(self, start: int) -> None:
             super().__init__(start)
 
-    return judged(seen(place, "final_answer(add(number=2))", tools=[Required(40)]), 42, INVALID)
+    return checked(seen(place, "final_answer(add(number=2))", tools=[Required(40)]), 42, INVALID)
 
 
 @probe
@@ -73,7 +73,7 @@ def tools_of_one_class(place: Place) -> str:
     one, other = Counter(10), Counter(20)
     other.name = "add_more"
     what = seen(place, "final_answer([add(number=1), add_more(number=1)])", tools=[one, other])
-    return "no: each runs, made without arguments" if what.answer == [2, 2] else judged(what, [11, 21])
+    return "no: each runs, made without arguments" if what.answer == [2, 2] else checked(what, [11, 21])
 
 
 @probe
@@ -82,14 +82,14 @@ def tool_with_closure(place: Place) -> str:
 
     @tool
     def rate(currency: str) -> float:
-        """Tells a rate.
+        """Returns a rate.
 
         Args:
             currency: ISO code
         """
         return rates[currency]
 
-    return judged(seen(place, "final_answer(rate('CHF'))", tools=[rate]), 1.05, INVALID)
+    return checked(seen(place, "final_answer(rate('CHF'))", tools=[rate]), 1.05, INVALID)
 
 
 @probe
@@ -107,7 +107,7 @@ def tool_with_setup(place: Place) -> str:
         def forward(self) -> str:
             return self.word
 
-    return judged(
+    return checked(
         seen(place, "final_answer(lazy())", tools=[Lazy()]), "loaded", {"has no attribute 'word'": "no: never called"}
     )
 
@@ -123,7 +123,7 @@ def tool_with_optional_hint(place: Place) -> str:
         """
         return f"hello {name}"
 
-    return judged(
+    return checked(
         seen(place, "final_answer(greet())", tools=[greet]),
         "hello None",
         {"name 'Optional' is not defined": REFUSED},
@@ -142,7 +142,7 @@ def shouting(function: Any) -> Any:
 
 @probe
 def tool_with_second_decorator(place: Place) -> str:
-    with unwarned():  # that this may not work with smolagents' own executors
+    with unwarned():  # smolagents warns that its own executors may not run this
 
         @tool
         @shouting
@@ -155,7 +155,7 @@ def tool_with_second_decorator(place: Place) -> str:
             return f"hello {name}"
 
     refused = {"^(SyntaxError|ValueError|OSError|IndentationError)": REFUSED, "SyntaxError": REFUSED}
-    return judged(seen(place, "final_answer(greet('you'))", tools=[greet]), "HELLO YOU", refused)
+    return checked(seen(place, "final_answer(greet('you'))", tools=[greet]), "HELLO YOU", refused)
 
 
 @probe
@@ -178,7 +178,7 @@ def tool_with_connection(place: Place) -> str:
             return str(self.connection.execute("select fact from facts").fetchone()[0])
 
     try:
-        return judged(seen(place, "final_answer(look())", tools=[Look(connection)]), "seen", INVALID)
+        return checked(seen(place, "final_answer(look())", tools=[Look(connection)]), "seen", INVALID)
     finally:
         connection.close()
 
@@ -199,7 +199,7 @@ def tool_outside_the_sandbox(place: Place) -> str:
         what = seen(place, "final_answer(secret())", tools=[secret])
     finally:
         del os.environ["FEATURES_SECRET"]
-    return "no: always in the sandbox" if what.answer == "nothing" else judged(what, "here")
+    return "no: always in the sandbox" if what.answer == "nothing" else checked(what, "here")
 
 
 @probe
@@ -210,7 +210,7 @@ def tool_errors(place: Place) -> str:
         raise LookupError("why")
 
     code = "try:\n    fail()\nexcept LookupError as error:\n    caught = str(error)\nfinal_answer(caught)"
-    return judged(seen(place, code, tools=[fail]), "why")
+    return checked(seen(place, code, tools=[fail]), "why")
 
 
 @probe
@@ -222,7 +222,7 @@ with ThreadPoolExecutor(4) as pool:
 final_answer(doubled)
 """
     allowed = ["concurrent.futures"]
-    return judged(seen(place, code, tools=[double], additional_authorized_imports=allowed), [2 * n for n in range(20)])
+    return checked(seen(place, code, tools=[double], additional_authorized_imports=allowed), [2 * n for n in range(20)])
 
 
 @probe
@@ -236,7 +236,7 @@ def own_final_answer(place: Place) -> str:
         def forward(self, answer: Any) -> Any:
             return {"receipt for": answer}
 
-    return judged(seen(place, "final_answer('x')", tools=[Receipt()]), {"receipt for": "x"})
+    return checked(seen(place, "final_answer('x')", tools=[Receipt()]), {"receipt for": "x"})
 
 
 @probe
@@ -245,8 +245,8 @@ def managed_agents(place: Place) -> str:
     with place.agent("final_answer(6 * 7)", name="worker", description="Works.") as worker:
         try:
             with place.agent("final_answer(worker('work'))", managed_agents=[worker], own=True) as manager:
-                return judged(run(manager), _says_42)
-        except Exception as error:  # noqa: BLE001 (it is judged)
+                return checked(run(manager), _says_42)
+        except Exception as error:  # noqa: BLE001 (the verdict is made of it)
             return REFUSED if "Managed agents are not yet supported" in str(error) else f"unforeseen: {error!r}"
 
 
@@ -257,7 +257,7 @@ def managed_agent_elsewhere(place: Place) -> str:
         tools=[], model=Actor.of("final_answer(6 * 7)"), name="worker", description="Works.", verbosity_level=-1
     )
     what = seen(place, "final_answer(worker('work'))", managed_agents=[worker])
-    return judged(what, _says_42, INVALID)
+    return checked(what, _says_42, INVALID)
 
 
 def _says_42(answer: Any) -> bool:

@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 import PIL.Image
 
-from tests.features.observe import REFUSED, YES, Seen, judged, probe, seen, unforeseen
+from tests.features.observe import REFUSED, YES, Seen, checked, probe, seen, unforeseen
 from tests.features.places import Place
 
 UNSAFE = {"Cannot safely serialize": REFUSED}
@@ -36,31 +36,31 @@ def _given(place: Place, code: str, **state: Any) -> Seen:
 def plain_variables(place: Place) -> str:
     state = {"when": datetime.date(2026, 1, 2), "price": decimal.Decimal("1.10"), "tags": {"a", "b"}, "pair": (1, 2)}
     code = "final_answer([str(when), str(price), sorted(tags), pair[1]])"
-    return judged(_given(place, code, **state), ["2026-01-02", "1.10", ["a", "b"], 2])
+    return checked(_given(place, code, **state), ["2026-01-02", "1.10", ["a", "b"], 2])
 
 
 @probe
 def dataframe_variable(place: Place) -> str:
     frame = pd.DataFrame({"n": [1, 2, 3], "name": ["a", "b", "c"]})
-    return judged(_given(place, "final_answer(int(frame['n'].sum()))", frame=frame), 6, UNSAFE)
+    return checked(_given(place, "final_answer(int(frame['n'].sum()))", frame=frame), 6, UNSAFE)
 
 
 @probe
 def array_variable(place: Place) -> str:
-    return judged(_given(place, "final_answer(float(array.mean()))", array=np.arange(5.0)), 2.0, UNSAFE)
+    return checked(_given(place, "final_answer(float(array.mean()))", array=np.arange(5.0)), 2.0, UNSAFE)
 
 
 @probe
 def image_variable(place: Place) -> str:
     image = PIL.Image.new("RGB", (6, 4), (200, 0, 0))
     code = "final_answer([image.size[0], image.getpixel((0, 0))[0]])"
-    return judged(_given(place, code, image=image), [6, 200], UNSAFE)
+    return checked(_given(place, code, image=image), [6, 200], UNSAFE)
 
 
 @probe
 def enum_variable(place: Place) -> str:
     colour = enum.Enum("colour", {"RED": 1})
-    return judged(_given(place, "final_answer(colour.name)", colour=colour.RED), "RED", UNSAFE)
+    return checked(_given(place, "final_answer(colour.name)", colour=colour.RED), "RED", UNSAFE)
 
 
 @probe
@@ -72,7 +72,7 @@ def own_object_variable(place: Place) -> str:
         def count(self) -> int:
             return len(self.items)
 
-    return judged(_given(place, "final_answer(basket.count())", basket=Basket()), 1, UNSAFE)
+    return checked(_given(place, "final_answer(basket.count())", basket=Basket()), 1, UNSAFE)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -143,7 +143,7 @@ def plain_answer(place: Place) -> str:
             (1, "key"): None,
         }
 
-    return judged(seen(place, RICH, additional_authorized_imports=["decimal"]), right)
+    return checked(seen(place, RICH, additional_authorized_imports=["decimal"]), right)
 
 
 @probe
@@ -151,18 +151,18 @@ def dataframe_answer(place: Place) -> str:
     code = "import pandas as pd\nfinal_answer(pd.DataFrame({'n': [1, 2]}))"
     what = seen(place, code, additional_authorized_imports=["pandas.*"])
     refused = {"Cannot safely serialize": "no: the code gets an error"}
-    return judged(what, lambda answer: isinstance(answer, pd.DataFrame) and list(answer["n"]) == [1, 2], refused)
+    return checked(what, lambda answer: isinstance(answer, pd.DataFrame) and list(answer["n"]) == [1, 2], refused)
 
 
 @probe
 def array_answer(place: Place) -> str:
     code = "import numpy as np\nfinal_answer(np.arange(4, dtype='int16').reshape(2, 2))"
     what = seen(place, code, additional_authorized_imports=["numpy.*"])
-    return judged(what, lambda it: isinstance(it, np.ndarray) and it.dtype == np.int16 and it.shape == (2, 2))
+    return checked(what, lambda it: isinstance(it, np.ndarray) and it.dtype == np.int16 and it.shape == (2, 2))
 
 
 @probe
 def image_answer(place: Place) -> str:
     code = "from PIL import Image\nfinal_answer(Image.new('RGB', (8, 4), (0, 9, 0)))"
     what = seen(place, code, additional_authorized_imports=["PIL.*"])
-    return judged(what, lambda it: type(it).__name__ == "AgentImage" and it.to_raw().getpixel((0, 0)) == (0, 9, 0))
+    return checked(what, lambda it: type(it).__name__ == "AgentImage" and it.to_raw().getpixel((0, 0)) == (0, 9, 0))

@@ -1,4 +1,4 @@
-"""Who asks: by a token, by a certificate, or as the user at the other end of a socket."""
+"""The caller is identified by a token, by a certificate, or as the user at the other end of a socket."""
 
 from __future__ import annotations
 

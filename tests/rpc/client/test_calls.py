@@ -76,7 +76,7 @@ def test_policy_is_told_whole(client: Any) -> None:
 
 
 def test_list_without_end_is_not_taken(client: Any, daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("executor_client._convert.NAMES_LISTED_MAX", 2)
+    monkeypatch.setattr("executor_client._core.convert.NAMES_LISTED_MAX", 2)
     for name in ("denied_imports", "refused_language", "allowed_tools", "images"):
         daemon.policy = types.Policy()
         getattr(daemon.policy, name).extend(["x"] * 3)
@@ -280,7 +280,7 @@ def test_variable_that_cannot_be_sent_is_refused_by_name(session: Any, daemon: F
 
 
 def test_blobs_are_uploaded_again_when_the_call_is_repeated(session: Any, daemon: FakeDaemon) -> None:
-    """A blob is used up by the message that names it, and nobody knows whether the lost one arrived."""
+    """A blob is used up by the message that names it, and the client cannot know whether the lost one arrived."""
     daemon.refusals["SetVariables"].append(Refusal(grpc.StatusCode.UNAVAILABLE))
     session.set_variables({"large": b"x" * 600_000})
     assert daemon.names() == ["UploadBlob", "SetVariables"] * 2

@@ -81,17 +81,17 @@ def test_each_violation_stands_on_its_line(daemon: FakeDaemon, file: str, capsys
 def test_long_wait_is_told_on_a_terminal(
     daemon: FakeDaemon, file: str, capsys: Captured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("executor_client._watch.WAIT_TOLD_AFTER_S", 0.02)
+    monkeypatch.setattr("executor_client._core.waiting.WAIT_REPORTED_AFTER_S", 0.02)
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     monkeypatch.setenv("NO_COLOR", "1")
-    gate = daemon.gates["CreateSession"] = threading.Event()
-    tell = Console.show_wait
+    barrier = daemon.barriers["CreateSession"] = threading.Event()
+    show = Console.show_wait
 
-    def tell_and_go_on(console: Console, wait: Wait) -> None:
-        tell(console, wait)
-        gate.set()
+    def show_and_go_on(console: Console, wait: Wait) -> None:
+        show(console, wait)
+        barrier.set()
 
-    monkeypatch.setattr(Console, "show_wait", tell_and_go_on)
+    monkeypatch.setattr(Console, "show_wait", show_and_go_on)
     assert cli.main(["run", file, "--image", "data"]) == 0
     assert capsys.readouterr().err.startswith("[waiting for a sandbox of image 'data', 0 s, gives up after 120 s]\n")
 
@@ -109,14 +109,14 @@ def test_policy_says_what_may_be_asked_for(daemon: FakeDaemon, capsys: Captured)
     assert cli.main(["policy"]) == 0
     out = capsys.readouterr().out
     rows = [line.strip().split("  ", 1) for line in out.splitlines() if line]
-    told = {name: " ".join(cells.split()) for name, cells in rows}
-    assert told["profile"] == "strict, version 7, fingerprint abc"
-    assert told["images"] == "base, data\\n\\x1b[2J"
-    assert told["backend"] == "docker, else e2b"
-    assert (told["imports"], told["refused in code"]) == ("math", "dynamic_code")
-    assert (told["files put"], told["files got"]) == ("1,000 bytes each, 3 in a session", "2,000 bytes each")
-    assert (told["quota sessions"], told["quota cpu_time_s_per_hour"]) == ("4", "0.5")
-    assert (told["wall_time_s"], told["operations"]) == ("30 60 10 20.5", "1,000,000 2,000,000 - -")
+    shown = {name: " ".join(cells.split()) for name, cells in rows}
+    assert shown["profile"] == "strict, version 7, fingerprint abc"
+    assert shown["images"] == "base, data\\n\\x1b[2J"
+    assert shown["backend"] == "docker, else e2b"
+    assert (shown["imports"], shown["refused in code"]) == ("math", "dynamic_code")
+    assert (shown["files put"], shown["files got"]) == ("1,000 bytes each, 3 in a session", "2,000 bytes each")
+    assert (shown["quota sessions"], shown["quota cpu_time_s_per_hour"]) == ("4", "0.5")
+    assert (shown["wall_time_s"], shown["operations"]) == ("30 60 10 20.5", "1,000,000 2,000,000 - -")
 
 
 def test_images_are_saved_where_asked(daemon: FakeDaemon, file: str, tmp_path: Path, capsys: Captured) -> None:

@@ -66,7 +66,7 @@ def test_close_ends_a_wait_for_an_execution_and_for_an_answer(daemon: FakeDaemon
         session.execute("code", on_event=lambda event: closer.start())
     closer.join()
 
-    daemon.gates["GetPolicy"] = threading.Event()
+    daemon.barriers["GetPolicy"] = threading.Event()
     client = ExecutorClient(daemon.address, token=TOKEN)
 
     def close_in_the_middle() -> None:
@@ -81,9 +81,9 @@ def test_close_ends_a_wait_for_an_execution_and_for_an_answer(daemon: FakeDaemon
 
 
 async def test_close_ends_what_waits_on_the_loop_with_an_error_and_no_cancellation(daemon: FakeDaemon) -> None:
-    """A task that ends as cancelled, and that nobody cancelled, would end in silence."""
+    """A task that ends as cancelled, without a cancellation, would end in silence."""
     daemon.journal = [log("started"), Cancelled(), CANCELLED]
-    daemon.gates["GetPolicy"] = threading.Event()
+    daemon.barriers["GetPolicy"] = threading.Event()
     client = AsyncExecutorClient(daemon.address, token=TOKEN)
     session = await client.create_session()
     started = asyncio.Event()

@@ -1,4 +1,4 @@
-"""What `execute` promises, whatever the daemon and the connection do."""
+"""The promises of `execute`, whatever the daemon and the connection do."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`session.files` of both clients: from disk to disk, whole or not at all, and nothing more than was asked for."""
+"""The files of a session in both clients: from disk to disk, whole or not at all, and nothing more than was asked for."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PIECE_BYTES = 262_144
 
 
 def served(data: bytes, *, size_bytes: int | None = None, is_directory: bool = False) -> list[pb.GetFileResponse]:
-    """What a daemon sends for a file."""
+    """Returns the messages that a daemon sends for a file."""
     info = types.FileInfo(
         path="f", size_bytes=len(data) if size_bytes is None else size_bytes, is_directory=is_directory
     )

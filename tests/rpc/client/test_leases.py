@@ -20,7 +20,7 @@ UNKNOWN_FIELD = Refusal(
 
 @pytest.fixture
 def leasing(daemon: FakeDaemon) -> FakeDaemon:
-    """A daemon that wants to hear of a lease as often as it may be told."""
+    """A daemon that wants to hear of a lease as often as the client allows."""
     daemon.leased = True
     return daemon
 
@@ -109,11 +109,11 @@ def test_what_was_collected_while_the_daemon_was_away_is_ended_later(client: Any
 
 def test_a_client_that_is_collected_while_a_call_hangs_is_not_waited_for(client: Any, leasing: FakeDaemon) -> None:
     """A finalizer does nothing but to leave a job to the thread, whatever that is in the middle of."""
-    gate = leasing.gates["RenewLease"] = threading.Event()
+    barrier = leasing.barriers["RenewLease"] = threading.Event()
     session = client.create_session()
     assert eventually(lambda: "RenewLease" in leasing.names())
     del session
     gc.collect()
     assert "DeleteSession" not in leasing.names()
-    gate.set()
+    barrier.set()
     assert eventually(lambda: "DeleteSession" in leasing.names())

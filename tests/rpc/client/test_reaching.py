@@ -17,15 +17,9 @@ from typing import Any
 import grpc
 import pytest
 
-from executor_client import (
-    AsyncExecutorClient,
-    AuthenticationError,
-    ExecutorClient,
-    TlsConfig,
-    UnavailableError,
-    _probe,
-)
-from executor_client._endpoint import Endpoint
+from executor_client import AsyncExecutorClient, AuthenticationError, ExecutorClient, TlsConfig, UnavailableError
+from executor_client._core import probe
+from executor_client._core.endpoint import Endpoint
 from tests.support.certificates import Authority
 from tests.support.fake_daemon import FakeDaemon, serve
 
@@ -41,7 +35,7 @@ def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(params=["sync", "asyncio"])
 def fails(request: pytest.FixtureRequest) -> Fails:
-    """A function that returns the message of a first call's error, an UnavailableError unless another class is told."""
+    """A function that returns the message of a first call's error, an UnavailableError unless another class is given."""
 
     def sync(address: str, kind: type[Exception] = UnavailableError, **options: Any) -> str:
         with ExecutorClient(address, **{"token": "t", **options}) as client, pytest.raises(kind) as failure:
@@ -99,7 +93,7 @@ def free_port() -> int:
         return port
 
 
-# -- nobody there
+# -- no process listens
 
 
 def test_no_daemon_at_a_socket(fails: Fails, tmp_path: Path) -> None:
@@ -139,7 +133,7 @@ def test_a_daemon_that_is_about_to_start_is_waited_for_where_that_was_asked(tmp_
             assert daemon.requests
 
 
-# -- somebody there who does not understand us
+# -- a process of another protocol listens
 
 
 def test_plain_against_tls(fails: Fails, authority: Authority, tmp_path: Path) -> None:
@@ -200,7 +194,7 @@ def test_what_is_no_daemon(fails: Fails) -> None:
     assert "what listens there is no executor daemon" in said
 
 
-# -- somebody who does not know us
+# -- a daemon that does not know the caller
 
 
 def test_no_credential(fails: Fails, daemon: FakeDaemon, tmp_path: Path) -> None:
@@ -221,23 +215,39 @@ def test_an_unknown_token(fails: Fails, daemon: FakeDaemon, monkeypatch: pytest.
 
 
 def test_a_connection_as_it_should_be_has_no_cause(authority: Authority, tmp_path: Path, daemon: FakeDaemon) -> None:
-    assert _probe.diagnosis(Endpoint(daemon.address, None)) is None
+    assert probe.diagnosis(Endpoint(daemon.address, None)) is None
     with tls_daemon(authority, tmp_path / "tls") as other:
-        assert _probe.diagnosis(Endpoint(other.address, None, TlsConfig(authority.cert))) is None
+        assert probe.diagnosis(Endpoint(other.address, None, TlsConfig(authority.cert))) is None
 
 
 @pytest.mark.parametrize("target", ["xds:///x", "vsock:1:2", "a,b:1", "host", "host:0", "host:x"])
 def test_what_only_grpc_can_resolve_is_not_judged(target: str) -> None:
-    assert _probe.diagnosis(Endpoint(target, None)) is None
+    assert probe.diagnosis(Endpoint(target, None)) is None
 
 
-def test_no_line_of_grpcs_own_log_comes_out(authority: Authority, tmp_path: Path) -> None:
+BLOCKING_ASK = """\
+from executor_client import ExecutorClient, UnavailableError
+def ask(address):
+    ExecutorClient(address, token="t", tls=True).get_policy()
+"""
+ASYNCIO_ASK = """\
+import asyncio
+from executor_client import AsyncExecutorClient, UnavailableError
+def ask(address):
+    async def get_policy():
+        async with AsyncExecutorClient(address, token="t", tls=True) as client:
+            await client.get_policy()
+    asyncio.run(get_policy())
+"""
+
+
+@pytest.mark.parametrize("client", [BLOCKING_ASK, ASYNCIO_ASK], ids=["blocking", "asyncio"])
+def test_no_line_of_grpcs_own_log_comes_out(authority: Authority, tmp_path: Path, client: str) -> None:
     """And the level is not left to the processes that this one starts."""
-    program = (
+    program = client + (
         "import os, sys\n"
-        "from executor_client import ExecutorClient, UnavailableError\n"
         "try:\n"
-        "    ExecutorClient(sys.argv[1], token='t', tls=True).get_policy()\n"
+        "    ask(sys.argv[1])\n"
         "except UnavailableError as error:\n"
         "    print(error)\n"
         "print(os.environ.get('GRPC_VERBOSITY'))\n"

@@ -29,7 +29,7 @@ def answer(daemon: FakeDaemon, call_id: str = "call-1") -> Any:
 
 
 def run_tool(session: Any, daemon: FakeDaemon, function: Any, *args: Any, **kwargs: Any) -> Any:
-    """What the program gets when it calls the function as a tool."""
+    """Returns what the program gets when it calls the function as a tool."""
     session.register_tools({"tool": function})
     daemon.journal = [tool_call("tool", *args, **kwargs), Answered(), result()]
     session.execute("code")

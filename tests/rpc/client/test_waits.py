@@ -1,4 +1,4 @@
-"""What `on_wait` is told of waits that last, and that it changes nothing: the same for both clients."""
+"""Both clients report waits that last to `on_wait`, which changes nothing."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ QUEUED = types.Event(queued=types.QueuedEvent(ahead=2))
 
 
 class Watcher:
-    """The hook. Remembers what it was told, and does something about the first wait of a kind.
+    """The hook. Remembers the reports, and does something about the first wait of a kind.
 
-    On a slow machine other waits of the same call may last long enough to be told, too.
+    On a slow machine other waits of the same call may last long enough to be reported, too.
     """
 
     def __init__(self) -> None:
-        self.told: list[Wait] = []
+        self.reported: list[Wait] = []
         self._kind: WaitKind | None = None
         self._react: Callable[[], object] = lambda: None
 
@@ -52,13 +52,13 @@ class Watcher:
         self._kind, self._react = kind, react
 
     def __call__(self, wait: Wait) -> None:
-        self.told.append(wait)
+        self.reported.append(wait)
         if wait.kind is self._kind:
             self._react()
 
     def first(self) -> Wait:
         """The first wait of the kind that was expected."""
-        return next(wait for wait in self.told if wait.kind is self._kind)
+        return next(wait for wait in self.reported if wait.kind is self._kind)
 
 
 @pytest.fixture
@@ -73,11 +73,11 @@ def client_options(watcher: Watcher) -> dict[str, Any]:
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A wait is told of after an instant."""
-    monkeypatch.setattr("executor_client._watch.WAIT_TOLD_AFTER_S", 0.02)
+    """A wait is reported after an instant."""
+    monkeypatch.setattr("executor_client._core.waiting.WAIT_REPORTED_AFTER_S", 0.02)
 
 
-def refuse_until_told(daemon: FakeDaemon, watcher: Watcher, call: str, refusal: Refusal, kind: WaitKind) -> None:
+def refuse_until_reported(daemon: FakeDaemon, watcher: Watcher, call: str, refusal: Refusal, kind: WaitKind) -> None:
     daemon.refusals[call].extend([refusal] * 500)
     watcher.expect(kind, daemon.refusals[call].clear)
 
@@ -89,7 +89,7 @@ def test_what_ends_quickly_is_not_told(client: Any, daemon: FakeDaemon, watcher:
     session.register_tools({"tool": lambda: None})
     session.execute("code")
     session.close()
-    assert watcher.told == []
+    assert watcher.reported == []
 
 
 @pytest.mark.usefixtures("impatient")
@@ -119,7 +119,7 @@ def test_wait_before_a_call_is_made_again_is_told(
     reason: str,
     gives_up_after_s: float,
 ) -> None:
-    refuse_until_told(daemon, watcher, "CreateSession", refusal, kind)
+    refuse_until_reported(daemon, watcher, "CreateSession", refusal, kind)
     client.create_session()
     wait = watcher.first()
     assert (wait.kind, wait.reason, wait.gives_up_after_s) == (kind, reason, gives_up_after_s)
@@ -163,8 +163,8 @@ def test_wait_for_an_answer_is_told_while_it_lasts(
 ) -> None:
     whose = client if hasattr(client, method) and method != "close" else client.create_session()
     daemon.variables = [pb.GetVariablesResponse(variables=pb.Variables())]
-    daemon.gates[call] = threading.Event()
-    watcher.expect(kind, daemon.gates[call].set)
+    daemon.barriers[call] = threading.Event()
+    watcher.expect(kind, daemon.barriers[call].set)
     getattr(whose, method)(*arguments)
     wait = watcher.first()
     assert (wait.kind, wait.what) == (kind, what.replace("ADDRESS", daemon.address))
@@ -190,10 +190,10 @@ def test_wait_behind_other_executions_is_told_until_the_program_shows(
 
 @pytest.mark.usefixtures("impatient")
 def test_wait_for_a_host_tool_is_told_while_it_runs(client: Any, daemon: FakeDaemon, watcher: Watcher) -> None:
-    told = threading.Event()
-    watcher.expect(WaitKind.TOOL, told.set)
+    reported = threading.Event()
+    watcher.expect(WaitKind.TOOL, reported.set)
     session = client.create_session()
-    session.register_tools({"slow": lambda: told.wait(20)})
+    session.register_tools({"slow": lambda: reported.wait(20)})
     daemon.journal = [tool_call("slow"), Answered(), result()]
     session.execute("code")
     assert str(watcher.first()) == "waiting for the tool 'slow', 0 s"
@@ -217,7 +217,7 @@ def test_daemon_that_went_away_in_an_execution_is_waited_for_aloud(
 def test_full_session_is_waited_for_aloud(client: Any, daemon: FakeDaemon, watcher: Watcher) -> None:
     session = client.create_session()
     full = busy(grpc.StatusCode.RESOURCE_EXHAUSTED, "QUEUE_FULL")
-    refuse_until_told(daemon, watcher, "Execute", full, WaitKind.ROOM)
+    refuse_until_reported(daemon, watcher, "Execute", full, WaitKind.ROOM)
     session.execute("code")
     assert watcher.first().reason == "refused"
 
@@ -230,10 +230,10 @@ def test_full_session_is_waited_for_aloud(client: Any, daemon: FakeDaemon, watch
 def test_hook_that_raises_breaks_no_call(
     client: Any, daemon: FakeDaemon, watcher: Watcher, caplog: pytest.LogCaptureFixture
 ) -> None:
-    daemon.gates["CreateSession"] = threading.Event()
+    daemon.barriers["CreateSession"] = threading.Event()
 
     def fail() -> None:
-        daemon.gates["CreateSession"].set()
+        daemon.barriers["CreateSession"].set()
         raise ZeroDivisionError("hook")
 
     watcher.expect(WaitKind.SANDBOX, fail)
@@ -244,12 +244,12 @@ def test_hook_that_raises_breaks_no_call(
 @pytest.mark.usefixtures("impatient")
 def test_hook_may_use_the_client(daemon: FakeDaemon) -> None:
     watcher = Watcher()
-    daemon.gates["CreateSession"] = threading.Event()
+    daemon.barriers["CreateSession"] = threading.Event()
     with ExecutorClient(daemon.address, token=TOKEN, on_wait=watcher) as client:
 
         def look() -> None:
             client.list_sessions()
-            daemon.gates["CreateSession"].set()
+            daemon.barriers["CreateSession"].set()
 
         watcher.expect(WaitKind.SANDBOX, look)
         client.create_session()
@@ -279,7 +279,7 @@ def test_image_is_not_waited_for_where_the_caller_does_not_want_it(daemon: FakeD
         pytest.raises(UnavailableError, match="refused"),
     ):
         client.create_session()
-    assert watcher.told == []
+    assert watcher.reported == []
 
 
 def _threads() -> list[str]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from executor_server.backend_config import E2BSection
+from executor_server.config.backend_config import E2BSection
 from tests.support.e2b.faults import Fault, Kind, Request, Storm
 from tests.support.e2b.server import Double, DoubleSandbox, Template
 from tests.support.e2b.threaded import ThreadedDouble
@@ -20,7 +20,7 @@ from tests.support.e2b.threaded import ThreadedDouble
 __all__ = ["Double", "DoubleSandbox", "Fault", "Kind", "Request", "Storm", "Template", "ThreadedDouble", "e2b_section"]
 
 WHY_NOT = None if os.geteuid() == 0 else "the double of E2B's cloud maps users into its sandboxes, which takes root"
-"""Why there can be no double here; None where there can."""
+"""The reason why there can be no double on this host; None when there can."""
 
 
 def e2b_section(double: Double | ThreadedDouble, **settings: Any) -> E2BSection:

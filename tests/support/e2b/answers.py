@@ -1,4 +1,4 @@
-"""How an answer leaves the double: whole or as a stream of events, and what a fault makes of it on its way."""
+"""Sends the double's answers, whole or as streams of events, and applies faults to them."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def connect_error(code: str, message: str) -> web.Response:
 
 
 class Outgoing:
-    """The way out for one request's answer; a fault of streams does its work here."""
+    """Sends one request's answer; faults of streams are applied here."""
 
     def __init__(self, request: web.BaseRequest, fault: Fault | None) -> None:
         self._request = request
@@ -64,12 +64,12 @@ class Outgoing:
 
     @property
     def holds(self) -> bool:
-        """Whether an event waits for the next one; after REORDER_WAIT_S it is to be flushed."""
+        """True when an event waits for the next one; after REORDER_WAIT_S it is to be flushed."""
         return self._held is not None
 
     @property
     def lies(self) -> bool:
-        """Whether the ids in the stream are to be wrong."""
+        """True when the ids in the stream are to be wrong."""
         return self._fault is not None and self._fault.kind is Kind.WRONG_ID
 
     async def begin(
@@ -78,7 +78,7 @@ class Outgoing:
         *,
         noise: Callable[[bytes], bytes] = lambda data: data,
     ) -> web.StreamResponse:
-        """Sends the head of a stream. `noise` makes, of bytes from nowhere, what looks like an event's."""
+        """Sends the head of a stream. `noise` turns random bytes into bytes that look like an event's."""
         if self._fault is not None and self._fault.kind in (Kind.CUT_AFTER, Kind.STATUS_AFTER):
             raise Cut if self._fault.kind is Kind.CUT_AFTER else _error_of(self._fault)
         self._noise = noise
@@ -151,15 +151,15 @@ class Outgoing:
             if part:
                 await self._response.write(part)
             if fault.kind is Kind.STREAM_STALL:
-                await asyncio.Event().wait()  # until the client hangs up, which cancels
-            # Not at once: what was written must be on its way before the connection is cut.
+                await asyncio.Event().wait()  # until the client closes the connection, which cancels
+            # After a pause: the bytes that were written must be sent before the connection is cut.
             await asyncio.sleep(CUT_DELAY_S)
             raise Cut
         self._sent_bytes += len(data)
         await self._response.write(data)
 
     async def send_half(self, response: web.Response) -> None:
-        """A whole answer's head, half of its body, and no more."""
+        """Sends a whole answer's head and half of its body."""
         body = _body(response)
         half = web.StreamResponse(status=response.status, headers={"Content-Type": response.content_type})
         half.content_length = len(body) or 1
@@ -173,7 +173,7 @@ class Outgoing:
 async def strike(
     fault: Fault | None, out: Outgoing, answer: Callable[[], Awaitable[web.StreamResponse]]
 ) -> web.StreamResponse:
-    """The answer, or what the fault makes of it. Raises Cut where there is none."""
+    """Returns the answer, changed by the fault. Raises Cut when there is to be none."""
     match fault.kind if fault is not None else None:
         case Kind.DELAY:
             assert fault is not None
@@ -194,7 +194,7 @@ async def strike(
         case Kind.TRUNCATED:
             await out.send_half(response)
         case Kind.GARBAGE:
-            status = response.status if response.status != 204 else 200  # which has a body
+            status = response.status if response.status != 204 else 200  # 204 has no body
             return web.Response(status=status, body=GARBAGE, content_type=response.content_type)
         case Kind.WRONG_ID:
             text = re.sub(r'("sandboxID": ")[^"]*', r"\1iwrong0000000000000000", _body(response).decode())

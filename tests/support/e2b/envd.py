@@ -62,7 +62,7 @@ async def _download(request: web.BaseRequest, out: Outgoing, machine: Machine) -
         pieces = await machine.read_file(request.query.get("path", ""), request.query.get("username", "user"))
     except MachineError as error:
         raise ApiError(_STATUS_OF_CODE.get(error.code, 500), str(error)) from error
-    # Of no length that is told: what grows meanwhile, or says as /proc does that it is empty, is sent to its end.
+    # Without a length: a file that grows meanwhile, or that reports none as those of /proc do, is sent to its end.
     response = await out.begin("application/octet-stream")
     async for piece in pieces:
         await out.send(piece)
@@ -90,7 +90,7 @@ async def _upload(request: web.BaseRequest, machine: Machine) -> web.Response:
 
 
 def _file_name(part: aiohttp.BodyPartReader) -> str:
-    """With its directories, which parsers of this header take off for safety."""
+    """Returns the name with its directories, which parsers of this header remove for safety."""
     found = re.search(r'filename="([^"]*)"', part.headers.get("Content-Disposition", ""))
     return urllib.parse.unquote(found[1]) if found else ""
 
@@ -164,7 +164,7 @@ async def _relay(
 
 
 async def _next(subscriber: Subscriber, machine: Machine, wait_s: float) -> dict[str, Any] | None:
-    """The next event; None when there was none for so long. Raises ConnectionError when the sandbox ended."""
+    """Returns the next event; None at the timeout. Raises ConnectionError when the sandbox ended."""
     getting, ending = asyncio.ensure_future(subscriber.events.get()), asyncio.ensure_future(machine.wait_end())
     try:
         await asyncio.wait((getting, ending), timeout=max(0.0, wait_s), return_when=asyncio.FIRST_COMPLETED)
@@ -311,7 +311,7 @@ async def _first_message(request: web.BaseRequest) -> dict[str, Any]:
 
 
 async def _message(request: web.BaseRequest) -> dict[str, Any] | None:
-    """The next of a request's stream; None at its end."""
+    """Returns the next message of a request's stream; None at its end."""
     try:
         head = await request.content.readexactly(5)
     except asyncio.IncompleteReadError as error:

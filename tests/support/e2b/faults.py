@@ -1,8 +1,8 @@
-"""Faults that the double commits, and which requests they befall.
+"""Faults of the double, and the rules that select the requests that have them.
 
-A rule says which request (method, path, how often it is to be passed over first, how many times it strikes) and what
-happens to it. Rules are asked in the order in which they were given, and a request suffers the first that matches: so
-what happens is decided by the requests alone, not by chance. A `Storm` is many rules in one, drawn from a seed.
+A rule selects requests (method, path, how many are skipped first, how many are hit) and names the fault.
+Rules are tried in the order in which they were given, and the first that matches a request applies: so
+the requests alone decide, not chance. A `Storm` is many rules in one, drawn from a seed.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ class Kind(Enum):
     CUT_AFTER = "cut after"  # it is done, and then the connection is cut without an answer
     STATUS = "status"  # `status` with an error's body; nothing is done
     STATUS_AFTER = "status after"  # it is done, but the answer is `status`
-    TRUNCATED = "truncated"  # of the answer's body, half (of a stream, one event); then the connection is cut
+    TRUNCATED = "truncated"  # half of the answer's body (one event of a stream); then the connection is cut
     GARBAGE = "garbage"  # bytes that are no answer, under a good status
     WRONG_ID = "wrong id"  # each id of a sandbox, or of a command, in the answer is another's
     VANISH = "vanish"  # the sandbox ends before the request is looked at
-    # Of streams: answers that come in events.
+    # Faults of streams, which are answers that come in events.
     STREAM_CUT = "stream cut"  # after `at_byte` bytes
     STREAM_STALL = "stream stall"  # the same, but the connection stays, and nothing more comes
     STREAM_REORDERED = "stream reordered"  # each two events swapped, but the first
     STREAM_DUPLICATED = "stream duplicated"  # each event twice, but the first
     STREAM_BLANK_LINES = "stream blank lines"  # between events
     STREAM_LINE_SEPARATOR = "stream line separator"  # U+2028, between and in events
-    STREAM_NO_END = "stream no end"  # it ends as if all was well, without its last event
+    STREAM_NO_END = "stream no end"  # an orderly end, without the last event
     STREAM_GARBAGE = "stream garbage"  # bytes that are no event, after the first
     STREAM_ENDLESS_LINE = "stream endless line"  # `at_byte` bytes without an end, made as they are read
 
@@ -52,7 +52,7 @@ _WITH_IDS = ("/sandboxes*", "/v2/sandboxes*", "/process.Process/Start", "/proces
 
 
 def can_strike(kind: Kind, method: str, path: str) -> bool:
-    """Whether this kind makes a difference to such a request."""
+    """True when this kind makes a difference to such a request."""
     is_stream = (method, path) in STREAMS
     if kind is Kind.WRONG_ID:
         return method != "DELETE" and any(fnmatch.fnmatchcase(path, pattern) for pattern in _WITH_IDS)
@@ -62,10 +62,10 @@ def can_strike(kind: Kind, method: str, path: str) -> bool:
 
 
 class Rule(Protocol):
-    """What is asked about each request."""
+    """Decides for each request which fault it has."""
 
     def take(self, method: str, path: str) -> Fault | None:
-        """What strikes this request, if anything; counts."""
+        """Returns the fault of this request, if any, and counts it."""
         ...
 
 
@@ -76,7 +76,7 @@ class Fault:
     kind: Kind
     path: str = "*"
     method: str = "*"
-    skip: int = 0  # so many that match go unharmed first
+    skip: int = 0  # so many matching requests have no fault first
     times: int | None = 1  # None: always
     status: int = 500
     retry_after_s: int | None = None
@@ -102,9 +102,9 @@ class Fault:
 
 
 class Storm:
-    """Strikes a part of all requests, each with one of `kinds`; the same requests and seed suffer the same.
+    """Gives a part of all requests one of `kinds` each; the same requests and seed have the same faults.
 
-    `most` bounds how many in all.
+    `most` limits the number of faults.
     """
 
     def __init__(

@@ -90,7 +90,7 @@ async def _execute(
             await machine.ask("input", pid=context.pid, data=base64.b64encode(request.encode()).decode())
             await _relay(out, context, number)
         except BaseException:
-            # Nobody listens any more. What it still says has this request's number, which the next one ignores.
+            # The caller has gone. Later output has this request's number, which the next one ignores.
             if context.pid is not None and not machine.has_ended:
                 await asyncio.shield(_interrupt(machine, context.pid))
             raise
@@ -113,7 +113,7 @@ async def _relay(out: Outgoing, context: Context, number: int) -> None:
 
 
 async def _event(context: Context, wait_s: float) -> dict[str, Any] | None:
-    """The next line of the interpreter; None when there was none for so long."""
+    """Returns the next line of the interpreter; None at the timeout."""
     while (at := context.buffer.find(b"\n")) < 0:
         assert context.subscriber is not None
         try:

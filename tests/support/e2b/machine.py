@@ -65,13 +65,13 @@ class MachineError(Exception):
         self.code = code
 
 
-class MachineGone(Exception):
+class MachineMissing(Exception):
     """The machine ended, or did before."""
 
 
 @dataclass
 class Subscriber:
-    """One stream that wants what a command writes. Bounded: who does not read makes the command wait."""
+    """One stream that gets a command's output. Bounded: a reader that does not read makes the command wait."""
 
     events: asyncio.Queue[dict[str, Any] | None] = field(
         default_factory=lambda: asyncio.Queue(maxsize=SUBSCRIBER_EVENTS_MAX)
@@ -79,7 +79,7 @@ class Subscriber:
     is_gone: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def put(self, event: dict[str, Any] | None) -> None:
-        """Waits for room, or for nobody to want it any more."""
+        """Waits for room, or until the stream has ended."""
         if not self.events.full():
             self.events.put_nowait(event)
             return
@@ -107,7 +107,7 @@ class Machine:
         self._environment = environment
         self._has_python = has_python
         self._process: subprocess.Popen[bytes] | None = None
-        self._first: int | None = None  # of bubblewrap's process namespace, as the host numbers it
+        self._first: int | None = None  # the first process of bubblewrap's namespace, as the host numbers it
         self._first_fd: int | None = None
         self._frozen: list[int] = []
         self._commands: dict[int, Command] = {}
@@ -131,15 +131,15 @@ class Machine:
     # Life
 
     async def start(self) -> None:
-        """Returns when the machine takes commands. Raises MachineGone with what it said last."""
+        """Returns when the machine accepts commands. Raises MachineMissing with its last output."""
         ours, theirs = socket.socketpair()
         deadline = asyncio.get_running_loop().time() + START_TIMEOUT_S
         try:
-            with theirs, tempfile.TemporaryFile() as complaints, tempfile.TemporaryFile() as config:
+            with theirs, tempfile.TemporaryFile() as stderr_file, tempfile.TemporaryFile() as config:
                 config.write(json.dumps(self._config(theirs.fileno())).encode())
                 config.seek(0)
                 os.set_inheritable(theirs.fileno(), True)
-                await self._spawn(theirs.fileno(), config.fileno(), complaints.fileno(), deadline)
+                await self._spawn(theirs.fileno(), config.fileno(), stderr_file.fileno(), deadline)
                 theirs.close()  # now the runner's end is the only one, and its end is seen
                 reader, self._writer = await asyncio.open_unix_connection(sock=ours)
                 ours = None  # type: ignore[assignment]  # the writer's from here on
@@ -147,9 +147,9 @@ class Machine:
                     try:
                         await _read_frame(reader)
                     except (asyncio.IncompleteReadError, ConnectionError) as error:
-                        complaints.seek(0)
-                        said = complaints.read(10_000).decode(errors="replace").strip()
-                        raise MachineGone(f"a sandbox did not start: {said}") from error
+                        stderr_file.seek(0)
+                        said = stderr_file.read(10_000).decode(errors="replace").strip()
+                        raise MachineMissing(f"a sandbox did not start: {said}") from error
             self._reader = asyncio.create_task(self._read(reader))
         except BaseException:
             if ours is not None:
@@ -157,15 +157,15 @@ class Machine:
             await asyncio.shield(self.destroy())
             raise
 
-    async def _spawn(self, fd: int, config: int, complaints: int, deadline: float) -> None:
+    async def _spawn(self, fd: int, config: int, stderr_file: int, deadline: float) -> None:
         info_read, info_write = os.pipe()
         try:
-            # Here and in no helper thread: it dies with the thread that started it.
+            # In this thread and not in a helper: the process dies with the thread that started it.
             self._process = subprocess.Popen(  # noqa: ASYNC220
                 [*_bwrap_arguments(info_write), "--", str(_image().python), "-I", "-B", "-c", _RUN],
                 stdin=config,
                 stdout=subprocess.DEVNULL,
-                stderr=complaints,
+                stderr=stderr_file,
                 env={},
                 pass_fds=(fd, info_write),
                 start_new_session=True,
@@ -180,8 +180,8 @@ class Machine:
             if info_write >= 0:
                 os.close(info_write)
         if b"}" not in info:
-            os.lseek(complaints, 0, os.SEEK_SET)
-            raise MachineGone(f"bubblewrap failed: {os.read(complaints, 10_000).decode(errors='replace').strip()}")
+            os.lseek(stderr_file, 0, os.SEEK_SET)
+            raise MachineMissing(f"bubblewrap failed: {os.read(stderr_file, 10_000).decode(errors='replace').strip()}")
         self._first = int(json.loads(info)["child-pid"])
         self._first_fd = os.pidfd_open(self._first)
 
@@ -204,7 +204,7 @@ class Machine:
 
     async def destroy(self) -> None:
         """Ends every process of the machine and waits for it. Idempotent."""
-        async with self._ending:  # who comes second finds it done
+        async with self._ending:  # a second caller finds it done
             await self._destroy()
 
     async def _destroy(self) -> None:
@@ -215,11 +215,11 @@ class Machine:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(self._process.pid, signal.SIGKILL)
             deadline = asyncio.get_running_loop().time() + END_TIMEOUT_S
-            pidfd = os.pidfd_open(self._process.pid)  # ours and not waited for: it is there, perhaps as a zombie
+            pidfd = os.pidfd_open(self._process.pid)  # our child, not reaped yet: it exists, perhaps as a zombie
             try:
                 if not await wait_readable(pidfd, deadline):
                     kill(pidfd)
-                    raise MachineGone(f"bubblewrap (process {self._process.pid}) does not end")
+                    raise MachineMissing(f"bubblewrap (process {self._process.pid}) does not end")
             finally:
                 os.close(pidfd)
             self._process.wait()
@@ -243,9 +243,9 @@ class Machine:
         await self._ended.wait()
 
     async def freeze(self) -> None:
-        """Stops every process of the machine, so that none can tell that it was stopped but by a clock.
+        """Stops every process of the machine, so that none can notice it except by a clock.
 
-        Returns when all stand still: a signal takes its time, and until then they run and fork.
+        Returns when all have stopped: a signal takes time, and until then they run and fork.
         """
         assert self._first is not None
         self.is_frozen = True
@@ -272,9 +272,9 @@ class Machine:
     # Talking with the runner
 
     async def ask(self, op: str, **arguments: Any) -> Any:
-        """The runner's answer. Raises MachineError when it refuses, MachineGone when there is none any more."""
+        """Returns the runner's answer. Raises MachineError when it refuses, MachineMissing when the runner has ended."""
         if self._writer is None or self.has_ended:
-            raise MachineGone("the sandbox has ended")
+            raise MachineMissing("the sandbox has ended")
         self._last_request += 1
         number = self._last_request
         answer = self._answers[number] = asyncio.get_running_loop().create_future()
@@ -283,7 +283,7 @@ class Machine:
             await self._writer.drain()
             return await answer
         except ConnectionError as error:
-            raise MachineGone("the sandbox has ended") from error
+            raise MachineMissing("the sandbox has ended") from error
         finally:
             self._answers.pop(number, None)
 
@@ -295,11 +295,11 @@ class Machine:
             while piece := base64.b64decode((await self.ask("read", file=file))["data"]):
                 yield piece
         finally:
-            with contextlib.suppress(MachineGone):
+            with contextlib.suppress(MachineMissing):
                 await self.ask("close", file=file)
 
     async def write_file(self, path: str, user: str, data: AsyncIterator[bytes]) -> dict[str, Any]:
-        """Its entry in the answer of an upload."""
+        """Returns a file's entry in the answer to an upload."""
         opened: dict[str, Any] = await self.ask("open_write", path=path, user=user)
         file = opened.pop("file")
         try:
@@ -308,12 +308,12 @@ class Machine:
                     part = base64.b64encode(piece[at : at + FILE_PIECE_BYTES]).decode()
                     await self.ask("write", file=file, data=part)
         finally:
-            with contextlib.suppress(MachineGone):
+            with contextlib.suppress(MachineMissing):
                 await self.ask("close", file=file)
         return opened
 
     def subscribe(self, pid: int) -> Subscriber:
-        """Raises MachineError for a command that is not, or not any more."""
+        """Returns the command. Raises MachineError when it does not exist, or not any more."""
         command = self._commands.get(pid)
         if command is None or command.has_ended:
             raise MachineError("not_found", f"process with pid {pid} not found")
@@ -345,7 +345,7 @@ class Machine:
                 command.pending.put_nowait(message)
             return
         if (answer := message.get("ok")) is not None and isinstance(answer, dict) and "pid" in answer:
-            # Before any other frame: what the command writes first must find whoever started it.
+            # Before any other frame: the command's first output must find its stream.
             command = answer["command"] = self._commands[answer["pid"]] = Command(answer["pid"], [Subscriber()])
             command.fan_out = asyncio.create_task(self._fan_out(command))
         future = self._answers.get(message["id"])
@@ -357,7 +357,7 @@ class Machine:
             future.set_result(message["ok"])
 
     async def _fan_out(self, command: Command) -> None:
-        """Hands each event to all who want it, and only then lets the runner send another."""
+        """Gives each event to all streams, and only then acknowledges it, so that the runner sends another."""
         while True:
             event = await command.pending.get()
             is_end = "end" in event
@@ -375,7 +375,7 @@ class Machine:
         self._ended.set()
         for future in self._answers.values():
             if not future.done():
-                future.set_exception(MachineGone("the sandbox has ended"))
+                future.set_exception(MachineMissing("the sandbox has ended"))
 
 
 def _frame(message: dict[str, Any]) -> bytes:
@@ -409,7 +409,7 @@ def _bwrap_arguments(info_fd: int) -> Iterator[str]:
             yield from ("--symlink", str(directory.readlink()), str(directory))
         elif directory.is_dir():
             yield from ("--ro-bind", str(directory), str(directory))
-    # The machine's root is nobody here: what leads to its files must be open to all.
+    # The machine's root has no rights here: the directories above its files must be open to all.
     places = [Path(PLACE, "inside"), *image.directories, *(link for link, _ in image.links), *map(Path, _mounted_etc())]
     for parent in sorted({parent for place in places for parent in place.parents} - {Path("/")}):
         yield from ("--perms", "0755", "--dir", str(parent))
@@ -426,7 +426,7 @@ def _bwrap_arguments(info_fd: int) -> Iterator[str]:
 
 
 def _descendants(pid: int) -> list[int]:
-    """It and all below it, parents first."""
+    """Returns a process and all its descendants, parents first."""
     found = [pid]
     for each in found:
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):
@@ -436,7 +436,7 @@ def _descendants(pid: int) -> list[int]:
 
 
 def _state(pid: int) -> str:
-    """The letter that /proc has for it; X for one that is gone."""
+    """Returns the state letter of /proc; X for a process that has ended."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except (FileNotFoundError, ProcessLookupError):

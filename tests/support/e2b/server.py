@@ -1,7 +1,7 @@
-"""The double itself: what the cloud answers, over machines of this host.
+"""The double itself: it answers as the cloud does, with machines of this host.
 
 One listening socket serves all three: REST for the account, and for each sandbox its envd and its code interpreter,
-told apart by the headers that the SDK sends when one address is given for all. See docs of the SDK for the settings;
+distinguished by the headers that the SDK sends when one address is given for all. See the SDK for the settings;
 `Double.environment` has them.
 """
 
@@ -28,7 +28,7 @@ from aiohttp import web
 from tests.support.e2b import envd, interpreter
 from tests.support.e2b.answers import ApiError, Cut, Outgoing, connect_error, strike
 from tests.support.e2b.faults import Fault, Kind, Request, Rule, Storm
-from tests.support.e2b.machine import Machine, MachineError, MachineGone
+from tests.support.e2b.machine import Machine, MachineError, MachineMissing
 
 ENVD_PORT, INTERPRETER_PORT = "49983", "49999"
 ENVD_VERSION = "0.6.7"
@@ -69,7 +69,7 @@ class DoubleSandbox:
     state: str = "running"
     contexts: dict[str, interpreter.Context] = field(default_factory=dict)
     timer: asyncio.TimerHandle | None = None
-    ways: set[asyncio.Transport] = field(default_factory=set)  # connections with a request under way
+    connections: set[asyncio.Transport] = field(default_factory=set)  # connections with a request under way
 
     @property
     def metadata(self) -> dict[str, str]:
@@ -77,7 +77,7 @@ class DoubleSandbox:
 
 
 class Double:
-    """Serves from `async with` on, in the event loop of whoever enters it.
+    """Serves from `async with` on, in the event loop of its caller.
 
     `max_sandboxes` may run at one time; `port` 0 is any that is free.
     """
@@ -104,7 +104,7 @@ class Double:
         self._clock_offset_s = 0.0
         self._creating = 0
         self._keyed: dict[str, asyncio.Task[DoubleSandbox]] = {}
-        # What goes on to its end, whoever asked for it hung up meanwhile.
+        # Tasks that run to their end, even when the client has closed its connection.
         self._tasks: set[asyncio.Task[Any]] = set()
         self._runner: web.ServerRunner | None = None
         self._server: web.Server | None = None
@@ -142,7 +142,7 @@ class Double:
         while self._tasks or self.sandboxes:
             for sandbox in list(self.sandboxes.values()):
                 await self._end(sandbox)
-            if self._tasks:  # what is being made meanwhile is ended in the next round
+            if self._tasks:  # a sandbox that is made meanwhile is ended in the next round
                 await asyncio.wait(self._tasks)
         if self._directory is not None:
             shutil.rmtree(self._directory)
@@ -161,11 +161,11 @@ class Double:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What makes the SDK talk to this double."""
+        """Environment variables that make the SDK talk to this double."""
         return {"E2B_API_KEY": self.api_key, "E2B_API_URL": self.url, "E2B_SANDBOX_URL": self.url}
 
     def fault(self, kind: Kind, path: str = "*", **settings: Any) -> Fault:
-        """Adds a rule, which is asked after those before it. See `Fault`."""
+        """Adds a rule, which is tried after those before it. See `Fault`."""
         rule = Fault(kind, path, **settings)
         self._rules.append(rule)
         return rule
@@ -177,7 +177,7 @@ class Double:
         return storm
 
     def clear_faults(self) -> None:
-        """Takes all rules back; what they did stays done."""
+        """Removes all rules; the effects of their faults stay."""
         self._rules.clear()
 
     def now(self) -> float:
@@ -185,13 +185,13 @@ class Double:
         return time.time() + self._clock_offset_s
 
     def advance(self, seconds: float) -> None:
-        """Turns the double's clock on, or back. What is due then happens before the loop goes on."""
+        """Moves the double's clock forward or back. Sandboxes whose end is due end before the loop goes on."""
         self._clock_offset_s += seconds
         for sandbox in self.sandboxes.values():
             self._set_timer(sandbox)
 
     def go_down(self) -> None:
-        """Every connection is cut now, and each new request, until `come_up`."""
+        """Cuts every connection now, and each new request, until `come_up`."""
         self._is_down = True
         self.cut_all()
 
@@ -203,14 +203,14 @@ class Double:
         self._is_down = False
 
     def cut_all(self) -> None:
-        """Cuts every connection once."""
+        """Cuts every connection, once."""
         assert self._server is not None
         for connection in self._server.connections:
             if connection.transport is not None:
                 connection.transport.abort()
 
     async def vanish(self, sandbox_id: str) -> None:
-        """The sandbox is gone from one moment to the next, and nobody was told."""
+        """Ends the sandbox at once, without a message to any client."""
         sandbox = self.sandboxes.get(sandbox_id)
         if sandbox is not None:
             await self._end(sandbox)
@@ -245,7 +245,7 @@ class Double:
         return sandbox
 
     async def _forget_at_end(self, sandbox: DoubleSandbox) -> None:
-        """Also of a machine that ends by itself nothing is known from then on."""
+        """Forgets a sandbox whose machine ended by itself."""
         await sandbox.machine.wait_end()
         await self._destroy(sandbox)
 
@@ -315,7 +315,7 @@ class Double:
         except (Cut, ConnectionError):
             if transport is not None:
                 transport.abort()
-            return web.Response(status=500)  # to nobody
+            return web.Response(status=500)  # its connection is cut
         else:
             return response
         finally:
@@ -341,7 +341,7 @@ class Double:
             return error.response()
         except MachineError as error:
             return connect_error(error.code, str(error))
-        except MachineGone:
+        except MachineMissing:
             if sandbox_id in self.sandboxes:  # its first process ended by itself
                 await self.vanish(sandbox_id)
             return _not_found_502()
@@ -360,13 +360,13 @@ class Double:
             raise ApiError(401, "unauthorized access, please provide a valid access token")
         transport = request.transport
         assert isinstance(transport, asyncio.Transport)
-        sandbox.ways.add(transport)
+        sandbox.connections.add(transport)
         try:
             if port == ENVD_PORT:
                 return await envd.answer(request, out, sandbox.machine)
             return await interpreter.answer(request, out, sandbox.machine, sandbox.contexts)
         finally:
-            sandbox.ways.discard(transport)
+            sandbox.connections.discard(transport)
 
     async def _rest(self, request: web.BaseRequest) -> web.StreamResponse:
         if not secrets.compare_digest(request.headers.get("X-API-KEY", ""), self.api_key):
@@ -389,7 +389,7 @@ class Double:
         raise ApiError(404, f"no {request.method} {request.path}")
 
     async def _create_once(self, request: web.BaseRequest) -> DoubleSandbox:
-        """A key that was seen names the sandbox that it made, as long as that lives."""
+        """Returns the sandbox that was made with this idempotency key, as long as it lives."""
         asked = await _object(request)
         key = request.headers.get("Idempotency-Key")
         if key is None:
@@ -430,7 +430,7 @@ class Double:
                 if sandbox.state == "paused":
                     self._wake(sandbox, _lifetime(asked))
                     return web.json_response(self._created(sandbox), status=201)
-                sandbox.end_at = max(sandbox.end_at, self.now() + _lifetime(asked))  # it only ever lengthens
+                sandbox.end_at = max(sandbox.end_at, self.now() + _lifetime(asked))  # connecting never shortens it
                 self._set_timer(sandbox)
                 return web.json_response(self._created(sandbox), status=200)
         raise ApiError(404, f"no action {action}")
@@ -522,7 +522,7 @@ def _not_found_502() -> web.Response:
 
 
 def _cut_ways(sandbox: DoubleSandbox) -> None:
-    for transport in list(sandbox.ways):
+    for transport in list(sandbox.connections):
         transport.abort()
 
 

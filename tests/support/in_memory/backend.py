@@ -13,16 +13,16 @@ from typing import ClassVar
 
 from executor_server.backends.base import HostFinding, KnownSandbox
 from executor_server.backends.directory import new_sandbox_id
-from executor_server.errors import BackendFull, ImageNotReady, SandboxFailure
-from executor_server.guest.tokens import CHAIN_LENGTH
-from executor_server.model import SandboxSpec
+from executor_server.core.errors import BackendFull, ImageNotReady, SandboxFailure
+from executor_server.core.model import SandboxSpec
+from executor_server.guest.wire.tokens import CHAIN_LENGTH
 from tests.support.in_memory.guest import MemoryGuest
 from tests.support.in_memory.host import MemoryHost, Place
 from tests.support.in_memory.transport import connect
 
 _TOKEN_BYTES = 32
 # From the interrupt of a program to the last look whether its thread has ended.
-_JOIN_S = 5.0
+_JOIN_S = 60.0
 _RETRY_AFTER_S = 1.0
 
 

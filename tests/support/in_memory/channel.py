@@ -1,6 +1,6 @@
 """The in-memory guest's end of the channel: numbered frames, kept until the daemon has acknowledged them.
 
-It has the methods of `executor_server.guest.channel.Channel` that the guest's own modules call, so those can be used.
+It has the methods of `executor_server.guest.wire.channel.Channel` that the guest's own modules call, so those can be used.
 """
 
 from __future__ import annotations
@@ -8,32 +8,22 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
-from executor_server.guest import link
-from executor_server.guest.channel import OUTBOX_BYTES
-from executor_server.guest.frames import (
+from executor_server.guest.wire import link
+from executor_server.guest.wire.frames import (
     CHUNK_BYTES,
     PROTOCOL_VERSION,
     Frame,
     FrameDecoder,
     FrameError,
-    Kind,
     encode_frame,
-    encode_prefix,
 )
-from executor_server.guest.tokens import CHAIN_LENGTH, chained, is_next
-
-_ACK_BYTES = 1024 * 1024
-
-
-@dataclass(frozen=True)
-class _Kept:
-    seq: int
-    data: bytes
+from executor_server.guest.wire.messages import Ack, BlobChunk, Done, Hello, Image, Ping, Pong, Ready, ToolCall
+from executor_server.guest.wire.schema import Message
+from executor_server.guest.wire.sequenced import Sequenced
+from executor_server.guest.wire.tokens import CHAIN_LENGTH, chained, is_next
 
 
 class _Connection(asyncio.Protocol):
@@ -62,9 +52,7 @@ class _Connection(asyncio.Protocol):
 class MemoryChannel:
     """`on_frame` takes each frame of the daemon; `describe` gives READY; `on_room`: what was kept has been taken."""
 
-    def __init__(
-        self, secret: bytes, on_frame: Callable[[Frame], None], describe: Callable[[], dict[str, Any]]
-    ) -> None:
+    def __init__(self, secret: bytes, on_frame: Callable[[Frame], None], describe: Callable[[int, int], Ready]) -> None:
         self._token = chained(secret, CHAIN_LENGTH)
         self._on_frame = on_frame
         self._describe = describe
@@ -75,50 +63,41 @@ class MemoryChannel:
         self.last_heard_s = time.monotonic()
         self._daemon: _Connection | None = None
         self._daemon_id = ""
-        self._seq = 0
-        self._taken = 0
-        self._acked = 0
-        self._unacked: deque[_Kept] = deque()
-        self._kept_bytes = 0
-        self._unacknowledged_bytes = 0
+        self._window = Sequenced()
         self._blobs_sent = 0
 
-    # -- as executor_server.guest.channel.Channel
+    # -- as executor_server.guest.wire.channel.Channel
 
     @property
     def full(self) -> bool:
-        return self._kept_bytes > OUTBOX_BYTES
+        return self._window.full
 
     @property
     def connected(self) -> bool:
         return self._daemon is not None
 
-    def send(self, kind: int, head: dict[str, Any], body: bytes = b"") -> None:
-        self._seq += 1
-        data = encode_prefix(kind, head, len(body), seq=self._seq, ack=self._taken) + body
-        self._unacked.append(_Kept(self._seq, data))
-        self._kept_bytes += len(data)
-        self._write(data)
+    def send(self, message: Message, body: bytes = b"") -> None:
+        self._window.send(message.kind, message.head(), body)
+        self._flush()
 
-    def send_blob(self, head: dict[str, Any], data: bytes) -> str:
+    def send_blob(self, data: bytes, *, execution_id: str | None = None, op: int | None = None) -> str:
         self._blobs_sent += 1
         blob_id = f"g{self._blobs_sent}"
         for start in range(0, len(data), CHUNK_BYTES):
-            self.send(Kind.BLOB_CHUNK, {**head, "blob": blob_id}, data[start : start + CHUNK_BYTES])
+            self.send(BlobChunk(id=execution_id, op=op, blob=blob_id), data[start : start + CHUNK_BYTES])
         return blob_id
 
-    def send_payload(self, kind: int, head: dict[str, Any], data: bytes) -> None:
+    def send_payload(self, message: Image | ToolCall, data: bytes) -> None:
         if len(data) <= CHUNK_BYTES:
-            self.send(kind, head, data)
+            self.send(message, data)
         else:
-            blob_id = self.send_blob({"id": head["id"]}, data)
-            self.send(kind, {**head, "blob": blob_id, "size": len(data)})
+            self.send(message.but(blob=self.send_blob(data, execution_id=message.id), size=len(data)))
 
     def done(self, op: int, body: bytes = b"", **more: Any) -> None:
-        self.send(Kind.DONE, {"op": op, "ok": True, **more}, body)
+        self.send(Done(op=op, ok=True, **more), body)
 
     def fail(self, op: int, reason: str, message: str, body: bytes = b"") -> None:
-        self.send(Kind.DONE, {"op": op, "ok": False, "reason": reason, "message": message[:4000]}, body)
+        self.send(Done(op=op, ok=False, reason=reason, message=message[:4000]), body)
 
     # -- connections
 
@@ -153,55 +132,51 @@ class MemoryChannel:
             if connection.transport is not None:
                 connection.transport.abort()
             return
-        self._unacknowledged_bytes += len(data)
-        if self._unacknowledged_bytes > _ACK_BYTES:
-            self._say(Kind.ACK)
+        if self._window.note_received(len(data)):
+            self._say(Ack())
 
     def _take(self, connection: _Connection, frame: Frame) -> None:
         if connection is not self._daemon:
             self._greet(connection, frame)
             return
         self.last_heard_s = time.monotonic()
-        self._acknowledge(frame.ack)
-        if frame.kind == Kind.PING:
-            self._say(Kind.PONG)
-        elif frame.kind != Kind.ACK and frame.seq > self._taken:
-            if frame.seq != self._taken + 1:
-                raise FrameError(f"frame {frame.seq} came after frame {self._taken}")
-            self._taken = frame.seq
+        self._make_room(lambda: self._window.acknowledge(frame.ack))
+        if frame.kind == Ping.kind:
+            self._say(Pong())
+        elif frame.kind != Ack.kind and self._window.accept(frame.seq):
             self._on_frame(frame)
 
     def _greet(self, connection: _Connection, hello: Frame) -> None:
         """The newest connection that shows the token is the daemon's. Raises FrameError for any other."""
-        token = bytes.fromhex(hello.head.text("token", 256)) if hello.kind == Kind.HELLO else b""
-        if not is_next(token, self._token) or hello.head.integer("protocol") != PROTOCOL_VERSION:
+        greeting = Hello.read(hello.head)
+        token = bytes.fromhex(greeting.token) if hello.kind == Hello.kind else b""
+        if not is_next(token, self._token) or greeting.protocol != PROTOCOL_VERSION:
             raise FrameError("not the daemon of this guest")
-        last_seq, daemon_id = hello.head.integer("last_seq", 0, self._seq), hello.head.text("daemon", 64)
+        self._make_room(lambda: self._window.reconnect(greeting.last_seq))
         self._token = token
         before, self._daemon = self._daemon, connection
         if before is not None and before.transport is not None:
             before.transport.abort()
         self.last_heard_s = time.monotonic()
-        self._acknowledge(last_seq)
-        if daemon_id != self._daemon_id:
-            self._daemon_id = daemon_id
+        if greeting.daemon != self._daemon_id:
+            self._daemon_id = greeting.daemon
             self.on_new_daemon()
-        self._write(encode_frame(Kind.READY, {**self._describe(), "last_seq": self._taken, "acked": self._acked}))
-        for kept in self._unacked:
-            self._write(kept.data)
+        ready = self._describe(self._window.taken, self._window.acked)
+        self._write(encode_frame(ready.kind, ready.head()))
+        self._flush()
 
-    def _acknowledge(self, seq: int) -> None:
+    def _make_room(self, acknowledge: Callable[[], object]) -> None:
         was_full = self.full
-        while self._unacked and self._unacked[0].seq <= seq:
-            kept = self._unacked.popleft()
-            self._acked = kept.seq
-            self._kept_bytes -= len(kept.data)
+        acknowledge()
         if was_full and not self.full:
             self.on_room()
 
-    def _say(self, kind: int) -> None:
-        self._unacknowledged_bytes = 0
-        self._write(encode_frame(kind, {}, ack=self._taken))
+    def _say(self, message: Message) -> None:
+        self._write(self._window.unnumbered(message.kind, message.head()))
+
+    def _flush(self) -> None:
+        while self.connected and (frame := self._window.next_frame()) is not None:
+            self._write(frame.prefix + frame.body)
 
     def _write(self, data: bytes) -> None:
         if self._daemon is not None and self._daemon.transport is not None:

@@ -1,6 +1,6 @@
-"""The in-memory guest: takes the daemon's jobs one after the other, and tells what becomes of them.
+"""The in-memory guest: does the daemon's jobs one after the other, and reports their results.
 
-What a run is, how its output is cut and its files are moved, is the real guest's own code; what is here is the order
+Runs, the cutting of output, and transfers of files are the real guest's code; this module has the order
 of things, which in a sandbox is the supervisor's, and the thread that takes the place of the interpreter's process.
 """
 
@@ -17,26 +17,51 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from executor_server.guest.control import FinalAnswerGiven
-from executor_server.guest.frames import CHUNK_BYTES, PROTOCOL_VERSION, Fields, Frame, FrameError, Kind, decode_head
-from executor_server.guest.host_tools import _tool_exception, decode_value, encode_value
-from executor_server.guest.log_relay import LogRelay
-from executor_server.guest.rules import Rules
-from executor_server.guest.run import GRACE_S, Call, Phase, Run, Settings, Warning, error
-from executor_server.guest.shipped import missing_modules
-from executor_server.guest.tool_set import listed_tools, places
-from executor_server.guest.transfers import Transfers
+from executor_server.guest.checks.control import FinalAnswerGiven
+from executor_server.guest.checks.rules import Rules
+from executor_server.guest.files.transfers import Transfers
+from executor_server.guest.interpreter.host_tools import _tool_exception, decode_value, encode_value
+from executor_server.guest.interpreter.shipped import missing_modules
+from executor_server.guest.supervisor.log_relay import LogRelay
+from executor_server.guest.supervisor.run import GRACE_S, Call, Phase, Run, Settings, Warning, error
+from executor_server.guest.wire.frames import CHUNK_BYTES, PROTOCOL_VERSION, Frame, FrameError
+from executor_server.guest.wire.messages import (
+    BlobBegin,
+    BlobData,
+    BlobDrop,
+    Cancel,
+    Configure,
+    Execute,
+    ExportState,
+    FileData,
+    FileGet,
+    FileList,
+    FilePut,
+    FindModules,
+    GetVariables,
+    GotVariable,
+    GotVariables,
+    LimitWarning,
+    Ready,
+    RegisterTools,
+    RestoreState,
+    Restrict,
+    Result,
+    SessionRules,
+    SetVariable,
+    SetVariables,
+    Shutdown,
+    ToolCall,
+    ToolResult,
+)
+from executor_server.guest.wire.schema import message_of, read_listed, read_object
+from executor_server.guest.wire.tools import listed_tools, places
 from tests.support.in_memory.channel import MemoryChannel, read_file
 from tests.support.in_memory.interpreter import Ended, Grant, Interpreter, Ties
 
-_JOBS = frozenset(
-    (
-        *(Kind.CONFIGURE, Kind.RESTRICT, Kind.EXECUTE, Kind.REGISTER_TOOLS, Kind.SET_VARIABLES, Kind.GET_VARIABLES),
-        Kind.FIND_MODULES,
-    )
-)
+_Job = Configure | Restrict | Execute | RegisterTools | SetVariables | GetVariables | FindModules
 _MAX_JOBS = 64
-# What a program has said and the event loop has not taken yet, in pieces of 64 Ki characters.
+# Pieces of output, of 64 Ki characters, that the event loop has not taken yet.
 _MAX_ON_ITS_WAY = 64
 _PRELUDE = Settings("trailing_expression", 60.0, 60.0, 10**9, 64 * 1024)
 _WATCH_S = 0.02
@@ -62,7 +87,7 @@ class MemoryGuest:
         self._generation = 1
         self._reset = False
         self._notices: list[str] = []
-        self._jobs: deque[tuple[int, Fields, bytes]] = deque()
+        self._jobs: deque[tuple[_Job, bytes]] = deque()
         self._run: Run | None = None
         self._thread: threading.Thread | None = None
         self._threads: list[threading.Thread] = []
@@ -79,8 +104,8 @@ class MemoryGuest:
         self._count = 0
         self._tools: frozenset[str] = frozenset()
         self._final_tools: frozenset[str] = frozenset()
-        self._room = threading.Event()
-        self._room.set()
+        self._memory = threading.Event()
+        self._memory.set()
         self._on_its_way = threading.Semaphore(_MAX_ON_ITS_WAY)
         self.ended = False
         self._orphan_watch = self._loop.call_later(orphan_time_s, self._watch_daemon)
@@ -102,19 +127,19 @@ class MemoryGuest:
 
     def _stop_program(self) -> None:
         self._interpreter.interrupt()
-        self._room.set()
+        self._memory.set()
         for answer in self._answers.values():
             answer.give(_Refused("RuntimeError", "the sandbox has ended"))
 
     async def joined(self, timeout_s: float) -> bool:
-        """Whether nothing of it runs any more, after so long at most."""
+        """Waits for its threads, at most so long; returns true when none runs any more."""
         deadline = time.monotonic() + timeout_s
         for thread in self._alive():
             await asyncio.to_thread(thread.join, max(deadline - time.monotonic(), 0.0))
         return not self._alive()
 
     def _alive(self) -> list[threading.Thread]:
-        """Of the program that runs, and of those that were left behind."""
+        """Returns the living threads of the current program, and those that earlier ones left behind."""
         self._threads = [thread for thread in self._threads if thread.is_alive()]
         return self._threads
 
@@ -123,7 +148,7 @@ class MemoryGuest:
         return self._run is not None
 
     def _watch_daemon(self) -> None:
-        """Nobody has been the daemon for too long: it ends itself."""
+        """Ends the guest when no daemon has been heard for the orphan time."""
         left_s = self.channel.last_heard_s + self._orphan_time_s - time.monotonic()
         if left_s > 0 or self.channel.frozen:
             self._orphan_watch = self._loop.call_later(max(left_s, _WATCH_S), self._watch_daemon)
@@ -132,46 +157,54 @@ class MemoryGuest:
 
     # -- frames --------------------------------------------------------------------------------------------------
 
-    def _describe(self) -> dict[str, Any]:
-        python = "{}.{}.{}".format(*sys.version_info)
-        return {"protocol": PROTOCOL_VERSION, "python": python, "generation": self._generation}
+    def _describe(self, last_seq: int, acked: int) -> Ready:
+        return Ready(
+            protocol=PROTOCOL_VERSION,
+            python="{}.{}.{}".format(*sys.version_info),
+            generation=self._generation,
+            last_seq=last_seq,
+            acked=acked,
+        )
 
     def _on_frame(self, frame: Frame) -> None:
-        kind, head = frame.kind, frame.head
-        if kind in _JOBS:
-            if kind != Kind.EXECUTE and len(self._jobs) >= _MAX_JOBS:
-                self.channel.fail(head.integer("op"), "queue_full", f"{_MAX_JOBS} requests of this session wait")
-                return
-            self._jobs.append((kind, head, frame.body))
-            self._next_job()
-        elif kind == Kind.CANCEL:
-            self._cancel(head.text("id", 64))
-        elif kind == Kind.TOOL_RESULT:
-            self._on_tool_result(head, frame.body)
-        elif kind == Kind.BLOB_BEGIN:
-            self._transfers.begin_blob(head)
-        elif kind == Kind.BLOB_DATA:
-            self._transfers.add_to_blob(head, frame.view)
-        elif kind == Kind.BLOB_DROP:
-            self._transfers.drop_blob(head.text("blob", 64))
-        elif kind in (Kind.FILE_PUT, Kind.FILE_GET, Kind.FILE_LIST):
-            self._transfers.begin_file(kind, head)
-            self._pump()
-        elif kind == Kind.FILE_DATA:
-            self._transfers.add_to_file(head, frame.view)
-        elif kind == Kind.SHUTDOWN:
-            self.end("it was told to end")
-        elif "op" in head:
-            self.channel.fail(head.integer("op"), "value_refused", "the in-memory fake can't do this")
-        else:
-            raise FrameError(f"frame kind {kind} is not for this guest")
+        message = message_of(frame)
+        match message:
+            case (
+                Configure() | Restrict() | Execute() | RegisterTools() | SetVariables() | GetVariables() | FindModules()
+            ):
+                if not isinstance(message, Execute) and len(self._jobs) >= _MAX_JOBS:
+                    self.channel.fail(message.op, "queue_full", f"{_MAX_JOBS} requests of this session wait")
+                    return
+                self._jobs.append((message, frame.body))
+                self._next_job()
+            case Cancel():
+                self._cancel(message.id)
+            case ToolResult():
+                self._on_tool_result(message, frame.body)
+            case BlobBegin():
+                self._transfers.begin_blob(message)
+            case BlobData():
+                self._transfers.add_to_blob(message, frame.view)
+            case BlobDrop():
+                self._transfers.drop_blob(message.blob)
+            case FilePut() | FileGet() | FileList():
+                self._transfers.begin_file(message)
+                self._pump()
+            case FileData():
+                self._transfers.add_to_file(message, frame.view)
+            case Shutdown():
+                self.end("it was told to end")
+            case ExportState() | RestoreState():
+                self.channel.fail(message.op, "value_refused", "the in-memory fake can't do this")
+            case _:
+                raise FrameError(f"frame kind {frame.kind} is not for this guest")
 
     def _pump(self) -> None:
         while self._transfers.busy:
             self._transfers.pump()
 
     def _on_room(self) -> None:
-        self._room.set()
+        self._memory.set()
         if self._run is not None:
             self._run.hold(False)
         self._pump()
@@ -183,90 +216,89 @@ class MemoryGuest:
             self._prelude_due = False
             self._begin("", self._prelude, self._prelude_settings)
         while self._jobs and self._run is None and not self.ended:
-            kind, head, body = self._jobs.popleft()
-            if kind == Kind.EXECUTE:
-                self._begin(head.text("id", 64), body.decode("utf-8", "replace"), Settings.read(head))
-            elif kind == Kind.CONFIGURE:
-                self._configure(head, body)
-            elif kind == Kind.RESTRICT:
-                self._hold_to(body)
-                self.channel.done(head.integer("op"))
-            elif kind == Kind.REGISTER_TOOLS:
-                self._register_tools(head, body)
-            elif kind == Kind.SET_VARIABLES:
-                self._set_variables(head, body)
-            elif kind == Kind.FIND_MODULES:
-                self.channel.done(head.integer("op"), json.dumps(missing_modules(json.loads(body))).encode())
-            else:
-                self._get_variables(head, body)
+            request, body = self._jobs.popleft()
+            match request:
+                case Execute():
+                    self._begin(request.id, body.decode("utf-8", "replace"), Settings.of(request))
+                case Configure():
+                    self._configure(request, body)
+                case Restrict():
+                    self._hold_to(body)
+                    self.channel.done(request.op)
+                case RegisterTools():
+                    self._register_tools(request, body)
+                case SetVariables():
+                    self._set_variables(request, body)
+                case FindModules():
+                    self.channel.done(request.op, json.dumps(missing_modules(json.loads(body))).encode())
+                case GetVariables():
+                    self._get_variables(request, body)
 
-    def _configure(self, head: Fields, body: bytes) -> None:
-        size = head.integer("settings", 0, len(body))
-        self._hold_to(body[:size])
-        self._prelude = body[size:].decode("utf-8", "replace")
+    def _configure(self, request: Configure, body: bytes) -> None:
+        self._hold_to(body[: request.settings])
+        self._prelude = body[request.settings :].decode("utf-8", "replace")
         if self._prelude:
-            self._configuring = head.integer("op")
+            self._configuring = request.op
             self._begin("", self._prelude, self._prelude_settings)
         else:
-            self.channel.done(head.integer("op"))
+            self.channel.done(request.op)
 
     def _hold_to(self, settings: bytes) -> None:
-        fields = decode_head(settings)
-        self._rules = Rules.read(fields)
-        self._session_operations = fields.integer("session_operations", 1)
-        self._prelude_settings = _PRELUDE.at_most(fields.object("execution_max"))
+        rules = read_object(SessionRules, settings, "rules")
+        self._rules = Rules.of(rules)
+        self._session_operations = rules.session_operations
+        self._prelude_settings = _PRELUDE.at_most(rules.execution_max)
         self._interpreter.set_rules(self._rules)
 
-    def _register_tools(self, head: Fields, body: bytes) -> None:
-        tools = listed_tools(head, body)
+    def _register_tools(self, request: RegisterTools, body: bytes) -> None:
+        tools = listed_tools(request, body)
         if any(places(tool) for tool in tools):
-            self.channel.fail(head.integer("op"), "tool_refused", "the in-memory fake takes no shipped tools")
+            self.channel.fail(request.op, "tool_refused", "the in-memory fake takes no shipped tools")
             return
-        self._tools = frozenset(tool.text("name", 256) for tool in tools)
-        self._final_tools = frozenset(tool.text("name", 256) for tool in tools if tool.boolean("final"))
+        self._tools = frozenset(tool.name for tool in tools)
+        self._final_tools = frozenset(tool.name for tool in tools if tool.final)
         self._interpreter.set_tools(self._tools)
-        self.channel.done(head.integer("op"))
+        self.channel.done(request.op)
 
-    def _set_variables(self, head: Fields, body: bytes) -> None:
-        op, position = head.integer("op"), head.integer("listed", 0, len(body))
+    def _set_variables(self, request: SetVariables, body: bytes) -> None:
+        op, position = request.op, request.listed
         staged: dict[str, Any] = {}
-        for item in Fields({"listed": json.loads(body[:position])}).objects("listed", 1024):
-            name = item.text("name", 256)
-            if "blob" in item:
-                fd = self._transfers.take_blob(item.text("blob", 64))
+        for item in read_listed(SetVariable, body[:position], 1024, "variables"):
+            if item.blob is not None:
+                fd = self._transfers.take_blob(item.blob)
                 if fd is None:
-                    self.channel.fail(op, "blob_not_found", f"the bytes of variable {name} are not there")
+                    self.channel.fail(op, "blob_not_found", f"the bytes of variable {item.name} are not there")
                     return
                 data = read_file(fd)
             else:
-                size = item.integer("inline", 0, CHUNK_BYTES)
+                size = item.inline or 0
                 data, position = body[position : position + size], position + size
             try:
-                staged[name] = decode_value(data)
+                staged[item.name] = decode_value(data)
             except Exception as problem:  # noqa: BLE001 - the border: unpickling runs what it wants
-                self.channel.fail(op, "value_refused", f"variable {name}: {problem}")
+                self.channel.fail(op, "value_refused", f"variable {item.name}: {problem}")
                 return
         self._interpreter.variables.update(staged)
         self.channel.done(op)
 
-    def _get_variables(self, head: Fields, body: bytes) -> None:
-        op, variables = head.integer("op"), self._interpreter.variables
+    def _get_variables(self, request: GetVariables, body: bytes) -> None:
+        variables = self._interpreter.variables
         names = json.loads(body) or [name for name, value in variables.items() if _is_variable(name, value)]
-        listed: list[dict[str, Any]] = []
+        listed: list[GotVariable] = []
         inline: list[bytes] = []
         for name in names:
             if name not in variables:
                 continue
             data = encode_value(variables[name])
             if len(data) <= CHUNK_BYTES // 4:
-                listed.append({"name": name, "inline": len(data)})
+                listed.append(GotVariable(name=name, inline=len(data)))
                 inline.append(data)
             else:
-                blob_id = self.channel.send_blob({"op": op}, data)
-                listed.append({"name": name, "blob": blob_id, "size": len(data)})
-        missing = [name for name in names if name not in variables]
-        told = json.dumps({"variables": listed, "missing": missing}).encode()
-        self.channel.done(op, told + b"".join(inline), names=len(told))
+                blob_id = self.channel.send_blob(data, op=request.op)
+                listed.append(GotVariable(name=name, blob=blob_id, size=len(data)))
+        answer = GotVariables(variables=listed, missing=[name for name in names if name not in variables])
+        head = json.dumps(answer.head()).encode()
+        self.channel.done(request.op, head + b"".join(inline), names=len(head))
 
     # -- runs ----------------------------------------------------------------------------------------------------
 
@@ -316,7 +348,7 @@ class MemoryGuest:
         return Grant(run.budget, self._session_operations if left < asked else None, marks)
 
     def _in_loop(self, function: Callable[..., object], *args: Any) -> None:
-        """From a program's thread. The loop may be closed by now: then nobody is left to be told."""
+        """Calls a function in the loop, from a program's thread. The loop may be closed: then no guest is left."""
         try:
             self._loop.call_soon_threadsafe(function, *args)
         except RuntimeError:
@@ -325,7 +357,7 @@ class MemoryGuest:
 
     def _from_program(self, run: Run, function: Callable[..., object], *args: Any) -> None:
         """In the program's thread, which waits while the daemon takes nothing."""
-        self._room.wait()
+        self._memory.wait()
         self._on_its_way.acquire()
 
         def arrived() -> None:
@@ -340,15 +372,15 @@ class MemoryGuest:
         if run.logs.flooded and run.ended_by is None:
             self._interrupt(run, "output_limit")
         if self.channel.full:
-            self._room.clear()
+            self._memory.clear()
             run.hold(True)
 
     def _warn(self, run: Run, limit: str) -> None:
         warning = run.warnings.pop(limit, None)
         if warning is not None:
             run.logs.flush()
-            head = {"id": run.execution_id, "limit": limit, "used": warning.used, "budget": warning.budget}
-            self.channel.send(Kind.LIMIT_WARNING, head)
+            warned = LimitWarning(id=run.execution_id, limit=limit, used=warning.used, budget=warning.budget)
+            self.channel.send(warned)
 
     def _watch(self, run: Run) -> None:
         """Ends a run whose time is up, and gives up an interpreter that does not end."""
@@ -382,7 +414,7 @@ class MemoryGuest:
         run.ended_by = outcome
         run.kill_at = time.monotonic() + GRACE_S
         self._interpreter.interrupt()
-        self._room.set()
+        self._memory.set()
         for answer in self._answers.values():
             answer.give(_Refused("RuntimeError", "the execution was interrupted"))
 
@@ -393,9 +425,9 @@ class MemoryGuest:
                 self._interrupt(run, "cancelled")
             return
         for job in self._jobs:
-            if job[0] == Kind.EXECUTE and job[1].values.get("id") == execution_id:
+            if isinstance(job[0], Execute) and job[0].id == execution_id:
                 self._jobs.remove(job)
-                waiting = Run(execution_id, "", Settings.read(job[1]), 0, self.channel)  # type: ignore[arg-type]
+                waiting = Run(execution_id, "", Settings.of(job[0]), 0, self.channel)  # type: ignore[arg-type]
                 self._send_result(waiting, "cancelled", None, b"")
                 return
 
@@ -453,30 +485,29 @@ class MemoryGuest:
         _say_all(run.logs, self._notices)
         self._notices = []
         details = json.dumps(detail).encode() if detail else b""
-        head: dict[str, Any] = {
-            "id": run.execution_id,
-            "outcome": outcome,
-            "error": len(details),
-            "variables": "reset" if self._reset else "kept",
-            "generation": self._generation,
-            "final": run.final_call_id,
-            "operations": run.operations,
-            "wall_time_s": run.wall_time_s(),
-            "cpu_time_s": run.cpu_time_s,
-            "peak_memory_bytes": 0,
-            "output_bytes": run.logs.total_bytes,
-            "oom_suspect": False,
-        }
+        result = Result(
+            id=run.execution_id,
+            outcome=outcome,
+            error=len(details),
+            variables="reset" if self._reset else "kept",
+            generation=self._generation,
+            final=run.final_call_id,
+            operations=run.operations,
+            wall_time_s=run.wall_time_s(),
+            cpu_time_s=run.cpu_time_s,
+            peak_memory_bytes=0,
+            output_bytes=run.logs.total_bytes,
+            oom_suspect=False,
+            imports=run.imports or None,
+        )
         self._reset = False
-        if run.imports:
-            head["imports"] = run.imports
         if output and outcome == "succeeded" and len(output) > CHUNK_BYTES:
-            head["blob"] = self.channel.send_blob({"id": run.execution_id}, output)
-            head["size"] = len(output)
+            blob_id = self.channel.send_blob(output, execution_id=run.execution_id)
+            result = result.but(blob=blob_id, size=len(output))
         elif output and outcome == "succeeded":
-            head["output"] = len(output)
+            result = result.but(output=len(output))
             details += output
-        self.channel.send(Kind.RESULT, head, details)
+        self.channel.send(result, details)
 
     # -- tools ---------------------------------------------------------------------------------------------------
 
@@ -496,26 +527,24 @@ class MemoryGuest:
             self._answers[waiting_id] = answer
             run.logs.flush()
             call_id = run.open_call(Call(name, waiting_id, len(arguments)))
-            self.channel.send_payload(
-                Kind.TOOL_CALL, {"id": run.execution_id, "call": call_id, "name": name}, arguments
-            )
+            self.channel.send_payload(ToolCall(id=run.execution_id, call=call_id, name=name), arguments)
 
-    def _on_tool_result(self, head: Fields, body: bytes) -> None:
-        run, call_id = self._run, head.text("call", 64)
-        fd = self._transfers.take_blob(head.text("blob", 64)) if "blob" in head else None
+    def _on_tool_result(self, result: ToolResult, body: bytes) -> None:
+        run = self._run
+        fd = self._transfers.take_blob(result.blob) if result.blob is not None else None
         data = read_file(fd) if fd is not None else body
-        if run is None or run.execution_id != head.text("id", 64) or call_id not in run.calls:
+        if run is None or run.execution_id != result.id or result.call not in run.calls:
             return  # it came too late
-        call = run.close_call(call_id)
+        call = run.close_call(result.call)
         answer = self._answers.pop(call.waiting_id)
-        if not head.boolean("ok"):
-            answer.give(_Refused(head.text("type", 256), body.decode("utf-8", "replace")))
-        elif "blob" in head and fd is None:
+        if not result.ok:
+            answer.give(_Refused(result.type or "", body.decode("utf-8", "replace")))
+        elif result.blob is not None and fd is None:
             answer.give(_Refused("RuntimeError", "the tool's answer did not arrive whole"))
         else:
             is_final = call.name in self._final_tools
             if is_final:
-                run.final_call_id = run.final_call_id or call_id
+                run.final_call_id = run.final_call_id or result.call
             answer.give(_Given(data, is_final=is_final))
 
 
@@ -543,7 +572,7 @@ class _Given:
 
 
 class _Answer:
-    """What a program's thread waits for; the first that is given counts."""
+    """An answer that a program's thread waits for; the first one given counts."""
 
     def __init__(self) -> None:
         self._event = threading.Event()

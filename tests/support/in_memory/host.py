@@ -1,4 +1,4 @@
-"""What in-memory sandboxes live on: the part of the world that outlives a daemon."""
+"""The host of in-memory sandboxes: the part of the world that outlives a daemon."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from executor_server.model import SandboxSpec
+from executor_server.core.model import SandboxSpec
 from tests.support.in_memory.guest import MemoryGuest
 
 

@@ -22,20 +22,20 @@ from pathlib import Path
 from typing import Any
 
 from executor_api.values import encode
-from executor_server.guest.checker import check
-from executor_server.guest.control import ControlException, ExecutionInterrupted, FinalAnswerGiven, Refusal
-from executor_server.guest.dynamic import agent_builtins
-from executor_server.guest.failures import describe, text_of
-from executor_server.guest.guard import guard
-from executor_server.guest.hooks import Hooks
-from executor_server.guest.host_tools import packed_arguments
-from executor_server.guest.imports import CALLED_IMPORT, check_import
-from executor_server.guest.instrument import LastValue, Sentinels, bind
-from executor_server.guest.meter import Meter, OperationLimitExceeded
-from executor_server.guest.referee import Referee
-from executor_server.guest.rules import Rules
+from executor_server.guest.checks.checker import check
+from executor_server.guest.checks.control import ControlException, ExecutionInterrupted, FinalAnswerGiven, Refusal
+from executor_server.guest.checks.dynamic import agent_builtins
+from executor_server.guest.checks.failures import describe, text_of
+from executor_server.guest.checks.hooks import Hooks
+from executor_server.guest.checks.imports import CALLED_IMPORT, check_import
+from executor_server.guest.checks.instrumentation import LastValue, Sentinels, bind
+from executor_server.guest.checks.meter import Meter, OperationLimitExceeded
+from executor_server.guest.checks.rule_enforcer import RuleEnforcer
+from executor_server.guest.checks.rules import Rules
+from executor_server.guest.interpreter.guard import guard
+from executor_server.guest.interpreter.host_tools import packed_arguments
 
-# What only computes. Anything else could end, block or change the tests' own process.
+# Modules that only compute. Others could end, block or change the tests' own process.
 IMPORTABLE = frozenset(
     [
         "asyncio",
@@ -82,7 +82,7 @@ class InterpreterEnded(ControlException):
 
 @dataclass(frozen=True)
 class Grant:
-    """What a program may spend, and at which operations to warn: limit by mark."""
+    """A program's operations, and those at which to warn: limits by mark."""
 
     operations: int
     of_session: int | None
@@ -91,7 +91,7 @@ class Grant:
 
 @dataclass(frozen=True)
 class Ended:
-    """How a program ended, in the guest's words; `died`: the interpreter did with it."""
+    """The end of a program, in the guest's words; with `died`, the interpreter ended with it."""
 
     outcome: str
     error: dict[str, Any] | None
@@ -102,7 +102,7 @@ class Ended:
 
 
 class Ties:
-    """What a program is tied to the guest by; all of it is called in the program's thread."""
+    """The guest as a program sees it; all methods are called in the program's thread."""
 
     def __init__(
         self,
@@ -121,15 +121,15 @@ class Interpreter:
     def __init__(self, workspace: Path) -> None:
         self._workspace = workspace
         self._meter = Meter()
-        self._referee = Referee(self._meter)
-        self._sentinels = Sentinels.of(secrets.token_hex(8))
-        self._hooks = Hooks(self._referee)
+        self._enforcer = RuleEnforcer(self._meter)
+        self._sentinels = Sentinels(secrets.token_hex(8))
+        self._hooks = Hooks(self._enforcer)
         self._main = types.ModuleType("__main__")
         self._stopped = threading.Event()
         self._ties: Ties | None = None
         self._tools: frozenset[str] = frozenset()
         self._names = agent_builtins(
-            referee=self._referee,
+            enforcer=self._enforcer,
             meter=self._meter,
             guard=guard,
             sentinels=self._sentinels,
@@ -147,7 +147,7 @@ class Interpreter:
         return self._main.__dict__
 
     def set_rules(self, rules: Rules) -> None:
-        self._referee.rules = rules
+        self._enforcer.rules = rules
 
     def set_tools(self, names: frozenset[str]) -> None:
         """These are callable by name; agent code's own variables of such names go."""
@@ -169,7 +169,7 @@ class Interpreter:
         self, source: str, filename: str, mode: str, grant: Grant, ties: Ties, started: Callable[[], None]
     ) -> Ended:
         """Checks a source and runs it; never raises. `started` is called between the two."""
-        verdict = check(source, filename, rules=self._referee.rules, output_mode=mode, sentinels=self._sentinels)
+        verdict = check(source, filename, rules=self._enforcer.rules, output_mode=mode, sentinels=self._sentinels)
         imports = list(verdict.imports)
         if verdict.code is None:
             return Ended(verdict.outcome, verdict.error, 0, imports=imports)
@@ -181,7 +181,7 @@ class Interpreter:
         self._ties = ties
         self._stopped.clear()
         self._meter.start(grant.operations, calls, grant.of_session)
-        self._referee.begin()
+        self._enforcer.begin()
         started()
         output = b""
         failed: BaseException | None = None
@@ -192,8 +192,8 @@ class Interpreter:
             pass
         except BaseException as raised:  # noqa: BLE001 - the border of agent code
             failed = raised
-        failed = self._referee.refusal or self._meter.raised or failed
-        self._referee.end()
+        failed = self._enforcer.refusal or self._meter.raised or failed
+        self._enforcer.end()
         operations = self._meter.finish()
         self._ties = None
         if failed is None:
@@ -236,11 +236,11 @@ class Interpreter:
     def _limited(self, checked: Callable[..., Any]) -> Callable[..., Any]:
         def __import__(name: str, globals: Any = None, locals: Any = None, fromlist: Any = (), level: int = 0) -> Any:
             if name in self._modules:
-                check_import(self._referee, name, fromlist, level)
+                check_import(self._enforcer, name, fromlist, level)
                 return self._modules[name]
             by_a_library = type(fromlist) is list and not fromlist and globals is not None and globals is locals
             if not by_a_library and name.partition(".")[0] not in IMPORTABLE | {"builtins"}:
-                check_import(self._referee, name, fromlist, level)
+                check_import(self._enforcer, name, fromlist, level)
                 raise ModuleNotFoundError(f"the in-memory fake has no module named {name!r}", name=name)
             return checked(name, globals, locals, fromlist, level)
 
@@ -257,7 +257,7 @@ class Interpreter:
         builtins.print(*values, sep=sep, end=end, file=stream, flush=flush)
 
     def _open(self, path: Any, *args: Any, **kwargs: Any) -> Any:
-        """Of the workspace only: there is no wall around this program, and the other files are the host's."""
+        """Opens files of the workspace only: no wall is around this program, and other files are the host's."""
         return self._inside(path).open(*args, **kwargs)
 
     def _exists(self, path: Any) -> bool:

@@ -8,12 +8,12 @@ from collections.abc import Callable
 from typing import Any
 
 _DEFAULT_HIGH_BYTES = 64 * 1024
-# What one call of data_received is given at most, as from a socket.
+# Bytes that one call of data_received gets at most, as from a socket.
 _READ_BYTES = 256 * 1024
 
 
 class MemoryTransport(asyncio.Transport):
-    """One end. Bytes wait at the receiving end while its protocol has paused reading; then the sender is told to."""
+    """One end. Bytes wait at the receiving end while its protocol has paused reading; then the sender is paused, too."""
 
     def __init__(self, protocol: asyncio.Protocol) -> None:
         super().__init__()
@@ -78,7 +78,7 @@ class MemoryTransport(asyncio.Transport):
         return self._peer._inbox_bytes if self._peer is not None else 0
 
     def _update_writing(self) -> None:
-        """Tells its protocol to write no more while too much waits at the other end, and when it may again."""
+        """Pauses its protocol's writing while too much waits at the other end, and resumes it."""
         waits = self.get_write_buffer_size()
         if not self._holds_writer and waits > self._high_bytes:
             self._holds_writer = True

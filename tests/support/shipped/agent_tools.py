@@ -452,7 +452,7 @@ class Piped(PipelineTool):
 
 class Shared(Plain):
     name = "shared"
-    gate = threading.Event()
+    started = threading.Event()
 
 
 @tool
@@ -541,7 +541,7 @@ def _cant(kind):
 REFUSED: dict[str, tuple[Any, list[str]]] = {
     "guarded": (Guarded(), [f"self.lock: {_cant('_thread.lock')}"]),
     "reading": (Reading(), [f"self.file: {_cant('_io.TextIOWrapper')}"]),
-    "shared": (Shared(), [f"Shared.gate: {_cant('threading.Event')}"]),
+    "shared": (Shared(), [f"Shared.started: {_cant('threading.Event')}"]),
     "delegating": (
         Delegating(),
         [

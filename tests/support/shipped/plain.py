@@ -275,7 +275,7 @@ partial = functools.partial(with_table, "sub", 10)
 
 
 class Base:
-    """What an instance has comes from three places."""
+    """The attributes of an instance come from three places."""
 
     kind = os.environ.get("A_VARIABLE_THAT_IS_NOWHERE", "base")
     made = 0

@@ -1,4 +1,4 @@
-"""What came out of a sandbox is unpacked into the directory that was named, and nowhere else."""
+"""The archive of a sandbox is unpacked into the directory that was named, and nowhere else."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from executor_client import InvalidRequest, ProtocolError, _archives, _local
-from executor_client._archives import directory_content, unpack
-from executor_client._local import NewFile, check_name, content_of, place
+from executor_client import InvalidRequest, ProtocolError
+from executor_client._core import archives, local
+from executor_client._core.archives import directory_content, unpack
+from executor_client._core.local import NewFile, check_name, content_of, path_below
 
 
 @pytest.fixture
@@ -103,7 +104,7 @@ def test_a_hostile_archive_is_refused_before_anything_is_written(target: Path, w
 
 
 def test_members_are_bounded_in_number(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_archives, "ARCHIVE_ENTRIES_MAX", 2)
+    monkeypatch.setattr(archives, "DIRECTORY_ENTRIES_MAX", 2)
     with pytest.raises(ProtocolError, match="more than 2"):
         unpack(io.BytesIO(archive(*(member(f"{n}") for n in range(3)))), target)
 
@@ -120,7 +121,7 @@ def test_nothing_is_written_through_a_local_link(tmp_path: Path, target: Path) -
     assert (target / "f").stat().st_mode & 0o7777 == 0o755
     link = tmp_path / "link"
     link.symlink_to(target)
-    unpack(io.BytesIO(archive(member("g"))), link)  # which the caller chose
+    unpack(io.BytesIO(archive(member("g"))), link)  # the caller chose the link
     assert (target / "g").exists()
 
 
@@ -159,7 +160,7 @@ def test_a_name_that_is_not_safe_has_no_place(target: Path, name: str) -> None:
     with pytest.raises(ProtocolError):
         check_name(name)
     with pytest.raises(ProtocolError):
-        place(target, name)
+        path_below(target, name)
     assert not target.exists()
 
 
@@ -178,7 +179,7 @@ def test_a_new_file_is_there_when_it_is_committed_and_leaves_nothing_when_not(tm
 
 
 def test_what_is_written_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_local, "FILE_BYTES_MAX", 3)
+    monkeypatch.setattr(local, "FILE_BYTES_MAX", 3)
     with pytest.raises(ProtocolError), NewFile(tmp_path / "f") as file:
         file.write(b"four")
     assert tree(tmp_path) == {}

@@ -1,4 +1,4 @@
-"""What the assembler accepts of one execution, in total."""
+"""The assembler accepts a limited total of one execution."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from executor_api.v1 import types_pb2 as pb
-from executor_client import _assembler, _blobs, _limits
-from executor_client._assembler import Assembler, ToolRequest
+from executor_client._core import assembler, blobs, limits
+from executor_client._core.assembler import Assembler, ToolRequest
 from executor_client.errors import ProtocolError
 from tests.support.fake_daemon import blob, chunks, log, result
 
@@ -43,7 +43,7 @@ def test_images_are_kept_in_order_and_bad_ones_say_why() -> None:
 
 
 def test_all_images_together_have_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_assembler, "IMAGES_PIXELS_MAX", 40)
+    monkeypatch.setattr(assembler, "IMAGES_PIXELS_MAX", 40)
     got = feed(image(), image(), image(), result()).result
     assert got is not None
     assert [bool(each.problem) for each in got.image_entries] == [False, False, True]
@@ -62,10 +62,10 @@ def endless(kind: str) -> Iterator[pb.Event]:
 @pytest.mark.parametrize(
     ("module", "limit", "kind"),
     [
-        (_assembler, "LOG_CHARS_MAX", "log"),
-        (_assembler, "IMAGES_MAX", "image"),
-        (_assembler, "MESSAGES_MAX", "log"),
-        (_assembler, "EXECUTION_BLOBS_BYTES_MAX", "blob"),
+        (assembler, "LOG_CHARS_MAX", "log"),
+        (assembler, "IMAGES_MAX", "image"),
+        (assembler, "MESSAGES_MAX", "log"),
+        (assembler, "EXECUTION_BLOBS_BYTES_MAX", "blob"),
     ],
 )
 def test_endless_stream_ends_at_a_limit(monkeypatch: pytest.MonkeyPatch, module: object, limit: str, kind: str) -> None:
@@ -82,11 +82,11 @@ def calls_with(argument: bytes, count: int) -> Iterator[pb.Event]:
 
 
 def test_arguments_count_as_long_as_they_wait_for_their_tool(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_assembler, "EXECUTION_BLOBS_BYTES_MAX", 100)
-    assembler = Assembler("id")
+    monkeypatch.setattr(assembler, "EXECUTION_BLOBS_BYTES_MAX", 100)
+    fed_one = Assembler("id")
     for number, event in enumerate(calls_with(b"x" * 60, count=5), 1):
         event.number = number
-        fed = assembler.feed(event)
+        fed = fed_one.feed(event)
         if isinstance(fed, ToolRequest):
             assert fed.take_arguments() == b"x" * 60
     with pytest.raises(ProtocolError, match="more than 100 bytes"):
@@ -115,10 +115,10 @@ def test_blob_is_handed_out_once() -> None:
 
 def test_pieces_of_two_blobs_may_alternate() -> None:
     first, second = chunks("a", b"1234", 2), chunks("b", b"5678", 2)
-    blobs = _blobs.IncomingBlobs(bytes_max=100, open_max=2)
+    incoming = blobs.IncomingBlobs(bytes_max=100, open_max=2)
     for event in (first[0], second[0], first[1], second[1]):
-        blobs.add(event.blob_chunk)
-    assert (blobs.take(blob("b", 4)), blobs.take(blob("a", 4))) == (b"5678", b"1234")
+        incoming.add(event.blob_chunk)
+    assert (incoming.take(blob("b", 4)), incoming.take(blob("a", 4))) == (b"5678", b"1234")
 
 
 @given(st.lists(st.binary(max_size=60), max_size=6))
@@ -139,4 +139,4 @@ def test_whatever_parses_as_events_is_taken_or_refused(raw: list[bytes]) -> None
 def test_image_limit_is_below_the_librarys_own() -> None:
     """Pillow warns, and later refuses, above its own limit: ours must speak first."""
     assert PIL.Image.MAX_IMAGE_PIXELS is not None
-    assert _limits.IMAGE_PIXELS_MAX < PIL.Image.MAX_IMAGE_PIXELS
+    assert limits.IMAGE_PIXELS_MAX < PIL.Image.MAX_IMAGE_PIXELS

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +13,7 @@ import pytest
 import executor_client
 from executor_client import AsyncExecutorClient, AsyncSession, AsyncSessionFiles, ExecutorClient, Session, SessionFiles
 
+ROOT = Path(__file__).parents[3]
 PAIRS = [(ExecutorClient, AsyncExecutorClient), (Session, AsyncSession), (SessionFiles, AsyncSessionFiles)]
 MEMBERS = [
     pytest.param(blocking, asynchronous, name, id=f"{blocking.__name__}.{name}")
@@ -21,7 +25,7 @@ DUNDERS = {"__enter__": "__aenter__", "__exit__": "__aexit__"}
 
 
 def parameters(function: Any) -> list[tuple[str, Any, Any, str]]:
-    """Of a function: names, kinds, defaults and annotations; those of the asyncio client in the words of the other."""
+    """Returns a function's parameters: names, kinds, defaults and annotations; those of the asyncio client in the words of the other."""
     return [
         (each.name, each.kind, each.default, _sync_words(each.annotation))
         for each in inspect.signature(function).parameters.values()
@@ -58,6 +62,12 @@ def test_both_are_made_and_entered_alike(blocking: type, asynchronous: type) -> 
 
 def test_what_both_inherit_is_the_same() -> None:
     assert Session.__mro__[1:] == AsyncSession.__mro__[1:]
+
+
+def test_blocking_client_is_what_the_asyncio_one_gives() -> None:
+    command = [sys.executable, "tools/unasync.py", "--check"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=110, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_both_are_public() -> None:

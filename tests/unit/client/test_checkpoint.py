@@ -1,9 +1,9 @@
-"""How a checkpoint shows itself."""
+"""The repr of a checkpoint."""
 
 from __future__ import annotations
 
 from executor_client import Checkpoint, StateManifest
-from executor_client._session_base import short_id
+from executor_client._core.session_base import short_id
 
 MANIFEST = StateManifest(
     variables=("a", "b"), omitted_variables={}, files=3, file_bytes=9, omitted_files={}, python_version="3.11"

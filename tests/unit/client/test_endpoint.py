@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from executor_client import ConfigurationError, TlsConfig
-from executor_client._endpoint import is_local, resolve
+from executor_client._core.endpoint import is_local, resolve
 
 
 @pytest.fixture
@@ -122,12 +122,12 @@ def test_socket_that_was_named_may_do_without_a_token(state_dir: Path, monkeypat
 def test_own_daemons_token_is_not_shown_to_another_users_socket(
     state_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever listens there could use it against the daemon that it is of."""
+    """The process that listens there could use it against its daemon."""
     socket = state_dir / "peer.sock"
     socket.touch()
     assert resolve(f"unix:{socket}", None, None).token == "from-the-file"
     owner = socket.stat().st_uid
-    monkeypatch.setattr("executor_client._endpoint.os.geteuid", lambda: owner + 1)
+    monkeypatch.setattr("executor_client._core.endpoint.os.geteuid", lambda: owner + 1)
     assert resolve(f"unix:{socket}", None, None).token is None
     assert resolve(f"unix:{socket}", "given", None).token == "given"
     assert resolve("unix-abstract:peer", None, None).token is None

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from executor_client._images import decode_image
+from executor_client._core.images import decode_image
 
 
 def encoded(image_format: str, size: tuple[int, int] = (4, 3), mode: str = "RGB", **options: Any) -> bytes:

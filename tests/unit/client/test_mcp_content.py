@@ -1,4 +1,4 @@
-"""What an MCP host is told: limits, order, and that nothing is left out silently."""
+"""The content for an MCP host: its limits, its order, and a note wherever something is left out."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from executor_client import (
     OutputCutEvent,
     VariablesState,
 )
-from executor_client._images import decode_image
+from executor_client._core.images import decode_image
 from executor_client.mcp import content
 from executor_client.mcp.content import Transcript, execution_content, file_content, image_blocks
 from tests.support.mcp_sdk import is_error, wire
@@ -52,8 +52,8 @@ def texts(blocks: list[ContentBlock]) -> list[str]:
     return [block.text for block in blocks if isinstance(block, TextContent)]
 
 
-def told(**fields: Any) -> tuple[str, bool]:
-    """The last text of a result, and whether it is an error."""
+def last_text(**fields: Any) -> tuple[str, bool]:
+    """Returns the last text of a result, and True if it is marked as an error."""
     replaced = fields.pop("replaced", False)
     made = {"outcome": Outcome.SUCCEEDED, "state": VariablesState.KEPT, "generation": 1, **fields}
     result = ExecutionResult(execution_id="e", **made)
@@ -168,23 +168,23 @@ def test_halves_of_characters_are_escaped() -> None:
 
 def test_a_result_says_what_became_of_the_session() -> None:
     failed = {"outcome": Outcome.EXCEPTION, "error": ErrorDetail("ValueError", "bad", line=1)}
-    assert told() == ("[succeeded after 0.00 s in session 's']", False)
-    said, is_error = told(**failed)
+    assert last_text() == ("[succeeded after 0.00 s in session 's']", False)
+    said, is_error = last_text(**failed)
     assert is_error and said.startswith("Code execution failed at line 'x = 1' due to: ValueError: bad\n")
     assert "defined before the failure are kept" in said
-    said, is_error = told(**failed, state=VariablesState.RESET, generation=2, replaced=True)
+    said, is_error = last_text(**failed, state=VariablesState.RESET, generation=2, replaced=True)
     assert is_error and "of this call or before are lost" in said
-    said, is_error = told(generation=2, replaced=True)
+    said, is_error = last_text(generation=2, replaced=True)
     assert not is_error and "Before this call the interpreter had to be restarted" in said
-    said, is_error = told(outcome=Outcome.LOST, state=VariablesState.LOST)
+    said, is_error = last_text(outcome=Outcome.LOST, state=VariablesState.LOST)
     assert is_error and "the sandbox is gone" in said and "reset_session" in said
 
 
 def test_files_that_were_made_are_named_up_to_a_limit() -> None:
     files = tuple(FileInfo(f"f{number}\n", 1_234, False, datetime.now(UTC)) for number in range(30))
-    said, _ = told(artifacts=files[:1])
+    said, _ = last_text(artifacts=files[:1])
     assert "Files made or changed: 'f0\\n' (1,234 bytes)\n" in said
-    said, _ = told(artifacts=files)
+    said, _ = last_text(artifacts=files)
     assert said.count("1,234 bytes") == content.FILES_LISTED_MAX and " and more\n" in said
 
 

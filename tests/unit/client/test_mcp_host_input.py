@@ -1,4 +1,4 @@
-"""The host's stdin on its way to the SDK: passed on whole, limited, and ended by whatever should end it."""
+"""The relay of the host's stdin to the SDK: complete, limited, and ended by each event that must end it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from executor_client.mcp import host_input
-from executor_client.mcp.host_input import pass_on
+from executor_client.mcp.host_input import copy_input
 
 WAIT_S = 10.0
 
@@ -21,7 +21,7 @@ class Relay:
     host: int
     sdk: int
     stop: int
-    complaints: list[str] = field(default_factory=list)
+    reports: list[str] = field(default_factory=list)
 
     def all_passed_on(self) -> bytes:
         with os.fdopen(os.dup(self.sdk), "rb") as file:
@@ -30,12 +30,12 @@ class Relay:
 
 @contextmanager
 def relaying() -> Iterator[Relay]:
-    """One that runs; it must have ended by the end of the block."""
+    """Runs a relay, which must have ended by the end of the block."""
     source, host = os.pipe()
     sdk, pipe = os.pipe()
     stop, wake = os.pipe()
     relay = Relay(host, sdk, wake)
-    thread = threading.Thread(target=pass_on, args=(source, pipe, stop, relay.complaints.append))
+    thread = threading.Thread(target=copy_input, args=(source, pipe, stop, relay.reports.append))
     thread.start()
     try:
         yield relay
@@ -62,7 +62,7 @@ def test_all_of_it_is_passed_on_until_the_host_closes_its_side() -> None:
         writer.start()
         assert relay.all_passed_on() == sent
         writer.join()
-    assert relay.complaints == []
+    assert relay.reports == []
 
 
 def test_a_signal_ends_the_input_that_the_host_keeps_open() -> None:
@@ -79,11 +79,11 @@ def test_lines_up_to_the_limit_are_passed_on_and_a_longer_one_ends_the_input(mon
         os.write(relay.host, b"d" * 101)
         passed_on = relay.all_passed_on()
     assert passed_on.splitlines()[:3] == [b"a" * 100, b"b" * 100, b"c" * 50]
-    assert relay.complaints == ["a message of the host has more than 100 bytes; the connection ends here"]
+    assert relay.reports == ["a message of the host has more than 100 bytes; the connection ends here"]
 
 
 def test_an_sdk_that_has_gone_ends_the_relay() -> None:
     with relaying() as relay:
         os.dup2(os.open(os.devnull, os.O_RDONLY), relay.sdk)
         os.write(relay.host, b"a\n")
-    assert relay.complaints == []
+    assert relay.reports == []

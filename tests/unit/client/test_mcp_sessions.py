@@ -1,4 +1,4 @@
-"""The sessions of an MCP connection, on a client that makes sessions when the test lets it."""
+"""The sessions of an MCP connection, on a fake client whose creations of sessions wait for the test."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from executor_client.mcp.sessions import SessionRefused, SessionRequest, Session
 
 
 class FakeSession:
-    """Answers `execute` with what the test has put there; without an answer it runs until it is cancelled."""
+    """Answers `execute` with the test's answer; without one, the execution runs until it is cancelled."""
 
     def __init__(self) -> None:
         self.generation = 1
@@ -42,7 +42,7 @@ class FakeSession:
         try:
             await asyncio.Event().wait()
         except asyncio.CancelledError:
-            # As the real one, which tells the daemon: that takes more than one turn of the event loop.
+            # The real session notifies the daemon, which takes more than one turn of the event loop.
             for _ in range(3):
                 await asyncio.sleep(0)
             self.cancelled = True
@@ -57,8 +57,8 @@ class FakeSession:
 
 class FakeClient:
     def __init__(self) -> None:
-        self.gate = asyncio.Event()
-        self.gate.set()
+        self.barrier = asyncio.Event()
+        self.barrier.set()
         self.asked: list[str] = []
         self.made: list[FakeSession] = []
         self.problem: ExecutorClientError | None = None
@@ -67,7 +67,7 @@ class FakeClient:
         self, image: str | None, imports: tuple[str, ...], limits: object, *, labels: Mapping[str, str]
     ) -> FakeSession:
         self.asked.append(labels["name"])
-        await self.gate.wait()
+        await self.barrier.wait()
         if self.problem is not None:
             raise self.problem
         self.made.append(FakeSession())
@@ -90,20 +90,20 @@ def ended(**fields: Any) -> ExecutionResult:
 
 
 async def test_calls_that_come_at_once_get_the_same_session(client: FakeClient, sessions: Sessions) -> None:
-    client.gate.clear()
+    client.barrier.clear()
     calls = [asyncio.create_task(sessions.get("a", make=True)) for _ in range(3)]
     await asyncio.sleep(0)
     calls[0].cancel()
-    client.gate.set()
+    client.barrier.set()
     (cancelled, first, second) = await asyncio.gather(*calls, return_exceptions=True)
     assert isinstance(cancelled, asyncio.CancelledError)
     assert first is second and client.asked == ["a"]
 
 
-async def test_a_session_that_could_not_be_made_is_made_anew_at_the_next_call(
+async def test_a_session_that_could_not_be_created_is_created_at_the_next_call(
     client: FakeClient, sessions: Sessions
 ) -> None:
-    client.problem = UnavailableError("nobody there")
+    client.problem = UnavailableError("no daemon there")
     with pytest.raises(UnavailableError):
         await sessions.get("a", make=True)
     client.problem = None
@@ -113,13 +113,13 @@ async def test_a_session_that_could_not_be_made_is_made_anew_at_the_next_call(
 async def test_a_session_that_could_not_be_made_does_not_hide_the_others(
     client: FakeClient, sessions: Sessions
 ) -> None:
-    """It fails while the list is on its way, and is forgotten one turn of the event loop later."""
-    client.gate.clear()
+    """It fails while the list is being made, and is removed one turn of the event loop later."""
+    client.barrier.clear()
     making = asyncio.create_task(sessions.get("a", make=True))
     for _ in range(2):
         await asyncio.sleep(0)
-    client.problem = UnavailableError("nobody there")
-    client.gate.set()
+    client.problem = UnavailableError("no daemon there")
+    client.barrier.set()
     assert await asyncio.create_task(sessions.described()) == []
     with pytest.raises(UnavailableError):
         await making
@@ -142,12 +142,12 @@ async def test_odd_names_are_refused_in_a_short_sentence(client: FakeClient, ses
 
 
 async def test_there_are_no_more_sessions_than_allowed(client: FakeClient, sessions: Sessions) -> None:
-    client.gate.clear()
+    client.barrier.clear()
     calls = [asyncio.create_task(sessions.get(name, make=True)) for name in ("a", "b")]
     await asyncio.sleep(0)
     with pytest.raises(SessionRefused, match="more than 2 sessions; there are: a, b"):
         await sessions.get("c", make=True)
-    client.gate.set()
+    client.barrier.set()
     await asyncio.gather(*calls)
     await sessions.close("a")
     assert (await sessions.get("c", make=True)).name == "c"
@@ -167,7 +167,7 @@ async def test_a_lost_session_is_said_at_each_call_until_it_is_reset(
     named = await sessions.get("a", make=True)
     client.made[0].answer = answer
     if isinstance(answer, ExecutionResult):
-        assert await named.run("1") == (answer, False)  # which says so itself
+        assert await named.run("1") == (answer, False)  # the result reports the loss itself
     for _ in range(2):
         with pytest.raises(SessionRefused, match=r"'a' is gone, .*: there is no such session\. reset_session starts"):
             await (await sessions.get("a", make=True)).run("1")
@@ -212,12 +212,12 @@ async def test_an_interpreter_that_was_replaced_between_two_calls_is_said(
 async def test_a_session_that_is_closed_while_it_is_being_made_is_ended_when_it_is(
     client: FakeClient, sessions: Sessions
 ) -> None:
-    client.gate.clear()
+    client.barrier.clear()
     getting = asyncio.create_task(sessions.get("a", make=True))
     await asyncio.sleep(0)
     closing = asyncio.create_task(sessions.close("a"))
     await asyncio.sleep(0)
-    client.gate.set()
+    client.barrier.set()
     await asyncio.gather(getting, closing)
     assert client.made[0].closings == 1
     with pytest.raises(SessionRefused, match="it was closed"):
@@ -229,14 +229,14 @@ async def test_the_end_ends_all_sessions_also_those_being_made_and_those_that_re
 ) -> None:
     async with sessions:
         await sessions.get("a", make=True)
-        client.made[0].closing = UnavailableError("nobody there")
-        client.gate.clear()
+        client.made[0].closing = UnavailableError("no daemon there")
+        client.barrier.clear()
         getting = asyncio.create_task(sessions.get("b", make=True))
         await asyncio.sleep(0)
-        asyncio.get_running_loop().call_soon(client.gate.set)
+        asyncio.get_running_loop().call_soon(client.barrier.set)
     await getting
     assert [each.closings for each in client.made] == [1, 1]
-    assert "a session could not be ended" in caplog.text and "nobody there" in caplog.text
+    assert "a session could not be ended" in caplog.text and "no daemon there" in caplog.text
 
 
 async def test_the_end_does_not_wait_for_ever(
@@ -244,7 +244,7 @@ async def test_the_end_does_not_wait_for_ever(
 ) -> None:
     monkeypatch.setattr(module, "END_TIMEOUT_S", 0.01)
     async with sessions:
-        client.gate.clear()
+        client.barrier.clear()
         getting = asyncio.create_task(sessions.get("a", make=True))
         await asyncio.sleep(0)
     with pytest.raises(asyncio.CancelledError):

@@ -1,4 +1,4 @@
-"""When a call is made again: by a clock and a chance that the tests hold."""
+"""A call is repeated: by a clock and a chance that the tests hold."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from executor_client._limits import BUSY_SPREAD, IMAGE_RETRY_MAX_S
-from executor_client._retry import Backoff, Retries
+from executor_client._core.limits import BUSY_SPREAD, IMAGE_RETRY_MAX_S
+from executor_client._core.retry import Backoff, Retries
 from executor_client.errors import ExecutorClientError, NotFoundError, ResourceExhaustedError, UnavailableError
 from executor_server.backends.docker import pulls
 
@@ -25,7 +25,7 @@ def chance(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
     return set_to
 
 
-def told(retry_after_s: float | None) -> ResourceExhaustedError:
+def refusal(retry_after_s: float | None) -> ResourceExhaustedError:
     return ResourceExhaustedError("full", reason="QUOTA_EXCEEDED", retry_after_s=retry_after_s)
 
 
@@ -42,33 +42,33 @@ def test_backoff_grows_and_ends_at_its_deadline() -> None:
 @pytest.mark.parametrize(("part", "expected_s"), [(0.0, 4.0), (1.0, 4.0 * (1 + BUSY_SPREAD))])
 def test_told_delay_is_kept_and_spread(chance: Callable[[float], None], part: float, expected_s: float) -> None:
     chance(part)
-    assert Retries(away_timeout_s=0, busy_timeout_s=30).delay_s(told(4.0), 7.0) == expected_s
+    assert Retries(away_timeout_s=0, busy_timeout_s=30).delay_s(refusal(4.0), 7.0) == expected_s
 
 
 @given(st.floats(0, 60), st.floats(0, 60))
-def test_nobody_comes_back_earlier_than_told_nor_after_the_time_is_over(told_s: float, timeout_s: float) -> None:
+def test_nobody_comes_back_earlier_than_told_nor_after_the_time_is_over(retry_after_s: float, timeout_s: float) -> None:
     retries = Retries(away_timeout_s=0, busy_timeout_s=timeout_s)
     now_s = 0.0
     for _ in range(10):
-        delay_s = retries.delay_s(told(told_s), now_s)
+        delay_s = retries.delay_s(refusal(retry_after_s), now_s)
         if delay_s is None:
             return
-        assert delay_s >= told_s and now_s + delay_s <= timeout_s + 1e-9
+        assert delay_s >= retry_after_s and now_s + delay_s <= timeout_s + 1e-9
         now_s += delay_s
 
 
 def test_delay_beyond_the_whole_time_is_not_waited_for(chance: Callable[[float], None]) -> None:
     chance(0.0)
-    assert Retries(away_timeout_s=0, busy_timeout_s=30).delay_s(told(30.0), 0.0) is None
+    assert Retries(away_timeout_s=0, busy_timeout_s=30).delay_s(refusal(30.0), 0.0) is None
     retries = Retries(away_timeout_s=0, busy_timeout_s=30)
-    assert retries.delay_s(told(20.0), 0.0) == 20.0
-    assert retries.delay_s(told(20.0), 20.0) is None
+    assert retries.delay_s(refusal(20.0), 0.0) == 20.0
+    assert retries.delay_s(refusal(20.0), 20.0) is None
 
 
 def test_daemon_that_always_says_now_is_asked_less_and_less() -> None:
     retries = Retries(away_timeout_s=0, busy_timeout_s=10)
     now_s, attempts = 0.0, 0
-    while (delay_s := retries.delay_s(told(0.0), now_s)) is not None:
+    while (delay_s := retries.delay_s(refusal(0.0), now_s)) is not None:
         now_s += delay_s
         attempts += 1
     assert attempts < 30
@@ -77,7 +77,7 @@ def test_daemon_that_always_says_now_is_asked_less_and_less() -> None:
 @pytest.mark.parametrize(
     "error",
     [
-        told(None),
+        refusal(None),
         NotFoundError("no", reason="SESSION_NOT_FOUND"),
         UnavailableError("fetching", reason="IMAGE_NOT_READY", retry_after_s=1.0),
         UnavailableError("no disk", reason="AUDIT_UNAVAILABLE"),
@@ -91,11 +91,11 @@ def test_absence_and_refusal_have_a_time_each_and_it_begins_anew_when_the_daemon
     retries = Retries(away_timeout_s=1, busy_timeout_s=10)
     assert retries.delay_s(UnavailableError("away"), 0.0) is not None
     assert retries.delay_s(UnavailableError("away"), 1.0) is None
-    assert retries.delay_s(told(1.0), 5.0) is not None
-    assert retries.delay_s(told(1.0), 14.5) is None
+    assert retries.delay_s(refusal(1.0), 5.0) is not None
+    assert retries.delay_s(refusal(1.0), 14.5) is None
     retries.heard()
     assert retries.delay_s(UnavailableError("away"), 20.0) is not None
-    assert retries.delay_s(told(1.0), 20.0) is not None
+    assert retries.delay_s(refusal(1.0), 20.0) is not None
 
 
 def fetching(retry_after_s: float | None) -> UnavailableError:
@@ -104,11 +104,11 @@ def fetching(retry_after_s: float | None) -> UnavailableError:
 
 def test_image_is_waited_for_while_it_is_fetched_and_not_after_that_failed() -> None:
     retries = Retries(away_timeout_s=0, busy_timeout_s=0, image_timeout_s=600)
-    delay_s = retries.delay_s(fetching(pulls._ASK_AGAIN_S), 0.0)
-    assert delay_s is not None and delay_s >= pulls._ASK_AGAIN_S
+    delay_s = retries.delay_s(fetching(pulls._RETRY_S), 0.0)
+    assert delay_s is not None and delay_s >= pulls._RETRY_S
     assert retries.delay_s(fetching(pulls._FAILURE_KEPT_S), 10.0) is None
     assert retries.delay_s(fetching(None), 10.0) is None
-    assert pulls._ASK_AGAIN_S <= IMAGE_RETRY_MAX_S < pulls._FAILURE_KEPT_S
+    assert pulls._RETRY_S <= IMAGE_RETRY_MAX_S < pulls._FAILURE_KEPT_S
 
 
 def test_image_is_not_waited_for_longer_than_its_time() -> None:

@@ -1,4 +1,4 @@
-"""A host tool that changes what it was given is told of, once; nothing else is."""
+"""A host tool that changes its arguments is reported, once; no other is."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import pandas as pd
 import pytest
 
 from executor_api.values import OpaqueValue, encode
-from executor_client import _shared_arguments
-from executor_client._limits import ARGUMENT_BYTES_COMPARED_MAX, CALLS_COMPARED_MAX
-from executor_client._shared_arguments import Arguments, ArgumentWatch
-from executor_client._values import unpack
+from executor_client._core import shared_arguments
+from executor_client._core.limits import ARGUMENT_BYTES_COMPARED_MAX, CALLS_COMPARED_MAX
+from executor_client._core.shared_arguments import Arguments, ArgumentWatch
+from executor_client._core.values import unpack
 
 
 def _called(watch: ArgumentWatch, change: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
@@ -72,7 +72,7 @@ def test_arguments_that_stay_as_they_are_are_not_warned_of(
 
 def test_large_arguments_and_many_calls_are_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
     compared: list[Arguments] = []
-    monkeypatch.setattr(_shared_arguments, "_has_changed", lambda given, packed: compared.append(given))
+    monkeypatch.setattr(shared_arguments, "_has_changed", lambda given, packed: compared.append(given))
     watch = ArgumentWatch()
     _called(watch, lambda _: None, [bytes(ARGUMENT_BYTES_COMPARED_MAX + 1)])
     _called(watch, lambda _: None, "a text does not change")

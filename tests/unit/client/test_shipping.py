@@ -1,8 +1,9 @@
-"""Tools as source: what a shipped tool does elsewhere is what it does here."""
+"""Shipping tools as source: a shipped tool does the same elsewhere as here."""
 
 from __future__ import annotations
 
 import ast
+import copyreg
 import functools
 import importlib.util
 import linecache
@@ -16,9 +17,9 @@ import pytest
 
 from executor_api.values import decode
 from executor_client import InvalidRequest, ToolNotShippable
-from executor_client._distributions import distributions_of
+from executor_client._core.distributions import distributions_of
 from executor_client._shipping import Shipped, ship
-from tests.support.interpreters import find_python
+from tests.support.interpreters import require_python
 from tests.support.shipped import odd, plain, refused
 
 ROOT = Path(__file__).parents[3]
@@ -40,7 +41,7 @@ for name, text, entry, bindings, calls in {tools!r}:
 
 
 def run_elsewhere(python: str, tools: list[tuple[str, Shipped, Any]]) -> dict[str, str]:
-    """What the tools return in another process, which has neither this client nor these tests."""
+    """Returns the results of the tools in another process, which has neither this client nor these tests."""
     described = [(name, tool.text, tool.entry, tool.bindings, calls) for name, tool, calls in tools]
     program = _PROGRAM.format(wire=str(ROOT / "proto"), tools=described)
     done = subprocess.run(
@@ -52,7 +53,7 @@ def run_elsewhere(python: str, tools: list[tuple[str, Shipped, Any]]) -> dict[st
 
 @pytest.fixture(scope="module")
 def shipped() -> list[tuple[str, Shipped, Any]]:
-    """All of the corpus, before any of it is called here."""
+    """The shipped tools of the whole corpus, made before any of them is called here."""
     return [(name, ship(name, tool, python=""), calls) for name, (tool, calls) in CORPUS.items()]
 
 
@@ -71,9 +72,7 @@ def test_every_tool_is_the_same_in_another_process(
 def test_every_tool_is_the_same_on_another_python(
     version: str, shipped: list[tuple[str, Shipped, Any]], expected: dict[str, str]
 ) -> None:
-    python = find_python(version)
-    if python is None:
-        pytest.skip(f"there is no Python {version} here")
+    python = require_python(version)
     assert run_elsewhere(str(python), shipped) == expected
 
 
@@ -116,7 +115,7 @@ def test_a_tool_without_source_is_refused_for_another_python() -> None:
 
 
 def test_source_that_changed_since_it_was_loaded_is_not_shipped(tmp_path: Path) -> None:
-    """The file on disk would be another tool than the one that runs here."""
+    """The file on disk has another tool than the one that runs here."""
     file = tmp_path / "edited_tool.py"
     file.write_text("def tool(x):\n    return x + 1\n")
     tool = _loaded(file).tool
@@ -136,6 +135,7 @@ def _loaded(file: Path) -> Any:
 
 
 def test_the_object_is_as_it_was() -> None:
+    copyreg._slotnames(plain.Derived)  # type: ignore[attr-defined]  # which Python keeps in a class at its first copy
     before = [vars(plain.instance).copy(), dict(vars(plain.Derived)), plain.with_default.__defaults__]
     ship("instance", plain.instance, python="")
     ship("with_default", plain.with_default, python="")
@@ -148,7 +148,7 @@ def test_modules_that_the_sandbox_must_have_are_listed() -> None:
 
 
 def test_the_cells_of_a_notebook_are_source(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They are no files, and each statement is compiled by itself."""
+    """Cells are not files, and each statement is compiled by itself."""
     source = "import math\nrate = 3\ndef root(x):\n    return math.sqrt(x) * rate\ntool = lambda x: root(x) + rate\n"
     name = "/tmp/ipykernel_1/123.py"
     monkeypatch.setitem(linecache.cache, name, (len(source), None, source.splitlines(keepends=True), name))
@@ -203,7 +203,7 @@ def test_what_is_nested_too_deeply_is_refused() -> None:
         (["numpy.linalg", "some_thing.inner"], "numpy some-thing"),
     ],
 )
-def test_modules_are_told_by_their_distributions(modules: list[str], distributions: str) -> None:
+def test_modules_are_named_by_their_distributions(modules: list[str], distributions: str) -> None:
     assert distributions_of(modules) == distributions.split()
 
 

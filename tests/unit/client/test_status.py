@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from executor_api.v1 import types_pb2
-from executor_client._status import VIOLATIONS_MAX, breaks_stream, translate
+from executor_client._core.status import VIOLATIONS_MAX, breaks_stream, translate
 from executor_client.errors import ExecutorClientError, PolicyViolationError
 
 

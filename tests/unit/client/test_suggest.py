@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from executor_client import AsyncExecutorClient, ExecutorClient, InvalidRequest, Limits, Session, TlsConfig
-from executor_client._suggest import names_arguments
+from executor_client._core.suggest import names_arguments
 from executor_client.smolagents import CodeAgent, RemoteExecutor, RemotePythonInterpreterTool
 from tests.support.agents import scripted
 

@@ -1,4 +1,4 @@
-"""Text from a sandbox cannot drive the user's terminal, and is not touched on its way into a file."""
+"""Text from a sandbox cannot control the user's terminal, and is written to a file unchanged."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from executor_client import LogEvent, Wait, WaitKind
-from executor_client._terminal import shown
+from executor_client._core.terminal import shown
 from executor_client.cli.console import Console
 
 
@@ -43,7 +43,7 @@ def test_only_a_terminal_is_protected(monkeypatch: pytest.MonkeyPatch, stream: A
 
 
 def test_a_pipe_beside_a_terminal_is_protected_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`executor run x.py | tail`: what tail prints, the terminal obeys."""
+    """In `executor run x.py | tail`, the terminal interprets the output of tail."""
     for terminal, raw, expected in (
         (Terminal(), False, "\\x1b[31m"),
         (Terminal(), True, "\x1b[31m"),

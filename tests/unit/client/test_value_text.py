@@ -14,7 +14,7 @@ import pandas as pd
 import pytest
 
 from executor_client import EnumValue, OpaqueValue, Record, TupleRecord
-from executor_client._value_text import CUT, DEPTH_MAX, text_chars, value_text
+from executor_client._core.value_text import CUT, DEPTH_MAX, text_chars, value_text
 
 LIMIT = 1_000
 HUGE = "x" * (50 << 20)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from executor_api.values import EncodeError, ValueLimits
-from executor_client._values import pack
+from executor_client._core.values import pack
 
 PIECE_BYTES = 1 << 20
 
@@ -21,7 +21,7 @@ class Huge:
 
 
 def test_pickling_stops_at_the_limit_of_a_value() -> None:
-    pack(object())  # what is loaded for the first one is not to be counted
+    pack(object())  # imports for the first one are not to be counted
     tracemalloc.start()
     try:
         with pytest.raises(EncodeError, match=r"a Huge cannot be sent: .*total_bytes"):

@@ -1,4 +1,4 @@
-"""What a person sees on the agent's console while its code runs: prints, and what is waited for."""
+"""The agent's console while its code runs: prints, and waits of the client."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.support.fake_daemon import TOKEN, serve
 
 
 class Clock:
-    """Moves when it is told to."""
+    """A clock that a test moves."""
 
     def __init__(self) -> None:
         self.now_s = 100.0
@@ -95,7 +95,7 @@ def test_line_that_is_too_long_is_cut() -> None:
 
 
 def test_each_row_of_a_wide_line_has_its_bar() -> None:
-    """Else a program could place words of its own where those of the agent begin."""
+    """Without a bar, a program could print text at the place of the agent's own lines."""
     assert shown("x" * 20 + " Final answer: 42\n", width=22) == f"| {'x' * 20}\n| Final answer: 42\n"
     assert shown("x" * 45, width=22) == f"| {'x' * 20}\n| {'x' * 20}\n| {'x' * 5}\n"
 
@@ -142,7 +142,7 @@ def test_progress_bar_is_shown_now_and_then_and_at_its_end() -> None:
 
 @pytest.mark.parametrize("text", ["\r10%\r20%\r30%\n", "10%\r20%\r30%\r\n", "10%\r20%\r30%\r"])
 def test_of_a_line_that_was_rewritten_at_once_only_the_end_is_shown(text: str) -> None:
-    """In whatever pieces: whole, the states between are known to be over."""
+    """The same for every division into pieces: in a complete line only the last state is valid."""
     assert shown(text).splitlines()[-1] == "| 30%"
     assert len(shown(text).splitlines()) <= 2
 
@@ -165,7 +165,7 @@ def test_rewriting_without_end_is_bounded() -> None:
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Beside rich's own moving parts, and waits
+# Beside live parts of rich, and waits
 
 
 def test_lines_stand_above_what_is_live_and_leave_it_whole() -> None:
@@ -185,15 +185,15 @@ def test_wait_is_one_line_that_steers_nothing() -> None:
 
 
 def test_executor_shows_what_its_client_waits_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("executor_client._watch.WAIT_TOLD_AFTER_S", 0.02)
+    monkeypatch.setattr("executor_client._core.waiting.WAIT_REPORTED_AFTER_S", 0.02)
     console = Shown()
     with tempfile.TemporaryDirectory(prefix="fake") as directory, serve(Path(directory)) as daemon:
-        gate = daemon.gates["CreateSession"] = threading.Event()
+        barrier = daemon.barriers["CreateSession"] = threading.Event()
 
         class Logger(AgentLogger):
             def log(self, *args: Any, **kwargs: Any) -> None:
                 super().log(*args, **kwargs)
-                gate.set()
+                barrier.set()
 
         logger = Logger(console=console.console)
         with RemoteExecutor(logger=logger, address=daemon.address, token=TOKEN, image="data") as executor:

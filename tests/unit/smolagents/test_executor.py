@@ -1,4 +1,4 @@
-"""What an executor makes of what a daemon says: warnings, refusals."""
+"""The executor's handling of warnings and refusals of a daemon."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def warning(limit: str) -> types.Event:
     return types.Event(limit_warning=types.LimitWarningEvent(limit=limit, used=8_000, budget=10_000))
 
 
-def test_near_end_of_a_limit_is_told_to_the_watcher_once(
+def test_near_end_of_a_limit_is_shown_to_the_watcher_once(
     daemon: FakeDaemon, executor: RemoteExecutor, shown: io.StringIO
 ) -> None:
     daemon.journal = [warning("operations"), result()]
@@ -57,10 +57,12 @@ def test_near_end_of_a_limit_is_told_to_the_watcher_once(
     assert shown.getvalue() == "Warning: 8,000 of the 10,000 operations that the policy allows are used up\n"
 
 
-def test_near_end_of_a_sessions_limit_is_told_to_the_model_once(daemon: FakeDaemon, executor: RemoteExecutor) -> None:
+def test_near_end_of_a_sessions_limit_is_reported_to_the_model_once(
+    daemon: FakeDaemon, executor: RemoteExecutor
+) -> None:
     daemon.journal = [warning("session_operations"), result()]
-    told = "Note: 8,000 of the 10,000 session_operations that the policy allows are used up"
-    assert [executor("1").logs for _ in range(2)] == [told, ""]
+    notice = "Note: 8,000 of the 10,000 session_operations that the policy allows are used up"
+    assert [executor("1").logs for _ in range(2)] == [notice, ""]
 
 
 def test_warning_without_an_agents_logger_goes_to_the_log(daemon: FakeDaemon, caplog: pytest.LogCaptureFixture) -> None:
@@ -106,7 +108,7 @@ def test_more_than_the_policy_grants_is_refused_before_the_model_is_asked(daemon
 
 
 def test_quota_that_is_used_up_stops_the_run(daemon: FakeDaemon, executor: RemoteExecutor) -> None:
-    """No code can mend it: an observation would cost the model step after step."""
+    """No code can correct it, so an observation would only cost the model step after step."""
     daemon.refusals["Execute"].append(busy(grpc.StatusCode.RESOURCE_EXHAUSTED, "QUOTA_EXCEEDED", seconds=3600))
     with pytest.raises(DaemonLost, match="refuses to go on"):
         executor("1")
@@ -114,7 +116,7 @@ def test_quota_that_is_used_up_stops_the_run(daemon: FakeDaemon, executor: Remot
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_lost_daemon_is_an_exception_for_who_follows_the_steps_only(daemon: FakeDaemon, stream: bool) -> None:
-    """A web server, as GradioUI is, waits for ever for a run that ends by anything but an Exception."""
+    """A web server such as GradioUI waits for ever for a run that ends by anything but an Exception."""
     daemon.refusals["Execute"].append(busy(grpc.StatusCode.RESOURCE_EXHAUSTED, "QUOTA_EXCEEDED", seconds=3600))
     access = {"address": daemon.address, "token": TOKEN}
     with (
@@ -129,7 +131,7 @@ def test_a_lost_daemon_is_an_exception_for_who_follows_the_steps_only(daemon: Fa
 def test_session_of_a_daemon_that_cannot_write_its_audit_log_is_ended(
     daemon: FakeDaemon, executor: RemoteExecutor
 ) -> None:
-    """It answers: the session need not be left to its idle end."""
+    """The daemon answers, so the session need not wait for its idle end."""
     daemon.refusals["Execute"].append(Refusal(grpc.StatusCode.UNAVAILABLE, "AUDIT_UNAVAILABLE"))
     with pytest.raises(DaemonLost):
         executor("1")
@@ -137,12 +139,12 @@ def test_session_of_a_daemon_that_cannot_write_its_audit_log_is_ended(
     assert daemon.names()[-1] == "DeleteSession"
 
 
-def test_value_that_nobody_could_write_out_is_stood_for(
+def test_value_too_large_to_write_out_is_replaced(
     daemon: FakeDaemon, executor: RemoteExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """smolagents takes `str` of it: of bytes that are there once and shown a million times, that is the memory's end.
+    """smolagents takes `str` of it, which exhausts the memory if a million items share the same bytes.
 
-    The codec's own limit is lower; this one holds whatever that becomes.
+    The codec's own limit is lower; this one does not depend on it.
     """
     monkeypatch.setattr("executor_client.smolagents.executor.WRITTEN_CHARS_MAX", 1 << 20)
     daemon.journal = [result([b"x" * 10_000] * 200)]
@@ -159,8 +161,10 @@ def test_limits_can_be_given_as_limits_or_by_name() -> None:
     assert [executor.saved_kwargs()["limits"] for executor in executors] == [given[0]] * 4
 
 
-def test_a_session_that_is_gone_after_a_restart_is_told_as_gone(daemon: FakeDaemon, executor: RemoteExecutor) -> None:
-    """Its files are gone as well, which "the interpreter had to be restarted" would not say."""
+def test_a_session_that_is_gone_after_a_restart_is_reported_as_gone(
+    daemon: FakeDaemon, executor: RemoteExecutor
+) -> None:
+    """Its files are gone as well, and the notice of a restarted interpreter would not say so."""
     executor.send_variables(variables={"given": 1})
     daemon.journal = [
         result(outcome=types.OUTCOME_TIMEOUT, variables_state=types.VARIABLES_STATE_RESET, generation=2),

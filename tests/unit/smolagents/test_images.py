@@ -1,4 +1,4 @@
-"""What `capture_images` puts into memory, on agents whose executor is only said to have displayed something."""
+"""The images that `capture_images` puts into memory, on agents with a fake executor that has displayed some."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_memory_holds_copies() -> None:
     [(1, [False, False, False]), (2, [False, False, True]), (5, [True] * 3), (9, [True] * 3)],
 )
 def test_images_of_older_steps_are_dropped_by_their_place_in_memory(keep_steps: int, left: list[bool]) -> None:
-    """By their number would be wrong: it begins again with each run of a conversation."""
+    """Not by their number, which restarts with each run of a conversation."""
     agent = agent_that_showed(picture())
     older = [step(number, observations_images=[picture()]) for number in (1, 2, 1)]
     agent.memory.steps += older
@@ -89,7 +89,7 @@ def test_large_images_are_shrunk_and_small_ones_left() -> None:
     assert sizes(shown) == [(100, 50), (90, 3), (1, 100)]
 
 
-def test_more_images_than_are_shown_are_told() -> None:
+def test_more_images_than_are_shown_are_counted() -> None:
     shown = step(observations="Execution logs:\n")
     capture_images(max_images=2)(shown, agent=agent_that_showed(*[picture(n, n) for n in range(1, 6)]))
     assert sizes(shown) == [(1, 1), (2, 2)]
@@ -106,7 +106,7 @@ def test_an_image_of_any_mode_can_be_sent_to_a_model(mode: str) -> None:
     assert encode_image_base64(shown.observations_images[0])
 
 
-def test_an_image_that_cannot_be_read_any_more_is_told_and_ends_no_run(tmp_path: Any) -> None:
+def test_an_image_that_cannot_be_read_any_more_is_reported_and_ends_no_run(tmp_path: Any) -> None:
     path = tmp_path / "cut.png"
     PIL.Image.effect_noise((200, 200), 50).save(path)
     path.write_bytes(path.read_bytes()[:5000])
@@ -117,7 +117,7 @@ def test_an_image_that_cannot_be_read_any_more_is_told_and_ends_no_run(tmp_path:
 
 
 def test_a_step_without_code_does_not_show_the_images_of_the_one_before() -> None:
-    """The model gave no code that could be parsed, so the executor was not asked."""
+    """The reply had no code that could be parsed, so the executor was not called."""
     shown = step(code=None)
     capture_images()(shown, agent=agent_that_showed(picture()))
     assert shown.observations_images is None
@@ -140,7 +140,7 @@ def test_limits_below_one_are_refused(limit: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("logs", "places", "told"),
+    ("logs", "places", "expected"),
     [
         ("a\nb\n", [2], "a\n[image 1]\nb\n"),
         ("ab", [1], "a\n[image 1]\nb"),
@@ -149,8 +149,8 @@ def test_limits_below_one_are_refused(limit: str) -> None:
         ("a\n", [], "a\n"),
     ],
 )
-def test_logs_say_where_an_image_was_shown(logs: str, places: list[int], told: str) -> None:
-    """A place below 0 is that of an image with a problem."""
+def test_logs_say_where_an_image_was_shown(logs: str, places: list[int], expected: str) -> None:
+    """A negative place is that of an image with a problem."""
     entries = tuple(
         Image(b"", "image/png", "display", problem="odd" if place < 0 else "", log_offset=abs(place))
         for place in places
@@ -163,4 +163,4 @@ def test_logs_say_where_an_image_was_shown(logs: str, places: list[int], told: s
         logs=logs,
         image_entries=entries,
     )
-    assert logs_with_images(result) == told
+    assert logs_with_images(result) == expected

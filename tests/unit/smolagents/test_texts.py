@@ -1,4 +1,4 @@
-"""What a model gets to read of failures of executions."""
+"""The texts about failed executions that a model reads."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from smolagents.local_python_executor import BASE_PYTHON_TOOLS, InterpreterError
 from smolagents.utils import AgentError
 
 from executor_client import ErrorDetail, ExecutionResult, Limits, Outcome, VariablesState
-from executor_client._failure_text import TRACEBACK_LINES_MAX
-from executor_client.smolagents.failures import CodeExecutionError, InPlaceAgain, describe
+from executor_client._core.failure_text import TRACEBACK_LINES_MAX
+from executor_client.smolagents.failures import CodeExecutionError, Restored, describe
 from executor_client.smolagents.lease import PRELUDE
 
 LIMITS = Limits(memory_bytes=2**20)
@@ -22,7 +22,7 @@ def failure(outcome: Outcome, *, state: VariablesState = VariablesState.KEPT, **
 
 
 def text_of(result: ExecutionResult, code: str = "", restored: tuple[str, ...] = ()) -> str:
-    return describe(result, code, LIMITS, InPlaceAgain(restored))
+    return describe(result, code, LIMITS, Restored(restored))
 
 
 def local_text(code: str) -> str:
@@ -83,7 +83,7 @@ def test_each_outcome_says_what_happened(outcome: Outcome, said: str) -> None:
     [Outcome.TIMEOUT, Outcome.CPU_LIMIT, Outcome.OPERATION_LIMIT, Outcome.OUTPUT_LIMIT, Outcome.POLICY_DENIED],
 )
 def test_the_limit_that_held_is_the_sandboxs_to_say(outcome: Outcome) -> None:
-    """An execution's may be below the session's, which is all that a session tells."""
+    """An execution may have a lower limit than its session, and a session reports only its own."""
     assert text_of(failure(outcome, message="at most 7")).splitlines()[0].endswith(": at most 7")
 
 

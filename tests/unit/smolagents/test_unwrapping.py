@@ -1,4 +1,4 @@
-"""Plain values out of smolagents' own."""
+"""Unwrapping smolagents' own types into plain values."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ PARIS = zoneinfo.ZoneInfo("Europe/Paris")
 
 
 def same(left: Any, right: Any) -> bool:
-    """Whether two values have the same types, contents and order all the way down. NaN is the same as NaN."""
+    """True when two values have the same types, contents and order at every depth. NaN is the same as NaN."""
     if type(left) is not type(right):
         return False
     if isinstance(left, float):

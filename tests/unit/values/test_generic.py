@@ -1,4 +1,4 @@
-"""What arrives of values whose class the receiver does not have, and what the sender's fallback and its counterpart do."""
+"""Values whose class the receiver does not have, and the sender's fallback with its counterpart."""
 
 from __future__ import annotations
 

@@ -316,7 +316,7 @@ HOSTILE = {
 
 @pytest.fixture(scope="module", autouse=True)
 def warm_libraries() -> Iterator[None]:
-    """What the libraries load at their first use is not to be counted."""
+    """Loads what the libraries import at their first use, so that it is not counted."""
     decode(encode([Image.new("L", (4, 4)), pd.DataFrame({"a": ["x"], "b": pd.Categorical(["u"])}), np.zeros(1)]))
     tracemalloc.start()
     yield

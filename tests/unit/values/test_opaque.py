@@ -21,7 +21,7 @@ class Graph:
 
 
 class Stubborn:
-    """Raises what it was made with, whenever it is looked at."""
+    """Raises the exception that it was made with from every method."""
 
     def __init__(self, error: BaseException) -> None:
         self.error = error
@@ -41,7 +41,7 @@ class Half(Stubborn):
 
 
 class Control(BaseException):
-    """Ends the program of whoever encodes."""
+    """Ends the program that encodes it."""
 
 
 def test_an_opaque_value_has_the_text_of_print_and_that_of_repr() -> None:
@@ -76,7 +76,7 @@ def test_what_the_code_of_a_value_raises_costs_no_other_value(kind: Callable[...
 def test_what_comes_from_elsewhere_passes() -> None:
     with pytest.raises(Control):
         encode([Stubborn(Control())], passing=(Control,))
-    with pytest.raises(KeyboardInterrupt):  # somebody at the keyboard, where nobody says otherwise
+    with pytest.raises(KeyboardInterrupt):  # Ctrl-C passes by default
         encode([Half(KeyboardInterrupt())])
 
 

@@ -1,4 +1,4 @@
-"""Whatever the value is, it arrives; whatever the bytes are, they give a value or a DecodeError."""
+"""Every value arrives; any bytes give a value or a DecodeError."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ VALUES = st.recursive(
 
 
 class Odd:
-    """An instance of a class that nobody else has; some are hashed alike, all look alike."""
+    """An instance of a class that only this test has; some have equal hashes, all have one repr."""
 
     def __repr__(self) -> str:
         return "odd"

@@ -1,4 +1,4 @@
-"""What goes in comes out: types, contents, sharing."""
+"""Values arrive with their types, contents and sharing."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What runs in a sandbox of the double. It has the standard library, and nothing of ours but this package."""
+"""The programs in a sandbox of the double. They have the standard library, and nothing of ours but this package."""

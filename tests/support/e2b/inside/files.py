@@ -1,4 +1,4 @@
-"""What the server may ask of a machine's files. As in the cloud, it is done by root and belongs to who asked."""
+"""Requests of the server about a machine's files. As in the cloud, root does them, for the user who asked."""
 
 from __future__ import annotations
 

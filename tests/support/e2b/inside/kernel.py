@@ -1,8 +1,8 @@
 """A small interpreter that keeps its variables: reads a request a line, writes its events a line each.
 
-A request is `{"n": 1, "code": "...", "env_vars": {...}}`; each event carries the `n` of its request. What the code
-writes to its streams, also from below Python, becomes events; the interpreter's own way out is a descriptor that the
-code does not know of.
+A request is `{"n": 1, "code": "...", "env_vars": {...}}`; each event carries the `n` of its request. Output of the
+code, also from below Python, becomes events; the interpreter itself writes to a descriptor that the code does not
+know.
 """
 
 from __future__ import annotations
@@ -145,12 +145,12 @@ class Kernel:
 
 
 class Stream(io.TextIOBase):
-    """What the program has as its standard output or error."""
+    """The program's standard output or error."""
 
     def __init__(self, kernel: Kernel, name: str) -> None:
         self._kernel = kernel
         self._name = name
-        self._line = ""  # that has no end yet
+        self._line = ""  # the line that has no end yet
 
     def write(self, text: str) -> int:
         self._line += text

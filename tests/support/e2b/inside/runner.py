@@ -1,7 +1,7 @@
-"""The first process of a double's sandbox: does what its server asks, once world.py has made it one of a machine.
+"""The first process of a double's sandbox: serves requests of its server, after world.py has made a machine of it.
 
 It speaks with the server over one socket pair: each frame is four bytes of length and a JSON object. A request has an
-`id`, and its answer the same with `ok` or `error`; what a command writes, and its end, come as events with its `pid`.
+`id`, and its answer the same with `ok` or `error`; a command's output and its end are events with its `pid`.
 One thread, nothing blocks: input that a command does not read waits here, and a command whose output the server has not
 acknowledged is not read until it has.
 """
@@ -30,7 +30,7 @@ from .files import Files, Refused, code_of, resolve, user_of
 from .world import become_machine
 
 FRAME_BYTES_MAX = 8 * 2**20
-OUTPUT_BYTES = 32_768  # of one event
+OUTPUT_BYTES = 32_768  # bytes of output in one event
 UNACKNOWLEDGED_MAX = 64  # events of one command
 
 
@@ -66,7 +66,7 @@ class Runner:
         self._operations: dict[str, Callable[[dict[str, Any]], Any]] = {**commands, **of_files}
 
     def run(self) -> None:
-        """Serves until the server is gone."""
+        """Serves until the server closes the connection."""
         wake_read, wake_write = socket.socketpair()
         wake_read.setblocking(False)
         wake_write.setblocking(False)
@@ -294,7 +294,7 @@ class Runner:
                 self._finish(command)
 
     def _finish(self, command: Command) -> None:
-        """Says its end once it has ended and all that it wrote was read: a child that holds its pipes holds its end."""
+        """Reports the end when the command has ended and all its output was read: a child with its pipes delays that."""
         if command.code is None or command.outputs:
             return
         for number, _ in command.input:

@@ -1,7 +1,7 @@
 """Making a small virtual machine of namespaces: what its first process does before it serves.
 
 Bubblewrap starts us as the host's root, in namespaces that see nothing of the host but read-only directories. That is
-not yet what a virtual machine's root is: that one may mount, unshare and change user, and is nobody outside. So a second
+not yet a virtual machine's root: that one may mount, unshare and change user, and has no rights outside. So a second
 set of namespaces is made inside, with a user namespace in which 0 to 65535 are host users without rights:
 
     bubblewrap's pid 1 (host's root, waits)  ->  a fork of it (unshares, waits)  ->  pid 1 of the machine

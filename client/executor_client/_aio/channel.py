@@ -1,0 +1,123 @@
+"""The asyncio client's gRPC channel, and the events of an execution read from it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, Self
+
+from executor_api.v1 import executor_service_pb2 as pb
+from executor_client._aio.runtime import is_cancelling
+from executor_client._core.channel import ChannelBase, closed
+from executor_client._core.endpoint import Endpoint
+from executor_client._core.quiet_grpc import grpc
+from executor_client._core.tracing import Metadata
+from executor_client.errors import ConfigurationError, DaemonError, UnavailableError
+
+
+class AsyncChannel(ChannelBase):
+    """Belongs to the event loop that runs when it is made; on every other one it raises ConfigurationError."""
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self._loop = _running_loop()
+        credentials = endpoint.credentials()
+        self._channel = (
+            grpc.aio.insecure_channel(endpoint.address, endpoint.options)
+            if credentials is None
+            else grpc.aio.secure_channel(endpoint.address, credentials, endpoint.options)
+        )
+        super().__init__(endpoint, self._channel)
+
+    def check_caller(self) -> None:
+        """gRPC would wait on one loop for what arrives on the other: for ever, or with an error that says neither."""
+        if _running_loop() is not self._loop:
+            raise ConfigurationError(
+                "this AsyncExecutorClient was made on another event loop, and serves that one only: make one for each "
+                "loop, and find a session again by get_session"
+            )
+
+    def events(
+        self, request: pb.ExecuteRequest | pb.AttachExecutionRequest, trace: Metadata, timeout_s: float | None
+    ) -> AsyncEventStream:
+        """Starts a stream of an execution's events. Its reader gets gRPC's errors, for `Execution` to decide on."""
+        return AsyncEventStream(self, self.start_events(request, trace, timeout_s))
+
+    async def close(self) -> None:
+        await self._channel.close(None)
+
+    @contextmanager
+    def calling(self) -> Iterator[None]:
+        try:
+            with super().calling():
+                yield
+        except asyncio.CancelledError:
+            # gRPC cancels the callers of a channel that is closed, as if their tasks had been cancelled.
+            if self.is_closed() and not is_cancelling():
+                raise closed() from None
+            raise
+
+    def uploading(self) -> AbstractContextManager[None]:
+        return _lost_answers_as_unavailable()
+
+
+@contextmanager
+def _lost_answers_as_unavailable() -> Iterator[None]:
+    """Translates an error without a reason of the daemon's, so that the call is repeated.
+
+    When the daemon rejects an upload that is still being sent, grpc.aio may lose the answer and report an INTERNAL of
+    its own. The daemon's answer is then unknown, as after a broken connection.
+    """
+    try:
+        yield
+    except DaemonError as error:
+        if error.reason:
+            raise
+        raise UnavailableError(f"the upload broke off: {error.message}") from error
+
+
+class AsyncEventStream:
+    """The events of one execution, from one gRPC stream."""
+
+    def __init__(self, channel: AsyncChannel, stream: Any) -> None:
+        self._channel = channel
+        self._stream = stream
+        self._messages = aiter(stream)
+        self._is_cancelled = False
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Any:
+        try:
+            return await anext(self._messages)
+        except asyncio.CancelledError:
+            # grpc.aio raises this also in the reader of a stream that `cancel` or the channel's end has cancelled. That
+            # is the end of the stream; only a cancellation of the reader's own task goes on.
+            if is_cancelling() or not (self._is_cancelled or self._channel.is_closed()):
+                raise
+            raise StopAsyncIteration from None
+
+    def cancel(self) -> None:
+        """Ends the stream early. Idempotent."""
+        self._is_cancelled = True
+        self._stream.cancel()
+
+    async def finish(self) -> None:
+        """Drops what follows the result. Waiting for the end of the stream would only take time."""
+        self.cancel()
+
+    async def read_to_end(self) -> None:
+        """Waits for the end of the stream, whatever it is."""
+        try:
+            async for _ in self:
+                pass
+        except grpc.RpcError:
+            return
+
+
+def _running_loop() -> asyncio.AbstractEventLoop:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError as error:
+        raise ConfigurationError("an AsyncExecutorClient is made and used where an event loop runs") from error

@@ -1,0 +1,46 @@
+"""The asyncio client's primitives: waiting, locking, work that blocks, and the caller's hooks."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from concurrent.futures import Future
+from typing import TypeVar
+
+from executor_client.events import ExecutionEvent
+
+T = TypeVar("T")
+
+OnEvent = Callable[[ExecutionEvent], Awaitable[None] | None]
+
+Lock = asyncio.Lock
+sleep = asyncio.sleep
+run_blocking = asyncio.to_thread
+"""Calls a function that blocks, in a thread. A caller that is cancelled does not wait for its end."""
+
+
+async def wait_for(future: Future[T], timeout_s: float) -> T:
+    """Waits for another thread's result. Raises TimeoutError."""
+    async with asyncio.timeout(timeout_s):
+        return await asyncio.wrap_future(future)
+
+
+async def blocking_items(items: Iterator[T]) -> AsyncIterator[T]:
+    """Yields the items of an iterator that blocks, each of them fetched in a thread."""
+    missing = object()
+    while (item := await asyncio.to_thread(next, items, missing)) is not missing:
+        yield item  # type: ignore[misc]  # a sentinel of another type has no way to say so
+
+
+async def notify(on_event: OnEvent, event: ExecutionEvent) -> None:
+    """Calls the caller's hook, and awaits it if it is a coroutine function."""
+    returned = on_event(event)
+    if inspect.isawaitable(returned):
+        await returned
+
+
+def is_cancelling() -> bool:
+    """True while this task is being cancelled."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0

@@ -1,0 +1,150 @@
+"""The asyncio client's host tools: each call is a task; coroutine functions are awaited, others run in threads."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import contextvars
+import functools
+import inspect
+import threading
+from collections.abc import Awaitable, Callable, Mapping
+from types import TracebackType
+from typing import Any, Self
+
+from executor_client._aio.channel import AsyncEventStream
+from executor_client._core import tools as host_tools
+from executor_client._core.assembler import ToolRequest
+from executor_client._core.execution import Execution
+from executor_client._core.limits import TOOL_CALLS_WAITING_MAX
+from executor_client._core.shared_arguments import Arguments, ArgumentWatch
+from executor_client._core.tools import Answer, Tool
+from executor_client.errors import ProtocolError
+
+ALLOWS_COROUTINES = True
+
+
+class AsyncToolPool:
+    """The limit on how many host tools of one session run at once."""
+
+    def __init__(self, *, max_concurrent_tools: int) -> None:
+        self.room = asyncio.Semaphore(max_concurrent_tools)
+        self.arguments = ArgumentWatch()
+
+    async def close(self) -> None:
+        """Does nothing: each execution has awaited its own calls before it returned."""
+
+    async def in_thread(self, function: Callable[[], Any]) -> Any:
+        """Calls a function in a thread, in a copy of this context.
+
+        It is a daemon thread: a tool that hangs must not keep the process from ending, which a thread of
+        `concurrent.futures` would.
+        """
+        loop, context = asyncio.get_running_loop(), contextvars.copy_context()
+        ended: asyncio.Future[tuple[Any, BaseException | None]] = loop.create_future()
+
+        def call() -> None:
+            try:
+                end: tuple[Any, BaseException | None] = context.run(function), None
+            except BaseException as error:  # noqa: BLE001 - raised where it is waited for
+                end = None, error
+            with contextlib.suppress(RuntimeError):  # the loop is closed, so no task waits
+                loop.call_soon_threadsafe(finish, end)
+
+        def finish(end: tuple[Any, BaseException | None]) -> None:
+            if not ended.done():
+                ended.set_result(end)
+
+        threading.Thread(target=call, name="executor-tool", daemon=True).start()
+        value, error = await ended
+        if error is not None:
+            raise error
+        return value
+
+
+class AsyncToolCalls:
+    """Answers the tool calls of one execution. Owns their tasks, and ends them all when it is left.
+
+    `failure` is the error of a call that ends the execution. It also cancels the stream that is being read, so that its
+    reader wakes up and raises it.
+    """
+
+    def __init__(
+        self,
+        execution: Execution,
+        tools: Mapping[str, Tool],
+        pool: AsyncToolPool,
+        submit: Callable[[str, str, Answer], Awaitable[None]],
+    ) -> None:
+        self.failure: BaseException | None = None
+        self._execution = execution
+        self._tools = tools
+        self._pool = pool
+        self._submit = submit
+        self._seen: set[str] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._stream: AsyncEventStream | None = None
+
+    def watch(self, stream: AsyncEventStream) -> None:
+        """Names the stream to cancel on a failure. Cancels it at once if a call has failed already."""
+        self._stream = stream
+        if self.failure is not None:
+            stream.cancel()
+
+    def start(self, request: ToolRequest) -> None:
+        """Answers the call in the background; each call once. Raises ProtocolError when too many wait already."""
+        if request.event.call_id in self._seen:
+            return
+        if len(self._tasks) >= TOOL_CALLS_WAITING_MAX:
+            raise ProtocolError(f"more than {TOOL_CALLS_WAITING_MAX} tool calls at once")
+        self._seen.add(request.event.call_id)
+        task = asyncio.create_task(self._answer(request))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _answer(self, request: ToolRequest) -> None:
+        call_id = request.event.call_id
+        try:
+            async with self._pool.room:
+                with host_tools.pending(self._execution.session_id), self._execution.running(request):
+                    answer, given = await self._run(request)
+            if answer.is_final:
+                # Recorded before the answer is sent: the result may arrive before its confirmation.
+                self._execution.assembler.final_answers[call_id] = answer.value
+            try:
+                await self._submit(self._execution.execution_id, call_id, answer)
+            finally:  # the execution may end, and cancel this task, before the answer is confirmed
+                if given is not None:
+                    self._pool.arguments.look(request.event.name, given)
+        except asyncio.CancelledError:
+            raise
+        except BaseException as error:  # noqa: BLE001 - handed to the task that waits in execute, and raised there
+            self.failure = self.failure or error
+            if self._stream is not None:
+                self._stream.cancel()
+
+    async def _run(self, request: ToolRequest) -> tuple[Answer, Arguments | None]:
+        """Returns the answer and, if the tool has returned and they are small enough, the arguments to compare."""
+        try:
+            tool = host_tools.find(self._tools, request.event.name)
+            given = host_tools.arguments(request)
+            if inspect.iscoroutinefunction(tool.function):
+                value = await tool.function(*given.args, **given.kwargs)
+            else:
+                value = await self._pool.in_thread(functools.partial(tool.function, *given.args, **given.kwargs))
+                if inspect.isawaitable(value):
+                    value = await value
+            return host_tools.succeeded(tool, value), given.to_compare()
+        except Exception as error:  # noqa: BLE001 - the tool's error is the program's to handle
+            return host_tools.failed(error), None
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,55 @@
+"""Payloads that arrive in pieces: collected under limits, handed out once, checked against their announced size."""
+
+from __future__ import annotations
+
+import threading
+
+from executor_api.limits import PIECE_BYTES
+from executor_api.v1 import types_pb2 as pb
+from executor_client.errors import ProtocolError
+
+
+class IncomingBlobs:
+    """The blobs of one stream. An honest sender keeps the same limits, so passing them is a breach of the protocol."""
+
+    def __init__(self, *, bytes_max: int, open_max: int) -> None:
+        self._bytes_max = bytes_max
+        self._open_max = open_max
+        self._pieces: dict[str, list[bytes]] = {}
+        self._bytes = 0  # the bytes of all pieces, less the released ones
+        self._lock = threading.Lock()  # guards this number: threads of tools release blobs
+
+    def add(self, chunk: pb.BlobChunk) -> None:
+        """Keeps a piece. Raises ProtocolError past the limits."""
+        if len(chunk.data) > PIECE_BYTES:
+            raise ProtocolError(f"a piece of a blob has {len(chunk.data)} bytes, allowed are {PIECE_BYTES}")
+        with self._lock:
+            self._bytes += len(chunk.data)
+            too_many = self._bytes > self._bytes_max
+        if too_many:
+            raise ProtocolError(f"more than {self._bytes_max} bytes of blobs in one stream")
+        pieces = self._pieces.get(chunk.blob_id)
+        if pieces is None:
+            if len(self._pieces) >= self._open_max:
+                raise ProtocolError(f"more than {self._open_max} blobs at once")
+            pieces = self._pieces[chunk.blob_id] = []
+        pieces.append(chunk.data)
+
+    def take(self, payload: pb.Payload) -> bytes:
+        """Returns the payload's bytes, inline or collected. A blob can be taken once. Raises ProtocolError."""
+        kind = payload.WhichOneof("content")
+        if kind == "inline":
+            return payload.inline
+        if kind != "blob":
+            raise ProtocolError("a payload has no content")
+        # A blob that was taken still counts: most are kept, as a part of a result.
+        data = b"".join(self._pieces.pop(payload.blob.blob_id, ()))
+        if len(data) != payload.blob.size_bytes:
+            raise ProtocolError(f"a blob of {payload.blob.size_bytes} bytes arrived with {len(data)}")
+        return data
+
+    def release(self, payload: pb.Payload) -> None:
+        """Notes that the taken payload is no longer in memory, which makes room for others. In any thread."""
+        if payload.WhichOneof("content") == "blob":
+            with self._lock:
+                self._bytes -= payload.blob.size_bytes

@@ -1,0 +1,80 @@
+"""One gRPC channel to a daemon, as far as blocking and asyncio channels agree: metadata, and errors of ours only."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+from executor_api.v1 import executor_service_pb2 as pb
+from executor_client._core import status
+from executor_client._core.endpoint import Endpoint
+from executor_client._core.quiet_grpc import executor_service_pb2_grpc, grpc
+from executor_client._core.tracing import Metadata, current_trace
+from executor_client.errors import AuthenticationError, ExecutorClientError, UnavailableError
+
+
+class ChannelBase:
+    """The derived class opens the gRPC channel and closes it."""
+
+    def __init__(self, endpoint: Endpoint, channel: grpc.Channel | grpc.aio.Channel) -> None:
+        self.endpoint = endpoint
+        self._is_closed = False
+        self.stub: Any = executor_service_pb2_grpc.ExecutorServiceStub(channel)
+
+    def is_closed(self) -> bool:
+        return self._is_closed
+
+    def shut(self) -> None:
+        """Lets no call begin from here on."""
+        self._is_closed = True
+
+    def check_caller(self) -> None:
+        """Raises ConfigurationError where this channel cannot be used. A blocking one can be used in every thread."""
+
+    def metadata(self) -> Metadata:
+        """The metadata of a call: the credentials, and the caller's trace."""
+        self.check_caller()
+        return (*self.endpoint.metadata, *current_trace())
+
+    def start_events(
+        self, request: pb.ExecuteRequest | pb.AttachExecutionRequest, trace: Metadata, timeout_s: float | None
+    ) -> Any:
+        """Starts a gRPC stream of an execution's events, as a part of `trace`."""
+        self.check_caller()
+        method = self.stub.Execute if isinstance(request, pb.ExecuteRequest) else self.stub.AttachExecution
+        with self.calling():
+            return method(request, timeout=timeout_s, metadata=(*self.endpoint.metadata, *trace))
+
+    @contextmanager
+    def calling(self) -> Iterator[None]:
+        """Translates gRPC's errors around a use of the channel, also the errors of a channel that we closed."""
+        if self.is_closed():
+            raise closed()
+        try:
+            yield
+        except grpc.RpcError as error:
+            raise (closed() if self.is_closed() else self._translated(error)) from error
+        except (ValueError, grpc.aio.UsageError) as error:
+            if self.is_closed():
+                raise closed() from error
+            raise
+
+    def uploading(self) -> AbstractContextManager[None]:
+        """Translates, around an upload, the errors that only a stream of requests can have."""
+        return nullcontext()
+
+    def _translated(self, error: grpc.RpcError) -> ExecutorClientError:
+        """Returns the error to raise for a gRPC error.
+
+        The error of a rejected caller names the credentials that were sent and those to send instead, because the
+        daemon gives an unknown caller no details.
+        """
+        translated = status.translate(error)
+        if isinstance(translated, AuthenticationError):
+            return AuthenticationError(self.endpoint.why_refused, reason=translated.reason)
+        return translated
+
+
+def closed() -> UnavailableError:
+    return UnavailableError("this client was closed", reason="CLIENT_CLOSED")

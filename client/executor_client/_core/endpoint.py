@@ -1,0 +1,241 @@
+"""Finds the daemon and the credentials for it: address, token, TLS.
+
+The token is sent only over a Unix socket, the loopback interface or TLS, where others cannot read it. The local
+daemon's own token, read from its file, is never sent to another host, nor to another user's Unix socket.
+
+No token is needed where the daemon can identify the caller otherwise: by its certificate, or by the user of a Unix
+socket.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import ssl
+import stat
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from executor_client._core.limits import BACKOFF_FIRST_S, BACKOFF_MAX_S, KEEPALIVE_TIME_S, KEEPALIVE_TIMEOUT_S
+from executor_client._core.quiet_grpc import grpc
+from executor_client._core.suggest import names_fields
+from executor_client.errors import ConfigurationError
+
+ADDRESS_VARIABLE = "EXECUTOR_ADDRESS"
+TOKEN_VARIABLE = "EXECUTOR_TOKEN"
+STATE_DIR_VARIABLE = "EXECUTOR_STATE_DIR"
+TOKEN_BYTES_MAX = 4096
+PEM_BYTES_MAX = 1 << 20
+
+_UNIX_SCHEMES = ("unix:", "unix-abstract:")
+
+
+@names_fields
+@dataclass(frozen=True)
+class TlsConfig:
+    """PEM files. `ca`: the authorities to trust, None for the public ones. `cert` and `key`: the client's certificate.
+
+    A daemon that maps the certificate to a tenant needs no token as well.
+    """
+
+    ca: Path | str | None = None
+    cert: Path | str | None = None
+    key: Path | str | None = None
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """A daemon's address and the credentials for it. `repr` does not show the token."""
+
+    address: str
+    token: str | None = field(repr=False)
+    tls: TlsConfig | None = None
+    token_from: str = "token="
+    """The source of the token, in words for a person."""
+
+    @property
+    def metadata(self) -> tuple[tuple[str, str], ...]:
+        return () if self.token is None else (("authorization", f"Bearer {self.token}"),)
+
+    @property
+    def options(self) -> list[tuple[str, int]]:
+        options = [
+            # Not shared with other clients: closing the client closes it, and no other client's back-off delays it.
+            ("grpc.use_local_subchannel_pool", 1),
+            ("grpc.initial_reconnect_backoff_ms", int(BACKOFF_FIRST_S * 1000)),
+            ("grpc.min_reconnect_backoff_ms", 100),
+            ("grpc.max_reconnect_backoff_ms", int(BACKOFF_MAX_S * 1000)),
+            ("grpc.keepalive_time_ms", KEEPALIVE_TIME_S * 1000),
+            ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_S * 1000),
+        ]
+        if self.tls is None:
+            # Otherwise http_proxy in the environment would send a loopback connection, and the token, to another host.
+            options.append(("grpc.enable_http_proxy", 0))
+        return options
+
+    def credentials(self) -> grpc.ChannelCredentials | None:
+        """Returns gRPC's TLS credentials, None for a plain connection. Raises ConfigurationError for unusable files."""
+        if self.tls is None:
+            return None
+        ca, cert, key = _pem(self.tls.ca), _pem(self.tls.cert), _pem(self.tls.key)
+        _check_tls(self.tls)
+        return grpc.ssl_channel_credentials(root_certificates=ca, private_key=key, certificate_chain=cert)
+
+    @property
+    def why_refused(self) -> str:
+        """Says which credentials were shown and which to show: the daemon rejects unknown callers without a reason."""
+        where = f"the daemon at {self.address}"
+        if self.token is not None:
+            return (
+                f"{where} does not accept the token from {self.token_from}: it is another daemon's, or was revoked, or "
+                f"has expired; give another (token=..., {TOKEN_VARIABLE}, --token), which `executor-server token new` "
+                "makes"
+            )
+        if self.tls is not None and self.tls.cert is not None:
+            return (
+                f"{where} does not know our certificate, and no token was sent: have the certificate named in its "
+                f"policy, or give a token (token=..., {TOKEN_VARIABLE}, --token)"
+            )
+        return (
+            f"{where} wants a credential, and no token was sent: none was given, {TOKEN_VARIABLE} is not set, and none "
+            f"lies in {state_dir()}; give one (token=..., {TOKEN_VARIABLE}, --token)"
+        )
+
+
+def resolve(address: str | None, token: str | None, tls: TlsConfig | bool | None) -> Endpoint:
+    """Finds the daemon by the arguments, the environment, and the local daemon's own files, in that order.
+
+    Raises ConfigurationError when there are no credentials, or when the token would be sent unprotected.
+    """
+    named = address or os.environ.get(ADDRESS_VARIABLE)
+    address = named or f"unix:{state_dir() / 'executor.sock'}"
+    tls_config = TlsConfig() if tls is True else (tls or None)
+    local = is_local(address)
+    if tls_config is None and not local:
+        raise ConfigurationError(
+            f"{address} is not on this machine: the token would travel unprotected. Give tls=True or a TlsConfig"
+        )
+    token_from = "token=" if token else TOKEN_VARIABLE
+    token = token or os.environ.get(TOKEN_VARIABLE)
+    if not token:
+        token_from = str(state_dir() / "token")
+        # The user's own daemon requires its token; a daemon that was named may identify its users by their sockets.
+        token = _own_token(address, tls_config, needed=named is None or not address.startswith(_UNIX_SCHEMES))
+    if token is not None and not (token.isascii() and token.isprintable() and " " not in token):
+        raise ConfigurationError("the token has characters that cannot be sent: printable ASCII without spaces only")
+    return Endpoint(address, token, tls_config, token_from)
+
+
+def _own_token(address: str, tls: TlsConfig | None, *, needed: bool) -> str | None:
+    """Reads the local daemon's token from its file; None where none is needed and this daemon must not see one.
+
+    A caller that chose a certificate is identified by it: a token that merely lies there is not sent as well.
+    """
+    if tls is not None and tls.cert is not None:
+        return None
+    if not is_local(address):
+        raise ConfigurationError(
+            f"no token for {address}: give token=... or a TlsConfig with cert and key, or set {TOKEN_VARIABLE}"
+        )
+    if not needed and _is_of_another_user(address):
+        return None
+    path = state_dir() / "token"
+    token = _read_token(path)
+    if token is None and needed:
+        raise ConfigurationError(
+            f"no token: {TOKEN_VARIABLE} is not set and {path} does not exist, so no daemon of this user has run here; "
+            "start one with `executor-server serve`, which makes it, or name another's address and token"
+        )
+    return token
+
+
+def _is_of_another_user(address: str) -> bool:
+    """True when another user's process listens at a Unix socket. An abstract socket could be any user's."""
+    if address.startswith("unix-abstract:"):
+        return True
+    try:
+        return Path(address.removeprefix("unix:")).stat().st_uid != os.geteuid()
+    except OSError:
+        return False  # no process listens, or none that we can reach
+
+
+def state_dir() -> Path:
+    """Returns the directory where a daemon of this user keeps its socket and its token."""
+    if own := os.environ.get(STATE_DIR_VARIABLE):
+        return Path(own)
+    base = os.environ.get("XDG_STATE_HOME")
+    return (Path(base) if base else Path.home() / ".local" / "state") / "remote-executor"
+
+
+def is_local(address: str) -> bool:
+    """True when the connection to the address does not leave this machine."""
+    if address.startswith(_UNIX_SCHEMES):
+        return True
+    target = address.removeprefix("dns:///").removeprefix("dns:").removeprefix("ipv4:").removeprefix("ipv6:")
+    host = target.rpartition(":")[0] if target.count(":") == 1 or "]" in target else target
+    host = host.strip("[]")
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _read_token(path: Path) -> str | None:
+    """Reads a token file; None if it is missing. Raises ConfigurationError for a file that is not to be trusted."""
+    try:
+        # Not blocking: the path could be a pipe that no process writes to.
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise ConfigurationError(f"the token file {path} cannot be read: {error.strerror}") from error
+    try:
+        # Checked on the open file, not on the path, which could be exchanged in between.
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode) or status.st_uid not in (os.geteuid(), 0):
+            raise ConfigurationError(f"the token file {path} is not a regular file of yours")
+        if status.st_mode & 0o077:
+            raise ConfigurationError(f"the token file {path} can be read by others: chmod 600 it and make a new token")
+        token = os.read(descriptor, TOKEN_BYTES_MAX + 1).decode("ascii", "replace").strip()
+    finally:
+        os.close(descriptor)
+    if not token or len(token) > TOKEN_BYTES_MAX:
+        raise ConfigurationError(f"the token file {path} holds no token")
+    return token
+
+
+def _pem(path: Path | str | None) -> bytes | None:
+    if path is None:
+        return None
+    try:
+        with Path(path).open("rb") as file:
+            pem = file.read(PEM_BYTES_MAX + 1)
+    except OSError as error:
+        raise ConfigurationError(f"the TLS file {path} cannot be read: {error.strerror}") from error
+    if len(pem) > PEM_BYTES_MAX:
+        raise ConfigurationError(f"the TLS file {path} has more than {PEM_BYTES_MAX:,} bytes")
+    return pem
+
+
+def _check_tls(tls: TlsConfig) -> None:
+    """Loads the files once: gRPC takes any bytes, and then fails at each handshake without a reason."""
+    if (tls.cert is None) != (tls.key is None):
+        raise ConfigurationError("a certificate and its key must be given together: cert and key of the TlsConfig")
+    trial = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    try:
+        if tls.ca is not None:
+            trial.load_verify_locations(tls.ca)
+    except (ssl.SSLError, OSError) as error:
+        raise ConfigurationError(f"the TLS file {tls.ca} holds no certificate in PEM form: {error}") from error
+    try:
+        if tls.cert is not None:
+            trial.load_cert_chain(
+                tls.cert, tls.key, password=""
+            )  # without a callback OpenSSL would ask at the terminal
+    except (ssl.SSLError, OSError) as error:
+        raise ConfigurationError(
+            f"the TLS files {tls.cert} and {tls.key} are no certificate and its key, in PEM form and without a "
+            f"passphrase: {error}"
+        ) from error

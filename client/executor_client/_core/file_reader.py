@@ -1,0 +1,61 @@
+"""Reads a file of a workspace from its messages, and checks them against the announcement. No I/O.
+
+A regular file must have the announced size. A directory comes as an archive, whose size is not known beforehand:
+whether it is whole, only its own end says (`archives.py`).
+"""
+
+from __future__ import annotations
+
+from executor_api.limits import PIECE_BYTES
+from executor_api.v1 import executor_service_pb2 as pb
+from executor_client._core import convert
+from executor_client._core.limits import FILE_BYTES_MAX
+from executor_client.errors import InvalidRequest, ProtocolError
+from executor_client.results import FileInfo
+
+
+class FileReader:
+    """Takes the messages of a GetFile stream and returns the pieces of the file; `finish` checks the end."""
+
+    def __init__(self, *, tar: bool = False, max_bytes: int | None = None) -> None:
+        self.is_tar = tar
+        self._max_bytes = max_bytes
+        self._info: FileInfo | None = None
+        self._received_bytes = 0
+
+    def feed(self, message: pb.GetFileResponse) -> bytes:
+        """Returns the next piece; empty for the announcement.
+
+        Raises ProtocolError when it does not fit the announcement, InvalidRequest when that has more than `max_bytes`.
+        """
+        if message.HasField("file"):
+            self._announce(convert.file_from_wire(message.file))
+            return b""
+        if self._info is None or len(message.data) > PIECE_BYTES:
+            raise ProtocolError("a piece of a file was not announced or is too large")
+        self._received_bytes += len(message.data)
+        most = FILE_BYTES_MAX if self.is_tar else self._info.size_bytes
+        if self._received_bytes > most:
+            raise ProtocolError(
+                f"more than {'the accepted' if self.is_tar else 'the announced'} {most} bytes of a file"
+            )
+        return message.data
+
+    def finish(self) -> FileInfo:
+        """Returns the description of the file. Raises ProtocolError when it has not arrived whole."""
+        if self._info is None:
+            raise ProtocolError("no file arrived")
+        if not self.is_tar and self._received_bytes != self._info.size_bytes:
+            raise ProtocolError(f"a file of {self._info.size_bytes} bytes arrived with {self._received_bytes}")
+        return self._info
+
+    def _announce(self, info: FileInfo) -> None:
+        if self._info is not None:
+            raise ProtocolError("a file was announced twice")
+        if info.is_directory != self.is_tar:
+            raise ProtocolError(f"a {'directory' if info.is_directory else 'file'} came that was not asked for")
+        if not self.is_tar and info.size_bytes > FILE_BYTES_MAX:
+            raise ProtocolError(f"the file has {info.size_bytes} bytes, accepted are {FILE_BYTES_MAX}")
+        if self._max_bytes is not None and info.size_bytes > self._max_bytes:
+            raise InvalidRequest(f"{info.path!r} has {info.size_bytes:,} bytes; at most {self._max_bytes:,} are taken")
+        self._info = info

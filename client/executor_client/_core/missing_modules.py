@@ -1,0 +1,52 @@
+"""Reports authorized modules that the image of a session lacks: once in the log, or as the text of an error.
+
+A list of imports is often longer than the code needs, so for a plain client this is a warning only.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterable, Sequence
+
+from executor_client._core.distributions import distributions_of
+from executor_client.results import SessionInfo
+
+_log = logging.getLogger(__name__)
+
+_WARNED_MAX = 1_000
+_LISTED_MAX = 20
+_warned: set[tuple[str, tuple[str, ...]]] = set()
+_warned_lock = threading.Lock()
+
+
+def asked_for(info: SessionInfo, authorized_imports: Iterable[str]) -> tuple[str, ...]:
+    """Returns the missing modules that the caller has named, without those of the policy's defaults."""
+    named = {str(each).partition(".")[0] for each in authorized_imports}
+    return tuple(module for module in info.missing_modules if module in named)
+
+
+def warn(info: SessionInfo, authorized_imports: Iterable[str]) -> None:
+    """Warns in the log, once for each image and set of missing modules."""
+    missing = asked_for(info, authorized_imports)
+    with _warned_lock:
+        if not missing or (info.image, missing) in _warned or len(_warned) >= _WARNED_MAX:
+            return
+        _warned.add((info.image, missing))
+    _log.warning("image %r has no %s: importing that will fail, though it is authorized", info.image, _listed(missing))
+
+
+def refusal(info: SessionInfo, missing: Sequence[str], images: Sequence[str]) -> str:
+    """Returns the error for an agent's author, raised before the model is asked anything."""
+    others = [image for image in images if image != info.image]
+    elsewhere = f"take another image (the policy has {_listed(list(map(repr, others)))}), " if others else ""
+    return (
+        f"Non-installed authorized modules: {_listed(missing)}. The image {info.image!r} does not have them: "
+        f"{elsewhere}install {_listed(distributions_of(missing))} in this one, "
+        "or remove them from the authorized imports"
+    )
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = len(names) - _LISTED_MAX
+    return ", ".join(names[:_LISTED_MAX]) + (f" and {more} more" if more > 0 else "")

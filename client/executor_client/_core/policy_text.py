@@ -1,0 +1,61 @@
+"""Formats a policy for people: what a session may ask for, and what it gets by default."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+
+from executor_client._core.terminal import aligned
+from executor_client.results import Limits, Policy, StateRules
+
+
+def policy_lines(policy: Policy) -> list[str]:
+    """Returns a policy as two tables, one line for each row, without characters that control a terminal."""
+    return [*aligned(list(_rules(policy))), "", *aligned(list(_limits(policy)))]
+
+
+def _rules(policy: Policy) -> Iterator[tuple[str, str]]:
+    ref, files = policy.policy, policy.files
+    yield "profile", f"{ref.profile}, version {ref.version}, fingerprint {ref.fingerprint}"
+    yield "backend", ", else ".join(policy.backends) or policy.backend or "none"
+    yield "images", _listed(policy.images)
+    yield "network", policy.network
+    yield "imports", _listed(policy.default_imports)
+    yield "  on request", _listed(policy.allowed_imports)
+    yield "  never", _listed(policy.denied_imports)
+    yield "refused in code", _listed(policy.refused_language)
+    yield "tools", f"{_listed(policy.allowed_tools)}; run in: {_listed(policy.tool_placements)}"
+    yield "files put", _transfers(files.max_put_bytes, files.max_puts)
+    yield "files got", _transfers(files.max_get_bytes, files.max_gets)
+    yield "state", _state(policy.state)
+    for name, quota in dataclasses.asdict(policy.quotas).items():
+        if quota is not None:
+            yield f"quota {name}", _number(quota)
+
+
+def _limits(policy: Policy) -> Iterator[tuple[str, ...]]:
+    yield "LIMIT", "SESSION", "AT MOST", "EXECUTION", "AT MOST"
+    tables = (policy.default_limits, policy.max_limits, policy.execution_default_limits, policy.execution_max_limits)
+    for field in dataclasses.fields(Limits):
+        yield field.name, *(_number(getattr(table, field.name)) for table in tables)
+
+
+def _listed(names: tuple[str, ...]) -> str:
+    return ", ".join(names) or "none"
+
+
+def _transfers(size_bytes: int, count: int | None) -> str:
+    return f"{size_bytes:,} bytes each" + ("" if count is None else f", {count:,} in a session")
+
+
+def _state(rules: StateRules) -> str:
+    allowed = [verb for verb, may in (("exported", rules.export), ("restored", rules.restore)) if may]
+    if not allowed:
+        return "neither exported nor restored"
+    return f"{' and '.join(allowed)}, {rules.max_bytes:,} bytes each" + (", foreign ones too" * rules.allow_foreign)
+
+
+def _number(value: float | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value:,}" if isinstance(value, int) else f"{value:,.15g}"

@@ -1,0 +1,93 @@
+"""Decides when to retry: growing delays with jitter, until a deadline. It reads no clock and does not sleep."""
+
+from __future__ import annotations
+
+import random
+
+from executor_client._core import status
+from executor_client._core.limits import BACKOFF_FIRST_S, BACKOFF_MAX_S, BUSY_SPREAD
+from executor_client._core.waiting import Awaited
+from executor_client.errors import ExecutorClientError
+from executor_client.waits import WaitKind
+
+
+class Backoff:
+    """The delays of one series of attempts. Its time begins with the first of them."""
+
+    def __init__(self, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
+        self._deadline_s: float | None = None
+        self._next_s = BACKOFF_FIRST_S
+
+    def delay_s(self, now_s: float, *, retry_after_s: float = 0.0) -> float | None:
+        """Returns the seconds to wait before the next attempt; None when there is no time for one.
+
+        Never less than `retry_after_s`, the daemon's retry time, plus a random part of it up to the deadline.
+        """
+        if self._deadline_s is None:
+            self._deadline_s = now_s + self._timeout_s
+        left_s = self._deadline_s - now_s
+        own_s = self._next_s * random.uniform(0.5, 1.0)
+        self._next_s = min(self._next_s * 2, BACKOFF_MAX_S)
+        least_s = max(retry_after_s, own_s)
+        if least_s >= left_s:
+            return None
+        return min(max(own_s, retry_after_s * random.uniform(1.0, 1.0 + BUSY_SPREAD)), left_s)
+
+
+class Retries:
+    """The retries of one call: while no daemon answers, and while the daemon names a time to retry.
+
+    Absence, lack of capacity and the fetching of an image have a timeout each; 0 means no retry.
+    """
+
+    def __init__(self, *, away_timeout_s: float, busy_timeout_s: float, image_timeout_s: float = 0.0) -> None:
+        self._timeouts_s = {
+            WaitKind.DAEMON: away_timeout_s,
+            WaitKind.ROOM: busy_timeout_s,
+            WaitKind.IMAGE: image_timeout_s,
+        }
+        self._backoffs: dict[WaitKind, Backoff] = {}  # one for each trouble since the daemon last answered
+
+    def heard(self) -> None:
+        """Starts each timeout again at the next trouble, because the daemon has answered."""
+        self._backoffs.clear()
+
+    def timeout_s(self, kind: WaitKind) -> float:
+        return self._timeouts_s[kind]
+
+    def away_delay_s(self, now_s: float) -> float | None:
+        """Returns the seconds to wait for a daemon that does not answer; None when its timeout is over."""
+        return self._backoff(WaitKind.DAEMON).delay_s(now_s)
+
+    def retry_after_delay_s(self, error: ExecutorClientError, now_s: float) -> float | None:
+        """Returns the seconds to wait if the daemon named a time to retry; None without one, and past the timeout."""
+        for kind, retry_after_s in (
+            (WaitKind.ROOM, status.retry_after_s(error)),
+            (WaitKind.IMAGE, status.image_retry_after_s(error)),
+        ):
+            if retry_after_s is not None:
+                return self._backoff(kind).delay_s(now_s, retry_after_s=retry_after_s)
+        return None
+
+    def delay_s(self, error: ExecutorClientError, now_s: float) -> float | None:
+        """Returns the seconds to wait before a call that failed with this error is repeated; None when it is not."""
+        if status.is_transport_failure(error):
+            return self.away_delay_s(now_s)
+        return self.retry_after_delay_s(error, now_s)
+
+    def _backoff(self, kind: WaitKind) -> Backoff:
+        if kind not in self._backoffs:
+            self._backoffs[kind] = Backoff(self._timeouts_s[kind])
+        return self._backoffs[kind]
+
+
+def trouble(error: ExecutorClientError, address: str) -> tuple[Awaited, str]:
+    """Returns the object of the wait after an error that is retried, and the reason in words for people."""
+    if status.is_transport_failure(error):
+        # An error without a reason is gRPC's own, a long list of addresses and errors.
+        reason = error.message if error.reason else "not reachable"
+        return Awaited(WaitKind.DAEMON, f"the daemon at {address}"), reason
+    if status.image_retry_after_s(error) is not None:
+        return Awaited(WaitKind.IMAGE, "the image"), error.message
+    return Awaited(WaitKind.ROOM, f"the daemon at {address} to take this"), error.message

@@ -1,0 +1,68 @@
+"""A session as the daemon last described it. No I/O; both clients share it."""
+
+from __future__ import annotations
+
+import re
+
+from executor_api.v1 import types_pb2
+from executor_client._core import convert
+from executor_client._core.waiting import Awaited
+from executor_client.results import Limits, PolicyRef, SessionInfo, StateManifest
+from executor_client.waits import WaitKind
+
+_LONG_ID = re.compile(r"([0-9a-f]{8})[0-9a-f]{24}")
+
+
+def short_id(session_id: str) -> str:
+    """Returns the beginning of a session's id, for people; `executor ps` shows the same."""
+    found = _LONG_ID.fullmatch(session_id)
+    return found[1] if found else session_id
+
+
+class SessionBase:
+    """The derived class passes on each new description by the daemon."""
+
+    def __init__(self, info: SessionInfo) -> None:
+        self._info = info
+        self._generation = info.generation
+        self._restored: StateManifest | None = None
+
+    @property
+    def restored(self) -> StateManifest | None:
+        """The restored part of the state that the session began with; None if this object did not begin it with one."""
+        return self._restored
+
+    @property
+    def session_id(self) -> str:
+        return self._info.session_id
+
+    @property
+    def info(self) -> SessionInfo:
+        """The session as the daemon last described it; `refresh` asks again."""
+        return self._info
+
+    @property
+    def generation(self) -> int:
+        """The interpreter's number, from the last execution or description: it rises when variables were lost."""
+        return self._generation
+
+    @property
+    def limits(self) -> Limits:
+        return self._info.limits
+
+    @property
+    def policy(self) -> PolicyRef:
+        """The policy that approved the session, or has tightened it since."""
+        return self._info.policy
+
+    def _turn(self, to_do: str) -> Awaited:
+        """Returns the object of the wait of a call that the executions ahead of it delay."""
+        return Awaited(WaitKind.SESSION, f"session {short_id(self.session_id)} {to_do}")
+
+    def _described(self, wire: types_pb2.Session) -> SessionInfo:
+        self._info = convert.session_from_wire(wire)
+        self._generation = self._info.generation
+        return self._info
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.session_id} generation {self._generation}>"

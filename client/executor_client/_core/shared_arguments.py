@@ -1,0 +1,76 @@
+"""Notices a host tool that changes its arguments, which the program in the sandbox does not see.
+
+A tool's arguments are copies. A tool that fills a list it was given works with a local executor and silently does
+nothing with a remote one, so the first such call of a session is logged as a warning. The comparison runs after the
+answer is sent, for small arguments only, and for a number of calls of a session: a hint must cost almost nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any, NamedTuple
+
+from executor_api.values import EncodeError, ValueLimits, encode
+from executor_client._core.limits import ARGUMENT_BYTES_COMPARED_MAX, CALLS_COMPARED_MAX, TOOL_NAME_SHOWN_MAX
+from executor_client._core.values import unpack
+
+_log = logging.getLogger(__name__)
+
+# More than any compared argument had, so that one that has grown fails early instead of being encoded whole.
+_LIMITS = ValueLimits(nodes=ARGUMENT_BYTES_COMPARED_MAX, total_bytes=4 * ARGUMENT_BYTES_COMPARED_MAX)
+_CONTAINERS = (list, dict, set, bytearray)
+_LIBRARIES = ("numpy", "pandas")
+
+
+class Arguments(NamedTuple):
+    """The arguments of a tool call; `packed` as they arrived, None if they are too large to compare."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    packed: bytes | None
+
+    @classmethod
+    def received(cls, args: tuple[Any, ...], kwargs: dict[str, Any], packed: bytes) -> Arguments:
+        """Drops the packed form of large arguments, so that they are in memory once while the tool runs."""
+        return cls(args, kwargs, packed if len(packed) <= ARGUMENT_BYTES_COMPARED_MAX else None)
+
+    def to_compare(self) -> Arguments | None:
+        """Returns the arguments if they are to be compared after the answer; None lets them be freed before."""
+        return None if self.packed is None else self
+
+
+class ArgumentWatch:
+    """Compares the calls of one session, until it has warned or has compared enough of them."""
+
+    def __init__(self) -> None:
+        self._calls_left = CALLS_COMPARED_MAX
+
+    def look(self, name: str, given: Arguments) -> None:
+        """Compares a call's arguments with their packed form. To be called after its answer is sent."""
+        if self._calls_left <= 0 or given.packed is None:
+            return
+        if not any(map(_can_change, (*given.args, *given.kwargs.values()))):
+            return
+        self._calls_left -= 1
+        if _has_changed(given, given.packed):
+            self._calls_left = 0
+            _log.warning(
+                "the host tool %r changed an argument: the code in the sandbox has its own copy and does not see that; "
+                "let the tool return what it changed (said once for each session)",
+                name[:TOOL_NAME_SHOWN_MAX],
+            )
+
+
+def _can_change(value: object) -> bool:
+    return isinstance(value, _CONTAINERS) or type(value).__module__.partition(".")[0] in _LIBRARIES
+
+
+def _has_changed(given: Arguments, packed: bytes) -> bool:
+    try:
+        now = encode((given.args, given.kwargs), _LIMITS)
+    except EncodeError:
+        return True  # it was far smaller when it arrived
+    except Exception:  # noqa: BLE001 - the tool may go on with it in a thread; what matters is that its call is answered
+        return False
+    # Most values have the same encoding here as in the sandbox. The others are compared after a round trip.
+    return now != packed and now != encode(unpack(packed), _LIMITS)

@@ -1,0 +1,93 @@
+"""Suggests the name that was meant for one that does not exist: an argument, a limit."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, ParamSpec, TypeVar, cast
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_LIKENESS_MIN = 0.6
+_PART_CHARS_MIN = 3
+
+# Words of other libraries, above all of smolagents' executors, that are not similar to ours for the same thing.
+_KNOWN_AS = {
+    "api_key": "token",
+    "host": "address",
+    "packages": "image",
+    "server": "address",
+    "timeout": "limits={'wall_time_s': ...}",
+    "timeout_s": "limits={'wall_time_s': ...}",
+    "timeout_seconds": "limits={'wall_time_s': ...}",
+    "url": "address",
+}
+
+
+def nearest(name: str, names: Iterable[str]) -> str | None:
+    """Returns the most likely of these names: a known synonym, a similar one, or one that contains the other."""
+    import difflib  # needed for an error only
+
+    names = list(names)
+    known = _KNOWN_AS.get(name)
+    if known is not None and known.partition("=")[0] in names:
+        return known
+    if alike := difflib.get_close_matches(name, names, n=1, cutoff=_LIKENESS_MIN):
+        return alike[0]
+    stem = name.removesuffix("s")
+    parts = [each for each in names if len(stem) >= _PART_CHARS_MIN and (stem in each or each in stem)]
+    return min(parts, key=len, default=None)
+
+
+def unknown_name(name: str, names: Iterable[str], *, form: str = "{}") -> str:
+    """Ends a sentence about an unknown name: with the name that was meant, else with all names."""
+    names = list(names)
+    meant = nearest(name, names)
+    if meant is None:
+        return f"there are {', '.join(names)}"
+    return f"did you mean {meant if '=' in meant else form.format(meant)}?"
+
+
+def names_arguments(function: Callable[P, R]) -> Callable[P, R]:
+    """Decorates a function so that the TypeError for an unknown argument suggests the one that was meant."""
+    offered = named_parameters(function)
+    known = frozenset(offered)
+    # "ExecutorClient" for its __init__: that is what the caller wrote.
+    called = function.__qualname__.removesuffix(".__init__").rpartition(".")[2]
+
+    def check(kwargs: Mapping[str, object]) -> None:
+        if not kwargs.keys() <= known:
+            name = next(each for each in kwargs if each not in known)
+            raise TypeError(f"{called}() has no argument {name!r}: {unknown_name(name, offered, form='{}=')}")
+
+    if inspect.iscoroutinefunction(function):
+
+        @functools.wraps(function)
+        async def call_async(*args: Any, **kwargs: Any) -> Any:
+            check(kwargs)
+            return await function(*args, **kwargs)
+
+        return cast("Callable[P, R]", call_async)
+
+    @functools.wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        check(kwargs)
+        return function(*args, **kwargs)
+
+    return call
+
+
+def names_fields(kind: type[R]) -> type[R]:
+    """Decorates a class, mostly a dataclass, so that its constructor suggests as `names_arguments` does."""
+    type.__setattr__(kind, "__init__", names_arguments(kind.__init__))
+    return kind
+
+
+def named_parameters(function: Callable[..., object]) -> list[str]:
+    """Returns the names of the parameters that can be given by name."""
+    kinds = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return [
+        name for name, each in inspect.signature(function).parameters.items() if each.kind in kinds and name != "self"
+    ]

@@ -1,0 +1,222 @@
+"""Host tools: their description for the sandbox, and the answer to a call.
+
+The program in the sandbox is not trusted: it can call a registered tool with any arguments, and nothing else. An
+`Exception` in a call is its answer, by type and message, so that the program can react. Any other exception of a tool
+(an interrupt, an error made to stop the whole run) ends the execution.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+from executor_api.v1 import executor_service_pb2 as pb
+from executor_api.values import DecodeError, EncodeError
+from executor_client._core.assembler import ToolRequest
+from executor_client._core.limits import TOOL_ERROR_CHARS_MAX
+from executor_client._core.shared_arguments import Arguments
+from executor_client._core.values import pack, unpack
+from executor_client.errors import (
+    ExecutorClientError,
+    InvalidRequest,
+    NotFoundError,
+    PreconditionError,
+    ReentrantExecution,
+    ToolNotShippable,
+    UnavailableError,
+)
+
+if TYPE_CHECKING:
+    from executor_client._shipping import Dialect
+
+HOST = "host"
+SANDBOX = "sandbox"
+
+_DESCRIPTION_CHARS_MAX = 4_000
+"""Below the wire's 16 KiB in every encoding of the characters."""
+
+
+@dataclass(frozen=True)
+class Tool:
+    """A callable that the program may call by name.
+
+    `parameters` names them in order for the sandbox's stub; empty means that the stub takes anything and the host
+    decides. A successful call of a tool with `is_final_answer` ends the execution, and its result is the output.
+
+    `placement` says where calls run. "host": in this process, which receives the arguments and sends back the result.
+    "sandbox": in the session's interpreter, where the tool is recreated from its source with all that it uses, as it is
+    at the moment of registration; ToolNotShippable names the parts of a tool that cannot be recreated. Such a tool has
+    its own parameters, and its result is no final answer.
+    """
+
+    function: Callable[..., Any]
+    description: str = ""
+    parameters: tuple[str, ...] = ()
+    is_final_answer: bool = False
+    placement: Literal["host", "sandbox"] = "host"
+    dialect: Dialect | None = field(default=None, repr=False)
+    """The dialect for tools of a library that the sandbox lacks."""
+
+
+def as_tools(tools: Mapping[str, Callable[..., Any] | Tool], *, allow_coroutines: bool) -> dict[str, Tool]:
+    """Returns the tools by name; callables are described from their docstring and signature."""
+    made = {name: tool if isinstance(tool, Tool) else _described(tool, name) for name, tool in tools.items()}
+    for name, tool in made.items():
+        if not callable(tool.function):
+            raise InvalidRequest(f"the tool {name!r} is not callable")
+        if tool.placement == SANDBOX:
+            _check_placed_in_sandbox(name, tool)
+        elif tool.placement != HOST:
+            raise InvalidRequest(
+                f"the placement of the tool {name!r} is {HOST!r} or {SANDBOX!r}, not {tool.placement!r}"
+            )
+        elif inspect.iscoroutinefunction(tool.function) and not allow_coroutines:
+            raise InvalidRequest(f"the tool {name!r} is a coroutine function: use AsyncExecutorClient")
+    return made
+
+
+def _check_placed_in_sandbox(name: str, tool: Tool) -> None:
+    if inspect.iscoroutinefunction(tool.function):
+        raise ToolNotShippable(name, ["it is a coroutine function: a call of it in the sandbox would not be awaited"])
+    if tool.is_final_answer:
+        raise ToolNotShippable(name, ["it gives the final answer, which is recorded in this process"])
+    if tool.parameters:
+        raise InvalidRequest(f"the tool {name!r} runs in the sandbox with its own parameters: give it no others")
+
+
+def on_host(tools: Mapping[str, Tool]) -> dict[str, Tool]:
+    """Returns the tools whose calls are answered here. The daemon may ask for no other one."""
+    return {name: tool for name, tool in tools.items() if tool.placement == HOST}
+
+
+def _described(function: Callable[..., Any], name: str) -> Tool:
+    if not callable(function):
+        raise InvalidRequest(f"the tool {name!r} is not callable")
+    return Tool(function, (inspect.getdoc(function) or "")[:_DESCRIPTION_CHARS_MAX], _required_parameters(function))
+
+
+def _required_parameters(function: Callable[..., Any]) -> tuple[str, ...]:
+    """Returns the parameters if each of them is required and can be given by position; else none.
+
+    The wire has no defaults: naming an optional parameter would make the sandbox ask for it.
+    """
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return ()
+    plain = all(p.kind is p.POSITIONAL_OR_KEYWORD and p.default is p.empty for p in parameters)
+    return tuple(p.name for p in parameters) if plain else ()
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# One call
+
+
+class ToolRefusal(Exception):
+    """The call cannot be made; the program gets an error of this type."""
+
+    def __init__(self, type_name: str, message: str) -> None:
+        super().__init__(message)
+        self.type_name = type_name
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The answer to a call: a packed value, or an error. `value` is the host's own object if the answer is final."""
+
+    packed: bytes | None = None
+    value: object = None
+    is_final: bool = False
+    error: pb.ToolError | None = None
+
+
+def find(tools: Mapping[str, Tool], name: str) -> Tool:
+    if name not in tools:
+        raise ToolRefusal("NameError", f"no tool {name!r} is registered with this client")
+    return tools[name]
+
+
+def arguments(request: ToolRequest) -> Arguments:
+    """Unpacks the arguments of a call."""
+    packed = request.take_arguments()
+    try:
+        unpacked = unpack(packed)
+    except DecodeError as error:
+        raise ToolRefusal("ValueError", f"the arguments cannot be decoded: {error}") from error
+    match unpacked:
+        case (tuple() as args, dict() as kwargs) if all(isinstance(key, str) for key in kwargs):
+            return Arguments.received(args, kwargs, packed)
+    raise ToolRefusal("TypeError", "the arguments are not (positional, keywords)")
+
+
+def succeeded(tool: Tool, value: object) -> Answer:
+    """Returns the answer to a call that returned. A value that cannot be sent is an error of the call."""
+    if tool.is_final_answer:
+        # The value stays here; the sandbox only needs to know that there is one.
+        return Answer(pack(None), value, is_final=True)
+    try:
+        return Answer(pack(value))
+    except EncodeError as error:
+        return failed(ToolRefusal("TypeError", f"the tool's result cannot be sent to the sandbox: {error}"))
+
+
+def failed(error: Exception) -> Answer:
+    """Returns the answer to a call that raised."""
+    type_name = error.type_name if isinstance(error, ToolRefusal) else type(error).__name__
+    try:
+        message = str(error)
+    except Exception:  # noqa: BLE001 - a tool's own error class may fail at this too
+        message = "(the error has no text)"
+    # A message may contain anything; the wire takes UTF-8 only.
+    sendable = message[:TOOL_ERROR_CHARS_MAX].encode("utf-8", "backslashreplace").decode()
+    return Answer(error=pb.ToolError(type=type_name, message=sendable))
+
+
+def instead_of(answer: Answer, refusal: ExecutorClientError) -> Answer | None:
+    """Returns another answer for one that the daemon refused; None if no answer is needed. Else raises the refusal."""
+    is_of_call = isinstance(refusal, (PreconditionError, NotFoundError))
+    if is_of_call and refusal.reason != "TOOL_CALL_NOT_FOUND":
+        # The execution is over, or an earlier attempt arrived: the stream brings its end.
+        return None
+    if is_of_call or answer.error is not None or isinstance(refusal, UnavailableError):
+        raise refusal
+    # The daemon refused the value. Without another answer the program would wait until its time is up.
+    return failed(ToolRefusal("RuntimeError", f"the tool's result was refused: {refusal}"))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Re-entrancy
+
+
+@dataclass
+class _Pending:
+    session_id: str
+    over: bool = False
+
+
+_pending: contextvars.ContextVar[tuple[_Pending, ...]] = contextvars.ContextVar("executor_pending_tools", default=())
+
+
+@contextmanager
+def pending(session_id: str) -> Iterator[None]:
+    """Marks this context, and those copied from it, as answering a tool call of the session."""
+    call = _Pending(session_id)
+    token = _pending.set((*_pending.get(), call))
+    try:
+        yield
+    finally:
+        # Also noted on the call itself: tasks that the tool left behind have a copy of the context.
+        call.over = True
+        _pending.reset(token)
+
+
+def refuse_reentrance(session_id: str, what: str) -> None:
+    """Raises ReentrantExecution where `what` would wait for the tool call that is being answered in this context."""
+    if any(call.session_id == session_id and not call.over for call in _pending.get()):
+        raise ReentrantExecution(
+            f"{what}: a host tool cannot use the session that waits for its answer; give the tool a session of its own"
+        )

@@ -1,0 +1,120 @@
+"""The decisions of a transport, the same for both clients: which timeouts hold, whether to retry, which error to raise.
+
+Every RPC of the service may be repeated (its comment in the proto says what that does), so every call is repeated while
+the daemon cannot be reached, and while it is busy and names a time to retry. Each of these waits has a limit.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+from executor_api.v1 import executor_service_pb2 as pb
+from executor_client._core import probe, status
+from executor_client._core.channel import ChannelBase
+from executor_client._core.execution import Execution
+from executor_client._core.limits import CONNECT_TIMEOUT_S
+from executor_client._core.retry import Retries, trouble
+from executor_client._core.tracing import Metadata
+from executor_client._core.waiting import NO_WAITS, Awaited, Waits, WaitTimer
+from executor_client.errors import ExecutorClientError, UnavailableError
+from executor_client.waits import WaitKind
+
+
+@dataclass(frozen=True)
+class Timeouts:
+    """Seconds to wait: for a daemon that has never answered (None: the default, and no time at all where none can be
+    there), for one call, for a daemon that stopped answering, for a busy one, and for one that fetches an image."""
+
+    connect_s: float | None
+    call_s: float
+    reconnect_s: float
+    busy_s: float
+    image_s: float
+
+
+class TransportBase:
+    """The derived class owns the channel and makes the calls. Without a timer no wait is reported."""
+
+    def __init__(self, channel: ChannelBase, timeouts: Timeouts, timer: WaitTimer | None) -> None:
+        self.endpoint = channel.endpoint
+        self.stub = channel.stub
+        self.timeouts = timeouts
+        self.answered = False
+        self._timer = timer
+        self._listened: bool | None = None  # a daemon listened before the first call; None: not probed yet
+        self._probed = False  # for the reason why a daemon that has never answered does not
+
+    def waits(self) -> Waits:
+        """Returns the waits of one call, to be noted."""
+        return NO_WAITS if self._timer is None else Waits(self._timer)
+
+    def execution(self, request: pb.ExecuteRequest, trace: Metadata, waits: Waits) -> Execution:
+        """Returns the client's state of an execution. Its daemon has answered before: it has created the session."""
+        retries = Retries(away_timeout_s=self.timeouts.reconnect_s, busy_timeout_s=self.timeouts.busy_s)
+        return Execution(request, retries, trace, waits, self.endpoint.address)
+
+    def _call_retries(self, within_s: float) -> Retries:
+        """Returns the retries of one call. A daemon that has answered before gets more time than one that has not."""
+        connect_s = CONNECT_TIMEOUT_S if self.timeouts.connect_s is None else self.timeouts.connect_s
+        away_s = self.timeouts.reconnect_s if self.answered else connect_s
+        return Retries(
+            away_timeout_s=min(within_s, away_s),
+            busy_timeout_s=min(within_s, self.timeouts.busy_s),
+            image_timeout_s=min(within_s, self.timeouts.image_s),
+        )
+
+    @property
+    def _answer(self) -> Awaited:
+        return Awaited(WaitKind.DAEMON, f"an answer of the daemon at {self.endpoint.address}")
+
+    def _begin_attempt(self, waits: Waits, awaited: Awaited | None) -> None:
+        """Holds the report of trouble: whether it is over shows only when this attempt ends."""
+        waits.hold("trouble")
+        if awaited is not None:
+            waits.begin("answer", awaited, gives_up_after_s=self.timeouts.call_s)
+
+    def _probe_first(self) -> None:
+        """Notes whether a daemon listens before the first call. If it does, and is gone when that call fails, it was
+        killed meanwhile. Then it is waited for, because its sessions continue with the next daemon."""
+        if self._listened is None and self.timeouts.connect_s is None:
+            self._listened = probe.listens(self.endpoint)
+
+    def _diagnoses_now(self, error: ExecutorClientError) -> bool:
+        """True when the reason for the silence is looked for before waiting: once, where no wait was asked for."""
+        now = not (self.answered or self._probed) and self.timeouts.connect_s is None and is_unreached(error)
+        if now and self._listened and not probe.listens(self.endpoint):
+            return False
+        self._probed = self._probed or now
+        return now
+
+    def _unanswered(self, error: ExecutorClientError, cause: str | None) -> UnavailableError:
+        """Returns the error to raise when a call is given up. `cause` is the diagnosis, if there is one."""
+        return UnavailableError(
+            f"no daemon answers at {self.endpoint.address}: {cause or error.message}", reason=error.reason
+        )
+
+    def _delay_s(self, retries: Retries, error: ExecutorClientError, waits: Waits) -> float | None:
+        """Returns the seconds to wait before the next attempt, or None when the daemon was unreachable for too long.
+
+        Raises every error that a retry cannot help, and every other one whose time is over.
+        """
+        delay_s = retries.delay_s(error, time.monotonic())
+        if delay_s is not None:
+            awaited, reason = trouble(error, self.endpoint.address)
+            waits.over("answer")
+            waits.begin("trouble", awaited, reason=reason, gives_up_after_s=retries.timeout_s(awaited.kind))
+            return delay_s
+        if status.is_transport_failure(error):
+            return None
+        raise error
+
+    def _end_reports(self) -> None:
+        """Reports no wait from here on."""
+        if self._timer is not None:
+            self._timer.close()
+
+
+def is_unreached(error: ExecutorClientError) -> bool:
+    """True when no daemon has answered, so that only gRPC knows the reason."""
+    return status.is_transport_failure(error) and not error.reason

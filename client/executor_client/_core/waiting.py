@@ -1,0 +1,143 @@
+"""Reports to `on_wait` which waits last: each one after its first second, then at growing intervals.
+
+A call opens `Waits` and notes there what it begins to wait for and what it no longer waits for. Without a hook that
+costs neither a look at the clock nor a thread. With one, a `WaitTimer` reports what is due: a thread of the blocking
+client, timers of its loop in the asyncio client.
+
+Invariant: no wait is reported after it was noted as over. So noting that blocks while the hook is running.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+from executor_client._core.limits import WAIT_REASON_CHARS_MAX, WAIT_REPORTED_AFTER_S, WAIT_REPORTED_EVERY_S
+from executor_client.waits import OnWait, Wait, WaitKind
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Awaited:
+    """The object of a wait."""
+
+    kind: WaitKind
+    what: str
+
+
+@dataclass
+class _Lasting:
+    """One wait, and when to report it."""
+
+    awaited: Awaited
+    reason: str
+    gives_up_after_s: float | None
+    began_s: float
+    due_s: float
+    pause_s: float = 2.0
+    """Seconds until the next report; doubles up to a bound."""
+    is_held: bool = False
+
+    def report(self, now_s: float) -> Wait:
+        self.due_s = now_s + self.pause_s
+        self.pause_s = min(self.pause_s * 2, WAIT_REPORTED_EVERY_S)
+        return Wait(self.awaited.kind, self.awaited.what, self.reason, now_s - self.began_s, self.gives_up_after_s)
+
+
+class Waits:
+    """The waits of one call. Thread-safe. As a context manager it ends them all."""
+
+    def __init__(self, timer: WaitTimer | None) -> None:
+        self._timer = timer
+        self._lock = threading.RLock()
+        self._waits: dict[str, _Lasting] = {}
+        self.due_s: float | None = None
+
+    def begin(self, key: str, awaited: Awaited, *, reason: str = "", gives_up_after_s: float | None = None) -> None:
+        """Notes a wait. One of the same key and kind continues, with the new reason and bound."""
+        if self._timer is None:
+            return
+        now_s = time.monotonic()
+        reason = reason[:WAIT_REASON_CHARS_MAX]
+        with self._lock:
+            lasting = self._waits.get(key)
+            if lasting is not None and lasting.awaited.kind is awaited.kind:
+                lasting.awaited, lasting.reason, lasting.gives_up_after_s = awaited, reason, gives_up_after_s
+                lasting.is_held = False
+            else:
+                due_s = now_s + WAIT_REPORTED_AFTER_S
+                self._waits[key] = _Lasting(awaited, reason, gives_up_after_s, now_s, due_s)
+            self._schedule()
+
+    def hold(self, key: str) -> None:
+        """Pauses the reports of a wait that may be over, until it begins again as a part of the same wait."""
+        if self._timer is None:
+            return
+        with self._lock:
+            if key in self._waits:
+                self._waits[key].is_held = True
+                self._schedule()
+
+    def over(self, *keys: str) -> None:
+        """Notes that these waits are over, as far as they had begun."""
+        if self._timer is None:
+            return
+        with self._lock:
+            ended = [self._waits.pop(key) for key in keys if key in self._waits]
+            if ended:
+                self._schedule()
+
+    def report(self, on_wait: OnWait) -> None:
+        """Reports the waits that are due; of several waits of one kind only the oldest."""
+        with self._lock:
+            now_s = time.monotonic()
+            kinds: set[WaitKind] = set()
+            for lasting in [lasting for lasting in self._waits.values() if not lasting.is_held]:
+                if lasting.awaited.kind in kinds:
+                    lasting.due_s = max(lasting.due_s, now_s + lasting.pause_s)
+                elif lasting.due_s <= now_s:
+                    _call(on_wait, lasting.report(now_s))
+                kinds.add(lasting.awaited.kind)
+            self._schedule()
+
+    def _schedule(self) -> None:
+        assert self._timer is not None
+        reported = (lasting.due_s for lasting in self._waits.values() if not lasting.is_held)
+        self.due_s = min(reported, default=None)
+        self._timer.schedule(self)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.over(*self._waits)
+
+
+def _call(on_wait: OnWait, wait: Wait) -> None:
+    try:
+        on_wait(wait)
+    except Exception:  # noqa: BLE001 - the hook's error is not the call's: the call goes on
+        _log.exception("on_wait failed")
+
+
+NO_WAITS = Waits(None)
+
+
+class WaitTimer(ABC):
+    """Has the waits of each call reported when they are due."""
+
+    @abstractmethod
+    def schedule(self, waits: Waits) -> None:
+        """Takes in the new `due_s` of a call's waits; None means that there is nothing to report."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Ends the reports. Idempotent."""

@@ -1,0 +1,144 @@
+"""The blocking client's host tools: each call runs on a thread of a bounded pool, so that calls run side by side.
+
+A thread starts with a call and ends when no call waits; an execution that calls no tool needs none.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import Self
+
+from executor_client._core import tools as host_tools
+from executor_client._core.assembler import ToolRequest
+from executor_client._core.execution import Execution
+from executor_client._core.limits import TOOL_CALLS_WAITING_MAX, TOOLS_GRACE_S
+from executor_client._core.shared_arguments import Arguments, ArgumentWatch
+from executor_client._core.tools import Answer, Tool
+from executor_client._sync.channel import EventStream
+from executor_client.errors import ProtocolError
+
+ALLOWS_COROUTINES = False
+
+
+class ToolPool:
+    """The threads of one session's host tools: one for each call, up to a number; past it calls wait.
+
+    They are daemon threads: a tool that hangs must not keep an interrupted process from ending, which a thread of
+    `concurrent.futures` would.
+    """
+
+    def __init__(self, *, max_concurrent_tools: int) -> None:
+        self._changed = threading.Condition()
+        self._size = max_concurrent_tools
+        self._waiting: deque[Callable[[], None]] = deque()
+        self._running = 0
+        self.arguments = ArgumentWatch()
+
+    def submit(self, work: Callable[[], None]) -> None:
+        """Runs `work`, which must not raise, as soon as a thread is free. Raises ProtocolError when too many wait."""
+        with self._changed:
+            if len(self._waiting) + self._running >= TOOL_CALLS_WAITING_MAX:
+                raise ProtocolError(f"more than {TOOL_CALLS_WAITING_MAX} tool calls at once")
+            if self._running >= self._size:
+                self._waiting.append(work)
+                return
+            threading.Thread(target=self._serve, args=(work,), name="executor-tool", daemon=True).start()
+            self._running += 1
+
+    def _serve(self, work: Callable[[], None] | None) -> None:
+        while work is not None:
+            work()
+            with self._changed:
+                work = self._waiting.popleft() if self._waiting else None
+                if work is None:
+                    self._running -= 1
+                    self._changed.notify_all()
+
+    def close(self) -> None:
+        """Drops the calls that wait, and waits a moment for those that run. A tool that hangs keeps its thread."""
+        with self._changed:
+            self._waiting.clear()
+            self._changed.wait_for(lambda: not self._running, timeout=TOOLS_GRACE_S)
+
+
+class ToolCalls:
+    """Answers the tool calls of one execution. When it is left, calls that still wait for a thread are dropped.
+
+    `failure` is the error of a call that ends the execution: an answer that could not be given, or an error of a tool
+    outside `Exception`. It also cancels the stream that is being read, so that its reader wakes up and raises it.
+    """
+
+    def __init__(
+        self,
+        execution: Execution,
+        tools: Mapping[str, Tool],
+        pool: ToolPool,
+        submit: Callable[[str, str, Answer], None],
+    ) -> None:
+        self.failure: BaseException | None = None
+        self._execution = execution
+        self._tools = tools
+        self._pool = pool
+        self._submit = submit
+        self._seen: set[str] = set()
+        self._lock = threading.Lock()
+        self._stream: EventStream | None = None
+        self._over = False
+
+    def watch(self, stream: EventStream) -> None:
+        """Names the stream to cancel on a failure. Cancels it at once if a call has failed already."""
+        with self._lock:
+            self._stream = stream
+            if self.failure is not None:
+                stream.cancel()
+
+    def start(self, request: ToolRequest) -> None:
+        """Answers the call in the background, in a copy of the caller's context; each call once."""
+        if request.event.call_id in self._seen:
+            return
+        self._seen.add(request.event.call_id)
+        context = contextvars.copy_context()
+        self._pool.submit(lambda: context.run(self._answer, request))
+
+    def _answer(self, request: ToolRequest) -> None:
+        if self._over:
+            return
+        call_id = request.event.call_id
+        try:
+            with host_tools.pending(self._execution.session_id), self._execution.running(request):
+                answer, given = self._run(request)
+            if answer.is_final:
+                # Recorded before the answer is sent: the result may arrive before its confirmation.
+                self._execution.assembler.final_answers[call_id] = answer.value
+            self._submit(self._execution.execution_id, call_id, answer)
+            if given is not None:
+                self._pool.arguments.look(request.event.name, given)
+        except BaseException as error:  # noqa: BLE001 - handed to the thread that waits in execute, and raised there
+            self._fail(error)
+
+    def _run(self, request: ToolRequest) -> tuple[Answer, Arguments | None]:
+        """Returns the answer and, if the tool has returned and they are small enough, the arguments to compare."""
+        try:
+            tool = host_tools.find(self._tools, request.event.name)
+            given = host_tools.arguments(request)
+            return host_tools.succeeded(tool, tool.function(*given.args, **given.kwargs)), given.to_compare()
+        except Exception as error:  # noqa: BLE001 - the tool's error is the program's to handle
+            return host_tools.failed(error), None
+
+    def _fail(self, error: BaseException) -> None:
+        with self._lock:
+            self.failure = self.failure or error
+            if self._stream is not None:
+                self._stream.cancel()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._over = True

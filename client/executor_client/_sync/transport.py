@@ -1,0 +1,100 @@
+# Made of _aio/transport.py by tools/unasync.py: change that, and run `make unasync`.
+"""The blocking client's transport: one channel, errors of ours only, retries."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Generator
+from typing import Any, TypeVar
+
+from executor_api.v1 import executor_service_pb2 as pb
+from executor_client._core import probe
+from executor_client._core.endpoint import Endpoint
+from executor_client._core.tracing import Metadata
+from executor_client._core.transport_base import Timeouts, TransportBase, is_unreached
+from executor_client._core.waiting import Awaited
+from executor_client._sync.channel import Channel, EventStream
+from executor_client._sync.runtime import run_blocking, sleep
+from executor_client._sync.timer import Timer
+from executor_client.errors import ExecutorClientError
+from executor_client.waits import OnWait
+
+T = TypeVar("T")
+
+
+class Transport(TransportBase):
+    """Owns the channel and makes the calls. Thread-safe."""
+
+    def __init__(self, endpoint: Endpoint, timeouts: Timeouts, on_wait: OnWait | None = None) -> None:
+        self._channel = Channel(endpoint)
+        super().__init__(self._channel, timeouts, None if on_wait is None else Timer(on_wait))
+
+    def check_caller(self) -> None:
+        """Raises ConfigurationError where this transport cannot be used."""
+        self._channel.check_caller()
+
+    def close(self) -> None:
+        """Closes the channel. Calls that wait end with UnavailableError, and no other call begins."""
+        self.check_caller()
+        self._channel.shut()
+        self._end_reports()
+        self._channel.close()
+
+    def open(
+        self, request: pb.ExecuteRequest | pb.AttachExecutionRequest, trace: Metadata, timeout_s: float | None = None
+    ) -> EventStream:
+        """Starts a stream of an execution's events, which all belong to the trace of the first."""
+        return self._channel.events(request, trace, timeout_s)
+
+    def once(self, method: Callable[..., Any], request: Any, timeout_s: float | None = None) -> Any:
+        """Makes one attempt of a call with one answer."""
+        with self._channel.calling():
+            metadata = self._channel.metadata()
+            response = method(request, timeout=timeout_s or self.timeouts.call_s, metadata=metadata)
+        self.answered = True
+        return response
+
+    def upload(self, method: Callable[..., Any], requests: Any, timeout_s: float | None = None) -> Any:
+        """Makes one attempt of a call with a stream of requests."""
+        with self._channel.uploading():
+            return self.once(method, requests, timeout_s)
+
+    def read(self, method: Callable[..., Any], request: Any, timeout_s: float | None = None) -> Generator[Any, None]:
+        """Makes one attempt of a call with a stream of answers. A reader that stops early cancels the call."""
+        with self._channel.calling():
+            metadata = self._channel.metadata()
+            stream = method(request, timeout=timeout_s or self.timeouts.call_s, metadata=metadata)
+            try:
+                yield from stream
+            finally:
+                stream.cancel()
+
+    def call(self, method: Callable[..., Any], request: Any, awaited: Awaited | None = None) -> Any:
+        """Makes a call with one answer, repeated where that may help. `awaited` names the wait in reports."""
+        return self.repeat(lambda: self.once(method, request), awaited=awaited or self._answer)
+
+    def repeat(self, attempt: Callable[[], T], *, within_s: float = math.inf, awaited: Awaited | None = None) -> T:
+        """Repeats an attempt while no daemon can be reached, and while the daemon names a time to retry.
+
+        Each of these waits ends with its timeout, and at the latest after `within_s`. `awaited` names the wait for the
+        answer in reports.
+        """
+        self._probe_first()
+        retries = self._call_retries(within_s)
+        with self.waits() as waits:
+            while True:
+                self._begin_attempt(waits, awaited)
+                try:
+                    return attempt()
+                except ExecutorClientError as error:
+                    if self._diagnoses_now(error) and (cause := self._diagnosis()) is not None:
+                        raise self._unanswered(error, cause) from error
+                    delay_s = self._delay_s(retries, error, waits)
+                    if delay_s is None:
+                        cause = self._diagnosis() if is_unreached(error) else None
+                        raise self._unanswered(error, cause) from error
+                sleep(delay_s)
+
+    def _diagnosis(self) -> str | None:
+        """Returns why no daemon answers, if that can be found out. Each of its steps has a time limit."""
+        return run_blocking(probe.diagnosis, self.endpoint)

@@ -1,0 +1,135 @@
+"""Turns the configuration into the settings of the daemon's parts, which do not know the configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import structlog
+
+from executor_server.admission import Capacity
+from executor_server.audit import AuditFiles, AuditSettings
+from executor_server.backends import Backend
+from executor_server.backends.local import LocalBackend
+from executor_server.config import BackendName, Config, ServerSection, StateDir
+from executor_server.core import checked_with_optional, unix_address
+from executor_server.identity import Tokens
+from executor_server.policy import Policy, PolicyFile, policy_for, unserved_profiles
+from executor_server.pool import BackendSet, FailOverSettings, PoolSettings
+from executor_server.rpc import MAX_PROBES, PeerSocket, ServerSettings, TlsFiles, held_calls
+from executor_server.sessions import SessionSettings
+
+_log = structlog.get_logger(__name__)
+
+
+def backend_of(config: Config) -> Backend:
+    """Returns the configured backend, not started yet; several act as one."""
+    backends = [_backend(config, name) for name in config.server.backends]
+    if len(backends) == 1:
+        return backends[0]
+    return BackendSet(backends, FailOverSettings(adopt_wait_s=config.sessions.recovery_s))
+
+
+def _backend(config: Config, name: BackendName) -> Backend:
+    if name == "docker":
+        # Imported here, because the SDK is slow to import and not installed everywhere.
+        from executor_server.backends.docker import DockerBackend
+
+        return DockerBackend(config.server.state_dir, config.docker)
+    if name == "e2b":
+        from executor_server.backends.e2b import E2BBackend
+
+        return E2BBackend(config.server.state_dir, config.e2b)
+    return LocalBackend(config.server.state_dir, config.local.images, bwrap=config.local.bwrap)
+
+
+def policy_of(config: Config, file: PolicyFile) -> Policy:
+    """Makes the policy of this daemon. Raises ConfigError when the pool asks for more than the policy grants."""
+    policy = policy_for(file, config)
+    policy.warm_sandboxes(config.pool)
+    for problem in unserved_profiles(file, config):
+        _log.warning("policy_not_served", problem=str(problem))
+    return policy
+
+
+def audit_files(config: Config) -> AuditFiles:
+    audit = config.audit
+    return AuditFiles(
+        config.audit_directory,
+        max_file_bytes=audit.max_file_bytes,
+        max_files=audit.max_files,
+        anchor_after_sync=audit.sync == "always",
+    )
+
+
+def audit_settings(config: Config) -> AuditSettings:
+    return AuditSettings(sync=config.audit.sync, sync_interval_s=config.audit.sync_interval_s)
+
+
+def pool_settings(config: Config) -> PoolSettings:
+    pool = config.pool
+    return PoolSettings(
+        concurrency=pool.concurrency,
+        backoff_s=pool.backoff_s,
+        max_backoff_s=pool.max_backoff_s,
+        ping_interval_s=config.sessions.ping_interval_s,
+    )
+
+
+def session_settings(config: Config) -> SessionSettings:
+    sessions = config.sessions
+    return SessionSettings(
+        max_sessions=sessions.max_sessions,
+        max_queued_executions=sessions.max_queued_executions,
+        max_finished_executions=sessions.max_finished_executions,
+        journal_bytes=sessions.journal_bytes,
+        journal_total_bytes=sessions.journal_total_bytes,
+        staging_bytes=sessions.staging_bytes,
+        max_file_bytes=sessions.max_file_bytes,
+        sweep_interval_s=sessions.sweep_interval_s,
+        ping_interval_s=sessions.ping_interval_s,
+        silence_s=sessions.silence_s,
+        recovery_s=sessions.recovery_s,
+    )
+
+
+def capacity_of(config: Config, policy: Callable[[], Policy], tokens: Tokens) -> Capacity:
+    """Returns what tenants share: the sessions, and the server's calls without those for probes and held refusals."""
+    calls = config.server.max_concurrent_calls
+
+    def is_shared() -> bool:
+        # Each call asks, and there may be thousands of tenants.
+        listed, with_token = policy().tenants, tokens.tenants
+        return len(listed) > 1 or len(with_token) > 1 or len(listed | with_token) > 1
+
+    return Capacity(max(1, calls - held_calls(calls) - MAX_PROBES), config.sessions.max_sessions, is_shared)
+
+
+def server_settings(config: Config) -> ServerSettings:
+    """Raises AddressError."""
+    server = config.server
+    tls = None
+    if server.tls_cert is not None and server.tls_key is not None:
+        tls = TlsFiles(cert=server.tls_cert, key=server.tls_key, client_ca=server.tls_client_ca)
+    listen, problems = checked_with_optional(config.listen_addresses, config.unasked_addresses, has_tls=tls is not None)
+    for problem in problems:
+        _log.warning("address_not_served", problem=problem)
+    return ServerSettings(
+        listen=listen,
+        unasked=config.unasked_addresses,
+        tls=tls,
+        max_message_bytes=server.max_message_bytes,
+        max_metadata_bytes=server.max_metadata_bytes,
+        max_concurrent_streams=server.max_concurrent_streams,
+        max_concurrent_calls=server.max_concurrent_calls,
+        connection_idle_s=server.connection_idle_s,
+        keepalive_s=server.keepalive_s,
+        keepalive_timeout_s=server.keepalive_timeout_s,
+        peer_socket=_peer_socket(server),
+    )
+
+
+def _peer_socket(server: ServerSection) -> PeerSocket | None:
+    if server.peer_socket is None:
+        return None
+    inner = StateDir(server.state_dir).inner_socket_path
+    return PeerSocket(outer=unix_address(server.peer_socket), inner=unix_address(inner))

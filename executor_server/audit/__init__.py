@@ -1,0 +1,13 @@
+"""The audit log: a chain of records, each of which is written before its event takes place.
+
+It owns the form of records, the files and their anchor, and the verification of a log. It must not know how a refusal
+to write is enforced: that is admission.
+"""
+
+from executor_server.audit.chain import AuditKind, Position, as_ascii, read_fields
+from executor_server.audit.directory import file_numbers, file_path, read_lines
+from executor_server.audit.fields import of_code, of_execution, of_names, of_request, of_session, of_state, of_tools
+from executor_server.audit.files import AuditDirError, AuditFiles
+from executor_server.audit.log import AuditLog, AuditSettings, AuditStats
+from executor_server.audit.trail import AuditTrail
+from executor_server.audit.verification import Finding, verify

@@ -1,0 +1,200 @@
+"""The form of a record of the audit log, and the chain of hashes that joins the records.
+
+A record is a line of JSON:
+
+    {"seq":7,"prev":"…","time":"2026-11-21T09:00:00.000001Z","kind":"execution_requested", … ,"hash":"…"}
+
+`hash` is the SHA-256 of the line up to `,"hash"`, and `prev` is the hash of the record before. The bytes are hashed as
+they are in the file: a verifier needs no JSON writer that agrees with ours, and no byte of a line can be changed into
+one that means the same. `sha256sum` and a pipe are enough to check one by hand.
+
+Texts of clients and sandboxes are data in a string: everything but printable ASCII is escaped, so that no text ends a
+line, steers a terminal or begins a record of its own. A record has at most MAX_RECORD_BYTES; longer texts and lists are
+cut, and the record says so.
+"""
+
+from __future__ import annotations
+
+import enum
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+MAX_RECORD_BYTES = 64 * 1024
+MAX_CODE_RECORD_BYTES = 1024 * 1024
+"""Bytes of a record that holds all of an execution's code, which the profile can ask for."""
+
+MAX_LIST_ENTRIES = 64
+MAX_TEXT_CHARS = 512
+_MAX_NUMBER = 2**63
+# Bytes of one character as two surrogates, each escaped.
+_MAX_ESCAPED_BYTES = 12
+# (entries, characters) of lists and texts in a record that is still too long. With the last a record always fits.
+_TIGHTER = ((MAX_LIST_ENTRIES, 64), (16, 64), (4, 32), (1, 16))
+
+_HASH_KEY = b',"hash":"'
+_END = b'"}\n'
+_HASH_CHARS = 64
+_TAIL_BYTES = len(_HASH_KEY) + _HASH_CHARS + len(_END)
+_FORM = re.compile(
+    rb'\{"seq":([1-9][0-9]{0,18}),"prev":"([0-9a-f]{64})","time":"([0-9TZ:.-]{27})","kind":"([a-z_]{1,32})"[ -~]*'
+    rb',"hash":"([0-9a-f]{64})"\}\n'
+)
+
+
+class AuditKind(enum.StrEnum):
+    """The kinds of records. docs/audit.md explains each."""
+
+    DAEMON_STARTED = "daemon_started"
+    DAEMON_STOPPED = "daemon_stopped"
+    SESSION_REQUESTED = "session_requested"
+    SESSION_CREATED = "session_created"
+    SESSION_RECOVERED = "session_recovered"
+    SESSION_LOST = "session_lost"
+    SESSION_ENDED = "session_ended"
+    EXECUTION_REQUESTED = "execution_requested"
+    EXECUTION_RECOVERED = "execution_recovered"
+    EXECUTION_ENDED = "execution_ended"
+    LIMIT_WARNED = "limit_warned"
+    IMPORTS_AUTHORIZED = "imports_authorized"
+    TOOLS_REGISTERED = "tools_registered"
+    TOOL_CALLED = "tool_called"
+    TOOL_ANSWERED = "tool_answered"
+    VARIABLES_SET = "variables_set"
+    VARIABLES_READ = "variables_read"
+    FILE_PUT = "file_put"
+    FILE_REQUESTED = "file_requested"
+    FILE_GOT = "file_got"
+    STATE_REQUESTED = "state_requested"
+    STATE_EXPORTED = "state_exported"
+    STATE_RESTORED = "state_restored"
+    REQUEST_REFUSED = "request_refused"
+    REQUESTS_REFUSED = "requests_refused"
+    CREDENTIALS_REFUSED = "credentials_refused"
+    POLICY_RELOADED = "policy_reloaded"
+    POLICY_REFUSED = "policy_refused"
+    TOKENS_RELOADED = "tokens_reloaded"
+    ADMIN_CALLED = "admin_called"
+    GUEST_MISBEHAVED = "guest_misbehaved"
+    FILE_REMOVED = "file_removed"
+    AUDIT_GAP = "audit_gap"
+    AUDIT_REPAIRED = "audit_repaired"
+
+
+@dataclass(frozen=True)
+class Position:
+    """A position in the chain: a record's number and hash."""
+
+    seq: int
+    hash: str
+
+
+GENESIS = Position(0, "0" * _HASH_CHARS)
+"""The position before the first record."""
+
+
+@dataclass(frozen=True)
+class Link:
+    """A line that has the form of a record."""
+
+    seq: int
+    prev: str
+    time: str
+    kind: str
+    stated_hash: str
+    actual_hash: str
+
+    @property
+    def position(self) -> Position:
+        return Position(self.seq, self.stated_hash)
+
+
+def encode(after: Position, time: str, kind: AuditKind, fields: Mapping[str, Any]) -> tuple[bytes, Position]:
+    """Encodes the record that follows `after` as a line; returns its position too. `time` is UTC, in microseconds."""
+    head = f'{{"seq":{after.seq + 1},"prev":"{after.hash}","time":"{time}","kind":"{kind.value}"'
+    body = head.encode() + _rest(fields)
+    digest = hashlib.sha256(body).hexdigest()
+    return body + _HASH_KEY + digest.encode() + _END, Position(after.seq + 1, digest)
+
+
+def read_link(line: bytes) -> Link | None:
+    """Reads a line's place in the chain; None when it has not the form of a record."""
+    form = _FORM.fullmatch(line)
+    if form is None:
+        return None
+    seq, prev, time, kind, stated = (part.decode() for part in form.groups())
+    return Link(int(seq), prev, time, kind, stated, hashlib.sha256(line[:-_TAIL_BYTES]).hexdigest())
+
+
+def read_fields(line: bytes) -> dict[str, Any] | None:
+    """Reads all fields of a record; None for a line that is not a JSON object."""
+    try:
+        found = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Bounds
+
+
+def clipped(text: str, chars: int = MAX_TEXT_CHARS) -> str:
+    """Returns the text, or its beginning with an ellipsis."""
+    return text if len(text) <= chars else text[:chars] + "…"
+
+
+def as_ascii(value: object) -> str:
+    """Encodes a value as compact JSON of printable ASCII."""
+    # DEL is the one control character that JSON leaves as it is.
+    return _ENCODER.encode(value).replace("\x7f", "\\u007f")
+
+
+_ENCODER = json.JSONEncoder(ensure_ascii=True, separators=(",", ":"), check_circular=False)
+
+
+def _rest(fields: Mapping[str, Any]) -> bytes:
+    """The fields as they follow the head of a record, cut until they fit."""
+    code = fields.get("code")
+    if isinstance(code, str):
+        return _with_code(fields, code)
+    text = _members(_bounded(dict(fields), MAX_LIST_ENTRIES, MAX_TEXT_CHARS))
+    for entries, chars in _TIGHTER:
+        if len(text) <= MAX_RECORD_BYTES - 512:
+            break
+        text = _members({**_bounded(dict(fields), entries, chars), "cut": True})
+    return text
+
+
+def _with_code(fields: Mapping[str, Any], code: str) -> bytes:
+    others = _rest({key: value for key, value in fields.items() if key != "code"})
+    budget = MAX_CODE_RECORD_BYTES - MAX_RECORD_BYTES
+    # Encoding is bounded too: no more than this is escaped only to be thrown away.
+    written = _members({"code": code[:budget]})
+    if len(written) > budget or len(code) > budget:
+        written = _members({"code": code[: budget // _MAX_ESCAPED_BYTES], "code_cut": True})
+    return others + written
+
+
+def _members(fields: Mapping[str, Any]) -> bytes:
+    """`,"key":value` for each field."""
+    return b"," + as_ascii(fields)[1:-1].encode() if fields else b""
+
+
+def _bounded(value: Any, entries: int, chars: int) -> Any:
+    # The most frequent types first: this function is half of the time that a record takes.
+    if isinstance(value, str):
+        return value if len(value) <= chars else clipped(value, chars)
+    if isinstance(value, (int, float)):
+        # NaN compares false: it is not JSON. Many readers of JSON have no larger integers.
+        return value if -_MAX_NUMBER < value < _MAX_NUMBER else "out of range"
+    if isinstance(value, dict):
+        # Keys are ours; values may be a client's.
+        return {key: _bounded(each, entries, chars) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        kept = [_bounded(each, entries, chars) for each in value[:entries]]
+        return kept if len(value) <= entries else [*kept, f"… {len(value) - entries} more"]
+    return value

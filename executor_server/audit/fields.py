@@ -1,0 +1,136 @@
+"""The fields of records of the audit log: the caller, the session, and the facts of the event.
+
+AuditTrail and admission build their records with these functions. Records hold hashes, names and sizes of code, values
+and files, never contents, except for code when the profile asks for it. Texts of clients and sandboxes are bounded here
+or in chain.py.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from executor_server.audit.chain import clipped
+from executor_server.core import (
+    BlobRef,
+    ExecutionLimits,
+    Payload,
+    Principal,
+    SessionFacts,
+    SessionSpec,
+    ShippedTool,
+    ToolSource,
+    ToolSpec,
+)
+from executor_server.lifecycle import StateFacts
+
+MAX_LISTED = 64
+"""Names, tools or violations that are listed in a record."""
+
+SHORT_CHARS = 128
+"""Characters of an id or a name that a client chose."""
+
+
+def of_principal(principal: Principal) -> dict[str, Any]:
+    return {"tenant": principal.tenant, "principal": principal.name}
+
+
+def of_session(session: SessionFacts) -> dict[str, Any]:
+    return {
+        **of_principal(session.owner),
+        "session": session.session_id,
+        "policy": session.policy.fingerprint,
+    }
+
+
+def of_execution(session: SessionFacts, execution_id: str) -> dict[str, Any]:
+    return {
+        **of_principal(session.owner),
+        "session": session.session_id,
+        "execution": clipped(execution_id, SHORT_CHARS),
+        "policy": session.policy.fingerprint,
+    }
+
+
+def of_request(principal: Principal, request_id: str, spec: SessionSpec) -> dict[str, Any]:
+    """Everything that is granted to a session, and as much of its prelude as the profile records of code."""
+    prelude, recorded = spec.prelude.encode("utf-8", "surrogatepass"), spec.audit.code if spec.prelude else "none"
+    fields = {
+        **of_principal(principal),
+        "request": clipped(request_id, SHORT_CHARS),
+        "policy": spec.policy.fingerprint,
+        "policy_version": spec.policy.version,
+        "profile": spec.policy.profile,
+        "image": spec.sandbox.image,
+        "limits": asdict(spec.limits),
+        "execution_max": asdict(spec.execution_max),
+        "imports": spec.authorized_imports,
+        "denied_imports": spec.denied_imports,
+        "refused_language": spec.refused_language,
+        "tool_placements": spec.tools.placements,
+        "tool_names": spec.tools.allowed,
+        "files": {name: most for name, most in asdict(spec.files).items() if most is not None},
+        "state": asdict(spec.state),
+        "code_recorded": spec.audit.code,
+        "fail_closed": spec.audit.fail_closed,
+        "prelude_bytes": len(prelude),
+        "labels": [f"{key}={value}" for key, value in spec.labels.items()],
+    }
+    if recorded != "none":
+        fields["prelude_sha256"] = hashlib.sha256(prelude).hexdigest()
+    if recorded == "full":
+        fields["code"] = spec.prelude
+    return fields
+
+
+def of_code(session: SessionFacts, execution_id: str, code: str, limits: ExecutionLimits) -> dict[str, Any]:
+    """An execution, with as much of its code as the profile records."""
+    source = code.encode("utf-8", "surrogatepass")
+    fields = {**of_execution(session, execution_id), "limits": dict(vars(limits)), "code_bytes": len(source)}
+    if session.audit.code != "none":
+        fields["code_sha256"] = hashlib.sha256(source).hexdigest()
+    if session.audit.code == "full":
+        fields["code"] = code
+    return fields
+
+
+def of_names(names: Sequence[str]) -> dict[str, Any]:
+    return {"count": len(names), "names": [clipped(name, SHORT_CHARS) for name in names[:MAX_LISTED]]}
+
+
+def of_state(state: StateFacts) -> dict[str, Any]:
+    """A session's state: its digest, its size, and the session that it came from."""
+    return {
+        "state_sha256": state.sha256,
+        "bytes": state.size_bytes,
+        "variables": state.variables,
+        "files": state.files,
+        "foreign": state.is_foreign,
+        "from_session": clipped(state.from_session, SHORT_CHARS),
+    }
+
+
+def of_tools(session: SessionFacts, tools: Sequence[ToolSpec]) -> dict[str, Any]:
+    """Tools that are registered; the parts of shipped ones by size and digest."""
+    shipped = [_of_shipped(session, tool.name, tool.shipped) for tool in tools if tool.shipped is not None]
+    return {**of_names([tool.name for tool in tools]), "shipped_count": len(shipped), "shipped": shipped[:MAX_LISTED]}
+
+
+def _of_shipped(session: SessionFacts, name: str, shipped: ShippedTool) -> dict[str, Any]:
+    code = shipped.code
+    parts: dict[str, Payload | None] = (
+        {"source": code.text.encode(), "bindings": code.bindings} if isinstance(code, ToolSource) else {"value": code}
+    )
+    fields: dict[str, Any] = {"name": clipped(name, SHORT_CHARS), "placement": "sandbox"}
+    for part, payload in parts.items():
+        if payload is not None:
+            fields[f"{part}_bytes"] = payload.size_bytes if isinstance(payload, BlobRef) else len(payload)
+            if session.audit.code != "none":
+                fields[f"{part}_sha256"] = _digest(payload)
+    return fields
+
+
+def _digest(payload: Payload) -> str | None:
+    return payload.sha256 if isinstance(payload, BlobRef) else hashlib.sha256(payload).hexdigest()

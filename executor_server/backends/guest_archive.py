@@ -1,0 +1,224 @@
+"""Packs the guest into one file that any CPython from 3.9 on can run: `python -I -S -c BOOT CONFIG READY_FD`.
+
+The archive holds the package `executor_guest` (our `guest/`) and the value codec under its own name.
+Beside each source lies its bytecode for the interpreter that the daemon runs on, because a sandbox starts in a few
+milliseconds and compiling the guest would cost more than the rest together; another interpreter ignores it and compiles
+the source. The same sources always give the same bytes, and the file is named by them, so that an archive is written
+once and never changed under a sandbox that has it mounted.
+
+Compiling takes 0.2 s of CPU, which each new state directory would cost. So the bytes are also kept in the user's cache
+directory, named by the sources and this file. The cache is code that sandboxes run and that this daemon does not check
+otherwise, so it is read only where no other user can have written it: a directory and a file that belong to the
+daemon's user and that only this user may write to. Bytes that do not have the digest written with them, as after a
+crash of the machine, are packed again. Whatever the reason, a cache that can't be used costs 0.2 s and nothing else.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import io
+import os
+import py_compile
+import secrets
+import stat
+import tempfile
+import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import executor_api
+import executor_server
+from executor_server.guest.wire.paths import GUEST_PATH
+
+_VERSION_CHARS = 16
+# Archives in the cache: one for each version of this software, and of Python, that this user goes on using.
+_KEPT_ARCHIVES = 8
+_MAX_KEPT_BYTES = 2**26
+# The oldest date a zip can hold. Bytecode is not checked against it (see _bytecode), so it can be the same for all.
+_TIMESTAMP = (1980, 1, 1, 0, 0, 0)
+
+_MAIN = """\
+import sys
+name, arguments = sys.argv[1], sys.argv[2:]
+if name == "namespaces":
+    from executor_guest.cloud.namespaces import main
+elif name == "relay":
+    from executor_guest.cloud.relay import main
+else:
+    raise SystemExit(f"there is no command {name}")
+sys.exit(main(arguments))
+"""
+"""The archive as a program: what root runs in a machine of the cloud, around and beside a sandbox."""
+
+
+@dataclass(frozen=True)
+class GuestArchive:
+    path: Path
+    version: str  # changes with any byte of the guest
+
+
+def pack_guest(directory: Path) -> GuestArchive:
+    """Writes the archive into `directory`, unless it is there already, and returns it."""
+    return pack_archive(_guest_sources(), directory, default_cache_dir())
+
+
+def default_cache_dir(environ: Mapping[str, str] = os.environ) -> Path | None:
+    """The directory that keeps packed archives; None where this user has no cache directory."""
+    cache_home = Path(environ.get("XDG_CACHE_HOME") or "~/.cache")
+    try:
+        cache_home = cache_home.expanduser()
+    except RuntimeError:  # a user without a home
+        return None
+    return cache_home / "remote-executor" / "guests" if cache_home.is_absolute() else None
+
+
+def pack_archive(sources: Mapping[str, bytes], directory: Path, cache_dir: Path | None = None) -> GuestArchive:
+    """Packs modules, given by their names inside the archive; takes them from the cache when it has them."""
+    digest = hashlib.sha256(importlib.util.MAGIC_NUMBER)
+    for name in sorted(sources):
+        digest.update(b"%d %s %d " % (len(name), name.encode(), len(sources[name])) + sources[name])
+    version = digest.hexdigest()[:_VERSION_CHARS]
+    path = directory / f"guest-{version}.pyz"
+    if not path.exists():
+        _write_atomically(path, _zipped(sources) if cache_dir is None else _cached(sources, version, cache_dir))
+    return GuestArchive(path, version)
+
+
+def _guest_sources() -> dict[str, bytes]:
+    guest = Path(executor_server.__file__).parent / "guest"
+    api = Path(executor_api.__file__).parent
+    sources = {
+        "__main__.py": _MAIN.encode(),
+        **{f"executor_api/{name}": (api / name).read_bytes() for name in ("__init__.py", "limits.py", "tar.py")},
+    }
+    for root, package in ((guest, "executor_guest"), (api / "values", "executor_api/values")):
+        for module in root.rglob("*.py"):
+            sources[f"{package}/{module.relative_to(root).as_posix()}"] = module.read_bytes()
+    return sources
+
+
+def _cached(sources: Mapping[str, bytes], version: str, cache_dir: Path) -> bytes:
+    """The archive's bytes from the cache; packs and keeps them when they are not there or can't be trusted."""
+    # The same sources give other bytes where this file packs them in another way.
+    name = f"{version}-{hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:_VERSION_CHARS]}"
+    try:
+        kept = _read_kept(cache_dir, name)
+    except OSError:  # another user's, no directory, a link: as good as none
+        kept = None
+    if kept is not None:
+        return kept
+    packed = _zipped(sources)
+    try:
+        cache_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _keep(cache_dir, name, hashlib.sha256(packed).digest() + packed)
+    except OSError:  # a full disk, a home that is read-only: the next start packs again
+        pass
+    return packed
+
+
+def _keep(cache_dir: Path, name: str, data: bytes) -> None:
+    """Writes a file into the cache and drops the oldest ones, where no other user could have made the directory.
+
+    A link, or another user's directory, would let that user choose where this daemon writes and deletes. Everything is
+    done below the checked descriptor, so renaming directories meanwhile changes nothing.
+    """
+    directory = _open_directory(cache_dir)
+    try:
+        if _is_only_ours(os.fstat(directory)):
+            ours = Path(f"/proc/self/fd/{directory}")
+            _write_atomically(ours / name, data)
+            _drop_oldest(ours)
+    finally:
+        os.close(directory)
+
+
+def _open_directory(path: Path) -> int:
+    return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+
+
+def _read_kept(cache_dir: Path, name: str) -> bytes | None:
+    """The bytes kept under the name; None when there are none, or when another user could have written them.
+
+    The directory is opened first and the file below its descriptor, so that the checked file is the one that is read,
+    also when another user renames directories meanwhile.
+    """
+    try:
+        directory = _open_directory(cache_dir)
+    except FileNotFoundError:
+        return None
+    try:
+        # O_NONBLOCK: a named pipe in the file's place must not hold the daemon's start.
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        with os.fdopen(os.open(name, flags, dir_fd=directory), "rb") as file:
+            found = os.fstat(file.fileno())
+            if not (stat.S_ISREG(found.st_mode) and _is_only_ours(os.fstat(directory)) and _is_only_ours(found)):
+                return None
+            digest, data = file.read(hashlib.sha256().digest_size), file.read(_MAX_KEPT_BYTES)
+    except FileNotFoundError:
+        return None
+    finally:
+        os.close(directory)
+    return data if hashlib.sha256(data).digest() == digest else None
+
+
+def _is_only_ours(found: os.stat_result) -> bool:
+    return found.st_uid == os.geteuid() and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+
+
+def _drop_oldest(cache_dir: Path) -> None:
+    """Leaves the archives that were written last; those of older versions of this software are of no more use."""
+    kept = sorted(cache_dir.iterdir(), key=lambda path: path.stat().st_mtime, reverse=True)
+    for path in kept[_KEPT_ARCHIVES:]:
+        path.unlink(missing_ok=True)
+
+
+def _zipped(sources: Mapping[str, bytes]) -> bytes:
+    """Stored, not deflated: the interpreter would import zlib to read it, and that costs more than it saves."""
+    buffer = io.BytesIO()
+    with (
+        tempfile.TemporaryDirectory(prefix="executor-guest-") as scratch,
+        zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as archive,
+    ):
+        for name in sorted(sources):
+            archive.writestr(_entry(name), sources[name])
+            archive.writestr(_entry(f"{name}c"), _bytecode(name, sources[name], Path(scratch)))
+    return buffer.getvalue()
+
+
+def _entry(name: str) -> zipfile.ZipInfo:
+    info = zipfile.ZipInfo(name, _TIMESTAMP)
+    info.create_system = 3  # Unix, whatever made it
+    info.external_attr = 0o100644 << 16
+    return info
+
+
+def _bytecode(name: str, source: bytes, scratch: Path) -> bytes:
+    """Unchecked-hash bytecode: zipimport then takes it without comparing times or reading the source."""
+    source_path, bytecode_path = scratch / "module.py", scratch / "module.pyc"
+    source_path.write_bytes(source)
+    py_compile.compile(
+        str(source_path),
+        str(bytecode_path),
+        dfile=f"{GUEST_PATH}/{name}",
+        doraise=True,
+        optimize=0,
+        invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH,
+    )
+    return bytecode_path.read_bytes()
+
+
+def _write_atomically(path: Path, data: bytes) -> None:
+    """A daemon that dies midway leaves no half archive under the final name. Readable by the sandbox's own user.
+
+    Several backends of one daemon may write the same one at the same time.
+    """
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    try:
+        with temporary.open("xb") as file:
+            os.fchmod(file.fileno(), 0o644)
+            file.write(data)
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)

@@ -1,0 +1,84 @@
+"""Settings that every sandbox gets, on any backend: environment variables, limits, the guest's configuration.
+
+None of the daemon's own environment variables is among them. PATH is missing: the image decides where programs are.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+from executor_server.core import SandboxSpec
+from executor_server.guest.wire.tokens import chained
+
+OLDEST_PYTHON = (3, 9)
+"""The oldest CPython that the guest runs on."""
+
+WORKSPACE = "/workspace"
+HOSTS = "127.0.0.1 localhost sandbox\n::1 localhost\n"
+"""A sandbox's /etc/hosts."""
+
+TOKEN_BYTES = 32
+BACKLOG = 8
+"""Connections that wait for the guest. One daemon connects; the others are its retries."""
+
+OPEN_FILES = 4096
+LOCKED_MEMORY_BYTES = 65_536
+
+NO_COMMAND = (126, 127)
+"""Exit codes of a shell, and so of container runtimes, for a command that can't be executed or does not exist."""
+
+# With more threads than this, numerical libraries on shared machines only take time from each other.
+_NUMERIC_THREADS = 8
+
+
+def sandbox_environment(processes: int) -> dict[str, str]:
+    """Environment variables of a sandbox that may have so many processes.
+
+    Caches go to /tmp: /workspace holds only files that the program itself wrote there.
+    """
+    threads = str(max(1, min(os.cpu_count() or 1, processes // 4, _NUMERIC_THREADS)))
+    return {
+        "HOME": WORKSPACE,
+        "USER": "sandbox",
+        "LANG": "C.UTF-8",
+        "TMPDIR": "/tmp",
+        "XDG_CACHE_HOME": "/tmp/.cache",
+        "XDG_CONFIG_HOME": "/tmp/.config",
+        "MPLBACKEND": "module://executor_guest.interpreter.mpl_backend",
+        "MPLCONFIGDIR": "/tmp/.matplotlib",
+        "PYTHONDONTWRITEBYTECODE": "1",
+        # A BLAS starts a thread for each processor of the host, and on a large one reaches the limit of processes.
+        "OMP_NUM_THREADS": threads,
+        "OPENBLAS_NUM_THREADS": threads,
+    }
+
+
+def shm_bytes(disk_bytes: int, memory_bytes: int) -> int:
+    """Size of /dev/shm. It counts as memory: half of it at most, so that a full /dev/shm leaves room for a program."""
+    return min(disk_bytes, memory_bytes // 2)
+
+
+def guest_config(
+    spec: SandboxSpec,
+    *,
+    token: bytes,
+    connections_max: int,
+    memory_bytes: int,
+    watch_memory: bool,
+    preload: Sequence[str],
+) -> dict[str, object]:
+    """The part of the guest's configuration that does not depend on how the daemon reaches it.
+
+    `connections_max` is the length of the chain of tokens, one for each connection. `watch_memory`: the kernel limits
+    no memory here, so the supervisor looks at intervals and ends what takes too much.
+    """
+    return {
+        "token_hash": chained(token, connections_max).hex(),
+        "workspace": WORKSPACE,
+        "orphan_time_s": spec.orphan_time_s,
+        "memory_bytes": memory_bytes,
+        "processes": spec.processes,
+        "watch_memory": watch_memory,
+        "preload": list(preload),
+    }

@@ -1,0 +1,191 @@
+"""Converts messages of a guest to the daemon's values; raises FrameError for every other form.
+
+Each field was checked by the schema (guest/wire/messages.py). What is checked here needs more than one field, the body,
+or the daemon's own enumerations.
+"""
+
+from __future__ import annotations
+
+import json
+
+from executor_api.limits import ARTIFACTS_MAX, DIRECTORY_ENTRIES_MAX, VARIABLES_NAMED_MAX
+from executor_server.core import (
+    BlobChunk,
+    BlobRef,
+    ErrorDetail,
+    EventKind,
+    FileInfo,
+    Image,
+    LimitWarning,
+    Log,
+    Outcome,
+    OutputCut,
+    Payload,
+    Result,
+    ToolCall,
+    Usage,
+    VariablesState,
+)
+from executor_server.guest.wire import messages as wire
+from executor_server.guest.wire.frames import CHUNK_BYTES, MAX_MISSING_MODULES, Fields, Frame, FrameError
+from executor_server.guest.wire.schema import message_of, read_listed, read_object
+
+_MAX_IMPORTS_BYTES = 4096
+_MAX_MODULE_CHARS = 256
+
+
+def read_event(frame: Frame) -> EventKind:
+    """Reads an event of an execution that is not its result."""
+    match message_of(frame):
+        case wire.Log(stream=stream):
+            return Log(stream, frame.body.decode("utf-8", "replace"))
+        case wire.OutputCut(omitted=omitted):
+            return OutputCut(omitted)
+        case wire.Image() as image:
+            return Image(payload_of(image, frame.body), image.mime, image.source)
+        case wire.ToolCall() as call:
+            return ToolCall(call.call, call.name, payload_of(call, frame.body))
+        case wire.LimitWarning() as warning:
+            if warning.used > warning.budget:
+                raise FrameError(f"{warning.used} operations of {warning.budget}")
+            return LimitWarning(warning.limit, warning.used, warning.budget)
+        case wire.BlobChunk(blob=blob):
+            return BlobChunk(blob, _bounded(frame.body))
+    raise FrameError(f"frame kind {frame.kind} is not an event")
+
+
+def read_result(frame: Frame) -> Result:
+    """Reads the terminal event of an execution."""
+    result, body = message_of(frame), frame.body
+    if not isinstance(result, wire.Result):
+        raise FrameError(f"frame kind {frame.kind} is not a result")
+    artifacts_bytes = result.artifacts or 0
+    if result.error + artifacts_bytes > len(body):
+        raise FrameError("an error or artifacts past the end of their frame")
+    error, listed = body[: result.error], body[result.error : result.error + artifacts_bytes]
+    output: Payload | None = None
+    if result.output is not None or result.blob is not None:
+        output = payload_of(result, body[result.error + artifacts_bytes :])
+    return Result(
+        outcome=_outcome(result.outcome),
+        variables_state=VariablesState.RESET if result.variables == "reset" else VariablesState.KEPT,
+        generation=result.generation,
+        usage=Usage(
+            operations=result.operations,
+            wall_time_s=result.wall_time_s,
+            cpu_time_s=result.cpu_time_s,
+            peak_memory_bytes=result.peak_memory_bytes,
+            output_bytes=result.output_bytes,
+        ),
+        output=output,
+        error=_read_error(error) if error else None,
+        final_answer_call_id=result.final,
+        artifacts=tuple(_read_files(listed, ARTIFACTS_MAX)) if listed else (),
+        artifacts_truncated=bool(result.artifacts_truncated),
+        imports=_imports(result.imports or []),
+    )
+
+
+def _imports(listed: list[str]) -> tuple[str, ...]:
+    names = sorted({_clean(name) for name in listed})
+    if sum(len(name.encode()) for name in names) > _MAX_IMPORTS_BYTES:
+        raise FrameError("too many imports")
+    if any(character <= " " for name in names for character in name):
+        raise FrameError("an import that is no name")
+    return tuple(names)
+
+
+def read_modules(done: Frame) -> tuple[str, ...]:
+    """Reads the names of modules that the image lacks."""
+    return _modules(done.body, MAX_MISSING_MODULES)
+
+
+def _modules(body: bytes, at_most: int) -> tuple[str, ...]:
+    try:
+        listed = Fields({"modules": json.loads(body)})
+    except (ValueError, RecursionError) as error:
+        raise FrameError("modules that are not JSON") from error
+    names = listed.texts("modules", at_most, _MAX_MODULE_CHARS)
+    if not all(part.isidentifier() for name in names for part in name.split(".")):
+        raise FrameError("a module that is no name")
+    return tuple(names)
+
+
+def read_missing(done: Frame) -> tuple[str, ...]:
+    """Reads the modules that a registration misses; an empty list means that none is missing."""
+    return _modules(done.body, VARIABLES_NAMED_MAX)
+
+
+def _outcome(name: str) -> Outcome:
+    try:
+        return Outcome(name)
+    except ValueError as error:
+        raise FrameError("an unknown outcome") from error
+
+
+def _read_error(data: bytes) -> ErrorDetail:
+    error = read_object(wire.ErrorDetail, data, "an error detail")
+    return ErrorDetail(
+        type=_clean(error.type),
+        message=_clean(error.message),
+        traceback=_clean(error.traceback),
+        line=error.line,
+        statement=_clean(error.statement),
+        exit_code=error.exit_code,
+    )
+
+
+def _clean(text: str) -> str:
+    """Returns the text with lone surrogates replaced, which no UTF-8 message can carry."""
+    return text.encode("utf-8", "replace").decode()
+
+
+def payload_of(message: wire.Image | wire.ToolCall | wire.Result | wire.GotVariable, body: bytes) -> Payload:
+    """Returns the inline bytes, or the reference to a blob that was sent before."""
+    if message.blob is None:
+        return _bounded(body)
+    if message.size is None:
+        raise FrameError("a blob without its size")
+    return BlobRef(message.blob, message.size)
+
+
+def _bounded(body: bytes) -> bytes:
+    if len(body) > CHUNK_BYTES:
+        raise FrameError(f"{len(body)} bytes inline")
+    return body
+
+
+def read_variables(frame: Frame) -> tuple[tuple[tuple[str, Payload], ...], tuple[str, ...]]:
+    """Reads (variables, missing names) of the DONE frame that answers GET_VARIABLES."""
+    done, body = message_of(frame), frame.body
+    if not isinstance(done, wire.Done) or done.names is None or done.names > len(body):
+        raise FrameError("a list of variables past the end of its frame")
+    answer = read_object(wire.GotVariables, body[: done.names], "a list of variables")
+    position = done.names
+    variables: list[tuple[str, Payload]] = []
+    for item in answer.variables:
+        length = item.inline or 0
+        if position + length > len(body):
+            raise FrameError("a variable past the end of its frame")
+        variables.append((item.name, payload_of(item, body[position : position + length])))
+        position += length
+    return tuple(variables), tuple(answer.missing)
+
+
+def read_file_info(entry: wire.FileEntry | None) -> FileInfo:
+    """Converts the description of a file."""
+    if entry is None:
+        raise FrameError("a file without its description")
+    return FileInfo(path=entry.path, size_bytes=entry.size, is_directory=entry.directory, modify_time_s=entry.modified)
+
+
+def read_listing(frame: Frame) -> tuple[list[FileInfo], bool]:
+    """Reads (entries, truncated) of the DONE frame that answers FILE_LIST."""
+    done = message_of(frame)
+    if not isinstance(done, wire.Done) or done.truncated is None:
+        raise FrameError("a listing that does not say whether it is all")
+    return _read_files(frame.body, DIRECTORY_ENTRIES_MAX), done.truncated
+
+
+def _read_files(data: bytes, at_most: int) -> list[FileInfo]:
+    return [read_file_info(entry) for entry in read_listed(wire.FileEntry, data, at_most, "files")]

@@ -1,0 +1,78 @@
+"""The frame that registers tools in a sandbox, and the digests of shipped tools for the audit log.
+
+What is shipped passes through the daemon unread: nothing here decodes, compiles or runs any of it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+
+from executor_server.core import BlobRef, Payload, ShippedTool, ToolSource, ToolSpec
+from executor_server.guest.wire.messages import ListedTool, Place
+
+# Digests that are kept per session: more than the blobs that can be staged at a time.
+_MAX_DIGESTS = 128
+
+
+class BlobDigests:
+    """The digests of a session's last blobs that are small enough to be a tool."""
+
+    def __init__(self) -> None:
+        self._digests: dict[str, str] = {}
+
+    def note(self, blob_id: str, sha256: str) -> None:
+        self._digests[blob_id] = sha256
+        if len(self._digests) > _MAX_DIGESTS:
+            del self._digests[next(iter(self._digests))]
+
+    def added_to(self, tools: Sequence[ToolSpec]) -> list[ToolSpec]:
+        """Returns the tools with the digests of their blobs; a blob that an earlier daemon received has none."""
+        return [tool if tool.shipped is None else replace(tool, shipped=self._known(tool.shipped)) for tool in tools]
+
+    def _known(self, shipped: ShippedTool) -> ShippedTool:
+        code = shipped.code
+        if isinstance(code, ToolSource):
+            bindings = None if code.bindings is None else self._payload(code.bindings)
+            return replace(shipped, code=replace(code, bindings=bindings))
+        return replace(shipped, code=self._payload(code))
+
+    def _payload(self, payload: Payload) -> Payload:
+        if isinstance(payload, BlobRef):
+            return replace(payload, sha256=self._digests.get(payload.blob_id))
+        return payload
+
+
+def packed_tools(tools: Sequence[ToolSpec]) -> tuple[int, bytes]:
+    """Returns the body of the frame and the length of its JSON list, which the inline parts follow in order."""
+    inline: list[bytes] = []
+    listed = [_listed(tool, inline) for tool in tools]
+    names = json.dumps([tool.head() for tool in listed]).encode()
+    return len(names), names + b"".join(inline)
+
+
+def _listed(tool: ToolSpec, inline: list[bytes]) -> ListedTool:
+    listed = ListedTool(
+        name=tool.name,
+        description=tool.description,
+        parameters=list(tool.parameters),
+        final=tool.is_final_answer,
+    )
+    shipped = tool.shipped
+    if shipped is None:
+        return listed
+    listed = listed.but(modules=list(shipped.modules))
+    code = shipped.code
+    if isinstance(code, ToolSource):
+        source = _place(code.text.encode(), inline)
+        bindings = None if code.bindings is None else _place(code.bindings, inline)
+        return listed.but(entry=code.entry, source=source, bindings=bindings)
+    return listed.but(value=_place(code, inline))
+
+
+def _place(payload: Payload, inline: list[bytes]) -> Place:
+    if isinstance(payload, BlobRef):
+        return Place(blob=payload.blob_id)
+    inline.append(payload)
+    return Place(inline=len(payload))

@@ -1,0 +1,43 @@
+"""The configuration file and the state directory: read, checked, and trusted only where no other user could write.
+
+It owns the keys, their defaults and their documentation, and the lock that keeps a second daemon out of a state
+directory. It must not know what the values are used for.
+"""
+
+from executor_server.config.backend_config import DockerImage, DockerSection, E2BImage, E2BSection, LocalImage
+from executor_server.config.config import Config, PoolSection, ServerSection, TracingSection, load, to_toml
+from executor_server.config.problems import (
+    KeyPath,
+    Problem,
+    config_error,
+    contradiction,
+    cut,
+    dotted,
+    examined,
+    refuse,
+    some_of,
+    undotted,
+    validated,
+)
+from executor_server.config.settings import (
+    DAY_S,
+    GIB,
+    KIB,
+    MIB,
+    NAME_FORM,
+    BackendName,
+    Bytes,
+    ConfigError,
+    Count,
+    Form,
+    ImageName,
+    ImportPattern,
+    Name,
+    Seconds,
+    Section,
+    WrittenSize,
+    each_once,
+    is_name,
+)
+from executor_server.config.state_dir import StateDir, StateDirError, default_state_dir, read_token
+from executor_server.config.toml_file import parse_toml, read_bytes, read_trusted

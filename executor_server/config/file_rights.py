@@ -1,0 +1,53 @@
+"""Refuses files of settings that another user could have written.
+
+A user who can write the policy file grants himself any right, and the configuration names the policy file. So both are
+used only when no user but the daemon's own and root could have written them: by the rights of the file, and by those of
+its directory, where another file could be put in its place.
+"""
+
+from __future__ import annotations
+
+import grp
+import os
+import pwd
+import stat
+from pathlib import Path
+
+
+def untrusted(descriptor: int, path: Path) -> str | None:
+    """Returns why the open file is not to be trusted, and what to run: the end of a sentence. None: it is trusted.
+
+    A file that is mounted read-only is trusted whatever its owner: only a user who may mount could have put it there.
+    Containers get files of the host like this, whose users have other numbers inside.
+    """
+    if os.fstatvfs(descriptor).f_flag & os.ST_RDONLY:
+        return None
+    found = os.fstat(descriptor)
+    if found.st_uid not in (os.geteuid(), 0):
+        return f"belongs to user {found.st_uid}, not to this one or to root; run: chown {os.geteuid()} {path}"
+    if _others_write(found):
+        return f"can be written by other users; run: chmod go-w {path}"
+    # A link can be replaced in its own directory, and its target in the directory of that.
+    for directory in dict.fromkeys((path.parent, path.resolve().parent)):
+        found = directory.stat()
+        if _others_write(found) and not found.st_mode & stat.S_ISVTX:
+            return (
+                f"lies in a directory that other users can write, who could put another in its place; run: "
+                f"chmod go-w {directory}"
+            )
+    return None
+
+
+def _others_write(found: os.stat_result) -> bool:
+    if found.st_mode & stat.S_IWOTH:
+        return True
+    return bool(found.st_mode & stat.S_IWGRP) and not _is_private_group(found.st_gid, found.st_uid)
+
+
+def _is_private_group(gid: int, uid: int) -> bool:
+    """True when a group is its user's alone. Where each user has one, the umask is 002: it may write all files."""
+    try:
+        user, group = pwd.getpwuid(uid), grp.getgrgid(gid)
+    except KeyError:
+        return False
+    return user.pw_gid == gid and group.gr_name == user.pw_name and set(group.gr_mem) <= {user.pw_name}

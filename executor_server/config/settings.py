@@ -1,0 +1,85 @@
+"""Tables of settings, without unknown keys, and the forms of their values: for the configuration, policy and tokens."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+
+from executor_api.sizes import bytes_of
+from executor_server.core import PATTERN_FORM, is_pattern
+
+KIB = 1024
+MIB = 1024 * KIB
+GIB = 1024 * MIB
+DAY_S = 86_400.0
+
+_IMAGE_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+NAME_FORM = "1 to 64 of A-Z a-z 0-9 . _ -, beginning with a letter or a digit"
+IMAGE_NAME_FORM = "1 to 64 of a-z 0-9 . _ -, beginning with a letter or a digit"
+
+
+class ConfigError(Exception):
+    """A file of settings can't be used. `problems` holds one sentence for each thing to mend."""
+
+    def __init__(self, problems: Sequence[str]) -> None:
+        super().__init__("\n".join(problems))
+        self.problems = tuple(problems)
+
+
+class Section(BaseModel):
+    """A table of settings: frozen, and without unknown keys, which would be wishes that are not obeyed."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+
+def is_name(text: str) -> bool:
+    """True for a name that a tenant, a profile or a token may have."""
+    return _NAME.fullmatch(text) is not None
+
+
+@dataclass(frozen=True)
+class Form:
+    """A validator that can say what it asks for, in its error and in the generated documentation."""
+
+    text: str
+    is_right: Callable[[Any], bool]
+
+    def __call__(self, value: Any) -> Any:
+        if not self.is_right(value):
+            raise ValueError(f"must be {self.text}")
+        return value
+
+
+BackendName = Literal["local", "docker", "e2b"]
+
+
+def each_once(names: tuple[str, ...]) -> tuple[str, ...]:
+    """Validates a list whose order means something: no name may be in it twice. Raises ValueError."""
+    twice = [name for index, name in enumerate(names) if name in names[:index]]
+    if twice:
+        raise ValueError(f"lists {twice[0]!r} twice")
+    return names
+
+
+def _size(value: object) -> object:
+    return bytes_of(value) if isinstance(value, str) else value
+
+
+Count = Annotated[int, Field(strict=True, gt=0, lt=2**63)]
+CountOrZero = Annotated[int, Field(strict=True, ge=0, lt=2**63)]
+WrittenSize = BeforeValidator(_size)
+"""Lets a number of bytes be written as "8GB" or "512MiB"."""
+Bytes = Annotated[int, WrittenSize, Field(strict=True, gt=0, lt=2**63)]
+Seconds = Annotated[float, Field(strict=True, gt=0, le=365 * DAY_S, allow_inf_nan=False)]
+Name = Annotated[str, AfterValidator(Form(NAME_FORM, is_name))]
+ImportPattern = Annotated[str, AfterValidator(Form(PATTERN_FORM, is_pattern))]
+ImageName = Annotated[str, AfterValidator(Form(IMAGE_NAME_FORM, lambda text: _IMAGE_NAME.fullmatch(text) is not None))]
+AbsolutePath = Annotated[
+    Path, AfterValidator(Form("an absolute path", lambda path: path.is_absolute() and "\0" not in str(path)))
+]

@@ -1,0 +1,83 @@
+"""Values of the domain that at least three packages use: limits, specs, events, errors, import patterns, addresses.
+
+It also holds what every daemon file of SQLite and every log line have in common. It must not know any other package:
+a name that two packages use belongs to the lower one of them.
+"""
+
+from executor_server.core.addresses import (
+    Address,
+    AddressError,
+    TcpAddress,
+    UnixAddress,
+    checked_with_optional,
+    umask,
+    unix_address,
+)
+from executor_server.core.errors import (
+    BackendFull,
+    BackendSilent,
+    ExecutorError,
+    Forbidden,
+    ImageNotReady,
+    InvalidRequest,
+    ModulesMissing,
+    NotFound,
+    OutOfRange,
+    PolicyViolation,
+    PreconditionFailed,
+    Reason,
+    ResourceExhausted,
+    SandboxFailure,
+    TooManySessions,
+    Unauthenticated,
+    Unavailable,
+    Violation,
+    ViolationKind,
+)
+from executor_server.core.import_patterns import PATTERN_FORM, covered_by_both, is_covered, is_denied, is_pattern
+from executor_server.core.model import (
+    DEFAULT_MAX_FILES,
+    AuditRules,
+    BlobChunk,
+    BlobRef,
+    ErrorDetail,
+    Event,
+    EventKind,
+    ExecutionLimits,
+    FileInfo,
+    FileRules,
+    Image,
+    Limits,
+    LimitWarning,
+    Log,
+    Outcome,
+    OutputCut,
+    OutputMode,
+    Payload,
+    PolicyRef,
+    Principal,
+    Queued,
+    Result,
+    SandboxSpec,
+    SessionFacts,
+    SessionSpec,
+    ShippedTool,
+    StateManifest,
+    StateOmission,
+    StateRules,
+    ToolCall,
+    ToolRules,
+    ToolSource,
+    ToolSpec,
+    Usage,
+    VariablesState,
+)
+from executor_server.core.sqlite_file import (
+    OtherVersionError,
+    keep_checksums,
+    open_file,
+    put_aside,
+    row_checksum,
+    transaction,
+)
+from executor_server.guest.checks.rules import LANGUAGE_RULES

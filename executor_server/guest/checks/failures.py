@@ -1,0 +1,139 @@
+"""Describes an exception of the program for the caller: the program's own lines, bounded, and none of the guest."""
+
+from __future__ import annotations
+
+import traceback
+
+from .control import ExecutionInterrupted
+from .offline import NOTE, is_offline
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import types
+    from typing import Any, Callable, Optional
+
+_MAX_MESSAGE_CHARS = 8_000
+_MAX_TRACEBACK_CHARS = 12_000
+_MAX_STATEMENT_CHARS = 2_000
+_MAX_FRAMES = 30
+_MAX_CHAIN = 64
+_AGENTS = ("<execution-", "<prelude>")
+_ARCHIVE = __file__.partition("executor_guest")[0]
+
+
+def describe(error: BaseException, filename: str, source: str, spans: list[list[int]]) -> dict[str, Any]:
+    """Returns the type, message, traceback, line and statement of an exception, of the program's own frames."""
+    trace = _agent_traceback(error)
+    line, top_line = _lines(trace, filename)
+    name = "KeyboardInterrupt" if isinstance(error, ExecutionInterrupted) else type(error).__name__
+    offline = _is_offline(error)
+    note = f"\n{NOTE}" if offline else ""
+    return {
+        "type": name[:256],
+        "message": text_of(error) + note,
+        "traceback": _format(error, trace, shorten=_keep_agent_frames if offline else _drop_own_frames, note=note),
+        "line": line,
+        "statement": _statement(source, spans, top_line),
+    }
+
+
+def text_of(error: BaseException) -> str:
+    """Returns the message of an exception, bounded."""
+    try:
+        text = str(error)
+    except BaseException as inner:  # noqa: BLE001 (the program's own __str__)
+        text = f"<its __str__ raised {type(inner).__name__}>"
+    return text if len(text) <= _MAX_MESSAGE_CHARS else text[:_MAX_MESSAGE_CHARS] + "…"
+
+
+def _agent_traceback(error: BaseException) -> Optional[types.TracebackType]:
+    trace = error.__traceback__
+    while trace is not None and not trace.tb_frame.f_code.co_filename.startswith(_AGENTS):
+        trace = trace.tb_next
+    return trace
+
+
+def _lines(trace: Optional[types.TracebackType], filename: str) -> tuple[int, int]:
+    """Returns the (innermost, outermost) line of the execution's own source."""
+    innermost = outermost = 0
+    while trace is not None:
+        if trace.tb_frame.f_code.co_filename == filename:
+            innermost = trace.tb_lineno
+            outermost = outermost or trace.tb_lineno
+        trace = trace.tb_next
+    return innermost, outermost
+
+
+def _is_offline(error: BaseException) -> bool:
+    try:
+        return is_offline(error)
+    except Exception:  # noqa: BLE001 (a class of the program's own may have odd attributes)
+        return False
+
+
+def _format(
+    error: BaseException,
+    trace: Optional[types.TracebackType],
+    *,
+    shorten: Callable[[traceback.TracebackException], None],
+    note: str,
+) -> str:
+    try:
+        captured = traceback.TracebackException(type(error), error, trace, limit=-_MAX_FRAMES)
+        shorten(captured)
+        text = "".join(captured.format())
+        text = f"{text.rstrip()}{note}\n" if note else text
+    except BaseException as inner:  # noqa: BLE001 (the program's own __str__, or out of memory)
+        return f"{type(error).__name__}: <the traceback cannot be shown: {type(inner).__name__}>"
+    if len(text) <= _MAX_TRACEBACK_CHARS:
+        return text
+    half = _MAX_TRACEBACK_CHARS // 2
+    return f"{text[:half]}\n… {len(text) - 2 * half} characters left out …\n{text[-half:]}"
+
+
+def _drop_own_frames(captured: traceback.TracebackException) -> None:
+    """Drops the frames of the guest: the interrupt, the tools, the wrapped builtins."""
+    pending: list[Optional[traceback.TracebackException]] = [captured]
+    for _ in range(_MAX_CHAIN):
+        one = pending.pop() if pending else None
+        if one is not None:
+            one.stack[:] = [frame for frame in one.stack if not frame.filename.startswith(_ARCHIVE)]
+            pending += [one.__cause__, one.__context__]
+
+
+def _keep_agent_frames(captured: traceback.TracebackException) -> None:
+    """Keeps the program's own frames and the innermost of each exception, and drops exceptions of libraries alone.
+
+    A failure to connect comes as four or five chained exceptions, sixty lines of libraries around one of the program.
+    """
+    _drop_own_frames(captured)
+    one = captured
+    for _ in range(_MAX_CHAIN):
+        one.stack[:] = [frame for frame in one.stack[:-1] if _is_agents(frame)] + one.stack[-1:]
+        inner = _inner(one)
+        for _ in range(_MAX_CHAIN):
+            if inner is None or any(map(_is_agents, inner.stack)):
+                break
+            inner = _inner(inner)
+        if one.__cause__ is not None:
+            one.__cause__ = inner
+        else:
+            one.__context__ = inner
+        if inner is None:
+            return
+        one = inner
+
+
+def _inner(one: traceback.TracebackException) -> Optional[traceback.TracebackException]:
+    return one.__cause__ or (None if one.__suppress_context__ else one.__context__)
+
+
+def _is_agents(frame: traceback.FrameSummary) -> bool:
+    return frame.filename.startswith(_AGENTS)
+
+
+def _statement(source: str, spans: list[list[int]], line: int) -> str:
+    for first, last in spans:
+        if first <= line <= last:
+            return "\n".join(source.splitlines()[first - 1 : last])[:_MAX_STATEMENT_CHARS]
+    return ""

@@ -1,0 +1,358 @@
+"""The hooks that rewritten code calls in place of its accesses (accesses.py), and the checked getattr, setattr, ….
+
+A module is useful through its attributes only, so modules that are not authorized are refused there, however the
+program got hold of one. `load`, `verify` and `special` are called all the time: a value whose type is in `_plain`, the
+types that are known not to be modules, passes at once.
+"""
+
+from __future__ import annotations
+
+import sys
+from _string import formatter_field_name_split, formatter_parser  # type: ignore[import-not-found]
+from itertools import count
+from types import BuiltinFunctionType, FunctionType, MethodDescriptorType, MethodType, ModuleType, SimpleNamespace
+
+from .dynamic import locals_of
+from .entrances import Entrances
+from .foreign_accesses import ENTRANCES
+from .language import PolicyDenied, name_rule, starts_processes
+from .meter import Meter
+from .module_check import ModuleCheck, is_module, name_of
+from .rule_enforcer import RuleEnforcer
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Callable, Iterator, Optional
+
+_MAX_PLAIN_TYPES = 4096
+_MAX_FORMAT_DEPTH = 4
+_SURELY_PLAIN = (
+    *(bool, bytes, complex, dict, float, frozenset, int, list, range, set, slice, str, tuple, type, type(None)),
+    *(BuiltinFunctionType, FunctionType, MethodType),
+)
+_getattr, _setattr, _hasattr, _delattr = getattr, setattr, hasattr, delattr
+_type, _issubclass, _isinstance, _vars = type, issubclass, isinstance, vars
+_FORMATS = ("format", "format_map")
+
+
+class Hooks:
+    """The hooks of one interpreter. `given` has what agent code gets in place of an object, by its identity."""
+
+    def __init__(self, enforcer: RuleEnforcer) -> None:
+        self._enforcer = enforcer
+        self._plain: set[type] = set(_SURELY_PLAIN)
+        self._check = ModuleCheck(enforcer)
+        self._entrances: Optional[Entrances] = None
+        self.given: dict[int, tuple[Any, Any]] = {}
+
+    def open(self, names: dict[str, Any]) -> None:
+        """Starts work with the builtins of agent code, `names`."""
+        self._entrances = Entrances(self._check, names)
+
+    def on_rules(self, given: list[tuple[Any, Any]]) -> None:
+        """Applies other rules; `given` has pairs of an object and the one that agent code gets in its place."""
+        self._check.on_rules()
+        self.given = {id(real): (real, ours) for real, ours in (*given, *self._substitutes(bool(given)))}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # cloudpickle ships functions with their constants (joblib does). In another process nothing is refused.
+        return (elsewhere, ())
+
+    def members(self, module: Any, names: Any) -> Any:
+        """Returns the object that `from module import names` reads: the module, or the part of it that is allowed."""
+        if not self.given:
+            return module
+        taken = SimpleNamespace()
+        if "*" in names:
+            names = taken.__all__ = _public_names(module)
+        is_star = "__all__" in vars(taken)
+        for name in names:
+            value = _getattr(module, name, self)
+            if value is self:
+                return module  # the import statement raises for the missing name
+            _setattr(taken, name, self._member(module, name, value, is_star=is_star))
+        return taken
+
+    def _member(self, module: Any, name: str, value: Any, *, is_star: bool) -> Any:
+        path = f"from {name_of(module)} import {name}" if is_module(module) else f"import of {name}"
+        if is_star:  # a module among all names is refused when it is used
+            return self._shown().held(self.given.get(id(value), (value, value))[1], path)
+        if name in ENTRANCES:
+            return self.enter(value, path)
+        if is_module(value):
+            return self._inspected(value, path)
+        return self.load(module, name)
+
+    # -- called by rewritten code
+
+    def reach(self, value: Any, path: str) -> Any:
+        """Checks an attribute that may be a module; `path` is the access as the source has it."""
+        return value if _type(value) in self._plain else self._inspected(value, path)
+
+    def enter(self, value: Any, path: str) -> Any:
+        """Checks an attribute that leads to modules: one of ENTRANCES."""
+        if "foreign_modules" not in self._enforcer.rules.refused:
+            return value
+        kind = _type(value)
+        if id(value) in self.given and not _issubclass(kind, ModuleType):
+            return self.given[id(value)][1]
+        if kind is BuiltinFunctionType and value.__name__ in _FORMATS and _isinstance(value.__self__, str):
+            return _Formatting(self, value, value.__self__)
+        if kind is MethodDescriptorType and value.__name__ in _FORMATS and value.__objclass__ is str:
+            return _Formatting(self, value)
+        return self._shown().shown(value, path)
+
+    def load(self, obj: Any, name: str) -> Any:
+        """Evaluates obj.name."""
+        plain = self._plain
+        if _type(obj) in plain:
+            value = _getattr(obj, name)
+            if _type(value) in plain:
+                return value
+            return self._inspected(value, f"….{name}")
+        if _issubclass(_type(obj), ModuleType):
+            self._check.check(obj)
+            return self._inspected_member(_getattr(obj, name), f"{name_of(obj)}.{name}")
+        self._learn(_type(obj))
+        value = _getattr(obj, name)
+        return value if _type(value) in plain else self._inspected(value, f"….{name}")
+
+    def verify(self, value: Any) -> Any:
+        """Checks an item or the result of a call."""
+        return value if _type(value) in self._plain else self._inspected(value)
+
+    def special(self, obj: Any, name: str) -> Any:
+        """Evaluates obj.name for one of SPECIAL_ATTRIBUTES."""
+        if _isinstance(obj, str) and name in ("format", "format_map"):
+            return _Formatting(self, _getattr(obj, name), obj)
+        if _isinstance(obj, type) and _issubclass(obj, str) and name in ("format", "format_map"):
+            return _Formatting(self, _getattr(obj, name))
+        value = self.load(obj, name)
+        return self.enter(value, f"….{name}") if name in ENTRANCES else value
+
+    def match(self, cls: Any) -> bool:
+        """Checks the attributes of a class that a pattern is about to take apart. Never true."""
+        for name in _getattr(cls, "__match_args__", ()):
+            self.check_name(name)
+        return False
+
+    # -- called by checked builtins
+
+    def foreign_getattr(self) -> Callable[..., Any]:
+        """Returns the getattr of agent code for rules that are not about names."""
+        plain, reach, enter = self._plain, self.reach, self.enter
+
+        def getattr(obj: Any, name: str, /, *default: Any) -> Any:
+            """getattr(object, name[, default]) -> value"""
+            if _type(name) is not str and _isinstance(name, str):
+                name = str.__getitem__(name, slice(None))
+            value = _getattr(obj, name, *default)
+            if name in ENTRANCES:
+                return enter(value, f"getattr(…, {name!r})")
+            if _type(value) in plain:
+                return value
+            label = f"the module {name_of(obj)}" if is_module(obj) else "…"
+            return reach(value, f"getattr({label}, {name!r})")
+
+        return getattr
+
+    def foreign_vars(self) -> Callable[..., Any]:
+        """Returns the vars of agent code, which shows the names of modules too."""
+
+        def vars(*args: Any) -> Any:
+            """vars([object]) -> dictionary"""
+            if not args:
+                return locals_of(sys._getframe(1))
+            return self.enter(_vars(*args), "vars(…)")
+
+        return vars
+
+    def check_name(self, name: Any) -> Any:
+        """Returns the name of an attribute as text that can't change any more. Refuses it if a rule does."""
+        if not _isinstance(name, str):
+            return name  # its user raises the TypeError
+        if _type(name) is not str:
+            name = str.__getitem__(name, slice(None))
+        rule = name_rule(name, self._enforcer.rules)
+        if rule:
+            self._enforcer.refuse(PolicyDenied(rule, f"Attribute {name}"))
+        return name
+
+    def builtins(self) -> dict[str, Callable[..., Any]]:
+        """Returns the checked getattr, hasattr, setattr and delattr."""
+        hooks = self
+
+        def getattr(obj: Any, name: str, /, *default: Any) -> Any:
+            """getattr(object, name[, default]) -> value"""
+            name = hooks.check_name(name)
+            if len(default) > 1 or not _isinstance(name, str):
+                return _getattr(obj, name, *default)
+            try:
+                return hooks.special(obj, name)
+            except AttributeError:
+                if not default:
+                    raise
+                return default[0]
+
+        def hasattr(obj: Any, name: str, /) -> bool:
+            """Return whether the object has an attribute with the given name."""
+            return _hasattr(obj, hooks.check_name(name))
+
+        def setattr(obj: Any, name: str, value: Any, /) -> None:
+            """Sets the named attribute on the given object to the specified value."""
+            _setattr(obj, hooks.check_name(name), value)
+
+        def delattr(obj: Any, name: str, /) -> None:
+            """Deletes the named attribute from the given object."""
+            _delattr(obj, hooks.check_name(name))
+
+        return {each.__name__: each for each in (getattr, hasattr, setattr, delattr)}
+
+    def _substitutes(self, needed: bool) -> list[tuple[Any, Any]]:
+        """Returns checked versions of library functions that take names of attributes as text."""
+        if not needed:
+            return []
+        import operator
+        import string
+
+        return [
+            (operator.attrgetter, self._attrgetter),
+            (operator.methodcaller, self._methodcaller),
+            (string.Formatter, self._formatter()),
+        ]
+
+    def _attrgetter(self, *names: Any) -> Callable[[Any], Any]:
+        """operator.attrgetter"""
+        import operator
+
+        operator.attrgetter(*names)  # raises for names that are wrong
+        paths = [[self.check_name(part) for part in name.split(".")] for name in names]
+
+        def walked(obj: Any, path: list[str]) -> Any:
+            for part in path:
+                obj = self.special(obj, part)
+            return obj
+
+        if len(paths) == 1:
+            return lambda obj: walked(obj, paths[0])
+        return lambda obj: tuple(walked(obj, path) for path in paths)
+
+    def _methodcaller(self, name: Any, /, *args: Any, **kwargs: Any) -> Callable[[Any], Any]:
+        """operator.methodcaller"""
+        import operator
+
+        operator.methodcaller(name)
+        name = self.check_name(name)
+        return lambda obj: self.verify(self.special(obj, name)(*args, **kwargs))
+
+    def _formatter(self) -> type:
+        import string
+
+        hooks = self
+
+        class Formatter(string.Formatter):
+            def get_field(self, field_name: str, args: Any, kwargs: Any) -> Any:
+                first, rest = formatter_field_name_split(field_name)
+                value = self.get_value(first, args, kwargs)
+                for is_attribute, key in rest:
+                    value = hooks.special(value, hooks.check_name(key)) if is_attribute else hooks.verify(value[key])
+                return value, first
+
+        return Formatter
+
+    # -- formats
+
+    def check_fields(self, text: str, value_of: Callable[[Any], Any], numbers: Iterator[int], depth: int = 0) -> None:
+        """Checks the values that the fields of a format reach; `value_of` returns the argument of a name or number.
+
+        Raises as an invalid format does.
+        """
+        for _, field, spec, _ in formatter_parser(text):
+            if field is not None:
+                first, rest = formatter_field_name_split(field)
+                value = value_of(next(numbers) if first == "" else first)
+                for is_attribute, key in rest:
+                    value = self.special(value, self.check_name(key)) if is_attribute else self.verify(value[key])
+            if spec and depth < _MAX_FORMAT_DEPTH:
+                self.check_fields(spec, value_of, numbers, depth + 1)
+
+    # -- values
+
+    def _inspected(self, value: Any, path: str = "") -> Any:
+        kind = _type(value)
+        if _issubclass(kind, ModuleType):
+            self._check.check(value, path)
+            return self.given.get(id(value), (value, value))[1]
+        self._learn(kind)
+        return value
+
+    def _inspected_member(self, value: Any, path: str) -> Any:
+        """Checks an attribute of a module."""
+        kind = _type(value)
+        if id(value) in self.given and not _issubclass(kind, ModuleType):
+            return self.given[id(value)][1]
+        if kind is BuiltinFunctionType or kind is FunctionType or kind is type:
+            module, name = _getattr(value, "__module__", None), value.__name__
+            if "dangerous_functions" in self._enforcer.rules.refused and starts_processes(str(module), name):
+                self._enforcer.refuse(PolicyDenied("dangerous_functions", f"Function {module}.{name}"))
+            return value
+        return value if kind in self._plain else self._inspected(value, path)
+
+    def _shown(self) -> Entrances:
+        assert self._entrances is not None, "there are no builtins of agent code yet"
+        return self._entrances
+
+    def _learn(self, kind: type) -> None:
+        if len(self._plain) >= _MAX_PLAIN_TYPES:  # a program may make types without end
+            self._plain.clear()
+            self._plain.update(_SURELY_PLAIN)
+        self._plain.add(kind)
+
+
+def _public_names(module: Any) -> list[str]:
+    """Returns the names that `from module import *` binds."""
+    names = _getattr(module, "__all__", None)
+    return [name for name in vars(module) if name[:1] != "_"] if names is None else list(names)
+
+
+class _Formatting:
+    """A checked str.format or str.format_map, bound to a text or not."""
+
+    def __init__(self, hooks: Hooks, method: Callable[..., str], text: str | None = None) -> None:
+        self._hooks = hooks
+        self._method = method
+        self._text = text
+        self.__name__ = method.__name__
+        self.__doc__ = method.__doc__
+
+    def __call__(self, *args: Any, **kwargs: Any) -> str:
+        text: Any = self._text
+        given = args
+        if text is None and args:
+            text, given = args[0], args[1:]
+        if _isinstance(text, str):
+            self._check(str.__getitem__(text, slice(None)), given, kwargs)
+        return self._method(*args, **kwargs)
+
+    def _check(self, text: str, given: tuple[Any, ...], named: dict[str, Any]) -> None:
+        if "." not in text and "[" not in text:
+            return
+        values: Any = named
+        if self.__name__ == "format_map":
+            values, given = (given[0] if given else {}), ()
+
+        def value_of(key: Any) -> Any:
+            return given[key] if _isinstance(key, int) else values[key]
+
+        try:
+            self._hooks.check_fields(text, value_of, count())
+        except Exception:  # noqa: BLE001 (the program's values, or an invalid format: the method itself raises it again)
+            return
+
+    def __repr__(self) -> str:
+        return repr(self._method)
+
+
+def elsewhere() -> Hooks:
+    """Returns hooks that refuse nothing."""
+    return Hooks(RuleEnforcer(Meter()))

@@ -1,0 +1,175 @@
+"""Guards functions of the standard library that import a module by name: importlib, runpy, pkgutil, ….
+
+For agent code they import only authorized modules, for a library any. Code is the agent's when its frame has the
+agent's builtins, which all code of its namespace has. Only the calling frame decides: a library that calls such a
+function for the agent, with a name of the agent's, counts as a library.
+"""
+
+from __future__ import annotations
+
+import builtins
+import importlib
+import importlib.machinery
+import sys
+
+from .dynamic import AGENT_BUILTINS
+from .imports import check_import
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import ModuleType
+    from typing import Any, Callable, Iterable
+
+    from .rule_enforcer import RuleEnforcer
+
+    Asked = Callable[[tuple[Any, ...], dict[str, Any]], Iterable[Any]]
+    """Returns the names that a call with these arguments imports."""
+
+# Parts of a dotted name, the last of which may be attributes.
+_MAX_PARTS = 32
+
+
+class ImportFunctions:
+    """Guards those of importlib at once, the others when agent code has imported their module."""
+
+    def __init__(self, agent_builtins: dict[str, Any], enforcer: RuleEnforcer) -> None:
+        self._agent_builtins = agent_builtins
+        self._enforcer = enforcer
+        self._guarded: set[str] = set()
+        self.guard("importlib")
+        self._guard_machinery()
+
+    def guard(self, module: str) -> None:
+        """Guards the functions of a module that agent code has imported."""
+        owner = sys.modules.get(module)
+        if module in self._guarded or module not in _FUNCTIONS or owner is None:
+            return
+        self._guarded.add(module)
+        for name, asked in _FUNCTIONS[module].items():
+            if name in vars(owner):  # not every Python has each of them
+                self._wrap(owner, name, asked)
+        if module == "runpy":
+            self._guard_paths(owner)
+
+    def _guard_machinery(self) -> None:
+        # Not `exec_module`: it is on the stack while a module's code runs, and tracebacks would show the wrapper.
+        machinery: Any = importlib.machinery
+        loaders = (machinery.SourceFileLoader, machinery.ExtensionFileLoader)
+        for owner in {next(each for each in loader.__mro__ if "__init__" in vars(each)) for loader in loaders}:
+            self._wrap(owner, "__init__", _argument(1, "fullname"))
+        for importer in (machinery.BuiltinImporter, machinery.FrozenImporter):
+            self._wrap(importer, "load_module", _argument(1, "fullname"))
+            self._wrap(importer, "create_module", _spec(-1))
+
+    def _wrap(self, owner: Any, name: str, asked: Asked) -> None:
+        raw = vars(owner)[name]
+        kind: Any = type(raw) if isinstance(raw, (classmethod, staticmethod)) else None
+        function = raw.__func__ if kind is not None else raw
+        agent_builtins, enforcer = self._agent_builtins, self._enforcer
+
+        def checked(*args: Any, **kwargs: Any) -> Any:
+            if sys._getframe(1).f_builtins is not agent_builtins:
+                return function(*args, **kwargs)
+            modules = [module for module in asked(args, kwargs) if isinstance(module, str)]
+            for module in modules:
+                check_import(enforcer, module)
+            result = function(*args, **kwargs)
+            for module in modules:
+                self.guard(module)
+            return agent_builtins[AGENT_BUILTINS] if result is builtins else result
+
+        for attribute in ("__name__", "__qualname__", "__doc__", "__module__"):
+            setattr(checked, attribute, getattr(function, attribute))
+        setattr(owner, name, kind(checked) if kind is not None else checked)
+
+    def _guard_paths(self, runpy: ModuleType) -> None:
+        """Instruments a file that agent code runs, like text that it passes to `exec`."""
+        agent_builtins, names, real_compile = self._agent_builtins, vars(runpy), compile
+
+        def compile_file(source: Any, filename: Any, mode: str, *args: Any, **kwargs: Any) -> Any:
+            frame: Any = sys._getframe(1)
+            while frame is not None and frame.f_globals is names:
+                frame = frame.f_back
+            ours = frame is not None and frame.f_builtins is agent_builtins
+            return (agent_builtins["compile"] if ours else real_compile)(source, filename, mode, *args, **kwargs)
+
+        names["compile"] = compile_file
+
+
+def _argument(position: int, name: str) -> Asked:
+    def asked(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterable[Any]:
+        return (args[position] if len(args) > position else kwargs.get(name),)
+
+    return asked
+
+
+def _spec(position: int) -> Asked:
+    def asked(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterable[Any]:
+        return (getattr(args[position] if args else kwargs.get("spec"), "name", None),)
+
+    return asked
+
+
+def _relative(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterable[Any]:
+    """Resolves a relative name: (name, package)."""
+    name = args[0] if args else kwargs.get("name")
+    package = args[1] if len(args) > 1 else kwargs.get("package")
+    if isinstance(name, str) and name.startswith(".") and package:
+        from importlib.util import resolve_name
+
+        return (resolve_name(name, package),)
+    return (name,)
+
+
+def _statement(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterable[Any]:
+    """Reads the arguments of `__import__`."""
+    named = dict(zip(("name", "globals", "locals", "fromlist", "level"), args), **kwargs)
+    name, level, fromlist = named.get("name"), named.get("level", 0), named.get("fromlist") or ()
+    if not isinstance(name, str) or not isinstance(level, int):
+        return ()
+    return ("." * level + name, *(f"{name}.{each}" for each in fromlist if f"{name}.{each}" in sys.modules))
+
+
+def _module(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterable[Any]:
+    return (getattr(args[0] if args else kwargs.get("module"), "__name__", None),)
+
+
+def _path(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterable[Any]:
+    """Reads a dotted name whose end may be an attribute: "os.path:join", "os.path.join"."""
+    name = args[0] if args else kwargs.get("name", kwargs.get("path"))
+    if not isinstance(name, str):
+        return ()
+    module, colon, _ = name.partition(":")
+    if colon:
+        return (module,)
+    parts = module.split(".", _MAX_PARTS)
+    prefixes = (".".join(parts[: end + 1]) for end in range(1, len(parts)))
+    return (parts[0], *(prefix for prefix in prefixes if prefix in sys.modules))
+
+
+_FUNCTIONS: dict[str, dict[str, Asked]] = {
+    "importlib": {
+        "import_module": _relative,
+        "__import__": _statement,
+        "reload": _module,
+        "find_loader": _argument(0, "name"),
+    },
+    "importlib.util": {
+        "find_spec": _relative,
+        "module_from_spec": _spec(0),
+        "spec_from_file_location": _argument(0, "name"),
+        "spec_from_loader": _argument(0, "name"),
+    },
+    "imp": {
+        name: _argument(0, "name")
+        for name in ("load_module", "load_source", "load_compiled", "load_dynamic", "load_package", "init_builtin")
+    },
+    "pkgutil": {
+        "resolve_name": _path,
+        "find_loader": _argument(0, "fullname"),
+        "get_loader": _argument(0, "module_or_name"),
+        "get_data": _argument(0, "package"),
+    },
+    "pydoc": {"locate": _path, "safeimport": _path},
+    "runpy": {"run_module": _argument(0, "mod_name")},
+}

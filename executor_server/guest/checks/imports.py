@@ -1,0 +1,167 @@
+"""Checks the imports of agent code, in its source and again when they happen.
+
+A library's own imports are free. Both checks come to the same verdict. The first also sees imports that would never
+run, in a branch that is not taken: such a program is refused as a whole. A refusal is no ImportError: a program that
+handled it as one would go on as if the module were merely missing.
+
+Using a module that is loaded already is no import: to authorize `sys` is to authorize `sys.modules`, and only the rules
+language.module_attributes and language.foreign_modules check attributes (hooks.py).
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+
+from ..wire.messages import MAX_IMPORT_CHARS, MAX_IMPORTS
+from .control import Refusal
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Callable, Iterable, Sequence
+
+    from .rule_enforcer import RuleEnforcer
+    from .rules import Rules
+
+    Given = Callable[[Any, str, Any], Any]
+
+# The key under which the builtins of agent code keep the `__import__` that it calls by name. No source can spell it.
+CALLED_IMPORT = "import()"
+
+# Bytes of the names of imported modules in a result.
+_MAX_REPORTED_BYTES = 4096
+# Characters in a refusal: of the module's name, and of the authorized imports. Both can be long.
+_MAX_NAME_CHARS = 200
+_MAX_LISTED_CHARS = 4000
+
+
+class ImportDenied(Refusal):
+    """Agent code imported a module that is not authorized."""
+
+    __module__ = "builtins"  # so that a traceback shows its plain name
+    outcome = "import_denied"
+
+    def __init__(self, module: str, rules: Rules) -> None:
+        super().__init__(refusal(module, rules))
+        self.module = module
+
+
+def refusal(module: str, rules: Rules) -> str:
+    """Returns the message of a refusal. A name that begins with a dot is a relative import, which is always refused."""
+    why = ""
+    if module.startswith("."):
+        why = ": the program is in no package, so it has no relative imports"
+    elif rules.denies(module):
+        why = ": the policy denies it"
+    name = module if len(module) <= _MAX_NAME_CHARS else f"{module[:_MAX_NAME_CHARS]}…"
+    return f"Import of {name} is not allowed{why}. Authorized imports are: {listed(rules.authorized)}"
+
+
+def listed(patterns: Sequence[str]) -> str:
+    """Returns the patterns as a list, bounded."""
+    text = str(list(patterns))
+    if len(text) <= _MAX_LISTED_CHARS:
+        return text
+    cut = text.rfind(",", 0, _MAX_LISTED_CHARS)
+    return f"{text[:cut]}, …] ({len(patterns)} in all)"
+
+
+def refused_module(module: str, names: Iterable[str], rules: Rules) -> str:
+    """Returns the module that `[from] module import [names]` may not import; empty when it may import all."""
+    if module == "__future__":
+        return ""  # part of the language
+    if module.startswith(".") or not rules.authorizes(module):
+        return module
+    if rules.denied:
+        for name in names:
+            below = rules.denied_below(module) if name == "*" else f"{module}.{name}"
+            if below and rules.denies(below):
+                return below
+    return ""
+
+
+class Imports:
+    """The imports of a syntax tree. `denied` are (line, module) of those refused, by line."""
+
+    def __init__(self, tree: ast.AST, rules: Rules) -> None:
+        self.denied: list[tuple[int, str]] = []
+        self._modules: set[str] = set()
+        self._rules = rules
+        pending = [tree]
+        while pending:  # not recursive: the tree may be deeper than our stack
+            node = pending.pop()
+            if isinstance(node, ast.Import):
+                for alias in node.names:
+                    self._note(node.lineno, alias.name, ())
+            elif isinstance(node, ast.ImportFrom):
+                self._note(node.lineno, "." * node.level + (node.module or ""), [alias.name for alias in node.names])
+            elif not isinstance(node, ast.expr):  # imports are statements; no expression holds one
+                pending.extend(ast.iter_child_nodes(node))
+        self.denied.sort()
+
+    def _note(self, line: int, module: str, names: Sequence[str]) -> None:
+        self._modules.add(module)
+        refused = refused_module(module, names, self._rules)
+        if refused:
+            self.denied.append((line, refused))
+
+    @property
+    def reported(self) -> list[str]:
+        """Returns the modules, sorted, as far as a result has room for them."""
+        names: list[str] = []
+        left_bytes = _MAX_REPORTED_BYTES
+        for name in sorted(self._modules):
+            size = len(name.encode("utf-8", "replace"))
+            if len(name) <= MAX_IMPORT_CHARS and size <= left_bytes and len(names) < MAX_IMPORTS:
+                names.append(name)
+                left_bytes -= size
+        return names
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# At run time
+
+
+def make_import(
+    enforcer: RuleEnforcer, given: Given, real_import: Callable[..., Any] = builtins.__import__
+) -> Callable[..., Any]:
+    """Returns the `__import__` that agent code calls by name; `given` turns a module into the object that it gets."""
+
+    def __import__(name: str, globals: Any = None, locals: Any = None, fromlist: Any = (), level: int = 0) -> Any:
+        check_import(enforcer, name, fromlist, level)
+        return given(real_import(name, globals, locals, fromlist, level), name, fromlist)
+
+    return __import__
+
+
+def make_statement_import(
+    checked: Callable[..., Any], members: Callable[[Any, Any], Any], real_import: Callable[..., Any]
+) -> Callable[..., Any]:
+    """Returns the `__import__` behind the import statements of agent code, and behind libraries written in C.
+
+    `members` turns a module into the object that `from module import names` reads.
+
+    C code imports (PyImport_Import) through the builtins of the Python frame that called it, so the own imports of
+    numpy or time come here as if they were the agent's. They always pass a new list and the same namespace twice, which
+    no statement does; code that calls `__import__` by name gets the other function.
+    """
+
+    def __import__(name: str, globals: Any = None, locals: Any = None, fromlist: Any = (), level: int = 0) -> Any:
+        if type(fromlist) is list and not fromlist and level == 0 and globals is not None and globals is locals:
+            return real_import(name, globals, locals, fromlist, level)
+        module = checked(name, globals, locals, fromlist, level)
+        return members(module, fromlist) if fromlist else module
+
+    return __import__
+
+
+def check_import(enforcer: RuleEnforcer, name: Any, names: Any = (), level: int = 0) -> None:
+    """Refuses an import that agent code asks for, unless it is authorized."""
+    if not isinstance(name, str) or not isinstance(level, int):
+        return  # the real import raises the TypeError
+    if type(name) is not str:
+        name = str.__getitem__(name, slice(None))  # a subclass could compare equal to any name
+    listed = [each for each in names if isinstance(each, str)] if isinstance(names, (list, tuple)) else ()
+    refused = refused_module("." * level + name, listed, enforcer.rules)
+    if refused:
+        enforcer.refuse(ImportDenied(refused, enforcer.rules))

@@ -1,0 +1,368 @@
+"""Rewrites a syntax tree so that the program counts its operations, can be ended, and yields its last value.
+
+Promises
+- The head of every loop body, every element of a comprehension and every entry of a function (lambdas and generators
+  too) ticks. The rest, straight-line code, is bounded by the size of its source.
+- The head of every `except` calls the guard, which raises control exceptions again.
+- The value of the trailing expression, or of the last statement, is passed to `keep`.
+- Under rules of the language, accesses go through hooks (accesses.py, foreign_accesses.py).
+- Nothing else changes: results, scopes, laziness, docstrings, line and column numbers.
+
+The added calls are calls of constants, not names, so the program can't shadow them. A constant in a syntax tree must be
+a plain value; so the tree gets sentinels (random bytes), and `bind` replaces them by the objects in the compiled code.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+import threading
+import warnings
+from ast import AST, Call, Constant, Expr, Load, expr, stmt
+from itertools import compress
+from types import CodeType
+
+from .accesses import hook_accesses
+from .foreign_accesses import hook_foreign
+from .imports import CALLED_IMPORT
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Callable, Iterator, Mapping, Sequence
+
+    from .hooks import Hooks
+    from .rules import Rules
+
+TRAILING_EXPRESSION = "trailing_expression"
+LAST_STATEMENT = "last_statement"
+
+_builtin_compile = compile
+
+
+_HOOKS = ("enter", "load", "match", "reach", "special", "verify")
+
+
+class Sentinels:
+    """Stand-ins for the objects that instrumented code calls; the checker and the interpreter use the same mark."""
+
+    __slots__ = ("compress", "enter", "guard", "keep", "load", "match", "next", "reach", "special", "ticks", "verify")
+
+    def __init__(self, mark: str) -> None:
+        """`mark` is random, so that no constant of a program is taken for a sentinel."""
+        self.next = f"{mark}:next".encode()
+        self.compress = f"{mark}:compress".encode()
+        self.ticks = f"{mark}:ticks".encode()
+        self.guard = f"{mark}:guard".encode()
+        self.keep = f"{mark}:keep".encode()
+        self.load = f"{mark}:load".encode()
+        self.verify = f"{mark}:verify".encode()
+        self.special = f"{mark}:special".encode()
+        self.match = f"{mark}:match".encode()
+        self.reach = f"{mark}:reach".encode()
+        self.enter = f"{mark}:enter".encode()
+
+    def constants(
+        self,
+        *,
+        ticks: Iterator[bool],
+        guard: Callable[[], object],
+        keep: LastValue | None = None,
+        hooks: Hooks | None = None,
+    ) -> dict[bytes, object]:
+        """Returns the object that `bind` puts in place of each sentinel.
+
+        Only code made with an output mode needs `keep`, and only code made under rules of the language `hooks`.
+        """
+        hooked = {} if hooks is None else {getattr(self, name): getattr(hooks, name) for name in _HOOKS}
+        return {
+            **hooked,
+            self.next: next,
+            self.compress: compress,
+            self.ticks: ticks,
+            self.guard: guard,
+            # A bound method: twice as fast to call as an object with __call__, which counts in a loop.
+            self.keep: None if keep is None else keep.keep,
+        }
+
+
+class LastValue:
+    """Keeps the last value of one execution that is not None."""
+
+    def __init__(self) -> None:
+        self.value: Any = None
+
+    def keep(self, value: Any) -> Any:
+        if value is not None:
+            self.value = value
+        return value
+
+
+def bind(code: CodeType, constants: Mapping[bytes, object]) -> CodeType:
+    """Returns the code with its sentinels replaced, in nested functions too."""
+    changed = False
+    bound: list[object] = []
+    for constant in code.co_consts:
+        if type(constant) is bytes and constant in constants:
+            bound.append(constants[constant])
+            changed = True
+        elif type(constant) is CodeType:
+            inner = bind(constant, constants)
+            changed = changed or inner is not constant
+            bound.append(inner)
+        else:
+            bound.append(constant)
+    return code.replace(co_consts=tuple(bound)) if changed else code
+
+
+_warnings_lock = threading.Lock()
+
+
+def compile_tree(tree: AST, filename: str, mode: str = "exec", *, flags: int = 0, optimize: int = 0) -> CodeType:
+    """Compiles without warnings: CPython would warn, at each sentinel, that bytes are not callable."""
+    with _warnings_lock, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        code: CodeType = _builtin_compile(tree, filename, mode, flags, True, optimize)  # type: ignore[call-overload]
+        return code
+
+
+def instrument(
+    tree: AST,
+    sentinels: Sentinels,
+    *,
+    rules: Rules,
+    output_mode: str | None = None,
+    string_annotations: bool = False,
+) -> None:
+    """Rewrites the tree in place.
+
+    With `string_annotations`, or when the tree itself has `from __future__ import annotations`, the compiler turns
+    annotations into text: they are no code then, and are left alone.
+    """
+    editor = _Editor(sentinels)
+    skipped = _ANNOTATIONS if string_annotations or _has_string_annotations(tree) else ()
+    nodes = list(_walk(tree, skipped))
+    if rules.refused:
+        accessing = [node for node, _ in nodes]
+        if "foreign_modules" in rules.refused:
+            accessing = hook_foreign(accessing, sentinels, skipped)
+        hook_accesses(accessing, sentinels, rules, skipped)
+    if output_mode is not None and isinstance(tree, ast.Module):
+        editor.keep_value(tree.body, last_statement=output_mode == LAST_STATEMENT)
+    for node, in_loop in nodes:
+        if type(node) is ast.For and not in_loop:
+            editor.outer_for_loop(node)
+            continue
+        edit = _EDITS.get(type(node))
+        if edit is not None:
+            edit(editor, node)
+    if any(type(node) is _TryStar for node, _ in nodes):
+        for node, _ in nodes:
+            editor.unwrap_groups(node)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The edits. Positions are those of the user's code next to them, so that a traceback points there.
+
+_STATEMENT_LISTS = ("body", "orelse", "finalbody")
+_TryStar: Any = getattr(ast, "TryStar", None)  # CPython 3.11 and later
+_READABLE = (
+    *(ast.Name, ast.Attribute, ast.Subscript, ast.Constant, ast.UnaryOp, ast.BinOp, ast.Tuple, ast.Slice),
+    *(ast.expr_context, ast.operator, ast.unaryop),
+)
+
+
+class _Editor:
+    def __init__(self, sentinels: Sentinels) -> None:
+        self._sentinels = sentinels
+
+    def outer_for_loop(self, node: Any) -> None:
+        # The cheapest tick costs no bytecode: the iterator that the loop runs over takes it. Making that iterator costs
+        # as much as ten ticks, which is nothing for a loop that is not itself run again and again by another.
+        at = node.iter if sys.version_info >= (3, 13) else node  # where CPython itself says "not iterable"
+        node.iter = self._call(self._sentinels.compress, [node.iter, self._ticks(at)], at)
+
+    def for_loop(self, node: Any) -> None:
+        node.body.insert(0, self._tick_statement(node.iter))
+
+    def while_loop(self, node: Any) -> None:
+        node.body.insert(0, self._tick_statement(node.test))
+
+    def comprehension(self, node: Any) -> None:
+        node.ifs.insert(0, self._tick(node.target))  # always true
+
+    def lambda_(self, node: Any) -> None:
+        body = node.body
+        node.body = ast.BoolOp(op=ast.And(), values=[self._tick(body), body], **_position(body))
+
+    def function(self, node: Any) -> None:
+        node.body.insert(1 if _is_docstring(node.body[0]) else 0, self._tick_statement(node))
+
+    def handler(self, node: Any) -> None:
+        node.body.insert(0, _statement(self._call(self._sentinels.guard, [], node)))
+
+    def name(self, node: Any) -> None:
+        if node.id == "__import__" and isinstance(node.ctx, Load):
+            node.id = CALLED_IMPORT
+
+    def unwrap_groups(self, node: Any) -> None:
+        """Guards each `except*` from outside: it passes control exceptions on in a group, which the guard unwraps."""
+        for name in _STATEMENT_LISTS:
+            block = getattr(node, name, None)
+            if not isinstance(block, list):
+                continue
+            for index, statement in enumerate(block):
+                if type(statement) is _TryStar:
+                    block[index] = self._guarded(statement)
+
+    def keep_value(self, body: list[stmt], *, last_statement: bool) -> None:
+        if not body or not (last_statement or isinstance(body[-1], Expr)):
+            return
+        if len(body) == 1 and _is_docstring(body[0]):
+            body.append(_statement(self._keep(body[0].value)))  # type: ignore[attr-defined]
+            return
+        tail = body[-1:]
+        self._keep_all(tail)
+        body[-1:] = tail
+
+    def _keep_all(self, statements: list[stmt]) -> None:
+        """Passes the value of each statement to `keep`, which stores the last that is not None.
+
+        As in smolagents' local executor, `for` and `if` have the last value inside of them; `while`, `with` and `try`
+        have none.
+        """
+        pending = [statements]
+        while pending:
+            block = pending.pop()
+            kept: list[stmt] = []
+            for statement in block:
+                kept.append(statement)
+                if isinstance(statement, (Expr, ast.Assign, ast.AnnAssign)):
+                    if statement.value is not None:
+                        statement.value = self._keep(statement.value)
+                elif isinstance(statement, ast.AugAssign):
+                    if all(isinstance(node, _READABLE) or _is_hook(node) for node in ast.walk(statement.target)):
+                        kept.append(_statement(self._keep(_loaded(statement.target))))
+                elif isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+                    name = ast.Name(id=statement.name, ctx=Load(), **_position(statement))
+                    kept.append(_statement(self._keep(name)))
+                elif isinstance(statement, (ast.If, ast.For, ast.AsyncFor)):
+                    pending += [statement.body, statement.orelse]
+            block[:] = kept
+
+    def _keep(self, value: expr) -> Call:
+        return self._call(self._sentinels.keep, [value], value)
+
+    def _tick(self, at: Any) -> Call:
+        return self._call(self._sentinels.next, [self._ticks(at)], at)
+
+    def _ticks(self, at: Any) -> Constant:
+        return Constant(value=self._sentinels.ticks, kind=None, **_position(at))
+
+    def _tick_statement(self, at: Any) -> stmt:
+        return _statement(self._tick(at))
+
+    def _call(self, sentinel: bytes, arguments: list[Any], at: Any) -> Call:
+        position = _position(at)
+        function = Constant(value=sentinel, kind=None, **position)
+        return Call(func=function, args=arguments, keywords=[], **position)
+
+    def _guarded(self, statement: Any) -> stmt:
+        position = _position(statement)
+        handler = ast.ExceptHandler(
+            type=None, name=None, body=[ast.Raise(exc=None, cause=None, **position)], **position
+        )
+        self.handler(handler)
+        return ast.Try(body=[statement], handlers=[handler], orelse=[], finalbody=[], **position)
+
+
+_EDITS: dict[type, Callable[[_Editor, Any], None]] = {
+    ast.For: _Editor.for_loop,
+    ast.AsyncFor: _Editor.for_loop,
+    ast.While: _Editor.while_loop,
+    ast.comprehension: _Editor.comprehension,
+    ast.Lambda: _Editor.lambda_,
+    ast.FunctionDef: _Editor.function,
+    ast.AsyncFunctionDef: _Editor.function,
+    ast.ExceptHandler: _Editor.handler,
+    ast.Name: _Editor.name,
+}
+
+
+def _statement(value: expr) -> stmt:
+    return Expr(value=value, **_position(value))
+
+
+def _position(node: Any) -> dict[str, int]:
+    if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.ExceptHandler)):
+        # The first line only: a traceback should not show the whole statement.
+        end_line, end_column = node.lineno, node.col_offset
+    else:
+        end_line, end_column = node.end_lineno or node.lineno, node.end_col_offset or node.col_offset
+    return {
+        "lineno": node.lineno,
+        "col_offset": node.col_offset,
+        "end_lineno": end_line,
+        "end_col_offset": end_column,
+    }
+
+
+def _is_docstring(statement: Any) -> bool:
+    return (
+        isinstance(statement, Expr) and isinstance(statement.value, Constant) and isinstance(statement.value.value, str)
+    )
+
+
+def _is_hook(node: AST) -> bool:
+    return isinstance(node, Call) and isinstance(node.func, Constant)
+
+
+def _loaded(target: Any) -> expr:
+    """Returns a copy of an assignment's target that reads it."""
+    fields: dict[str, Any] = {name: getattr(target, name) for name in target._fields}
+    fields["ctx"] = Load()
+    return type(target)(**fields, **_position(target))  # type: ignore[no-any-return]
+
+
+def _has_string_annotations(tree: AST) -> bool:
+    statements = tree.body if isinstance(tree, (ast.Module, ast.Interactive)) else []
+    return any(
+        isinstance(statement, ast.ImportFrom)
+        and statement.module == "__future__"
+        and any(alias.name == "annotations" for alias in statement.names)
+        for statement in statements
+    )
+
+
+_ANNOTATIONS = ("annotation", "returns")
+_LOOPS = (ast.For, ast.AsyncFor, ast.While)
+_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+
+
+def _walk(tree: AST, skipped: Sequence[str]) -> Iterator[tuple[AST, bool]]:
+    """Yields all nodes, with true for those in a loop of their function; not recursive, as trees may be very deep."""
+    pending = [(tree, False)]
+    while pending:
+        node, in_loop = pending.pop()
+        yield node, in_loop
+        in_loop = (in_loop or isinstance(node, _LOOPS)) and not isinstance(node, _FUNCTIONS)
+        for name in node._fields:
+            if name in skipped:
+                continue
+            value = getattr(node, name, None)
+            if isinstance(value, AST):
+                pending.append((value, in_loop))
+            elif isinstance(value, list):
+                pending.extend((item, in_loop) for item in value if isinstance(item, AST))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def spans(tree: ast.Module) -> list[list[int]]:
+    """Returns the first and last line of each top-level statement with its decorators; call it before `instrument`."""
+    return [[_first_line(statement), statement.end_lineno or statement.lineno] for statement in tree.body]
+
+
+def _first_line(statement: stmt) -> int:
+    decorators: list[expr] = getattr(statement, "decorator_list", [])
+    return min([statement.lineno, *(decorator.lineno for decorator in decorators)])

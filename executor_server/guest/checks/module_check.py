@@ -1,0 +1,146 @@
+"""Decides which modules agent code may use, however it got hold of one.
+
+Two rules decide. `module_attributes` works like an import: `numpy` alone does not authorize `numpy.random`.
+`foreign_modules` lets a program use a whole package of which a part is authorized, as Python itself does.
+A module that the program made itself is its own.
+"""
+
+from __future__ import annotations
+
+import sys
+from types import ModuleType
+
+from .imports import listed
+from .language import PolicyDenied
+from .standard_modules import public_name
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, NoReturn, TypeGuard
+
+    from .rule_enforcer import RuleEnforcer
+
+
+_DICT: Any = type.__dict__["__dict__"].__get__(ModuleType)["__dict__"]
+
+
+class ModuleCheck:
+    """Decides on modules and refuses them. Only the modules that it allowed are cached."""
+
+    def __init__(self, enforcer: RuleEnforcer) -> None:
+        self._enforcer = enforcer
+        self._allowed: dict[int, ModuleType] = {}
+        self._index: dict[int, set[str]] = {}
+        self._indexed = 0
+
+    def on_rules(self) -> None:
+        """Applies other rules."""
+        self._allowed = {}
+
+    def check(self, module: ModuleType, path: str = "") -> None:
+        """Refuses a module that is not authorized; `path` is how the program reached it."""
+        if id(module) not in self._allowed:
+            if type(module) is Unauthorized:
+                ModuleType.__getattribute__(module, "refuse")()
+            if not self.is_allowed(module):
+                self.refuse(name_of(module), path)
+            self._allowed[id(module)] = module
+
+    def is_allowed(self, module: ModuleType) -> bool:
+        refused = self._enforcer.rules.refused
+        if "module_attributes" not in refused and "foreign_modules" not in refused:
+            return True
+        names = self._names(module)
+        if "module_attributes" in refused:
+            return self._are_authorized(names or {name_of(module)})
+        spec = _names_of(module).get("__spec__")
+        if spec is None:
+            return True  # the program itself, or what it has made
+        return self.allows(names or {str(getattr(spec, "name", "") or name_of(module))})
+
+    def is_entry_allowed(self, key: object, value: object) -> bool:
+        """Decides on an entry of sys.modules. It need not be a module: libraries put other objects there.
+
+        For such an object the names under which it is loaded decide, not the key of the lookup: a key of the program's
+        own class can claim to equal any other.
+        """
+        if value is None:
+            return True  # None marks a module that does not exist
+        if is_module(value):
+            return self.is_allowed(value)
+        refused = self._enforcer.rules.refused
+        names = self._names(value) or {str(key) if type(key) is str else "?"}
+        if "module_attributes" in refused:
+            return self._are_authorized(names)
+        return class_module(type(value)) == "__main__" or self.allows(names)
+
+    def _are_authorized(self, names: set[str]) -> bool:
+        rules = self._enforcer.rules
+        return any(map(rules.authorizes, names)) and not any(map(rules.denies, names))
+
+    def _names(self, module: object) -> set[str]:
+        """Returns the names under which a module is loaded: some have several."""
+        if id(module) not in self._index or len(sys.modules) != self._indexed:
+            loaded = list(sys.modules.items())
+            self._index, self._indexed = {}, len(loaded)
+            for name, each in loaded:
+                self._index.setdefault(id(each), set()).add(name)
+        return {name for name in self._index.get(id(module), ()) if sys.modules.get(name) is module}
+
+    def allows(self, names: set[str]) -> bool:
+        """True when a module with these names, of which one is enough, is part of what is authorized."""
+        if "foreign_modules" not in self._enforcer.rules.refused:
+            return True
+        rules = self._enforcer.rules
+        known = names | {public_name(name) for name in names}
+        tops = {name.partition(".")[0] for name in known}
+        if "__main__" in tops:
+            return True
+        return any(map(rules.authorizes, tops)) and not any(map(rules.denies, known))
+
+    def refuse(self, module: str, path: str = "", what: str = "the module") -> NoReturn:
+        """Refuses `what` of a module that the program reached by `path`."""
+        refused = self._enforcer.rules.refused
+        more = f" Authorized imports are: {listed(self._enforcer.rules.authorized)}"
+        if "foreign_modules" in refused and "module_attributes" not in refused:
+            why = f"it leads to {what} {module}, which is not authorized ({{rule}})"
+            self._enforcer.refuse(PolicyDenied("foreign_modules", path or f"Module {module}", more, why))
+        self._enforcer.refuse(PolicyDenied("module_attributes", f"Module {module}", more))
+
+
+class Unauthorized(ModuleType):
+    """Stands for a module that is not authorized, among others; refused when the program uses it."""
+
+    def __init__(self, name: str, check: ModuleCheck, path: str) -> None:
+        super().__init__(name)
+
+        def refuse() -> NoReturn:
+            check.refuse(name, path)
+
+        object.__setattr__(self, "refuse", refuse)
+
+    def __getattribute__(self, name: str) -> object:
+        if name[:2] == "__" and name != "__dict__":  # Python itself reads these to find out what an object is
+            return super().__getattribute__(name)
+        ModuleType.__getattribute__(self, "refuse")()
+        return None
+
+
+def is_module(value: object) -> TypeGuard[ModuleType]:
+    """Decides by the type: an object's `__class__` can claim to be a module, as those of cffi do."""
+    return issubclass(type(value), ModuleType)
+
+
+def name_of(module: ModuleType) -> str:
+    return str(_names_of(module).get("__name__"))
+
+
+def class_module(cls: type) -> str:
+    """Returns a class's `__module__`, past a metaclass that would answer otherwise."""
+    return str(type.__dict__["__module__"].__get__(cls, type))
+
+
+def _names_of(module: ModuleType) -> dict[str, Any]:
+    """Returns a module's names, past a `__dict__` of its own class: some load all their parts then, or fail."""
+    names: Any = _DICT.__get__(module)
+    return names if type(names) is dict else {}

@@ -1,0 +1,61 @@
+"""Recognizes failures that come from the sandbox having no network, so that a note can say so to the model.
+
+Libraries only name the system call that failed. A sandbox of each backend has only its own loopback: the policy has no
+other value yet.
+"""
+
+from __future__ import annotations
+
+import errno
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Optional
+
+NOTE = (
+    '[this sandbox has no network (policy: sandbox.network = "none"); '
+    "data can reach it as files, variables or answers of tools]"
+)
+# getaddrinfo's NONAME, AGAIN, FAIL and NODATA. Local names, as localhost, are found without a network.
+_NO_ADDRESS = (-2, -3, -4, -5)
+_NO_ROUTE = (errno.ENETUNREACH, errno.EHOSTUNREACH, errno.ENETDOWN)
+_MAX_EXCEPTIONS = 64
+# Messages of the C library, curl and git in the output of a program or its child processes.
+_MESSAGES = (
+    b"Name or service not known",
+    b"Temporary failure in name resolution",
+    b"No address associated with hostname",
+    b"Network is unreachable",
+    b"Could not resolve host",
+)
+
+
+def is_offline(error: BaseException) -> bool:
+    """True when an attempt to reach an address outside of the sandbox led to this exception, maybe through others."""
+    pending: list[Optional[BaseException]] = [error]
+    for _ in range(_MAX_EXCEPTIONS):
+        one = pending.pop() if pending else None
+        if one is None:
+            if not pending:
+                return False
+            continue
+        if _is_cause(one):
+            return True
+        pending += [one.__context__, one.__cause__]
+        members: Any = getattr(one, "exceptions", ())
+        if isinstance(members, tuple):
+            pending += [member for member in members[:_MAX_EXCEPTIONS] if isinstance(member, BaseException)]
+    return False
+
+
+def _is_cause(error: BaseException) -> bool:
+    if not isinstance(error, OSError):
+        return False
+    # socket.gaierror, without importing socket for it.
+    numbers = _NO_ADDRESS if type(error).__name__ == "gaierror" else _NO_ROUTE
+    return error.errno in numbers
+
+
+def says_offline(output: bytes) -> bool:
+    """True when output has such a message: of a program that caught the exception, or of a child process."""
+    return any(text in output for text in _MESSAGES)

@@ -1,0 +1,111 @@
+"""The rules for agent code: modules that it may import, and parts of the language that it may not use.
+
+They come from the policy, through the daemon, and are the same for a source that is checked, for the interpreter, and
+for text that a program runs. They are a guard-rail whose messages teach a model what it can use; the sandbox is the
+wall.
+"""
+
+from __future__ import annotations
+
+from ..wire.frames import FrameError
+from ..wire.messages import CodeRules
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Iterable, Sequence
+
+LANGUAGE_RULES = (
+    "dunder_access",
+    "dynamic_code",
+    "namespaces",
+    "foreign_modules",
+    "module_attributes",
+    "dangerous_functions",
+    "open",
+    "file_writing",
+    "unlisted_builtins",
+)
+"""The features of Python that a policy can refuse agent code, besides imports; docs/policy.md explains each."""
+
+
+class Rules:
+    """Patterns of modules that may be imported, patterns of those that never may, and the language rules in force."""
+
+    __slots__ = ("_authorized_tree", "_denied_tree", "authorized", "denied", "refused")
+
+    def __init__(self, authorized: Sequence[str] = (), denied: Sequence[str] = (), refused: Sequence[str] = ()) -> None:
+        self.authorized = tuple(authorized)
+        self.denied = tuple(pattern[:-2] if pattern.endswith(".*") else pattern for pattern in denied)
+        self.refused = frozenset(refused)
+        if "*" in self.authorized and not self.denied:
+            self.refused -= {"foreign_modules"}  # no module is foreign, and what looks for one would cost something
+        self._authorized_tree = _tree(self.authorized)
+        self._denied_tree = _tree(self.denied)
+
+    def authorizes(self, module: str) -> bool:
+        """True when the module may be imported.
+
+        A pattern names a module ("numpy", "os.path"), everything below one ("numpy.*", which includes "numpy"), or
+        everything ("*"). As in smolagents, "os.path" authorizes "os" too, and "numpy" does not authorize
+        "numpy.random". A denied "os" denies all below it, and a denied "os.path" leaves "os". Denial wins over
+        authorization. Names are compared part by part, so "re" does not match "reprlib".
+        """
+        return _leads_on(self._authorized_tree, module.split(".")) and not self.denies(module)
+
+    def denies(self, module: str) -> bool:
+        """True when the module is denied, whatever authorizes it."""
+        return _ends_in(self._denied_tree, module.split("."))
+
+    def denied_below(self, module: str) -> str:
+        """Returns a module below this one that is denied; empty when there is none."""
+        prefix = f"{module}."
+        return next((pattern for pattern in self.denied if pattern.startswith(prefix)), "")
+
+    def fields(self) -> dict[str, Any]:
+        """Returns the rules as they are sent."""
+        rules = CodeRules(authorized=list(self.authorized), denied=list(self.denied), refused=sorted(self.refused))
+        return rules.head()
+
+    @classmethod
+    def of(cls, rules: CodeRules) -> Rules:
+        """Takes rules as they were sent. Raises FrameError for a rule that this version can't enforce."""
+        if not set(rules.refused).issubset(LANGUAGE_RULES):
+            raise FrameError("a language rule that does not exist")
+        return cls(rules.authorized, rules.denied, rules.refused)
+
+
+def _tree(patterns: Iterable[str]) -> dict[str, Any]:
+    """Returns patterns as a tree of their parts; the end of one is an empty key."""
+    tree: dict[str, Any] = {}
+    for pattern in patterns:
+        node = tree
+        for part in pattern.split("."):
+            node = node.setdefault(part, {})
+        node[""] = {}
+    return tree
+
+
+def _leads_on(tree: dict[str, Any], parts: list[str]) -> bool:
+    """True when some pattern begins with these parts, or ends in "*" before that."""
+    node = tree
+    for part in parts:
+        if "*" in node:
+            return True
+        if not part or part not in node:
+            return False
+        node = node[part]
+    return True
+
+
+def _ends_in(tree: dict[str, Any], parts: list[str]) -> bool:
+    """True when some pattern is all of these parts, or the first of them."""
+    node = tree
+    if "*" in node:
+        return True
+    for part in parts:
+        if not part or part not in node:
+            return False
+        node = node[part]
+        if "" in node:
+            return True
+    return False

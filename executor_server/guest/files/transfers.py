@@ -1,0 +1,252 @@
+"""Transfers beside the jobs: staged blobs, and files of the workspace.
+
+The supervisor serves them itself, at any time, so a program that hangs does not lock its files away. Nothing blocks:
+both live in memory (memory files, tmpfs), and move in pieces of one chunk.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+
+from executor_api.limits import BLOB_BYTES_MAX
+
+from ..wire import link
+from ..wire.channel import Channel
+from ..wire.frames import CHUNK_BYTES, FrameError
+from ..wire.lean import dumps
+from ..wire.messages import BlobBegin, BlobData, FileChunk, FileData, FileGet, FileList, FilePut
+from . import workspace
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Callable, Optional, Union
+
+    from . import archives
+
+MAX_BLOBS = 64
+MAX_TRANSFERS = 16
+# Bytes of all blobs staged at one time, and of one value that is sent.
+MAX_BLOB_BYTES = BLOB_BYTES_MAX
+# Seconds for a blob to be completed, and then to be named by a message; only time with a daemon counts.
+BLOB_TIME_S = 60.0
+_LISTING_BYTES = 1024 * 1024
+
+
+class _Blob:
+    def __init__(self, size: int, deadline: float) -> None:
+        self.fd = os.memfd_create("blob", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        self.size = size
+        self.received = 0
+        self.deadline = deadline  # by the clock of `Transfers`
+
+
+class Transfers:
+    """Owns the staged blobs and the files in transfer. `on_file` is called for each file that was put."""
+
+    def __init__(self, channel: Channel, root: str) -> None:
+        self._channel = channel
+        self._root = root
+        self._blobs: dict[str, _Blob] = {}
+        self._uploads: dict[int, Union[workspace.Upload, archives.ArchiveUpload]] = {}
+        self._downloads: dict[int, Union[workspace.Download, archives.ArchiveDownload]] = {}
+        self._serial = 0
+        self.on_file: Callable[[str, os.stat_result], None] = lambda _path, _status: None
+        # A clock that stands still without a daemon, since nothing could complete or name a blob then.
+        self._connected_s = 0.0
+        self._looked_at = time.monotonic()
+        self._was_connected = False
+
+    def close_all(self) -> None:
+        """In a forked child: closes all of them, which belong to the supervisor."""
+        for blob in self._blobs.values():
+            os.close(blob.fd)
+        for upload in self._uploads.values():
+            upload.close()
+        for download in self._downloads.values():
+            download.close()
+
+    def on_new_daemon(self) -> None:
+        """Drops the transfers of files that the last daemon began, which the new one does not know.
+
+        Staged blobs stay: a message of the last daemon that the new one sends again may name them.
+        """
+        for upload in self._uploads.values():
+            upload.abandon()
+        self._uploads.clear()
+        for download in self._downloads.values():
+            download.close()
+        self._downloads.clear()
+
+    # -- blobs ---------------------------------------------------------------------------------------------------
+
+    def begin_blob(self, request: BlobBegin) -> None:
+        op, blob_id, size = request.op, request.blob, request.size
+        staged = sum(blob.size for blob in self._blobs.values())
+        if blob_id in self._blobs or len(self._blobs) >= MAX_BLOBS or staged + size > MAX_BLOB_BYTES:
+            limit = f"at most {MAX_BLOBS} blobs and {MAX_BLOB_BYTES} bytes can be staged at a time"
+            self._channel.fail(op, "too_large", limit)
+            return
+        self._blobs[blob_id] = _Blob(size, self._connected_s + BLOB_TIME_S)
+        self._channel.done(op)
+
+    def add_to_blob(self, piece: BlobData, data: memoryview) -> None:
+        blob = self._blobs.get(piece.blob)
+        if blob is None:
+            return
+        if blob.received + len(data) > blob.size:
+            raise FrameError("more blob data than announced")
+        try:
+            blob.received += os.write(blob.fd, data)
+        except OSError:
+            # No memory, or past RLIMIT_FSIZE. The message that names the blob gets blob_not_found.
+            self.drop_blob(piece.blob)
+            return
+        blob.deadline = self._connected_s + BLOB_TIME_S
+
+    def drop_blob(self, blob_id: str) -> None:
+        """Drops a blob that no message will name."""
+        blob = self._blobs.pop(blob_id, None)
+        if blob is not None:
+            os.close(blob.fd)
+
+    def claim_blob(self, blob_id: str) -> None:
+        """Keeps a blob from expiring: a job that waits names it."""
+        blob = self._blobs.get(blob_id)
+        if blob is not None:
+            blob.deadline = float("inf")
+
+    def expire_blobs(self, now: float) -> None:
+        """Drops expired blobs. To be called in each turn of the loop; a turn ends when a daemon connects or leaves."""
+        if self._was_connected:
+            self._connected_s += now - self._looked_at
+        self._looked_at, self._was_connected = now, self._channel.connected
+        for blob_id, blob in list(self._blobs.items()):
+            if blob.deadline <= self._connected_s:
+                self.drop_blob(blob_id)
+
+    def take_blob(self, blob_id: str) -> Optional[int]:
+        """Returns the descriptor of a complete blob, sealed, which is the caller's, or None without such a blob."""
+        blob = self._blobs.pop(blob_id, None)
+        if blob is None:
+            return None
+        if blob.received != blob.size:
+            os.close(blob.fd)
+            return None
+        link.seal(blob.fd)
+        return blob.fd
+
+    # -- files ---------------------------------------------------------------------------------------------------
+
+    def begin_file(self, request: Union[FilePut, FileGet, FileList]) -> None:
+        op = request.op
+        try:
+            if isinstance(request, FileList):
+                self._list(op, request.path)
+            elif len(self._uploads) + len(self._downloads) >= MAX_TRANSFERS:
+                self._channel.fail(op, "too_large", f"at most {MAX_TRANSFERS} files can be transferred at a time")
+            elif isinstance(request, FileGet):
+                download = self._download(request)
+                self._downloads[op] = download
+                self._channel.send(FileChunk(op=op, file=download.info))
+            else:
+                self._uploads[op] = self._upload(request)
+                self.add_to_file(FileData(op=op), memoryview(b""))
+        except workspace.PathRefused as refused:
+            self._refuse(op, refused)
+
+    def _download(self, request: FileGet) -> Union[workspace.Download, archives.ArchiveDownload]:
+        make = _archives().ArchiveDownload if request.tar else workspace.Download
+        return make(self._root, request.path, request.max_bytes)
+
+    def _upload(self, request: FilePut) -> Union[workspace.Upload, archives.ArchiveUpload]:
+        if not request.tar:
+            return workspace.Upload(self._root, request.path, request.size, self._next_serial())
+        upload: archives.ArchiveUpload = _archives().ArchiveUpload(
+            self._root, request.path, request.size, self._next_serial
+        )
+        upload.on_file = self.on_file
+        return upload
+
+    def _next_serial(self) -> int:
+        self._serial += 1
+        return self._serial
+
+    def _list(self, op: int, path: str) -> None:
+        entries, truncated = workspace.list_files(self._root, path)
+        listed: list[bytes] = []
+        left = _LISTING_BYTES
+        for entry in entries:  # one by one: a character of a name can take twelve bytes
+            listed.append(dumps(entry.head()))
+            left -= len(listed[-1]) + 1
+            if left < 0:
+                listed.pop()
+                truncated = True
+                break
+        self._channel.done(op, b"[" + b",".join(listed) + b"]", truncated=truncated)
+
+    def add_to_file(self, piece: FileData, data: memoryview) -> None:
+        op = piece.op
+        upload = self._uploads.get(op)
+        if upload is None:
+            return  # it failed, and the daemon has the error
+        try:
+            if piece.abandon:
+                upload.abandon()
+            else:
+                upload.write(data)
+                if upload.remaining:
+                    return
+                self._channel.done(op, file=upload.finish())
+                if isinstance(upload, workspace.Upload):
+                    self.on_file(upload.path, upload.status)
+        except workspace.PathRefused as refused:
+            upload.abandon()
+            self._refuse(op, refused)
+        del self._uploads[op]
+
+    @property
+    def busy(self) -> bool:
+        """True when `pump` has something to send that the daemon takes now."""
+        return bool(self._downloads) and not self._channel.full
+
+    def pump(self) -> None:
+        """Sends a piece of each file that is read, while the daemon takes them; then the loop goes on."""
+        for op, download in list(self._downloads.items()):
+            if self._channel.full:
+                return
+            try:
+                data = download.read(CHUNK_BYTES)
+            except workspace.PathRefused as refused:
+                self._end_download(op)
+                self._refuse(op, refused)
+                continue
+            if data:
+                self._channel.send(FileChunk(op=op), data)
+            else:
+                self._end_download(op)
+                self._channel.done(op, _left_out(download))
+
+    def _end_download(self, op: int) -> None:
+        self._downloads.pop(op).close()
+
+    def _refuse(self, op: int, refused: workspace.PathRefused) -> None:
+        self._channel.fail(op, refused.reason, str(refused))
+
+
+def _archives() -> Any:
+    """Imports the module at its first use: the start of every sandbox would pay for what few sessions need.
+
+    Agent code can't change what is imported: the guest's archive is mounted read-only, and no other path is searched.
+    """
+    from . import archives
+
+    return archives
+
+
+def _left_out(download: Union[workspace.Download, archives.ArchiveDownload]) -> bytes:
+    """Returns what an archive contains and leaves out, as JSON."""
+    if isinstance(download, workspace.Download):
+        return b""
+    said = {"files": download.files, "bytes": download.file_bytes, "omitted": download.omitted}
+    return dumps(said)

@@ -1,0 +1,173 @@
+"""Runs the supervisor's programs in the runtime, one after the other, and reports how each ended."""
+
+from __future__ import annotations
+
+import linecache
+
+from ..checks.control import ExecutionInterrupted, FinalAnswerGiven, Refusal
+from ..checks.failures import describe, text_of
+from ..checks.instrumentation import LastValue
+from ..checks.meter import OperationLimitExceeded
+from ..wire import link
+from ..wire.lean import dumps
+from . import display
+from .fitness import why_unfit
+from .host_tools import encode_value
+from .process import give_headroom, hold_headroom
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import types
+    from typing import Any, Callable, Optional
+
+    from .host_tools import Inbox
+    from .process import OwnProcess
+    from .runtime import Runtime
+    from .streams import Streams
+
+_CO_COROUTINE = 0x80
+
+
+class Executions:
+    """Runs one program at a time, in the main thread."""
+
+    def __init__(
+        self, runtime: Runtime, streams: Streams, process: OwnProcess, inbox: Inbox, send: Callable[..., None]
+    ) -> None:
+        self._runtime = runtime
+        self._meter, self._enforcer, self._main = runtime.meter, runtime.enforcer, runtime.main
+        self._streams = streams
+        self._process = process
+        self._inbox = inbox
+        self._send = send
+        self._last_value = LastValue()
+        self._output = b""
+        self._in_agent_code = False
+        self._loop: Any = None
+        self._encode = encode_value  # captured: agent code may replace the name in its module
+
+    def on_interrupt(self, _signum: int, _frame: Any) -> None:
+        """Handles SIGINT, by which the supervisor asks the program to stop."""
+        if self._in_agent_code and not self._inbox.defer_interrupt():
+            raise ExecutionInterrupted
+
+    def on_run(self, message: link.Message) -> None:
+        head = message.head
+        body = link.read_body(message)
+        size = head.integer("source")
+        source, filename = body[:size].decode("utf-8", "surrogatepass"), head.text("filename", 64)
+        self._streams.connect(message.fds)
+        linecache.cache[filename] = (size, None, source.splitlines(keepends=True), filename)
+        self._last_value = LastValue()
+        code, spans = self._runtime.load(body[size:], self._last_value)
+        marks: dict[int, list[str]] = {}
+        for name, mark in head.values["marks"].items():
+            marks.setdefault(mark, []).append(name)
+        calls = {mark: lambda names=names: self._warn(names) for mark, names in marks.items()}
+        self._meter.start(head.integer("operations"), calls, head.values["of_session"])
+        self._enforcer.begin()
+        hold_headroom()
+        outcome, detail = self._run(code, filename, source, spans)
+        give_headroom()
+        self._enforcer.end()
+        operations = self._meter.finish()
+        self._last_value = LastValue()
+        error = dumps(detail) if detail else b""
+        output, self._output = self._output, b""
+        end = {"t": "done", "filename": filename, "outcome": outcome, "operations": operations, "error": len(error)}
+        # Before the end is reported: a pipe of the run that is open then is held by other processes.
+        self._streams.disconnect()
+        why = why_unfit(self._streams.null, self._encode)
+        self._send({**end, "unfit": why} if why else end, error + output)
+
+    def _warn(self, limits: list[str]) -> None:
+        """Reports that a budget is nearly spent, if it can; else the supervisor does when the program has ended."""
+        if not self._process.is_here():
+            return
+        try:
+            for limit in limits:
+                self._send({"t": "limit", "limit": limit})
+        except (RecursionError, MemoryError):
+            return  # the program is at its own end; it must not meet ours
+
+    def _run(
+        self, code: types.CodeType, filename: str, source: str, spans: list[list[int]]
+    ) -> tuple[str, Optional[dict[str, Any]]]:
+        """Runs the code; sends its images and its value from within, where the deadline still holds."""
+        try:
+            try:
+                self._in_agent_code = True
+                self._evaluate(code)
+                display.show_open_figures()
+                self._send_output()
+                self._streams.flush()
+            except FinalAnswerGiven:
+                display.show_open_figures()
+                self._streams.flush()
+            finally:
+                self._in_agent_code = False
+        except BaseException as error:  # noqa: BLE001 (the border of agent code)
+            self._process.end_forks(1)
+            self._streams.settle()
+            return self._classify(error, filename, source, spans)
+        self._process.end_forks()
+        swallowed = self._decisive()
+        return ("succeeded", None) if swallowed is None else self._classify(swallowed, filename, source, spans)
+
+    def _decisive(self) -> Optional[BaseException]:
+        """Returns what ends the execution even when a thread, a finalizer or a library has swallowed it."""
+        return self._enforcer.refusal or self._meter.raised
+
+    def _evaluate(self, code: types.CodeType) -> None:
+        self._main.__dict__["__builtins__"] = self._runtime.names  # an earlier program may have replaced them
+        result = eval(code, self._main.__dict__)
+        if code.co_flags & _CO_COROUTINE:
+            if self._loop is None:
+                import asyncio
+
+                self._loop = asyncio.new_event_loop()
+                asyncio.set_event_loop(self._loop)
+            self._loop.run_until_complete(result)
+
+    def _send_output(self) -> None:
+        """Encodes the value of the program; a small one goes with the end, a large one now."""
+        value = self._last_value.value
+        if value is None:
+            return
+        packed = self._encode(value)
+        if len(packed) <= link.INLINE_BYTES // 2:
+            self._output = packed
+        else:
+            self._send({"t": "output"}, packed)
+
+    def _classify(
+        self, error: BaseException, filename: str, source: str, spans: list[list[int]]
+    ) -> tuple[str, Optional[dict[str, Any]]]:
+        error = self._decisive() or error
+        self._meter.finish()  # from here on, str() and repr() of the program's exceptions are free
+        if isinstance(error, SystemExit):
+            return "exited", {"type": "SystemExit", "message": text_of(error), "exit_code": _exit_code(error)}
+        detail = describe(error, filename, source, spans)
+        if isinstance(error, OperationLimitExceeded):
+            return "operation_limit", detail
+        if isinstance(error, MemoryError):
+            return "out_of_memory", {**detail, "message": detail["message"] or "out of memory"}
+        if isinstance(error, Refusal):
+            return error.outcome, detail
+        return "exception", detail
+
+
+def unless_final_answer(report: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Wraps threading.excepthook: a thread that gave the final answer has not failed, and prints nothing."""
+
+    def report_others(args: Any) -> None:
+        if args.exc_type is not FinalAnswerGiven:
+            report(args)
+
+    return report_others
+
+
+def _exit_code(error: SystemExit) -> int:
+    if error.code is None:
+        return 0
+    return error.code & 0xFF if isinstance(error.code, int) else 1

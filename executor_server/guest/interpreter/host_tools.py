@@ -1,0 +1,308 @@
+"""Host tools inside the interpreter, whose calls the client answers; and images, which take the same path.
+
+Calls may come from any thread. There is no reader thread: one of the threads that wait reads for all (the leader) and
+hands each message to the thread that waits for it. So a process that agent code forks inherits no helper thread, and no
+lock that one held.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import select
+import sys
+import threading
+import types
+from collections import deque
+
+from executor_api.limits import BLOB_BYTES_MAX
+
+from ..checks.control import ControlException, ExecutionInterrupted, FinalAnswerGiven
+from ..wire import link
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import socket
+    from typing import Any, Callable, Optional, Union
+
+MAX_VALUE_BYTES = BLOB_BYTES_MAX
+# Seconds between two looks of the waiting main thread for an interrupt, while another thread reads.
+_INTERRUPT_POLL_S = 0.05
+
+
+class ToolError(Exception):
+    """The tool raised on the host; the message has the exception."""
+
+    __module__ = "builtins"  # so that a traceback shows its plain name
+
+
+class Inbox:
+    """Takes messages of the supervisor and gives each to the thread that waits for it.
+
+    The race: an interrupt of the program is an exception in the main thread, at any bytecode. Between the read of a
+    message and its delivery it would lose the message; inside of the lock, leave it locked. So the signal handler asks
+    `defer_interrupt`, and while the main thread is `_careful` the exception is raised later, where it does no harm:
+    when the thread waits for the next message, or leaves.
+    """
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._poll = select.poll()
+        self._poll.register(sock, select.POLLIN)
+        self._changed = threading.Condition(threading.Lock())
+        self._leading = False
+        self._commands: deque[link.Message] = deque()
+        self._expected: set[str] = set()
+        self._replies: dict[str, link.Message] = {}
+        self._main = threading.get_ident()
+        self._careful = False  # true while an exception in the main thread would do harm
+        self._interrupted = False
+
+    def defer_interrupt(self) -> bool:
+        """Called by the signal handler. True when the interrupt is noted for later and must not be raised now."""
+        if self._careful:
+            self._interrupted = True
+        return self._careful
+
+    def command(self) -> link.Message:
+        """Returns the next message that is not the reply to a tool call."""
+        mine = self._enter()
+        try:
+            return self._wait(lambda: self._commands.popleft() if self._commands else None, mine)
+        finally:
+            self._leave(mine)
+
+    def ask(self, call_id: str, send: Callable[[], None]) -> link.Message:
+        """Sends a request and waits for its reply. A reply that an interrupted request left behind is dropped."""
+        mine = self._enter()
+        message = None
+        try:
+            self._expected.add(call_id)
+            send()
+            message = self._wait(lambda: self._replies.pop(call_id, None), mine)
+        finally:
+            with self._changed:
+                self._expected.discard(call_id)
+                self._drop(self._replies.pop(call_id, None))
+            try:
+                self._leave(mine)
+            except ExecutionInterrupted:
+                self._drop(message)
+                raise
+        return message
+
+    def _enter(self) -> bool:
+        """Returns true in the main thread, which is careful from here on."""
+        mine = threading.get_ident() == self._main
+        if mine:
+            self._careful = True
+        return mine
+
+    def _leave(self, mine: bool) -> None:
+        if mine:
+            self._careful = False
+            self._raise_interrupt()
+
+    def _raise_interrupt(self) -> None:
+        if self._interrupted:
+            self._interrupted = False
+            raise ExecutionInterrupted
+
+    def _wait(self, take: Callable[[], Optional[link.Message]], mine: bool) -> link.Message:
+        with self._changed:
+            while True:
+                message = take()
+                if message is not None:
+                    return message
+                if self._leading:
+                    # The main thread looks for an interrupt now and then: its handler can't notify a condition.
+                    self._changed.wait(_INTERRUPT_POLL_S if mine else None)
+                else:
+                    self._lead(mine)
+                if mine:
+                    self._raise_interrupt()
+
+    def _lead(self, mine: bool) -> None:
+        """Reads one message, without the lock, and stores it for the thread that waits for it."""
+        self._leading = True
+        self._changed.release()
+        message = None
+        try:
+            message = self._receive(mine)
+        finally:
+            self._changed.acquire()
+            self._leading = False
+            if message is not None:
+                self._store(message)
+            self._changed.notify_all()
+
+    def _receive(self, mine: bool) -> link.Message:
+        try:
+            if mine:
+                self._careful = False  # from here on an interrupt loses nothing, nor does one that came before
+                self._raise_interrupt()
+            self._poll.poll()
+        finally:
+            if mine:
+                self._careful = True
+        return link.receive(self._sock, MAX_VALUE_BYTES)
+
+    def _store(self, message: link.Message) -> None:
+        if message.head.text("t", 32) != "reply":
+            self._commands.append(message)
+            return
+        call_id = message.head.text("call", 64)
+        if call_id in self._expected:
+            self._replies[call_id] = message
+        else:
+            self._drop(message)
+
+    @staticmethod
+    def _drop(message: Optional[link.Message]) -> None:
+        if message is not None and message.memfd is not None:
+            os.close(message.memfd)
+
+
+class ToolBox:
+    """Makes the stubs of host tools and carries their calls."""
+
+    def __init__(self, sock: socket.socket, inbox: Inbox) -> None:
+        self._sock = sock
+        self._inbox = inbox
+        self._pid = os.getpid()
+        self._calls = 0
+        self._lock = threading.Lock()
+
+    def stub(self, name: str, description: str, parameters: list[str], final: bool = False) -> Callable[..., Any]:
+        """Returns a function of this name whose calls the client answers."""
+
+        def tool(*args: Any, **kwargs: Any) -> Any:
+            return self._call(name, args, kwargs, final=final)
+
+        tool.__name__ = tool.__qualname__ = name
+        tool.__doc__ = description
+        if parameters:
+            # Where inspect.signature and help() look. The daemon has checked that all are identifiers.
+            tool.__wrapped__ = eval(f"lambda {', '.join(parameters)}: None")  # type: ignore[attr-defined]
+        return tool
+
+    def _call(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], *, final: bool) -> Any:
+        packed = packed_arguments(name, args, kwargs, final=final)
+        return self._answer(name, self._ask({"t": "tool_call", "name": name}, packed, f"{name}()"))
+
+    def show(self, mime: str, source: str, data: bytes) -> None:
+        """Sends an image, and waits until it is taken: what is printed after it then comes after it."""
+        taken = self._ask({"t": "image", "mime": mime, "source": source}, data, "display()")
+        left_out = taken.head.text("left_out", 256, default="")
+        if left_out:
+            print(f"[an image of {len(data)} bytes is not shown: {left_out}]", file=sys.stderr)
+
+    def _ask(self, head: dict[str, Any], body: bytes, what: str) -> link.Message:
+        if os.getpid() != self._pid:
+            raise RuntimeError(f"{what} speaks to the client and can only be called in the session's own process")
+        with self._lock:
+            self._calls += 1
+            call_id = f"c{self._calls}"
+        return self._inbox.ask(call_id, lambda: link.send(self._sock, {**head, "call": call_id}, body))
+
+    def _answer(self, name: str, message: link.Message) -> Any:
+        head = message.head
+        body = link.read_body(message)
+        if head.boolean("final", default=False):
+            raise FinalAnswerGiven
+        if head.boolean("ok"):
+            return decode_value(body)
+        raise _tool_exception(name, head.text("type", 256), body.decode("utf-8", "replace"))
+
+
+def _tool_exception(name: str, type_name: str, message: str) -> Exception:
+    """Returns the host's exception, of the same builtin type where there is one, so that agent code can catch it."""
+    import builtins
+
+    known = getattr(builtins, type_name, None)
+    if known is KeyError and len(message) > 1 and message[0] == message[-1] in "'\"":
+        message = message[1:-1]  # the text of a KeyError is the repr of its key
+    if isinstance(known, type) and issubclass(known, Exception):
+        try:
+            return known(message)
+        except TypeError:
+            pass  # a type that takes more than a message, as UnicodeDecodeError does
+    return ToolError(f"{type_name}: {message}" if type_name else message)
+
+
+def packed_arguments(name: str, args: tuple[Any, ...], kwargs: dict[str, Any], *, final: bool) -> bytes:
+    """Returns the encoded arguments of a call. Raises TypeError for code, in whose place the tool would get a text.
+
+    A final answer may hold code: its reader is shown the type and the repr.
+    """
+    try:
+        return encode_value((args, kwargs), None if final else _refuse_code)
+    except _CodeGiven as given:
+        what = given.what
+    given_by = dict([*((f"argument {number}", each) for number, each in enumerate(args, 1)), *kwargs.items()])
+    argument = next((each for each, value in given_by.items() if _holds_code(value)), "an argument")
+    raise TypeError(
+        f"{name}(): {argument} is or holds {what}, which cannot leave the sandbox, and the tool runs outside of it: "
+        "call it here and pass what it gives"
+    )
+
+
+def _holds_code(value: object) -> bool:
+    try:
+        encode_value(value, _refuse_code)
+    except _CodeGiven:
+        return True
+    return False
+
+
+class _CodeGiven(Exception):
+    """A value holds code, which can't be sent. Agent code never sees this exception."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(what)
+        self.what = what
+
+
+def _refuse_code(value: object) -> None:
+    """Raises _CodeGiven for code. The codec calls this for each value that it has no exact form for."""
+    for kinds, what in _CODE:
+        if isinstance(value, kinds):
+            raise _CodeGiven(f"{what} {str(getattr(value, '__name__', ''))[:_MAX_SHOWN_NAME_CHARS]}".rstrip())
+
+
+_MAX_SHOWN_NAME_CHARS = 100
+_CODE: tuple[tuple[tuple[type, ...], str], ...] = (
+    ((types.FunctionType, types.BuiltinFunctionType, types.MethodType, functools.partial), "the function"),
+    ((type,), "the class"),
+    ((types.ModuleType,), "the module"),
+    ((types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType), "the generator or coroutine"),
+)
+
+
+def encode_value(value: object, fallback: Optional[Callable[[object], Optional[bytes]]] = None) -> bytes:
+    """Encodes a value for the client. Of the exceptions in a value's own code, only control exceptions pass."""
+    from executor_api.values import encode
+
+    return encode(value, fallback=fallback, passing=(ControlException,))
+
+
+def decode_value(packed: Union[bytes, memoryview]) -> Any:
+    """Decodes a value of the client, which may hold objects that only cloudpickle can carry.
+
+    Raises DecodeError also for a table where the image has no pandas: a text in its place would be noticed late.
+    """
+    from executor_api.values import decode
+
+    return decode(packed, foreign=_unpickle, needs_libraries=True)
+
+
+def _unpickle(data: memoryview) -> Any:
+    """Loads an object that the client pickled, `cpMAJOR.MINOR NUL pickle`; unpickling is for sandboxes only."""
+    import pickle
+
+    version, separator, pickled = bytes(data).partition(b"\0")
+    here = b"cp%d.%d" % sys.version_info[:2]
+    if not separator or version != here:
+        there = version[:16].decode("ascii", "replace")
+        raise ValueError(f"an object pickled by {there} can't be loaded here, which is {here.decode()}")
+    return pickle.loads(pickled)

@@ -1,0 +1,132 @@
+"""The interpreter: the child process in which agent code runs and its variables live.
+
+From the first execution on, this process belongs to the agent code as much as to the guest: nothing that it reports is
+evidence. The code here serves programs that keep to the rules, and ends them cleanly when their time is up; the
+supervisor and the kernel stand behind. References to the functions that it needs are taken before agent code runs, so
+that a program that patches a module by accident breaks little.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+import threading
+
+from ..checks.rules import Rules
+from ..wire import link
+from ..wire.lean import dumps, loads, signal
+from ..wire.messages import CodeRules
+from ..wire.schema import read_object
+from . import display
+from .execution import Executions, unless_final_answer
+from .fitness import reason_of
+from .host_tools import Inbox, ToolBox, encode_value
+from .process import OwnProcess, settle
+from .runtime import Runtime
+from .session_tools import SessionTools
+from .shipped import missing_modules
+from .streams import Streams
+from .variables import States, Variables, view
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import socket
+    from typing import Any, Callable
+
+
+def interpreter_main(sock: socket.socket, config: Any, modules: list[str]) -> None:
+    """Imports the modules ahead, then serves the supervisor until it closes the link. Runs in the forked child."""
+    settle(config)
+    import site
+
+    archive = sys.path.pop(0)
+    site.main()
+    sys.argv = [""]
+    interpreter = Interpreter(sock, config)
+    if modules:
+        interpreter.import_ahead(modules)  # before the workspace is on the path: its files are no modules of the image
+    # Behind the libraries, so that a file of the workspace can't pass for one of them.
+    sys.path += [config.workspace, archive]
+    interpreter.serve()
+
+
+class Interpreter:
+    """Serves one command of the supervisor after the other in the main thread."""
+
+    def __init__(self, sock: socket.socket, config: Any) -> None:
+        self._sock = sock
+        self._send_message = link.send  # captured: agent code may replace the name in its module
+        self._inbox = Inbox(sock)
+        self._tools = ToolBox(sock, self._inbox)
+        self._runtime = runtime = Runtime(config)
+        display.connect(self._tools.show)
+        self._session_tools = SessionTools(self._tools.stub, runtime.guarded, runtime.builtins, runtime.main)
+        self._process = OwnProcess()
+        self._streams = Streams()
+        self._executions = Executions(runtime, self._streams, self._process, self._inbox, self._send)
+        self._variables = Variables(runtime, self._send)
+        self._states = States(runtime, self._streams, self._process, sock, self._send)
+        os.register_at_fork(after_in_child=sock.close)  # a process that agent code forked must not use the link
+        threading.excepthook = unless_final_answer(threading.excepthook)
+
+    def import_ahead(self, modules: list[str]) -> None:
+        """Imports modules of the image before the first program asks for them. Their output is dropped."""
+        from . import preload
+
+        # The streams are on the descriptors of the programs to come: a module that keeps one can print with it later.
+        preload.import_ahead(modules, self._send)
+        self._streams.put_back()
+        self._streams.settle()
+        gc.collect()
+        gc.freeze()  # modules stay for good: the collector need not search them again and again
+
+    def serve(self) -> None:
+        signal.signal(signal.SIGINT, self._executions.on_interrupt)
+        encode_value(0)  # makes Python's lazy preparations now, while no client waits
+        self._send({"t": "booted"})
+        handlers: dict[str, Callable[[link.Message], None]] = {
+            "settings": self._on_settings,
+            "tools": self._session_tools.on_tools,
+            "part": self._on_part,
+            "ship": self._on_ship,
+            "drop": self._session_tools.on_drop,
+            "run": self._executions.on_run,
+            "variable": self._variables.on_variable,
+            "commit": self._variables.on_commit,
+            "forget": self._variables.on_forget,
+            "get": self._variables.on_get,
+            "find": self._on_find,
+            "export": self._states.on_export,
+            "restore": self._states.on_restore,
+        }
+        while True:
+            try:
+                message = self._inbox.command()
+                handlers[message.head.text("t", 32)](message)
+            except link.LinkClosed:
+                return
+            except Exception as problem:
+                # Exceptions of agent code are caught where it runs, so this is the guest's own code, which failed on
+                # what earlier programs left of the process. It must not be blamed on the next program.
+                self._send({"t": "unfit", "why": reason_of(problem)})
+                raise
+
+    def _send(self, head: dict[str, Any], body: bytes = b"") -> None:
+        self._send_message(self._sock, head, body)
+
+    def _on_settings(self, message: link.Message) -> None:
+        self._runtime.set_rules(Rules.of(read_object(CodeRules, link.read_body(message), "rules")))
+
+    def _on_part(self, message: link.Message) -> None:
+        self._session_tools.take_part(message, view(message))
+
+    def _on_ship(self, message: link.Message) -> None:
+        head, body = self._session_tools.make(message)
+        self._process.end_forks()
+        self._streams.settle()  # output of the tools' own code belongs to no program
+        self._send(head, body)
+
+    def _on_find(self, command: link.Message) -> None:
+        """Answers which modules the image lacks, before any program has run."""
+        self._send({"t": "op_done", "ok": True}, dumps(missing_modules(loads(link.read_body(command)))))

@@ -1,0 +1,82 @@
+"""The interpreter's process: what turns a fork of the supervisor into one, and its limits."""
+
+from __future__ import annotations
+
+import os
+import resource
+
+from ..wire import libc
+from ..wire.lean import signal
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+# Bytes of data kept from each program for what is done between two: one that ran out of memory keeps all that it has.
+_HEADROOM_BYTES = 2 * 1024 * 1024
+
+
+def settle(config: Any) -> None:
+    """Turns the forked copy of the supervisor into an ordinary process with limits of its own."""
+    os.setsid()
+    # As closed to others as the supervisor until now, with /proc/self owned by root.
+    libc.function("prctl")(libc.PR_SET_DUMPABLE, 1, 0, 0, 0)
+    for number in signal.valid_signals():
+        # Python itself ignores SIGPIPE and SIGXFSZ: they become exceptions.
+        kept = (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT)
+        if number not in kept and signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, signal.SIG_DFL)
+    with open("/proc/self/oom_score_adj", "w") as file:
+        file.write("1000")  # the kernel should take this process, not the supervisor
+    # A little before the sandbox's end, so that running out of memory is mostly a MemoryError and state is kept. Where
+    # a control group is the wall, this is a convenience, and a program that reserves much more memory than it uses, as
+    # a browser does, may lift it.
+    _limit(resource.RLIMIT_DATA, config.memory_bytes // 10 * 9, for_good=config.watch_memory)
+    _limit(resource.RLIMIT_CORE, 0)
+    if config.processes:
+        _limit(resource.RLIMIT_NPROC, config.processes)
+
+
+def _limit(what: int, value: int, *, for_good: bool = True) -> None:
+    _, hard = resource.getrlimit(what)
+    bound = value if hard == resource.RLIM_INFINITY else min(value, hard)
+    resource.setrlimit(what, (bound, bound if for_good else hard))
+
+
+def hold_headroom() -> None:
+    """Lowers the limit on data for the time of a program."""
+    _move_data_limit(-_HEADROOM_BYTES)
+
+
+def give_headroom() -> None:
+    """Raises the limit on data again when the program has ended."""
+    _move_data_limit(_HEADROOM_BYTES)
+
+
+def _move_data_limit(by_bytes: int) -> None:
+    """Moves the limit from where it is now, as a program may have moved it itself, and as far as that can be done."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    if soft != resource.RLIM_INFINITY:
+        moved = max(soft + by_bytes, 0)
+        resource.setrlimit(resource.RLIMIT_DATA, (moved if hard == resource.RLIM_INFINITY else min(moved, hard), hard))
+
+
+class OwnProcess:
+    """Distinguishes the interpreter's process from those that agent code forked.
+
+    A fork of agent code that returns instead of exiting comes back into the interpreter's own code. It must not answer
+    in its place.
+    """
+
+    def __init__(self) -> None:
+        # Captured: agent code may replace these names in their modules.
+        self._getpid, self._exit = os.getpid, os._exit
+        self._pid = os.getpid()
+
+    def is_here(self) -> bool:
+        return self._getpid() == self._pid
+
+    def end_forks(self, code: int = 0) -> None:
+        """Exits in a forked process."""
+        if self._getpid() != self._pid:
+            self._exit(code)

@@ -1,0 +1,162 @@
+"""The supervisor's requests on variables: set some, get some, export and restore them all."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import types
+
+from executor_api.limits import VARIABLES_BYTES_MAX, VARIABLES_MAX
+from executor_api.values import EncodeError, OpaqueValue
+from executor_api.values.objects import type_name_of
+
+from ..checks.failures import text_of
+from ..wire import link
+from ..wire.lean import dumps, loads, signal
+from .host_tools import decode_value, encode_value
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import socket
+    from typing import Any, Callable, Union
+
+    from .process import OwnProcess
+    from .runtime import Runtime
+    from .streams import Streams
+
+    Send = Callable[..., None]
+
+_MAX_MESSAGE_CHARS = 4000
+
+
+class Variables:
+    """Sets and gets variables of `__main__`. Those that are set come one by one and are all set at the commit."""
+
+    def __init__(self, runtime: Runtime, send: Send) -> None:
+        self._guarded = runtime.guarded
+        self._namespace = runtime.main.__dict__
+        self._send = send
+        self._encode = encode_value  # captured: agent code may replace the name in its module
+        self._staged: dict[str, Any] = {}
+        self._staging_error = ""
+
+    def on_variable(self, message: link.Message) -> None:
+        name = message.head.text("name", 256)
+        try:
+            self._staged[name] = self._guarded(decode_value, view(message))
+        except BaseException as error:  # noqa: BLE001 (the border of agent code: unpickling runs what it wants)
+            self._staging_error = self._staging_error or f"variable {name}: {text_of(error)}"
+
+    def on_commit(self, _message: link.Message) -> None:
+        staged, failed = self._staged, self._staging_error
+        self._staged, self._staging_error = {}, ""
+        if not failed:
+            self._namespace.update(staged)
+        self._send({"t": "op_done", "ok": not failed, "message": failed[:_MAX_MESSAGE_CHARS]})
+
+    def on_forget(self, _message: link.Message) -> None:
+        self._staged, self._staging_error = {}, ""
+
+    def on_get(self, command: link.Message) -> None:
+        namespace = self._namespace
+        names = loads(link.read_body(command)) or [
+            name for name, value in list(namespace.items()) if _is_variable(name, value)
+        ]
+        if len(names) > VARIABLES_MAX:
+            message = f"there are {len(names)} variables; at most {VARIABLES_MAX} can be got at once"
+            self._send({"t": "op_done", "ok": False, "message": message})
+            return
+        left_bytes = VARIABLES_BYTES_MAX
+        try:
+            for name in names:
+                if name in namespace:
+                    packed = self._packed(namespace[name])
+                    left_bytes -= len(packed)
+                    if left_bytes < 0:
+                        why = f"all that are got at once have at most {VARIABLES_BYTES_MAX} bytes together; name fewer"
+                        raise EncodeError(why)
+                    self._send({"t": "variable", "name": name}, packed)
+        except BaseException as error:  # noqa: BLE001 (the border of agent code: its __repr__ runs here)
+            message = f"variable {name}: {text_of(error)}"
+            self._send({"t": "op_done", "ok": False, "message": message[:_MAX_MESSAGE_CHARS]})
+            return
+        missing = [name for name in names if name not in namespace]
+        self._send({"t": "op_done", "ok": True}, dumps(missing))
+
+    def _packed(self, value: Any) -> bytes:
+        """Returns a variable, or an opaque value for one whose own code raises: the others are not lost over it."""
+        try:
+            return self._guarded(self._encode, value)  # type: ignore[no-any-return]
+        except EncodeError:
+            raise  # too large, which is the answer to the request
+        except BaseException as error:  # noqa: BLE001 (the border of agent code: its __repr__ runs here)
+            why = f"<it cannot be read: {text_of(error)}>"
+            return self._encode(OpaqueValue(type_name_of(type(value)), why))
+
+
+class States:
+    """Exports all variables as a state, and restores one."""
+
+    def __init__(
+        self, runtime: Runtime, streams: Streams, process: OwnProcess, sock: socket.socket, send: Send
+    ) -> None:
+        self._runtime = runtime
+        self._streams = streams
+        self._process = process
+        self._sock = sock
+        self._send = send
+
+    def on_export(self, command: link.Message) -> None:
+        from ..state.export import export
+
+        runtime = self._runtime
+        try:
+            max_bytes = command.head.integer("max_bytes")
+            memfd, manifest = runtime.guarded(export, runtime.world(), max_bytes, runtime.audit.off, _settle_copy)
+        except BaseException as error:  # noqa: BLE001 (the border of agent code: it can have changed what is used here)
+            self._send({"t": "op_done", "ok": False, "message": text_of(error)[:_MAX_MESSAGE_CHARS]})
+            return
+        try:
+            link.forward(self._sock, {"t": "state"}, memfd)
+        finally:
+            os.close(memfd)
+        self._send({"t": "op_done", "ok": True}, dumps(manifest))
+
+    def on_restore(self, command: link.Message) -> None:
+        from ..state.restore import restore
+
+        memfd = command.memfd
+        assert memfd is not None, "a state comes as a memory file"
+        try:
+            manifest = restore(self._runtime.world(), memfd, command.size, self._runtime.guarded)
+        except BaseException as error:  # noqa: BLE001 (the border of agent code: unpickling runs what it wants)
+            answer: dict[str, Any] = {"t": "op_done", "ok": False, "message": text_of(error)[:_MAX_MESSAGE_CHARS]}
+            body = b""
+        else:
+            answer, body = {"t": "op_done", "ok": True}, dumps(manifest)
+        self._process.end_forks()
+        self._streams.settle()  # output of unpickling belongs to no program
+        self._send(answer, body)
+
+
+def _settle_copy() -> None:
+    """Makes a copy of the process that pickles end at an interrupt."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+def view(message: link.Message) -> Union[bytes, memoryview]:
+    """Returns the body where it lies: decoding a large value copies it once as it is."""
+    if message.memfd is None:
+        return message.body
+    try:
+        if not message.size:
+            return b""  # an empty file can't be mapped
+        return memoryview(mmap.mmap(message.memfd, message.size, prot=mmap.PROT_READ))
+    finally:
+        os.close(message.memfd)
+
+
+def _is_variable(name: object, value: Any) -> bool:
+    skipped = (types.ModuleType, types.FunctionType, types.BuiltinFunctionType, type)
+    # Agent code can put anything among its globals, also under keys that are no names.
+    return isinstance(name, str) and len(name) <= 256 and name[:1] != "_" and not isinstance(value, skipped)

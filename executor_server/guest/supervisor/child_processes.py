@@ -1,0 +1,351 @@
+"""The interpreter and the checker: started, sent messages, replaced.
+
+Both are forked from the supervisor. Agent code has their uid, so it can kill or stop either, and speak on the
+interpreter's link. Three rules follow:
+
+- A child whose link is closed or abused is killed, and every end of a child, of any cause, takes one path: the exit is
+  reported to the supervisor where children are reaped. No second path could report an end twice or not at all.
+- After the kill nothing more is read from its link: messages that were in it may be forged, and one that says a run has
+  ended would be charged to the run after it.
+- A checker that is stopped (SIGSTOP is the attack: it costs nothing, and the source would wait for its deadline) is
+  killed at once, and the source is checked again, alone (checking.py).
+
+Until the interpreter is used, a warm one that has imported modules ahead can take its place (warm_interpreter.py).
+"""
+
+from __future__ import annotations
+
+import os
+import time
+
+from ..files.transfers import MAX_BLOB_BYTES
+from ..wire import link
+from ..wire.frames import FrameError
+from ..wire.lean import signal, socket
+from ..wire.loop import READ, WRITE, Loop
+from .children import Child, ChildStuck, continue_everything, end_child, kill_everything, reap, spawn, stop_everything
+from .usage import Process, process_cpu_s
+from .warm_interpreter import WarmInterpreter
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Callable, Optional, Protocol
+
+    from .config import Config, Programs
+
+    class Listener(Protocol):
+        """The supervisor, as its child processes see it."""
+
+        def on_message(self, message: link.Message) -> None: ...
+        def on_verdict(self, message: link.Message) -> None: ...
+        def on_interpreter_exit(self, status: int) -> None: ...
+        def on_checker_exit(self, status: int) -> None: ...
+        def abandon(self) -> None: ...
+
+
+# Sources after which the checker is replaced, with whatever hostile ones have left in its memory.
+_CHECKER_USES = 200
+# Seconds without a source after which the checker ends; starting another takes a millisecond or two.
+_CHECKER_REST_S = 10.0
+# Messages that do not use an interpreter. The last of each kind is sent to a warm one that takes its place, too; "find"
+# only until it is answered.
+_SET_UP = ("settings", "tools", "find")
+
+
+class ChildProcesses:
+    """Owns both children, and reports their messages and exits to the supervisor."""
+
+    def __init__(self, config: Config, loop: Loop, programs: Programs, supervisor: Listener) -> None:
+        self._config = config
+        self._loop = loop
+        self._programs = programs
+        self._supervisor = supervisor
+        self._interpreter: Optional[Child] = None
+        self._checker: Optional[Child] = None
+        self._checker_uses = 0
+        self._checker_cpu_s = 0.0  # when it got its last source
+        self._held = False  # everything but the checker is stopped
+        self._checker_used_at = float("inf")  # not yet: a new session's first source finds it ready
+        self._measured: Optional[Process] = None
+        self._paused = False
+        self._used = False  # true once the interpreter has got a message that uses it
+        self._set_up: dict[str, tuple[dict[str, Any], bytes]] = {}  # the last message of each kind in _SET_UP
+
+        def run_warm(sock: socket.socket, modules: list[str]) -> None:
+            programs.interpreter(sock, config, modules)
+
+        self._warm = WarmInterpreter(loop, config.preload, run_warm, self._receive, self._take_warm)
+
+    @property
+    def interpreter(self) -> Process:
+        """The interpreter's process, to be measured; between two interpreters, the last one."""
+        assert self._measured is not None
+        return self._measured
+
+    @property
+    def started(self) -> bool:
+        return self._interpreter is not None
+
+    @property
+    def imports_ahead(self) -> bool:
+        """True while a warm interpreter may still take the place of this one, which is unused."""
+        return self.started and not self._used and self._warm.useful
+
+    def start(self) -> None:
+        self._programs.load()  # before the forks, which share the loaded modules
+        self._used = False
+        self._set_up.pop("find", None)
+        self._set_interpreter(self._fork(lambda sock, config: self._programs.interpreter(sock, config, [])))
+        self._start_checker()
+
+    def replace(self) -> None:
+        """Kills everything in the sandbox and starts both again."""
+        self.stop()
+        self.start()
+
+    def stop(self) -> None:
+        """Kills everything in the sandbox."""
+        for child in (self._interpreter, self._checker):
+            if child is not None:
+                self._forget(child)
+        self._interpreter = self._checker = None
+        self._held = False
+        self._warm.forget()
+        kill_everything()
+
+    def pause(self, paused: bool) -> None:
+        """Stops reading the interpreter's link, so that it waits once the link is full, or starts again."""
+        if paused != self._paused:
+            self._paused = paused
+            self._watch_interpreter()
+
+    # -- sending -------------------------------------------------------------------------------------------------
+
+    def post(
+        self, head: dict[str, Any], body: bytes = b"", memfd: Optional[int] = None, fds: tuple[int, ...] = ()
+    ) -> None:
+        """Sends the interpreter a message; takes over the descriptors."""
+        assert self._interpreter is not None
+        if head["t"] in _SET_UP:
+            self._set_up[head["t"]] = head, body
+        else:
+            self._claim()
+        try:
+            self._interpreter.post(head, body, memfd, fds)
+        except ChildStuck:
+            self._kill(self._interpreter)
+        if self._interpreter.blocked:
+            self._watch_interpreter()
+
+    def interrupt(self) -> None:
+        if self._interpreter is not None:
+            os.kill(self._interpreter.pid, signal.SIGINT)
+
+    def check(self, head: dict[str, Any], body: bytes) -> None:
+        """Sends the checker a source."""
+        self._claim()  # first, so that ending a warm interpreter is not measured with this source
+        if self._checker is None:
+            self._start_checker()
+        assert self._checker is not None
+        self._checker_uses += 1
+        self._checker_used_at = time.monotonic()
+        self._checker_cpu_s = process_cpu_s(self._checker.pid)
+        try:
+            self._checker.post(head, body)
+        except ChildStuck:
+            self._kill(self._checker)
+
+    def renew_checker(self, *, only_if_worn: bool = False) -> None:
+        """Ends the checker, whatever it does, and starts another."""
+        if only_if_worn and self._checker_uses < _CHECKER_USES:
+            return
+        if self._checker is not None:
+            self._kill(self._checker)
+            self._forget(self._checker)
+            self._checker = None
+        self._start_checker()
+
+    def check_cpu_s(self) -> float:
+        """Processor time that the checker has spent on the source at hand."""
+        return process_cpu_s(self._checker.pid) - self._checker_cpu_s if self._checker is not None else 0.0
+
+    def hold(self) -> None:
+        """Stops everything in the sandbox until `release`, and starts a new checker.
+
+        In this order: the new checker is forked after the stop, so nothing that runs could have reached it.
+        """
+        if self._checker is not None:
+            self._forget(self._checker)
+            end_child(self._checker)
+            self._checker = None
+        self._held = True
+        stop_everything()
+        self._start_checker()
+
+    def release(self) -> None:
+        if self._held:
+            self._held = False
+            continue_everything()
+
+    @property
+    def rests_at(self) -> float:
+        """Time at which `rest` is due, unless the checker gets a source before."""
+        return self._checker_used_at + _CHECKER_REST_S if self._checker is not None else float("inf")
+
+    def rest(self) -> None:
+        """Ends the idle checker, which holds a third of an idle sandbox's memory."""
+        if self._checker is not None:
+            self._forget(self._checker)
+            end_child(self._checker)
+            self._checker = None
+
+    # -- receiving -----------------------------------------------------------------------------------------------
+
+    def reap(self) -> None:
+        """Reports every child that has ended, and kills a checker that was stopped, as only agent code does."""
+        for pid, status in reap():
+            if os.WIFSTOPPED(status):
+                if self._checker is not None and pid == self._checker.pid:
+                    self._kill(self._checker)  # its exit is reaped next
+            elif self._interpreter is not None and pid == self._interpreter.pid:
+                self._forget(self._interpreter)
+                self._interpreter = None
+                self._supervisor.on_interpreter_exit(status)
+            elif self._checker is not None and pid == self._checker.pid:
+                self._forget(self._checker)
+                self._checker = None
+                self._supervisor.on_checker_exit(status)
+            elif self._warm.note_exit(pid):
+                self._start_warm()
+
+    def _on_interpreter(self, events: int) -> None:
+        child = self._interpreter
+        assert child is not None
+        if events & WRITE:
+            self._flush(child)
+            self._watch_interpreter()
+        self._receive(child, self._on_message)
+
+    def _on_message(self, message: link.Message) -> None:
+        kind = message.head.values.get("t")
+        if kind == "op_done":
+            self._set_up.pop("find", None)
+        self._supervisor.on_message(message)
+        if kind == "booted":
+            self._start_warm()
+
+    def _on_checker(self, events: int) -> None:
+        child = self._checker
+        assert child is not None
+        if events & WRITE:
+            self._flush(child)
+        self._watch_checker()
+        self._receive(child, self._supervisor.on_verdict)
+
+    def _receive(self, child: Child, take: Callable[[link.Message], None]) -> None:
+        if child.given_up:
+            return
+        try:
+            message = link.receive(child.sock, MAX_BLOB_BYTES)
+        except BlockingIOError:
+            return
+        except (link.LinkClosed, FrameError):
+            self._kill(child)  # agent code has closed or abused it
+            return
+        try:
+            take(message)
+        except (ValueError, KeyError, TypeError, RecursionError):  # FrameError, or JSON of another shape
+            self._kill(child)
+        finally:
+            message.close()
+
+    def _flush(self, child: Child) -> None:
+        try:
+            child.flush()
+        except ChildStuck:
+            self._kill(child)
+
+    # -- warm ----------------------------------------------------------------------------------------------------
+
+    def _claim(self) -> None:
+        """Keeps the interpreter that is there, since it is about to be used."""
+        self._used = True
+        self._warm.end()
+
+    def _start_warm(self) -> None:
+        if not self._used:
+            self._warm.start(self._abandon)
+
+    def _take_warm(self, warm: Child, booted: link.Message) -> None:
+        """Puts the warm interpreter in the place of the unused one."""
+        assert self._interpreter is not None
+        self._forget(self._interpreter)
+        end_child(self._interpreter)
+        self._used = True
+        self._set_interpreter(warm)
+        for head, body in self._set_up.values():
+            self.post(head, body)
+        self._supervisor.on_message(booted)
+
+    # -- the children --------------------------------------------------------------------------------------------
+
+    def _fork(self, main: Callable[[socket.socket, Config], None]) -> Child:
+        """Forks a child. Kills everything in the sandbox first if it leaves no process free."""
+
+        def target(sock: socket.socket) -> None:
+            main(sock, self._config)
+
+        try:
+            return spawn(target, self._abandon)
+        except OSError:
+            kill_everything()
+            return spawn(target, self._abandon)
+
+    def _abandon(self) -> None:
+        """In a forked child: closes every descriptor of the supervisor, the channel to the daemon above all."""
+        self._loop.close()
+        for child in (self._interpreter, self._checker):
+            if child is not None:
+                child.close()
+        self._warm.close()
+        if self._measured is not None:
+            self._measured.close()
+        self._supervisor.abandon()
+
+    def _set_interpreter(self, child: Child) -> None:
+        self._interpreter = child
+        if self._measured is not None:
+            self._measured.close()
+        self._measured = Process(child.pid)
+        self._watch_interpreter()
+
+    def _start_checker(self) -> None:
+        self._checker = self._fork(self._programs.checker)
+        self._checker_uses = 0
+        self._watch_checker()
+
+    def _watch_checker(self) -> None:
+        if self._checker is not None and not self._checker.given_up:
+            events = READ | WRITE if self._checker.blocked else READ
+            self._loop.watch(self._checker.sock.fileno(), events, self._on_checker)
+
+    def _watch_interpreter(self) -> None:
+        child = self._interpreter
+        if child is not None and not child.given_up:
+            events = 0 if self._paused else READ
+            if child.blocked:
+                events |= WRITE
+            self._loop.watch(child.sock.fileno(), events, self._on_interpreter)
+
+    def _forget(self, child: Child) -> None:
+        self._loop.watch(child.sock.fileno(), 0, None)
+        child.close()
+
+    def _kill(self, child: Child) -> None:
+        """Kills a child, and reads no more from it: what is left in its link may be forged."""
+        child.given_up = True
+        self._loop.watch(child.sock.fileno(), 0, None)
+        try:
+            os.kill(child.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            return  # dead already, and about to be reaped

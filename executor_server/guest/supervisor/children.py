@@ -1,0 +1,196 @@
+"""The supervisor's children: forked, sent messages over links, killed and reaped as a whole.
+
+Killing needs no list of processes, which a program that forks without end would always be ahead of. The supervisor is
+pid 1 of its namespace, so `kill(-1, SIGKILL)` reaches every process in it but itself, and a fork in flight fails
+because its parent has the signal pending.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+
+from ..wire import link
+from ..wire.lean import deque, signal, socket
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Callable, Optional
+
+# Messages that may wait for a child that does not read; one that lets more pile up is broken or hostile.
+MAX_WAITING = 4096
+# Seconds for all processes to end after they were killed.
+_REAP_TIME_S = 10.0
+_REAP_STEP_S = 0.002
+# Seconds for one child to end after it was killed, and between two looks.
+_END_TIME_S = 1.0
+_END_STEP_S = 0.0005
+
+
+class ChildStuck(Exception):
+    """The child does not read what it is sent, or cannot be sent it."""
+
+
+class _Waiting:
+    __slots__ = ("body", "fds", "head", "memfd")
+
+    def __init__(self, head: dict[str, Any], body: bytes, memfd: Optional[int], fds: tuple[int, ...]) -> None:
+        self.head = head
+        self.body = body
+        self.memfd = memfd
+        self.fds = fds
+
+
+class Child:
+    """One forked child and the supervisor's end of its link."""
+
+    def __init__(self, pid: int, sock: socket.socket) -> None:
+        self.pid = pid
+        self.sock = sock
+        self.given_up = False
+        self._waiting: deque[_Waiting] = deque()
+
+    @property
+    def blocked(self) -> bool:
+        return bool(self._waiting)
+
+    def post(
+        self, head: dict[str, Any], body: bytes = b"", memfd: Optional[int] = None, fds: tuple[int, ...] = ()
+    ) -> None:
+        """Sends a message now or, when the link is full, as soon as it can. Takes over `memfd` and `fds`."""
+        message = _Waiting(head, body, memfd, fds)
+        if len(self._waiting) >= MAX_WAITING:
+            _close(message)
+            raise ChildStuck(f"{MAX_WAITING} messages wait for the child")
+        self._waiting.append(message)
+        self.flush()
+
+    def flush(self) -> None:
+        while self._waiting:
+            message = self._waiting[0]
+            try:
+                if message.memfd is not None:
+                    link.forward(self.sock, message.head, message.memfd)
+                else:
+                    link.send(self.sock, message.head, message.body, message.fds)
+            except BlockingIOError:
+                return
+            except link.LinkClosed:
+                pass  # it has ended; its exit is reported where children are reaped
+            except OSError as error:
+                # Agent code of the same uid can use up what passing a descriptor takes (ETOOMANYREFS).
+                raise ChildStuck(f"the child cannot be sent to: {error.strerror}") from error
+            self._waiting.popleft()
+            _close(message)
+
+    def close(self) -> None:
+        self.sock.close()
+        for message in self._waiting:
+            _close(message)
+        self._waiting.clear()
+
+
+def _close(message: _Waiting) -> None:
+    for fd in (*message.fds, *(() if message.memfd is None else (message.memfd,))):
+        os.close(fd)
+
+
+def spawn(target: Callable[[socket.socket], None], abandon: Callable[[], None]) -> Child:
+    """Forks a child that runs `target` with its end of a link.
+
+    `abandon` closes the supervisor's descriptors in the child, before `target` can run agent code. Raises OSError when
+    no process is left for it.
+    """
+    ours, theirs = link.make_pair()
+    try:
+        pid = os.fork()
+    except OSError:
+        ours.close()
+        theirs.close()
+        raise
+    if pid == 0:
+        try:
+            signal.set_wakeup_fd(-1)
+            ours.close()
+            abandon()
+            target(theirs)
+        finally:
+            os._exit(70)
+    theirs.close()
+    ours.setblocking(False)
+    return Child(pid, ours)
+
+
+def end_child(child: Child) -> None:
+    """Kills a child and waits for it, so that none of its time is counted against a run that begins."""
+    for kill in (os.kill, os.killpg):  # processes that an imported module started are in the child's group
+        try:
+            kill(child.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass  # dead already, or not yet the leader of a group
+    deadline = time.monotonic() + _END_TIME_S
+    while time.monotonic() < deadline:
+        try:
+            if os.waitpid(child.pid, os.WNOHANG)[0]:
+                return
+        except ChildProcessError:
+            return
+        time.sleep(_END_STEP_S)
+
+
+def reap() -> list[tuple[int, int]]:
+    """Returns (pid, status) of every child that has ended or was stopped since the last call."""
+    changed: list[tuple[int, int]] = []
+    while True:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG | os.WUNTRACED)
+        except ChildProcessError:
+            return changed
+        if pid == 0:
+            return changed
+        changed.append((pid, status))
+
+
+def stop_everything() -> None:
+    """Stops every other process of the sandbox; SIGSTOP can't be refused, and a fork in flight fails."""
+    _signal_everything(signal.SIGSTOP)
+
+
+def continue_everything() -> None:
+    """Continues every other process, those that the program had stopped itself included."""
+    _signal_everything(signal.SIGCONT)
+
+
+def _signal_everything(number: int) -> None:
+    assert os.getpid() == 1, "kill(-1) by a process that is not the first of its namespace"
+    try:
+        os.kill(-1, number)
+    except ProcessLookupError:
+        pass  # no other process is there
+
+
+def kill_everything() -> None:
+    """Ends every other process of the sandbox and waits for it, at most `_REAP_TIME_S`.
+
+    A process that takes longer is stuck in the kernel; it runs no more code of its own.
+    """
+    assert os.getpid() == 1, "kill(-1) by a process that is not the first of its namespace"
+    deadline = time.monotonic() + _REAP_TIME_S
+    while time.monotonic() < deadline:
+        try:
+            os.kill(-1, signal.SIGKILL)
+        except ProcessLookupError:
+            pass  # no process is left, or only dead ones that wait to be reaped
+        try:
+            while os.waitpid(-1, os.WNOHANG) != (0, 0):
+                pass
+        except ChildProcessError:
+            return
+        time.sleep(_REAP_STEP_S)
+
+
+def describe_exit(status: int) -> tuple[Optional[int], Optional[int]]:
+    """Returns (exit code, signal) of a wait status; one of them is None."""
+    if os.WIFSIGNALED(status):
+        return None, os.WTERMSIG(status)
+    return os.WEXITSTATUS(status), None

@@ -1,0 +1,66 @@
+"""The guest's configuration, and the programs of its children.
+
+Values only: main.py makes them from the command line, and every part of the supervisor may read them.
+"""
+
+from __future__ import annotations
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Callable, Optional
+
+    from ..wire.lean import socket
+
+
+class Config:
+    """The configuration that the guest gets at its start. It holds the channel's token only as a hash."""
+
+    __slots__ = (
+        "cpu_counter",
+        "mark",
+        "memory_bytes",
+        "orphan_time_s",
+        "preload",
+        "processes",
+        "token_hash",
+        "watch_memory",
+        "workspace",
+    )
+
+    def __init__(
+        self,
+        token_hash: str,
+        workspace: str,
+        orphan_time_s: float,
+        memory_bytes: int,
+        processes: int,
+        watch_memory: bool,
+        preload: list[str],
+        mark: str,
+        cpu_counter: Optional[int] = None,
+    ) -> None:
+        self.token_hash = token_hash
+        self.workspace = workspace
+        self.orphan_time_s = orphan_time_s
+        self.memory_bytes = memory_bytes
+        self.processes = processes
+        self.watch_memory = watch_memory
+        self.preload = preload  # modules that an interpreter imports before it is used
+        self.cpu_counter = cpu_counter  # an open file of the sandbox's control group, if it has one
+        self.mark = mark  # random: the checker leaves it in code objects for the interpreter to replace
+
+
+class Programs:
+    """The children's programs, each given its end of the link. `load` imports their modules into the supervisor."""
+
+    __slots__ = ("checker", "interpreter", "load")
+
+    def __init__(
+        self,
+        load: Callable[[], None],
+        interpreter: Callable[[socket.socket, Config, list[str]], None],
+        checker: Callable[[socket.socket, Config], None],
+    ) -> None:
+        self.load = load
+        self.interpreter = interpreter
+        self.checker = checker

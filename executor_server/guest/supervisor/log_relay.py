@@ -1,0 +1,160 @@
+"""Reads a run's output from its pipes, and sends it to the daemon: cut to its limit, decoded, joined into frames.
+
+The first piece is sent at once; pieces that follow within `_COALESCE_S` are sent together.
+"""
+
+from __future__ import annotations
+
+import time
+
+from ..checks.offline import says_offline
+from ..wire.channel import Channel
+from ..wire.frames import CHUNK_BYTES
+from ..wire.loop import READ, Loop
+from ..wire.messages import Log, OutputCut
+from .output import OutputCutter, StreamDecoder
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Callable, Optional
+
+    from .run import Pipe, Run
+
+_COALESCE_S = 0.005
+# Bytes of the output that are searched for an error of a program that misses the network.
+_SCANNED_BYTES = 256 * 1024
+# Lines around output of earlier runs' processes.
+BACKGROUND_BEGIN = "[background output of earlier steps]"
+BACKGROUND_END = "[end of background output]"
+# Characters of a piece: at most 4 bytes each in UTF-8, so that it fits into a chunk.
+_LOG_CHARS = CHUNK_BYTES // 4
+
+# Reads of one pipe in a turn of the loop, so that a program that prints without end cannot starve the rest.
+_READS_PER_EVENT = 8
+# Reads before an event, so that a background process that prints without end cannot hold up a result.
+_READS_PER_DRAIN = 64
+
+
+class LogRelay:
+    """The output of one run."""
+
+    def __init__(self, channel: Channel, execution_id: str, limit_bytes: int) -> None:
+        self._channel = channel
+        self._execution_id = execution_id
+        self._cutter = OutputCutter(limit_bytes)
+        self._decoder = StreamDecoder()
+        self._pending: list[tuple[str, bytes]] = []
+        self._last_sent = 0.0
+        self._background_bytes = 0
+        self._unscanned_bytes = _SCANNED_BYTES
+        self.offline = False  # the program, or a child of it, has printed that it could not reach something
+        self._lines_open: set[str] = set()  # streams whose last line has no end yet
+        self.due: Optional[float] = None  # when `flush` should be called
+
+    @property
+    def total_bytes(self) -> int:
+        return self._cutter.total_bytes + self._background_bytes
+
+    @property
+    def flooded(self) -> bool:
+        return self._cutter.flooded
+
+    def add(self, stream: str, data: bytes) -> None:
+        if self._unscanned_bytes > 0 and not self.offline:
+            self._unscanned_bytes -= len(data)
+            self.offline = says_offline(data)
+        now = self._cutter.feed(stream, data)
+        if now and self._execution_id:
+            self._pending.append((stream, now))
+            if self.due is None:
+                self.due = max(time.monotonic(), self._last_sent + _COALESCE_S)
+
+    def flush(self) -> None:
+        """Sends the waiting pieces, neighbours of one stream joined."""
+        self.due = None
+        pending, self._pending = self._pending, []
+        if not pending:
+            return
+        self._last_sent = time.monotonic()
+        start = 0
+        for index in range(1, len(pending) + 1):
+            if index == len(pending) or pending[index][0] != pending[start][0]:
+                stream = pending[start][0]
+                self.say(stream, self._decoder.decode(stream, b"".join(data for _, data in pending[start:index])))
+                start = index
+
+    def finish(self) -> None:
+        """Sends the waiting pieces, then the tail, after the number of bytes left out before it."""
+        self.flush()
+        if not self._execution_id:
+            return
+        tail = self._cutter.drain()
+        if self._cutter.omitted_bytes:
+            self._decoder = StreamDecoder()
+            self._channel.send(OutputCut(id=self._execution_id, omitted=self._cutter.omitted_bytes))
+        for stream, data in tail:
+            self.say(stream, self._decoder.decode(stream, data))
+        for stream, text in self._decoder.reset():
+            self.say(stream, text)
+
+    def say_background(self, stream: str, data: bytes, total_bytes: int) -> None:
+        """Sends output of earlier runs' processes between two marking lines; it counts as output of this run."""
+        self._background_bytes += total_bytes
+        before = "\n" if stream in self._lines_open else ""
+        text = data.decode("utf-8", "replace")
+        after = "" if text.endswith("\n") else "\n"
+        self.say(stream, f"{before}{BACKGROUND_BEGIN}\n{text}{after}{BACKGROUND_END}\n")
+
+    def say(self, stream: str, text: str) -> None:
+        """Sends a text without counting or cutting it."""
+        if text:
+            (self._lines_open.discard if text.endswith("\n") else self._lines_open.add)(stream)
+        for start in range(0, len(text), _LOG_CHARS):
+            data = text[start : start + _LOG_CHARS].encode("utf-8", "replace")  # a notice may hold lone surrogates
+            self._channel.send(Log(id=self._execution_id, stream=stream), data)
+
+
+class ProgramOutput:
+    """Reads the pipes of the current run into its `LogRelay`, a bounded amount in each turn of the loop.
+
+    Backpressure: while the daemon does not take events, the pipes are not read. They fill, and the program waits in its
+    own write; its clock stands still meanwhile (`Run.hold`). So a slow daemon costs neither memory here nor the
+    program's time. `on_flood` is called once when a run prints far past its limit.
+    """
+
+    def __init__(self, loop: Loop, on_flood: Callable[[Run], None]) -> None:
+        self._loop = loop
+        self._on_flood = on_flood
+        self.paused = False
+
+    def watch(self, run: Run) -> None:
+        for pipe in run.pipes:
+            handler = None if self.paused or pipe.ended else self._reader_of(run, pipe)
+            self._loop.watch(pipe.read_fd, READ, handler)
+
+    def forget(self, run: Run) -> None:
+        for pipe in run.pipes:
+            self._loop.watch(pipe.read_fd, 0, None)
+
+    def _reader_of(self, run: Run, pipe: Pipe) -> Callable[[int], None]:
+        def on_readable(_events: int) -> None:
+            self._read(run, pipe, _READS_PER_EVENT)
+            if pipe.ended:
+                self._loop.watch(pipe.read_fd, 0, None)
+
+        return on_readable
+
+    def _read(self, run: Run, pipe: Pipe, pieces: int) -> None:
+        for _ in range(pieces):
+            data = pipe.read()
+            if not data:
+                return
+            run.logs.add(pipe.stream, data)
+            if run.logs.flooded and run.ended_by is None:
+                self._on_flood(run)
+
+    def drain(self, run: Run) -> None:
+        """Reads all that was written before the message at hand, and sends it, so that events keep their order."""
+        for pipe in run.pipes:
+            self._read(run, pipe, _READS_PER_DRAIN)
+        run.logs.flush()

@@ -1,0 +1,40 @@
+"""The time after which a sandbox without a daemon ends itself, and the pauses that do not count.
+
+The race: a sandbox can be frozen as a whole (a suspended laptop, a paused container or cloud machine) while its clock
+goes on. When it thaws, its last word from the daemon seems to be hours old, although the daemon could not reach it. So
+a turn of the loop that took far longer than it could have is taken for a thaw, and the daemon gets its whole time
+again.
+
+The attack: a program that can hold the supervisor up (it uses all processors) could look like a freeze again and again,
+and keep a sandbox alive that no daemon knows. So the time starts again only once until the daemon is heard.
+"""
+
+from __future__ import annotations
+
+import time
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from ..wire.channel import Channel
+
+# Seconds by which a turn of the loop is late when the sandbox was frozen; a loaded machine delays it by less.
+FROZEN_TIME_S = 5.0
+
+
+class OrphanTime:
+    """Watches when the daemon was heard last; a living one sends a ping far more often than every `limit_s`."""
+
+    def __init__(self, channel: Channel, limit_s: float) -> None:
+        self._channel = channel
+        self._thawed_at = 0.0
+        self.limit_s = limit_s
+
+    @property
+    def ends_at(self) -> float:
+        return self._channel.last_heard + self.limit_s
+
+    def note_turn(self, due: float) -> None:
+        """A turn of the loop has ended that was due to end at the time `due`."""
+        now = time.monotonic()
+        if now - due > FROZEN_TIME_S and self._channel.last_heard > self._thawed_at:
+            self._thawed_at = self._channel.last_heard = now

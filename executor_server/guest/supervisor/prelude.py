@@ -1,0 +1,69 @@
+"""The session's prelude: code that runs in each new interpreter before the session's own.
+
+It is a run without an id: nothing of it becomes an event. Its end answers CONFIGURE or, in an interpreter that replaced
+another, becomes a notice of the next result if it failed.
+"""
+
+from __future__ import annotations
+
+from .run import Settings
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Optional
+
+    from ..wire.channel import Channel
+    from ..wire.messages import ExecutionMax
+    from .results import Results
+    from .runner import Detail, Runner
+
+# Characters of the failed statement that an error quotes.
+_STATEMENT_CHARS = 200
+_SETTINGS = Settings("trailing_expression", 60.0, 60.0, 10**9, 64 * 1024)
+
+
+class Prelude:
+    """Knows the source, and whether it is `due` to run again in a new interpreter."""
+
+    def __init__(self, channel: Channel, runner: Runner, results: Results) -> None:
+        self._channel = channel
+        self._runner = runner
+        self._results = results
+        self._settings = _SETTINGS
+        self._configuring: Optional[int] = None  # the request that waits for its end
+        self.source = ""
+        self.due = False
+
+    def limit(self, ceilings: Optional[ExecutionMax]) -> None:
+        self._settings = _SETTINGS.at_most(ceilings)
+
+    def configure(self, op: int, source: str) -> None:
+        self.source = source
+        if source:
+            self._configuring = op
+            self.begin()
+        else:
+            self._channel.done(op)
+
+    def begin(self) -> None:
+        self.due = False
+        self._runner.begin("", self.source, self._settings)
+
+    def end(self, outcome: str, detail: Optional[Detail]) -> None:
+        failure = "" if outcome == "succeeded" else _failure(outcome, detail or {})
+        op, self._configuring = self._configuring, None
+        if op is None:
+            if failure:
+                self._results.notify(f"{failure}\n")
+        elif failure:
+            self._channel.fail(op, "prelude_failed", failure)
+        else:
+            self._channel.done(op)
+
+
+def _failure(outcome: str, detail: Detail) -> str:
+    """Returns one line, since neither the prelude's traceback nor its output is reported."""
+    statement = detail.get("statement", "").split("\n", 1)[0][:_STATEMENT_CHARS]
+    place = f" at '{statement}'" if statement else ""
+    cause = ": ".join(part for part in (detail.get("type", ""), detail.get("message", "")) if part)
+    return f"the prelude ended as {outcome}{place}: {cause}"

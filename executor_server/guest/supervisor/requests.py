@@ -1,0 +1,370 @@
+"""Requests to the interpreter between two programs: variables, tools, and the state of the session.
+
+One request at a time. If the interpreter dies or hangs over it, the request is refused and the supervisor replaces the
+interpreter. Tools that run in the interpreter are made again in the next one, after the prelude; tools that ended one
+interpreter are not tried in another, which they would end, too.
+
+The interpreter's answers may be agent code's. Each is accepted only for the current request, and is read and checked
+whole before anything is done: a wrong one must kill the interpreter while the request is still known, so that its
+caller gets a refusal and not silence.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+
+from executor_api.limits import VARIABLES_BYTES_MAX, VARIABLES_MAX, VARIABLES_NAMED_MAX
+
+from ..files.transfers import Transfers
+from ..wire import link
+from ..wire.channel import Channel
+from ..wire.frames import MAX_MISSING_MODULES, Fields, FrameError
+from ..wire.lean import dumps, loads
+from ..wire.messages import (
+    MAX_NAME_CHARS,
+    ExportState,
+    FindModules,
+    GetVariables,
+    GotVariable,
+    GotVariables,
+    RegisterTools,
+    RestoreState,
+    SetVariable,
+    SetVariables,
+)
+from ..wire.schema import read_listed
+from ..wire.tools import listed_tools, places
+from .child_processes import ChildProcesses
+from .runner import Runner
+from .tool_set import PartMissing, ToolSet, TooMuchShipped
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Callable, Optional, Union
+
+    from ..wire.schema import Message
+
+# Seconds for the interpreter to answer a request.
+REQUEST_TIME_S = 60.0
+_MAX_MESSAGE_CHARS = 4000
+_INLINE_TOTAL_BYTES = 512 * 1024
+# Characters in the names of variables got at one time: each takes up to 12 bytes in the frame that lists them.
+_MAX_NAMES_CHARS = 128 * 1024
+_OF_STATES = (ExportState, RestoreState)
+# Bytes of the list of a state's variables, saved and left out.
+_MAX_MANIFEST_BYTES = 4 * 1024 * 1024
+# Bytes of the names in an answer, as JSON.
+_MAX_NAMES_BYTES = VARIABLES_NAMED_MAX * (12 * MAX_NAME_CHARS + 3) + 2
+
+
+class _Request:
+    """A request in progress. `tools` are being made; with `again` for a new interpreter, and no caller waits."""
+
+    def __init__(self, kind: type[Message], op: int, tools: Optional[ToolSet] = None, *, again: bool = False) -> None:
+        self.kind = kind
+        self.op = op
+        self.tools = tools
+        self.again = again
+        self.deadline = time.monotonic() + REQUEST_TIME_S
+        self.gathered: list[tuple[str, Union[bytes, int], int]] = []
+        self.digest = ""  # digest of the state to restore
+
+    def close(self) -> None:
+        for _, data, _ in self.gathered:
+            if isinstance(data, int):
+                os.close(data)
+        self.gathered = []
+        if self.tools is not None and not self.again:
+            self.tools.close()
+
+
+class Requests:
+    """Owns the current request, if any, and the session's tools. `notify` adds a notice to the next result."""
+
+    def __init__(
+        self,
+        channel: Channel,
+        child_processes: ChildProcesses,
+        transfers: Transfers,
+        runner: Runner,
+        notify: Callable[[str], None],
+    ) -> None:
+        self._channel = channel
+        self._child_processes = child_processes
+        self._transfers = transfers
+        self._runner = runner
+        self._notify = notify
+        self._current: Optional[_Request] = None
+        self._tools = ToolSet()
+        self._why_no_tools = ""  # the reason when shipped tools are not made again: an interpreter ended over them
+        self.tools_due = False  # tools have to be made in a new interpreter
+        self._restored: Optional[tuple[str, bytes]] = (
+            None  # digest of the restored state, and the answer to its request
+        )
+
+    @property
+    def busy(self) -> bool:
+        return self._current is not None
+
+    @property
+    def due(self) -> float:
+        """Deadline of the current request."""
+        return float("inf") if self._current is None else self._current.deadline
+
+    def postpone(self) -> None:
+        """Starts the time again while the request waits for the daemon, not for the interpreter."""
+        if self._current is not None:
+            self._current.deadline = time.monotonic() + REQUEST_TIME_S
+
+    def close_all(self) -> None:
+        """In a forked child: closes the memory files, which belong to the supervisor."""
+        if self._current is not None:
+            self._current.close()
+        self._tools.close()
+
+    def claim_blobs(self, request: Message, body: bytes) -> None:
+        """Keeps blobs that a waiting job names from expiring. Raises FrameError."""
+        brought: list[Optional[str]] = []
+        if isinstance(request, SetVariables):
+            brought = [variable.blob for variable in _listed_variables(request, body)]
+        elif isinstance(request, RegisterTools):
+            brought = [place.blob for tool in listed_tools(request, body) for _, place in places(tool)]
+        elif isinstance(request, RestoreState):
+            brought = [request.blob]
+        for blob_id in brought:
+            if blob_id is not None:
+                self._transfers.claim_blob(blob_id)
+
+    def begin(self, request: Message, body: bytes) -> None:
+        """Begins a request of the daemon; some are done at once."""
+        if isinstance(request, SetVariables):
+            self._set_variables(request, body)
+        elif isinstance(request, RegisterTools):
+            self._register_tools(request, body)
+        elif isinstance(request, ExportState):
+            self._current = _Request(ExportState, request.op)
+            self._child_processes.post({"t": "export", "max_bytes": request.max_bytes})
+        elif isinstance(request, RestoreState):
+            self._restore_state(request)
+        else:
+            assert isinstance(request, (FindModules, GetVariables))
+            self._current = _Request(type(request), request.op)
+            self._child_processes.post({"t": "find" if isinstance(request, FindModules) else "get"}, body)
+
+    # -- variables -----------------------------------------------------------------------------------------------
+
+    def _set_variables(self, request: SetVariables, body: bytes) -> None:
+        position = request.listed
+        for variable in _listed_variables(request, body):
+            head = {"t": "variable", "name": variable.name}
+            if variable.blob is not None:
+                fd = self._transfers.take_blob(variable.blob)
+                if fd is None:
+                    self._child_processes.post({"t": "forget"})
+                    message = f"the bytes of variable {variable.name} are not there"
+                    self._channel.fail(request.op, "blob_not_found", message)
+                    return
+                self._child_processes.post(head, memfd=fd)
+            else:
+                size = variable.inline or 0
+                self._child_processes.post(head, body[position : position + size])
+                position += size
+        self._current = _Request(SetVariables, request.op)
+        self._child_processes.post({"t": "commit"})
+
+    def on_variable(self, message: link.Message) -> None:
+        """Keeps a variable of the interpreter's answer. Raises FrameError."""
+        name, request = message.head.text("name", MAX_NAME_CHARS), self._current
+        # The interpreter has the same limit, and refuses by itself; one that does not is under agent code's control.
+        if request is None or request.kind is not GetVariables or len(request.gathered) >= VARIABLES_MAX:
+            raise FrameError("a variable that was not asked for, or one too many")
+        if sum(size for _, _, size in request.gathered) + message.size > VARIABLES_BYTES_MAX:
+            raise FrameError("variables of too many bytes")
+        memfd = message.take_memfd()
+        request.gathered.append((name, message.body if memfd is None else memfd, message.size))
+
+    def _send_variables(self, request: _Request, missing: list[str]) -> None:
+        if sum(len(name) for name, _, _ in request.gathered) > _MAX_NAMES_CHARS:
+            request.close()
+            self._channel.fail(request.op, "value_refused", "too many variables to be got at once; name fewer")
+            return
+        listed: list[GotVariable] = []
+        inline: list[bytes] = []
+        total = 0
+        for name, data, size in request.gathered:
+            if isinstance(data, bytes) and total + size <= _INLINE_TOTAL_BYTES:
+                listed.append(GotVariable(name=name, inline=size))
+                inline.append(data)
+                total += size
+            else:
+                blob_id = self._channel.send_blob(data, size, op=request.op)
+                listed.append(GotVariable(name=name, blob=blob_id, size=size))
+        names = dumps(GotVariables(variables=listed, missing=missing).head())
+        self._channel.done(request.op, names + b"".join(inline), names=len(names))
+
+    # -- the state of the session ----------------------------------------------------------------------------------
+
+    def _restore_state(self, request: RestoreState) -> None:
+        """Restores a state. Without a blob, answers whether this one was restored; fails if none may be any more."""
+        op = request.op
+        if self._restored is not None and self._restored[0] == request.digest:
+            self._channel.done(op, self._restored[1], restored=True)
+        elif self._restored is not None or self._runner.has_run:
+            why = "another state has been restored in it" if self._restored else "code has been executed in it"
+            self._channel.fail(op, "session_used", f"a state is restored in a session that is new, and {why}")
+        elif request.blob is None:
+            self._channel.done(op, restored=False)
+        else:
+            fd = self._transfers.take_blob(request.blob)
+            if fd is None:
+                self._channel.fail(op, "blob_not_found", "the bytes of the state are not there")
+                return
+            self._current = _Request(RestoreState, op)
+            self._current.digest = request.digest
+            self._child_processes.post({"t": "restore"}, memfd=fd)
+
+    def on_state(self, message: link.Message) -> None:
+        """Keeps the exported state. Raises FrameError."""
+        request = self._current
+        if request is None or request.kind is not ExportState or request.gathered:
+            raise FrameError("a state that was not asked for, or one too many")
+        memfd = message.take_memfd()
+        if memfd is None:
+            raise FrameError("a state that is no memory file")
+        request.gathered.append(("", memfd, message.size))
+
+    def _end_state(self, request: _Request, body: bytes) -> None:
+        if request.kind is RestoreState:
+            self._restored = request.digest, body
+            self._channel.done(request.op, body, restored=True)
+            return
+        if not request.gathered:
+            raise FrameError("a manifest of a state that did not come")
+        ((_, data, size),) = request.gathered
+        self._channel.send_blob(data, size, op=request.op)
+        self._channel.done(request.op, body)
+
+    # -- tools ---------------------------------------------------------------------------------------------------
+
+    def post_tools(self) -> None:
+        """Gives a new interpreter the tools that need not be made in it."""
+        why_not = self._why_no_tools or "it is to be made again in this interpreter, and is not yet"
+        self._tools.post_called(self._child_processes.post, why_not)
+
+    def make_tools_again(self) -> None:
+        self.tools_due = False
+        self._current = _Request(RegisterTools, 0, self._tools, again=True)
+        self._tools.post_all(self._child_processes.post, again=True)
+
+    def forbid_tools(self, patterns: list[str]) -> None:
+        """Drops the shipped tools that no pattern names."""
+        names = self._tools.forbid(patterns, "the policy does not allow it in the sandbox any more")
+        if names and self._child_processes.started:
+            self._child_processes.post({"t": "drop"}, dumps(names))
+
+    def give_up_tools(self) -> None:
+        """Stops making shipped tools again: that has ended an interpreter, and would end the next one, too."""
+        if self._tools.has_shipped:
+            self._why_no_tools = "the interpreter died or hung when tools were made again in it"
+            self._notify(f"{self._why_no_tools}; none of them is there any more\n")
+            self.tools_due = False
+            self.post_tools()
+
+    def _register_tools(self, request: RegisterTools, body: bytes) -> None:
+        op = request.op
+        try:
+            tools = ToolSet.read(request, body, self._transfers.take_blob)
+        except PartMissing as missing:
+            self._channel.fail(op, "blob_not_found", str(missing))
+        except TooMuchShipped as problem:
+            self._channel.fail(op, "too_large", str(problem))
+        else:
+            if tools.has_shipped:
+                self._current = _Request(RegisterTools, op, tools)
+                tools.post_all(self._child_processes.post, again=False)
+            else:
+                self._adopt(tools)
+                self.post_tools()
+                self._channel.done(op)
+
+    def _adopt(self, tools: ToolSet) -> None:
+        """Makes these the session's tools."""
+        self._tools.close()
+        self._tools = tools
+        tool_calls = self._runner.tool_calls
+        tool_calls.tools, tool_calls.final_tools = tools.called, tools.final
+        self._why_no_tools = ""
+
+    # -- the end -------------------------------------------------------------------------------------------------
+
+    @property
+    def max_answer_bytes(self) -> int:
+        """Largest body of an answer to the current request; 0 without one."""
+        if self._current is None:
+            return 0
+        return _MAX_MANIFEST_BYTES if self._current.kind in _OF_STATES else _MAX_NAMES_BYTES
+
+    def on_done(self, head: Fields, body: bytes) -> None:
+        """Ends the current request with the interpreter's answer. Raises FrameError."""
+        if self._current is None:
+            raise FrameError("the end of a request that was not made")
+        request, ok = self._current, head.boolean("ok")
+        message = head.text("message", _MAX_MESSAGE_CHARS, default="")
+        if ok and request.kind in _OF_STATES:
+            self._end_state(request, body)
+            self._current = None
+            return
+        names = Fields({"names": loads(body or b"[]")}).texts("names", VARIABLES_NAMED_MAX, MAX_NAME_CHARS)
+        self._current = None
+        if request.tools is not None:
+            self._end_tools(request, request.tools, ok=ok, message=message, missing=names)
+        elif not ok:
+            request.close()
+            reason = "state_refused" if request.kind in _OF_STATES else "value_refused"
+            self._channel.fail(request.op, reason, message)
+        elif request.kind is FindModules:
+            self._channel.done(request.op, dumps(names))
+        elif request.kind is SetVariables:
+            request.close()
+            self._channel.done(request.op)
+        else:
+            self._send_variables(request, names)
+
+    def _end_tools(self, request: _Request, tools: ToolSet, *, ok: bool, message: str, missing: list[str]) -> None:
+        if request.again:
+            if message:
+                self._notify(f"tools could not be made again in the new interpreter: {message}\n")
+        elif ok:
+            self._adopt(tools)
+            self._channel.done(request.op)
+        else:
+            request.close()
+            modules = dumps(missing[:MAX_MISSING_MODULES]) if missing else b""
+            self._channel.fail(request.op, "modules_missing" if missing else "tool_refused", message, modules)
+
+    def on_interpreter_replaced(self) -> None:
+        """Refuses the current request: its interpreter is dead, and another one has been started."""
+        request, self._current = self._current, None
+        if request is not None:
+            request.close()
+            if request.again:
+                self.give_up_tools()
+            elif request.tools is not None:
+                message = "the interpreter died or hung while these tools were made"
+                self._channel.fail(request.op, "tool_refused", message)
+            else:
+                message = "the interpreter died or hung over these values"
+                reason = "state_refused" if request.kind in _OF_STATES else "value_refused"
+                self._channel.fail(request.op, reason, message)
+        self.tools_due = self._tools.has_shipped and not self._why_no_tools
+
+
+def _listed_variables(request: SetVariables, body: bytes) -> list[SetVariable]:
+    """Reads the list of variables to set. Raises FrameError."""
+    if request.listed > len(body):
+        raise FrameError(f"a list of {request.listed} bytes in a body of {len(body)}")
+    listed = read_listed(SetVariable, body[: request.listed], VARIABLES_NAMED_MAX, "variables")
+    if any(variable.blob is None and variable.inline is None for variable in listed):
+        raise FrameError("a variable without a value")
+    return listed

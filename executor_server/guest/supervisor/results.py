@@ -1,0 +1,75 @@
+"""Sends results, with the interpreter's generation, whether variables were kept, and notices."""
+
+from __future__ import annotations
+
+from ..wire import link
+from ..wire.frames import CHUNK_BYTES
+from ..wire.lean import dumps
+from ..wire.messages import Result
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Optional
+
+    from ..wire.channel import Channel
+    from .run import Run
+    from .runner import Detail
+
+
+class Results:
+    """Sends results. It keeps what the next one has to report, so that nothing that happened in between is lost."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._notices: list[str] = []
+        self._variables_reset = False
+        self.generation = 1
+
+    def notify(self, notice: str) -> None:
+        """Adds a line to the stderr of the next result."""
+        self._notices.append(notice)
+
+    def note_replaced(self) -> None:
+        """The interpreter was replaced: the next result says that variables were reset."""
+        self.generation += 1
+        self._variables_reset = True
+
+    def send(self, run: Run, outcome: str, detail: Optional[Detail]) -> None:
+        for notice in self._notices:
+            run.logs.say("stderr", notice)
+        self._notices = []
+        error_body = dumps(detail) if detail else b""
+        artifacts, truncated = run.artifacts.found() if run.artifacts is not None else ([], False)
+        listed = dumps([artifact.head() for artifact in artifacts]) if artifacts else b""
+        payload, output = self._output_of(run) if outcome == "succeeded" else ({}, b"")
+        result = Result(
+            id=run.execution_id,
+            outcome=outcome,
+            error=len(error_body),
+            variables="reset" if self._variables_reset else "kept",
+            generation=self.generation,
+            final=run.final_call_id,
+            operations=run.operations,
+            wall_time_s=run.wall_time_s(),
+            cpu_time_s=run.cpu_time_s,
+            peak_memory_bytes=run.peak_memory_bytes,
+            output_bytes=run.logs.total_bytes,
+            oom_suspect=run.oom_suspect,
+            artifacts=len(listed) if listed or truncated else None,
+            artifacts_truncated=truncated if listed or truncated else None,
+            imports=run.imports or None,
+            **payload,
+        )
+        self._variables_reset = False
+        self._channel.send(result, error_body + listed + output)
+
+    def _output_of(self, run: Run) -> tuple[dict[str, Any], bytes]:
+        """Takes the run's value: returns the fields that describe it, and its bytes if they fit into the frame."""
+        output, run.output = run.output, None
+        if output is None:
+            return {}, b""
+        if run.output_size > CHUNK_BYTES:
+            blob_id = self._channel.send_blob(output, run.output_size, execution_id=run.execution_id)
+            return {"blob": blob_id, "size": run.output_size}, b""
+        data = output if isinstance(output, bytes) else link.read_memfd(output, run.output_size)
+        return {"output": run.output_size}, data

@@ -1,0 +1,340 @@
+"""One run of code in the interpreter, as the supervisor sees it: deadlines, output, tool calls, how it ended.
+
+A run is an execution of the daemon's, or the session's prelude, which has no `execution_id` and sends no events. All
+that decides an outcome is measured here, outside the interpreter. The interpreter's own report is believed only where a
+false one does no harm: that it finished, and with which error.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+
+from executor_api.limits import (
+    IMAGE_BYTES_MAX,
+    IMAGES_BYTES_MAX,
+    IMAGES_MAX,
+    TOOL_ARGUMENTS_BYTES_MAX,
+    TOOL_CALLS_OPEN_MAX,
+)
+
+from ..files.artifacts import Artifacts
+from ..wire.channel import Channel
+from ..wire.frames import FrameError
+from ..wire.messages import ErrorDetail, Execute, ExecutionMax
+from ..wire.schema import read_object
+from .log_relay import LogRelay
+from .usage import CpuMeter
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Optional, Union
+
+# Seconds from the interrupt to the kill: time for `finally` blocks and a traceback.
+GRACE_S = 1.5
+# Seconds to parse, check and instrument one source.
+CHECK_TIME_S = 10.0
+F_SETPIPE_SZ = 1031
+_PIPE_BYTES = 1024 * 1024
+# Outcomes that the interpreter may report; the supervisor and the daemon find all others themselves.
+OWN_OUTCOMES = frozenset(
+    ("succeeded", "exception", "import_denied", "policy_denied", "operation_limit", "out_of_memory", "exited")
+)
+# Bytes of an error as JSON.
+MAX_ERROR_BYTES = 1024 * 1024
+
+# The part of a budget that is spent when a warning is due.
+_WARN_NUMERATOR, _WARN_DENOMINATOR = 4, 5
+
+
+# Above what any machine executes in a second, and above the error of the kernel's clocks.
+_MAX_OPERATIONS_PER_S = 2 * 10**8
+_CPU_ERROR_S = 0.05
+
+
+class Phase:
+    CHECKING = "checking"
+    RUNNING = "running"
+
+
+class Settings:
+    """The mode and limits that the daemon asks for."""
+
+    __slots__ = ("cpu_time_s", "mode", "operations", "output_bytes", "wall_time_s")
+
+    def __init__(self, mode: str, wall_time_s: float, cpu_time_s: float, operations: int, output_bytes: int) -> None:
+        self.mode = mode
+        self.wall_time_s = wall_time_s
+        self.cpu_time_s = cpu_time_s
+        self.operations = operations
+        self.output_bytes = output_bytes
+
+    def fields(self) -> dict[str, Any]:
+        """Returns them as the daemon sends them."""
+        return {name: getattr(self, name) for name in self.__slots__}
+
+    def at_most(self, ceilings: Optional[ExecutionMax]) -> Settings:
+        """Returns these settings, lowered to the policy's ceilings for an execution."""
+        if ceilings is None:
+            return self
+        return Settings(
+            mode=self.mode,
+            wall_time_s=min(self.wall_time_s, ceilings.wall_time_s),
+            cpu_time_s=min(self.cpu_time_s, ceilings.cpu_time_s),
+            operations=min(self.operations, ceilings.operations),
+            output_bytes=min(self.output_bytes, ceilings.output_bytes),
+        )
+
+    @classmethod
+    def of(cls, execute: Execute) -> Settings:
+        """Reads them from the daemon's request."""
+        return cls(**{name: getattr(execute, name) for name in cls.__slots__})
+
+
+class Warning:
+    """A warning that is due when a run has spent `mark` operations; 0 is its start."""
+
+    __slots__ = ("budget", "mark", "used")
+
+    def __init__(self, budget: int, spent: int = 0) -> None:
+        """`spent` is the part of the budget that earlier runs have spent."""
+        nearly = -(-budget * _WARN_NUMERATOR // _WARN_DENOMINATOR)
+        self.budget = budget
+        self.mark = max(0, nearly - spent)
+        self.used = max(nearly, spent)
+
+
+class Pipe:
+    """The supervisor's end of a pipe that is the program's stdout or stderr, for this run only."""
+
+    def __init__(self, stream: str) -> None:
+        self.stream = stream
+        self.ended = False
+        self.read_fd, self.write_fd = os.pipe2(os.O_CLOEXEC)
+        os.set_blocking(self.read_fd, False)
+        try:
+            fcntl.fcntl(self.write_fd, F_SETPIPE_SZ, _PIPE_BYTES)
+        except OSError:
+            pass  # a smaller pipe is only slower
+
+    def read(self) -> bytes:
+        """Reads without waiting; returns nothing when nothing is there yet, or (`ended`) when nothing will come."""
+        try:
+            data = os.read(self.read_fd, 65536)
+        except BlockingIOError:
+            return b""
+        self.ended = not data
+        return data
+
+    def close(self) -> None:
+        os.close(self.read_fd)
+
+
+class Call:
+    """A tool call: the tool, the id under which the interpreter waits, and the bytes of the arguments."""
+
+    __slots__ = ("name", "size", "waiting_id")
+
+    def __init__(self, name: str, waiting_id: str, size: int) -> None:
+        self.name = name
+        self.waiting_id = waiting_id
+        self.size = size
+
+
+class Run:
+    """State of one run. The supervisor owns it and acts on it."""
+
+    def __init__(self, execution_id: str, source: str, settings: Settings, number: int, channel: Channel) -> None:
+        self.execution_id = execution_id
+        self.source = source
+        self.settings = settings
+        self.number = number
+        self.filename = f"<execution-{number}>" if execution_id else "<prelude>"
+        self.phase = Phase.CHECKING
+        self.started = time.monotonic()
+        self.deadline = self.started + settings.wall_time_s
+        self.kill_at: Optional[float] = None
+        self.ended_by: Optional[str] = None  # the outcome, once the supervisor has decided on one
+        self.logs = LogRelay(channel, execution_id, settings.output_bytes)
+        self.pipes: list[Pipe] = []
+        self.calls: dict[str, Call] = {}  # open tool calls, by the id in the client's answer
+        self.calls_made = 0
+        self.final_call_id = ""
+        self.images = 0
+        self.images_bytes = 0
+        self.output: Union[bytes, int, None] = None  # packed, or a sealed memory file
+        self.output_size = 0
+        self.operations = 0
+        self.budget = 0  # operations that this run may spend
+        self.warnings: dict[str, Warning] = {}  # not sent yet, by limit
+        self.imports: list[str] = []  # modules that its source imports
+        self.cpu: Optional[CpuMeter] = None  # from when its code starts
+        self.cpu_time_s = 0.0
+        self.peak_memory_bytes = 0
+        self.oom_suspect = False
+        self.artifacts: Optional[Artifacts] = None  # from when its code starts; None for the prelude
+        self._held = False  # its output is not read for now
+        self._paused_at: Optional[float] = None  # start of the part of a pause that is not settled yet
+        self._paused_cpu_s = 0.0  # CPU seconds spent by then
+        self._paused_s = 0.0
+
+    @property
+    def visible(self) -> bool:
+        return bool(self.execution_id)
+
+    def take_image(self, size: int) -> str:
+        """Counts an image to be sent; returns the reason when it must be left out instead."""
+        if self.images >= IMAGES_MAX:
+            return f"an execution shows at most {IMAGES_MAX} images"
+        if size > IMAGE_BYTES_MAX:
+            return f"an image has at most {IMAGE_BYTES_MAX} bytes"
+        if self.images_bytes + size > IMAGES_BYTES_MAX:
+            return f"the images of an execution have at most {IMAGES_BYTES_MAX} bytes together"
+        self.images += 1
+        self.images_bytes += size
+        return ""
+
+    def why_no_call(self, size: int) -> str:
+        """Returns the reason when a call with so many bytes of arguments can't be opened now."""
+        if len(self.calls) >= TOOL_CALLS_OPEN_MAX:
+            return f"at most {TOOL_CALLS_OPEN_MAX} tool calls can be open at a time"
+        if sum(each.size for each in self.calls.values()) + size > TOOL_ARGUMENTS_BYTES_MAX:
+            return f"the arguments of open tool calls have at most {TOOL_ARGUMENTS_BYTES_MAX} bytes together"
+        return ""
+
+    def open_call(self, call: Call) -> str:
+        """Records a call. Returns an id made here: the program chose the other one, which may not be unique."""
+        self.calls_made += 1
+        call_id = f"c{self.calls_made}"
+        self.calls[call_id] = call
+        self._set_clock()
+        return call_id
+
+    def close_call(self, call_id: str) -> Call:
+        call = self.calls.pop(call_id)
+        self._set_clock()
+        return call
+
+    def hold(self, held: bool) -> None:
+        """Stops the clock while the program's output is not read, since it may be waiting for that."""
+        self._held = held
+        self._set_clock()
+
+    def _set_clock(self) -> None:
+        """Stops the clock while the run waits for a tool's answer or for its output to be read."""
+        waits = self._held or bool(self.calls)
+        if waits and self._paused_at is None:
+            self._paused_at, self._paused_cpu_s = time.monotonic(), self._spent_s()
+        elif not waits:
+            self.settle_pause()
+            self._paused_at = None
+
+    def settle_pause(self) -> None:
+        """Moves the deadline by the time waited since the last call. To be called now and then during a pause.
+
+        A program with an open tool call need not be waiting: another thread may compute. Otherwise a program could
+        escape its wall time with one call that is never answered. So CPU time spent meanwhile counts as run time.
+        """
+        if self._paused_at is not None:
+            now, spent_s = time.monotonic(), self._spent_s()
+            waited_s = max(0.0, now - self._paused_at - max(0.0, spent_s - self._paused_cpu_s))
+            self.deadline += waited_s
+            self._paused_s += waited_s
+            self._paused_at, self._paused_cpu_s = now, spent_s
+
+    def _spent_s(self) -> float:
+        return self.cpu.spent_s() if self.cpu is not None else 0.0
+
+    @property
+    def wall_deadline(self) -> float:
+        """End of its time; infinity during a pause, unless it was reached before."""
+        return self.deadline if self._paused_at is None or self.deadline <= self._paused_at else float("inf")
+
+    def wall_time_s(self) -> float:
+        """Returns the seconds run so far, without pauses."""
+        now = time.monotonic()
+        paused = self._paused_s + (now - self._paused_at if self._paused_at is not None else 0.0)
+        return now - self.started - paused
+
+    def limit_error(self, detail: Optional[dict[str, Any]]) -> Optional[dict[str, Any]]:
+        """Returns the error of a run that the supervisor ended, with the program's place if it reported that."""
+        settings = self.settings
+        said = {
+            "timeout": ("TimeoutError", f"the execution took longer than wall_time_s = {settings.wall_time_s:g}"),
+            "cpu_limit": ("TimeoutError", f"the execution used more than cpu_time_s = {settings.cpu_time_s:g}"),
+            "output_limit": (
+                "OutputLimit",
+                f"the execution printed far more than output_bytes = {settings.output_bytes}",
+            ),
+            "out_of_memory": ("MemoryError", "the program used more memory than memory_bytes allows"),
+            "cancelled": ("Cancelled", "the execution was cancelled"),
+        }
+        type_name, message = said[self.ended_by or ""]
+        where = {key: value for key, value in (detail or {}).items() if key in ("traceback", "line", "statement")}
+        if where.get("traceback"):
+            # All lines but the last are the program's place. The last one names the interrupt: this error replaces it.
+            where["traceback"] = "\n".join([*where["traceback"].rstrip().split("\n")[:-1], f"{type_name}: {message}\n"])
+        return error(type_name, message, **where)
+
+    def close(self) -> None:
+        """Closes the run's pipes and its value."""
+        for pipe in self.pipes:
+            pipe.close()
+        self.pipes = []
+        if isinstance(self.output, int):
+            os.close(self.output)
+        self.output = None
+
+
+class Budget:
+    """The operations that a session may spend, over all of its runs: `of_session` in all.
+
+    Invariant: a run is charged with its whole budget before its code starts, and gets back what it did not spend when
+    it has ended. An interpreter that dies takes its count with it; without the charge in advance, a program could spend
+    for nothing by killing its own interpreter at the end.
+    """
+
+    def __init__(self) -> None:
+        self.of_session = 2**63 - 1
+        self._spent = 0  # by runs that have ended, and all that the current one may spend
+
+    @property
+    def is_spent(self) -> bool:
+        return self._spent >= self.of_session
+
+    def grant(self, run: Run) -> tuple[dict[str, Any], list[str]]:
+        """Charges the run's budget. Returns the message's fields, and the limits that are nearly spent already."""
+        asked, left = run.settings.operations, self.of_session - self._spent
+        if run.visible:
+            run.warnings = {"operations": Warning(asked), "session_operations": Warning(self.of_session, self._spent)}
+        run.budget = min(asked, left)
+        self._spent += run.budget
+        marks = {limit: warning.mark for limit, warning in run.warnings.items()}
+        reached = [limit for limit, mark in marks.items() if mark == 0]
+        fields = {
+            "operations": run.budget,
+            "marks": {limit: mark for limit, mark in marks.items() if 0 < mark <= run.budget},
+            "of_session": self.of_session if left < asked else None,
+        }
+        return fields, reached
+
+    def settle(self, run: Run) -> None:
+        """The run has ended, and its interpreter has counted: takes back what is left."""
+        self._spent -= run.budget - run.operations
+
+    def settle_dead(self, run: Run, cpu_time_s: float) -> None:
+        """The count died with the interpreter: the charge is all that fits into the CPU time that it took."""
+        self._spent -= run.budget - min(run.budget, int((cpu_time_s + _CPU_ERROR_S) * _MAX_OPERATIONS_PER_S))
+
+
+def error(type_name: str, message: str, **more: Any) -> dict[str, Any]:
+    """Returns an error as the channel carries it."""
+    return {"type": type_name, "message": message, **more}
+
+
+def read_error(data: bytes) -> dict[str, Any]:
+    """Reads the error that a program reports, and checks every field. Raises FrameError."""
+    if len(data) > MAX_ERROR_BYTES:
+        raise FrameError(f"an error of {len(data)} bytes")
+    return read_object(ErrorDetail, data, "an error").head()

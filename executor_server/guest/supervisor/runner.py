@@ -1,0 +1,389 @@
+"""Runs executions: from the source through the checker and the interpreter to the result.
+
+One run at a time. The supervisor begins it, and gets `on_end` when it has ended. Deadlines, output and resources are
+measured here, outside the interpreter. Three invariants:
+
+- The first cause that ends a run decides its outcome (`Run.ended_by`). A program that is interrupted for its time may
+  still report any error; only its traceback is used.
+- Order is what the program did: before a message of the interpreter becomes an event, the run's pipes are drained, so
+  that output written before an image or a tool call is reported before it. The program waits for the reply.
+- An end names its run. Agent code can forge the interpreter's messages, and so declare a run ended while its code goes
+  on; the true end, which comes later, must not end the next run.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+
+from executor_api.limits import VALUE_BYTES_MAX
+
+from ..checks.offline import NOTE
+from ..checks.rules import Rules
+from ..files.artifacts import Artifacts
+from ..files.transfers import Transfers
+from ..wire import link
+from ..wire.channel import Channel
+from ..wire.frames import Fields, FrameError
+from ..wire.lean import loads, signal
+from ..wire.loop import Loop
+from ..wire.messages import IMAGE_SOURCES, IMAGE_TYPES, MAX_IMPORT_CHARS, MAX_IMPORTS, Image, LimitWarning, ToolCall
+from . import memory, usage
+from .background import Background
+from .checking import Checking
+from .child_processes import ChildProcesses
+from .children import describe_exit
+from .log_relay import ProgramOutput
+from .run import GRACE_S, MAX_ERROR_BYTES, OWN_OUTCOMES, Budget, Call, Phase, Pipe, Run, Settings, error, read_error
+from .tool_calls import ToolCalls
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Callable, Optional, Union
+
+    from .config import Config
+
+    Detail = dict[str, Any]
+    """An error as it travels: type, message, traceback, line, statement."""
+
+# Seconds between two looks at CPU time and memory, which cost as much as a short run.
+_WATCH_INTERVAL_S = 0.1
+
+
+class Runner:
+    """Owns the current run, if any. `on_end` is called with its outcome and error."""
+
+    def __init__(
+        self,
+        config: Config,
+        loop: Loop,
+        channel: Channel,
+        child_processes: ChildProcesses,
+        transfers: Transfers,
+        cpu: usage.SandboxCpu,
+        on_end: Callable[[Run, str, Optional[Detail]], None],
+    ) -> None:
+        self._config = config
+        self._channel = channel
+        self._child_processes = child_processes
+        self._transfers = transfers
+        self._cpu = cpu
+        self._charged_cpu_s = 0.0  # spent by runs that have ended
+        self._on_end = on_end
+        transfers.on_file = self._on_file
+        self._count = 0
+        self._next_watch = 0.0
+        self._output = ProgramOutput(loop, lambda run: self.interrupt(run, "output_limit"))
+        self._background = Background(loop)
+        self._idle_of: Optional[usage.Process] = None  # the interpreter whose pipes for the time between runs are open
+        self.run: Optional[Run] = None
+        self.rules = Rules()
+        self.budget = Budget()
+        self.tool_calls = ToolCalls(child_processes, transfers)
+        self._checking = Checking(child_processes)
+
+    @property
+    def busy(self) -> bool:
+        return self.run is not None
+
+    @property
+    def has_run(self) -> bool:
+        """True when this session has executed anything besides its prelude."""
+        return self._count > 0
+
+    def close_all(self) -> None:
+        """In a forked child: closes the pipes, which belong to the supervisor."""
+        self._background.close_all()
+        if self.run is not None:
+            for pipe in self.run.pipes:
+                pipe.close()
+
+    # -- beginning -----------------------------------------------------------------------------------------------
+
+    def begin(self, execution_id: str, source: str, settings: Settings) -> None:
+        """Begins a run; one without an id is the prelude."""
+        if execution_id:
+            self._count += 1
+        self.run = Run(execution_id, source, settings, self._count, self._channel)
+        self.run.hold(self._output.paused)
+        if execution_id:
+            self._background.show(self.run.logs, settings.output_bytes)
+        if self.budget.is_spent:
+            message = f"the session has spent its operations: session_operations = {self.budget.of_session}"
+            self.finish(self.run, "operation_limit", error("OperationLimitExceeded", message))
+            return
+        self._checking.begin(self.run, self.rules)
+
+    def on_verdict(self, message: link.Message) -> None:
+        """Starts the code, or ends the run: the checker has decided on the source."""
+        run = self.run
+        if run is None or run.phase != Phase.CHECKING:
+            return
+        self._child_processes.release()
+        accepted = message.head.boolean("ok")
+        body = link.read_body(message, None if accepted else MAX_ERROR_BYTES)
+        run.imports = message.head.texts("imports", MAX_IMPORTS, MAX_IMPORT_CHARS)
+        if accepted:
+            self._start_code(run, body)
+        else:
+            verdict = loads(body)
+            self.finish(run, verdict["outcome"], verdict["error"])
+        self._child_processes.renew_checker(only_if_worn=True)
+
+    def on_checker_exit(self, status: int) -> None:
+        run = self.run
+        if run is None or run.phase != Phase.CHECKING:
+            return
+        if refusal := self._checking.on_exit(run, status):
+            self.finish(run, *refusal)
+
+    def _start_code(self, run: Run, code: bytes) -> None:
+        """Hands the checked code to the interpreter, with pipes of its own as its stdout and stderr.
+
+        New ones for each run: a process that an earlier run left behind still holds that run's pipes, and what it
+        prints must not be taken for output of this one (background.py).
+        """
+        run.phase = Phase.RUNNING
+        run.pipes = [Pipe("stdout"), Pipe("stderr")]
+        if run.visible:
+            run.artifacts = Artifacts(self._config.workspace)
+        run.cpu = usage.CpuMeter(self._child_processes.interpreter, self._cpu)
+        self._next_watch = time.monotonic() + _WATCH_INTERVAL_S
+        self._output.watch(run)
+        source = run.source.encode("utf-8", "surrogatepass")
+        grant, reached = self.budget.grant(run)
+        for limit in reached:
+            self._warn(run, limit)
+        head = {"t": "run", "filename": run.filename, "source": len(source), **grant}
+        fds = tuple(pipe.write_fd for pipe in run.pipes)
+        if self._idle_of is not self._child_processes.interpreter:
+            self._idle_of = self._child_processes.interpreter
+            fds += self._background.open_idle()
+        self._child_processes.post(head, source + code, fds=fds)
+
+    def on_limit(self, head: Fields) -> None:
+        """Warns: the program has spent nearly all of a budget. Raises FrameError."""
+        run, limit = self.run, head.text("limit", 64)
+        if run is None or run.phase != Phase.RUNNING or limit not in run.warnings:
+            raise FrameError(f"a warning of {limit!r} that was not asked for")
+        self._output.drain(run)
+        self._warn(run, limit)
+
+    def _warn(self, run: Run, limit: str) -> None:
+        warning = run.warnings.pop(limit)
+        self._channel.send(LimitWarning(id=run.execution_id, limit=limit, used=warning.used, budget=warning.budget))
+
+    # -- time and resources --------------------------------------------------------------------------------------
+
+    def due(self) -> float:
+        """Latest time for the next call of `on_time`."""
+        run = self.run
+        if run is None:
+            return self._background.due
+        if run.kill_at is not None:
+            return run.kill_at
+        soonest = min(
+            self._background.due,
+            run.wall_deadline,
+            self._checking.deadline if run.phase == Phase.CHECKING else self._next_watch,
+        )
+        return soonest if run.logs.due is None else min(soonest, run.logs.due)
+
+    def on_time(self, now: float) -> bool:
+        """Does what is due; true when the interpreter has to be killed."""
+        self._background.on_time(now)
+        run = self.run
+        if run is None:
+            return False
+        if run.logs.due is not None and now >= run.logs.due:
+            run.logs.flush()
+        if run.phase == Phase.CHECKING:
+            if now >= min(self._checking.deadline, run.wall_deadline) and (refusal := self._checking.on_time(run, now)):
+                self.finish(run, *refusal)
+        elif run.kill_at is not None:
+            return now >= run.kill_at
+        elif now >= run.wall_deadline:
+            self.interrupt(run, "timeout")
+        elif now >= self._next_watch:
+            self._next_watch = now + _WATCH_INTERVAL_S
+            return self._watch_usage(run)
+        return False
+
+    def _watch_usage(self, run: Run) -> bool:
+        spent_s = run.cpu.look() if run.cpu is not None else 0.0
+        run.settle_pause()
+        if spent_s > run.settings.cpu_time_s:
+            self.interrupt(run, "cpu_limit")
+        elif self._config.watch_memory and memory.sandbox_memory_bytes() > self._config.memory_bytes:
+            run.ended_by = "out_of_memory"
+            return True
+        return False
+
+    def interrupt(self, run: Run, outcome: str) -> None:
+        """Interrupts the program; `on_time` demands the kill if it has not ended after GRACE_S."""
+        run.ended_by = outcome
+        run.kill_at = time.monotonic() + GRACE_S
+        self._child_processes.interrupt()
+
+    def cancel(self, execution_id: str) -> bool:
+        """Ends the current run if it has this id; returns whether it has."""
+        run = self.run
+        if run is None or run.execution_id != execution_id:
+            return False
+        if run.phase == Phase.CHECKING:
+            self._child_processes.renew_checker()
+            run.ended_by = "cancelled"
+            self.finish(run, "cancelled", None)
+        elif run.ended_by is None:
+            self.interrupt(run, "cancelled")
+        return True
+
+    # -- output --------------------------------------------------------------------------------------------------
+
+    def pause(self, paused: bool) -> None:
+        """Stops reading the program's output, or starts again."""
+        if paused != self._output.paused:
+            self._output.paused = paused
+            if self.run is not None:
+                self.run.hold(paused)
+                self._output.watch(self.run)
+
+    def _on_file(self, path: str, status: os.stat_result) -> None:
+        """Records that a client has put a file, which is no artifact of the program."""
+        if self.run is not None and self.run.artifacts is not None:
+            self.run.artifacts.put_by_client(path, status)
+
+    # -- messages of the interpreter -----------------------------------------------------------------------------
+
+    def on_output(self, message: link.Message) -> None:
+        """Keeps the program's value, which comes by itself when it is large. Raises FrameError."""
+        run = self.run
+        if run is None or run.output is not None:
+            raise FrameError("a value that was not asked for")
+        if message.size > VALUE_BYTES_MAX:
+            raise FrameError(f"a value of {message.size} bytes")
+        run.output, run.output_size = _data(message), message.size
+
+    def on_image(self, message: link.Message) -> None:
+        run = self.run
+        left_out = ""
+        if run is not None and run.visible and not (left_out := run.take_image(message.size)):
+            mime, source = message.head.text("mime", 64), message.head.text("source", 32)
+            if mime not in IMAGE_TYPES or source not in IMAGE_SOURCES:
+                raise FrameError("an image of an unknown kind")
+            self._output.drain(run)
+            image = Image(id=run.execution_id, mime=mime, source=source)
+            self._channel.send_payload(image, _data(message), message.size)
+        # The reply lets the program go on; what it prints from here on belongs after the image.
+        self._child_processes.post({"t": "reply", "call": message.head.text("call", 64), "left_out": left_out})
+
+    def on_tool_call(self, message: link.Message) -> None:
+        run = self.run
+        call = Call(message.head.text("name", 256), message.head.text("call", 64), message.size)
+        if self.tool_calls.accept(run, call):
+            assert run is not None
+            self._output.drain(run)
+            event = ToolCall(id=run.execution_id, call=run.open_call(call), name=call.name)
+            self._channel.send_payload(event, _data(message), message.size)
+
+    @property
+    def max_end_bytes(self) -> int:
+        """Largest body of the message that ends a program: its error, and a value if it is small."""
+        runs = self.run is not None and self.run.phase == Phase.RUNNING
+        return MAX_ERROR_BYTES + link.INLINE_BYTES if runs else 0
+
+    def on_done(self, head: Fields, body: bytes) -> None:
+        """Ends the run: the program has ended, and the interpreter lives. Raises FrameError."""
+        run = self.run
+        # The name distinguishes this run's end from the late end of one that agent code has declared ended before.
+        if run is None or run.phase != Phase.RUNNING or head.text("filename", 64) != run.filename:
+            raise FrameError("the end of a run that does not run")
+        outcome = head.text("outcome", 32)
+        if outcome not in OWN_OUTCOMES:
+            raise FrameError(f"outcome {outcome!r} is not a program's own")
+        run.operations = head.integer("operations", 0, run.budget)
+        self.budget.settle(run)
+        detail_bytes = head.integer("error", 0, len(body))
+        detail = read_error(body[:detail_bytes]) if detail_bytes else None
+        self._output.drain(run)
+        if detail_bytes < len(body) and run.output is None:
+            run.output, run.output_size = body[detail_bytes:], len(body) - detail_bytes
+        for limit in [limit for limit, warning in run.warnings.items() if warning.mark <= run.operations]:
+            self._warn(run, limit)
+        self.tool_calls.refuse_open(run)
+        self.finish(run, outcome, detail)
+
+    # -- ending --------------------------------------------------------------------------------------------------
+
+    def finish_dead(self, status: Optional[int], cpu_time_s: float, why: str = "") -> None:
+        """Ends the run of a dead interpreter, with its wait status, or None when it was killed from here.
+
+        `why` is its own reason, if it could not go on.
+        """
+        run = self.run
+        assert run is not None
+        self._output.drain(run)
+        self.budget.settle_dead(run, cpu_time_s)
+        outcome, detail, signum = "crashed", None, None
+        if why:
+            detail = error("Crash", f"the interpreter could not run the program after the ones before it: {why}")
+        if status is not None and run.ended_by is None:
+            code, signum = describe_exit(status)
+            if code is not None:
+                outcome = "exited"
+                message = f"the program ended its interpreter with exit code {code}"
+                detail = error("SystemExit", message, exit_code=code)
+            else:
+                detail = error("Crash", f"the interpreter was ended by {_signal_name(signum)}")
+        # Only the backend knows whether the kernel sent a SIGKILL for lack of memory.
+        suspect = run.ended_by is None and signum == signal.SIGKILL
+        self.finish(run, outcome, detail, oom_suspect=suspect, cpu_time_s=cpu_time_s)
+
+    def cpu_time_s(self) -> float:
+        """Returns the CPU seconds that the current run has spent."""
+        return self.run.cpu.spent_s() if self.run is not None and self.run.cpu is not None else 0.0
+
+    def charged_cpu_s(self) -> float:
+        """Returns the CPU seconds that all runs have spent so far."""
+        return self._charged_cpu_s + self.cpu_time_s()
+
+    def finish(
+        self,
+        run: Run,
+        outcome: str,
+        detail: Optional[Detail],
+        *,
+        oom_suspect: bool = False,
+        cpu_time_s: Optional[float] = None,
+    ) -> None:
+        """Ends a run. The supervisor's decision, if there is one, overrides the program's own outcome."""
+        if run.ended_by is not None:
+            outcome, detail = run.ended_by, run.limit_error(detail)
+        self._child_processes.release()
+        run.logs.finish()
+        if run.logs.offline and NOTE not in (detail or {}).get("message", ""):
+            run.logs.say("stderr", f"{NOTE}\n")
+        run.oom_suspect = oom_suspect
+        run.cpu_time_s = self.cpu_time_s() if cpu_time_s is None else cpu_time_s
+        self._charged_cpu_s += run.cpu_time_s
+        run.peak_memory_bytes = self._child_processes.interpreter.peak_memory_bytes()
+        self._output.forget(run)
+        if run.visible:
+            self._background.show(run.logs, run.settings.output_bytes, drain=True)
+        self._background.adopt(run.pipes)
+        run.pipes = []
+        self.run = None
+        self._on_end(run, outcome, detail)
+        run.close()
+
+
+def _data(message: link.Message) -> Union[bytes, int]:
+    """Returns the body, or the memory file that holds it, which is the caller's from here on."""
+    memfd = message.take_memfd()
+    return message.body if memfd is None else memfd
+
+
+def _signal_name(signum: Optional[int]) -> str:
+    from signal import Signals
+
+    return Signals(signum).name if signum in signal.valid_signals() else f"signal {signum}"

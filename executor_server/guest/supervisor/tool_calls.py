@@ -1,0 +1,71 @@
+"""Tool calls of the current run: from the interpreter to the daemon, and answers back.
+
+A call is opened here or refused here, so the daemon sees no call of a tool that the session does not have, and no more
+calls, or bytes of arguments, than may be open at a time.
+"""
+
+from __future__ import annotations
+
+import os
+
+from .run import Call
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Optional
+
+    from ..files.transfers import Transfers
+    from ..wire.messages import ToolResult
+    from .child_processes import ChildProcesses
+    from .run import Run
+
+
+class ToolCalls:
+    """Knows the names of the session's tools whose calls the client answers, and of those whose answer is final."""
+
+    def __init__(self, child_processes: ChildProcesses, transfers: Transfers) -> None:
+        self._child_processes = child_processes
+        self._transfers = transfers
+        self.tools: frozenset[str] = frozenset()
+        self.final_tools: frozenset[str] = frozenset()
+
+    def accept(self, run: Optional[Run], call: Call) -> bool:
+        """True when a call may be opened now; refuses it otherwise."""
+        if run is None or not run.visible or run.ended_by is not None:
+            self.refuse(call, "no execution is running that could call a tool")
+        elif call.name not in self.tools:
+            self.refuse(call, "the session has no such tool any more")
+        elif why_not := run.why_no_call(call.size):
+            self.refuse(call, why_not)
+        else:
+            return True
+        return False
+
+    def refuse(self, call: Call, message: str) -> None:
+        """Raises RuntimeError in the program, at the call."""
+        answer = {"t": "reply", "call": call.waiting_id, "ok": False, "type": "RuntimeError"}
+        self._child_processes.post(answer, message.encode())
+
+    def refuse_open(self, run: Run) -> None:
+        """Refuses the open calls of a run that has ended: its threads would wait for ever."""
+        for call_id in list(run.calls):
+            self.refuse(run.close_call(call_id), "the execution ended before the tool had answered")
+
+    def on_result(self, run: Optional[Run], result: ToolResult, body: bytes) -> None:
+        """Hands the daemon's answer to the program. A late one is dropped; the client knows from the daemon."""
+        fd = self._transfers.take_blob(result.blob) if result.blob is not None else None
+        if run is None or run.execution_id != result.id or result.call not in run.calls:
+            if fd is not None:
+                os.close(fd)
+            return
+        call = run.close_call(result.call)
+        answer: dict[str, Any] = {"t": "reply", "call": call.waiting_id, "ok": result.ok}
+        if not result.ok:
+            answer["type"] = result.type or ""
+        elif result.blob is not None and fd is None:
+            answer.update(ok=False, type="RuntimeError")
+            body = b"the tool's answer did not arrive whole"
+        elif call.name in self.final_tools:
+            answer["final"] = True
+            run.final_call_id = run.final_call_id or result.call
+        self._child_processes.post(answer, body, memfd=fd)

@@ -1,0 +1,128 @@
+"""The session's tools, kept so that each new interpreter can be given them again.
+
+A shipped tool stays as it came: bytes, or a sealed memory file. Nothing here decodes, compiles or unpickles it.
+"""
+
+from __future__ import annotations
+
+import os
+
+from ..wire.frames import FrameError
+from ..wire.lean import dumps
+from ..wire.messages import RegisterTools
+from ..wire.tools import MAX_INLINE_BYTES, MAX_SHIPPED_BYTES, is_named, listed_tools, places
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Callable, Optional, Union
+
+    Post = Callable[..., None]
+
+
+class PartMissing(Exception):
+    """The bytes of a tool are missing; the message names the tool."""
+
+
+class TooMuchShipped(Exception):
+    """More bytes are shipped than a session may have; the message names the limit."""
+
+
+class ToolSet:
+    """The tools of one registration. Owns their memory files."""
+
+    def __init__(self) -> None:
+        self._listed: list[dict[str, Any]] = []
+        self._parts: list[tuple[int, str, Union[bytes, int]]] = []
+
+    @classmethod
+    def read(cls, request: RegisterTools, body: bytes, take_blob: Callable[[str], Optional[int]]) -> ToolSet:
+        """Reads the tools of a frame. Raises FrameError, PartMissing, TooMuchShipped."""
+        tools = cls()
+        try:
+            tools._read(request, body, take_blob)
+        except BaseException:
+            tools.close()
+            raise
+        return tools
+
+    def _read(self, request: RegisterTools, body: bytes, take_blob: Callable[[str], Optional[int]]) -> None:
+        position = request.listed
+        shipped_bytes = 0
+        for index, tool in enumerate(listed_tools(request, body)):
+            entry: dict[str, Any] = {
+                "name": tool.name,
+                "description": tool.description,
+                "parameters": tool.parameters,
+                "final": tool.final,
+            }
+            if tool.modules is not None:
+                entry["modules"] = tool.modules
+                entry["entry"] = tool.entry or ""
+            self._listed.append(entry)
+            for part, place in places(tool):
+                if place.blob is not None:
+                    data: Union[bytes, int, None] = take_blob(place.blob)
+                    if data is None:
+                        raise PartMissing(f"the bytes of tool {tool.name} are not there")
+                else:
+                    size, most = place.inline, min(len(body) - position, MAX_INLINE_BYTES[part])
+                    if size is None or size > most:
+                        raise FrameError(f"field inline is not an integer from 0 to {most}")
+                    data = body[position : position + size]
+                    position += size
+                self._parts.append((index, part, data))
+                shipped_bytes += len(data) if isinstance(data, bytes) else os.fstat(data).st_size
+                if shipped_bytes > MAX_SHIPPED_BYTES:
+                    raise TooMuchShipped(f"more than {MAX_SHIPPED_BYTES} bytes of tools are shipped")
+
+    @property
+    def has_shipped(self) -> bool:
+        return bool(self._parts)
+
+    @property
+    def called(self) -> frozenset[str]:
+        """Names of the tools whose calls the client answers."""
+        return frozenset(tool["name"] for tool in self._listed if "modules" not in tool)
+
+    @property
+    def final(self) -> frozenset[str]:
+        """Names of the tools whose answer is the final one."""
+        return frozenset(tool["name"] for tool in self._listed if tool["final"])
+
+    def forbid(self, patterns: list[str], why_not: str) -> dict[str, str]:
+        """Drops the shipped tools that no pattern names; returns their names, each with the reason."""
+        forbidden = {}
+        for index, tool in enumerate(self._listed):
+            is_allowed = any(is_named(pattern, tool["name"]) for pattern in patterns)
+            if "modules" in tool and not is_allowed and tool.get("why_not") != why_not:
+                tool["why_not"] = forbidden[tool["name"]] = why_not
+                self._close([part for part in self._parts if part[0] == index])
+        return forbidden
+
+    def post_called(self, post: Post, why_not: str) -> None:
+        """Gives an interpreter the tools that the client answers; the others raise an error with `why_not`."""
+        listed = [{"why_not": why_not, **tool} if "modules" in tool else tool for tool in self._listed]
+        post({"t": "tools"}, dumps(listed))
+
+    def post_all(self, post: Post, *, again: bool) -> None:
+        """Gives an interpreter all tools; it answers when it has made those that run in it.
+
+        With `again`, they were made before, in another interpreter: each that can be made is kept, even if one fails.
+        """
+        for index, part, data in self._parts:
+            head = {"t": "part", "tool": self._listed[index]["name"], "part": part}
+            if isinstance(data, bytes):
+                post(head, data)
+            else:
+                post(head, memfd=os.dup(data))
+        post({"t": "ship", "again": again}, dumps(self._listed))
+
+    def close(self) -> None:
+        """Closes the memory files. Idempotent."""
+        self._close(self._parts)
+
+    def _close(self, parts: list[tuple[int, str, Union[bytes, int]]]) -> None:
+        for _, _, data in parts:
+            if isinstance(data, int):
+                os.close(data)
+        self._parts = [part for part in self._parts if part not in parts]

@@ -1,0 +1,254 @@
+"""CPU time and peak memory of the sandbox's processes, measured by the supervisor from outside them."""
+
+from __future__ import annotations
+
+import os
+import resource
+import time
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Callable, Iterator, Optional
+
+    Seen = dict[tuple[int, int], tuple[float, float]]
+    """By pid and start time: CPU seconds of a process with the children that it waited for, and of these alone."""
+
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+_CPUCLOCK_SCHED = 2
+_USAGE_FIELD = b"usage_usec "
+
+
+def process_cpu_s(pid: int) -> float:
+    """Returns the CPU seconds of all threads of a process, or 0 when it has ended; exact to the nanosecond.
+
+    The clock id is what clock_getcpuclockid(3) gives: MAKE_PROCESS_CPUCLOCK of the kernel's linux/posix-timers.h.
+    """
+    try:
+        return time.clock_gettime((~pid << 3) | _CPUCLOCK_SCHED)
+    except OSError:
+        return 0.0
+
+
+class Process:
+    """A child whose files in /proc are kept open, because each run reads them twice."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self._stat = os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
+        self._status = os.open(f"/proc/{pid}/status", os.O_RDONLY | os.O_CLOEXEC)
+
+    def close(self) -> None:
+        os.close(self._stat)
+        os.close(self._status)
+
+    def waited_cpu_s(self) -> float:
+        """Returns the CPU seconds of the children that it has waited for."""
+        try:
+            return _ticks(_fields(os.pread(self._stat, 4096, 0)), _CUTIME, _CSTIME)
+        except ProcessLookupError:
+            return 0.0
+
+    def peak_memory_bytes(self) -> int:
+        """Returns its largest resident size so far, or 0 when it has ended."""
+        try:
+            return kilobytes(os.pread(self._status, 8192, 0), b"VmHWM:") * 1024
+        except ProcessLookupError:
+            return 0
+
+
+class SandboxCpu:
+    """CPU time of everything in the sandbox but the supervisor, living or dead, since it began.
+
+    A control group of the sandbox's own counts it exactly: `group` is its counter, a file that is kept open. Without
+    one, it is the sum of three parts: living processes; dead ones, whose time the kernel adds to the parent that waited
+    for them; and lost time. The attack is a parent that ignores SIGCHLD: no process waits for its children, and the
+    kernel forgets their time. They are charged with what they had spent at the last look; a child that begins and ends
+    between two looks goes uncounted.
+    """
+
+    def __init__(self, group: Optional[int] = None) -> None:
+        self._group = group
+        self._seen: Seen = {}
+        self._reaped_s = _reaped_cpu_s()
+        self._missed_s = 0.0
+        self._lost_s = 0.0
+        self._reported_s = 0.0
+
+    @property
+    def is_exact(self) -> bool:
+        return self._group is not None
+
+    def total_s(self) -> float:
+        """Looks at all processes, and returns the CPU seconds so far. The value never falls."""
+        if self._group is not None:
+            total_s = self.group_s()
+        else:
+            self.look()
+            total_s = sum(spent_s for spent_s, _ in self._seen.values()) + self._reaped_s + self._lost_s
+        self._reported_s = max(self._reported_s, total_s)
+        return self._reported_s
+
+    def group_s(self) -> float:
+        """Returns the CPU seconds of the control group, without the supervisor's own."""
+        assert self._group is not None
+        count = os.pread(self._group, 256, 0)
+        if count.startswith(_USAGE_FIELD):  # cpu.stat of version 2, in microseconds; else cpuacct.usage in nanoseconds
+            used_s = int(count[len(_USAGE_FIELD) :].split(None, 1)[0]) / 1e6
+        else:
+            used_s = int(count) / 1e9
+        return used_s - time.process_time()
+
+    def look(self) -> tuple[Seen, dict[tuple[int, int], float], float]:
+        """Returns every process; those that ended since the last look, with their CPU seconds; and the seconds lost.
+
+        A process that is waited for leaves all of its time with its parent. So if processes have ended, and their
+        parents' sums have grown by less, the difference is missed. It is lost if it is still missed at the next look:
+        the race is a child that is waited for after its parent was read.
+        """
+        seen, reaped_s = _processes(), _reaped_cpu_s()
+        ended = {key: spent_s for key, (spent_s, _) in self._seen.items() if key not in seen}
+        lost_s = 0.0
+        if ended or self._missed_s:
+            left_s = reaped_s - self._reaped_s
+            for key, (_, waited_s) in seen.items():
+                left_s += waited_s - self._seen.get(key, (0.0, 0.0))[1]
+            lost_s = max(0.0, self._missed_s - left_s)
+            left_s = max(0.0, left_s - self._missed_s)
+            # Both a process's time and the part left to its parent are rounded to ticks.
+            self._missed_s = max(0.0, sum(ended.values()) - left_s - 2 * len(ended) / _TICKS_PER_S)
+        self._seen, self._reaped_s = seen, reaped_s
+        self._lost_s += lost_s
+        return seen, ended, lost_s
+
+    def close(self) -> None:
+        if self._group is not None:
+            os.close(self._group)
+
+
+class CpuMeter:
+    """CPU time that a run spends, over all processes of the sandbox but the supervisor.
+
+    Exact where a control group counts it. Elsewhere it is exact for the interpreter, and in clock ticks for other
+    processes. Only `look` reads those, since that costs as much as a short run. A process that is older than the run is
+    charged with what it spends after the first look.
+    """
+
+    def __init__(self, interpreter: Process, sandbox: SandboxCpu) -> None:
+        self._interpreter = interpreter
+        self._sandbox = sandbox
+        self._others_s = 0.0
+        self._group_before_s = 0.0
+        if sandbox.is_exact:
+            self._group_before_s = sandbox.group_s()
+            return
+        self._own_before_s = process_cpu_s(interpreter.pid)
+        self._waited_before_s = interpreter.waited_cpu_s() + _reaped_cpu_s()
+        self._started_ticks = int(time.clock_gettime(time.CLOCK_BOOTTIME) * _TICKS_PER_S)
+        self._before_s: dict[tuple[int, int], float] = {}
+        self._ended_s = 0.0  # CPU seconds in this run of the processes that had ended by the last look
+        self._lost_s = 0.0
+
+    def look(self) -> float:
+        """Looks at every process, and returns the CPU seconds that the run has spent."""
+        if not self._sandbox.is_exact:
+            seen, ended, lost_s = self._sandbox.look()
+            self._lost_s += min(lost_s, self._ended_s)
+            self._ended_s = sum(
+                spent_s - self._before_s.get(key, 0.0) for key, spent_s in ended.items() if self._is_ours(key)
+            )
+            others_s = 0.0
+            for key, (spent_s, _) in seen.items():
+                if key[0] == self._interpreter.pid:
+                    continue
+                if key[1] < self._started_ticks:
+                    spent_s -= self._before_s.setdefault(key, spent_s)
+                others_s += spent_s
+            self._others_s = others_s
+        return self.spent_s()
+
+    def spent_s(self) -> float:
+        """Returns the CPU seconds spent; without a control group, other processes' are those of the last look."""
+        if self._sandbox.is_exact:
+            return max(0.0, self._sandbox.group_s() - self._group_before_s)
+        own_s = process_cpu_s(self._interpreter.pid) - self._own_before_s
+        waited_s = self._interpreter.waited_cpu_s() + _reaped_cpu_s() - self._waited_before_s
+        return max(own_s, 0.0) + max(waited_s, 0.0) + self._others_s + self._lost_s
+
+    def _is_ours(self, key: tuple[int, int]) -> bool:
+        """True when a process spent CPU time for this run: a younger one all of it, an older one since a first look."""
+        return key[1] >= self._started_ticks or key in self._before_s
+
+
+class BackgroundCpu:
+    """CPU time of the sandbox since the session's first request, besides that of executions.
+
+    No execution is charged with it: checked sources, interpreters that replace one, and processes that go on by
+    themselves.
+    """
+
+    def __init__(self, sandbox: SandboxCpu, charged_cpu_s: Callable[[], float]) -> None:
+        self._sandbox = sandbox
+        self._charged_cpu_s = charged_cpu_s
+        self._before_s: Optional[float] = None
+        self._reported_s = 0.0
+
+    def begin(self) -> None:
+        """Counts from now on, if it does not yet."""
+        if self._before_s is None:
+            self._before_s = self._sandbox.total_s()
+
+    def spent_s(self, *, busy: bool) -> float:
+        """Returns the CPU seconds; during a run (`busy`) the last value, since a look takes lost time from the run."""
+        if self._before_s is not None and not busy:
+            spent_s = self._sandbox.total_s() - self._before_s - self._charged_cpu_s()
+            self._reported_s = max(self._reported_s, spent_s)
+        return self._reported_s
+
+
+# Fields 14, 17 and 22 of proc(5)'s stat, counted from the state, which is field 3.
+_UTIME, _CUTIME, _CSTIME, _STARTTIME = 11, 13, 14, 19
+
+
+def _processes() -> Seen:
+    seen: Seen = {}
+    for pid in pids():
+        stat = _stat(pid)
+        if stat is not None:
+            seen[pid, int(stat[_STARTTIME])] = _ticks(stat, _UTIME, _CSTIME), _ticks(stat, _CUTIME, _CSTIME)
+    return seen
+
+
+def _ticks(stat: list[bytes], first: int, last: int) -> float:
+    return sum(int(value) for value in stat[first : last + 1]) / _TICKS_PER_S
+
+
+def _reaped_cpu_s() -> float:
+    """Returns the CPU seconds of the processes that the supervisor has reaped."""
+    reaped = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return reaped.ru_utime + reaped.ru_stime
+
+
+def kilobytes(status: bytes, field: bytes) -> int:
+    """Reads a field of proc(5)'s status; 0 when it is missing, as for a zombie."""
+    _, found, rest = status.partition(field)
+    return int(rest.split(None, 1)[0]) if found else 0
+
+
+def pids() -> Iterator[int]:
+    for name in os.listdir("/proc"):
+        if name.isdigit() and name != "1":
+            yield int(name)
+
+
+def _stat(pid: int) -> Optional[list[bytes]]:
+    try:
+        with open(f"/proc/{pid}/stat", "rb", buffering=0) as file:
+            text = file.read()
+    except OSError:
+        return None  # it ended meanwhile
+    return _fields(text)
+
+
+def _fields(stat: bytes) -> list[bytes]:
+    # The name may hold anything, a parenthesis or a space too, so the fields start after the last parenthesis.
+    return stat[stat.rfind(b")") + 2 :].split()

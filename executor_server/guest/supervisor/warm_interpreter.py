@@ -1,0 +1,146 @@
+"""The warm interpreter: a second interpreter, which imports the modules that are to be imported ahead.
+
+It is forked when the first one has booted, and takes its place if that is still unused when the imports are done.
+Rules, tools, and the question which modules there are do not count as use: the warm one gets them, too. As soon as the
+first one is used, a warm one that is not done is ended. So no execution waits for an import that it did not ask for or
+has one measured as its own, and a module that hangs or kills its process harms nothing.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from ..wire import link
+from ..wire.frames import FrameError
+from ..wire.lean import socket
+from ..wire.loop import READ, Loop
+from .children import Child, end_child, spawn
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Callable, Optional
+
+    Receive = Callable[[Child, Callable[[link.Message], None]], None]
+
+# Characters of a module's name in the line on standard error.
+_MAX_NAME_CHARS = 100
+
+
+class WarmInterpreter:
+    """Owns the process while there is one, and knows which modules are worth another attempt.
+
+    `program` runs in it; `receive` reads a message of it; `on_ready` gets the process when it is done, with its last
+    message.
+    """
+
+    def __init__(
+        self,
+        loop: Loop,
+        modules: list[str],
+        program: Callable[[socket.socket, list[str]], None],
+        receive: Receive,
+        on_ready: Callable[[Child, link.Message], None],
+    ) -> None:
+        self._loop = loop
+        self._modules = list(modules)
+        self._program = program
+        self._receive = receive
+        self._on_ready = on_ready
+        self._child: Optional[Child] = None
+        self._importing = ""
+
+    @property
+    def useful(self) -> bool:
+        """True when there are modules to import ahead."""
+        return bool(self._modules)
+
+    def start(self, abandon: Callable[[], None]) -> None:
+        """Forks a warm interpreter, unless there is one or no module to import."""
+        if self._child is not None or not self._modules:
+            return
+        self._importing = ""
+
+        def target(sock: socket.socket) -> None:
+            self._program(sock, self._modules)
+
+        try:
+            self._child = spawn(target, abandon)
+        except OSError:
+            self._modules = []  # no process is left for it
+        else:
+            self._loop.watch(self._child.sock.fileno(), READ, self._on_readable)
+
+    def end(self) -> None:
+        """Ends the warm interpreter, which would come too late."""
+        child = self.forget()
+        if child is not None:
+            end_child(child)
+
+    def forget(self) -> Optional[Child]:
+        """Reads no more from the warm interpreter, which is dead or about to be killed."""
+        child, self._child = self._child, None
+        if child is not None:
+            self._loop.watch(child.sock.fileno(), 0, None)
+            child.close()
+        return child
+
+    def close(self) -> None:
+        """In a forked child: closes the supervisor's end of the link."""
+        if self._child is not None:
+            self._child.close()
+
+    def note_exit(self, pid: int) -> bool:
+        """Returns true if it was the warm interpreter that ended; leaves out the module that ended it."""
+        if self._child is None or pid != self._child.pid:
+            return False
+        self._read_rest(self._child)
+        self.forget()
+        if self._importing in self._modules:
+            self._leave_out(self._importing, "it took too long or ended the process")
+        else:
+            self._modules = []  # it ended before its first import
+        return True
+
+    def _read_rest(self, child: Child) -> None:
+        """Reads the last messages of a warm interpreter that has ended, which may name the module that ended it.
+
+        Its exit is often reaped before they are read. A message that it was done is ignored.
+        """
+        for _ in range(2 * len(self._modules)):
+            try:
+                message = link.receive(child.sock, link.INLINE_BYTES)
+            except (BlockingIOError, link.LinkClosed, FrameError):
+                return
+            try:
+                if message.head.text("t", 32) != "booted":
+                    self._on_message(message)
+            except FrameError:
+                return
+            finally:
+                message.close()
+
+    def _on_readable(self, _events: int) -> None:
+        if self._child is not None:
+            self._receive(self._child, self._on_message)
+
+    def _on_message(self, message: link.Message) -> None:
+        message.close_fds()  # no message has any
+        link.read_body(message, link.INLINE_BYTES)
+        kind = message.head.text("t", 32)
+        if kind == "importing":
+            self._importing = message.head.text("name", 4096)
+        elif kind == "not_imported":
+            self._leave_out(message.head.text("name", 4096), message.head.text("why", 64))
+        elif kind == "booted":
+            child, self._child = self._child, None
+            assert child is not None
+            self._on_ready(child, message)
+        else:
+            raise FrameError(f"an unknown message {kind!r}")
+
+    def _leave_out(self, name: str, why: str) -> None:
+        """Imports a module ahead no more, and says so once on standard error."""
+        if name in self._modules:
+            self._modules.remove(name)
+            sys.stderr.write(f"module {name[:_MAX_NAME_CHARS]} was not imported ahead: {why}\n")
+            sys.stderr.flush()

@@ -1,0 +1,355 @@
+"""The supervisor's end of the channel to the daemon.
+
+Theory of operation. The supervisor listens, and a connection counts as the daemon's once its first frame, HELLO, held
+the next token of the chain, of which only the hash is known here (tokens.py). The newest such connection wins: an
+earlier daemon that held one is dead, or about to learn of it. What may have to be sent again is kept by the window
+(sequenced.py), which outlives connections and daemons; HELLO and READY are where the two windows are set to each other.
+READY also says which of our numbers were acknowledged and so are gone: a later daemon's memory may end before them,
+with frames that it had no need to write down.
+
+Invariant: at most one connection is the daemon's, and what is being written (`_writing`) belongs to it alone. When it
+goes, `_writing` is dropped whole: the frame in it was given by the window, which gives it again from its start.
+
+Race: a second connection with the next token can arrive while the first one is half way through a frame. All that
+could fail is checked first (token, version, position), then the old connection is closed, then the window is rewound:
+a greeting that fails leaves the daemon's connection as it is.
+
+Attack: agent code may connect too where it can see the socket. It has no token, so all it gets is one of
+_MAX_STRANGERS places for at most _HELLO_TIME_S; the oldest gives its place up, so strangers cannot keep a daemon out.
+A token is used up when it was shown, whatever else was wrong with its HELLO.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+
+from . import link
+from .frames import CHUNK_BYTES, PROTOCOL_VERSION, Frame, FrameDecoder, FrameError, encode_frame
+from .lean import accept, socket
+from .loop import READ, WRITE, Loop
+from .messages import Ack, BlobChunk, Done, Hello, Ping, Pong, Ready
+from .sequenced import Numbered, Sequenced
+from .tokens import is_next
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Callable, Optional, Sequence, Union
+
+    from .messages import Image, ToolCall
+    from .schema import Message
+
+_MAX_STRANGERS = 4
+_HELLO_TIME_S = 5.0
+_READ_BYTES = 256 * 1024
+_MAX_REFUSAL_CHARS = 4000
+
+
+class FileSlice:
+    """A part of a sealed memory file, read only when it is sent. `last` closes the file once it was acknowledged."""
+
+    __slots__ = ("fd", "last", "length", "offset")
+
+    def __init__(self, fd: int, offset: int, length: int, last: bool) -> None:
+        self.fd = fd
+        self.offset = offset
+        self.length = length
+        self.last = last
+
+
+class _Stranger:
+    """A connection that has not shown the token yet."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.sock = sock
+        self.decoder = FrameDecoder()
+        self.deadline = time.monotonic() + _HELLO_TIME_S
+
+
+class Channel:
+    """Owns the listener, the connections and the frames not yet acknowledged.
+
+    `on_frame` takes each frame of the daemon, once and in order. `describe` makes READY, given the numbers of the last
+    frames of either side that were taken: the daemon's, and ours. `on_new_daemon` is called when the daemon that
+    connects is another one than the last time. `pong` makes each PONG.
+    """
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        token_hash: str,
+        loop: Loop,
+        on_frame: Callable[[Frame], None],
+        describe: Callable[[int, int], Ready],
+    ) -> None:
+        self._listener = listener
+        self._token = bytes.fromhex(token_hash)
+        self._watch = loop.watch
+        self._on_frame = on_frame
+        self._describe = describe
+        self.on_new_daemon: Callable[[], None] = lambda: None
+        self.pong: Callable[[], Pong] = Pong
+        self._daemon_id = ""  # the last daemon
+        self._strangers: dict[int, _Stranger] = {}
+        self._conn: Optional[socket.socket] = None
+        self._decoder = FrameDecoder()
+        self._window = Sequenced()
+        self._blobs_sent = 0
+        self._writing: list[Union[memoryview, FileSlice]] = []
+        self._buffer = memoryview(bytearray(_READ_BYTES))
+        self.last_heard = time.monotonic()
+        self.broken = ""  # a message that no daemon of this version sends
+        listener.setblocking(False)
+        loop.watch(listener.fileno(), READ, self._accept)
+
+    # -- sending -------------------------------------------------------------------------------------------------
+
+    @property
+    def full(self) -> bool:
+        """True when the program should wait before it sends more."""
+        return self._window.full
+
+    @property
+    def connected(self) -> bool:
+        return self._conn is not None
+
+    def send(self, message: Message, body: Union[bytes, FileSlice] = b"") -> None:
+        """Queues a frame, keeps it until it is acknowledged, and sends what can be sent now."""
+        self._window.send(message.kind, message.head(), body, len(body) if isinstance(body, bytes) else body.length)
+        self.flush()
+
+    def send_memfd(self, message: Message, fd: int, size: int) -> None:
+        """Queues a sealed memory file as frames of one chunk each, and takes it over."""
+        offset = 0
+        while offset < size:
+            length = min(CHUNK_BYTES, size - offset)
+            self.send(message, FileSlice(fd, offset, length, last=offset + length == size))
+            offset += length
+        if size == 0:
+            os.close(fd)
+
+    def send_blob(
+        self, data: Union[bytes, int], size: int, *, execution_id: Optional[str] = None, op: Optional[int] = None
+    ) -> str:
+        """Sends a payload in chunks, ahead of the frame that will name it by what is returned."""
+        self._blobs_sent += 1
+        blob_id = f"g{self._blobs_sent}"
+        self.send_memfd(BlobChunk(id=execution_id, op=op, blob=blob_id), as_memfd(data), size)
+        return blob_id
+
+    def send_payload(self, message: Union[Image, ToolCall], data: Union[bytes, int], size: int) -> None:
+        """Sends a message of an execution whose payload is its body or, when large, a blob ahead of it."""
+        if not size and isinstance(data, int):  # there is nothing to send from an empty file
+            os.close(data)
+            data = b""
+        if size <= CHUNK_BYTES:
+            self.send(message, data if isinstance(data, bytes) else FileSlice(data, 0, size, last=True))
+        else:
+            self.send(message.but(blob=self.send_blob(data, size, execution_id=message.id), size=size))
+
+    def done(self, op: int, body: bytes = b"", **more: Any) -> None:
+        """Answers a request. `more` are fields of Done."""
+        self.send(Done(op=op, ok=True, **more), body)
+
+    def fail(self, op: int, reason: str, message: str, body: bytes = b"") -> None:
+        """Answers a request that cannot be done."""
+        self.send(Done(op=op, ok=False, reason=reason, message=message[:_MAX_REFUSAL_CHARS]), body)
+
+    def flush(self) -> None:
+        """Writes until the socket is full or there is nothing left."""
+        while self._conn is not None:
+            if not self._writing:
+                frame = self._window.next_frame()
+                if frame is None:
+                    self._watch(self._conn.fileno(), READ, self._readable)
+                    return
+                body = frame.body if isinstance(frame.body, FileSlice) else memoryview(frame.body)
+                self._writing = [memoryview(frame.prefix), body]
+            try:
+                self._write(self._conn)
+            except BlockingIOError:
+                self._watch(self._conn.fileno(), READ | WRITE, self._readable)
+                return
+            except OSError:
+                self._disconnect()
+                return
+
+    def _write(self, conn: socket.socket) -> None:
+        """Writes once, and takes note of how far it came."""
+        first = self._writing[0]
+        if isinstance(first, FileSlice):
+            # From file to socket within the kernel: what a program gives may be large.
+            try:
+                sent = os.sendfile(conn.fileno(), first.fd, first.offset, first.length)
+            except (BlockingIOError, ConnectionError):
+                raise
+            except OSError:
+                # The file's fault, not the connection's: taken for one that is broken, each next one would break, too.
+                self._writing[0] = memoryview(os.pread(first.fd, first.length, first.offset))
+                return
+            assert sent, "a sealed file shrank"
+            rest = FileSlice(first.fd, first.offset + sent, first.length - sent, first.last)
+            self._writing[:1] = [rest] if rest.length else []
+            return
+        views = [part for part in self._writing if isinstance(part, memoryview)]
+        if len(views) < len(self._writing):
+            views = [first]
+        sent = conn.sendmsg(views)
+        for view in views:
+            if sent < len(view):
+                self._writing[0] = view[sent:]
+                return
+            sent -= len(view)
+            self._writing.pop(0)
+
+    # -- connections ---------------------------------------------------------------------------------------------
+
+    def expire_strangers(self) -> None:
+        now = time.monotonic()
+        for stranger in [s for s in self._strangers.values() if s.deadline <= now]:
+            self._drop(stranger)
+
+    def close_all(self) -> None:
+        """Closes every descriptor of the channel, in a forked child that must not have them."""
+        for stranger in self._strangers.values():
+            stranger.sock.close()
+        if self._conn is not None:
+            self._conn.close()
+        self._listener.close()
+        _close_files(self._window.kept)
+
+    def _accept(self, _events: int) -> None:
+        try:
+            sock = accept(self._listener)
+        except OSError:
+            return  # gone again, or no descriptor left: the next one may fare better
+        sock.setblocking(False)
+        if len(self._strangers) >= _MAX_STRANGERS:
+            self._drop(min(self._strangers.values(), key=lambda s: s.deadline))
+        stranger = _Stranger(sock)
+        self._strangers[sock.fileno()] = stranger
+        self._watch(sock.fileno(), READ, lambda _events: self._greet(stranger))
+        self._greet(stranger)
+
+    def _greet(self, stranger: _Stranger) -> None:
+        try:
+            data = stranger.sock.recv(64 * 1024)
+            frames = stranger.decoder.feed(data) if data else None
+        except BlockingIOError:
+            return
+        except (OSError, FrameError):
+            frames = None
+        if frames is None:
+            self._drop(stranger)
+        elif frames:
+            if self._is_daemon(frames[0]):
+                self._adopt(stranger, frames)
+            else:
+                self._drop(stranger)
+
+    def _is_daemon(self, frame: Frame) -> bool:
+        """Returns True when the token is the next one of the chain, and uses it up."""
+        try:
+            token = bytes.fromhex(frame.head.text("token", 256))
+        except ValueError:  # FrameError is one too
+            return False
+        if frame.kind != Hello.kind or not is_next(token, self._token):
+            return False
+        self._token = token
+        return True
+
+    def _adopt(self, stranger: _Stranger, frames: list[Frame]) -> None:
+        """Makes the connection the daemon's, unless its version or its position is none that we could serve."""
+        try:
+            hello = Hello.read(frames[0].head)
+            if hello.protocol != PROTOCOL_VERSION:
+                raise FrameError("a daemon of another version")
+            _close_files(self._window.reconnect(hello.last_seq))
+        except FrameError:
+            self._drop(stranger)
+            return
+        self._disconnect()
+        del self._strangers[stranger.sock.fileno()]
+        self._conn, self._decoder = stranger.sock, stranger.decoder
+        self._conn.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 * CHUNK_BYTES)
+        if hello.daemon != self._daemon_id:
+            self._daemon_id = hello.daemon
+            self.on_new_daemon()
+        ready = self._describe(self._window.taken, self._window.acked)
+        self._writing = [memoryview(encode_frame(ready.kind, ready.head()))]
+        self._watch(self._conn.fileno(), READ, self._readable)
+        self.last_heard = time.monotonic()
+        self.flush()
+        self._take(frames[1:])
+
+    def _readable(self, events: int) -> None:
+        if events & WRITE:
+            self.flush()
+        if self._conn is None or not events & ~WRITE:
+            return
+        try:
+            size = self._conn.recv_into(self._buffer)
+            if not size:
+                self._disconnect()
+                return
+            frames = self._decoder.feed(self._buffer[:size])
+        except BlockingIOError:
+            return
+        except OSError:
+            self._disconnect()
+            return
+        except FrameError as error:
+            self.broken = str(error)
+            return
+        self._take(frames)
+
+    def _take(self, frames: list[Frame]) -> None:
+        self.last_heard = time.monotonic()
+        due = False
+        for frame in frames:
+            try:
+                self._take_one(frame)
+            except FrameError as error:
+                self.broken = str(error)
+                return
+            due = self._window.note_received(len(frame.view))
+        if due:
+            self._reply(Ack())
+
+    def _take_one(self, frame: Frame) -> None:
+        """Raises FrameError."""
+        _close_files(self._window.acknowledge(frame.ack))
+        if frame.kind == Ping.kind:
+            self._reply(self.pong())
+        elif frame.kind != Ack.kind and self._window.accept(frame.seq):
+            self._on_frame(frame)
+
+    def _reply(self, message: Message) -> None:
+        """Sends a frame without a number, behind the one that is being written now."""
+        if self._conn is not None:
+            self._writing.append(memoryview(self._window.unnumbered(message.kind, message.head())))
+            self.flush()
+
+    def _disconnect(self) -> None:
+        if self._conn is not None:
+            self._watch(self._conn.fileno(), 0, None)
+            self._conn.close()
+            self._conn = None
+            self._writing = []
+
+    def _drop(self, stranger: _Stranger) -> None:
+        self._watch(stranger.sock.fileno(), 0, None)
+        del self._strangers[stranger.sock.fileno()]
+        stranger.sock.close()
+
+
+def as_memfd(data: Union[bytes, int]) -> int:
+    """A payload as a sealed memory file, which it may be already."""
+    return link.sealed_memfd([data]) if isinstance(data, bytes) else data
+
+
+def _close_files(frames: Sequence[Numbered]) -> None:
+    """Closes the memory files that frames, which are kept no more, were sent from."""
+    for frame in frames:
+        if isinstance(frame.body, FileSlice) and frame.body.last:
+            os.close(frame.body.fd)

@@ -1,0 +1,69 @@
+"""The C cores of json, socket, signal and collections, without the Python around them.
+
+A sandbox is ready when its supervisor answers, and most of the time until then would go into imports: json brings re
+and enum, socket brings selectors, typing costs as much as all of the supervisor. So the supervisor's modules take what
+they need from here, and typing only when a type checker reads them. Whatever runs later, the interpreter and the
+checker, imports as usual.
+"""
+
+from __future__ import annotations
+
+from _json import encode_basestring_ascii, make_encoder, make_scanner
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import signal
+    import socket
+    from collections import deque
+    from typing import Any, Union
+else:
+    import _signal as signal
+    import _socket as socket
+    from _collections import deque
+
+__all__ = ["accept", "deque", "dumps", "loads", "signal", "socket"]
+
+
+class _Strict:
+    """The settings that the scanner asks for: strict JSON, no NaN."""
+
+    strict = True
+    object_hook = None
+    object_pairs_hook = None
+    parse_float = float
+    parse_int = int
+
+    @staticmethod
+    def parse_constant(name: str) -> None:
+        raise ValueError(f"{name} is not JSON")
+
+
+def _refuse(value: object) -> None:
+    raise TypeError(f"{type(value).__name__} is not JSON")
+
+
+_scan = make_scanner(_Strict)  # type: ignore[arg-type]
+_encode = make_encoder(None, _refuse, encode_basestring_ascii, None, ":", ",", False, False, False)
+
+
+def loads(data: Union[bytes, str]) -> Any:
+    """As json.loads, of compact JSON. Raises ValueError, and RecursionError for deep nesting."""
+    text = data if isinstance(data, str) else data.decode()
+    try:
+        value, end = _scan(text, 0)
+    except StopIteration:
+        raise ValueError("not JSON") from None
+    if end != len(text):
+        raise ValueError("more than one JSON value")
+    return value
+
+
+def dumps(value: Any) -> bytes:
+    """As json.dumps, compact and ASCII, for objects and arrays."""
+    return "".join(_encode(value, 0)).encode("ascii")
+
+
+def accept(listener: socket.socket) -> socket.socket:
+    """The next connection. Raises OSError."""
+    fd, _ = listener._accept()  # type: ignore[attr-defined]
+    return socket.socket(fileno=fd)

@@ -1,0 +1,212 @@
+"""Messages between the supervisor and its children, over a SOCK_SEQPACKET pair.
+
+The kernel keeps message boundaries, so threads and stray forks of the interpreter cannot garble each other's messages.
+A message is a JSON head and a body. A body too large for one packet lies in a sealed memfd that goes along: sealed
+means that its writer can neither shrink nor change it any more, so the reader needs neither a copy nor trust, and
+because only memory files can be sealed, reading it never blocks on a FIFO or a device sent in its place.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import struct
+
+from .frames import Fields, FrameError, decode_head, encode_head
+from .lean import socket
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Optional
+
+INLINE_BYTES = 64 * 1024
+MAX_REASON_CHARS = 300  # a child's reason for not going on
+_PACKET_BYTES = 4 + 64 * 1024 + INLINE_BYTES
+_MAX_FDS = 5  # a payload, stdout and stderr, and both of the time between runs
+
+_F_ADD_SEALS = 1033
+_F_GET_SEALS = 1034
+_SEALS = 0x0001 | 0x0002 | 0x0004 | 0x0008  # SEAL, SHRINK, GROW, WRITE
+
+
+class LinkClosed(Exception):
+    """The other end is gone."""
+
+
+class Message:
+    """A message that came. Its descriptors are the receiver's, until `take_memfd` hands the payload's on."""
+
+    __slots__ = ("body", "fds", "head", "memfd", "size")
+
+    def __init__(self, head: Fields, body: bytes, memfd: Optional[int], size: int, fds: list[int]) -> None:
+        self.head = head
+        self.body = body  # empty when `memfd` holds it
+        self.memfd = memfd
+        self.size = size  # bytes of the body, inline or in `memfd`
+        self.fds = fds  # others that came along
+
+    def take_memfd(self) -> Optional[int]:
+        """The memory file, from now on the caller's to close; None where the body came in the packet."""
+        memfd, self.memfd = self.memfd, None
+        return memfd
+
+    def close_fds(self) -> None:
+        """Closes what came along beside the payload."""
+        while self.fds:
+            os.close(self.fds.pop())
+
+    def close(self) -> None:
+        """Closes the descriptors that were not taken."""
+        self.close_fds()
+        memfd = self.take_memfd()
+        if memfd is not None:
+            os.close(memfd)
+
+
+def make_pair() -> tuple[socket.socket, socket.socket]:
+    """Two connected ends, large enough for one full packet in flight."""
+    ends = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    for end in ends:
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 * _PACKET_BYTES)
+    return ends
+
+
+def sealed_memfd(pieces: list[Any]) -> int:
+    """A read-only memory file with these bytes."""
+    fd = os.memfd_create("payload", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        for piece in pieces:
+            view = memoryview(piece)
+            while view:
+                view = view[os.write(fd, view) :]
+        seal(fd)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def seal(fd: int) -> None:
+    """Makes a memory file unchangeable."""
+    fcntl.fcntl(fd, _F_ADD_SEALS, _SEALS)
+
+
+def checked_memfd(fd: int, max_bytes: int) -> int:
+    """The size of a sealed memory file. Raises FrameError for anything else.
+
+    One of huge pages is something else: it can be sealed, but sendfile(2) can't send it.
+    """
+    try:
+        seals = fcntl.fcntl(fd, _F_GET_SEALS)
+    except OSError as error:
+        raise FrameError("a descriptor that is not a memory file") from error
+    if seals & _SEALS != _SEALS:
+        raise FrameError("a memory file that is not sealed")
+    status = os.fstat(fd)
+    if status.st_dev != _memory_device():
+        raise FrameError("a memory file of another kind")
+    if status.st_size > max_bytes:
+        raise FrameError(f"a payload of {status.st_size} bytes")
+    return status.st_size
+
+
+_device: Optional[int] = None
+
+
+def _memory_device() -> int:
+    """The file system in which the kernel keeps all ordinary memory files."""
+    global _device
+    if _device is None:
+        fd = os.memfd_create("device", os.MFD_CLOEXEC)
+        _device = os.fstat(fd).st_dev
+        os.close(fd)
+    return _device
+
+
+def read_memfd(fd: int, size: int) -> bytes:
+    """All of a sealed memory file; closes it."""
+    try:
+        pieces = []
+        offset = 0
+        while offset < size:
+            piece = os.pread(fd, size - offset, offset)
+            if not piece:
+                raise FrameError("a memory file shorter than it said")
+            pieces.append(piece)
+            offset += len(piece)
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+    finally:
+        os.close(fd)
+
+
+def read_body(message: Message, max_bytes: Optional[int] = None) -> bytes:
+    """The body of a message, wherever it is; closes its memory file. Raises FrameError for a larger one, unread."""
+    if max_bytes is not None and message.size > max_bytes:
+        raise FrameError(f"a body of {message.size} bytes, at most {max_bytes} are expected")
+    memfd = message.take_memfd()
+    return message.body if memfd is None else read_memfd(memfd, message.size)
+
+
+def send(sock: socket.socket, head: dict[str, Any], body: bytes = b"", fds: tuple[int, ...] = ()) -> None:
+    """Sends one message. `fds` stay the caller's.
+
+    Raises LinkClosed, and BlockingIOError where a non-blocking link is full.
+    """
+    if len(body) <= INLINE_BYTES:
+        _send_packet(sock, encode_head(head), body, fds)
+        return
+    memfd = sealed_memfd([body])
+    try:
+        _send_packet(sock, encode_head({**head, "memfd": True}), b"", (memfd, *fds))
+    finally:
+        os.close(memfd)
+
+
+def forward(sock: socket.socket, head: dict[str, Any], memfd: int) -> None:
+    """Sends one message whose body is an existing sealed memory file, which stays the caller's."""
+    _send_packet(sock, encode_head({**head, "memfd": True}), b"", (memfd,))
+
+
+def _send_packet(sock: socket.socket, head: bytes, body: bytes, fds: tuple[int, ...]) -> None:
+    assert len(head) <= INLINE_BYTES, f"a head of {len(head)} bytes"
+    ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, struct.pack(f"{len(fds)}i", *fds))] if fds else []
+    try:
+        sock.sendmsg([len(head).to_bytes(4, "big"), head, body], ancillary)
+    except (BrokenPipeError, ConnectionResetError) as error:
+        raise LinkClosed("the other end is gone") from error
+
+
+def receive(sock: socket.socket, max_bytes: int) -> Message:
+    """The next message. Raises LinkClosed, FrameError, and BlockingIOError where none waits on a non-blocking link."""
+    try:
+        data, ancillary, flags, _ = sock.recvmsg(
+            _PACKET_BYTES, socket.CMSG_SPACE(_MAX_FDS * 4), socket.MSG_CMSG_CLOEXEC
+        )
+    except ConnectionResetError as error:
+        raise LinkClosed("the other end is gone") from error
+    owned: list[int] = []
+    for level, kind, payload in ancillary:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            owned += struct.unpack(f"{len(payload) // 4}i", payload[: len(payload) // 4 * 4])
+    try:
+        if not data:
+            raise LinkClosed("the other end is gone")
+        if flags & socket.MSG_CTRUNC:
+            raise FrameError("a truncated message: too many descriptors came along, or none is free for them")
+        if flags & socket.MSG_TRUNC or len(data) < 4:
+            raise FrameError("a truncated message")
+        head_length = int.from_bytes(data[:4], "big")
+        if 4 + head_length > len(data):
+            raise FrameError(f"a head of {head_length} bytes")
+        head = decode_head(data[4 : 4 + head_length])
+        if "memfd" not in head:
+            body = data[4 + head_length :]
+            return Message(head, body, None, len(body), owned)
+        if not owned:
+            raise FrameError("a payload without its memory file")
+        size = checked_memfd(owned[0], max_bytes)
+        return Message(head, b"", owned[0], size, owned[1:])
+    except BaseException:
+        for fd in owned:
+            os.close(fd)
+        raise

@@ -1,0 +1,387 @@
+"""The messages of the guest channel: one class for the head of each kind of frame, and for each JSON object in a body.
+
+This is the schema of both ends. Renaming, adding, removing or bounding a field differently changes the protocol:
+raise PROTOCOL_VERSION (frames.py) with it. tests/unit/guest/wire/test_messages.py compares the schema with the snapshot
+of the version and fails when that was forgotten. An adopted sandbox has the guest of the daemon that made it, so a
+later daemon continues with it only when the version is the same (executor_server/sessions/recovery.py).
+
+The class describes the body too. Bounds are those of a correct peer; the daemon treats every message as hostile. A
+check that needs more than one field, or the body, is made where the message is read.
+"""
+
+from __future__ import annotations
+
+from executor_api.limits import (
+    BLOB_BYTES_MAX,
+    IDENTIFIER_CHARS_MAX,
+    TOOL_MODULES_MAX,
+    TOOL_PARAMETERS_MAX,
+    VARIABLES_MAX,
+    VARIABLES_NAMED_MAX,
+)
+
+from .frames import CHUNK_BYTES, MAX_BODY_BYTES, Kind
+from .schema import Message, Record, boolean, identifier, integer, number, one_of, record, records, scalars, text, texts
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Optional
+
+MAX_PAYLOAD_BYTES = BLOB_BYTES_MAX  # one value that travels as a blob
+MAX_MESSAGE_CHARS, MAX_TRACEBACK_CHARS = 16_384, 32_768
+MAX_IMPORTS, MAX_IMPORT_CHARS = 64, 200
+MAX_NAME_CHARS = IDENTIFIER_CHARS_MAX
+MAX_REFUSAL_CHARS = 8192
+_MAX_PATH_CHARS = 2048
+_ID_CHARS = 64
+_MAX_GENERATION = 2**31
+MIN_TIME_S, MAX_TIME_S = -62_135_596_800.0, 253_402_300_799.0  # years 1 and 9999, the bounds of a wire timestamp
+
+IMAGE_TYPES = ("image/png", "image/jpeg")
+IMAGE_SOURCES = ("figure", "display")
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Objects within bodies and heads
+
+
+class Place(Record):
+    """The place of some bytes: the next `inline` bytes of the body, or a blob."""
+
+    inline: Optional[int] = integer(0, MAX_BODY_BYTES, default=None)
+    blob: Optional[str] = text(_ID_CHARS, default=None)
+
+
+class ListedTool(Record):
+    """A tool of REGISTER_TOOLS. One that is shipped has `modules`, and its parts somewhere."""
+
+    name: str = text(MAX_NAME_CHARS)
+    description: str = text(16 * 1024)
+    parameters: list[str] = texts(TOOL_PARAMETERS_MAX, MAX_NAME_CHARS)
+    final: bool = boolean()
+    modules: Optional[list[str]] = texts(TOOL_MODULES_MAX, MAX_NAME_CHARS, default=None)
+    entry: Optional[str] = text(MAX_NAME_CHARS, default=None)
+    source: Optional[Place] = record(Place, default=None)
+    bindings: Optional[Place] = record(Place, default=None)
+    value: Optional[Place] = record(Place, default=None)
+
+
+class SetVariable(Record):
+    """A variable of SET_VARIABLES."""
+
+    name: str = text(MAX_NAME_CHARS)
+    blob: Optional[str] = text(_ID_CHARS, default=None)
+    inline: Optional[int] = integer(0, CHUNK_BYTES, default=None)
+
+
+class GotVariable(Record):
+    """A variable of the answer to GET_VARIABLES."""
+
+    name: str = text(MAX_NAME_CHARS)
+    inline: Optional[int] = integer(0, CHUNK_BYTES, default=None)
+    blob: Optional[str] = identifier(default=None)
+    size: Optional[int] = integer(0, MAX_PAYLOAD_BYTES, default=None)
+
+
+class GotVariables(Record):
+    """The answer to GET_VARIABLES, without the values."""
+
+    variables: list[GotVariable] = records(GotVariable, VARIABLES_MAX)
+    missing: list[str] = texts(VARIABLES_NAMED_MAX, MAX_NAME_CHARS)
+
+
+class FileEntry(Record):
+    """A file or a directory, as it is described."""
+
+    path: str = text(_MAX_PATH_CHARS)
+    size: int = integer()
+    directory: bool = boolean()
+    modified: float = number(MIN_TIME_S, MAX_TIME_S)
+
+
+class ErrorDetail(Record):
+    """The error with which an execution ended."""
+
+    type: str = text(256)
+    message: str = text(MAX_MESSAGE_CHARS)
+    traceback: str = text(MAX_TRACEBACK_CHARS, default="")
+    line: int = integer(0, 2**31 - 1, default=0)
+    statement: str = text(MAX_MESSAGE_CHARS, default="")
+    exit_code: Optional[int] = integer(0, 255, default=None)
+
+
+class ExecutionMax(Record):
+    """The most that one execution of the session may have."""
+
+    wall_time_s: float = number(0.001)
+    cpu_time_s: float = number(0.001)
+    operations: int = integer(1)
+    output_bytes: int = integer(2)
+
+
+class CodeRules(Record):
+    """The imports that agent code may make, and the language features that it may not use."""
+
+    authorized: list[str] = texts(2048, 256)
+    denied: list[str] = texts(2048, 256)
+    refused: list[str] = texts(9, 64)
+
+
+class SessionRules(CodeRules):
+    """The rules for the executions of a session, and for all of them together."""
+
+    session_operations: int = integer(1)
+    execution_max: Optional[ExecutionMax] = record(ExecutionMax, default=None)
+    shipped_tools: list[str] = texts(1024, 256)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Daemon to guest. DONE answers each that has an `op`.
+
+
+class Hello(Message, kind=Kind.HELLO):
+    token: str = text(256)
+    protocol: int = integer()
+    daemon: str = text(64)
+    last_seq: int = integer()
+
+
+class Configure(Message, kind=Kind.CONFIGURE):
+    """Body: SessionRules, of this length, then the prelude."""
+
+    op: int = integer()
+    settings: int = integer(0, MAX_BODY_BYTES)
+
+
+class Restrict(Message, kind=Kind.RESTRICT):
+    """Body: SessionRules."""
+
+    op: int = integer()
+
+
+class Execute(Message, kind=Kind.EXECUTE):
+    """Body: the source. `asked` and `policy` are for the daemon's journal; the guest does not use them."""
+
+    id: str = text(_ID_CHARS)
+    mode: str = text(32)
+    asked: dict[str, Any] = scalars(32)
+    wall_time_s: float = number(0.001)
+    cpu_time_s: float = number(0.001)
+    operations: int = integer(1)
+    output_bytes: int = integer(2)
+    policy: str = text(64)
+
+
+class Cancel(Message, kind=Kind.CANCEL):
+    id: str = text(_ID_CHARS)
+
+
+class ToolResult(Message, kind=Kind.TOOL_RESULT):
+    """Body: the message of an exception of this type or, when `ok`, the value, unless a blob has it."""
+
+    id: str = text(_ID_CHARS)
+    call: str = text(_ID_CHARS)
+    ok: bool = boolean()
+    type: Optional[str] = text(256, default=None)
+    blob: Optional[str] = text(_ID_CHARS, default=None)
+
+
+class RegisterTools(Message, kind=Kind.REGISTER_TOOLS):
+    """Body: a list of ListedTool, of this length, then all that is inline, in its order."""
+
+    op: int = integer()
+    listed: int = integer(0, MAX_BODY_BYTES)
+
+
+class SetVariables(Message, kind=Kind.SET_VARIABLES):
+    """Body: a list of SetVariable, of this length, then all that is inline, in its order."""
+
+    op: int = integer()
+    listed: int = integer(0, MAX_BODY_BYTES)
+
+
+class GetVariables(Message, kind=Kind.GET_VARIABLES):
+    """Body: a list of names; empty for all."""
+
+    op: int = integer()
+
+
+class FindModules(Message, kind=Kind.FIND_MODULES):
+    """Body: a list of names."""
+
+    op: int = integer()
+
+
+class ExportState(Message, kind=Kind.EXPORT_STATE):
+    op: int = integer()
+    max_bytes: int = integer()
+
+
+class RestoreState(Message, kind=Kind.RESTORE_STATE):
+    """Without a blob it asks whether a state may still be restored, or this one has been."""
+
+    op: int = integer()
+    digest: str = text(64)
+    blob: Optional[str] = text(_ID_CHARS, default=None)
+
+
+class BlobBegin(Message, kind=Kind.BLOB_BEGIN):
+    op: int = integer()
+    blob: str = text(_ID_CHARS)
+    size: int = integer()
+
+
+class BlobData(Message, kind=Kind.BLOB_DATA):
+    """Body: the next piece."""
+
+    blob: str = text(_ID_CHARS)
+
+
+class BlobDrop(Message, kind=Kind.BLOB_DROP):
+    blob: str = text(_ID_CHARS)
+
+
+class FilePut(Message, kind=Kind.FILE_PUT):
+    op: int = integer()
+    path: str = text(1025)
+    size: int = integer()
+    tar: bool = boolean(default=False)
+
+
+class FileData(Message, kind=Kind.FILE_DATA):
+    """Body: the next piece of the file that this request puts; with `abandon`, there is none."""
+
+    op: int = integer()
+    abandon: Optional[bool] = boolean(default=None)
+
+
+class FileGet(Message, kind=Kind.FILE_GET):
+    op: int = integer()
+    path: str = text(1025)
+    max_bytes: int = integer()
+    tar: bool = boolean(default=False)
+
+
+class FileList(Message, kind=Kind.FILE_LIST):
+    op: int = integer()
+    path: str = text(1025)
+
+
+class Ack(Message, kind=Kind.ACK):
+    pass
+
+
+class Ping(Message, kind=Kind.PING):
+    pass
+
+
+class Shutdown(Message, kind=Kind.SHUTDOWN):
+    pass
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Guest to daemon. A payload is the body, or a blob that came before.
+
+
+class Ready(Message, kind=Kind.READY):
+    protocol: int = integer()
+    python: str = text(64)
+    generation: int = integer(1, _MAX_GENERATION)
+    last_seq: int = integer()
+    acked: int = integer()
+
+
+class Log(Message, kind=Kind.LOG):
+    """Body: what was written, UTF-8."""
+
+    id: str = text(_ID_CHARS)
+    stream: str = one_of("stdout", "stderr")
+
+
+class OutputCut(Message, kind=Kind.OUTPUT_CUT):
+    id: str = text(_ID_CHARS)
+    omitted: int = integer()
+
+
+class Image(Message, kind=Kind.IMAGE):
+    """Payload: the image."""
+
+    id: str = text(_ID_CHARS)
+    mime: str = one_of(*IMAGE_TYPES)
+    source: str = one_of(*IMAGE_SOURCES)
+    blob: Optional[str] = identifier(default=None)
+    size: Optional[int] = integer(0, MAX_PAYLOAD_BYTES, default=None)
+
+
+class ToolCall(Message, kind=Kind.TOOL_CALL):
+    """Payload: the packed arguments."""
+
+    id: str = text(_ID_CHARS)
+    call: str = identifier()
+    name: str = text(MAX_NAME_CHARS)
+    blob: Optional[str] = identifier(default=None)
+    size: Optional[int] = integer(0, MAX_PAYLOAD_BYTES, default=None)
+
+
+class BlobChunk(Message, kind=Kind.BLOB_CHUNK):
+    """Body: the next piece. The blob belongs to an execution, or to the answer to a request."""
+
+    id: Optional[str] = text(_ID_CHARS, default=None)
+    op: Optional[int] = integer(default=None)
+    blob: str = identifier()
+
+
+class LimitWarning(Message, kind=Kind.LIMIT_WARNING):
+    id: str = text(_ID_CHARS)
+    limit: str = one_of("operations", "session_operations")
+    used: int = integer()
+    budget: int = integer(1)
+
+
+class Result(Message, kind=Kind.RESULT):
+    """Body: ErrorDetail and a list of FileEntry, of these lengths, then the packed value, unless a blob has it."""
+
+    id: str = text(_ID_CHARS)
+    outcome: str = text(32)
+    error: int = integer(0, MAX_BODY_BYTES)
+    variables: str = text(16)
+    generation: int = integer(1, _MAX_GENERATION)
+    final: str = identifier(may_be_empty=True)
+    operations: int = integer()
+    wall_time_s: float = number()
+    cpu_time_s: float = number()
+    peak_memory_bytes: int = integer()
+    output_bytes: int = integer()
+    oom_suspect: bool = boolean(default=False)
+    artifacts: Optional[int] = integer(0, MAX_BODY_BYTES, default=None)
+    artifacts_truncated: Optional[bool] = boolean(default=None)
+    imports: Optional[list[str]] = texts(MAX_IMPORTS, MAX_IMPORT_CHARS, default=None)
+    blob: Optional[str] = identifier(default=None)
+    size: Optional[int] = integer(0, MAX_PAYLOAD_BYTES, default=None)
+    output: Optional[int] = integer(0, MAX_BODY_BYTES, default=None)
+
+
+class Done(Message, kind=Kind.DONE):
+    """The end of a request. Body: what was asked for, with a list of this length (`names`) before it for variables."""
+
+    op: int = integer()
+    ok: bool = boolean()
+    reason: Optional[str] = text(64, default=None)
+    message: Optional[str] = text(MAX_REFUSAL_CHARS, default=None)
+    names: Optional[int] = integer(0, MAX_BODY_BYTES, default=None)
+    truncated: Optional[bool] = boolean(default=None)
+    file: Optional[FileEntry] = record(FileEntry, default=None)
+    restored: Optional[bool] = boolean(default=None)
+
+
+class FileChunk(Message, kind=Kind.FILE_CHUNK):
+    """The description of the file, without a body; then its bytes."""
+
+    op: int = integer()
+    file: Optional[FileEntry] = record(FileEntry, default=None)
+
+
+class Pong(Message, kind=Kind.PONG):
+    """CPU time since the session began, beside that of executions."""
+
+    background_cpu_time_s: float = number(default=0.0)

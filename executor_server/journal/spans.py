@@ -1,0 +1,55 @@
+"""Finds out which segments hold events that are still needed, by the numbers of the events that lie in each."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+from executor_server.journal.execution import Execution
+
+
+@dataclass
+class _Span:
+    """A segment, and the number of the last event of each execution at its start and at its end."""
+
+    segment: int
+    start: dict[str, int]
+    end: dict[str, int]
+
+
+class SegmentSpans:
+    """The spans of all segments, in order. `executions` are those that are known at the time of a call."""
+
+    def __init__(self) -> None:
+        self._spans: list[_Span] = []
+
+    def begin(self, segment: int, executions: Mapping[str, Execution]) -> None:
+        self._spans.append(_Span(segment, _last_numbers(executions), {}))
+
+    def end(self, executions: Mapping[str, Execution]) -> None:
+        if self._spans:
+            self._spans[-1].end = _last_numbers(executions)
+
+    def forget(self, execution_id: str) -> None:
+        """Removes an execution from all spans: its id may name another one, whose events count from 1 again."""
+        for span in self._spans:
+            span.start.pop(execution_id, None)
+            span.end.pop(execution_id, None)
+
+    def drop_unneeded(self, pinned: Collection[int], executions: Mapping[str, Execution]) -> set[int]:
+        """Returns the segments that are neither pinned nor hold an event that an execution still holds, each once."""
+        needed = [span for span in self._spans if span.segment in pinned or _holds_events(span, executions)]
+        unneeded = {span.segment for span in self._spans} - {span.segment for span in needed}
+        self._spans = needed
+        return unneeded
+
+
+def _last_numbers(executions: Mapping[str, Execution]) -> dict[str, int]:
+    return {execution_id: execution.last_number for execution_id, execution in executions.items()}
+
+
+def _holds_events(span: _Span, executions: Mapping[str, Execution]) -> bool:
+    return any(
+        last > span.start.get(execution_id, 0) and last >= executions[execution_id].first_number
+        for execution_id, last in span.end.items()
+    )

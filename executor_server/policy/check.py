@@ -1,0 +1,86 @@
+"""Compares a policy with a configuration: finds grants that a daemon of this configuration can't serve.
+
+A daemon starts with such a policy, and warns: several daemons, of different backends, may share one file. `policy
+check`, which is asked about one configuration, reports them as problems.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import get_args
+
+from executor_server.config import BackendName, Config, ConfigError, Problem, some_of
+from executor_server.policy.decide import Policy
+from executor_server.policy.file import PolicyFile
+from executor_server.policy.profile import Profile
+
+
+def configured_images(config: Config, backend: BackendName) -> tuple[str, ...]:
+    """Returns the names of a backend's images; the first is its default."""
+    images: Mapping[BackendName, Mapping[str, object]] = {
+        "local": config.local.images,
+        "docker": config.docker.images,
+        "e2b": config.e2b.images,
+    }
+    return tuple(images[backend])
+
+
+def policy_for(file: PolicyFile, config: Config, *, more_images: Sequence[str] = ()) -> Policy:
+    """Returns the policy as a daemon of this configuration would have it."""
+    server = config.server
+    return Policy(
+        file,
+        images=tuple(dict.fromkeys((*configured_images(config, server.backend), *more_images))),
+        backend=server.backend,
+        other_images={other: configured_images(config, other) for other in server.other_backends},
+        orphan_time_s=config.sessions.orphan_time_s,
+    )
+
+
+def unserved(file: PolicyFile, config: Config) -> list[Problem]:
+    """Finds grants that a daemon of this configuration can't serve, and warm sandboxes that the policy refuses."""
+    problems = unserved_profiles(file, config)
+    try:
+        policy_for(file, config).warm_sandboxes(config.pool)
+    except ConfigError as error:
+        problems += [Problem((), text) for text in error.problems]
+    return problems
+
+
+def unserved_profiles(file: PolicyFile, config: Config) -> list[Problem]:
+    """Finds grants of profiles that a daemon of this configuration can't serve.
+
+    An inherited grant is reported for the ancestor only.
+    """
+    problems = []
+    for name, profile in file.profiles.items():
+        parent = file.profiles.get(profile.extends) if profile.extends is not None else None
+        inherited = () if parent is None else tuple(_unserved(profile.extends or "", parent, config))
+        texts = {problem.text for problem in inherited}
+        problems += [problem for problem in _unserved(name, profile, config) if problem.text not in texts]
+    return problems
+
+
+def _unserved(name: str, profile: Profile, config: Config) -> Iterator[Problem]:
+    sandbox, running = profile.sandbox, config.server.backends
+    path = ("profiles", name, "sandbox")
+    known = dict.fromkeys(image for backend in get_args(BackendName) for image in configured_images(config, backend))
+    for image in sandbox.images or ():
+        if image not in known:
+            yield Problem((*path, "images"), f"the configuration has no image {image!r}; it has {some_of(known)}")
+    listed = (config.server.backend,) if sandbox.backends is None else sandbox.backends
+    served = [backend for backend in listed if backend in running]
+    if not served:
+        have = "backend is" if len(running) == 1 else "backends are"
+        text = f"the daemon's {have} {' and '.join(map(repr, running))}, so it can serve no session of these"
+        yield Problem((*path, "backends"), text)
+        return
+    for backend in listed:
+        if backend not in running:
+            text = f"the daemon does not run the {backend} backend (server.other_backends), so none of these goes there"
+            yield Problem((*path, "backends"), text)
+    images = dict.fromkeys(image for backend in served for image in configured_images(config, backend))
+    if sandbox.images is not None and not set(sandbox.images) & set(images):
+        whose = f"the {served[0]} backend" if len(served) == 1 else f"the backends {' and '.join(served)}"
+        text = f"none is an image of {whose}, so no session can be served; it has {some_of(images)}"
+        yield Problem((*path, "images"), text)

@@ -1,0 +1,280 @@
+"""The policy: what a client may have. Pure decisions, made in one place.
+
+`Policy.decide` turns a request into an approved SessionSpec, or refuses it with every violation listed; it never grants
+less than was asked for in silence, and never more. Nothing else in the daemon makes a SandboxSpec, so a backend can't
+be handed anything that was not decided here.
+
+A refusal is a PolicyViolation. A request that no policy could grant is an InvalidRequest before that (requests.py).
+Decisions about a session that runs are in session_rules.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from executor_server.config import ConfigError, PoolSection
+from executor_server.core import (
+    ExecutorError,
+    PolicyRef,
+    PolicyViolation,
+    Principal,
+    SandboxSpec,
+    SessionSpec,
+    Violation,
+    ViolationKind,
+)
+from executor_server.policy.backend_choice import BackendChoice
+from executor_server.policy.file import PolicyFile
+from executor_server.policy.grants import (
+    PolicySummary,
+    audit_rules,
+    authorized_imports,
+    execution_default,
+    execution_max,
+    file_rules,
+    import_violations,
+    limit_violations,
+    max_limits,
+    sandbox_violations,
+    session_limits,
+    state_rules,
+    tool_rules,
+)
+from executor_server.policy.profile import Profile, QuotasTable
+from executor_server.policy.requests import RequestedLimits, RequestedSession, check_imports, check_request, invalid
+from executor_server.policy.tightening import tightened_to, why_sandbox_must_go
+
+
+@dataclass(frozen=True)
+class WarmSandboxes:
+    """A number of sandboxes of one spec, to be kept ready."""
+
+    spec: SandboxSpec
+    size: int
+
+
+# Half of what a guest takes: a session may be given more from time to time, and never so much that its guest refuses.
+MAX_AUTHORIZED_IMPORTS = 1024
+
+# A token outlives its tenant's profile, and must not give more calls than one that has a profile.
+NO_PROFILE_QUOTAS = QuotasTable(calls=4, calls_per_second=10)
+
+
+class Policy:
+    """One version of the policy file, for one daemon: its backend with its images, and those that run beside it."""
+
+    def __init__(
+        self,
+        file: PolicyFile,
+        *,
+        images: Sequence[str],
+        backend: str,
+        orphan_time_s: float,
+        other_images: Mapping[str, Sequence[str]] | None = None,
+    ) -> None:
+        """`other_images`: names of images, by the backend that runs beside the daemon's own."""
+        self._file = file
+        self._choice = BackendChoice({backend: images, **(other_images or {})})
+        self._orphan_time_s = orphan_time_s
+        self.version = file.version
+        self.fingerprint = file.fingerprint
+        self._profile_fingerprints = {name: profile.fingerprint for name, profile in file.profiles.items()}
+        self._certificates = {text: name for name, tenant in file.tenants.items() for text in tenant.certificates}
+        self._uids = {uid: name for name, tenant in file.tenants.items() for uid in tenant.uids}
+
+    # -- tenants
+
+    @property
+    def tenants(self) -> Set[str]:
+        """The tenants that the file names."""
+        return self._file.tenants.keys()
+
+    def lists(self, tenant: str) -> bool:
+        """True for a tenant that the file names. Their number is bounded, unlike that of the others."""
+        return tenant in self._file.tenants
+
+    def tenant_of_certificate(self, names: Sequence[str], fingerprint: str) -> tuple[str, bool] | None:
+        """The tenant of a client certificate, and True when it may make admin calls.
+
+        None when no tenant claims its names, or when several do: any of them could be meant.
+        """
+        owners = {self._certificates[text] for text in (*names, f"sha256:{fingerprint}") if text in self._certificates}
+        if len(owners) != 1:
+            return None
+        (tenant,) = owners
+        return tenant, self._file.tenants[tenant].admin
+
+    def tenant_of_uid(self, uid: int) -> tuple[str, bool] | None:
+        """The tenant of a user of this host, and True when it may make admin calls."""
+        tenant = self._uids.get(uid)
+        return None if tenant is None else (tenant, self._file.tenants[tenant].admin)
+
+    def profile_name(self, tenant: str) -> str | None:
+        """The profile that holds for a tenant; None when the policy refuses it."""
+        known = self._file.tenants.get(tenant)
+        return known.profile if known is not None and known.profile is not None else self._file.default
+
+    def quotas_of(self, tenant: str) -> QuotasTable:
+        """The tenant's quotas. One without a profile gets just enough calls to read its refusals."""
+        name = self.profile_name(tenant)
+        return self._file.profiles[name].quotas if name is not None else NO_PROFILE_QUOTAS
+
+    # -- sessions
+
+    def decide(self, principal: Principal, request: RequestedSession) -> SessionSpec:
+        """Returns the approved session. Raises InvalidRequest, PolicyViolation."""
+        check_request(request)
+        return self._decide(*self._profile_of(principal.tenant), request)
+
+    def authorize_imports(self, principal: Principal, spec: SessionSpec, imports: Sequence[str]) -> SessionSpec:
+        """Returns the spec of a running session with more modules authorized. Its sandbox stays as it is.
+
+        A module that was denied when the session was created stays denied in it. Raises InvalidRequest,
+        PolicyViolation.
+        """
+        authorized = tuple(sorted({*spec.authorized_imports, *imports}))
+        check_imports(imports)
+        if len(authorized) > MAX_AUTHORIZED_IMPORTS:
+            problem = f"would make it more than {MAX_AUTHORIZED_IMPORTS:,} patterns in one session"
+            raise invalid("authorized_imports", problem)
+        name, profile = self._profile_of(principal.tenant)
+        denied = tuple(sorted({*spec.denied_imports, *profile.imports.denied}))
+        violations = tuple(import_violations(name, profile, imports, denied))
+        if violations:
+            raise PolicyViolation(violations)
+        return replace(spec, authorized_imports=authorized, denied_imports=denied)
+
+    def describe(self, principal: Principal) -> PolicySummary:
+        """Returns what the caller may ask for. Raises PolicyViolation when there is no profile for it."""
+        name, profile = self._profile_of(principal.tenant)
+        limits = session_limits(profile, RequestedLimits())
+        return PolicySummary(
+            policy=self._ref(name),
+            default_limits=limits,
+            max_limits=max_limits(profile),
+            execution_default=execution_default(profile, RequestedLimits(), limits),
+            execution_max=execution_max(profile, max_limits(profile)),
+            default_imports=authorized_imports(profile, ()),
+            allowed_imports=profile.imports.allowed,
+            denied_imports=profile.imports.denied,
+            refused_language=profile.language.refused,
+            images=self._choice.images_of(profile),
+            backends=self._choice.backends_of(profile),
+            tools=tool_rules(profile),
+            files=file_rules(profile),
+            network="none",
+            quotas=profile.quotas,
+            state=state_rules(profile),
+        )
+
+    def warm_sandboxes(self, pool: PoolSection) -> tuple[WarmSandboxes, ...]:
+        """Returns the sandboxes to keep ready: those named, else those of sessions that ask for nothing special.
+
+        Raises ConfigError for those that no session could get.
+        """
+        if not pool.warm:
+            name = self._file.default
+            if name is None or not self._can_serve(self._file.profiles[name]):
+                return ()
+            spec = self._decide(name, self._file.profiles[name], RequestedSession())
+            return (WarmSandboxes(spec.sandbox, pool.size),)
+        warm, problems = [], []
+        for index, entry in enumerate(pool.warm):
+            name = entry.profile or self._file.default
+            if name not in self._file.profiles:
+                problems.append(f"pool.warm.{index}.profile: there is no such profile (it is {name!r})")
+                continue
+            limits = entry.model_dump(include={"memory_bytes", "processes", "disk_bytes", "max_files"})
+            request = RequestedSession(image=entry.image, limits=RequestedLimits(**limits))
+            try:
+                check_request(request)
+                spec = self._decide(name, self._file.profiles[name], request)
+                warm.append(WarmSandboxes(spec.sandbox, entry.size))
+            except ExecutorError as refusal:
+                problems.append(f"pool.warm.{index}: {refusal.message} (it is {entry.image!r})")
+        if problems:
+            raise ConfigError(problems)
+        return tuple(warm)
+
+    # -- sessions that were created under an earlier policy
+
+    def on_reload(self, principal: Principal, spec: SessionSpec) -> Literal["keep", "tighten", "end"]:
+        """Decides on a running session when this policy comes into force. One without a profile ends.
+
+        One whose profile is unchanged is kept, whatever else of the policy has changed.
+        """
+        name = self.profile_name(principal.tenant)
+        if name is None:
+            return "end"
+        unchanged = (name, self._profile_fingerprints[name]) == (spec.policy.profile, spec.profile_fingerprint)
+        return "keep" if unchanged else self._file.profiles[name].on_reload
+
+    def tightened(self, principal: Principal, spec: SessionSpec, backend: str) -> SessionSpec | str:
+        """Returns a session of that backend held to this policy (tightening.py), or why that can't be done."""
+        name = self.profile_name(principal.tenant)
+        if name is None:
+            return "the policy has no profile for its tenant any more"
+        profile = self._file.profiles[name]
+        reason = why_sandbox_must_go(profile, self._choice, spec.sandbox, backend)
+        if reason is not None:
+            return reason
+        fingerprint = self._profile_fingerprints[name]
+        return replace(tightened_to(profile, spec), policy=self._ref(name), profile_fingerprint=fingerprint)
+
+    # -- deciding
+
+    def _profile_of(self, tenant: str) -> tuple[str, Profile]:
+        name = self.profile_name(tenant)
+        if name is None:
+            violation = Violation("tenant", ViolationKind.NOT_ALLOWED, tenant, "a tenant that is listed", "default")
+            raise PolicyViolation((violation,))
+        return name, self._file.profiles[name]
+
+    def _decide(self, name: str, profile: Profile, request: RequestedSession) -> SessionSpec:
+        self._choice.check_image(profile, request)
+        limits = session_limits(profile, request.limits)
+        violations = (
+            *self._choice.violations(name, profile, request),
+            *sandbox_violations(name, request),
+            *limit_violations(name, profile, limits),
+            *import_violations(name, profile, request.authorized_imports, profile.imports.denied),
+        )
+        if violations:
+            raise PolicyViolation(violations)
+        image = request.image or self._choice.images_of(profile, request.backend)[0]
+        return SessionSpec(
+            sandbox=SandboxSpec(
+                image=image,
+                memory_bytes=limits.memory_bytes,
+                processes=limits.processes,
+                disk_bytes=limits.disk_bytes,
+                orphan_time_s=self._orphan_time_s,
+                cpus=profile.limits.cpus,
+                may_pull=profile.sandbox.pull_images,
+                policy=self.fingerprint,
+                backends=self._choice.order_for(profile, image, request.backend),
+                max_files=limits.max_files,
+            ),
+            limits=limits,
+            execution_default=execution_default(profile, request.limits, limits),
+            execution_max=execution_max(profile, limits),
+            authorized_imports=authorized_imports(profile, request.authorized_imports),
+            denied_imports=tuple(sorted(set(profile.imports.denied))),
+            refused_language=profile.language.refused,
+            tools=tool_rules(profile),
+            files=file_rules(profile),
+            audit=audit_rules(profile),
+            state=state_rules(profile),
+            policy=self._ref(name),
+            profile_fingerprint=self._profile_fingerprints[name],
+            prelude=request.prelude,
+            labels=dict(request.labels),
+        )
+
+    def _ref(self, profile: str) -> PolicyRef:
+        return PolicyRef(profile, self.version, self.fingerprint)
+
+    def _can_serve(self, profile: Profile) -> bool:
+        return bool(self._choice.backends_of(profile) and self._choice.images_of(profile))

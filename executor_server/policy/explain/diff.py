@@ -1,0 +1,182 @@
+"""Finds the differences of two policies: by what they mean, not by how they are written.
+
+Profiles are compared with all that they inherit, key by key; tenants by the profile that holds for them. A change is
+`looser` (something that was refused can be granted), `tighter`, or "" when it is both, or when that can't be decided.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from executor_server.config import dotted
+from executor_server.core import LANGUAGE_RULES, is_covered, is_denied
+from executor_server.policy.file import PolicyFile, Tenant
+from executor_server.policy.profile import Profile
+
+Direction = Literal["looser", "tighter", ""]
+
+
+@dataclass(frozen=True)
+class Change:
+    key: str
+    old: str
+    new: str
+    direction: Direction = ""
+
+
+def differences(old: PolicyFile, new: PolicyFile) -> list[Change]:
+    """Returns every change, in the order of the file."""
+    changes = [Change("version", old.version, new.version)] if old.version != new.version else []
+    if old.default != new.default:
+        changes.append(_default_change(old, new))
+    for name in {**old.profiles, **new.profiles}:
+        path = dotted(("profiles", name))
+        if name in old.profiles and name in new.profiles:
+            changes += _profile_changes(path, old.profiles[name], new.profiles[name])
+        else:
+            changes.append(_presence(path, name in new.profiles))
+    for name in {**old.tenants, **new.tenants}:
+        path = dotted(("tenants", name))
+        if name in old.tenants and name in new.tenants:
+            changes += _tenant_changes(path, (old, old.tenants[name]), (new, new.tenants[name]))
+        else:
+            changes.append(_presence(path, name in new.tenants))
+    return changes
+
+
+def _presence(path: str, is_new: bool) -> Change:
+    return Change(path, "nothing", "added") if is_new else Change(path, "there", "removed")
+
+
+def _default_change(old: PolicyFile, new: PolicyFile) -> Change:
+    direction: Direction = "looser" if old.default is None else "tighter" if new.default is None else ""
+    return Change("default", _shown(old.default, "nobody"), _shown(new.default, "nobody"), direction)
+
+
+def _tenant_changes(path: str, old: tuple[PolicyFile, Tenant], new: tuple[PolicyFile, Tenant]) -> Iterator[Change]:
+    """Changes of its own keys; and, when another profile holds for it, every difference of the two."""
+    old_name, new_name = (tenant.profile or file.default or "" for file, tenant in (old, new))
+    if old_name != new_name:
+        yield Change(f"{path}.profile", old_name, new_name)
+        was, is_now = old[0].profiles[old_name], new[0].profiles[new_name]
+        yield from _profile_changes(f"{path} → {dotted(('profiles', new_name))}", was, is_now)
+    for key in ("admin", "certificates", "uids"):
+        was, is_now = getattr(old[1], key), getattr(new[1], key)
+        if was != is_now:
+            yield Change(f"{path}.{key}", _shown(was), _shown(is_now), _direction(_more, was, is_now))
+
+
+def _profile_changes(path: str, old: Profile, new: Profile) -> Iterator[Change]:
+    new_values = dict(_values(new))
+    for key, was in _values(old):
+        is_now = new_values[key]
+        compare = _comparison(key)
+        if was == is_now or (compare in _OF_PATTERNS and compare(was, is_now) and compare(is_now, was)):
+            continue
+        unset = next(text for beginning, text in _UNSET.items() if key.startswith(beginning))
+        yield Change(f"{path}.{key}", _shown(was, unset), _shown(is_now, unset), _direction(compare, was, is_now))
+
+
+_UNSET = {
+    "quotas.": "no quota",
+    "files.": "no limit",
+    "sandbox.images": "all",
+    "sandbox.backends": "the daemon's own",
+    "limits.cpus": "all",
+    "limits.execution_": "the session's",
+    "": "not set",
+}
+
+
+def _values(profile: Profile) -> Iterator[tuple[str, Any]]:
+    """Every key of a profile with its value; `language` as permissions, with the preset applied."""
+    yield "on_reload", profile.on_reload
+    for section, table in profile.model_dump(exclude={"extends", "on_reload", "language"}).items():
+        yield from _leaves(section, table)
+    for rule in LANGUAGE_RULES:
+        yield f"language.{rule}", rule not in profile.language.refused
+
+
+def _leaves(path: str, value: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, Mapping):
+        for key, each in value.items():
+            yield from _leaves(f"{path}.{key}", each)
+    else:
+        yield path, value
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Which is looser
+
+Comparison = Callable[[Any, Any], bool]
+"""True when the second value grants all that the first does."""
+
+
+def _direction(compare: Comparison | None, old: Any, new: Any) -> Direction:
+    if compare is None:
+        return ""
+    wider, narrower = compare(old, new), compare(new, old)
+    return "" if wider == narrower else "looser" if wider else "tighter"
+
+
+def _more(old: Any, new: Any) -> bool:
+    """Compares numbers, permissions and collections, in which None stands for no bound."""
+    if isinstance(old, Collection) or isinstance(new, Collection):
+        return new is None or (old is not None and set(old) <= set(new))
+    return (math.inf if old is None else old) <= (math.inf if new is None else new)
+
+
+def _serves_more(old: Any, new: Any) -> bool:
+    """Compares lists of backends. None is the daemon's own backend, which a list may or may not contain."""
+    return old == new or (old is not None and new is not None and set(old) <= set(new))
+
+
+def _less(old: Any, new: Any) -> bool:
+    return _more(new, old)
+
+
+def _covers_imports(old: Any, new: Any) -> bool:
+    return all(is_covered(pattern, new) for pattern in old)
+
+
+def _denies_fewer(old: Any, new: Any) -> bool:
+    return all(is_denied(pattern, old) for pattern in new)
+
+
+def _covers_tools(old: Any, new: Any) -> bool:
+    return all(any(_is_within(pattern, wider) for wider in new) for pattern in old)
+
+
+def _is_within(pattern: str, wider: str) -> bool:
+    return pattern == wider or (wider.endswith("*") and pattern.startswith(wider[:-1]))
+
+
+_OF_PATTERNS = (_covers_imports, _denies_fewer, _covers_tools)
+_COMPARISONS: Mapping[str, Comparison | None] = {
+    "on_reload": None,
+    "imports.default": _covers_imports,
+    "imports.allowed": _covers_imports,
+    "imports.denied": _denies_fewer,
+    "tools.allowed": _covers_tools,
+    "sandbox.backends": _serves_more,
+    "sandbox.network": None,
+    "audit.code": None,
+    "audit.fail_closed": _less,
+}
+
+
+def _comparison(key: str) -> Comparison | None:
+    return _COMPARISONS.get(key, _more)
+
+
+def _shown(value: Any, unset: str = "not set") -> str:
+    if value is None:
+        return unset
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, tuple):
+        return ", ".join(map(str, value)) or "none"
+    return f"{value:,}" if isinstance(value, int) else str(value)

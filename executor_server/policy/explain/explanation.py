@@ -1,0 +1,180 @@
+"""Explains why a policy refuses something, and which line of its file a person would have to change.
+
+Each violation names the key behind it. This module finds the line where that key is written: in the profile itself, or
+in one that it extends. For a default that is not written, it names the table where the key would go.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from executor_server.config import KeyPath, dotted, undotted
+from executor_server.core import (
+    ExecutorError,
+    InvalidRequest,
+    PolicyViolation,
+    Principal,
+    Reason,
+    SessionSpec,
+    Violation,
+    ViolationKind,
+    is_covered,
+)
+from executor_server.policy.backend_choice import CONFIGURED_BACKEND
+from executor_server.policy.decide import Policy
+from executor_server.policy.explain.lines import FreePlace, Line, Lines
+from executor_server.policy.explain.question import Question, answer
+from executor_server.policy.inheritance import lineage
+
+
+@dataclass(frozen=True)
+class PolicyText:
+    """A policy, the text of its file, and that of the configuration; a text is empty when there is no file."""
+
+    policy: Policy
+    text: str = ""
+    config_text: str = ""
+
+
+@dataclass(frozen=True)
+class Place:
+    """The change that a person would have to make, and its line. Without a line it is not in the file."""
+
+    advice: str
+    line: Line | None = None
+    is_in_config: bool = False  # the line is one of the configuration
+    free_place: FreePlace | None = None  # for a key that is not written
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """One reason for a refusal. `violation` is None for a request that no policy could grant."""
+
+    message: str
+    place: Place
+    violation: Violation | None = None
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """The answer. `lineage` is the tenant's profile and those that it extends; empty when it has none."""
+
+    lineage: tuple[str, ...]
+    granted: SessionSpec | None
+    refusals: tuple[Refusal, ...]
+
+
+def explain(source: PolicyText, tenant: str, question: Question) -> Explanation:
+    """Answers a tenant's question by the policy, with the line behind each refusal."""
+    written = _Written(source)
+    descent = written.lineage(source.policy.profile_name(tenant))
+    spec, errors = answer(source.policy, tenant, question)
+    refusals = tuple(
+        _with_alternative(source.policy, tenant, refusal)
+        for error in errors
+        for refusal in _refusals(written, question, error)
+    )
+    return Explanation(descent, None if refusals else spec, refusals)
+
+
+def _refusals(written: _Written, question: Question, error: ExecutorError) -> Iterator[Refusal]:
+    if not isinstance(error, PolicyViolation):
+        yield Refusal(error.message, _place_of_invalid(written, error))
+        return
+    for violation in error.violations:
+        message = f"{violation.field}: asked for {violation.requested}, allowed is {violation.allowed}"
+        yield Refusal(message, _place(written, question, violation), violation)
+
+
+def _with_alternative(policy: Policy, tenant: str, refusal: Refusal) -> Refusal:
+    """Adds to a refused import that the session may ask for the module, when it may."""
+    violation = refusal.violation
+    if violation is None or violation.field != "imports" or violation.kind is not ViolationKind.NOT_ALLOWED:
+        return refusal
+    if not is_covered(violation.requested, policy.describe(Principal(tenant, "question")).allowed_imports):
+        return refusal
+    advice = f"{refusal.place.advice}; or the session asks for it, which it may (authorized_imports of the request)"
+    return replace(refusal, place=replace(refusal.place, advice=advice))
+
+
+def _place_of_invalid(written: _Written, error: ExecutorError) -> Place:
+    if error.reason is Reason.UNKNOWN_IMAGE:
+        return Place("the configuration has no such image there, so no policy can grant it")
+    assert isinstance(error, InvalidRequest), error
+    return Place("the request itself is wrong: no policy could grant it")
+
+
+def _place(written: _Written, question: Question, violation: Violation) -> Place:
+    if violation.rule == CONFIGURED_BACKEND:
+        return written.place_in_config(undotted(CONFIGURED_BACKEND))
+    place = written.place(undotted(violation.rule))
+    if violation.kind is ViolationKind.UNSUPPORTED:
+        advice = f"{dotted(undotted(violation.rule)[2:])}: no value of it would grant this, it can't be enforced yet"
+        return Place(advice, place.line)
+    limit = violation.field.removeprefix("limits.")
+    if ".limits.default." in violation.rule and getattr(question.limits, limit, None) is not None:
+        return Place(f"nothing of the policy: the session itself asks for no more (limits.{limit} of the request)")
+    return place
+
+
+_ADVICE = {
+    "below": "to change that, write `{} = …` below this line",
+    "within": "to change that, write `{} = …` into the table of this line",
+    "new": "to change that, write it under `{}`",
+}
+
+
+class _Written:
+    """Finds the lines on which the keys of a policy are written."""
+
+    def __init__(self, source: PolicyText) -> None:
+        self._lines = Lines(source.text)
+        self._config_lines = Lines(source.config_text)
+        profiles = tomllib.loads(source.text).get("profiles")
+        self._profiles: Mapping[str, Any] = profiles if profiles is not None else {}
+        self._is_built_in = not self._profiles
+
+    def lineage(self, profile: str | None) -> tuple[str, ...]:
+        if profile is None or self._is_built_in:
+            return () if profile is None else (profile,)
+        return tuple(lineage(profile, self._profiles))
+
+    def place(self, rule: KeyPath) -> Place:
+        if self._is_built_in:
+            return Place(f"the built-in policy says so; a policy file could say {dotted(rule)}")
+        if rule[0] != "profiles":
+            return self._place_at_top(rule)
+        profile, key = str(rule[1]), rule[2:]
+        for asked in (key, *_deciding_instead(key)):
+            for each in lineage(profile, self._profiles):
+                line = self._lines.of_key(("profiles", each, *asked))
+                if line is not None:
+                    whose = f"profile {each}" if each == profile else f"profile {each}, which {profile} extends"
+                    return Place(f"{dotted(asked)} of {whose}", line)
+        return self._place_of_default(rule)
+
+    def place_in_config(self, key: KeyPath) -> Place:
+        line = self._config_lines.of_key(key)
+        unset = "" if line is not None else ", which is not set"
+        return Place(f"{dotted(key)} of the daemon's configuration{unset}; no policy can change it", line, True)
+
+    def _place_at_top(self, rule: KeyPath) -> Place:
+        line = self._lines.of_key(rule)
+        if line is not None:
+            return Place(dotted(rule), line)
+        return Place(f"{dotted(rule)}, which is not written; it would go above this line", self._lines.first_header())
+
+    def _place_of_default(self, rule: KeyPath) -> Place:
+        free = self._lines.free_place_for(rule)
+        assert free is not None, rule  # the profile itself is written
+        advice = f"{dotted(rule[2:])} is not written, so it has its default; {_ADVICE[free.kind].format(free.write)}"
+        return Place(advice, free.line, free_place=free)
+
+
+def _deciding_instead(key: KeyPath) -> Iterator[KeyPath]:
+    """The key that decides where another is not written."""
+    if key[0] == "language":
+        yield ("language", "preset")

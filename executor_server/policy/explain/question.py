@@ -1,0 +1,180 @@
+"""Answers a question to a policy: would it grant this session, and these requests in it?
+
+The decisions are those of `Policy.decide` and session_rules.py. This module decides only what they don't see: the rules
+that a guest checks when code runs, and the quotas, which depend on what a tenant has used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Annotated
+
+from pydantic import AfterValidator, Field
+
+from executor_server.config import Form, Section
+from executor_server.core import (
+    LANGUAGE_RULES,
+    ExecutorError,
+    PolicyViolation,
+    Principal,
+    SessionSpec,
+    ShippedTool,
+    ToolSpec,
+    Violation,
+    ViolationKind,
+    is_covered,
+    is_denied,
+    is_pattern,
+)
+from executor_server.policy.decide import Policy
+from executor_server.policy.profile import QuotasTable
+from executor_server.policy.requests import RequestedLimits, RequestedSession
+from executor_server.policy.session_rules import check_file_get, check_file_put, check_tools, execution_limits
+from executor_server.policy.violations import above_ceiling, denied_import, not_allowed, rule_of
+
+Number = int | float
+ModuleName = Annotated[
+    str, AfterValidator(Form("a dotted module name", lambda text: "*" not in text and is_pattern(text)))
+]
+ToolName = Annotated[str, AfterValidator(Form("the name of a tool", str.isidentifier))]
+LanguageRule = Annotated[str, AfterValidator(Form(f"one of {', '.join(LANGUAGE_RULES)}", LANGUAGE_RULES.__contains__))]
+MAX_NAMES = 1024
+
+
+class LimitsAsked(Section):
+    """Limits, of a session or of an execution."""
+
+    wall_time_s: Number | None = None
+    cpu_time_s: Number | None = None
+    operations: int | None = None
+    memory_bytes: int | None = None
+    processes: int | None = None
+    output_bytes: int | None = None
+    disk_bytes: int | None = None
+    idle_time_s: Number | None = None
+    session_time_s: Number | None = None
+    session_operations: int | None = None
+    owner_grace_s: Number | None = None
+    max_files: int | None = None
+
+
+class TransferAsked(Section):
+    """A file that is put or got."""
+
+    size_bytes: Annotated[int, Field(ge=0)] = 0
+    so_far: Annotated[int, Field(ge=0)] = 0
+    """Files that the session has put, or got, before."""
+
+
+class UsageAsked(Section):
+    """The use that a tenant would have made of its quotas, with this question."""
+
+    sessions: int | None = None
+    executions: int | None = None
+    creations_per_minute: int | None = None
+    cpu_time_s_per_hour: Number | None = None
+    output_bytes_per_hour: int | None = None
+    calls: int | None = None
+    calls_per_second: int | None = None
+
+
+class Question(Section):
+    """A session that a tenant asks for, and the requests in it."""
+
+    image: str = ""
+    backend: str = ""
+    authorized_imports: tuple[str, ...] = ()
+    limits: LimitsAsked = LimitsAsked()
+    network: tuple[str, ...] = ()
+    packages: tuple[str, ...] = ()
+    labels: dict[str, str] = Field(default_factory=dict)
+    prelude: str = ""
+    execution: LimitsAsked = LimitsAsked()
+    """Limits asked for one execution."""
+    tools: Annotated[tuple[ToolName, ...], Field(max_length=MAX_NAMES)] = ()
+    """Names of tools that are registered, and answered by the client."""
+    sandbox_tools: Annotated[tuple[ToolName, ...], Field(max_length=MAX_NAMES)] = ()
+    """Names of tools that are registered after these, and shipped into the sandbox."""
+    put_file: TransferAsked | None = None
+    get_file: TransferAsked | None = None
+    imports: Annotated[tuple[ModuleName, ...], Field(max_length=MAX_NAMES)] = ()
+    """Modules that code imports."""
+    language: Annotated[tuple[LanguageRule, ...], Field(max_length=MAX_NAMES)] = ()
+    """Rules that code breaks, as the error of its execution names them."""
+    usage: UsageAsked = UsageAsked()
+
+
+def answer(policy: Policy, tenant: str, question: Question) -> tuple[SessionSpec | None, list[ExecutorError]]:
+    """Returns the session that would be granted, and every refusal. In a refused session nothing else is asked."""
+    try:
+        spec = policy.decide(Principal(tenant, "question"), _session(question))
+    except ExecutorError as error:
+        return None, [error]
+    return spec, list(_in_session(spec, policy.quotas_of(tenant), question))
+
+
+def _session(question: Question) -> RequestedSession:
+    return RequestedSession(
+        image=question.image,
+        backend=question.backend,
+        network=question.network,
+        packages=question.packages,
+        authorized_imports=question.authorized_imports,
+        limits=_limits(question.limits),
+        labels=question.labels,
+        prelude=question.prelude,
+    )
+
+
+def _tools(question: Question) -> list[ToolSpec]:
+    places = [(question.tools, None), (question.sandbox_tools, ShippedTool(code=b""))]
+    return [ToolSpec(name, "", (), is_final_answer=False, shipped=at) for names, at in places for name in names]
+
+
+def _limits(asked: LimitsAsked) -> RequestedLimits:
+    return RequestedLimits(**asked.model_dump())
+
+
+def _in_session(spec: SessionSpec, quotas: QuotasTable, question: Question) -> Iterator[ExecutorError]:
+    yield from _refused(execution_limits, spec, _limits(question.execution))
+    yield from _refused(check_tools, spec, _tools(question))
+    for transfer, check in ((question.put_file, check_file_put), (question.get_file, check_file_get)):
+        if transfer is not None:
+            yield from _refused(check, spec, transfer.size_bytes, transfer.so_far)
+    violations = (
+        *_import_violations(spec, question.imports),
+        *_language_violations(spec, question.language),
+        *_usage_violations(spec.policy.profile, quotas, question.usage),
+    )
+    if violations:
+        yield PolicyViolation(violations)
+
+
+def _refused(check: Callable[..., object], *arguments: object) -> Iterator[ExecutorError]:
+    try:
+        check(*arguments)
+    except ExecutorError as error:
+        yield error
+
+
+def _import_violations(spec: SessionSpec, modules: Sequence[str]) -> Iterator[Violation]:
+    profile = spec.policy.profile
+    for module in modules:
+        if is_denied(module, spec.denied_imports):
+            yield denied_import("imports", module, spec.denied_imports, profile)
+        elif not is_covered(module, spec.authorized_imports):
+            yield not_allowed("imports", module, spec.authorized_imports, rule_of(profile, "imports.default"))
+
+
+def _language_violations(spec: SessionSpec, rules: Sequence[str]) -> Iterator[Violation]:
+    for rule in rules:
+        if rule in spec.refused_language:
+            key = rule_of(spec.policy.profile, f"language.{rule}")
+            yield Violation("language", ViolationKind.DENIED, rule, "code without it", key)
+
+
+def _usage_violations(profile: str, quotas: QuotasTable, usage: UsageAsked) -> Iterator[Violation]:
+    for name, value in usage:
+        most = getattr(quotas, name)
+        if value is not None and most is not None and value > most:
+            yield above_ceiling(f"usage.{name}", value, most, rule_of(profile, f"quotas.{name}"))

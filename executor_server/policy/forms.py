@@ -1,0 +1,64 @@
+"""The forms of values in a policy file: limits, patterns, names of certificates."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, Field
+
+from executor_server.config import DAY_S, KIB, MIB, Form, ImportPattern, WrittenSize
+
+# Below these no interpreter starts in a sandbox, nothing could run, and no output could be kept.
+MIN_MEMORY_BYTES = 32 * MIB
+MIN_PROCESSES = 4
+MIN_DISK_BYTES = 64 * KIB
+MIN_FILES = 64
+MIN_TIME_S = 0.001
+MIN_OUTPUT_BYTES = 2
+
+MAX_PATTERNS = 1024
+
+_CERTIFICATE_FINGERPRINT = re.compile(r"sha256:[0-9a-f]{64}")
+_MAX_CERTIFICATE_CHARS = 255
+_MAX_TOOL_PATTERN_CHARS = 200
+_MAX_VERSION_CHARS = 64
+
+
+def _is_tool_pattern(text: str) -> bool:
+    return len(text) <= _MAX_TOOL_PATTERN_CHARS and (text == "*" or text.removesuffix("*").isidentifier())
+
+
+def _is_certificate(text: str) -> bool:
+    if text.startswith("sha256:"):
+        return _CERTIFICATE_FINGERPRINT.fullmatch(text) is not None
+    return 0 < len(text) <= _MAX_CERTIFICATE_CHARS and text.isprintable() and text == text.strip()
+
+
+def _is_version(text: str) -> bool:
+    return 0 < len(text) <= _MAX_VERSION_CHARS and text.isprintable()
+
+
+NO_NETWORK = Form('"none": an allowlist of hosts could not be enforced yet', lambda value: value == "none")
+NO_INSTALLATION = Form("false: packages come with the image", lambda value: value is False)
+_TOOL_PATTERN = Form('a tool ("search"), the beginning of some ("web_*"), or "*"', _is_tool_pattern)
+_CERTIFICATE = Form(
+    f'a name of 1 to {_MAX_CERTIFICATE_CHARS} characters, or "sha256:" and 64 of 0-9 a-f', _is_certificate
+)
+_VERSION = Form(f"1 to {_MAX_VERSION_CHARS} characters that can be printed", _is_version)
+
+Flag = Annotated[bool, Field(strict=True)]
+Time = Annotated[float, Field(strict=True, ge=MIN_TIME_S, le=365 * DAY_S, allow_inf_nan=False)]
+Memory = Annotated[int, WrittenSize, Field(strict=True, ge=MIN_MEMORY_BYTES, lt=2**63)]
+Processes = Annotated[int, Field(strict=True, ge=MIN_PROCESSES, le=1_000_000)]
+Output = Annotated[int, WrittenSize, Field(strict=True, ge=MIN_OUTPUT_BYTES, lt=2**63)]
+Disk = Annotated[int, WrittenSize, Field(strict=True, ge=MIN_DISK_BYTES, lt=2**63)]
+Files = Annotated[int, Field(strict=True, ge=MIN_FILES, lt=2**31)]
+Cpus = Annotated[float, Field(strict=True, ge=0.01, le=1024, allow_inf_nan=False)]
+ImportPatterns = Annotated[tuple[ImportPattern, ...], Field(max_length=MAX_PATTERNS)]
+ToolPattern = Annotated[str, AfterValidator(_TOOL_PATTERN)]
+ToolPatterns = Annotated[tuple[ToolPattern, ...], Field(max_length=MAX_PATTERNS)]
+Placement = Literal["host", "sandbox"]
+Version = Annotated[str, AfterValidator(_VERSION)]
+Certificate = Annotated[str, AfterValidator(_CERTIFICATE)]
+Uid = Annotated[int, Field(strict=True, ge=0, lt=2**32 - 1)]

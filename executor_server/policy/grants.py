@@ -1,0 +1,141 @@
+"""The parts of a session's spec that follow from its profile and its request, and the violations of a request.
+
+Pure functions. Each violation names the key of the policy file behind it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+from executor_server.core import (
+    AuditRules,
+    ExecutionLimits,
+    FileRules,
+    Limits,
+    PolicyRef,
+    StateRules,
+    ToolRules,
+    Violation,
+    ViolationKind,
+    is_covered,
+    is_denied,
+)
+from executor_server.policy.profile import Profile, QuotasTable
+from executor_server.policy.requests import RequestedLimits, RequestedSession
+from executor_server.policy.violations import above_ceiling, denied_import, not_allowed, rule_of
+
+_LIMIT_NAMES = tuple(f.name for f in fields(Limits))
+_EXECUTION_LIMIT_NAMES = tuple(f.name for f in fields(ExecutionLimits))
+
+
+@dataclass(frozen=True)
+class PolicySummary:
+    """The answer to GetPolicy: everything that a client may ask for."""
+
+    policy: PolicyRef
+    default_limits: Limits
+    max_limits: Limits
+    execution_default: ExecutionLimits
+    execution_max: ExecutionLimits
+    default_imports: tuple[str, ...]
+    allowed_imports: tuple[str, ...]
+    denied_imports: tuple[str, ...]
+    refused_language: tuple[str, ...]
+    images: tuple[str, ...]
+    # The backends that run its sessions, the preferred one first.
+    backends: tuple[str, ...]
+    tools: ToolRules
+    files: FileRules
+    network: str
+    quotas: QuotasTable
+    state: StateRules
+
+
+def session_limits(profile: Profile, requested: RequestedLimits) -> Limits:
+    """The requested limits, and the profile's defaults for the others."""
+    asked = {name: getattr(requested, name) for name in _LIMIT_NAMES}
+    default = profile.limits.default
+    return Limits(**{name: getattr(default, name) if value is None else value for name, value in asked.items()})
+
+
+def max_limits(profile: Profile) -> Limits:
+    return Limits(**profile.limits.max.model_dump())
+
+
+def execution_max(profile: Profile, limits: Limits) -> ExecutionLimits:
+    """The session's own limits, or lower where the profile has a ceiling for one execution."""
+    ceilings = profile.limits.execution_max
+    return ExecutionLimits(
+        **{name: _least(getattr(limits, name), getattr(ceilings, name)) for name in _EXECUTION_LIMIT_NAMES}
+    )
+
+
+def execution_default(profile: Profile, requested: RequestedLimits, limits: Limits) -> ExecutionLimits:
+    """The limits of an execution that asks for none: those requested for its session, else the profile's."""
+    ceilings, defaults = execution_max(profile, limits), profile.limits.execution_default
+    chosen = {}
+    for name in _EXECUTION_LIMIT_NAMES:
+        own = None if getattr(requested, name) is not None else getattr(defaults, name)
+        chosen[name] = _least(getattr(ceilings, name), own)
+    return ExecutionLimits(**chosen)
+
+
+def _least(value: Any, other: Any) -> Any:
+    """The smaller of two numbers of one kind; the first when there is no other."""
+    return value if other is None else min(value, other)
+
+
+def authorized_imports(profile: Profile, asked: Sequence[str]) -> tuple[str, ...]:
+    """The defaults and the requested patterns, without those that are denied as a whole: no client should read that
+    they are authorized, though the guest would refuse them anyway."""
+    patterns = {*profile.imports.default, *asked}
+    return tuple(sorted(pattern for pattern in patterns if not is_denied(pattern, profile.imports.denied)))
+
+
+def tool_rules(profile: Profile) -> ToolRules:
+    return ToolRules(**profile.tools.model_dump())
+
+
+def file_rules(profile: Profile) -> FileRules:
+    return FileRules(**profile.files.model_dump())
+
+
+def state_rules(profile: Profile) -> StateRules:
+    return StateRules(**profile.state.model_dump())
+
+
+def audit_rules(profile: Profile) -> AuditRules:
+    return AuditRules(**profile.audit.model_dump())
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Violations. `name` is the profile's.
+
+
+def sandbox_violations(name: str, request: RequestedSession) -> Iterator[Violation]:
+    for host in request.network:
+        rule = rule_of(name, "sandbox.network")
+        yield Violation("network", ViolationKind.UNSUPPORTED, host, "none", rule)
+    for package in request.packages:
+        rule = rule_of(name, "sandbox.install_packages")
+        yield Violation("packages", ViolationKind.UNSUPPORTED, package, "none", rule)
+
+
+def limit_violations(name: str, profile: Profile, limits: Limits) -> Iterator[Violation]:
+    for each in _LIMIT_NAMES:
+        value, ceiling = getattr(limits, each), getattr(profile.limits.max, each)
+        if value > ceiling:
+            yield above_ceiling(f"limits.{each}", value, ceiling, rule_of(name, f"limits.max.{each}"))
+
+
+def import_violations(name: str, profile: Profile, asked: Sequence[str], denied: Sequence[str]) -> Iterator[Violation]:
+    imports = profile.imports
+    for pattern in asked:
+        if is_denied(pattern, denied):
+            yield denied_import("authorized_imports", pattern, denied, name)
+        elif not is_covered(pattern, imports.allowed) and not is_covered(pattern, imports.default):
+            rule = rule_of(name, "imports.allowed")
+            nothing = "nothing more than the defaults"
+            yield not_allowed("authorized_imports", pattern, imports.allowed, rule, nothing)

@@ -1,0 +1,171 @@
+"""The policy in force: read from its file, and replaced when the file's content means another policy.
+
+A file that can't be used changes nothing, and is reported as an error, once for each content. It is read again as soon
+as it changes: another content, another file under its name, another link to it.
+
+The beginning of a policy file can be a valid policy, and one that knows fewer tenants. So a file is believed only when
+it has not changed for `SETTLE_S`. A new file that is written beside it and renamed is safe however slow the disk is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import structlog
+
+from executor_server.config import ConfigError, read_trusted
+from executor_server.policy.decide import Policy
+from executor_server.policy.file import PolicyFile, load_policy, parse_policy
+
+SETTLE_S = 0.1
+"""Seconds without a change after which a file is taken to be complete."""
+
+# Readings of a file that changes each time, before it is refused.
+_MAX_READINGS = 20
+
+_log = structlog.get_logger(__name__)
+
+# Device, inode, size, times of the content and of the inode; None: there is no file.
+_Signature = tuple[int, ...] | None
+_READ_AGAIN: _Signature = ()  # no file has this one
+
+
+class PolicyListener:
+    """Hears of each reading that was asked for, and of those that found something new. In the event loop."""
+
+    def policy_changed(self, before: Policy, now: Policy) -> None:
+        """Another policy is in force. Must not raise."""
+
+    def policy_unchanged(self) -> None:
+        """A reading was asked for, and the policy is the same."""
+
+    def policy_refused(self, current: Policy, problems: Sequence[str]) -> None:
+        """The file can't be used, and this policy stays in force."""
+
+
+class PolicyStore:
+    """Owns the policy in force, and the task that watches its file. Without a file there is nothing to watch."""
+
+    def __init__(
+        self,
+        path: Path | None,
+        make: Callable[[PolicyFile], Policy],
+        interval_s: float,
+        listener: PolicyListener | None = None,
+    ) -> None:
+        """Reads the file. `make` raises ConfigError for a valid policy that can't be served here; any thread calls it.
+
+        Raises ConfigError.
+        """
+        self._path = path
+        self._make = make
+        self._interval_s = interval_s
+        self._listener = listener or PolicyListener()
+        self._seen = _signature(path) if path is not None else None
+        self._reported = ""  # digest of the content and the problems that were last reported
+        self._reading = asyncio.Lock()
+        self._asked = asyncio.Event()
+        self._watcher: asyncio.Task[None] | None = None
+        self.current = make(load_policy(path))
+
+    async def start(self) -> None:
+        """Begins to watch the file."""
+        if self._path is not None:
+            self._watcher = asyncio.create_task(self._watch_forever(self._path))
+
+    async def close(self) -> None:
+        """Ends watching. Idempotent."""
+        watcher, self._watcher = self._watcher, None
+        if watcher is not None:
+            watcher.cancel()
+            await asyncio.gather(watcher, return_exceptions=True)
+
+    async def reload(self) -> bool:
+        """Reads the file now; True when another policy is in force since. Raises ConfigError, which changes nothing."""
+        if self._path is None:
+            self._listener.policy_unchanged()
+            return False
+        return await self._read(self._path, asked=True)
+
+    def reload_soon(self) -> None:
+        """As `reload`, for a signal: the watcher does it, and only the log and the listener hear of the result."""
+        self._asked.set()
+
+    # -- watching ------------------------------------------------------------------------------------------------
+
+    async def _watch_forever(self, path: Path) -> None:
+        while True:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._interval_s):
+                    await self._asked.wait()
+            asked = self._asked.is_set()
+            self._asked.clear()
+            if not asked and _signature(path) == self._seen:
+                continue
+            try:
+                await self._read(path, asked=asked)
+            except ConfigError:
+                continue  # _read has reported it
+            except Exception:  # noqa: BLE001 - a background owner: a bug of ours must not end watching for good
+                _log.exception("policy_watch_broke")
+
+    async def _read(self, path: Path, *, asked: bool) -> bool:
+        """Raises ConfigError."""
+        async with self._reading:
+            found = b""
+            try:
+                found = await self._read_settled(path)
+                policy = await asyncio.to_thread(lambda: self._make(parse_policy(found, path)))
+            except ConfigError as error:
+                if not found:  # the file could not be read, which may be temporary
+                    self._seen = _READ_AGAIN
+                self._report(hashlib.sha256(found + repr(error.problems).encode()).hexdigest(), error, asked=asked)
+                raise
+            except asyncio.CancelledError:
+                self._seen = None  # the caller is gone in the middle of a reading: the watcher has to finish it
+                raise
+            self._reported = ""
+            return self._take(policy, asked=asked)
+
+    async def _read_settled(self, path: Path) -> bytes:
+        """Returns the content of a file that has not changed for SETTLE_S. Raises ConfigError."""
+        for _ in range(_MAX_READINGS):
+            before = self._seen = _signature(path)
+            data = await asyncio.to_thread(read_trusted, path, "policy file")
+            await asyncio.sleep(SETTLE_S)
+            if _signature(path) == before:
+                return data
+        raise ConfigError([f"The policy file {path} is being written all the time."])
+
+    def _take(self, policy: Policy, *, asked: bool) -> bool:
+        before = self.current
+        if policy.fingerprint == before.fingerprint:
+            if asked:
+                self._listener.policy_unchanged()
+            return False
+        self.current = policy
+        _log.warning(
+            "policy_changed", version=policy.version, fingerprint=policy.fingerprint, before=before.fingerprint
+        )
+        self._listener.policy_changed(before, policy)
+        return True
+
+    def _report(self, found: str, error: ConfigError, *, asked: bool) -> None:
+        if found == self._reported and not asked:
+            return
+        self._reported = found
+        _log.error("policy_refused", path=str(self._path), in_force=self.current.fingerprint, problems=error.problems)
+        self._listener.policy_refused(self.current, error.problems)
+
+
+def _signature(path: Path) -> _Signature:
+    try:
+        found = os.stat(path)  # noqa: PTH116 - beside os.open and os.fstat of the same file
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns

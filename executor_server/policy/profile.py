@@ -1,0 +1,205 @@
+"""A profile of the policy file: every key with its default, and the docstring that is its entry in docs/policy.md."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, Field
+
+from executor_server.config import GIB, MIB, BackendName, Bytes, Count, ImageName, Name, Seconds, Section, each_once
+from executor_server.core import LANGUAGE_RULES
+from executor_server.policy.forms import (
+    MAX_PATTERNS,
+    NO_INSTALLATION,
+    NO_NETWORK,
+    Flag,
+    ImportPatterns,
+    Placement,
+    ToolPatterns,
+)
+from executor_server.policy.limits import LimitsTable
+
+# The modules that smolagents authorizes by itself (BASE_BUILTIN_MODULES), so that its prompts hold here too.
+SMOLAGENTS_BASE_IMPORTS = (
+    "collections",
+    "datetime",
+    "itertools",
+    "math",
+    "queue",
+    "random",
+    "re",
+    "stat",
+    "statistics",
+    "time",
+    "unicodedata",
+)
+
+_FINGERPRINT_CHARS = 16
+
+
+class ImportsTable(Section):
+    """Modules that agent code may import. A guard-rail; the wall is the sandbox."""
+
+    default: ImportPatterns = SMOLAGENTS_BASE_IMPORTS
+    """Authorized without being asked for."""
+    allowed: ImportPatterns = ("*",)
+    """Modules that a client may add."""
+    denied: ImportPatterns = ()
+    """Never authorized, whatever else is: it goes before `default` and `allowed`, and before what a client adds."""
+
+
+class LanguageTable(Section):
+    """Permissions of agent code besides importing: a guard-rail too. A key that is not set is as the preset has it."""
+
+    preset: Literal["standard", "guarded", "strict"] = "guarded"
+    """`standard` permits everything and leaves it to isolation; `guarded` permits everything but `foreign_modules`, so
+    that what is not authorized isn't reached without an import either; `strict` permits nothing of this table, and so
+    refuses what smolagents' local executor refuses."""
+    dunder_access: Flag | None = None
+    """Attributes and names of the form `__x__`, but for `__init__`, `__str__`, `__repr__` and `__name__`."""
+    dynamic_code: Flag | None = None
+    """`eval`, `exec` and `compile`."""
+    namespaces: Flag | None = None
+    """`globals`, `locals` and `vars`."""
+    foreign_modules: Flag | None = None
+    """Modules of packages that are not authorized, however they are reached: as attributes of others
+    (`random._os`), in `sys.modules`, by `getattr`, `vars` and `__globals__`, through frames and classes. Where `*` is
+    authorized and nothing denied, there are none."""
+    module_attributes: Flag | None = None
+    """Modules that could not be imported, reached as attributes of others (`random._os`, and of `numpy` alone
+    `numpy.random` too)."""
+    dangerous_functions: Flag | None = None
+    """Functions that start processes (`os.system`, `os.popen`, `subprocess.run` …), however they are reached."""
+    open: Flag | None = None
+    """The builtin `open`, for reading too."""
+    file_writing: Flag | None = None
+    """Opening files for writing."""
+    unlisted_builtins: Flag | None = None
+    """Builtins that smolagents' local executor does not have."""
+
+    @property
+    def refused(self) -> tuple[str, ...]:
+        """The rules in force: names of core.LANGUAGE_RULES."""
+        refused = _REFUSED_BY_PRESET[self.preset]
+        return tuple(
+            name
+            for name in LANGUAGE_RULES
+            if (name in refused if getattr(self, name) is None else not getattr(self, name))
+        )
+
+
+_REFUSED_BY_PRESET = {"standard": (), "guarded": ("foreign_modules",), "strict": LANGUAGE_RULES}
+
+
+class SandboxTable(Section):
+    """Backends and images of sandboxes, and their reach beyond the sandbox."""
+
+    images: Annotated[tuple[ImageName, ...], Field(max_length=MAX_PATTERNS)] | None = None
+    """Images that may be asked for; the first is the default. Not set: all that are configured."""
+    backends: Annotated[tuple[BackendName, ...], AfterValidator(each_once)] | None = None
+    """Backends that may run the sessions of this profile: a new one goes to the first that is neither full nor down.
+    Not set: the daemon's own, `server.backend`."""
+    pull_images: Flag = False
+    """True when an image that the Engine lacks may be fetched from its registry."""
+    network: Annotated[Any, AfterValidator(NO_NETWORK)] = "none"
+    """`"none"`: a sandbox reaches nothing outside of it."""
+    install_packages: Annotated[Any, AfterValidator(NO_INSTALLATION)] = False
+    """True when code may install packages while it runs."""
+
+
+class ToolsTable(Section):
+    """Tools that a session may have."""
+
+    placements: tuple[Placement, ...] = ("host", "sandbox")
+    """Processes that may run tools: `host` is the client's, `sandbox` one of the sandbox, into which the client ships
+    them. Empty: no tools at all."""
+    allowed: ToolPatterns = ("*",)
+    """Names that tools may have."""
+
+
+class FilesTable(Section):
+    """Files that clients put into a session, and get out of it."""
+
+    max_put_bytes: Bytes = GIB
+    """Bytes of one file, or of one archive, that is put."""
+    max_get_bytes: Bytes = GIB
+    """Bytes of one file, or of one archive, that is got."""
+    max_puts: Count | None = None
+    """Files and archives put in one session. Not set: any number."""
+    max_gets: Count | None = None
+    """Files and archives got from one session. Not set: any number."""
+
+
+class StateTable(Section):
+    """The state of sessions: exported by a client, and restored in another session."""
+
+    export: Flag = True
+    """True when a session's state may be exported. The files of the workspace are in it, whatever `files` says."""
+    restore: Flag = True
+    """True when a session may begin with such a state."""
+    max_bytes: Bytes = 256 * MIB
+    """Bytes of one state, variables and files."""
+    allow_foreign: Flag = False
+    """True when the state may be one that another daemon or another tenant has exported. Its content can run code in
+    the sandbox when it is restored."""
+
+
+class QuotasTable(Section):
+    """Quotas of each tenant of this profile, over all its sessions. Not set: no quota, unless the quota says another
+    default."""
+
+    sessions: Count | None = None
+    """Sessions at one time. Not set: where there are several tenants, as many as it leaves free for the others."""
+    executions: Count | None = None
+    """Executions that run or wait, at one time."""
+    creations_per_minute: Count | None = None
+    """Sessions created in any minute."""
+    cpu_time_s_per_hour: Seconds | None = None
+    """Seconds of CPU time in any hour: of executions, and of processes that run between them."""
+    output_bytes_per_hour: Bytes | None = None
+    """Bytes of output of executions in any hour, including output that was cut."""
+    calls: Count | None = None
+    """Calls to the daemon at one time, streams included. Not set: where there are several tenants, as many as it leaves
+    free for the others."""
+    calls_per_second: Count | None = None
+    """Calls to the daemon in a second; further calls wait."""
+
+
+class AuditTable(Section):
+    """Records of this profile's sessions in the audit log."""
+
+    code: Literal["none", "hash", "full"] = "hash"
+    """The part of an execution's code that is recorded: nothing, its SHA-256, or all of it."""
+    fail_closed: Flag = False
+    """True stops executions while the audit log can't be written, false lets them go on."""
+
+
+class Profile(Section):
+    """Rights and limits of the sessions of some tenants."""
+
+    extends: Name | None = None
+    """The profile that has the keys that this one does not set."""
+    on_reload: Literal["keep", "tighten", "end"] = "keep"
+    """The effect on running sessions when this profile has changed: they `keep` what they were granted; or are held
+    to the new policy from their next execution on (`tighten`), and end where that can't be done; or `end` at once."""
+    imports: ImportsTable = ImportsTable()
+    language: LanguageTable = LanguageTable()
+    limits: LimitsTable = LimitsTable()
+    sandbox: SandboxTable = SandboxTable()
+    tools: ToolsTable = ToolsTable()
+    files: FilesTable = FilesTable()
+    state: StateTable = StateTable()
+    quotas: QuotasTable = QuotasTable()
+    audit: AuditTable = AuditTable()
+
+    @property
+    def fingerprint(self) -> str:
+        """Short, and different for profiles that grant different things."""
+        # `extends` itself grants nothing: the keys that it brings are in the other tables by now.
+        return fingerprint_of(self.model_dump(mode="json", exclude={"extends"}))
+
+
+def fingerprint_of(values: object) -> str:
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:_FINGERPRINT_CHARS]

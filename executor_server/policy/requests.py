@@ -1,0 +1,166 @@
+"""Requests of clients, and the checks that hold for every policy.
+
+A value that no policy could grant (NaN, zero, a label of a megabyte) is an InvalidRequest. A value that passes is small
+and can be compared, shown and sent; `Policy.decide` decides whether it is granted.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+
+from executor_server.core import PATTERN_FORM, InvalidRequest, Reason, is_pattern
+from executor_server.policy.forms import (
+    MIN_DISK_BYTES,
+    MIN_FILES,
+    MIN_MEMORY_BYTES,
+    MIN_OUTPUT_BYTES,
+    MIN_PROCESSES,
+    MIN_TIME_S,
+)
+
+MAX_REQUESTED_IMPORTS = 256
+MAX_REQUESTED_HOSTS = 256
+MAX_REQUESTED_PACKAGES = 256
+MAX_REQUESTED_TEXT_CHARS = 256
+MAX_LABELS = 16
+MAX_LABEL_KEY_CHARS = 64
+MAX_LABEL_VALUE_CHARS = 256
+MAX_PRELUDE_BYTES = 256 * 1024
+MAX_NUMBER = 2**64 - 1  # an unsigned number of the wire
+
+
+@dataclass(frozen=True)
+class RequestedLimits:
+    """Limits as a client asks for them; None means the default."""
+
+    wall_time_s: float | None = None
+    cpu_time_s: float | None = None
+    operations: int | None = None
+    memory_bytes: int | None = None
+    processes: int | None = None
+    output_bytes: int | None = None
+    disk_bytes: int | None = None
+    idle_time_s: float | None = None
+    session_time_s: float | None = None
+    session_operations: int | None = None
+    owner_grace_s: float | None = None
+    max_files: int | None = None
+
+
+LIMIT_NAMES = tuple(each.name for each in fields(RequestedLimits))
+
+
+@dataclass(frozen=True)
+class RequestedSession:
+    """A session as a client asks for it; an empty image or backend means the default."""
+
+    image: str = ""
+    backend: str = ""
+    network: tuple[str, ...] = ()  # hosts
+    packages: tuple[str, ...] = ()
+    authorized_imports: tuple[str, ...] = ()
+    limits: RequestedLimits = RequestedLimits()
+    labels: Mapping[str, str] = field(default_factory=dict)
+    prelude: str = ""
+
+
+# A smaller number can only be a mistake: with it, nothing could run.
+_MINIMA: Mapping[str, float] = {
+    "wall_time_s": MIN_TIME_S,
+    "cpu_time_s": MIN_TIME_S,
+    "idle_time_s": MIN_TIME_S,
+    "session_time_s": MIN_TIME_S,
+    "owner_grace_s": MIN_TIME_S,
+    "output_bytes": MIN_OUTPUT_BYTES,
+    "memory_bytes": MIN_MEMORY_BYTES,
+    "processes": MIN_PROCESSES,
+    "disk_bytes": MIN_DISK_BYTES,
+    "max_files": MIN_FILES,
+}
+
+
+def check_request(request: RequestedSession) -> None:
+    """Raises InvalidRequest for the first field that no policy could grant."""
+    _check_text("image", request.image)
+    _check_text("backend", request.backend)
+    _check_texts("network", request.network, MAX_REQUESTED_HOSTS)
+    _check_texts("packages", request.packages, MAX_REQUESTED_PACKAGES)
+    check_limits(request.limits)
+    check_imports(request.authorized_imports)
+    _check_labels(request.labels)
+    _check_prelude(request.prelude)
+
+
+def check_limits(requested: RequestedLimits) -> None:
+    """Raises InvalidRequest for the first limit that no policy could grant."""
+    for name in LIMIT_NAMES:
+        value = getattr(requested, name)
+        if value is None:
+            continue
+        if isinstance(value, int) and value > MAX_NUMBER:  # before anything prints it
+            raise invalid(f"limits.{name}", f"must be at most {MAX_NUMBER:,}")
+        if not value > 0 or not math.isfinite(value):
+            raise invalid(f"limits.{name}", "must be a finite number above 0")
+        if value < _MINIMA.get(name, 0):
+            raise invalid(f"limits.{name}", f"is {value}; it must be at least {_MINIMA[name]:,}")
+
+
+def invalid(path: str, problem: str) -> InvalidRequest:
+    return InvalidRequest(Reason.INVALID_FIELD, f"{path} {problem}", path)
+
+
+def check_imports(patterns: Sequence[str]) -> None:
+    """Raises InvalidRequest for the first malformed pattern, or for too many."""
+    if len(patterns) > MAX_REQUESTED_IMPORTS:
+        raise invalid("authorized_imports", f"has more than {MAX_REQUESTED_IMPORTS} patterns")
+    for index, pattern in enumerate(patterns):
+        if not is_pattern(pattern):
+            raise invalid(f"authorized_imports[{index}]", f"must be {PATTERN_FORM}")
+
+
+def _check_labels(labels: Mapping[str, str]) -> None:
+    if len(labels) > MAX_LABELS:
+        raise invalid("labels", f"has more than {MAX_LABELS} pairs")
+    for key, value in labels.items():
+        if not 0 < len(key) <= MAX_LABEL_KEY_CHARS or len(value) > MAX_LABEL_VALUE_CHARS:
+            raise invalid(
+                "labels",
+                f"a key has 1 to {MAX_LABEL_KEY_CHARS} characters and a value at most {MAX_LABEL_VALUE_CHARS}",
+            )
+        if not (_is_unicode(key) and _is_unicode(value)):
+            raise invalid("labels", "hold what is no Unicode text")
+
+
+def _check_prelude(prelude: str) -> None:
+    if len(prelude) > MAX_PRELUDE_BYTES or len(prelude.encode("utf-8", "surrogatepass")) > MAX_PRELUDE_BYTES:
+        raise invalid("prelude", f"is larger than {MAX_PRELUDE_BYTES:,} bytes")
+    if "\0" in prelude:
+        raise invalid("prelude", "holds a NUL character")
+    if not _is_unicode(prelude):
+        raise invalid("prelude", "is no Unicode text")
+
+
+def _check_texts(path: str, texts: Sequence[str], most: int) -> None:
+    if len(texts) > most:
+        raise invalid(path, f"has more than {most} entries")
+    for index, text in enumerate(texts):
+        _check_text(f"{path}[{index}]", text)
+
+
+def _check_text(path: str, text: str) -> None:
+    """Refusals and logs will show the text, so it is short and printable."""
+    if len(text) > MAX_REQUESTED_TEXT_CHARS:
+        raise invalid(path, f"is longer than {MAX_REQUESTED_TEXT_CHARS} characters")
+    if not text.isprintable():
+        raise invalid(path, "holds characters that can't be printed")
+
+
+def _is_unicode(text: str) -> bool:
+    """True when the text can be written in UTF-8: half a surrogate pair can't."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -1,0 +1,70 @@
+"""A running session held to a policy that came into force after it was created.
+
+Limits, imports and language rules become the stricter of both policies: what was granted is never widened. Rules about
+tools, files, states and the audit log are not grants, so they become the new policy's. The sandbox stays as it is.
+"""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from typing import TypeVar
+
+from executor_server.core import (
+    LANGUAGE_RULES,
+    ExecutionLimits,
+    Limits,
+    SandboxSpec,
+    SessionSpec,
+    covered_by_both,
+    is_denied,
+)
+from executor_server.policy.backend_choice import BackendChoice
+from executor_server.policy.grants import audit_rules, execution_max, file_rules, max_limits, state_rules, tool_rules
+from executor_server.policy.profile import Profile
+from executor_server.policy.violations import number
+
+_SANDBOX_LIMIT_NAMES = ("memory_bytes", "processes", "disk_bytes", "max_files")
+
+AnyLimits = TypeVar("AnyLimits", Limits, ExecutionLimits)
+
+
+def why_sandbox_must_go(profile: Profile, choice: BackendChoice, sandbox: SandboxSpec, backend: str) -> str | None:
+    """The reason why a sandbox, which can't be changed while it runs, is not allowed any more; None when it is."""
+    if backend not in choice.backends_of(profile):
+        return f"the policy does not allow the {backend} backend any more"
+    if sandbox.image not in choice.images_of(profile, backend):
+        return f"the policy does not allow the image {sandbox.image} any more"
+    for name in _SANDBOX_LIMIT_NAMES:
+        has, ceiling = getattr(sandbox, name), getattr(profile.limits.max, name)
+        if has > ceiling:
+            return f"its sandbox has {name} {number(has)}, and the policy allows at most {number(ceiling)} now"
+    cpus = profile.limits.cpus
+    if cpus is not None and (sandbox.cpus is None or sandbox.cpus > cpus):
+        return f"its sandbox may use more processors than the {number(cpus)} that the policy allows now"
+    return None
+
+
+def tightened_to(profile: Profile, spec: SessionSpec) -> SessionSpec:
+    """The spec held to the profile; its references to the policy are the caller's to replace."""
+    limits = _at_most(spec.limits, max_limits(profile))
+    most = _at_most(spec.execution_max, execution_max(profile, limits))
+    denied = tuple(sorted({*spec.denied_imports, *profile.imports.denied}))
+    imports = covered_by_both(spec.authorized_imports, (*profile.imports.default, *profile.imports.allowed))
+    refused = {*spec.refused_language, *profile.language.refused}
+    return replace(
+        spec,
+        limits=limits,
+        execution_max=most,
+        execution_default=_at_most(spec.execution_default, most),
+        authorized_imports=tuple(pattern for pattern in imports if not is_denied(pattern, denied)),
+        denied_imports=denied,
+        refused_language=tuple(rule for rule in LANGUAGE_RULES if rule in refused),
+        tools=tool_rules(profile),
+        files=file_rules(profile),
+        audit=audit_rules(profile),
+        state=state_rules(profile),
+    )
+
+
+def _at_most(limits: AnyLimits, ceilings: AnyLimits) -> AnyLimits:
+    return replace(limits, **{f.name: min(getattr(limits, f.name), getattr(ceilings, f.name)) for f in fields(limits)})

@@ -1,0 +1,9 @@
+"""Makes sandboxes, and keeps some ready: the warm pool, fail-over among backends, their health, the creation queue.
+
+It must not know sessions: it hands over a sandbox with a connected guest and forgets it.
+"""
+
+from executor_server.pool.creation_queue import CreationQueue
+from executor_server.pool.fail_over import BackendSet, FailOverSettings
+from executor_server.pool.kind import PoolStats, ReadySandbox
+from executor_server.pool.pool import PoolSettings, WarmPool

@@ -1,0 +1,12 @@
+"""Sessions: each is one client's interpreter in one sandbox, with the executions, requests and checkpoints of it.
+
+It owns their creation, their leases, their lifetime and their recovery after a restart. It must not know gRPC, metrics
+or configuration files.
+"""
+
+from executor_server.channel import VariablesReply
+from executor_server.sessions.manager import SessionManager
+from executor_server.sessions.session import Session
+from executor_server.sessions.set_up import SessionRequest
+from executor_server.sessions.shared import SessionHooks, SessionSettings
+from executor_server.sessions.state_archive import StateArchives

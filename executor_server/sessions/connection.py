@@ -1,0 +1,303 @@
+"""The connection from a session to its guest: renewed when it breaks, hung up while the sandbox rests.
+
+There is one connection at a time, in one of five states:
+
+    UP ── it broke, or fell silent ──▶ BROKEN ── connected again ──▶ UP
+    UP ── unused for pause_idle_s ──▶ PAUSING ── stopped ──▶ PAUSED ── a frame is sent ──▶ WAKING ──▶ UP
+                                         └── could not be stopped, or a frame was sent ──▶ WAKING
+
+Invariant: exactly one task works on a state other than UP and PAUSED, and only that task leaves the state. Every
+transition out of UP and PAUSED happens in one step of the event loop (test and assignment without an await between) and
+spawns that task. So two callers that send a frame to a paused session wake it once, and a ping that finds the guest
+silent cannot start a second renewal beside a first one.
+
+Nothing is lost in any state. The channel keeps each frame until the guest has acknowledged it and sends it when the
+connection is UP again; the guest does the same. So callers neither know of the states nor wait for UP.
+
+Races that the code below closes:
+
+- A frame is sent while the sandbox is being paused. Pausing can't be interrupted (a cloud writes the memory out), so
+  `_wanted` records it, and the sandbox is woken as soon as the pause has ended. The frame is not forgotten, and the
+  channel does not connect to a sandbox that is about to stop.
+- The sandbox may be paused only when nothing is under way. `rest_if_unused` checks this, hangs up in order, and the
+  guest repeats later what it sent in between: a frame that crosses the hang-up is delayed and not lost.
+- A pause fails without saying whether the sandbox stopped. `_pause` returns None then, and waking is attempted, but not
+  required: a sandbox that never stopped can still be connected to.
+- The connection breaks in the moment in which it was made. `_connect_once` sets UP only when the channel is still
+  connected; otherwise `on_lost` has set BROKEN already, and UP would hide that.
+- The session is closed during a pause or a wake. The channel is closed then, and the task stops without giving up.
+
+Attack. A guest that hangs up again and again would keep the daemon connecting, and each connection shows one more token
+of a finite chain (guest/wire/tokens.py), which a hostile guest could use up. So breaks are counted: within an hour
+where the network may break by itself, over the whole life otherwise. Connections that moved no frame wait longer each
+time. Each token is noted in the registry before it is shown, so a daemon that is killed in between skips one instead of
+repeating it, which the guest would refuse.
+
+A connection that can't be renewed in time costs the session: `give_up_guest`, with the reason.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import itertools
+import random
+import time
+from collections import deque
+from collections.abc import Coroutine
+from typing import Any, Protocol
+
+import structlog
+
+from executor_server.backends import Sandbox
+from executor_server.channel import READY_TIME_S, GuestChannel, RefusedError, UnreachedError
+from executor_server.core import SandboxFailure
+from executor_server.journal import Registry
+
+# Seconds for a backend to stop a sandbox, and to wake it: a cloud writes the memory out, gigabytes at times.
+_PAUSE_TIME_S = 120.0
+_WAKE_TIME_S = 120.0
+# Seconds until a sandbox that could not be paused is tried again.
+_PAUSE_AGAIN_S = 3600.0
+# Seconds for the guest to answer over a connection that may break by itself, and the bounds of the waits between two
+# attempts. Shorter than READY_TIME_S, so that several attempts fit into reconnect_s.
+_ANSWER_TIME_S = 10.0
+_FIRST_RETRY_S = 0.25
+_MAX_RETRY_S = 8.0
+# Later tokens that are tried when one is refused: an earlier daemon may have shown tokens that it could not note. Fewer
+# than a guest accepts to skip (guest/wire/tokens.py), also over several daemons.
+_MAX_LATER_TOKENS = 32
+# Seconds within which breaks are counted where connections break by themselves.
+_BREAKS_WINDOW_S = 3600.0
+# Unanswered pings after which such a connection counts as broken.
+_SILENT_PINGS = 2
+
+_log = structlog.get_logger(__name__)
+
+
+class ConnectionState(enum.Enum):
+    UP = "up"
+    BROKEN = "broken"
+    PAUSING = "pausing"
+    PAUSED = "paused"
+    WAKING = "waking"
+
+
+class ConnectionOwner(Protocol):
+    """A session, as far as its connection uses it."""
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        """Runs the work in a task that the session owns and ends."""
+        ...
+
+    def is_idle(self) -> bool:
+        """True when nothing runs, waits or is transferred."""
+        ...
+
+    def on_connected(self) -> None:
+        """Notified of each connection, before anything is read from it."""
+        ...
+
+    async def give_up_guest(self, reason: str) -> None:
+        """Loses the session: the guest is gone."""
+        ...
+
+
+class GuestConnection:
+    """Connects one session's channel, and pauses and wakes its sandbox."""
+
+    def __init__(
+        self, session_id: str, sandbox: Sandbox, channel: GuestChannel, registry: Registry, owner: ConnectionOwner
+    ) -> None:
+        self.state = ConnectionState.UP
+        self._session_id = session_id
+        self._sandbox = sandbox
+        self._endpoint = sandbox.endpoint
+        self._channel = channel
+        self._registry = registry
+        self._owner = owner
+        self._breaks: deque[float] = deque()
+        self._fruitless = 0  # connections in a row over which no frame went before they broke
+        self._position = channel.position  # when the last connection broke
+        self._wanted = False  # True when a frame was sent while the sandbox was being paused
+        self._pause_after_s = 0.0  # monotonic time before which it is not paused
+        self._log = _log.bind(session_id=session_id, sandbox_id=sandbox.sandbox_id)
+        channel.on_waiting = self._on_waiting
+
+    # -- connecting ----------------------------------------------------------------------------------------------
+
+    async def connect(self, within_s: float) -> None:
+        """Connects, in as many attempts as the time allows where connections break by themselves.
+
+        A guest refuses a token that it has seen. An earlier daemon may have shown it without noting that, when its disk
+        was full, so later tokens are tried. Raises SandboxFailure.
+        """
+        give_up_s = time.monotonic() + within_s
+        refused = 0
+        for attempt in itertools.count(1):
+            wait_s = _wait_s(attempt)
+            try:
+                await self._connect_once(max(give_up_s - time.monotonic(), 0.0))
+                if refused:
+                    self._log.warning("later_token_taken", refused=refused)
+                return
+            except UnreachedError as failure:
+                refused += isinstance(failure, RefusedError)
+                if isinstance(failure, RefusedError) and refused <= _MAX_LATER_TOKENS:
+                    continue
+                if not self._endpoint.breaks_by_itself or time.monotonic() + wait_s >= give_up_s:
+                    raise
+            # Each attempt may spend a token that never reached the guest; the waits keep these few.
+            await asyncio.sleep(wait_s)
+
+    async def _connect_once(self, within_s: float) -> None:
+        # Noted before the token is shown: killed in between, the next daemon skips a token instead of repeating one.
+        self._registry.note_connections(self._session_id, self._channel.connections + 1)
+        answer_s = _ANSWER_TIME_S if self._endpoint.breaks_by_itself else READY_TIME_S
+        await self._channel.connect(within_s, answer_s=answer_s)
+        if self._channel.connected:  # else it broke in the same moment, and `on_lost` has begun to renew it
+            self.state = ConnectionState.UP
+            self._owner.on_connected()
+
+    def on_lost(self, reason: str) -> None:
+        """Renews a broken connection, a limited number of times; a dead or lying supervisor fails to reconnect."""
+        if self.state is ConnectionState.PAUSING and not self._channel.closed:
+            return  # it broke before `_rest` could hang up; that goes on to pause, and waking connects again
+        self.state = ConnectionState.BROKEN
+        self._owner.spawn(self._renew(reason))
+
+    async def _renew(self, reason: str) -> None:
+        endpoint = self._endpoint
+        try:
+            self._count_break()
+            if endpoint.breaks_by_itself:
+                await self._hold_off()
+            await self.connect(endpoint.reconnect_s)
+        except UnreachedError:
+            if endpoint.breaks_by_itself:
+                reason = f"{reason}, and it could not be reached again within {endpoint.reconnect_s:g} s"
+            await self._owner.give_up_guest(reason)
+        except SandboxFailure as failure:
+            self._log.debug("connection_given_up", error=str(failure))
+            await self._owner.give_up_guest(reason)
+
+    def _count_break(self) -> None:
+        """Counts a break. Raises SandboxFailure when there were too many."""
+        now_s = time.monotonic()
+        self._breaks.append(now_s)
+        if self._endpoint.breaks_by_itself:
+            while self._breaks[0] < now_s - _BREAKS_WINDOW_S:
+                self._breaks.popleft()
+        if len(self._breaks) > self._endpoint.reconnects_max:
+            raise SandboxFailure(f"the channel broke {len(self._breaks)} times")
+
+    async def _hold_off(self) -> None:
+        """Waits before the next connection when the last ones moved no frame; else a bad network soon uses up all."""
+        position, self._position = self._position, self._channel.position
+        self._fruitless = self._fruitless + 1 if position == self._position else 0
+        if self._fruitless:
+            await asyncio.sleep(_wait_s(self._fruitless))
+
+    def silence_max_s(self, ping_interval_s: float, silence_s: float) -> float:
+        """Returns the seconds that a guest may be silent after a ping; fewer where connections break by themselves."""
+        return min(silence_s, _SILENT_PINGS * ping_interval_s) if self._endpoint.breaks_by_itself else silence_s
+
+    def renew_if_it_can_break(self, reason: str) -> bool:
+        """Breaks off a silent connection, where it breaks by itself. Returns False where silence means a dead guest."""
+        if not self._endpoint.breaks_by_itself:
+            return False
+        self._channel.break_off(reason)
+        return True
+
+    # -- resting -------------------------------------------------------------------------------------------------
+
+    def rest_if_unused(self) -> None:
+        """Begins to pause the sandbox when it has been unused for long enough."""
+        idle_s, now_s = self._sandbox.pause_idle_s, time.monotonic()
+        if (
+            idle_s is not None
+            and self.state is ConnectionState.UP
+            and now_s >= max(self._channel.last_used_s + idle_s, self._pause_after_s)
+            and self._channel.settled
+            and self._owner.is_idle()
+        ):
+            self.state = ConnectionState.PAUSING
+            self._owner.spawn(self._rest())
+
+    async def _rest(self) -> None:
+        # Checked again in the step that hangs up: a frame that was sent after `rest_if_unused` looked, and before this
+        # task began, is not reported by `on_waiting`, which is called for a channel that has hung up.
+        self._wanted = not (self._channel.settled and self._owner.is_idle())
+        await self._channel.hang_up()
+        paused: bool | None = False
+        if not self._wanted:
+            paused = await self._pause()
+        if self._channel.closed:
+            return
+        if paused is not True and not self._wanted:
+            self._pause_after_s = time.monotonic() + _PAUSE_AGAIN_S
+        if paused and not self._wanted:
+            self.state = ConnectionState.PAUSED
+            self._log.info("session_paused")
+        else:
+            self.state = ConnectionState.WAKING
+            await self._go_on(paused)
+
+    async def _pause(self) -> bool | None:
+        """Pauses the sandbox. Returns True when it is paused, False when it still runs, None when that is unknown."""
+        try:
+            async with asyncio.timeout(_PAUSE_TIME_S):
+                return await self._sandbox.pause()
+        except (SandboxFailure, TimeoutError) as failure:
+            self._log.warning("sandbox_not_paused", error=str(failure) or f"not within {_PAUSE_TIME_S:g} s")
+            return None
+
+    def _on_waiting(self) -> None:
+        """Wakes the sandbox for a frame that waits to be sent; further frames find it waking already."""
+        if self.state is ConnectionState.PAUSING:
+            self._wanted = True
+        elif self.state is ConnectionState.PAUSED:
+            self.state = ConnectionState.WAKING
+            self._owner.spawn(self._go_on(True))
+
+    async def _go_on(self, paused: bool | None) -> None:
+        """Wakes and connects. `paused` as `_pause` returned it: a sandbox that still runs is only connected to."""
+        started_s = time.monotonic()
+        try:
+            if paused is not False:
+                await self._wake(required=bool(paused))
+            await self.connect(max(self._endpoint.reconnect_s, READY_TIME_S))
+        except SandboxFailure as failure:
+            self._log.warning("session_not_woken", error=str(failure))
+            if not self._channel.closed:
+                what = "woken" if paused else "reached again"
+                await self._owner.give_up_guest(f"it was to rest unused, and could not be {what}")
+            return
+        self._log.info("session_woken", took_ms=round((time.monotonic() - started_s) * 1000, 1))
+
+    async def _wake(self, *, required: bool) -> None:
+        """Wakes the sandbox. Raises SandboxFailure when that fails and is `required`; else connecting decides."""
+        try:
+            async with asyncio.timeout(_WAKE_TIME_S):
+                await self._sandbox.wake()
+        except TimeoutError as error:
+            if required:
+                raise SandboxFailure(f"it did not wake within {_WAKE_TIME_S:g} s") from error
+        except SandboxFailure as failure:
+            if required:
+                raise
+            self._log.warning("sandbox_not_woken", error=str(failure))
+
+    async def wake_again(self) -> None:
+        """Wakes a sandbox that an earlier daemon may have paused. Raises SandboxFailure."""
+        if self._sandbox.pause_idle_s is not None:
+            try:
+                await self._wake(required=True)
+            except SandboxFailure as failure:
+                self._log.warning("sandbox_not_woken", error=str(failure))
+                raise SandboxFailure("its sandbox could not be woken") from failure
+
+
+def _wait_s(attempt: int) -> float:
+    """Returns the wait after so many attempts in a row: doubled each time, with jitter so that sessions spread out."""
+    return float(min(_FIRST_RETRY_S * 2 ** min(attempt - 1, 16), _MAX_RETRY_S) * random.uniform(0.5, 1.0))

@@ -1,0 +1,262 @@
+"""The executions of a session: admission before one begins, and notifications of what happens to it.
+
+An execution begins once. A request that repeats its id finds the same execution, even when the policy grants less by
+then. No await lies between admission's consent and the frame that starts the execution. What was checked before
+admission is checked again after it, because that was an await: the same caller may have repeated the request meanwhile,
+or another policy may have come into force.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from dataclasses import replace
+
+import structlog
+
+from executor_server.channel import GuestChannel
+from executor_server.core import (
+    BlobRef,
+    EventKind,
+    ExecutorError,
+    LimitWarning,
+    Log,
+    NotFound,
+    OutputCut,
+    OutputMode,
+    Payload,
+    Reason,
+    ResourceExhausted,
+    Result,
+    SessionFacts,
+    ToolCall,
+    ToolSpec,
+    Unavailable,
+    Usage,
+)
+from executor_server.guest.wire.schema import Message
+from executor_server.journal import (
+    Execution,
+    ExecutionRequest,
+    Journal,
+    JournalLimits,
+    Registry,
+    SessionRecord,
+    ToolFailure,
+)
+from executor_server.lifecycle import Answer
+from executor_server.policy import RequestedLimits, check_tools, execution_limits
+from executor_server.sessions.shared import SessionHooks, SessionServices, SessionSettings
+
+_log = structlog.get_logger(__name__)
+
+
+class Executions:
+    """Owns the journal of one session, and is the journal's owner in the sense of `JournalOwner`."""
+
+    def __init__(
+        self,
+        session: SessionServices,
+        record: SessionRecord,
+        channel: GuestChannel,
+        registry: Registry,
+        settings: SessionSettings,
+        hooks: SessionHooks,
+    ) -> None:
+        self._session = session
+        self._channel = channel
+        self._settings = settings
+        self._admission = hooks.admission
+        self._observer = hooks.observer
+        self.journal = Journal(
+            registry.segments_of(record.session_id),
+            JournalLimits(settings.journal_bytes, settings.max_finished_executions),
+            self,
+            record.generation,
+        )
+        self._refuses_new = False
+        self._begun_s: dict[str, float] = {}  # when this daemon first heard of each running execution
+        self._printed_bytes: Counter[str] = Counter()  # by execution, as far as this daemon has read
+        self._log = _log.bind(session_id=record.session_id, tenant=record.owner.tenant)
+
+    # -- calls of clients ----------------------------------------------------------------------------------------
+
+    async def execute(self, execution_id: str, code: str, mode: OutputMode, limits: RequestedLimits) -> Execution:
+        """Starts an execution, or finds the one that this id already names.
+
+        Raises InvalidRequest (the id names other code), PreconditionFailed (the session is lost), Unavailable (the
+        daemon drains), ResourceExhausted (the queue is full), PolicyViolation, and what admission refuses with.
+        """
+        request = ExecutionRequest(execution_id, code, mode, limits)
+        known = self.journal.known_as(request)
+        if known is not None:
+            return known
+        self._require_room()
+        granted = execution_limits(self._session.spec, limits)
+        give_back = await self._admission.execution(self._session.facts, execution_id, code, granted)
+        try:
+            # Checked again: admission was an await (see the module's docstring).
+            known = self.journal.known_as(request)
+            if known is not None:
+                return known
+            self._require_room()
+            granted = execution_limits(self._session.spec, limits)
+            execution = self.journal.execute(request, granted, self._session.spec.policy.fingerprint)
+            self._begun_s[execution_id] = time.monotonic()
+            self._observer.execution_started(self._session.facts, execution_id)
+        finally:
+            give_back()
+        self._log.debug("execution_started", execution_id=execution_id, source_chars=len(code))
+        return execution
+
+    def _require_room(self) -> None:
+        self._session.require_alive()
+        if self._refuses_new:
+            raise Unavailable(Reason.DRAINING, "the daemon is about to stop and takes no new executions")
+        if len(self.journal.running) > self._settings.max_queued_executions:
+            raise ResourceExhausted(
+                Reason.QUEUE_FULL,
+                f"{len(self.journal.running)} executions of this session run or wait",
+                retry_after_s=1.0,
+            )
+
+    def execution(self, execution_id: str) -> Execution:
+        """Returns an execution of this session. Raises NotFound when there is none, or it was dropped."""
+        found = self.journal.known(execution_id)
+        if found is None:
+            raise NotFound(Reason.EXECUTION_NOT_FOUND, f"there is no execution {execution_id!r} in this session")
+        self._session.touch()
+        return found
+
+    async def submit_tool_result(self, execution_id: str, call_id: str, answer: Payload | ToolFailure) -> None:
+        """Passes the answer to a tool call on, once. Raises NotFound, PreconditionFailed."""
+        execution = self.execution(execution_id)
+        execution.check_answer(call_id)
+        submitted = Answer(call_id, _size_bytes(answer), isinstance(answer, ToolFailure))
+        await self._admission.tool_answer(self._session.facts, execution_id, submitted)
+        execution.submit_tool_result(call_id, answer)
+        self._observer.tool_answered(self._session.facts, execution_id, submitted)
+
+    def cancel_all(self, reason: str) -> None:
+        """Cancels what runs or waits; the reason stands in each result."""
+        for execution_id in list(self.journal.running):
+            self.journal.stop(execution_id, reason)
+
+    def refuse_new(self) -> None:
+        """Refuses new executions from here on; those that run or wait go on."""
+        self._refuses_new = True
+
+    async def wait_idle(self) -> None:
+        """Waits until no execution runs or waits."""
+        for execution in list(self.journal.running.values()):
+            await execution.wait()
+
+    @property
+    def in_use(self) -> bool:
+        """True while an execution runs that ends by itself, or that a client follows.
+
+        The clocks of an execution stand still while it waits for its client. When that client is gone, the execution
+        would wait for as long as the session may live, so a waiting one alone does not keep the session.
+        """
+        running = self.journal.running.values()
+        if any(execution.followed for execution in running):
+            return True
+        first = next(iter(running), None)
+        return first is not None and not first.waits_for_client
+
+    # -- after another daemon ------------------------------------------------------------------------------------
+
+    def announce(self) -> None:
+        """Notifies the observer of executions that an earlier daemon started."""
+        for execution_id in self.journal.running:
+            self._begun_s[execution_id] = time.monotonic()
+            self._observer.execution_recovered(self._session.facts, execution_id)
+
+    def resume(self) -> None:
+        """Sends again what the guest may lack, and decides about the results that wait for a verdict."""
+        for message, body in self.journal.resume(self._channel.sent_seq):
+            self._channel.send(message, body)
+        self._channel.on_send = self.journal.note_sent
+        for execution_id in self.journal.undecided():
+            self.on_suspect(execution_id)
+
+    # -- calls of the journal ------------------------------------------------------------------------------------
+
+    def send(self, message: Message, body: bytes) -> None:
+        self._channel.send(message, body)
+
+    def hold(self, holder: object, held: bool) -> None:
+        self._session.hold_reading(holder, held)
+
+    def refusal_of(self, execution_id: str, call: ToolCall) -> str | None:
+        try:
+            if self.journal.running[execution_id].policy_fingerprint == self._session.spec.policy.fingerprint:
+                # The tool may have been registered under an earlier policy, or never: then a hostile guest invented it.
+                check_tools(self._session.spec, [ToolSpec(call.name, "", (), is_final_answer=False)])
+            self._admission.tool_call(self._session.facts, execution_id, call)
+        except ExecutorError as refusal:
+            return refusal.message
+        return None
+
+    def on_event(self, execution_id: str, event: EventKind) -> None:
+        if isinstance(event, Log):
+            self._printed_bytes[execution_id] += len(event.text.encode("utf-8", "replace"))
+        elif isinstance(event, OutputCut):
+            self._printed_bytes[execution_id] += event.omitted_bytes
+        elif isinstance(event, ToolCall):
+            self._observer.tool_called(self._session.facts, execution_id, event)
+        elif isinstance(event, LimitWarning):
+            self._observer.limit_warned(self._session.facts, execution_id, event)
+
+    def on_suspect(self, execution_id: str) -> None:
+        self._session.spawn(self._decide(execution_id))
+
+    async def _decide(self, execution_id: str) -> None:
+        self.journal.decide(execution_id, await self._session.oom_kills())
+
+    def on_end(self, execution_id: str, result: Result) -> None:
+        self._session.touch()
+        # Later in this round of the event loop: readers have just been woken, and go first.
+        asyncio.get_running_loop().call_soon(self._report_end, execution_id, result)
+
+    def _report_end(self, execution_id: str, result: Result) -> None:
+        now_s = time.monotonic()
+        took_s, printed_bytes = now_s - self._begun_s.pop(execution_id, now_s), self._printed_bytes.pop(execution_id, 0)
+        if result.usage == Usage():
+            # The guest sent no account, since the session ended in the middle; the output up to then still counts.
+            result = replace(result, usage=Usage(output_bytes=printed_bytes))
+        self._observer.execution_ended(self._session.facts, execution_id, result, took_s)
+        self._log.info(
+            "execution_ended",
+            execution_id=execution_id,
+            outcome=result.outcome.value,
+            generation=result.generation,
+            operations=result.usage.operations,
+            wall_time_s=round(result.usage.wall_time_s, 4),
+        )
+
+
+def facts_of(record: SessionRecord) -> SessionFacts:
+    """Returns what observers and admission learn about a session."""
+    spec = record.spec
+    return SessionFacts(
+        session_id=record.session_id,
+        owner=record.owner,
+        request_id=record.request_id,
+        policy=spec.policy,
+        audit=spec.audit,
+        backend=record.backend,
+        image=spec.sandbox.image,
+        warm=record.warm,
+    )
+
+
+def _size_bytes(answer: Payload | ToolFailure) -> int:
+    match answer:
+        case ToolFailure():
+            return len(answer.message.encode())
+        case BlobRef():
+            return answer.size_bytes
+        case bytes():
+            return len(answer)

@@ -1,0 +1,187 @@
+"""Leases: which clients hold which sessions, and which clients have been silent for too long.
+
+A lease is a number that a client chose. It is known from the first session that names it until its last session has
+ended, so there are never more leases than holders of sessions, and both are bounded. Leases are keyed by tenant and id:
+another tenant's client may use the same id without effect. A session that no lease ever held is detached, and unknown
+here.
+
+A client renews its lease every `renew_after_s`; a session ends when each of its leases is overdue by the session's own
+`owner_grace_s`. A client that was cut off for less than that loses nothing, wherever in its interval that began. The
+clock runs while the host sleeps. A daemon that could not listen, because it slept with its host or was stopped, gives
+every lease its whole time again (`overdue` notices its own absence): no client could renew one meanwhile.
+
+Nothing here ends a session; the caller does. It knows neither gRPC nor files.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from executor_server.core import Reason, ResourceExhausted
+
+# Renewals within one grace, and the bounds of the interval. A killed client's session outlives its grace by up to the
+# upper bound; the lower one limits the work of a client.
+RENEWALS_PER_GRACE = 10
+MAX_RENEW_S = 10.0
+MIN_RENEW_S = 0.2
+# Leases of one session, of one tenant's sessions together, and of all sessions: bounds for a client that attaches with
+# ever new ids. Making a session is never refused here, since sessions have their own bound.
+MAX_HOLDERS = 256
+MAX_TENANT_HOLDS = 4096
+MAX_HOLDS = 65_536
+# Seconds between two calls of `overdue` after which the daemon counts as absent; the sweeper calls every half second.
+STOOD_STILL_S = 5.0
+_ATTACH_RETRY_S = 5.0
+
+SessionKey = tuple[str, str]
+"""Tenant and session id."""
+
+
+def renew_after_s(grace_s: float) -> float:
+    """Returns the seconds between two renewals of a lease that holds a session of this grace."""
+    return min(max(grace_s / RENEWALS_PER_GRACE, MIN_RENEW_S), MAX_RENEW_S)
+
+
+@dataclass
+class _Lease:
+    renewed_s: float
+    sessions: set[str] = field(default_factory=set)  # ids
+
+
+@dataclass(frozen=True)
+class Renewal:
+    """The answer to a renewal: how many sessions the lease holds, and the seconds until the next renewal is due."""
+
+    sessions: int
+    renew_after_s: float
+
+
+@dataclass(frozen=True)
+class Released:
+    """Sessions without a holder, which the caller must end and `forget`; and leases dropped from sessions of others."""
+
+    sessions: list[SessionKey] = field(default_factory=list)
+    dropped: list[tuple[SessionKey, str]] = field(default_factory=list)
+
+
+def _steady_s() -> float:
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+class Leases:
+    """The leases, and the sessions that each holds. Used in the event loop only; every call takes microseconds."""
+
+    def __init__(self, grace_s: Callable[[SessionKey], float], clock: Callable[[], float] = _steady_s) -> None:
+        """`grace_s` returns the grace of a session, as its policy has it now."""
+        self._grace_s = grace_s
+        self._clock = clock
+        self._leases: dict[tuple[str, str], _Lease] = {}  # by tenant and lease id
+        self._holders: dict[SessionKey, set[str]] = {}
+        self._holds: dict[str, int] = {}  # by tenant
+        self._checked_s = clock()
+
+    def hold(self, session: SessionKey, lease_id: str) -> None:
+        """Notes that this lease holds a session that was just made or recovered; the lease counts as renewed."""
+        tenant, session_id = session
+        lease = self._leases.setdefault((tenant, lease_id), _Lease(0.0))
+        lease.renewed_s = self._clock()
+        if session_id not in lease.sessions:
+            lease.sessions.add(session_id)
+            self._holders.setdefault(session, set()).add(lease_id)
+            self._holds[tenant] = self._holds.get(tenant, 0) + 1
+
+    def attach(self, session: SessionKey, lease_id: str) -> bool:
+        """Adds a holder to a session. Returns True when it is a new one; has no effect on a detached session.
+
+        Raises ResourceExhausted when there are too many.
+        """
+        if session not in self._holders:
+            return False
+        is_new = lease_id not in self._holders[session]
+        if is_new:
+            self._check_room(session)
+        self.hold(session, lease_id)
+        return is_new
+
+    def _check_room(self, session: SessionKey) -> None:
+        for there, most, what in (
+            (len(self._holders[session]), MAX_HOLDERS, "clients hold this session"),
+            (self._holds.get(session[0], 0), MAX_TENANT_HOLDS, "times clients of yours hold sessions"),
+            (sum(self._holds.values()), MAX_HOLDS, "times clients hold sessions of this daemon"),
+        ):
+            if there >= most:
+                raise ResourceExhausted(
+                    Reason.TOO_MANY_SESSIONS,
+                    f"{there} {what}, as many as can; close clients that are not needed, or use one for all",
+                    retry_after_s=_ATTACH_RETRY_S,
+                )
+
+    def renew(self, tenant: str, lease_id: str) -> Renewal:
+        """Notes that a client lives. A lease that is not known holds nothing."""
+        lease = self._leases.get((tenant, lease_id))
+        if lease is None:
+            return Renewal(0, MAX_RENEW_S)
+        lease.renewed_s = self._clock()
+        shortest_s = min(self._grace_s((tenant, session_id)) for session_id in lease.sessions)
+        return Renewal(len(lease.sessions), renew_after_s(shortest_s))
+
+    def end(self, tenant: str, lease_id: str) -> Released:
+        """Ends a client's lease. Sessions that it held alone stay known until `forget`."""
+        lease = self._leases.get((tenant, lease_id))
+        released = Released()
+        for session_id in sorted(lease.sessions) if lease is not None else ():
+            if len(self._holders[tenant, session_id]) == 1:
+                released.sessions.append((tenant, session_id))
+            else:
+                released.dropped.append(((tenant, session_id), lease_id))
+                self._drop((tenant, session_id), lease_id)
+        return released
+
+    def forget(self, session: SessionKey) -> None:
+        """Forgets an ended session. Idempotent."""
+        for lease_id in list(self._holders.get(session, ())):
+            self._drop(session, lease_id)
+
+    def _drop(self, session: SessionKey, lease_id: str) -> None:
+        tenant, session_id = session
+        holders, lease = self._holders[session], self._leases[tenant, lease_id]
+        holders.discard(lease_id)
+        lease.sessions.discard(session_id)
+        self._holds[tenant] -= 1
+        if not holders:
+            del self._holders[session]
+        if not lease.sessions:
+            del self._leases[tenant, lease_id]
+        if not self._holds[tenant]:
+            del self._holds[tenant]
+
+    def restart_all(self) -> None:
+        """Gives every lease its whole time from now on."""
+        self._checked_s = self._clock()
+        for lease in self._leases.values():
+            lease.renewed_s = self._checked_s
+
+    def overdue(self) -> Released:
+        """Returns what is overdue now, and drops overdue leases of sessions that others hold.
+
+        Sessions whose leases are all overdue stay known until `forget`.
+        """
+        now_s, before_s = self._clock(), self._checked_s
+        self._checked_s = now_s
+        if now_s - before_s > STOOD_STILL_S:
+            self.restart_all()
+            return Released()
+        found = Released()
+        for session, holders in self._holders.items():
+            grace_s = self._grace_s(session)
+            since_s = now_s - grace_s - renew_after_s(grace_s)
+            late = [each for each in holders if self._leases[session[0], each].renewed_s < since_s]
+            if len(late) == len(holders):
+                found.sessions.append(session)
+            else:
+                found.dropped.extend((session, each) for each in late)
+        for session, lease_id in found.dropped:
+            self._drop(session, lease_id)
+        return found

@@ -1,0 +1,66 @@
+"""Reading from a guest, and noticing that one is silent.
+
+A quiet guest is pinged; one that does not answer in time counts as dead, or its connection as broken where connections
+break by themselves. While something that the guest's frames fill is full (a journal, an answer to a request), reading
+stops. Then silence proves nothing, since an answer would lie unread in the socket; but pings go out still, because a
+guest that hears nothing for its orphan time ends its sandbox.
+"""
+
+from __future__ import annotations
+
+import time
+
+from executor_server.channel import GuestChannel
+from executor_server.sessions.connection import GuestConnection
+
+
+class GuestLiveness:
+    """Pings the guest of one session, and holds back the reading from it."""
+
+    def __init__(
+        self, channel: GuestChannel, connection: GuestConnection, ping_interval_s: float, silence_s: float
+    ) -> None:
+        self._channel = channel
+        self._connection = connection
+        self._ping_interval_s = ping_interval_s
+        self._silence_s = silence_s
+        self._pinged_s = 0.0
+        self._holders: set[object] = set()
+
+    @property
+    def reading_held(self) -> bool:
+        return bool(self._holders)
+
+    def hold_reading(self, holder: object, held: bool) -> None:
+        """Stops reading while any holder is full, and resumes when none is."""
+        if held:
+            self._holders.add(holder)
+            self._channel.reading.pause()
+        else:
+            self._holders.discard(holder)
+            if not self._holders:
+                self._pinged_s = 0.0  # answers to earlier pings have not been read
+                self._channel.reading.resume()
+
+    def on_connected(self) -> None:
+        if self._holders:
+            self._channel.reading.pause()  # a new connection begins by reading
+
+    def check(self) -> str | None:
+        """Pings the guest when it is time to. Returns a reason when it has been silent for too long, and is lost."""
+        now = time.monotonic()
+        heard_s = self._channel.last_heard_s
+        if self._holders:
+            if now - self._pinged_s > self._ping_interval_s:
+                self._pinged_s = now
+                self._channel.ping()
+            return None
+        silence_s = self._connection.silence_max_s(self._ping_interval_s, self._silence_s)
+        if self._pinged_s > heard_s and now - self._pinged_s > silence_s:
+            reason = f"the guest has not answered for {silence_s:g} s"
+            return None if self._connection.renew_if_it_can_break(reason) else reason
+        if now - max(heard_s, self._pinged_s) > self._ping_interval_s:
+            if self._pinged_s <= heard_s:  # else the silence is counted from the first unanswered ping
+                self._pinged_s = now
+            self._channel.ping()
+        return None

@@ -1,0 +1,368 @@
+"""All sessions of the daemon: which tenant owns which, how many there may be, when they end.
+
+A session is found by tenant and id only, so to one tenant the sessions of others do not exist.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections import Counter
+from collections.abc import Callable, Coroutine, Sequence
+
+import structlog
+
+from executor_server.backends import Backend
+from executor_server.core import (
+    ExecutorError,
+    NotFound,
+    PreconditionFailed,
+    Principal,
+    Reason,
+    SessionFacts,
+    TooManySessions,
+    Unavailable,
+)
+from executor_server.fairness import ReadingShares
+from executor_server.journal import JournalMemory, Registry
+from executor_server.lifecycle import SessionEnd
+from executor_server.policy import Policy
+from executor_server.pool import WarmPool
+from executor_server.sessions.creations import Creations, withdrawn
+from executor_server.sessions.leases import Leases, Released, Renewal, SessionKey
+from executor_server.sessions.own_sessions import with_own_sessions
+from executor_server.sessions.policy_changes import End, Keep, Tighten, decide
+from executor_server.sessions.recovery import recover_sessions
+from executor_server.sessions.session import Session
+from executor_server.sessions.set_up import SessionFactory, SessionRequest
+from executor_server.sessions.shared import SessionHooks, SessionSettings
+from executor_server.sessions.teardown import Teardown
+
+_log = structlog.get_logger(__name__)
+
+_RETRY_AFTER_S = 2.0
+# Seconds between two writes of the sessions' last use to the registry.
+_NOTE_USE_INTERVAL_S = 5.0
+
+
+class SessionManager:
+    """Owns every session."""
+
+    def __init__(
+        self,
+        backend: Backend,
+        pool: WarmPool,
+        registry: Registry,
+        settings: SessionSettings,
+        hooks: SessionHooks | None = None,
+    ) -> None:
+        self._hooks = hooks or SessionHooks()
+        self._policy: Policy | None = None  # in force; None: sessions keep what approved them
+        self._backend = backend
+        self._registry = registry
+        self._settings = settings
+        self._sessions: dict[SessionKey, Session] = {}
+        self._factory = SessionFactory(pool, registry, settings, self._hooks, self._share)
+        self._creations = Creations()
+        self._leases = Leases(lambda key: self._sessions[key].spec.limits.owner_grace_s)
+        self._teardown = Teardown(registry, self._hooks.observer)
+        self._draining = False  # by an administrator, who may undo it
+        self._stopping = False
+        self._sweeper: asyncio.Task[None] | None = None
+        self._noted_use_s = time.monotonic()
+        self._reading = ReadingShares()
+        self._memory = JournalMemory(settings.journal_total_bytes, settings.max_sessions)
+
+    async def recover(self) -> None:
+        """Brings back the sessions of an earlier daemon; those whose time is over end at once.
+
+        Takes over its sandboxes from the backend: must be called once, before the pool or anything else makes one.
+        Raises StateDirError, SandboxFailure.
+        """
+        holders = self._registry.holders()
+
+        def on_found(session: Session) -> None:
+            self._add_recovered(session, holders.get(session.session_id, ()))
+
+        await recover_sessions(self._backend, self._registry, self._settings, self._hooks, on_found)
+        await asyncio.shield(asyncio.gather(*self._end_overdue()))
+
+    def _add_recovered(self, session: Session, holders: Sequence[str]) -> None:
+        self._share(session)
+        key = _key(session)
+        self._sessions[key] = session
+        for lease_id in holders:
+            session.leased = True
+            self._leases.hold(key, lease_id)
+        self._creations.remember((session.owner.tenant, session.record.request_id), session)
+
+    def _share(self, session: Session) -> None:
+        session.share_reading(self._reading)
+        session.share_memory(self._memory)
+
+    async def start(self) -> None:
+        """Begins to sweep: sessions that are unused, too old, or held by no living client, end."""
+        self._leases.restart_all()  # no client could renew one while there was no daemon
+        self._sweeper = asyncio.create_task(self._sweep_forever())
+
+    # -- making and finding ----------------------------------------------------------------------------------------
+
+    async def create(self, principal: Principal, request: SessionRequest) -> Session:
+        """Makes a session, or finds the one that this request already made.
+
+        Raises ResourceExhausted (too many sessions, or sandboxes), Unavailable (draining, no sandbox can be made, or
+        the policy has changed meanwhile), InvalidRequest (the prelude fails), and what admission refuses with.
+        """
+        key = (principal.tenant, request.request_id)
+        creation = self._creations.find(key)
+        if creation is None:
+            self._require_room(principal)
+            creation = self._creations.begin(key, self._create(principal, request), request.lease_id)
+        return await self._made(creation)
+
+    def _require_room(self, principal: Principal) -> None:
+        if self.draining:
+            why = "the daemon is about to stop" if self._stopping else "an administrator is draining the daemon"
+            raise Unavailable(Reason.DRAINING, f"{why}; it takes no new sessions")
+        if len(self._sessions) + self._creations.under_way >= self._settings.max_sessions:
+            message = f"the daemon has its {self._settings.max_sessions} sessions; end one, or try again later"
+            refusal = TooManySessions(Reason.TOO_MANY_SESSIONS, message, retry_after_s=_RETRY_AFTER_S)
+            raise with_own_sessions(refusal, self.list(principal))
+
+    async def _made(self, creation: asyncio.Future[Session]) -> Session:
+        """Waits for a session. Its making goes on when the caller leaves: a repeated request finds it."""
+        try:
+            return await asyncio.shield(creation)
+        except asyncio.CancelledError:
+            if creation.cancelled() and not self._stopping:  # else the caller is what was cancelled
+                raise withdrawn() from None
+            raise
+
+    async def created(self, principal: Principal, request_id: str) -> Session | None:
+        """Returns the session that this request has made or is making; None for a new request. Raises as `create`.
+
+        Must be asked before the policy decides: what was granted once is answered, whatever has changed since.
+        """
+        creation = self._creations.find((principal.tenant, request_id))
+        return None if creation is None else await self._made(creation)
+
+    async def _create(self, principal: Principal, request: SessionRequest) -> Session:
+        started = time.monotonic()
+        try:
+            give_back = await self._hooks.admission.session(principal, request.request_id, request.spec)
+        except TooManySessions as refusal:
+            raise with_own_sessions(refusal, self.list(principal)) from None
+        try:
+            session = await self._factory.make(principal, request)
+            key = _key(session)
+            self._sessions[key] = session
+            if request.lease_id is not None:
+                session.leased = True
+                self._leases.hold(key, request.lease_id)
+            self._hooks.observer.session_created(session.facts, time.monotonic() - started)
+        finally:
+            give_back()
+        if self._apply_policy(session, is_new=True) == "ended":  # another came into force since it was approved
+            message = "the policy has changed while the session was made; ask again"
+            raise Unavailable(Reason.BACKEND_UNAVAILABLE, message, _RETRY_AFTER_S)
+        _log.info(
+            "session_created",
+            session_id=session.session_id,
+            tenant=principal.tenant,
+            image=request.spec.sandbox.image,
+            backend=session.backend_name,
+            warm=session.warm,
+            took_ms=round((time.monotonic() - started) * 1000, 1),
+        )
+        return session
+
+    def get(self, principal: Principal, session_id: str) -> Session:
+        """Returns the caller's session. Raises NotFound; PreconditionFailed when its registry row was damaged."""
+        session = self._sessions.get((principal.tenant, session_id))
+        if session is None:
+            if (damage := self._registry.unbelieved.get(session_id)) is not None:
+                raise PreconditionFailed(Reason.SESSION_LOST, f"the session is lost: {damage}")
+            raise _not_found(session_id)
+        return session
+
+    def list(self, principal: Principal) -> list[Session]:
+        """Returns the caller's sessions, oldest first."""
+        return [session for (tenant, _), session in self._sessions.items() if tenant == principal.tenant]
+
+    def list_all(self) -> Sequence[Session]:
+        """Returns the sessions of all tenants, oldest first."""
+        return list(self._sessions.values())
+
+    # -- ending ------------------------------------------------------------------------------------------------------
+
+    async def delete(self, principal: Principal, session_id: str) -> None:
+        """Ends a session; returns when its sandbox is gone. Raises NotFound."""
+        if self._registry.unbelieved.pop(session_id, ""):
+            return  # its sandbox is gone already
+        await self._end(self.get(principal, session_id), SessionEnd.DELETED)
+
+    async def delete_by_request(self, principal: Principal, request_id: str) -> None:
+        """Ends the session that a request made or is making; refuses the request if it comes later. Raises NotFound."""
+        session = await self._creations.withdraw((principal.tenant, request_id))
+        if session is not None and _key(session) in self._sessions:
+            await self._end(session, SessionEnd.DELETED)
+
+    async def kill(self, session_id: str) -> None:
+        """Ends a session of any tenant; returns when its sandbox is gone. Raises NotFound."""
+        session = next((each for each in self._sessions.values() if each.session_id == session_id), None)
+        if session is None:
+            raise _not_found(session_id)
+        await self._end(session, SessionEnd.KILLED)
+
+    async def _end(self, session: Session, reason: str) -> None:
+        await asyncio.shield(self._begin_end(session, reason))
+
+    def _begin_end(self, session: Session, reason: str) -> asyncio.Task[None]:
+        """Removes a session, so that no second caller finds and ends it, and begins its teardown."""
+        key = _key(session)
+        self._leases.forget(key)
+        del self._sessions[key]
+        self._creations.forget(session)
+        return self._teardown.begin(session, reason)
+
+    # -- leases ------------------------------------------------------------------------------------------------------
+
+    def attach(self, session: Session, lease_id: str) -> None:
+        """Adds a client that holds a session; of no effect on a detached one. Raises ResourceExhausted."""
+        if self._leases.attach(_key(session), lease_id):
+            self._registry.note_holder(session.session_id, lease_id)
+
+    def renew_lease(self, principal: Principal, lease_id: str) -> Renewal:
+        """Notes that a client lives, and so keeps its sessions."""
+        return self._leases.renew(principal.tenant, lease_id)
+
+    def end_lease(self, principal: Principal, lease_id: str) -> int:
+        """Ends the sessions that only this client held. Returns how many; does not wait for them."""
+        released = self._leases.end(principal.tenant, lease_id)
+        self._release(released, SessionEnd.OWNER_CLOSED)
+        return len(released.sessions) + self._creations.end_of_lease(principal.tenant, lease_id)
+
+    def _release(self, released: Released, reason: SessionEnd) -> Sequence[asyncio.Task[None]]:
+        for (_, session_id), lease_id in released.dropped:
+            self._registry.note_released(session_id, lease_id)
+        return [self._begin_end(self._sessions[key], reason) for key in released.sessions]
+
+    # -- steering ----------------------------------------------------------------------------------------------------
+
+    def stop_executions(self, concerned: Callable[[SessionFacts], bool], reason: str) -> None:
+        """Cancels what runs or waits in the sessions for which `concerned` returns True."""
+        for session in self._sessions.values():
+            if concerned(session.facts):
+                session.executions.cancel_all(reason)
+
+    def set_cpu_share(self, facts: SessionFacts, share: float) -> None:
+        """Sets the part of a whole sandbox's share of the processors that a session gets."""
+        session = self._sessions.get((facts.owner.tenant, facts.session_id))
+        if session is not None:
+            session.set_cpu_share(share)
+
+    def follow(self, policy: Policy) -> Counter[str]:
+        """Puts a policy in force. Returns how many sessions of other policies were kept, tightened and ended."""
+        self._policy = policy
+        done = Counter(self._apply_policy(session) for session in list(self._sessions.values()))
+        del done[""]
+        return done
+
+    def _apply_policy(self, session: Session, *, is_new: bool = False) -> str:
+        """Returns what was done; empty when there was nothing to do."""
+        match decide(self._policy, session, is_new=is_new) if self._policy is not None else None:
+            case Keep():
+                return "kept"
+            case Tighten(spec=spec):
+                _ = self._teardown.spawn(self._tighten(session, session.hold_to(spec)))
+                return "tightened"
+            case End(reason=reason):
+                self._end_by_policy(session, reason)
+                return "ended"
+        return ""
+
+    async def _tighten(self, session: Session, held: Coroutine[None, None, None]) -> None:
+        """Ends a session whose guest does not take the new rules: it must not go on under the old ones."""
+        try:
+            await held
+        except ExecutorError as failure:
+            if session.state != "lost":
+                self._end_by_policy(
+                    session, f"the policy has changed, and could not be put in force: {failure.message}"
+                )
+
+    def _end_by_policy(self, session: Session, reason: str) -> None:
+        if _key(session) in self._sessions:
+            _ = self._begin_end(session, reason)
+
+    # -- sweeping and stopping ---------------------------------------------------------------------------------------
+
+    async def _sweep_forever(self) -> None:
+        while True:
+            await asyncio.sleep(self._settings.sweep_interval_s)
+            try:
+                self._sweep()
+            except Exception:  # noqa: BLE001 - a background owner: a bug of ours must not end sweeping for good
+                _log.exception("sweep_broke")
+
+    def _sweep(self) -> None:
+        """Checks every guest, and begins to end the sessions whose time is over."""
+        for session in self._factory.in_set_up:
+            session.check_guest()  # a kept sandbox may hang when it is needed
+        for session in self._sessions.values():
+            session.note_use()
+            session.check_guest()
+        if time.monotonic() - self._noted_use_s > _NOTE_USE_INTERVAL_S:
+            self._noted_use_s = time.monotonic()
+            self._registry.note_use([session.use for session in self._sessions.values()])
+        # Not awaited: a slow backend must not keep the sweeper from its next round.
+        self._end_overdue()
+
+    def _end_overdue(self) -> Sequence[asyncio.Task[None]]:
+        """Begins to end sessions whose time is over, and those whose clients are overdue."""
+        expired = [session for session in self._sessions.values() if session.expired]
+        ending = [self._begin_end(session, SessionEnd.EXPIRED) for session in expired]
+        return [*ending, *self._release(self._leases.overdue(), SessionEnd.OWNER_GONE)]
+
+    @property
+    def draining(self) -> bool:
+        """True while no new sessions are taken."""
+        return self._draining or self._stopping
+
+    def stop_taking(self) -> None:
+        """Refuses new sessions until `take_again`; existing ones go on."""
+        self._draining = True
+
+    def take_again(self) -> None:
+        self._draining = False
+
+    async def drain(self, grace_s: float) -> None:
+        """Refuses new sessions and executions, and waits at most `grace_s` for those that run."""
+        self._stopping = True
+        for session in self._sessions.values():
+            session.executions.refuse_new()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(grace_s):
+                while any(session.state == "busy" for session in self._sessions.values()):
+                    await asyncio.gather(*(each.executions.wait_idle() for each in self._sessions.values()))
+
+    async def close(self) -> None:
+        """Ends the sweeper and every session, now."""
+        self._stopping = True
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+            await asyncio.gather(self._sweeper, return_exceptions=True)
+        await self._creations.close()
+        for session in list(self._sessions.values()):
+            _ = self._begin_end(session, SessionEnd.STOPPED)
+        await self._teardown.finish()
+        self._reading.close()
+
+
+def _key(session: Session) -> SessionKey:
+    return (session.owner.tenant, session.session_id)
+
+
+def _not_found(session_id: str) -> NotFound:
+    return NotFound(Reason.SESSION_NOT_FOUND, f"there is no session {session_id!r}")

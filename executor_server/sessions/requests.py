@@ -1,0 +1,369 @@
+"""Requests to a session's guest beside executions: rules, tools, variables, blobs, files.
+
+The guest answers each request with any number of frames and then DONE. A caller that is behind stops the reading from
+the guest (backpressure); a caller that leaves has the rest of its answer dropped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import secrets
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from contextlib import ExitStack, aclosing, contextmanager
+from typing import Any, TypeVar
+
+from executor_server.channel import (
+    MAX_PAYLOAD_BYTES,
+    MAX_SHIPPED_BYTES,
+    BlobDigests,
+    GuestChannel,
+    Request,
+    VariablesReply,
+    file_part,
+    listing,
+    missing_modules,
+    nothing,
+    packed_tools,
+    variables_part,
+    written_file,
+)
+from executor_server.core import (
+    BlobChunk,
+    BlobRef,
+    ExecutorError,
+    FileInfo,
+    InvalidRequest,
+    Payload,
+    Reason,
+    ResourceExhausted,
+    SessionSpec,
+    ToolSpec,
+)
+from executor_server.guest.wire.frames import MAX_BODY_BYTES, Frame
+from executor_server.guest.wire.messages import (
+    BlobBegin,
+    BlobData,
+    BlobDrop,
+    Configure,
+    ExecutionMax,
+    FileData,
+    FileGet,
+    FileList,
+    FilePut,
+    FindModules,
+    GetVariables,
+    RegisterTools,
+    Restrict,
+    SessionRules,
+    SetVariable,
+    SetVariables,
+)
+from executor_server.guest.wire.schema import Message
+from executor_server.policy import check_file_get, check_file_put, check_tools
+from executor_server.sessions.shared import SessionHooks, SessionServices, SessionSettings
+
+T = TypeVar("T")
+
+# Open requests of one session; with the executions that may wait, fewer than the jobs that the guest queues.
+_MAX_OPEN = 32
+
+
+class GuestRequests:
+    """Asks the guest of one session, and gives each answer to the caller that waits for it."""
+
+    def __init__(
+        self,
+        session: SessionServices,
+        channel: GuestChannel,
+        settings: SessionSettings,
+        hooks: SessionHooks,
+        *,
+        puts: int,
+        gets: int,
+    ) -> None:
+        """`puts`, `gets`: how many files were put and got under earlier daemons."""
+        self.puts = puts
+        self.gets = gets
+        self._session = session
+        self._channel = channel
+        self._settings = settings
+        self._admission = hooks.admission
+        self._observer = hooks.observer
+        self._open: dict[int, Request[Any]] = {}
+        self._next_op = 0
+        self._digests = BlobDigests()
+
+    def number_from_here(self) -> None:
+        """Begins with numbers that no earlier daemon used: the guest may still answer requests of an earlier one."""
+        self._next_op = self._channel.connections << 32
+
+    @property
+    def waiting(self) -> bool:
+        """True while a request has not been answered to its end."""
+        return bool(self._open)
+
+    def take(self, op: int, frame: Frame) -> None:
+        """Gives a frame to the request of this number; drops it when the caller has left."""
+        request = self._open.get(op)
+        if request is not None:
+            request.take(frame)
+
+    def fail_all(self, error: ExecutorError) -> None:
+        """Ends every open request with an error."""
+        for request in self._open.values():
+            request.fail(error)
+
+    async def configure(self, meanwhile: Callable[[], None]) -> None:
+        """Sends the session's rules and prelude, as the first request. Calls `meanwhile` while the guest works."""
+        rules = _rules(self._session.spec)
+        request: Request[None] = Request(nothing, self._session.hold_reading)
+        body = rules + self._session.spec.prelude.encode()
+        with self.asking(request, lambda op: Configure(op=op, settings=len(rules)), body):
+            await asyncio.sleep(0)  # lets the frame leave first
+            meanwhile()
+            await request.next()
+
+    async def find_missing(self, modules: Sequence[str]) -> Sequence[str]:
+        """Returns which of these top-level modules the image lacks. Must be asked before any code has run."""
+        try:
+            found = await self._request(
+                missing_modules, lambda op: FindModules(op=op), json.dumps(list(modules)).encode()
+            )
+        except InvalidRequest:
+            return ()  # a finder of the image killed or hung the interpreter; imports will fail with their own reason
+        return _answered(found)
+
+    def restrict(self, spec: SessionSpec) -> Coroutine[Any, Any, None]:
+        """Sends the rules of another spec now; they hold from the next execution on.
+
+        The returned coroutine must be awaited: it waits for the guest's answer, which comes when what runs has ended.
+        """
+        request: Request[None] = Request(nothing, self._session.hold_reading)
+        asking = ExitStack()
+        # Not counted against the limit: a client with many open requests must not keep a new policy from the guest.
+        asking.enter_context(self.asking(request, lambda op: Restrict(op=op), _rules(spec), counts=False))
+
+        async def done() -> None:
+            with asking:
+                await request.next()
+
+        return done()
+
+    async def register_tools(self, tools: Sequence[ToolSpec]) -> None:
+        """Replaces the tools, all or none. Waits until the interpreter has built those that are shipped."""
+        self._session.require_alive()
+        tools = self._digests.added_to(tools)
+        await self._admission.tools(self._session.facts, tools)
+        # Checked after the await: another policy may be in force by now, and calls of shipped tools never leave the
+        # sandbox, so no later check sees them.
+        check_tools(self._session.spec, tools)
+        listed_bytes, body = packed_tools(tools)
+        await self._request(nothing, lambda op: RegisterTools(op=op, listed=listed_bytes), body)
+
+    async def set_variables(self, variables: Sequence[tuple[str, Payload]]) -> None:
+        """Sets variables, all or none."""
+        self._session.require_alive()
+        await self._admission.variables(self._session.facts, [name for name, _ in variables], write=True)
+        listed: list[SetVariable] = []
+        inline: list[bytes] = []
+        for name, payload in variables:
+            if isinstance(payload, BlobRef):
+                listed.append(SetVariable(name=name, blob=payload.blob_id))
+            else:
+                listed.append(SetVariable(name=name, inline=len(payload)))
+                inline.append(payload)
+        names = json.dumps([variable.head() for variable in listed]).encode()
+        body = names + b"".join(inline)
+        await self._request(nothing, lambda op: SetVariables(op=op, listed=len(names)), body)
+
+    async def get_variables(self, names: Sequence[str]) -> AsyncIterator[BlobChunk | VariablesReply]:
+        """Yields blob chunks, then the variables that refer to them."""
+        self._session.require_alive()
+        await self._admission.variables(self._session.facts, names, write=False)
+        request = Request[BlobChunk | VariablesReply](variables_part, self._session.hold_reading)
+        with self.asking(request, lambda op: GetVariables(op=op), json.dumps(list(names)).encode()):
+            while (part := await request.next()) is not None:
+                yield part
+
+    async def upload_blob(self, size_bytes: int, chunks: AsyncIterator[bytes]) -> str:
+        """Stages bytes in the guest, for one later message that names them."""
+        limit = min(self._settings.staging_bytes, MAX_PAYLOAD_BYTES)
+        if size_bytes > limit:
+            raise ResourceExhausted(Reason.TOO_LARGE, f"at most {limit} bytes can be staged")
+        blob_id = secrets.token_hex(16)
+        await self._request(nothing, lambda op: BlobBegin(op=op, blob=blob_id, size=size_bytes))
+        received = 0
+        digest = hashlib.sha256() if size_bytes <= MAX_SHIPPED_BYTES else None
+        try:
+            async for chunk in chunks:
+                received += len(chunk)
+                if received > size_bytes:
+                    break
+                if digest is not None:
+                    digest.update(chunk)
+                self._channel.send(BlobData(blob=blob_id), chunk)
+                await self._channel.drain()
+        finally:
+            if received != size_bytes:
+                self._channel.send(BlobDrop(blob=blob_id))
+        if received != size_bytes:
+            raise InvalidRequest(Reason.INVALID_FIELD, f"size_bytes: announced {size_bytes}, sent {received}")
+        # Staged bytes are not in the journal, but a message that names the blob is: a later daemon would send that
+        # message again. So the blob counts as staged only when the guest has acknowledged all of it.
+        await self._channel.delivered()
+        self._session.require_alive()
+        if digest is not None:
+            self._digests.note(blob_id, digest.hexdigest())
+        return blob_id
+
+    async def put_file(
+        self, path: str, size_bytes: int, chunks: AsyncIterator[bytes], *, tar: bool = False
+    ) -> FileInfo:
+        """Writes a file of the workspace, whole or not at all; with `tar`, unpacks an archive into a directory."""
+        if size_bytes > self._settings.max_file_bytes:
+            raise ResourceExhausted(Reason.TOO_LARGE, f"a file has at most {self._settings.max_file_bytes} bytes")
+        self._session.require_alive()
+        check_file_put(self._session.spec, size_bytes, self.puts)
+        self.puts += 1  # before the first await, or two callers could both take the last permitted put
+        in_part = False
+        try:
+            await self._admission.file_put(self._session.facts, path, size_bytes, tar=tar)
+            in_part = tar  # the members before the break of an archive stay in the workspace, so it counts
+            return await self.write_file(path, size_bytes, chunks, tar=tar)
+        except ExecutorError:
+            self.puts -= not in_part
+            raise
+
+    async def write_file(self, path: str, size_bytes: int, chunks: AsyncIterator[bytes], *, tar: bool) -> FileInfo:
+        """Sends a file without asking the policy: for callers that have done so."""
+        request = Request(written_file, self._session.hold_reading)
+        data = _whole(chunks, size_bytes)
+        if not size_bytes:  # the guest writes an empty file at once, so an upload that is not empty is refused first
+            async for _ in data:
+                pass
+        with self.asking(request, lambda op: FilePut(op=op, path=path, size=size_bytes, tar=tar)) as op:
+            left = size_bytes
+            try:
+                async for chunk in data:
+                    if request.ended:
+                        break
+                    self._channel.send(FileData(op=op), chunk)
+                    left -= len(chunk)
+                    await self._channel.drain()
+                return _answered(await request.next())
+            finally:
+                if left:
+                    self._channel.send(FileData(op=op, abandon=True))
+
+    async def get_file(self, path: str, *, tar: bool = False) -> AsyncIterator[FileInfo | bytes]:
+        """Yields the description of a file, then its bytes; with `tar`, the bytes of an archive of a directory."""
+        self._session.require_alive()
+        check_file_get(self._session.spec, 0, self.gets)
+        self.gets += 1
+        given = False
+        try:
+            await self._admission.file_get(self._session.facts, path, tar=tar)
+            async with aclosing(self._get(path, tar=tar)) as parts:
+                async for part in parts:
+                    given = True
+                    if isinstance(part, FileInfo):
+                        self._observer.file_got(self._session.facts, part)
+                    yield part
+        except ExecutorError:
+            self.gets -= not given
+            raise
+
+    async def _get(self, path: str, *, tar: bool) -> AsyncGenerator[FileInfo | bytes, None]:
+        most = min(self._settings.max_file_bytes, self._session.spec.files.max_get_bytes)
+        request = Request[FileInfo | bytes](file_part, self._session.hold_reading)
+        with self.asking(request, lambda op: FileGet(op=op, path=path, max_bytes=most, tar=tar)):
+            while (part := await request.next()) is not None:
+                if part:
+                    yield part
+
+    async def list_files(self, path: str) -> tuple[list[FileInfo], bool]:
+        """Returns files and directories below a directory, and True when there are more than are listed."""
+        return _answered(await self._request(listing, lambda op: FileList(op=op, path=path)))
+
+    async def _request(
+        self, read: Callable[[Frame], T | None], message: Callable[[int], Message], body: bytes = b""
+    ) -> T | None:
+        """Returns what the one answering frame says. Raises what the guest refuses with."""
+        request = Request(read, self._session.hold_reading)
+        with self.asking(request, message, body):
+            return await request.next()
+
+    @contextmanager
+    def asking(
+        self,
+        request: Request[Any],
+        message: Callable[[int], Message],
+        body: bytes = b"",
+        *,
+        counts: bool = True,
+    ) -> Iterator[int]:
+        """Sends the message for a number, and yields that. Frames that come after the caller has left are dropped."""
+        self._session.require_alive()
+        if counts and len(self._open) >= _MAX_OPEN:
+            raise ResourceExhausted(
+                Reason.QUEUE_FULL, f"{_MAX_OPEN} requests of this session run or wait", retry_after_s=1.0
+            )
+        if len(body) > MAX_BODY_BYTES:
+            raise ResourceExhausted(
+                Reason.TOO_LARGE, f"this is {len(body):,} bytes to the sandbox, over {MAX_BODY_BYTES:,}"
+            )
+        self._next_op += 1
+        op = self._next_op
+        self._open[op] = request
+        try:
+            self._channel.send(message(op), body)
+            yield op
+        finally:
+            del self._open[op]
+            self._session.hold_reading(request, False)
+
+
+async def _whole(chunks: AsyncIterator[bytes], size_bytes: int) -> AsyncIterator[bytes]:
+    """Yields the chunks, the last of them only when nothing came after it.
+
+    The guest replaces the file of that path once it has the last byte. An upload that is refused because it is longer
+    than announced must not get that far. Raises InvalidRequest when the chunks do not have that size together.
+    """
+    received, held = 0, b""
+    async for chunk in chunks:
+        received += len(chunk)
+        if received > size_bytes:
+            break
+        if held:
+            yield held
+        held = chunk
+    if received != size_bytes:
+        raise InvalidRequest(Reason.INVALID_FIELD, f"size_bytes: announced {size_bytes}, sent {received}")
+    if held:
+        yield held
+
+
+def _rules(spec: SessionSpec) -> bytes:
+    """Encodes the rules that the guest enforces on executions, the budget of the whole session included."""
+    most = spec.execution_max
+    rules = SessionRules(
+        authorized=list(spec.authorized_imports),
+        denied=list(spec.denied_imports),
+        refused=list(spec.refused_language),
+        session_operations=spec.limits.session_operations,
+        execution_max=ExecutionMax(
+            wall_time_s=most.wall_time_s,
+            cpu_time_s=most.cpu_time_s,
+            operations=most.operations,
+            output_bytes=most.output_bytes,
+        ),
+        shipped_tools=list(spec.tools.allowed) if "sandbox" in spec.tools.placements else [],
+    )
+    return json.dumps(rules.head()).encode()
+
+
+def _answered(answer: T | None) -> T:
+    assert answer is not None, "a request that has an answer ended without one"
+    return answer

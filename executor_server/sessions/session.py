@@ -1,0 +1,375 @@
+"""A session: one client's interpreter in one sandbox.
+
+The session owns its sandbox, the channel to its guest, and four collaborators: `executions` (with the journal),
+`requests` to the guest, `checkpoints`, and the connection (which breaks, is renewed, and rests with its sandbox). It
+gives each frame of the guest to the collaborator that it concerns, and makes the one transition that matters: a session
+is alive until its guest is gone, and then lost for good. It is never bound to another sandbox. It may be bound to
+another daemon: `recall` rebuilds it from what the last daemon wrote to the registry and the journal.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import replace
+from typing import Any
+
+import structlog
+
+from executor_server.backends import Sandbox
+from executor_server.channel import GuestChannel
+from executor_server.core import ErrorDetail, Outcome, PreconditionFailed, Reason, SandboxFailure, SessionSpec
+from executor_server.fairness import ReadingShares
+from executor_server.guest.wire.frames import Frame
+from executor_server.guest.wire.messages import BlobChunk, Done, FileChunk
+from executor_server.guest.wire.schema import message_of
+from executor_server.journal import JournalMemory, Registry, SegmentError, SessionRecord, SessionUse
+from executor_server.sessions.checkpoints import Checkpoints
+from executor_server.sessions.connection import ConnectionState, GuestConnection
+from executor_server.sessions.executions import Executions, facts_of
+from executor_server.sessions.lifetime import SessionLife
+from executor_server.sessions.liveness import GuestLiveness
+from executor_server.sessions.requests import GuestRequests
+from executor_server.sessions.shared import SessionHooks, SessionSettings
+
+# Seconds before a new sandbox is labelled: renaming a container costs milliseconds, and the caller's answer goes first.
+_LABEL_PAUSE_S = 0.1
+
+_log = structlog.get_logger(__name__)
+
+
+class Session:
+    """One session. The RPC layer calls it, after checking that the caller owns it."""
+
+    def __init__(
+        self,
+        record: SessionRecord,
+        sandbox: Sandbox,
+        channel: GuestChannel,
+        registry: Registry,
+        settings: SessionSettings,
+        hooks: SessionHooks | None = None,
+    ) -> None:
+        hooks = hooks or SessionHooks()
+        self.record = record
+        self.session_id = record.session_id
+        self.owner = record.owner
+        self.facts = facts_of(record)
+        self.spec = record.spec
+        self.backend_name = record.backend
+        self.warm = record.warm
+        self.leased = False  # True when leases of clients hold it; set by the manager
+        self.python_version = record.python_version
+        self.create_time_s = record.create_time_s
+        self.missing_modules: tuple[str, ...] = ()  # authorized, and not in the image
+        self._admission = hooks.admission
+        self._observer = hooks.observer
+        self._sandbox = sandbox
+        self._channel = channel
+        self._registry = registry
+        self._life = SessionLife(record.create_time_s, record.last_used_s)
+        self._lost: str | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        # Highest sum of CPU seconds used between executions that the guest reported; None until the first report, when
+        # an earlier daemon has charged a part that this one does not know.
+        self._background_cpu_s: float | None = None
+        self._log = _log.bind(session_id=record.session_id, tenant=record.owner.tenant)
+        self._connection = GuestConnection(record.session_id, sandbox, channel, registry, self)
+        self._liveness = GuestLiveness(channel, self._connection, settings.ping_interval_s, settings.silence_s)
+        self.executions = Executions(self, record, channel, registry, settings, hooks)
+        self.requests = GuestRequests(self, channel, settings, hooks, puts=record.puts, gets=record.gets)
+        self.checkpoints = Checkpoints(self, self.requests, hooks, record.python_version)
+        # The calls of clients, by the names under which the RPC layer knows them.
+        self.execute = self.executions.execute
+        self.execution = self.executions.execution
+        self.submit_tool_result = self.executions.submit_tool_result
+        self.register_tools = self.requests.register_tools
+        self.set_variables = self.requests.set_variables
+        self.get_variables = self.requests.get_variables
+        self.upload_blob = self.requests.upload_blob
+        self.put_file = self.requests.put_file
+        self.get_file = self.requests.get_file
+        self.list_files = self.requests.list_files
+        self.export_state = self.checkpoints.export_state
+        self.restore_state = self.checkpoints.restore_state
+
+    # -- beginning -----------------------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """Starts it on a guest that has just been connected to. `configure` must follow."""
+        self.requests.number_from_here()
+        self._background_cpu_s = 0.0
+        self._channel.on_send = self.executions.journal.note_sent
+        self._listen()
+        if not self._channel.connected:  # the guest hung up before anyone listened
+            self._on_channel_lost("the guest closed the channel")
+
+    def _listen(self) -> None:
+        self._channel.on_background_cpu = self._on_background_cpu
+        self._channel.on_frame = self._on_frame
+        self._channel.on_lost = self._on_channel_lost
+
+    async def configure(self) -> None:
+        """Gives the guest the session's rules and prelude; the first thing after creation."""
+        await self.requests.configure(meanwhile=self._begin_segments)
+
+    def _begin_segments(self) -> None:
+        self.executions.journal.begin_segments()
+        self.spawn(self._label())
+
+    async def _label(self) -> None:
+        await asyncio.sleep(_LABEL_PAUSE_S)
+        await self._sandbox.label(self.session_id)
+
+    # -- state ---------------------------------------------------------------------------------------------------
+
+    @property
+    def state(self) -> str:
+        if self._lost is not None:
+            return "lost"
+        if self.executions.journal.running:
+            return "busy"
+        return "paused" if self._connection.state is ConnectionState.PAUSED else "idle"
+
+    @property
+    def lost_reason(self) -> str:
+        """The reason why it is lost; empty when it is not."""
+        return self._lost or ""
+
+    @property
+    def generation(self) -> int:
+        """Number of the interpreter; rises whenever it was replaced."""
+        return self.executions.journal.generation
+
+    @property
+    def last_used_s(self) -> float:
+        """Unix time of the last use."""
+        self.note_use()
+        return self._life.last_used_s
+
+    @property
+    def use(self) -> SessionUse:
+        """The facts of its use that are written to the registry now and then."""
+        return SessionUse(self.session_id, self.last_used_s, self.generation, self.requests.puts, self.requests.gets)
+
+    @property
+    def expire_time_s(self) -> float:
+        """Unix time when it ends if it is not used any more."""
+        self.note_use()
+        return self._life.expire_time_s(self.spec.limits)
+
+    @property
+    def expired(self) -> bool:
+        self.note_use()
+        return self._life.left_s(self.spec.limits) <= 0
+
+    def touch(self) -> None:
+        """Postpones the idle end."""
+        self._life.touch()
+
+    def note_use(self) -> None:
+        """Must be called now and then: what runs postpones the idle end."""
+        if self.executions.in_use:
+            self.touch()
+
+    def check_guest(self) -> None:
+        """Pings a quiet guest, loses one that is silent for too long, and pauses the sandbox of an unused session."""
+        if self._lost is not None or self._connection.state is not ConnectionState.UP:
+            return
+        silent = self._liveness.check()
+        if silent is not None:
+            self.give_up(silent)
+        self._connection.rest_if_unused()
+
+    def require_alive(self) -> None:
+        """Raises PreconditionFailed when it is lost; counts as use otherwise."""
+        if self._lost is not None:
+            raise PreconditionFailed(Reason.SESSION_LOST, f"the session's sandbox is gone: {self._lost}")
+        self.touch()
+
+    # -- steering ------------------------------------------------------------------------------------------------
+
+    def share_reading(self, shares: ReadingShares) -> None:
+        """Counts what its guest sends from here on against its tenant's share of the reading."""
+        self._channel.share_reading(shares, self.owner.tenant)
+
+    def share_memory(self, memory: JournalMemory) -> None:
+        """Counts what its journal holds from here on against its tenant's part of the memory."""
+        self.executions.journal.share_memory(memory.of(self.owner.tenant))
+
+    def set_cpu_share(self, share: float) -> None:
+        """Sets the part of a whole sandbox's share of the processors that this one gets."""
+        self._sandbox.set_cpu_share(share)
+
+    async def authorize_imports(self, imports: Sequence[str], decide: Callable[[SessionSpec], SessionSpec]) -> None:
+        """Authorizes more modules, from the next execution on, as far as `decide` makes a spec of it.
+
+        Raises what `decide` raises, PreconditionFailed when the session is lost, and what admission refuses with.
+        """
+        self.require_alive()
+        decide(self.spec)  # a refusal of the policy comes before admission and its audit record
+        await self._admission.imports(self.facts, imports)
+        self.require_alive()
+        # Decided again: the policy and the session's spec may have changed while admission wrote its audit record.
+        held = asyncio.ensure_future(self.hold_to(decide(self.spec)))
+        self._tasks.add(held)
+        held.add_done_callback(self._tasks.discard)
+        # The guest has the rules by now. A caller that leaves must not keep them from the registry.
+        await asyncio.shield(held)
+
+    def hold_to(self, spec: SessionSpec) -> Coroutine[Any, Any, None]:
+        """Holds it to another spec of the same sandbox, from its next execution on.
+
+        The returned coroutine must be awaited; it raises what the guest refuses with. Raises PreconditionFailed when
+        the session is lost.
+        """
+        # The guest handles frames in order: an execution that is sent from here on runs under the new rules.
+        restricted = self.requests.restrict(spec)
+        self.spec = spec
+        self.record = replace(self.record, spec=spec)
+        self.facts = facts_of(self.record)
+        return self._note_restricted(restricted, spec)
+
+    async def _note_restricted(self, restricted: Coroutine[Any, Any, None], spec: SessionSpec) -> None:
+        """Writes the spec once the guest has it; a daemon that restarts before that finds the old one."""
+        await restricted
+        self._registry.note_spec(self.session_id, spec)
+
+    # -- what the collaborators ask ------------------------------------------------------------------------------
+
+    def hold_reading(self, holder: object, held: bool) -> None:
+        self._liveness.hold_reading(holder, held)
+
+    async def oom_kills(self) -> int | None:
+        return await self._sandbox.oom_kills()
+
+    def is_idle(self) -> bool:
+        """True when the guest has nothing to do, and no reader is behind."""
+        busy = self.executions.journal.running or self.requests.waiting or self._liveness.reading_held
+        return self._lost is None and not busy
+
+    def on_connected(self) -> None:
+        self._liveness.on_connected()
+
+    async def give_up_guest(self, reason: str) -> None:
+        """Loses the session, for the given reason unless the sandbox knows a better one."""
+        self.give_up(await self._cause_of_death(reason))
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._on_task_end)
+
+    def _on_task_end(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            # A bug of ours. What waited for this task would wait for ever.
+            self._log.error("session_task_broke", exc_info=error)
+            self.give_up("an internal error of the daemon")
+
+    # -- what the guest sends ------------------------------------------------------------------------------------
+
+    def _on_frame(self, frame: Frame) -> None:
+        message = message_of(frame)
+        if isinstance(message, (Done, FileChunk, BlobChunk)) and message.op is not None:
+            self.requests.take(message.op, frame)
+        else:
+            self.executions.journal.take(frame)
+
+    def _on_background_cpu(self, cpu_time_s: float) -> None:
+        """Charges what was added to the guest's sum. The sum never falls, so a lost report loses nothing."""
+        charged_s, self._background_cpu_s = self._background_cpu_s, max(cpu_time_s, self._background_cpu_s or 0.0)
+        if charged_s is not None and cpu_time_s > charged_s:
+            self._observer.background_used(self.facts, cpu_time_s - charged_s)
+
+    def _on_channel_lost(self, reason: str) -> None:
+        if self._channel.violated:
+            self._observer.guest_misbehaved(self.facts, reason)
+        if self._lost is None:
+            self._connection.on_lost(reason)
+
+    # -- after another daemon ------------------------------------------------------------------------------------
+
+    def recall(self, missing: str | None) -> None:
+        """Reads its executions from the journal, as far as that can be read.
+
+        `missing` is the reason why its sandbox is not there any more; None when it is there.
+        """
+        journal = self.executions.journal
+        damage = None
+        try:
+            journal.replay()
+        except SegmentError as error:
+            damage = str(error)
+        reason = self.record.lost_reason or journal.lost or missing or damage
+        if reason is not None:
+            self.give_up(reason)
+        else:
+            self._channel.go_on_after(journal.taken_seq)
+
+    def announce(self) -> None:
+        """Notifies the observer of what was recalled; before `resume`, when the guest may report ends of it."""
+        if self._lost is None:
+            self._observer.session_recovered(self.facts)
+            self.executions.announce()
+
+    async def resume(self, deadline_s: float) -> None:
+        """Connects to its guest again; the session is lost when that fails."""
+        if self._lost is not None:
+            return
+        self._listen()
+        if self._sandbox.endpoint.breaks_by_itself:
+            deadline_s = max(deadline_s, self._sandbox.endpoint.reconnect_s)
+        try:
+            await self._connection.wake_again()
+            await self._connection.connect(deadline_s)
+        except SandboxFailure as failure:
+            await self.give_up_guest(f"after a restart of the daemon, {failure}")
+            return
+        self.requests.number_from_here()
+        self.executions.resume()
+        self.spawn(self._label())
+
+    # -- the end -------------------------------------------------------------------------------------------------
+
+    async def _cause_of_death(self, reason: str) -> str:
+        kills = await self.oom_kills()
+        if kills is not None and kills > self.executions.journal.oom_kills:
+            return "the kernel killed the sandbox for its memory"
+        return await self._sandbox.cause_of_death() or reason
+
+    def give_up(self, reason: str) -> None:
+        """Ends what runs or waits with the reason, and destroys the sandbox."""
+        if self._lost is not None:
+            return
+        self._lost = reason
+        self._channel.close()
+        self._log.warning("session_lost", reason=reason)
+        if self.record.lost_reason is None:  # else an earlier daemon notified the observer
+            self._observer.session_lost(self.facts, reason)
+        self.executions.journal.lose(reason)
+        self._registry.note_lost(self.session_id, reason)
+        self._fail_requests(reason)
+        self.spawn(self._destroy_sandbox())
+
+    def _fail_requests(self, reason: str) -> None:
+        self.requests.fail_all(PreconditionFailed(Reason.SESSION_LOST, f"the session's sandbox is gone: {reason}"))
+
+    async def close(self, reason: str) -> None:
+        """Cancels what runs and destroys the sandbox. Idempotent. Raises SandboxFailure."""
+        if self._lost is None:
+            self._lost = reason
+            self._channel.close()
+            self.executions.journal.end_all(Outcome.CANCELLED, ErrorDetail("SessionEnded", reason))
+            self._fail_requests(reason)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self.executions.journal.close()
+        await self._sandbox.destroy()
+
+    async def _destroy_sandbox(self) -> None:
+        try:
+            await self._sandbox.destroy()
+        except SandboxFailure as failure:
+            self._log.error("sandbox_not_destroyed", sandbox_id=self._sandbox.sandbox_id, error=str(failure))

@@ -1,0 +1,70 @@
+"""Shared by a session and its collaborators: settings, hooks, and the session as the collaborators use it."""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from executor_server.channel import MAX_PAYLOAD_BYTES
+from executor_server.core import SessionFacts, SessionSpec
+from executor_server.lifecycle import AdmissionController, Observer
+
+
+@dataclass(frozen=True)
+class SessionSettings:
+    """The daemon's own bounds on sessions."""
+
+    max_sessions: int = 64
+    max_queued_executions: int = 16
+    max_finished_executions: int = 64
+    journal_bytes: int = 64 * 1024 * 1024
+    journal_total_bytes: int = 512 * 1024 * 1024
+    staging_bytes: int = MAX_PAYLOAD_BYTES
+    max_file_bytes: int = 1024 * 1024 * 1024
+    sweep_interval_s: float = 0.5
+    ping_interval_s: float = 10.0
+    # Seconds after a ping without a sign of life until the guest counts as dead.
+    silence_s: float = 60.0
+    # Seconds at start-up for all guests of an earlier daemon to answer.
+    recovery_s: float = 15.0
+
+
+@dataclass(frozen=True)
+class SessionHooks:
+    """Asked before something happens in a session (admission), and notified after it has (observer)."""
+
+    admission: AdmissionController = field(default_factory=AdmissionController)
+    observer: Observer = field(default_factory=Observer)
+
+
+class SessionServices(Protocol):
+    """A session, as far as its collaborators use it."""
+
+    @property
+    def facts(self) -> SessionFacts: ...
+
+    @property
+    def spec(self) -> SessionSpec:
+        """The rules in force; another policy may replace them between two awaits."""
+        ...
+
+    def require_alive(self) -> None:
+        """Raises PreconditionFailed when the session is lost; counts as use otherwise."""
+        ...
+
+    def touch(self) -> None:
+        """Postpones the idle end."""
+        ...
+
+    def hold_reading(self, holder: object, held: bool) -> None:
+        """Stops reading from the guest while any holder is full; resumes when none is."""
+        ...
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        """Runs the work in a task that the session owns and ends."""
+        ...
+
+    async def oom_kills(self) -> int | None:
+        """Counts the processes that the kernel killed for the sandbox's memory; None when it can't be counted."""
+        ...

@@ -1,0 +1,309 @@
+"""Metrics for Prometheus: counters and histograms that are updated as things happen.
+
+Metrics is an Observer and a PolicyListener: each update costs microseconds, and none can fail. Gauges that can be read
+from the daemon's parts at any moment (sessions, pool, quotas) are read at each scrape (sources.py).
+
+Labels are closed: words of ours, and names that an operator chose. No client's text becomes a label, and the number of
+an operator's names is bounded too, so that endless reloads don't make endless series.
+"""
+
+from __future__ import annotations
+
+import platform
+import time
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, disable_created_metrics
+
+from executor_server.core import (
+    ExecutorError,
+    FileInfo,
+    Limits,
+    LimitWarning,
+    PolicyViolation,
+    Principal,
+    Result,
+    SessionFacts,
+    ToolCall,
+)
+from executor_server.lifecycle import Answer, Observer, RunningQueue, SessionEnd, StateFacts
+from executor_server.policy import Policy, PolicyListener
+
+PREFIX = "remote_executor_"
+OTHER = "other"
+"""The label of everything beyond the bound of distinct names."""
+
+# Distinct names per kind of label: profiles, images, tenants.
+MAX_NAMES = 200
+MAX_METHODS = 64
+
+# A warm session takes milliseconds, a program up to hours.
+_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1, 5, 30, 300, 1800)
+_LAG_SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 5)
+
+# Without this, each counter and histogram has a second series with its creation time, which has no use here.
+disable_created_metrics()  # type: ignore[no-untyped-call]  # it has no types
+
+_LIMIT_NAMES = frozenset(Limits.__dataclass_fields__)
+
+
+@dataclass(frozen=True)
+class Described:
+    """One metric, as docs/operations.md lists it."""
+
+    name: str
+    kind: str
+    labels: tuple[str, ...]
+    meaning: str
+
+
+class Names:
+    """Names that an operator chose, as labels: the first `most` are kept, the others become OTHER."""
+
+    def __init__(self, most: int = MAX_NAMES) -> None:
+        self._most = most
+        self._known: set[str] = set()
+
+    def label(self, name: str) -> str:
+        if name in self._known:
+            return name
+        if len(self._known) >= self._most:
+            return OTHER
+        self._known.add(name)
+        return name
+
+
+@dataclass
+class _Running:
+    """An execution that has not ended: when it was accepted and began, and when each open tool call was made."""
+
+    known_s: float
+    began_s: float | None = None
+    calls: dict[str, float] = field(default_factory=dict)
+
+
+class _Book:
+    """Creates instruments and records their meaning for the documentation."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._registry = registry
+        self.entries: list[Described] = []
+
+    def counter(self, name: str, meaning: str, *labels: str) -> Counter:
+        self._enter(f"{name}_total", "counter", meaning, labels)
+        return Counter(f"{PREFIX}{name}", meaning, labels, registry=self._registry)
+
+    def gauge(self, name: str, meaning: str, *labels: str) -> Gauge:
+        self._enter(name, "gauge", meaning, labels)
+        return Gauge(f"{PREFIX}{name}", meaning, labels, registry=self._registry)
+
+    def histogram(self, name: str, meaning: str, *labels: str, buckets: Sequence[float] = _SECONDS) -> Histogram:
+        self._enter(name, "histogram", meaning, labels)
+        return Histogram(f"{PREFIX}{name}", meaning, labels, registry=self._registry, buckets=buckets)
+
+    def _enter(self, name: str, kind: str, meaning: str, labels: tuple[str, ...]) -> None:
+        self.entries.append(Described(f"{PREFIX}{name}", kind, labels, meaning))
+
+
+class Metrics(Observer, PolicyListener):
+    """Counts what happens, in a registry of its own: the library's global registry is not used."""
+
+    def __init__(self, *, version: str, backend: str, methods: Collection[str]) -> None:
+        """`methods`: the calls that are served, by their gRPC paths."""
+        assert len(methods) <= MAX_METHODS, "methods are ours, and few"
+        self.registry = CollectorRegistry(auto_describe=False)
+        self.profiles = Names()
+        self.images = Names()
+        self._methods = {method: method.strip("/").rpartition(".")[2] for method in methods}
+        self._unfinished = RunningQueue(self._begin)
+        book = _Book(self.registry)
+        self._make_session_instruments(book)
+        self._make_service_instruments(book)
+        self.described = tuple(book.entries)
+        self._build.labels(version, platform.python_version(), backend).set(1)
+        ProcessCollector(registry=self.registry)
+
+    def _make_session_instruments(self, book: _Book) -> None:
+        self._build = book.gauge("build_info", "1; its labels say what runs.", "version", "python", "backend")
+        self._created = book.counter(
+            "sessions_created",
+            "Sessions made; `start`: `warm` of a kept sandbox, or `cold`.",
+            "profile",
+            "image",
+            "backend",
+            "start",
+        )
+        self._creation = book.histogram(
+            "session_creation_seconds", "From a request for a session to the session.", "start"
+        )
+        self._recovered = book.counter("sessions_recovered", "Sessions of an earlier daemon brought back.", "profile")
+        self._lost = book.counter("sessions_lost", "Sessions whose sandbox was gone.", "profile")
+        self._ended = book.counter(
+            "sessions_ended", "Sessions that ended; `reason`: `other` is another policy.", "profile", "reason"
+        )
+        self._executions = book.counter("executions", "Executions that ended.", "outcome", "profile")
+        self._execution = book.histogram(
+            "execution_seconds", "From the acceptance of an execution to its end, waiting included.", "profile"
+        )
+        self._waiting = book.gauge("executions_unfinished", "Executions that wait or run.")
+        self._phase = book.histogram(
+            "phase_seconds",
+            "Where time goes. `admission`: quotas and audit before an effect; `creation_queue`: waiting to have a"
+            " sandbox made; `queued`: behind earlier executions of the session; `first_event`: from an Execute call"
+            " to the first event written; `running`: from the start of an execution to its end; `tool`: for a client's"
+            " answer to a tool call.",
+            "phase",
+        )
+        self._warnings = book.counter("limit_warnings", "Executions warned that a budget is nearly spent.", "limit")
+        self._tool_calls = book.counter("tool_calls", "Tool calls sent to clients.", "profile")
+        self._tool_answers = book.counter(
+            "tool_answers", "Answers of clients to tool calls: a `value` or an `error`.", "result"
+        )
+        self._files = book.counter("files_got", "Files and archives got out of sessions.", "profile")
+        self._file_bytes = book.counter(
+            "files_got_bytes", "Bytes of files and archives got out of sessions.", "profile"
+        )
+        self._states = book.counter("states", "States of sessions; `way`: `exported` or `restored`.", "way", "profile")
+        self._state_bytes = book.counter(
+            "state_bytes", "Bytes of states that were exported or restored.", "way", "profile"
+        )
+
+    def _make_service_instruments(self, book: _Book) -> None:
+        self._misbehaved = book.counter(
+            "guest_protocol_violations", "Messages from sandboxes that violated the protocol."
+        )
+        self._refused = book.counter("requests_refused", "Calls refused.", "reason", "method")
+        self._violations = book.counter("policy_violations", "Requested things that the policy does not grant.", "kind")
+        self._reloads = book.counter(
+            "policy_reloads",
+            "Times the policy was read again: `changed`, `unchanged`, or `refused`, not being valid.",
+            "result",
+        )
+        self._calls = book.histogram("rpc_seconds", "Calls served, streams to their end.", "method")
+        self._call_ends = book.counter("rpc_ended", "Calls that ended, by gRPC status.", "method", "code")
+        self._open_calls = book.gauge("rpc_open", "Calls and streams that are being served.", "method")
+        self._lag = book.histogram(
+            "event_loop_lag_seconds",
+            "Delay of the daemon's event loop behind its timers.",
+            buckets=_LAG_SECONDS,
+        )
+
+    # -- sessions ------------------------------------------------------------------------------------------------
+
+    def session_created(self, session: SessionFacts, took_s: float) -> None:
+        start = "warm" if session.warm else "cold"
+        image = self.images.label(session.image)
+        self._created.labels(self._profile(session), image, session.backend, start).inc()
+        self._creation.labels(start).observe(took_s)
+
+    def session_recovered(self, session: SessionFacts) -> None:
+        self._recovered.labels(self._profile(session)).inc()
+
+    def session_lost(self, session: SessionFacts, reason: str) -> None:
+        self._lost.labels(self._profile(session)).inc()
+
+    def session_ended(self, session: SessionFacts, reason: str) -> None:
+        word = reason.name.lower() if isinstance(reason, SessionEnd) else OTHER
+        self._ended.labels(self._profile(session), word).inc()
+        self._waiting.dec(len(self._unfinished.forget(session.session_id)))
+
+    # -- executions ----------------------------------------------------------------------------------------------
+
+    def execution_started(self, session: SessionFacts, execution_id: str) -> None:
+        self._await(session, execution_id)
+
+    def execution_recovered(self, session: SessionFacts, execution_id: str) -> None:
+        self._await(session, execution_id)
+
+    def execution_ended(self, session: SessionFacts, execution_id: str, result: Result, took_s: float) -> None:
+        profile = self._profile(session)
+        self._executions.labels(result.outcome.value, profile).inc()
+        self._execution.labels(profile).observe(took_s)
+        ended = self._unfinished.end(session.session_id, execution_id)
+        if ended is not None:
+            self._waiting.dec()
+            if ended.began_s is not None:
+                self.note_phase("running", time.monotonic() - ended.began_s)
+
+    def limit_warned(self, session: SessionFacts, execution_id: str, warning: LimitWarning) -> None:
+        self._warnings.labels(warning.limit if warning.limit in _LIMIT_NAMES else OTHER).inc()
+
+    def tool_called(self, session: SessionFacts, execution_id: str, call: ToolCall) -> None:
+        self._tool_calls.labels(self._profile(session)).inc()
+        running = self._unfinished.get(session.session_id, execution_id)
+        if running is not None:
+            running.calls[call.call_id] = time.monotonic()
+
+    def tool_answered(self, session: SessionFacts, execution_id: str, answer: Answer) -> None:
+        self._tool_answers.labels("error" if answer.failed else "value").inc()
+        running = self._unfinished.get(session.session_id, execution_id)
+        called_s = running.calls.pop(answer.call_id, None) if running is not None else None
+        if called_s is not None:
+            self.note_phase("tool", time.monotonic() - called_s)
+
+    def file_got(self, session: SessionFacts, file: FileInfo) -> None:
+        profile = self._profile(session)
+        self._files.labels(profile).inc()
+        self._file_bytes.labels(profile).inc(max(file.size_bytes, 0))
+
+    def state_exported(self, session: SessionFacts, state: StateFacts) -> None:
+        self._states.labels("exported", self._profile(session)).inc()
+        self._state_bytes.labels("exported", self._profile(session)).inc(state.size_bytes)
+
+    def state_restored(self, session: SessionFacts, state: StateFacts) -> None:
+        self._states.labels("restored", self._profile(session)).inc()
+        self._state_bytes.labels("restored", self._profile(session)).inc(state.size_bytes)
+
+    def _await(self, session: SessionFacts, execution_id: str) -> None:
+        if self._unfinished.add(session.session_id, execution_id, _Running(time.monotonic())):
+            self._waiting.inc()
+
+    def _begin(self, running: _Running) -> None:
+        running.began_s = time.monotonic()
+        self.note_phase("queued", running.began_s - running.known_s)
+
+    # -- refusals, protocol violations, the policy -------------------------------------------------------------------
+
+    def guest_misbehaved(self, session: SessionFacts | None, what: str) -> None:
+        self._misbehaved.inc()
+
+    def request_refused(self, principal: Principal | None, method: str, error: ExecutorError) -> None:
+        self._refused.labels(error.reason.value, self._method(method)).inc()
+        if isinstance(error, PolicyViolation):
+            for violation in error.violations:
+                self._violations.labels(violation.kind.value.lower()).inc()
+
+    def policy_changed(self, before: Policy, now: Policy) -> None:
+        self._reloads.labels("changed").inc()
+
+    def policy_unchanged(self) -> None:
+        self._reloads.labels("unchanged").inc()
+
+    def policy_refused(self, current: Policy, problems: Sequence[str]) -> None:
+        self._reloads.labels("refused").inc()
+
+    # -- calls and the loop --------------------------------------------------------------------------------------
+
+    def call_began(self, method: str) -> None:
+        self._open_calls.labels(self._method(method)).inc()
+
+    def call_ended(self, method: str, code: str, took_s: float) -> None:
+        """`code` is the name of a gRPC status."""
+        label = self._method(method)
+        self._open_calls.labels(label).dec()
+        self._call_ends.labels(label, code).inc()
+        self._calls.labels(label).observe(took_s)
+
+    def note_phase(self, phase: str, took_s: float) -> None:
+        """`phase` is one of the labels that `phase_seconds` lists."""
+        self._phase.labels(phase).observe(took_s)
+
+    def note_lag(self, lag_s: float) -> None:
+        self._lag.observe(lag_s)
+
+    def _profile(self, session: SessionFacts) -> str:
+        return self.profiles.label(session.policy.profile)
+
+    def _method(self, method: str) -> str:
+        return self._methods.get(method, OTHER)

@@ -1,0 +1,159 @@
+from __future__ import annotations
+
+import inspect
+import json
+import marshal
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from executor_server.guest.checks.checker import MAX_STATEMENT_CHARS, Verdict, check
+from executor_server.guest.checks.instrumentation import TRAILING_EXPRESSION, Sentinels
+from executor_server.guest.checks.rules import Rules
+
+MAX_ERROR_BYTES = 16_384
+
+
+def _check(source: str, *authorized: str) -> Verdict:
+    return check(
+        source,
+        "<execution-1>",
+        rules=Rules(authorized),
+        output_mode=TRAILING_EXPRESSION,
+        sentinels=Sentinels("5f3c"),
+    )
+
+
+def test_good_source_gives_code_and_the_lines_of_its_statements() -> None:
+    verdict = _check("x = 1\n\n@d\n@e\ndef f():\n    pass\ny = (1,\n 2); z = 3\n")
+    assert verdict.code is not None
+    code, spans = marshal.loads(verdict.code)
+    assert code.co_filename == "<execution-1>"
+    assert spans == [[1, 1], [3, 6], [7, 8], [8, 8]]
+    assert (verdict.error, verdict.outcome) == (None, "") and not code.co_flags & inspect.CO_COROUTINE
+
+
+@pytest.mark.parametrize(
+    "source", ["await f()", "async for x in y: pass", "async with x: pass", "[x async for x in y]"]
+)
+def test_top_level_await_makes_it_async(source: str) -> None:
+    packed = _check(source).code
+    assert packed is not None and marshal.loads(packed)[0].co_flags & inspect.CO_COROUTINE
+
+
+def test_syntax_error_reads_as_in_python() -> None:
+    error = _check("x = 1\ny = = 2\n").error
+    assert error == {
+        "type": "SyntaxError",
+        "message": "invalid syntax",
+        "line": 2,
+        "traceback": '  File "<execution-1>", line 2\n    y = = 2\n        ^\nSyntaxError: invalid syntax\n',
+        "statement": "y = = 2",
+    }
+
+
+@pytest.mark.parametrize(
+    ("source", "kind", "line"),
+    [
+        ("if 1:\nx", "IndentationError", 2),
+        ("if 1:\n\tx\n        y", "TabError", 3),
+        ("x\nreturn 1", "SyntaxError", 2),
+        ("x\nnonlocal y", "SyntaxError", 2),
+        ("def f(a, a): pass", "SyntaxError", 1),
+        ("x\nfrom __future__ import braces", "SyntaxError", 2),
+        ("f'{'", "SyntaxError", 1),
+        ("def f():\n  x = 1\n  global x", "SyntaxError", 3),
+        ("break", "SyntaxError", 1),
+    ],
+)
+def test_errors_of_parser_and_compiler_have_their_line(source: str, kind: str, line: int) -> None:
+    error = _check(source).error
+    assert error is not None
+    assert (error["type"], error["line"]) == (kind, line)
+    assert error["traceback"].endswith(f"{kind}: {error['message']}\n")
+    assert error["statement"] in source.split("\n")[line - 1]
+
+
+def test_refused_import_names_module_line_and_what_is_authorized() -> None:
+    verdict = _check("import math\nif x:\n    y = 1\n    import socket, os\n", "math", "json")
+    assert verdict.outcome == "import_denied"
+    message = "Import of os is not allowed. Authorized imports are: ['math', 'json']"
+    assert verdict.error == {
+        "type": "ImportDenied",
+        "message": message,
+        "line": 4,
+        "traceback": f'  File "<execution-1>", line 4\n    import socket, os\nImportDenied: {message}\n',
+        "statement": "if x:\n    y = 1\n    import socket, os",
+    }
+    assert verdict.imports == ["math", "os", "socket"]
+
+
+HOSTILE = {
+    "nul": "a\0b",
+    "lone surrogate": "x = 1\ny = '\ud800'",
+    "surrogate in a name": "\udcff = 1",
+    "open brackets": "(" * 2**20,
+    "brackets": "[" * 100_000 + "]" * 100_000,
+    "unary": "-" * 2**18 + "1",
+    "not": "not " * 100_000 + "1",
+    "attributes": "a" + ".a" * 100_000,
+    "calls": "f" + "()" * 100_000,
+    "sum": "1" + "+1" * 100_000,
+    "power": "1" + "**1" * 100_000,
+    "lambdas": "lambda:" * 50_000 + "1",
+    "conditionals": "1 if 1 else " * 50_000 + "1",
+    "indentation": "".join(" " * depth + "if 1:\n" for depth in range(200)),
+    "nested blocks": "".join(" " * depth + "for x in y:\n" for depth in range(50)) + " " * 50 + "pass",
+    "elif": "if 1: pass\n" + "elif 1: pass\n" * 20_000,
+    "big integer": "9" * 10_000,
+    "f-string": "f'" + "{f'" * 200,
+    "long line with an error": "x = 1; " * 50_000 + "y = = 1",
+    "long string": "'" + "x" * 1_000_000,
+    "carriage returns": "x = 1\r\r\ny = = 2\r",
+    "form feed": "\f\fx =\f= 1",
+    "cookie": "# coding: rot13\nk = 1 2",
+    "unknown cookie": "# coding: nonsense\nx = 1",
+    "bom": "\ufeffx = 1 1",
+    "too late future": "x = 1\nfrom __future__ import annotations",
+    "bidirectional": "x = '\u202e' 1",
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_source_gets_a_bounded_verdict(name: str) -> None:
+    verdict = _check(HOSTILE[name])
+    assert (verdict.code is None) != (verdict.error is None)
+    if verdict.error is not None:
+        assert verdict.error["type"] in {"SyntaxError", "IndentationError", "TabError"}
+        assert 1 <= verdict.error["line"] <= HOSTILE[name].count("\n") + 1 + HOSTILE[name].count("\r")
+        assert len(json.dumps(verdict.error, ensure_ascii=False).encode()) <= MAX_ERROR_BYTES
+
+
+PIECES = ["x = 1", "if x:", "  y", "lambda:", "import os", "f'", ":=", *"()[]'{}\\#\n\t\0\ud800é*@"]
+
+
+@given(st.lists(st.sampled_from(PIECES)))
+def test_any_text_gets_a_verdict(pieces: list[str]) -> None:
+    verdict = _check("".join(pieces))
+    assert (verdict.code is None) != (verdict.error is None)
+    json.dumps(verdict.error).encode()
+
+
+def test_caret_of_a_long_line_stays_under_its_place() -> None:
+    error = _check("x = 1; " * 50_000 + "y = = 1; " + "z = 2; " * 1000).error
+    assert error is not None
+    shown, caret = error["traceback"].split("\n")[1:3]
+    assert shown[caret.index("^")] == "="
+    assert len(error["statement"]) <= MAX_STATEMENT_CHARS
+
+
+def test_warnings_about_the_source_stay_here() -> None:
+    """Warnings are errors in the tests: the sentinels' own, "not callable", and the program's."""
+    assert _check("x = '\\d'\nx is 1\nfor i in 'a': pass\nassert (x, 'y')").code is not None
+
+
+def test_same_source_gives_the_same_code() -> None:
+    codes = [_check("def f(x): return [i for i in x]\nf('a')").code for _ in range(3)]
+    assert all(a == b for a, b in pairwise(codes))

@@ -1,0 +1,95 @@
+"""Failures to reach an address carry a note that the sandbox has no network, and show the program's own lines."""
+
+from __future__ import annotations
+
+import errno
+import linecache
+import socket
+
+import pytest
+
+from executor_server.guest.checks.failures import describe
+from executor_server.guest.checks.offline import NOTE, is_offline, says_offline
+from tests.support.agent_program import Agent
+
+UNKNOWN = "Name or service not known"
+PROGRAMS = {
+    "socket": "import socket\nsocket.create_connection(('pypi.org', 443))",
+    "urllib": "import urllib.request\nurllib.request.urlopen('https://pypi.org')",
+    "http": "import http.client\nhttp.client.HTTPSConnection('pypi.org').request('GET', '/')",
+    "requests": "import requests\nrequests.get('https://pypi.org')",
+    "httpx": "import httpx\nhttpx.get('https://pypi.org')",
+    "pandas": "import pandas\npandas.read_csv('https://pypi.org/x.csv')",
+    "raised anew": "import requests\ndef load():\n    try:\n        return requests.get('https://pypi.org')\n"
+    "    except OSError as e:\n        raise ValueError('no data') from e\nload()",
+}
+
+
+@pytest.fixture(autouse=True)
+def no_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Makes all names unknown, as in a sandbox."""
+
+    def getaddrinfo(*_: object, **__: object) -> object:
+        raise socket.gaierror(socket.EAI_NONAME, UNKNOWN)
+
+    monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
+    for name in ("http_proxy", "https_proxy", "all_proxy"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.upper(), raising=False)
+
+
+@pytest.mark.parametrize("name", sorted(PROGRAMS))
+def test_the_note_stands_once_under_a_short_traceback_with_the_program_s_own_lines(name: str) -> None:
+    """The traceback had sixty lines of libraries and did not mention the sandbox."""
+    source = PROGRAMS[name]
+    filename = "<execution-1>"
+    linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
+    error = Agent().run(source).error
+    assert error is not None
+    detail = describe(error, filename, source, [[1, 99]])
+    assert detail["message"].count(NOTE) == detail["traceback"].count(NOTE) == 1
+    assert detail["traceback"].endswith(f"{NOTE}\n")
+    assert detail["traceback"].splitlines()[-2].endswith(detail["message"].splitlines()[-2])
+    own = [line for line in source.splitlines() if "pypi.org" in line or line == "load()"]
+    assert all(line.strip() in detail["traceback"] for line in own)
+    assert len(detail["traceback"].splitlines()) <= 24, "as much as the client shows"
+    assert detail["line"] > 0
+
+
+@pytest.mark.parametrize(
+    ("error", "offline"),
+    [
+        (OSError(errno.ENETUNREACH, "Network is unreachable"), True),
+        (socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution"), True),
+        (ConnectionRefusedError(errno.ECONNREFUSED, "Connection refused"), False),
+        (socket.gaierror(socket.EAI_SERVICE, "Servname not supported"), False),
+        (FileNotFoundError(errno.ENOENT, "No such file"), False),
+        (OSError("text only"), False),
+        (ValueError("Network is unreachable"), False),
+    ],
+)
+def test_only_failures_that_a_network_would_have_prevented_count(error: BaseException, offline: bool) -> None:
+    assert is_offline(error) is offline
+
+
+def test_chains_are_followed_and_end_whatever_they_are() -> None:
+    first = OSError(errno.ENETUNREACH, "unreachable")
+    second, third = ValueError(), KeyError()
+    second.__context__, third.__cause__ = first, second
+    assert is_offline(third)
+    one, other = ValueError(), ValueError()
+    one.__cause__, other.__context__ = other, one
+    assert not is_offline(one)
+
+
+def test_an_exception_of_odd_attributes_is_described() -> None:
+    source = "class Odd(Exception):\n    @property\n    def exceptions(self): raise OSError(101)\nraise Odd('odd')"
+    error = Agent().run(source).error
+    assert error is not None
+    assert describe(error, "<execution-1>", source, [])["message"] == "odd"
+
+
+def test_the_failure_is_found_in_output() -> None:
+    assert says_offline(b"curl: (6) Could not resolve host: pypi.org\n")
+    assert says_offline(f"<urlopen error [Errno -2] {UNKNOWN}>".encode())
+    assert not says_offline(b"all is well")

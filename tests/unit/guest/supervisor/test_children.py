@@ -1,0 +1,180 @@
+"""The supervisor's children: sent to without blocking, forked without what is not theirs, measured from outside."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import socket
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from executor_server.guest.supervisor import children, usage
+from executor_server.guest.supervisor.children import Child, ChildStuck, describe_exit
+from executor_server.guest.wire import link
+from tests.support.descriptors import none_left_open
+
+MAX_BYTES = 10**6
+
+
+@pytest.fixture
+def pair() -> Iterator[tuple[Child, socket.socket]]:
+    with none_left_open():
+        ours, theirs = link.make_pair()
+        ours.setblocking(False)
+        child = Child(-1, ours)
+        yield child, theirs
+        child.close()
+        theirs.close()
+
+
+def fill(child: Child) -> int:
+    """Posts until the link is full; the last message waits."""
+    count = 0
+    while not child.blocked:
+        child.post({"n": count}, bytes(link.INLINE_BYTES))
+        count += 1
+    return count
+
+
+def devnull() -> int:
+    return os.open(os.devnull, os.O_RDONLY)
+
+
+def test_what_does_not_fit_waits_and_goes_out_in_order(pair: tuple[Child, socket.socket]) -> None:
+    child, theirs = pair
+    count = fill(child)
+    child.post({"n": count}, b"payload", fds=(devnull(),))
+    child.post({"n": count + 1}, memfd=link.sealed_memfd([b"file"]))
+    taken: list[int] = []
+    while len(taken) < count + 2:
+        message = link.receive(theirs, MAX_BYTES)
+        taken.append(message.head.integer("n"))
+        for fd in (*message.fds, *([message.memfd] if message.memfd is not None else [])):
+            os.close(fd)
+        child.flush()
+    assert taken == list(range(count + 2))
+    assert not child.blocked
+
+
+def test_what_waits_for_a_child_that_is_closed_or_dead_is_closed(pair: tuple[Child, socket.socket]) -> None:
+    child, theirs = pair
+    fill(child)
+    child.post({}, memfd=link.sealed_memfd([b"file"]), fds=(devnull(),))
+    theirs.close()
+    with none_left_open():
+        child.flush()
+        child.post({}, fds=(devnull(),))
+    assert not child.blocked
+
+
+def test_no_more_than_a_limit_waits(pair: tuple[Child, socket.socket], monkeypatch: pytest.MonkeyPatch) -> None:
+    child, _ = pair
+    monkeypatch.setattr(children, "MAX_WAITING", 3)
+    fill(child)
+    child.post({})
+    child.post({})
+    with none_left_open(), pytest.raises(ChildStuck):
+        child.post({}, memfd=link.sealed_memfd([b"file"]), fds=(devnull(),))
+
+
+def spawn_and_reap(target: object, abandon: object = lambda: None) -> tuple[Child, int]:
+    child = children.spawn(target, abandon)  # type: ignore[arg-type]
+    _, status = os.waitpid(child.pid, 0)
+    return child, status
+
+
+def test_a_child_has_its_end_of_the_link_and_abandons_the_rest() -> None:
+    read_fd, write_fd = os.pipe()
+
+    def target(sock: socket.socket) -> None:
+        link.send(sock, {"t": "hello"})
+        os.write(write_fd, b"never")
+
+    child, status = spawn_and_reap(target, lambda: os.close(write_fd))
+    assert link.receive(child.sock, MAX_BYTES).head.text("t") == "hello"
+    assert describe_exit(status) == (70, None)
+    os.close(write_fd)
+    assert os.read(read_fd, 1) == b""
+    os.close(read_fd)
+    child.close()
+
+
+def test_an_exit_is_a_code_or_a_signal() -> None:
+    for target, expected in (
+        (lambda _: os._exit(3), (3, None)),
+        (lambda _: os.kill(os.getpid(), signal.SIGKILL), (None, signal.SIGKILL)),
+    ):
+        child, status = spawn_and_reap(target)
+        assert describe_exit(status) == expected
+        child.close()
+
+
+def test_only_the_first_process_of_a_namespace_kills_everything() -> None:
+    with pytest.raises(AssertionError):
+        children.kill_everything()
+
+
+# -- what they use
+
+
+@pytest.fixture
+def process() -> Iterator[usage.Process]:
+    with none_left_open():
+        process = usage.Process(os.getpid())
+        yield process
+        process.close()
+
+
+def test_processor_time_of_a_process_is_its_own(process: usage.Process) -> None:
+    before = time.process_time()
+    measured = usage.process_cpu_s(process.pid)
+    assert before <= measured <= time.process_time()
+
+
+def test_processor_time_is_told_of_the_process_and_of_its_living_and_dead_children(
+    process: usage.Process, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    meter = usage.CpuMeter(process, usage.SandboxCpu())
+    pid = os.fork()
+    if pid == 0:
+        while time.process_time() < 0.1:
+            pass
+        os.kill(os.getpid(), signal.SIGSTOP)
+        os._exit(0)
+    os.waitpid(pid, os.WUNTRACED)
+    monkeypatch.setattr(usage, "pids", lambda: iter((process.pid, pid)))  # no others, as in a sandbox
+    assert meter.look() >= 0.09, "what a living child has spent is seen"
+    os.kill(pid, signal.SIGCONT)
+    os.waitpid(pid, 0)
+    assert meter.look() >= 0.09, "and not forgotten when it ends"
+
+
+def test_memory_is_measured_at_its_peak(process: usage.Process) -> None:
+    block = bytearray(os.urandom(8_000_000))
+    assert process.peak_memory_bytes() > len(block)
+
+
+def test_a_process_that_is_gone_uses_nothing() -> None:
+    read_fd, write_fd = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.close(write_fd)
+        select.select([read_fd], [], [])
+        os._exit(0)
+    os.close(read_fd)
+    process = usage.Process(pid)
+    os.close(write_fd)
+    os.waitpid(pid, 0)
+    assert (usage.process_cpu_s(pid), process.waited_cpu_s(), process.peak_memory_bytes()) == (0.0, 0.0, 0)
+    process.close()
+
+
+@pytest.mark.parametrize("name", [b"plain", b"with ) in it", b"(((", b"a b c", b") R 1 1"])
+def test_a_process_of_any_name_is_read_right(name: bytes) -> None:
+    stat = b"7 (" + name + b") S 1 " + b" ".join(b"%d" % number for number in range(5, 53))
+    fields = usage._fields(stat)
+    assert fields[0] == b"S"
+    assert fields[usage._STARTTIME] == b"22"

@@ -72,6 +72,15 @@ from executor_server.core.model import (
     Usage,
     VariablesState,
 )
+from executor_server.core.network import (
+    NO_NETWORK,
+    NO_NETWORK_USE,
+    EgressConnection,
+    EgressDenial,
+    NetworkRules,
+    NetworkSecret,
+    NetworkUsage,
+)
 from executor_server.core.sqlite_file import (
     OtherVersionError,
     keep_checksums,

@@ -10,6 +10,8 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import astuple, dataclass, field, replace
 
+from executor_server.core.network import NO_NETWORK, NO_NETWORK_USE, NetworkRules, NetworkUsage
+
 _FINGERPRINT_CHARS = 16
 
 
@@ -112,6 +114,7 @@ class SandboxSpec:
     policy: str = ""  # fingerprint of the approving policy: the pool never serves what an earlier one approved
     backends: tuple[str, ...] = ()  # names, the preferred one first; empty: the daemon's own
     max_files: int = DEFAULT_MAX_FILES  # files, directories and links in each of its file systems
+    egress: bool = False  # it has a listener for the egress proxy; its session's rules say what that lets through
 
     @property
     def fingerprint(self) -> str:
@@ -174,6 +177,7 @@ class SessionSpec:
     files: FileRules = FileRules()
     audit: AuditRules = AuditRules()
     state: StateRules = StateRules()
+    network: NetworkRules = NO_NETWORK
     profile_fingerprint: str = ""  # the profile alone; equal in policies that differ elsewhere
     labels: Mapping[str, str] = field(default_factory=dict)
 
@@ -344,6 +348,7 @@ class Result:
     variables_state: VariablesState
     generation: int
     usage: Usage = Usage()
+    network: NetworkUsage = NO_NETWORK_USE  # while it ran
     output: Payload | None = None
     error: ErrorDetail | None = None
     final_answer_call_id: str = ""

@@ -10,7 +10,17 @@ import enum
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from executor_server.core import ExecutorError, FileInfo, LimitWarning, Principal, Result, SessionFacts, ToolCall
+from executor_server.core import (
+    EgressConnection,
+    EgressDenial,
+    ExecutorError,
+    FileInfo,
+    LimitWarning,
+    Principal,
+    Result,
+    SessionFacts,
+    ToolCall,
+)
 from executor_server.lifecycle.admission import Answer, StateFacts
 
 
@@ -69,6 +79,15 @@ class Observer:
 
     def state_restored(self, session: SessionFacts, state: StateFacts) -> None:
         """A state has been restored in the session."""
+
+    def connection_opened(self, session: SessionFacts, connection: EgressConnection) -> None:
+        """The egress proxy made a connection for the session's sandbox."""
+
+    def connection_closed(self, session: SessionFacts, connection: EgressConnection) -> None:
+        """Such a connection has ended; the reason and the totals are final."""
+
+    def connection_denied(self, session: SessionFacts, denial: EgressDenial) -> None:
+        """The egress proxy refused the session's sandbox something."""
 
     def guest_misbehaved(self, session: SessionFacts | None, what: str) -> None:
         """A guest broke the protocol; `what` is the daemon's description and holds no text of the guest."""

@@ -1,0 +1,63 @@
+"""The closed list of reasons with which the proxy refuses or ends connections: words of records, audit and metrics."""
+
+from __future__ import annotations
+
+# Refusals, before anything was sent upstream.
+BAD_REQUEST = "bad_request"  # not HTTP, or HTTP that can be read in two ways
+BAD_NAME = "bad_name"  # a host that is no name
+ADDRESS_LITERAL = "address_literal"  # an IP address where names are asked for
+NOT_ALLOWED = "not_allowed"
+DENIED = "denied"  # named by the policy's list of denied hosts
+HEAD_TIMEOUT = "head_timeout"
+HEAD_TOO_LARGE = "head_too_large"
+TOO_MANY_CONNECTIONS = "too_many_connections"
+TOO_MANY_NEW = "too_many_new_connections"
+SENT_BYTES = "sent_bytes"
+RECEIVED_BYTES = "received_bytes"
+TENANT_QUOTA = "tenant_quota"
+UNRESOLVED = "unresolved"
+RESOLVER_TIMEOUT = "resolver_timeout"
+REFUSED_ADDRESS = "refused_address"
+UNREACHED = "unreached"
+SERVER_NAME = "server_name"  # the ClientHello names another host, none, or can't be read
+OLD_TLS = "old_tls"
+UPSTREAM_CERTIFICATE = "upstream_certificate"
+AMBIGUOUS_PATH = "ambiguous_path"
+MISDIRECTED = "misdirected"  # a Host header that is not the connection's name
+
+# Ends of connections that were made.
+ENDED = "ended"  # by either side, in order
+BROKEN = "broken"
+TIME_LIMIT = "connection_time"
+RULE_GONE = "rule_gone"
+SESSION_ENDED = "session_ended"
+PROXY_ENDED = "proxy_ended"
+
+REFUSALS = frozenset(
+    {
+        BAD_REQUEST,
+        BAD_NAME,
+        ADDRESS_LITERAL,
+        NOT_ALLOWED,
+        DENIED,
+        HEAD_TIMEOUT,
+        HEAD_TOO_LARGE,
+        TOO_MANY_CONNECTIONS,
+        TOO_MANY_NEW,
+        SENT_BYTES,
+        RECEIVED_BYTES,
+        TENANT_QUOTA,
+        UNRESOLVED,
+        RESOLVER_TIMEOUT,
+        REFUSED_ADDRESS,
+        UNREACHED,
+        SERVER_NAME,
+        OLD_TLS,
+        UPSTREAM_CERTIFICATE,
+        AMBIGUOUS_PATH,
+        MISDIRECTED,
+    }
+)
+ENDS = frozenset(
+    {ENDED, BROKEN, TIME_LIMIT, RULE_GONE, SESSION_ENDED, PROXY_ENDED, SENT_BYTES, RECEIVED_BYTES, TENANT_QUOTA}
+)

@@ -35,6 +35,7 @@ class Results:
         self._variables_reset = True
 
     def send(self, run: Run, outcome: str, detail: Optional[Detail]) -> None:
+        wall_time_s = run.wall_time_s()  # first: looking for artifacts and sending the value can take long
         for notice in self._notices:
             run.logs.say("stderr", notice)
         self._notices = []
@@ -50,7 +51,7 @@ class Results:
             generation=self.generation,
             final=run.final_call_id,
             operations=run.operations,
-            wall_time_s=run.wall_time_s(),
+            wall_time_s=wall_time_s,
             cpu_time_s=run.cpu_time_s,
             peak_memory_bytes=run.peak_memory_bytes,
             output_bytes=run.logs.total_bytes,

@@ -1,0 +1,62 @@
+"""The result of a run: how it ended, and what it used."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from executor_server.guest.files.artifacts import Artifacts
+from executor_server.guest.supervisor.results import Results
+from executor_server.guest.supervisor.run import Run, Settings
+from executor_server.guest.wire.messages import Result
+
+_SETTINGS = Settings(mode="last_expression", wall_time_s=60, cpu_time_s=60, operations=1000, output_bytes=1000)
+
+
+class Clock:
+    """Stands still but for what is said to take long."""
+
+    def __init__(self) -> None:
+        self.now_s = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+
+class SlowArtifacts(Artifacts):
+    """Takes a minute to find nothing."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+
+    def found(self) -> Any:
+        self._clock.now_s += 60.0
+        return [], False
+
+
+class SlowChannel:
+    """Takes a minute for a value that is sent ahead of the result, and keeps the result."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self.results: list[Result] = []
+
+    def send_blob(self, data: bytes | int, size: int, *, execution_id: str) -> str:
+        self._clock.now_s += 60.0
+        return "g1"
+
+    def send(self, result: Result, body: bytes) -> None:
+        self.results.append(result)
+
+
+def test_the_time_to_describe_a_result_is_not_the_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+    monkeypatch.setattr("executor_server.guest.supervisor.run.time", clock)
+    channel: Any = SlowChannel(clock)
+    run = Run("e", "1", _SETTINGS, 1, channel)
+    clock.now_s += 2.5
+    run.artifacts = SlowArtifacts(clock)
+    run.output, run.output_size = b"a large value", 10**7
+    Results(channel).send(run, "succeeded", None)
+    assert [(result.blob, result.wall_time_s) for result in channel.results] == [("g1", 2.5)]

@@ -21,7 +21,7 @@ Races.
   learns by `on_waiting` that a frame waits, and connects.
 - A cancelled or timed-out attempt leaves nothing behind: the `finally` of `connect` releases what was not greeted.
 - The owner's pause of reading holds only once READY has arrived, else a guest would look dead because its owner is
-  busy. The owner pauses each new connection again (reading.py).
+  busy. From then on it holds for each new connection (reading.py).
 
 Attacks. The guest is hostile.
 - A frame that violates the protocol closes the channel for good (`violated`): nothing later is believed.

@@ -20,15 +20,16 @@ class ReadingControl:
         self._greeted = False
 
     def attach(self, transport: asyncio.Transport) -> None:
-        """Takes a new connection, whose guest has not answered yet. A pause of the owner ends with the old one."""
+        """Takes a new connection, whose guest has not answered yet: it is read, whatever the owner has paused."""
         self._transport, self._greeted = transport, False
 
     def detach(self) -> None:
         self._transport, self._greeted = None, False
 
     def greeted(self) -> None:
-        """The guest has answered: from here on the owner's pause holds."""
+        """The guest has answered: from here on the owner's pause holds, also one from before this connection."""
         self._greeted = True
+        self._update()
 
     def pause(self) -> None:
         """Suspends reading for the owner."""

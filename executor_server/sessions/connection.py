@@ -94,10 +94,6 @@ class ConnectionOwner(Protocol):
         """True when nothing runs, waits or is transferred."""
         ...
 
-    def on_connected(self) -> None:
-        """Notified of each connection, before anything is read from it."""
-        ...
-
     async def give_up_guest(self, reason: str) -> None:
         """Loses the session: the guest is gone."""
         ...
@@ -157,7 +153,6 @@ class GuestConnection:
         await self._channel.connect(within_s, answer_s=answer_s)
         if self._channel.connected:  # else it broke in the same moment, and `on_lost` has begun to renew it
             self.state = ConnectionState.UP
-            self._owner.on_connected()
 
     def on_lost(self, reason: str) -> None:
         """Renews a broken connection, a limited number of times; a dead or lying supervisor fails to reconnect."""

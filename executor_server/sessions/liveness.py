@@ -42,10 +42,6 @@ class GuestLiveness:
                 self._pinged_s = 0.0  # answers to earlier pings have not been read
                 self._channel.reading.resume()
 
-    def on_connected(self) -> None:
-        if self._holders:
-            self._channel.reading.pause()  # a new connection begins by reading
-
     def check(self) -> str | None:
         """Pings the guest when it is time to. Returns a reason when it has been silent for too long, and is lost."""
         now = time.monotonic()

@@ -248,9 +248,6 @@ class Session:
         busy = self.executions.journal.running or self.requests.waiting or self._liveness.reading_held
         return self._lost is None and not busy
 
-    def on_connected(self) -> None:
-        self._liveness.on_connected()
-
     async def give_up_guest(self, reason: str) -> None:
         """Loses the session, for the given reason unless the sandbox knows a better one."""
         self.give_up(await self._cause_of_death(reason))

@@ -98,11 +98,6 @@ class ChildProcesses:
         self._set_interpreter(self._fork(lambda sock, config: self._programs.interpreter(sock, config, [])))
         self._start_checker()
 
-    def replace(self) -> None:
-        """Kills everything in the sandbox and starts both again."""
-        self.stop()
-        self.start()
-
     def stop(self) -> None:
         """Kills everything in the sandbox."""
         for child in (self._interpreter, self._checker):

@@ -66,7 +66,6 @@ class Runner:
         self._config = config
         self._channel = channel
         self._child_processes = child_processes
-        self._transfers = transfers
         self._cpu = cpu
         self._charged_cpu_s = 0.0  # spent by runs that have ended
         self._on_end = on_end

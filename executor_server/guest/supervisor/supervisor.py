@@ -79,7 +79,6 @@ class Supervisor:
     """Owns the parts, and decides what is next."""
 
     def __init__(self, config: Config, listener: socket.socket, programs: Programs) -> None:
-        self._config = config
         self._loop = Loop()
         self._channel = Channel(listener, config.token_hash, self._loop, self._on_frame, self._describe)
         self._transfers = Transfers(self._channel, config.workspace)

@@ -22,14 +22,13 @@ import structlog
 
 from executor_server.backends.e2b.failures import CloudFailure
 from executor_server.backends.e2b.retry import with_retries
-from executor_server.guest.wire.lines import LINE_BYTES, LineDecoder, LineError, encode_lines
+from executor_server.guest.wire.lines import LINE_BYTES, SOCKET_CLOSED, LineDecoder, LineError, encode_lines
 
 # Bytes in one request: several lines, so that a file needs few requests.
 _REQUEST_BYTES = 4 * LINE_BYTES
 _STOP_TIMEOUT_S = 10.0
 _HIGH_BYTES = 64 * 1024
 _NONCE_BYTES = 16
-_SOCKET_CLOSED = 0  # the relay's exit code; guest/cloud/relay.py lists the others
 
 _log = structlog.get_logger(__name__)
 
@@ -153,7 +152,7 @@ class CommandTransport(asyncio.Transport):
         except CloudFailure as failure:
             self._break(failure)
             return
-        if exit_code == _SOCKET_CLOSED and self._started.done():
+        if exit_code == SOCKET_CLOSED and self._started.done():
             self._end(None)
         else:
             self._break(RelayEnded(exit_code))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from ..wire import link
 from ..wire.lean import dumps, loads
+from ..wire.messages import MAX_NAME_CHARS
 from .shipped import ShippedTools, ToolsRefused, Unmade
 
 TYPE_CHECKING = False
@@ -18,8 +19,6 @@ if TYPE_CHECKING:
 
     Stub = Callable[[str, str, list[str], bool], Callable[..., Any]]
     """Makes the stub of a host tool from name, description, parameters, and whether it is the final answer."""
-
-_MAX_MESSAGE_CHARS = 4000
 
 
 class SessionTools:
@@ -41,7 +40,7 @@ class SessionTools:
 
     def take_part(self, message: link.Message, data: Union[bytes, memoryview]) -> None:
         """Takes a part of a tool that will be made."""
-        self._shipped.take_part(message.head.text("tool", 256), message.head.text("part", 32), data)
+        self._shipped.take_part(message.head.text("tool", MAX_NAME_CHARS), message.head.text("part", 32), data)
 
     def make(self, message: link.Message) -> tuple[dict[str, Any], bytes]:
         """Makes tools from the parts that came before and puts all in place. Returns the answer to the supervisor."""
@@ -53,10 +52,10 @@ class SessionTools:
             else:
                 made = self._shipped.replace(shipped, stubs)
         except ToolsRefused as refused:
-            head = {"t": "op_done", "ok": False, "message": str(refused)[:_MAX_MESSAGE_CHARS]}
+            head = {"t": "op_done", "ok": False, "message": str(refused)[: link.MAX_MESSAGE_CHARS]}
             return head, dumps(refused.modules)
         self._place({**stubs, **made})
-        return {"t": "op_done", "ok": True, "message": problems[:_MAX_MESSAGE_CHARS]}, b""
+        return {"t": "op_done", "ok": True, "message": problems[: link.MAX_MESSAGE_CHARS]}, b""
 
     def on_drop(self, message: link.Message) -> None:
         """Replaces tools by ones that say why they are not there any more."""

@@ -13,6 +13,7 @@ from executor_api.values.objects import type_name_of
 from ..checks.failures import text_of
 from ..wire import link
 from ..wire.lean import dumps, loads, signal
+from ..wire.messages import MAX_NAME_CHARS
 from .host_tools import decode_value, encode_value
 
 TYPE_CHECKING = False
@@ -25,8 +26,6 @@ if TYPE_CHECKING:
     from .streams import Streams
 
     Send = Callable[..., None]
-
-_MAX_MESSAGE_CHARS = 4000
 
 
 class Variables:
@@ -41,7 +40,7 @@ class Variables:
         self._staging_error = ""
 
     def on_variable(self, message: link.Message) -> None:
-        name = message.head.text("name", 256)
+        name = message.head.text("name", MAX_NAME_CHARS)
         try:
             self._staged[name] = self._guarded(decode_value, view(message))
         except BaseException as error:  # noqa: BLE001 (the border of agent code: unpickling runs what it wants)
@@ -52,7 +51,7 @@ class Variables:
         self._staged, self._staging_error = {}, ""
         if not failed:
             self._namespace.update(staged)
-        self._send({"t": "op_done", "ok": not failed, "message": failed[:_MAX_MESSAGE_CHARS]})
+        self._send({"t": "op_done", "ok": not failed, "message": failed[: link.MAX_MESSAGE_CHARS]})
 
     def on_forget(self, _message: link.Message) -> None:
         self._staged, self._staging_error = {}, ""
@@ -78,7 +77,7 @@ class Variables:
                     self._send({"t": "variable", "name": name}, packed)
         except BaseException as error:  # noqa: BLE001 (the border of agent code: its __repr__ runs here)
             message = f"variable {name}: {text_of(error)}"
-            self._send({"t": "op_done", "ok": False, "message": message[:_MAX_MESSAGE_CHARS]})
+            self._send({"t": "op_done", "ok": False, "message": message[: link.MAX_MESSAGE_CHARS]})
             return
         missing = [name for name in names if name not in namespace]
         self._send({"t": "op_done", "ok": True}, dumps(missing))
@@ -114,7 +113,7 @@ class States:
             max_bytes = command.head.integer("max_bytes")
             memfd, manifest = runtime.guarded(export, runtime.world(), max_bytes, runtime.audit.off, _settle_copy)
         except BaseException as error:  # noqa: BLE001 (the border of agent code: it can have changed what is used here)
-            self._send({"t": "op_done", "ok": False, "message": text_of(error)[:_MAX_MESSAGE_CHARS]})
+            self._send({"t": "op_done", "ok": False, "message": text_of(error)[: link.MAX_MESSAGE_CHARS]})
             return
         try:
             link.forward(self._sock, {"t": "state"}, memfd)
@@ -130,7 +129,7 @@ class States:
         try:
             manifest = restore(self._runtime.world(), memfd, command.size, self._runtime.guarded)
         except BaseException as error:  # noqa: BLE001 (the border of agent code: unpickling runs what it wants)
-            answer: dict[str, Any] = {"t": "op_done", "ok": False, "message": text_of(error)[:_MAX_MESSAGE_CHARS]}
+            answer: dict[str, Any] = {"t": "op_done", "ok": False, "message": text_of(error)[: link.MAX_MESSAGE_CHARS]}
             body = b""
         else:
             answer, body = {"t": "op_done", "ok": True}, dumps(manifest)
@@ -159,4 +158,4 @@ def view(message: link.Message) -> Union[bytes, memoryview]:
 def _is_variable(name: object, value: Any) -> bool:
     skipped = (types.ModuleType, types.FunctionType, types.BuiltinFunctionType, type)
     # Agent code can put anything among its globals, also under keys that are no names.
-    return isinstance(name, str) and len(name) <= 256 and name[:1] != "_" and not isinstance(value, skipped)
+    return isinstance(name, str) and len(name) <= MAX_NAME_CHARS and name[:1] != "_" and not isinstance(value, skipped)

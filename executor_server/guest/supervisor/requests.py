@@ -47,7 +47,6 @@ if TYPE_CHECKING:
 
 # Seconds for the interpreter to answer a request.
 REQUEST_TIME_S = 60.0
-_MAX_MESSAGE_CHARS = 4000
 _INLINE_TOTAL_BYTES = 512 * 1024
 # Characters in the names of variables got at one time: each takes up to 12 bytes in the frame that lists them.
 _MAX_NAMES_CHARS = 128 * 1024
@@ -310,7 +309,7 @@ class Requests:
         if self._current is None:
             raise FrameError("the end of a request that was not made")
         request, ok = self._current, head.boolean("ok")
-        message = head.text("message", _MAX_MESSAGE_CHARS, default="")
+        message = head.text("message", link.MAX_MESSAGE_CHARS, default="")
         if ok and request.kind in _OF_STATES:
             self._end_state(request, body)
             self._current = None

@@ -27,7 +27,16 @@ from ..wire.channel import Channel
 from ..wire.frames import Fields, FrameError
 from ..wire.lean import loads, signal
 from ..wire.loop import Loop
-from ..wire.messages import IMAGE_SOURCES, IMAGE_TYPES, MAX_IMPORT_CHARS, MAX_IMPORTS, Image, LimitWarning, ToolCall
+from ..wire.messages import (
+    IMAGE_SOURCES,
+    IMAGE_TYPES,
+    MAX_IMPORT_CHARS,
+    MAX_IMPORTS,
+    MAX_NAME_CHARS,
+    Image,
+    LimitWarning,
+    ToolCall,
+)
 from . import memory, usage
 from .background import Background
 from .checking import Checking
@@ -278,7 +287,7 @@ class Runner:
 
     def on_tool_call(self, message: link.Message) -> None:
         run = self.run
-        call = Call(message.head.text("name", 256), message.head.text("call", 64), message.size)
+        call = Call(message.head.text("name", MAX_NAME_CHARS), message.head.text("call", 64), message.size)
         if self.tool_calls.accept(run, call):
             assert run is not None
             self._output.drain(run)

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 _MAX_STRANGERS = 4
 _HELLO_TIME_S = 5.0
 _READ_BYTES = 256 * 1024
-_MAX_REFUSAL_CHARS = 4000
+_REFUSAL_CHARS_SENT = 4000
 
 
 class FileSlice:
@@ -153,7 +153,7 @@ class Channel:
 
     def fail(self, op: int, reason: str, message: str, body: bytes = b"") -> None:
         """Answers a request that cannot be done."""
-        self.send(Done(op=op, ok=False, reason=reason, message=message[:_MAX_REFUSAL_CHARS]), body)
+        self.send(Done(op=op, ok=False, reason=reason, message=message[:_REFUSAL_CHARS_SENT]), body)
 
     def flush(self) -> None:
         """Writes until the socket is full or there is nothing left."""

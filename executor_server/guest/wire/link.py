@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 INLINE_BYTES = 64 * 1024
 MAX_REASON_CHARS = 300  # a child's reason for not going on
+MAX_MESSAGE_CHARS = 4000  # a message in the interpreter's answer to a request
 _PACKET_BYTES = 4 + 64 * 1024 + INLINE_BYTES
 _MAX_FDS = 5  # a payload, stdout and stderr, and both of the time between runs
 

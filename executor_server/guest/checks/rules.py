@@ -8,7 +8,7 @@ wall.
 from __future__ import annotations
 
 from ..wire.frames import FrameError
-from ..wire.messages import CodeRules
+from ..wire.messages import LANGUAGE_RULES_MAX, CodeRules
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ LANGUAGE_RULES = (
     "unlisted_builtins",
 )
 """The features of Python that a policy can refuse agent code, besides imports; docs/policy.md explains each."""
+assert len(LANGUAGE_RULES) <= LANGUAGE_RULES_MAX, "a session that is refused all of them could not begin"
 
 
 class Rules:

@@ -32,6 +32,7 @@ MAX_MESSAGE_CHARS, MAX_TRACEBACK_CHARS = 16_384, 32_768
 MAX_IMPORTS, MAX_IMPORT_CHARS = 64, 200
 MAX_NAME_CHARS = IDENTIFIER_CHARS_MAX
 MAX_REFUSAL_CHARS = 8192
+LANGUAGE_RULES_MAX = 9
 _MAX_PATH_CHARS = 2048
 _ID_CHARS = 64
 _MAX_GENERATION = 2**31
@@ -124,7 +125,7 @@ class CodeRules(Record):
 
     authorized: list[str] = texts(2048, 256)
     denied: list[str] = texts(2048, 256)
-    refused: list[str] = texts(9, 64)
+    refused: list[str] = texts(LANGUAGE_RULES_MAX, 64)
 
 
 class SessionRules(CodeRules):

@@ -155,10 +155,9 @@ def _bounded(body: bytes) -> bytes:
     return body
 
 
-def read_variables(frame: Frame) -> tuple[tuple[tuple[str, Payload], ...], tuple[str, ...]]:
-    """Reads (variables, missing names) of the DONE frame that answers GET_VARIABLES."""
-    done, body = message_of(frame), frame.body
-    if not isinstance(done, wire.Done) or done.names is None or done.names > len(body):
+def read_variables(done: wire.Done, body: bytes) -> tuple[tuple[tuple[str, Payload], ...], tuple[str, ...]]:
+    """Reads (variables, missing names) of the DONE that answers GET_VARIABLES."""
+    if done.names is None or done.names > len(body):
         raise FrameError("a list of variables past the end of its frame")
     answer = read_object(wire.GotVariables, body[: done.names], "a list of variables")
     position = done.names
@@ -179,12 +178,11 @@ def read_file_info(entry: wire.FileEntry | None) -> FileInfo:
     return FileInfo(path=entry.path, size_bytes=entry.size, is_directory=entry.directory, modify_time_s=entry.modified)
 
 
-def read_listing(frame: Frame) -> tuple[list[FileInfo], bool]:
-    """Reads (entries, truncated) of the DONE frame that answers FILE_LIST."""
-    done = message_of(frame)
-    if not isinstance(done, wire.Done) or done.truncated is None:
+def read_listing(done: wire.Done, body: bytes) -> tuple[list[FileInfo], bool]:
+    """Reads (entries, truncated) of the DONE that answers FILE_LIST."""
+    if done.truncated is None:
         raise FrameError("a listing that does not say whether it is all")
-    return _read_files(frame.body, DIRECTORY_ENTRIES_MAX), done.truncated
+    return _read_files(body, DIRECTORY_ENTRIES_MAX), done.truncated
 
 
 def _read_files(data: bytes, at_most: int) -> list[FileInfo]:

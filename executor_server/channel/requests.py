@@ -152,8 +152,7 @@ def nothing(frame: Frame) -> None:
 
 def listing(frame: Frame) -> tuple[list[FileInfo], bool]:
     """Reads (entries, truncated)."""
-    _require_done(frame)
-    return read_listing(frame)
+    return read_listing(_require_done(frame), frame.body)
 
 
 def written_file(frame: Frame) -> FileInfo:
@@ -182,8 +181,7 @@ def variables_part(frame: Frame) -> BlobChunk | VariablesReply:
         chunk = read_event(frame)
         assert isinstance(chunk, BlobChunk)
         return chunk
-    _require_done(frame)
-    return VariablesReply(*read_variables(frame))
+    return VariablesReply(*read_variables(_require_done(frame), frame.body))
 
 
 def _require_done(frame: Frame) -> Done:

@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from executor_server.channel.events import read_event, read_listing, read_result, read_variables
-from executor_server.channel.requests import VariablesReply
+from executor_server.channel import requests
+from executor_server.channel.events import read_event, read_result
+from executor_server.channel.requests import VariablesReply, variables_part
 from executor_server.core.model import (
     BlobChunk,
     BlobRef,
@@ -113,8 +114,10 @@ def test_variables_and_listings_are_read() -> None:
         "variables": [{"name": "a", "inline": 2}, {"name": "b", "blob": "g1", "size": 9}, {"name": "c", "inline": 1}],
         "missing": ["d"],
     }
-    assert read_variables(variables(listed, b"AAC")) == ((("a", b"AA"), ("b", BlobRef("g1", 9)), ("c", b"C")), ("d",))
-    assert read_listing(listing([FILE])) == ([FileInfo("a", 1, False, 0.5)], False)
+    assert variables_part(variables(listed, b"AAC")) == VariablesReply(
+        (("a", b"AA"), ("b", BlobRef("g1", 9)), ("c", b"C")), ("d",)
+    )
+    assert requests.listing(listing([FILE])) == ([FileInfo("a", 1, False, 0.5)], False)
 
 
 MALFORMED: dict[str, tuple[Callable[[Frame], Any], Frame]] = {
@@ -168,22 +171,22 @@ MALFORMED: dict[str, tuple[Callable[[Frame], Any], Frame]] = {
     "an error on line -1": (read_result, failed(line=-1)),
     "an exit code of 256": (read_result, failed(exit_code=256)),
     "a long output": (read_result, result(bytes(CHUNK_BYTES + 1), output=CHUNK_BYTES + 1)),
-    "variables that are a list": (read_variables, variables([])),
+    "variables that are a list": (variables_part, variables([])),
     "variables past the end": (
-        read_variables,
+        variables_part,
         variables({"variables": [{"name": "a", "inline": 2}], "missing": []}, b"x"),
     ),
-    "names past the end": (read_variables, frame(Kind.DONE, {"names": 5}, b"{}")),
-    "a variable without name": (read_variables, variables({"variables": [{"inline": 0}], "missing": []})),
-    "missing that are numbers": (read_variables, variables({"variables": [], "missing": [1]})),
-    "variables that are not JSON": (read_variables, frame(Kind.DONE, {"names": 1}, b"{")),
-    "a listing that is an object": (read_listing, listing({})),
-    "a listing of texts": (read_listing, listing(["a"])),
-    "a listing without end": (read_listing, listing([FILE] * 10_001)),
-    "a listing that is not JSON": (read_listing, frame(Kind.DONE, {"truncated": False}, b"[")),
-    "a file of negative size": (read_listing, listing([{**FILE, "size": -1}])),
-    "a file of no time": (read_listing, listing([{**FILE, "modified": None}])),
-    "a directory that is 1": (read_listing, listing([{**FILE, "directory": 1}])),
+    "names past the end": (variables_part, frame(Kind.DONE, {"names": 5}, b"{}")),
+    "a variable without name": (variables_part, variables({"variables": [{"inline": 0}], "missing": []})),
+    "missing that are numbers": (variables_part, variables({"variables": [], "missing": [1]})),
+    "variables that are not JSON": (variables_part, frame(Kind.DONE, {"names": 1}, b"{")),
+    "a listing that is an object": (requests.listing, listing({})),
+    "a listing of texts": (requests.listing, listing(["a"])),
+    "a listing without end": (requests.listing, listing([FILE] * 10_001)),
+    "a listing that is not JSON": (requests.listing, frame(Kind.DONE, {"truncated": False}, b"[")),
+    "a file of negative size": (requests.listing, listing([{**FILE, "size": -1}])),
+    "a file of no time": (requests.listing, listing([{**FILE, "modified": None}])),
+    "a directory that is 1": (requests.listing, listing([{**FILE, "directory": 1}])),
 }
 
 
@@ -242,7 +245,7 @@ def test_any_frame_gives_values_that_a_message_can_carry_or_a_frame_error(
     if with_detail:
         body = json.dumps(detail).encode()
         head = {**RESULT, **head, "error": len(body)}
-    for read in (read_event, read_result, read_variables, read_listing):
+    for read in (read_event, read_result, variables_part, requests.listing):
         try:
             value = read(frame(kind, head, body))
         except FrameError:
@@ -258,7 +261,7 @@ def test_any_frame_gives_values_that_a_message_can_carry_or_a_frame_error(
         (read_event, frame(Kind.BLOB_CHUNK, {"blob": "a b"})),
         (read_event, frame(Kind.IMAGE, {**IMAGE, "blob": "\ud800", "size": 1})),
         (read_result, result(final="c1\n")),
-        (read_variables, variables({"variables": [{"name": "a", "blob": "../b", "size": 1}], "missing": []})),
+        (variables_part, variables({"variables": [{"name": "a", "blob": "../b", "size": 1}], "missing": []})),
     ],
 )
 def test_an_id_that_no_client_could_send_back_is_refused(read: Callable[[Frame], Any], hostile: Frame) -> None:
@@ -270,8 +273,8 @@ def test_an_id_that_no_client_could_send_back_is_refused(read: Callable[[Frame],
 def test_texts_that_utf_8_cannot_carry_reach_the_client_escaped() -> None:
     carry(read_event(frame(Kind.TOOL_CALL, {"call": "c", "name": "\ud800"})))
     carry(read_result(failed(type="\ud800", message="\ud800", traceback="\ud800", statement="\ud800")))
-    carry(read_variables(variables({"variables": [{"name": "\ud800", "inline": 0}], "missing": ["\ud800"]})))
-    carry(read_listing(listing([{**FILE, "path": "\ud800"}])))
+    carry(variables_part(variables({"variables": [{"name": "\ud800", "inline": 0}], "missing": ["\ud800"]})))
+    carry(requests.listing(listing([{**FILE, "path": "\ud800"}])))
 
 
 def carry(value: Any) -> None:
@@ -279,7 +282,7 @@ def carry(value: Any) -> None:
     match value:
         case (list(files), bool(truncated)):
             to_wire.files_to(files, truncated=truncated)
-        case (tuple(named), tuple(missing)):
-            to_wire.variables_to(VariablesReply(named, missing))
+        case VariablesReply() as reply:
+            to_wire.variables_to(reply)
         case _:
             to_wire.event_to(Event(1, value))

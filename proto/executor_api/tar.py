@@ -9,7 +9,7 @@ GNU, pax). The client, whose disk is at stake, is `strict`: it takes what `heade
 not for that. It knows every dialect, and a forged header can make it read a whole archive at once (a size below zero),
 loop, or collect a sparse map of gigabytes; which of these is mended differs between versions of Python.
 
-Standard library only, for CPython 3.9 and later: this is imported at the start of every sandbox.
+Standard library only, for CPython 3.9 and later: the guest has this too, and imports it with the first archive.
 """
 
 from __future__ import annotations

@@ -11,8 +11,10 @@ Invariant: at most one connection is the daemon's, and what is being written (`_
 goes, `_writing` is dropped whole: the frame in it was given by the window, which gives it again from its start.
 
 Race: a second connection with the next token can arrive while the first one is half way through a frame. All that
-could fail is checked first (token, version, position), then the old connection is closed, then the window is rewound:
-a greeting that fails leaves the daemon's connection as it is.
+could fail is checked first (token, version, position): a greeting that fails leaves the daemon's connection and the
+window as they are. With the check of the position the window is rewound, and files of released frames are closed, that
+of the frame in `_writing` perhaps among them. So the old connection is closed next, and `_writing` dropped, in the same
+turn of the loop: nothing is written in between.
 
 Attack: agent code may connect too where it can see the socket. It has no token, so all it gets is one of
 _MAX_STRANGERS places for at most _HELLO_TIME_S; the oldest gives its place up, so strangers cannot keep a daemon out.

@@ -20,7 +20,7 @@ from pydantic import AfterValidator
 from pydantic.fields import FieldInfo
 
 from executor_server.config.config import Config
-from executor_server.config.settings import Form, Section, WrittenSize
+from executor_server.config.settings import Form, ReadForm, Section, WrittenSize
 from executor_server.policy.file import PolicyFile
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -131,13 +131,15 @@ def _toml(value: Any) -> str:
         return f"{value:_}"
     if isinstance(value, tuple):
         return f"[{', '.join(map(_toml, value))}]"
+    if value == {}:
+        return "{}"
     return f'"{value}"'
 
 
 def _allowed(annotation: Any, metadata: Sequence[Any] = ()) -> str:
     """The values that a key can have, in words."""
     form = next((each.func for each in metadata if isinstance(each, AfterValidator)), None)
-    if isinstance(form, Form):
+    if isinstance(form, Form | ReadForm):
         return form.text
     arguments = get_args(annotation)
     if hasattr(annotation, "__metadata__"):
@@ -147,6 +149,8 @@ def _allowed(annotation: Any, metadata: Sequence[Any] = ()) -> str:
         return " or ".join(_allowed(each) for each in arguments if each is not type(None))
     if get_origin(annotation) is tuple:
         return f"array; each {_allowed(arguments[0])}"
+    if get_origin(annotation) is dict:
+        return f"table; each {_allowed(arguments[1])}"
     if get_origin(annotation) is Literal:
         return " or ".join(f"`{_toml(each)}`" for each in arguments)
     if annotation is bool:

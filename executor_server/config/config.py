@@ -16,6 +16,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, model_validator
 
 from executor_server.config.backend_config import DockerSection, E2BSection, LocalSection
+from executor_server.config.egress_config import EgressSection
 from executor_server.config.problems import validated
 from executor_server.config.settings import (
     GIB,
@@ -248,6 +249,7 @@ class Config(Section):
     pool: PoolSection = PoolSection()
     sessions: SessionsSection = SessionsSection()
     policy: PolicySection = PolicySection()
+    egress: EgressSection = EgressSection()
     state: StateSection = StateSection()
     audit: AuditSection = AuditSection()
     metrics: MetricsSection = MetricsSection()

@@ -56,6 +56,20 @@ class Form:
         return value
 
 
+@dataclass(frozen=True)
+class ReadForm:
+    """A validator that returns what it has read. `read` raises ValueError with a clause: "has no port"."""
+
+    text: str
+    read: Callable[[Any], Any]
+
+    def __call__(self, value: Any) -> Any:
+        try:
+            return self.read(value)
+        except ValueError as error:
+            raise ValueError(f"{error}; it must be {self.text}") from error
+
+
 BackendName = Literal["local", "docker", "e2b"]
 
 

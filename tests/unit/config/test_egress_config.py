@@ -1,0 +1,171 @@
+"""The section of the egress proxy takes what can work, and secrets come from files that no other user can read."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from executor_server.config import ConfigError, EgressSection, read_secret, validated
+from executor_server.config.config import load, to_toml
+from executor_server.config.egress_config import MAX_SECRET_BYTES
+
+
+def problem(**keys: Any) -> str:
+    with pytest.raises(ConfigError) as caught:
+        validated(EgressSection, keys)
+    (found,) = caught.value.problems
+    return found
+
+
+def test_nothing_of_it_needs_to_be_set() -> None:
+    section = EgressSection()
+    assert (section.internal, section.resolver, section.upstream_proxy, section.secrets) == ((), (), None, {})
+
+
+def test_what_was_written_is_kept_in_one_form(tmp_path: Path) -> None:
+    path = tmp_path / "executor.toml"
+    path.write_text(
+        """
+        [egress]
+        internal = ["10.20.0.0/16", "10.9.8.7", "FD12::/32"]
+        resolver = ["10.0.0.53", "[fd12::0:53]:5353"]
+        upstream_proxy = "http://proxy.example:03128/"
+        upstream_resolves = true
+        ca_file = "/etc/ours.pem"
+        secrets = { github-bot = "/etc/secrets/github" }
+        """
+    )
+    config = load(path)
+    assert config.egress.internal == ("10.20.0.0/16", "10.9.8.7/32", "fd12::/32")
+    assert config.egress.resolver == ("10.0.0.53:53", "[fd12::53]:5353")
+    assert config.egress.upstream_proxy == "http://proxy.example:3128"
+    assert config.egress.secrets == {"github-bot": Path("/etc/secrets/github")}
+    path.write_text(to_toml(config))
+    assert load(path) == config
+
+
+def test_one_resolver_needs_no_array() -> None:
+    assert EgressSection(resolver="127.0.0.53").resolver == ("127.0.0.53:53",)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("10.20.0.1/16", "is no range of addresses"),
+        ("mirror.example", "is no range of addresses"),
+        ("0.0.0.0/0", "is all addresses"),
+        ("::/0", "is all addresses"),
+        ("127.0.0.1", "lies within 127.0.0.0/8, which the proxy never connects to"),
+        ("169.254.169.254/32", "lies within 169.254.0.0/16"),
+        ("fd00:ec2::254", "lies within fd00:ec2::254/128"),
+        ("::1", "lies within ::/127"),
+        ("fe80::/64", "lies within fe80::/10"),
+        ("239.1.0.0/16", "lies within 224.0.0.0/4"),
+        ("::ffff:10.0.0.0/104", "counts as written in IPv4 only"),
+    ],
+)
+def test_a_range_that_opens_nothing_or_everything_is_refused(text: str, said: str) -> None:
+    found = problem(internal=[text])
+    assert found.startswith("internal.0: ") and said in found and 'such as "10.20.0.0/16"' in found
+
+
+@pytest.mark.parametrize(
+    "text", ["dns.example", "10.0.0.53:0", "10.0.0.53:65536", "fe80::1%eth0", "10.0.0.53:", "", "tcp://10.0.0.53"]
+)
+def test_a_resolver_is_an_address(text: str) -> None:
+    assert 'it must be the address of a DNS server, as "10.0.0.53"' in problem(resolver=text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "proxy.example:3128",
+        "https://proxy.example:3128",
+        "socks5://proxy.example:1080",
+        "http://proxy.example",
+        "http://proxy.example:0",
+        "http://proxy.example:65536",
+        "http://proxy.example:3128/path",
+        "http://bad host:3128",
+        "http://-x:3128",
+    ],
+)
+def test_an_upstream_proxy_is_a_host_and_a_port(text: str) -> None:
+    assert 'it must be "http://HOST:PORT"' in problem(upstream_proxy=text)
+
+
+def test_an_upstream_proxy_s_password_does_not_belong_into_the_file() -> None:
+    assert "has a user or a password" in problem(upstream_proxy="http://me:secret@proxy.example:3128")
+
+
+def test_only_an_upstream_proxy_can_resolve_upstream() -> None:
+    assert problem(upstream_resolves=True) == ("upstream_resolves: needs upstream_proxy, which is not set (it is True)")
+
+
+def test_secrets_have_names_and_absolute_paths() -> None:
+    assert "1 to 64 of A-Z" in problem(secrets={"a b": "/x"})
+    assert "must be an absolute path" in problem(secrets={"a": "x"})
+
+
+# -- files of secrets
+
+
+@pytest.fixture
+def secret(tmp_path: Path) -> Path:
+    path = tmp_path / "token"
+    path.write_bytes(b"ghp_0123 456")
+    path.chmod(0o600)
+    return path
+
+
+def refusal(path: Path) -> str:
+    with pytest.raises(ConfigError) as caught:
+        read_secret("bot", path)
+    (found,) = caught.value.problems
+    assert found.startswith(f"egress.secrets.bot: the file {path} ") and "ghp" not in found
+    return found
+
+
+@pytest.mark.parametrize("end", [b"", b"\n", b"\r\n"])
+def test_a_secret_is_the_one_line_of_its_file(secret: Path, end: bytes) -> None:
+    secret.write_bytes(b"ghp_0123 456" + end)
+    assert read_secret("bot", secret) == "ghp_0123 456"
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"", b"\n", b"ghp\r\nX-Other: 1", b"ghp\n\n", b"ghp\rx", b"ghp\0", b" ghp", b"ghp ", b"ghp\t1", "ghpé".encode()],
+)
+def test_a_secret_with_a_line_break_or_no_ascii_is_refused(secret: Path, data: bytes) -> None:
+    secret.write_bytes(data)
+    assert refusal(secret).endswith("must hold one line of printable ASCII, without spaces at its ends")
+
+
+def test_a_secret_is_not_large(secret: Path) -> None:
+    secret.write_bytes(b"g" * MAX_SECRET_BYTES + b"\n")
+    assert len(read_secret("bot", secret)) == MAX_SECRET_BYTES
+    secret.write_bytes(b"g" * (MAX_SECRET_BYTES + 1))
+    assert "is larger than 4,096 bytes" in refusal(secret)
+
+
+@pytest.mark.parametrize("mode", [0o640, 0o604, 0o620, 0o644])
+def test_a_secret_that_others_can_read_is_refused(secret: Path, mode: int) -> None:
+    secret.chmod(mode)
+    assert f"can be read by other users; run: chmod 600 {secret}" in refusal(secret)
+
+
+def test_a_secret_is_in_a_regular_file_that_is_there(tmp_path: Path) -> None:
+    assert "can't be read: No such file" in refusal(tmp_path / "missing")
+    assert "is not a regular file" in refusal(tmp_path)
+    os.mkfifo(tmp_path / "pipe")
+    assert "is not a regular file" in refusal(tmp_path / "pipe")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+def test_a_secret_of_another_user_is_refused_unless_that_user_is_named(secret: Path) -> None:
+    os.chown(secret, 12345, -1)
+    assert "belongs to user 12345" in refusal(secret)
+    assert read_secret("bot", secret, owners=[12345]) == "ghp_0123 456"

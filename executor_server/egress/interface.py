@@ -1,0 +1,96 @@
+"""The seam between sessions and the egress proxy: what the service promises, and to whom it reports."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from executor_server.core import EgressConnection, EgressDenial, NetworkRules, NetworkUsage
+
+
+class EgressError(Exception):
+    """The egress proxy can't do what is asked; the message is a sentence that says why and what to do.
+
+    It is for the administrator and may name paths of the host: sessions tell their client that there is no network.
+    """
+
+
+@dataclass(frozen=True)
+class EgressSettings:
+    """The administrator's settings for the way out, checked for their form ([egress] of the configuration)."""
+
+    internal: tuple[str, ...] = ()  # ranges of private addresses that names may resolve to
+    resolver: tuple[str, ...] = ()  # DNS servers as ADDRESS:PORT; empty: as the host resolves
+    upstream_proxy: str | None = None  # http://HOST:PORT
+    upstream_resolves: bool = False  # names are left to the upstream proxy, and their addresses unchecked
+    ca_file: Path | None = None  # PEM certificates of authorities that hosts may have besides the system's
+    secrets: Mapping[str, Path] = field(default_factory=dict)  # files, by the names that policies use
+
+
+class EgressSink(Protocol):
+    """Notified of one session's network, in the daemon's loop. Its methods must neither block nor raise.
+
+    Every value was checked: it has the form that its class promises, is bounded, and is printable in one line. It may
+    still be untrue, since a proxy that was taken over can tell what it likes about the sessions that it serves.
+    """
+
+    def connection_opened(self, connection: EgressConnection) -> None:
+        """A connection was made. Its `connection_id` is new in this session, also after the proxy was restarted."""
+
+    def connection_closed(self, connection: EgressConnection) -> None:
+        """A connection that was reported as opened has ended. Called once for each, whatever dies."""
+
+    def connection_denied(self, denial: EgressDenial) -> None:
+        """A connection or request was refused. The program gets its answer after this, so the log has it first."""
+
+    def denials_uncounted(self, count: int) -> None:
+        """So many refusals more were not reported one by one, because they came too fast."""
+
+    def moved(self, sent_bytes: int, received_bytes: int) -> None:
+        """So many bytes more were sent and received since the last call. The sums are the session's totals."""
+
+
+class Egress(Protocol):
+    """The egress proxy as sessions use it. `EgressService` is the implementation."""
+
+    @property
+    def ca_bundle(self) -> Path:
+        """A file with the system's certificate authorities, those of `ca_file`, and the proxy's own.
+
+        Sandboxes with a network get it read-only. The same content always has the same path; a file that was handed
+        out is never changed. The first use in a state directory's life blocks for up to half a second, later ones
+        do not. Raises EgressError.
+        """
+        ...
+
+    async def bind(
+        self, session_id: str, rules: NetworkRules, listener: socket.socket, sink: EgressSink, used: NetworkUsage
+    ) -> None:
+        """Serves the listener of a session's sandbox from now on, and reports to `sink`.
+
+        Takes the listener over and closes it in every case. `used` are the session's totals so far: `max_sent_bytes`
+        and `max_received_bytes` count from there. Starts the proxy's process when this is the first session. From the
+        return on, the session stays bound until `release`, whatever becomes of the process: connections that wait in
+        the listener's queue are served by the next one. A session that is bound already gets the new listener.
+
+        Raises EgressError when the proxy can't serve it, and then nothing is bound.
+        """
+        ...
+
+    def change(self, session_id: str, rules: NetworkRules) -> None:
+        """Applies other rules; connections that they do not allow are closed. Ignores sessions that are not bound."""
+        ...
+
+    def exhaust(self, session_id: str, reason: str | None) -> None:
+        """Closes a session's connections and refuses new ones for `reason` (guest/egress/reasons.py), until None."""
+        ...
+
+    async def release(self, session_id: str) -> None:
+        """Closes the session's connections and its listener. The sink has all reports when it returns. Idempotent.
+
+        Bounded in time: where the proxy does not answer, what is still open is reported as PROXY_ENDED.
+        """
+        ...

@@ -14,7 +14,7 @@ from executor_server.core import EgressConnection, EgressDenial, NetworkRules, N
 class EgressError(Exception):
     """The egress proxy can't do what is asked; the message is a sentence that says why and what to do.
 
-    It is for the administrator and may name paths of the host: sessions tell their client that there is no network.
+    It is for the administrator and may name paths of the host: a session's client only learns that there is no network.
     """
 
 
@@ -34,7 +34,7 @@ class EgressSink(Protocol):
     """Notified of one session's network, in the daemon's loop. Its methods must neither block nor raise.
 
     Every value was checked: it has the form that its class promises, is bounded, and is printable in one line. It may
-    still be untrue, since a proxy that was taken over can tell what it likes about the sessions that it serves.
+    still be untrue, since a proxy that was taken over can report anything about the sessions that it serves.
     """
 
     def connection_opened(self, connection: EgressConnection) -> None:
@@ -67,14 +67,21 @@ class Egress(Protocol):
         ...
 
     async def bind(
-        self, session_id: str, rules: NetworkRules, listener: socket.socket, sink: EgressSink, used: NetworkUsage
+        self,
+        session_id: str,
+        rules: NetworkRules,
+        listener: socket.socket,
+        sink: EgressSink,
+        used: NetworkUsage,
+        total_bytes: int | None = None,
     ) -> None:
         """Serves the listener of a session's sandbox from now on, and reports to `sink`.
 
         Takes the listener over and closes it in every case. `used` are the session's totals so far: `max_sent_bytes`
-        and `max_received_bytes` count from there. Starts the proxy's process when this is the first session. From the
-        return on, the session stays bound until `release`, whatever becomes of the process: connections that wait in
-        the listener's queue are served by the next one. A session that is bound already gets the new listener.
+        and `max_received_bytes` count from there; `total_bytes` is the bound as in `allow`. Starts the proxy's process
+        when this is the first session. From the return on, the session stays bound until `release`, whatever becomes of
+        the process: connections that wait in the listener's queue are served by the next one. A session that is bound
+        already gets the new listener.
 
         Raises EgressError when the proxy can't serve it, and then nothing is bound.
         """
@@ -84,8 +91,21 @@ class Egress(Protocol):
         """Applies other rules; connections that they do not allow are closed. Ignores sessions that are not bound."""
         ...
 
-    def exhaust(self, session_id: str, reason: str | None) -> None:
-        """Closes a session's connections and refuses new ones for `reason` (guest/egress/reasons.py), until None."""
+    def allow(self, session_id: str, total_bytes: int | None) -> None:
+        """Bounds what a session has sent and received together in all, `used` included; None: no bound, as at first.
+
+        A session that has reached its bound is closed and refused as TENANT_QUOTA until it gets a higher one, also in
+        the next process. It may be passed by at most 512 KiB. The bound is a total and not an addition, because
+        reports and bounds cross on their way. Ignores sessions that are not bound.
+        """
+        ...
+
+    async def settle(self, session_id: str) -> None:
+        """Returns when the sink has all reports of what the proxy had done for a session when this was called.
+
+        The result of an execution waits for it, so it is one exchange with the proxy, and bounded in time: where the
+        proxy does not answer, this returns without. Returns at once for sessions that are not bound.
+        """
         ...
 
     async def release(self, session_id: str) -> None:

@@ -81,4 +81,5 @@ def guest_config(
         "processes": spec.processes,
         "watch_memory": watch_memory,
         "preload": list(preload),
+        "egress": spec.egress,
     }

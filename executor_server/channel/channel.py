@@ -38,13 +38,16 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import socket
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from executor_server.channel.connection import Connection
 from executor_server.channel.endpoint import GuestEndpoint, RefusedError, UnreachedError
+from executor_server.channel.listener import take_listener
 from executor_server.channel.reading import ReadingControl
+from executor_server.channel.tokens import Tokens
 from executor_server.core import SandboxFailure
 from executor_server.fairness import ReadingShares
 from executor_server.guest.wire.frames import (
@@ -58,7 +61,6 @@ from executor_server.guest.wire.frames import (
 from executor_server.guest.wire.messages import Ack, Hello, Ping, Pong, Ready
 from executor_server.guest.wire.schema import Message
 from executor_server.guest.wire.sequenced import Sequenced
-from executor_server.guest.wire.tokens import chained
 
 READY_TIME_S = 30.0
 """Seconds to wait for the guest's first frame; an interpreter starts in a tenth of that, even on a loaded host."""
@@ -93,7 +95,7 @@ class GuestChannel:
         self._transport: asyncio.Transport | None = None
         self._decoder = FrameDecoder()
         self._ready: asyncio.Future[GuestInfo] | None = None
-        self._connections = shown
+        self._tokens = Tokens(endpoint, shown)
         self._first = True
         self._greeted = False
         self._window = Sequenced()
@@ -141,7 +143,8 @@ class GuestChannel:
                 await self._endpoint.open(self._new_connection)
                 assert self._ready is not None, "the endpoint is open, and there is no connection"
                 if self._transport is not None:  # else it has ended already, and `_ready` holds the error
-                    hello = self._hello()
+                    token, taken = self._tokens.next(), self._window.taken
+                    hello = Hello(token=token, protocol=PROTOCOL_VERSION, daemon=self._daemon_id, last_seq=taken)
                     self._transport.write(encode_frame(hello.kind, hello.head()))
                 async with asyncio.timeout(answer_s):
                     self.info = await self._ready
@@ -155,14 +158,11 @@ class GuestChannel:
         self._hung_up = False
         return self.info
 
-    def _hello(self) -> Hello:
-        """Returns HELLO with the next token. Raises SandboxFailure when none is left."""
-        chain_length = self._endpoint.connections_max
-        self._connections += 1
-        if self._connections >= chain_length:
-            raise SandboxFailure("the guest has been connected to too often")
-        token = chained(self._endpoint.token, chain_length - self._connections)
-        return Hello(token=token.hex(), protocol=PROTOCOL_VERSION, daemon=self._daemon_id, last_seq=self._window.taken)
+    async def take_listener(self) -> socket.socket:
+        """Returns the egress proxy's listener, over a connection of its own. Raises SandboxFailure, UnreachedError."""
+        if self._endpoint.socket_path is None:
+            raise SandboxFailure("this sandbox can't hand a listener out")
+        return await take_listener(self._endpoint.socket_path, self._tokens.next())
 
     def _new_connection(self) -> Connection:
         """Makes a protocol for the endpoint, which may need several attempts; the newest counts."""
@@ -233,7 +233,7 @@ class GuestChannel:
     @property
     def connections(self) -> int:
         """Connections begun so far, those of earlier daemons included."""
-        return self._connections
+        return self._tokens.shown
 
     @property
     def sent_seq(self) -> int:

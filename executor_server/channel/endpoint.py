@@ -49,6 +49,11 @@ class GuestEndpoint(Protocol):
         """Connections that the guest accepts in its life: the length of its chain of tokens."""
         ...
 
+    @property
+    def socket_path(self) -> Path | None:
+        """The guest's own socket on this host; None where the connection leads over something else."""
+        ...
+
     async def open(self, make_protocol: Callable[[], asyncio.Protocol]) -> None:
         """Opens a connection: calls `make_protocol` and the protocol's `connection_made` before it returns.
 

@@ -55,6 +55,7 @@ def read_config(values: dict[str, Any]) -> Config:
         preload=[str(name) for name in values["preload"]],
         mark=os.urandom(16).hex(),
         cpu_counter=_cpu_counter(values),
+        egress_listener=_egress_listener(values),
     )
 
 
@@ -64,6 +65,15 @@ def _cpu_counter(values: dict[str, Any]) -> Optional[int]:
         return None
     os.set_inheritable(values["cpu_fd"], False)
     return int(values["cpu_fd"])
+
+
+def _egress_listener(values: dict[str, Any]) -> Optional[int]:
+    """Makes the egress proxy's listener, where the sandbox is to have one; no other process has been started yet."""
+    if not values.get("egress"):
+        return None
+    from .wire.egress_listener import make_listener
+
+    return make_listener().detach()
 
 
 def _listener(values: dict[str, Any]) -> socket.socket:

@@ -42,6 +42,7 @@ import asyncio
 import enum
 import itertools
 import random
+import socket
 import time
 from collections import deque
 from collections.abc import Coroutine
@@ -67,6 +68,8 @@ _MAX_RETRY_S = 8.0
 # Later tokens that are tried when one is refused: an earlier daemon may have shown tokens that it could not note. Fewer
 # than a guest accepts to skip (guest/wire/tokens.py), also over several daemons.
 _MAX_LATER_TOKENS = 32
+# Attempts to get the listener for the egress proxy out of a sandbox.
+_LISTENER_ATTEMPTS = 3
 # Seconds within which breaks are counted where connections break by themselves.
 _BREAKS_WINDOW_S = 3600.0
 # Unanswered pings after which such a connection counts as broken.
@@ -153,6 +156,20 @@ class GuestConnection:
         await self._channel.connect(within_s, answer_s=answer_s)
         if self._channel.connected:  # else it broke in the same moment, and `on_lost` has begun to renew it
             self.state = ConnectionState.UP
+
+    async def take_listener(self) -> socket.socket:
+        """Returns the listener of the sandbox for the egress proxy. Raises SandboxFailure.
+
+        A token is refused when the connection was renewed with a later one meanwhile, so this is tried again.
+        """
+        for retries in reversed(range(_LISTENER_ATTEMPTS)):
+            self._registry.note_connections(self._session_id, self._channel.connections + 1)  # as `_connect_once` does
+            try:
+                return await self._channel.take_listener()
+            except UnreachedError:
+                if not retries:
+                    raise
+        raise AssertionError("no attempt was made")
 
     def on_lost(self, reason: str) -> None:
         """Renews a broken connection, a limited number of times; a dead or lying supervisor fails to reconnect."""

@@ -8,6 +8,8 @@ by `say` and `write_raw` (what it says unasked).
 from __future__ import annotations
 
 import asyncio
+import os
+import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -46,6 +48,7 @@ class Network:
     """A way to a fake guest that breaks by itself. It leads nowhere while `up` is not set."""
 
     breaks_by_itself = True
+    socket_path = None
     reconnects_max = 1000
     connections_max = 256
 
@@ -74,6 +77,7 @@ class FakeGuest:
         self._server: asyncio.Server | None = None
         self.network: Network | None = None  # the network that leads to it; None when it is on this host
         self.frozen = False
+        self.egress_listener: socket.socket | None = None  # handed out to a daemon that asks for it
 
     async def start(self) -> None:
         path = self.endpoint.socket_path
@@ -91,6 +95,12 @@ class FakeGuest:
         for connection in self.connections:
             if connection.transport is not None:
                 connection.transport.abort()
+
+    def hang_up_on_newest(self) -> None:
+        """Breaks the newest connection, which may be none for frames."""
+        newest = self.connections.pop()
+        assert newest.transport is not None
+        newest.transport.abort()
 
     def freeze(self) -> None:
         """It stands still: what comes waits, and it says nothing."""
@@ -155,6 +165,8 @@ class FakeGuest:
             self.on[frame.kind](frame)
         elif frame.kind == Kind.HELLO:
             self._greet(frame)
+        elif frame.kind == Kind.TAKE_LISTENER:
+            self._hand_out_listener(connection)
         elif frame.kind == Kind.PING:
             self.write_raw(self.window.unnumbered(Kind.PONG, {}))
         elif frame.kind == Kind.FIND_MODULES:
@@ -168,6 +180,15 @@ class FakeGuest:
             ready = {"last_seq": self.window.taken, "acked": self.window.acked, **self.ready}
             self.write_raw(encode_frame(Kind.READY, ready))
             self._flush()
+
+    def _hand_out_listener(self, connection: _Connection) -> None:
+        """Answers on a connection that is none for frames, and closes it."""
+        self.connections.remove(connection)
+        assert connection.transport is not None
+        if self.egress_listener is not None:
+            with socket.socket(fileno=os.dup(connection.transport.get_extra_info("socket").fileno())) as own:
+                socket.send_fds(own, [encode_frame(Kind.LISTENER, {})], [self.egress_listener.fileno()])
+        connection.transport.abort()
 
     def of_kind(self, kind: int) -> list[Frame]:
         return [frame for frame in self.received if frame.kind == kind]

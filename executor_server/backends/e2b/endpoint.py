@@ -88,6 +88,7 @@ class RelayEndpoint:
     connections: RelayConnections = field(repr=False)
 
     breaks_by_itself: ClassVar[bool] = True
+    socket_path: ClassVar[None] = None
     reconnects_max: ClassVar[int] = 120
     connections_max: ClassVar[int] = LONG_CHAIN_LENGTH
 

@@ -17,6 +17,7 @@ class Config:
 
     __slots__ = (
         "cpu_counter",
+        "egress_listener",
         "mark",
         "memory_bytes",
         "orphan_time_s",
@@ -38,6 +39,7 @@ class Config:
         preload: list[str],
         mark: str,
         cpu_counter: Optional[int] = None,
+        egress_listener: Optional[int] = None,
     ) -> None:
         self.token_hash = token_hash
         self.workspace = workspace
@@ -47,6 +49,7 @@ class Config:
         self.watch_memory = watch_memory
         self.preload = preload  # modules that an interpreter imports before it is used
         self.cpu_counter = cpu_counter  # an open file of the sandbox's control group, if it has one
+        self.egress_listener = egress_listener  # the descriptor of the egress proxy's listener, if it has one
         self.mark = mark  # random: the checker leaves it in code objects for the interpreter to replace
 
 

@@ -29,6 +29,10 @@ class Results:
         """Adds a line to the stderr of the next result."""
         self._notices.append(notice)
 
+    def notify_reset(self, why: str) -> None:
+        """Says with the next result that variables were reset, and the reason."""
+        self.notify(f"the interpreter was replaced, and variables were reset: {why}\n")
+
     def note_replaced(self) -> None:
         """The interpreter was replaced: the next result says that variables were reset."""
         self.generation += 1

@@ -80,7 +80,9 @@ class Supervisor:
 
     def __init__(self, config: Config, listener: socket.socket, programs: Programs) -> None:
         self._loop = Loop()
-        self._channel = Channel(listener, config.token_hash, self._loop, self._on_frame, self._describe)
+        self._channel = Channel(
+            listener, config.token_hash, self._loop, self._on_frame, self._describe, config.egress_listener
+        )
         self._transfers = Transfers(self._channel, config.workspace)
         self._channel.on_new_daemon = self._transfers.on_new_daemon
         self._channel.pong = lambda: messages.Pong(
@@ -337,7 +339,7 @@ class Supervisor:
             return
         waiting, self._jobs = self._jobs, deque()  # none may start before the prelude has run again
         if why and (run is None or run.phase != Phase.RUNNING):  # else it is that run's error
-            self._results.notify(_reset_notice(why))
+            self._results.notify_reset(why)
         self._end_what_ran(status, cpu_time_s, waiting, why)
         self._jobs = waiting
         if over_both:
@@ -363,7 +365,7 @@ class Supervisor:
     def _replace_unfit(self, run: Run, why: str) -> None:
         """Replaces an interpreter in which no other run is possible after this one, whose result will say so."""
         if run.visible:
-            self._results.notify(_reset_notice(why))
+            self._results.notify_reset(why)
         else:
             self._results.notify(f"the prelude is left out, since the interpreter can't be used after it: {why}\n")
         if self._renew_child_processes():
@@ -393,7 +395,3 @@ class Supervisor:
         else:
             self._prelude.end(outcome, detail)
         self._next_job()
-
-
-def _reset_notice(why: str) -> str:
-    return f"the interpreter was replaced, and variables were reset: {why}\n"

@@ -18,19 +18,25 @@ turn of the loop: nothing is written in between.
 
 Attack: agent code may connect too where it can see the socket. It has no token, so all it gets is one of
 _MAX_STRANGERS places for at most _HELLO_TIME_S; the oldest gives its place up, so strangers cannot keep a daemon out.
-A token is used up when it was shown, whatever else was wrong with its HELLO.
+A token is used up when it was shown, whatever else was wrong with its frame.
+
+A sandbox whose session may have a network has a listener for the egress proxy. It is made before any other process, so
+that no program can take its port, and no child keeps it: one that did could accept the connections of others in the
+sandbox. The daemon gets a descriptor of it over a second connection, which begins with TAKE_LISTENER and the next token
+and ends with the answer; the first connection goes on. This process keeps its own, for the next daemon.
 """
 
 from __future__ import annotations
 
 import os
+import sys
 import time
 
 from . import link
 from .frames import CHUNK_BYTES, PROTOCOL_VERSION, Frame, FrameDecoder, FrameError, encode_frame
 from .lean import accept, socket
 from .loop import READ, WRITE, Loop
-from .messages import Ack, BlobChunk, Done, Hello, Ping, Pong, Ready
+from .messages import Ack, BlobChunk, Done, Hello, Listener, Ping, Pong, Ready, TakeListener
 from .sequenced import Numbered, Sequenced
 from .tokens import is_next
 
@@ -73,7 +79,8 @@ class Channel:
 
     `on_frame` takes each frame of the daemon, once and in order. `describe` makes READY, given the numbers of the last
     frames of either side that were taken: the daemon's, and ours. `on_new_daemon` is called when the daemon that
-    connects is another one than the last time. `pong` makes each PONG.
+    connects is another one than the last time. `pong` makes each PONG. `egress_listener` is the descriptor that
+    TAKE_LISTENER asks for.
     """
 
     def __init__(
@@ -83,12 +90,14 @@ class Channel:
         loop: Loop,
         on_frame: Callable[[Frame], None],
         describe: Callable[[int, int], Ready],
+        egress_listener: Optional[int] = None,
     ) -> None:
         self._listener = listener
         self._token = bytes.fromhex(token_hash)
         self._watch = loop.watch
         self._on_frame = on_frame
         self._describe = describe
+        self._egress_listener = egress_listener
         self.on_new_daemon: Callable[[], None] = lambda: None
         self.pong: Callable[[], Pong] = Pong
         self._daemon_id = ""  # the last daemon
@@ -218,6 +227,8 @@ class Channel:
         if self._conn is not None:
             self._conn.close()
         self._listener.close()
+        if self._egress_listener is not None:
+            os.close(self._egress_listener)
         _close_files(self._window.kept)
 
     def _accept(self, _events: int) -> None:
@@ -244,10 +255,12 @@ class Channel:
         if frames is None:
             self._drop(stranger)
         elif frames:
-            if self._is_daemon(frames[0]):
-                self._adopt(stranger, frames)
-            else:
+            if not self._is_daemon(frames[0]):
                 self._drop(stranger)
+            elif frames[0].kind == TakeListener.kind:
+                self._hand_out_listener(stranger, frames[0])
+            else:
+                self._adopt(stranger, frames)
 
     def _is_daemon(self, frame: Frame) -> bool:
         """Returns True when the token is the next one of the chain, and uses it up."""
@@ -255,7 +268,7 @@ class Channel:
             token = bytes.fromhex(frame.head.text("token", 256))
         except ValueError:  # FrameError is one too
             return False
-        if frame.kind != Hello.kind or not is_next(token, self._token):
+        if frame.kind not in (Hello.kind, TakeListener.kind) or not is_next(token, self._token):
             return False
         self._token = token
         return True
@@ -283,6 +296,18 @@ class Channel:
         self.last_heard = time.monotonic()
         self.flush()
         self._take(frames[1:])
+
+    def _hand_out_listener(self, stranger: _Stranger, frame: Frame) -> None:
+        """Answers with the descriptor where there is one and it can be passed, and closes the connection."""
+        try:
+            version = TakeListener.read(frame.head).protocol
+            if version == PROTOCOL_VERSION and self._egress_listener is not None:
+                answer = encode_frame(Listener.kind, Listener().head())
+                passed = self._egress_listener.to_bytes(4, sys.byteorder)
+                stranger.sock.sendmsg([answer], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, passed)])
+        except (OSError, FrameError):
+            pass  # the daemon sees the end of the connection, and may try again
+        self._drop(stranger)
 
     def _readable(self, events: int) -> None:
         if events & WRITE:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from .schema import Message
 
-PROTOCOL_VERSION = 5
+PROTOCOL_VERSION = 6
 # Room for what one message of a client can bring, 4 MiB, written as JSON where that takes more.
 MAX_FRAME_BYTES = 8 * 1024 * 1024
 MAX_HEAD_BYTES = 64 * 1024
@@ -65,6 +65,7 @@ class Kind:
     EXPORT_STATE = 20
     RESTORE_STATE = 21
     FIND_MODULES = 22
+    TAKE_LISTENER = 23
 
     READY = 64
     LOG = 65
@@ -77,6 +78,7 @@ class Kind:
     FILE_CHUNK = 72
     PONG = 73
     LIMIT_WARNING = 74
+    LISTENER = 75
 
 
 _KINDS = frozenset(value for name, value in vars(Kind).items() if name.isupper())

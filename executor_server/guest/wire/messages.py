@@ -147,6 +147,13 @@ class Hello(Message, kind=Kind.HELLO):
     last_seq: int = integer()
 
 
+class TakeListener(Message, kind=Kind.TAKE_LISTENER):
+    """The first and only frame of a connection, as HELLO is the first of another. LISTENER answers it."""
+
+    token: str = text(256)
+    protocol: int = integer()
+
+
 class Configure(Message, kind=Kind.CONFIGURE):
     """Body: SessionRules, of this length, then the prelude."""
 
@@ -290,6 +297,10 @@ class Ready(Message, kind=Kind.READY):
     generation: int = integer(1, _MAX_GENERATION)
     last_seq: int = integer()
     acked: int = integer()
+
+
+class Listener(Message, kind=Kind.LISTENER):
+    """The descriptor of the listener for the egress proxy comes with it."""
 
 
 class Log(Message, kind=Kind.LOG):

@@ -34,6 +34,7 @@ class MemoryEndpoint:
     token: bytes
     reconnect_s: ClassVar[float] = 2.0
     breaks_by_itself: ClassVar[bool] = False
+    socket_path: ClassVar[None] = None
     connections_max: ClassVar[int] = CHAIN_LENGTH
     reconnects_max: ClassVar[int] = 8
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine
+import socket
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -505,4 +506,45 @@ async def test_a_way_that_breaks_on_waking_is_made_again(far: Any) -> None:
     await asked
     bench.guest.hang_up()
     await bench.session.set_variables([("y", b"1")])
+    assert bench.session.state == "idle"
+
+
+# -- the listener for the egress proxy
+
+
+@pytest.fixture
+def handed_out(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> Iterator[socket.socket]:
+    """The listener of the sandbox, but for its port, which is one of this host."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        monkeypatch.setattr("executor_server.channel.listener.LISTENER_ADDRESS", listener.getsockname())
+        bench.guest.egress_listener = listener
+        yield listener
+
+
+async def test_a_token_is_noted_before_it_is_shown_and_never_shown_again(
+    bench: Bench, handed_out: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A daemon that is killed in between must not have shown a token that the next one shows again."""
+    connection, registry = bench.session._connection, bench.session._connection._registry
+    noted: list[int] = []
+    monkeypatch.setattr(registry, "note_connections", lambda _, count: noted.append(count))
+
+    def refuse_once(_frame: Frame) -> None:
+        assert noted == [2]
+        del bench.guest.on[Kind.TAKE_LISTENER]
+        bench.guest.hang_up_on_newest()
+
+    bench.guest.on[Kind.TAKE_LISTENER] = refuse_once
+    with await connection.take_listener() as taken:
+        assert taken.getsockname() == handed_out.getsockname()
+    assert noted == [2, 3]
+    first, second = (frame.head.text("token") for frame in bench.guest.of_kind(Kind.TAKE_LISTENER))
+    assert first != second
+    assert (await bench.execute()) is not None, "the session's own connection goes on"
+
+
+async def test_a_guest_that_keeps_its_listener_is_given_up(bench: Bench) -> None:
+    with pytest.raises(SandboxFailure, match="did not hand its listener out"):
+        await bench.session._connection.take_listener()
+    assert len(bench.guest.of_kind(Kind.TAKE_LISTENER)) == 3
     assert bench.session.state == "idle"

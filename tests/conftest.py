@@ -8,6 +8,7 @@ import signal
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import hypothesis
 import pytest
@@ -16,6 +17,9 @@ from tests.support import rounds
 from tests.support.leftovers import Snapshot, leftovers_since, snapshot
 from tests.support.reaper import fork_reaper
 from tests.support.workers import Coordinator
+
+if TYPE_CHECKING:
+    from tests.support.internet.world import Internet
 
 # Here, and not in a hook: this is the last moment at which the process has one thread and nothing open.
 RUN_DIRECTORY = fork_reaper()
@@ -78,6 +82,14 @@ def nothing_left_over(request: pytest.FixtureRequest) -> Iterator[None]:
     left = leftovers_since(before)
     if left:
         pytest.fail("left over after the test:\n  " + "\n  ".join(left), pytrace=False)
+
+
+@pytest.fixture(scope="session")
+def internet() -> Iterator[Internet]:
+    """Names, an authority, a name server and servers for tests of the network; skips where it cannot be."""
+    from tests.support.internet.world import require_internet  # its servers' library is slow to import
+
+    yield from require_internet()
 
 
 @pytest.hookimpl(trylast=True)

@@ -1,4 +1,4 @@
-"""Things that a test may not leave behind: processes, cgroups, mounts, files, containers.
+"""Things that a test may not leave behind: processes, cgroups, mounts, files, containers, addresses.
 
 Each question is asked as a difference, so that a daemon which several tests share leaves nothing over until its
 fixture ends; the end of the whole run is compared with its start.
@@ -15,6 +15,7 @@ import docker
 import docker.errors
 import psutil
 
+from tests.support.own_addresses import addresses_of
 from tests.support.polling import eventually
 from tests.support.reaper import RUN_DIRECTORY_PREFIX, children
 
@@ -34,6 +35,7 @@ class Snapshot:
     cgroups: frozenset[Path] | None  # None: not looked at
     mounts: frozenset[str] | None
     containers: frozenset[str] | None
+    addresses: frozenset[str] | None
 
 
 def snapshot(*, host: bool) -> Snapshot:
@@ -44,6 +46,7 @@ def snapshot(*, host: bool) -> Snapshot:
         cgroups=frozenset(_cgroups()) if host else None,
         mounts=frozenset(_mounts()) if host else None,
         containers=frozenset(_containers()) if host else None,
+        addresses=frozenset(addresses_of(os.getpid())) if host else None,
     )
 
 
@@ -69,6 +72,8 @@ def _leftovers(before: Snapshot) -> list[str]:
         found += [f"mount {line}" for line in _mounts() - before.mounts]
     if before.containers is not None:
         found += [f"container {name}" for number, name in _containers().items() if number not in before.containers]
+    if before.addresses is not None:
+        found += [f"address {address}" for address in addresses_of(os.getpid()) - before.addresses]
     return sorted(found)
 
 

@@ -94,10 +94,15 @@ class Egress(Protocol):
     def allow(self, session_id: str, total_bytes: int | None) -> None:
         """Bounds what a session has sent and received together in all, `used` included; None: no bound, as at first.
 
-        A session that has reached its bound is closed and refused as TENANT_QUOTA until it gets a higher one, also in
-        the next process. It may be passed by at most 512 KiB. The bound is a total and not an addition, because
-        reports and bounds cross on their way. Ignores sessions that are not bound.
+        At the bound its connections are not closed: no more is read until a higher bound comes. `moved` is reported at
+        once when a session has half of its bound's rest left, and at the bound, so a bound that is raised in time
+        costs no speed. It may be passed by at most 256 KiB. The bound is a total and not an addition, because reports
+        and bounds cross on their way. Ignores sessions that are not bound.
         """
+        ...
+
+    def exhaust(self, session_id: str, reason: str | None) -> None:
+        """Closes a session's connections and refuses new ones for `reason` (guest/egress/reasons.py), until None."""
         ...
 
     async def settle(self, session_id: str) -> None:

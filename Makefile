@@ -78,6 +78,10 @@ images: $(STAMP)  ## Build the images of images/ and try each (IMAGES="base data
 bench-images: $(STAMP)  ## Build the images that the benchmarks compare with
 	@$(BIN)/python tools/bench_images.py $(if $(BASE),--base $(BASE))
 
+.PHONY: test-images
+test-images: $(STAMP)  ## Build the image of the tests of sandboxes with a network
+	@$(BIN)/python tools/test_images.py $(if $(BASE),--base $(BASE))
+
 # ---------------------------------------------------------------------------------------------------------------------
 # Prove
 

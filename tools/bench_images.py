@@ -21,7 +21,7 @@ def main() -> int:
         require_engine()
         with exclusive(CACHE):
             builder = Builder(CACHE, base, metadata.version("remote-executor"))
-            plain = builder.build(RECIPES / "base", Bases(base).with_packages("data"), "remote-executor/base")
+            plain = builder.build(RECIPES / "base", Bases(base).with_packages(RECIPES / "data"), "remote-executor/base")
             builder.build(ROOT / "benchmarks/reference/jupyter", plain, "remote-executor-bench/jupyter")
     except BuildFailure as failure:
         print(f"images: {failure}", file=sys.stderr)

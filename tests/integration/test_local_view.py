@@ -28,7 +28,7 @@ async def test_only_libraries_data_and_a_few_tools_of_the_host_are_there(harness
         """
 import os, shutil
 shown = {name for name in os.listdir("/usr")} - {"lib", "lib32", "lib64", "libx32", "libexec", "share", "bin"}
-tools = ["gcc", "cc", "make", "perl", "curl", "wget", "ssh", "sudo", "su", "mount", "apt-get", "dpkg", "docker", "bwrap"]
+tools = ["gcc", "cc", "make", "perl", "wget", "nc", "ssh", "sudo", "su", "mount", "apt-get", "dpkg", "docker", "bwrap"]
 [sorted(shown), [tool for tool in tools if shutil.which(tool, path="/bin:/sbin:/usr/bin:/usr/sbin:/usr/local/bin")]]
 """,
     )

@@ -27,6 +27,8 @@ from executor_server.config.backend_config import DockerImage, DockerSection, E2
 CHECK_TIMEOUT_S = 60.0
 # The image of the tests, with the libraries that they use.
 DOCKER_IMAGE = os.environ.get("EXECUTOR_TEST_IMAGE", "remote-executor/data")
+# Made of tests/support/network_image.
+NETWORK_IMAGE = "remote-executor-tests/network"
 
 
 def make_backend(backend: str, state_dir: Path, *, e2b: E2BSection | None = None) -> Backend:
@@ -54,8 +56,17 @@ def require(backend: str) -> None:
 
 def require_image(name: str) -> None:
     """Skips the test, or fails it, when the Docker backend cannot run here or lacks our image of this name."""
+    _require_image(f"remote-executor/{name}", "make images")
+
+
+def require_network_image() -> None:
+    """The same for the image whose programs and libraries reach a network, NETWORK_IMAGE."""
+    _require_image(NETWORK_IMAGE, "make test-images")
+
+
+def _require_image(reference: str, built_by: str) -> None:
     require("docker")
-    reason = _why_no_image(f"remote-executor/{name}")
+    reason = _why_no_image(reference, built_by)
     if not reason:
         return
     if "docker" in os.environ.get("REQUIRED_BACKENDS", "").split(","):
@@ -81,7 +92,7 @@ def why_not(backend: str) -> str:
     )
     if check.returncode != 0:
         return f"check-host says:\n{check.stdout}{check.stderr}"
-    return _why_no_image(DOCKER_IMAGE) if backend == "docker" else ""
+    return _why_no_image(DOCKER_IMAGE, "make images") if backend == "docker" else ""
 
 
 def _why_no_double() -> str:
@@ -94,12 +105,12 @@ def _why_no_double() -> str:
     return why_not("local")
 
 
-def _why_no_image(reference: str) -> str:
+def _why_no_image(reference: str, built_by: str) -> str:
     client = docker.APIClient()
     try:
         client.inspect_image(reference)
     except docker.errors.ImageNotFound:
-        return f"the Engine has no image {reference}; `make images` builds it"
+        return f"the Engine has no image {reference}; `{built_by}` builds it"
     finally:
         client.close()
     return ""

@@ -94,11 +94,11 @@ class Bases:
             self._found = self._given or (PUBLIC_BASE if _obtain(PUBLIC_BASE) else "")
         return self._found or None
 
-    def with_packages(self, name: str) -> str:
-        """A base on which the image of this name needs no package any more. Or one where apt can get them."""
+    def with_packages(self, recipe: Path) -> str:
+        """A base on which the image of this recipe needs no package any more. Or one where apt can get them."""
         if self.reference is not None:
             return self.reference
-        packages = [*DEBIAN_PACKAGES, *(RECIPES / name / "packages.txt").read_text().split()]
+        packages = [*DEBIAN_PACKAGES, *(recipe / "packages.txt").read_text().split()]
         command = ["bash", str(_HERE / "debian_base.sh"), str(RECIPES / "dpkg.cfg"), *packages]
         made = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
         if made.returncode != 0:
@@ -132,12 +132,12 @@ class Builder:
     def build_all(self, names: Collection[str]) -> None:
         """Builds images and those that they are built on. Raises BuildFailure."""
         # Made from Debian, the browser's base has its packages already, and so is none that the others could share.
-        shared = self._bases.with_packages("data")
+        shared = self._bases.with_packages(RECIPES / "data")
         plain = self.build(RECIPES / "base", shared, "remote-executor/base")
         if {"data", *DAEMON_IMAGES} & set(names):
             data = self.build(RECIPES / "data", plain, "remote-executor/data")
         if "browser" in names:
-            own = self._bases.with_packages("browser")
+            own = self._bases.with_packages(RECIPES / "browser")
             parent = plain if own == shared else self.build(RECIPES / "base", own, "remote-executor/base-of-browser")
             self.build(RECIPES / "browser", parent, "remote-executor/browser")
         if set(DAEMON_IMAGES) & set(names):

@@ -9,6 +9,7 @@ import os
 from collections.abc import Sequence
 
 from executor_server.core import SandboxSpec
+from executor_server.guest.wire.egress_listener import LISTENER_ADDRESS
 from executor_server.guest.wire.tokens import chained
 
 OLDEST_PYTHON = (3, 9)
@@ -17,6 +18,18 @@ OLDEST_PYTHON = (3, 9)
 WORKSPACE = "/workspace"
 HOSTS = "127.0.0.1 localhost sandbox\n::1 localhost\n"
 """A sandbox's /etc/hosts."""
+
+CA_BUNDLE = "/etc/remote-executor/ca.pem"
+"""The certificate authorities in a sandbox with a network: the system's, and the egress proxy's own."""
+# OpenSSL and Python, requests, curl, pip, git, Node (in addition to its own).
+_CA_VARIABLES = (
+    "SSL_CERT_FILE",
+    "REQUESTS_CA_BUNDLE",
+    "CURL_CA_BUNDLE",
+    "PIP_CERT",
+    "GIT_SSL_CAINFO",
+    "NODE_EXTRA_CA_CERTS",
+)
 
 TOKEN_BYTES = 32
 BACKLOG = 8
@@ -51,6 +64,23 @@ def sandbox_environment(processes: int) -> dict[str, str]:
         # A BLAS starts a thread for each processor of the host, and on a large one reaches the limit of processes.
         "OMP_NUM_THREADS": threads,
         "OPENBLAS_NUM_THREADS": threads,
+    }
+
+
+def egress_environment(ca_bundle: str | None = CA_BUNDLE) -> dict[str, str]:
+    """Environment variables by which programs find the egress proxy, and the authorities that its certificates have.
+
+    `ca_bundle`: the path inside; None where the proxy makes no certificates, so that programs use the image's own.
+    """
+    proxy = f"http://{LISTENER_ADDRESS[0]}:{LISTENER_ADDRESS[1]}"
+    own = "localhost,127.0.0.1,::1"
+    # Some programs read one spelling only; curl reads http_proxy in lower case.
+    spelled = {"http_proxy": proxy, "https_proxy": proxy, "all_proxy": proxy, "no_proxy": own}
+    return {
+        **spelled,
+        **{name.upper(): value for name, value in spelled.items()},
+        "NODE_USE_ENV_PROXY": "1",  # without it Node's own fetch ignores the others
+        **({} if ca_bundle is None else dict.fromkeys(_CA_VARIABLES, ca_bundle)),
     }
 
 

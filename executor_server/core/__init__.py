@@ -29,6 +29,7 @@ from executor_server.core.errors import (
     Reason,
     ResourceExhausted,
     SandboxFailure,
+    SpecUnsupported,
     TooManySessions,
     Unauthenticated,
     Unavailable,

@@ -168,3 +168,7 @@ class ImageNotReady(SandboxFailure):
     def __init__(self, message: str, retry_after_s: float | None = None) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
+
+
+class SpecUnsupported(SandboxFailure):
+    """The backend works and makes no sandboxes of this spec; another may. Its text goes to the client."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from executor_server.core import BackendFull, ImageNotReady, SandboxFailure, SandboxSpec
+from executor_server.core import BackendFull, ImageNotReady, SandboxFailure, SandboxSpec, SpecUnsupported
 from executor_server.lifecycle import AdmissionController
 
 
@@ -38,7 +38,7 @@ class CreationQueue:
                 if waiter.failure is not None:
                     raise SandboxFailure(str(waiter.failure)) from waiter.failure
                 yield
-        except (ImageNotReady, BackendFull):
+        except (ImageNotReady, BackendFull, SpecUnsupported):
             raise  # these fail at once, so the others may find out by themselves
         except SandboxFailure as failure:
             for other in self._waiting.get(spec, ()):

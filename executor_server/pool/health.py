@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import structlog
 
-from executor_server.core import BackendFull, BackendSilent, ImageNotReady, SandboxFailure, SandboxSpec
+from executor_server.core import BackendFull, BackendSilent, ImageNotReady, SandboxFailure, SandboxSpec, SpecUnsupported
 
 # Specs whose failure is remembered; the oldest is forgotten for a new one.
 _MAX_TROUBLES = 256
@@ -78,7 +78,7 @@ class BackendHealth:
             self._begin_trial(tried)
         try:
             yield
-        except ImageNotReady:
+        except (ImageNotReady, SpecUnsupported):
             self._forget(make)  # it answers
             raise
         except (BackendFull, BackendSilent) as failure:

@@ -20,6 +20,7 @@ from executor_server.core import (
     SandboxFailure,
     SandboxSpec,
     SessionSpec,
+    SpecUnsupported,
     Unavailable,
 )
 from executor_server.journal import Registry, RegistryError, SessionRecord
@@ -111,6 +112,8 @@ class SessionFactory:
             _log.warning("backend_full", image=spec.image, error=str(failure), retry_after_s=failure.retry_after_s)
             message = "there are as many sandboxes as there may be; end a session, or try again later"
             raise ResourceExhausted(Reason.BACKEND_FULL, message, failure.retry_after_s) from failure
+        except SpecUnsupported as failure:
+            raise Unavailable(Reason.BACKEND_UNAVAILABLE, str(failure)) from failure
         except SandboxFailure as failure:
             _log.error("sandbox_not_made", image=spec.image, error=str(failure))
             message = "no sandbox can be made now; the daemon's log says why"

@@ -187,7 +187,13 @@ class Harness:
         self._state.cleanup()
 
     def spec(
-        self, *, imports: tuple[str, ...] = ("*",), prelude: str = "", orphan_time_s: float = 60.0, **limits: Any
+        self,
+        *,
+        imports: tuple[str, ...] = ("*",),
+        prelude: str = "",
+        orphan_time_s: float = 60.0,
+        egress: bool = False,
+        **limits: Any,
     ) -> SessionSpec:
         """Creates a session with a spec that the test approves in place of the policy."""
         bounds = replace(LIMITS, **limits)
@@ -198,6 +204,7 @@ class Harness:
             bounds.disk_bytes,
             orphan_time_s,
             max_files=bounds.max_files,
+            egress=egress,
         )
         return session_spec(sandbox, bounds, imports, prelude)
 

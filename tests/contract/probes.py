@@ -28,7 +28,7 @@ from executor_server.backends.local.sandbox import LocalSandbox
 from executor_server.config.backend_config import DockerImage, DockerSection, E2BSection, LocalImage
 from executor_server.core.model import SandboxSpec
 from executor_server.sessions import Session
-from tests.support.backends import DOCKER_IMAGE, make_backend
+from tests.support.backends import DOCKER_IMAGE, egress_bundle, make_backend
 from tests.support.engine import engine_client
 from tests.support.in_memory import MemoryBackend, MemoryHost, MemorySandbox
 from tests.support.killed_daemon import killed_daemon
@@ -69,6 +69,11 @@ class Probe(Protocol):
 
     def without_host(self) -> Backend:
         """Returns one whose host, engine or cloud does not work."""
+        ...
+
+    @property
+    def egress_bundle(self) -> Path:
+        """The file of certificate authorities that sandboxes with a network get."""
         ...
 
     async def left_by_a_killed_daemon(self, spec: SandboxSpec) -> tuple[KnownSandbox, str]:
@@ -130,6 +135,10 @@ class RealProbe:
 
     def backend(self) -> Backend:
         return make_backend(self.name, self.state_dir, e2b=self.section)
+
+    @property
+    def egress_bundle(self) -> Path:
+        return egress_bundle(self.state_dir)
 
     def small(self) -> Backend:
         return self.backend()
@@ -247,6 +256,10 @@ class FakeProbe:
 
     def backend(self) -> MemoryBackend:
         return MemoryBackend(self.host, self._directory)
+
+    @property
+    def egress_bundle(self) -> Path:
+        return egress_bundle(self._directory)
 
     def small(self) -> Backend:
         return MemoryBackend(self.host, self._directory, sandboxes_max=FULL_AT)

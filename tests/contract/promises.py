@@ -66,6 +66,7 @@ _HOST_MEMORY = _by_supervisor(
 _HOST_PROCESSES = _by_supervisor("Nothing outside limits them; the supervisor sets the limit for the sandbox's user.")
 _HOST_DISK = _by_supervisor("The guest mounts memory of this size for all that is writable.")
 _HOST_CUT = _by_supervisor("The guest makes a network namespace of its own, with nothing in it but itself.")
+_NO_EGRESS = _not("Its sandboxes can have no network yet: nothing hands their listener out.")
 _NO_STATE = _not("It writes no state down, and says so.")
 _CGROUP = Otherwise(Keeping.KEPT, "By a control group; on a host that lets us have none, by the supervisor.")
 _NOT_IN_THE_CLOUD = ("local", "docker", "fake")
@@ -95,6 +96,24 @@ PROMISES = (
         "Creation",
         "A program reaches nothing outside of its sandbox: there is no network but its own loopback.",
         {"e2b": _HOST_CUT, "fake": _NO_SYSTEM},
+    ),
+    Promise(
+        "egress-listener",
+        "Network",
+        "A sandbox with a network has one way out: a listener of its own, which it hands to the daemon and to no program.",
+        {"e2b": _NO_EGRESS, "fake": _NO_SYSTEM},
+    ),
+    Promise(
+        "egress-variables",
+        "Network",
+        "Programs find the proxy and the certificate authorities by variables; without a network there are none of these.",
+        {"e2b": _NO_EGRESS, "fake": _NO_SYSTEM},
+    ),
+    Promise(
+        "egress-restart",
+        "Network",
+        "The next daemon gets the listener again; connections that programs begin meanwhile wait for it.",
+        {"e2b": _NO_EGRESS, "fake": _NO_SYSTEM},
     ),
     Promise(
         "create-image-unknown", "Creation", "An image that no configuration names is refused; nothing is left of it."

@@ -23,6 +23,7 @@ from executor_server.backends.docker import DockerBackend
 from executor_server.backends.e2b import E2BBackend
 from executor_server.backends.local import LocalBackend
 from executor_server.config.backend_config import DockerImage, DockerSection, E2BSection
+from tests.support.certificates import Authority
 
 CHECK_TIMEOUT_S = 60.0
 # The image of the tests, with the libraries that they use.
@@ -37,11 +38,18 @@ def make_backend(backend: str, state_dir: Path, *, e2b: E2BSection | None = None
     `e2b` says where a double of the cloud is, and what it wants to see.
     """
     if backend == "docker":
-        return DockerBackend(state_dir, DockerSection(images={"base": DockerImage(reference=DOCKER_IMAGE)}))
+        section = DockerSection(images={"base": DockerImage(reference=DOCKER_IMAGE)})
+        return DockerBackend(state_dir, section, egress_bundle=lambda: egress_bundle(state_dir))
     if backend == "e2b":
         assert e2b is not None
         return E2BBackend(state_dir, e2b)
-    return LocalBackend(state_dir)
+    return LocalBackend(state_dir, egress_bundle=lambda: egress_bundle(state_dir))
+
+
+def egress_bundle(state_dir: Path) -> Path:
+    """The certificate authorities of sandboxes with a network, on a host whose egress proxy is the test."""
+    path = state_dir / "authority" / "ca.pem"
+    return path if path.exists() else Authority(path.parent).cert
 
 
 def require(backend: str) -> None:

@@ -66,7 +66,10 @@ async def _session(order: dict[str, Any]) -> dict[str, Any]:
     from tests.contract.harness import Harness
 
     harness = await Harness(_backend(order), Path(order["state_dir"])).__aenter__()
-    session = await harness.session()
+    session = await harness.session(egress=order["spec"]["egress"])
+    if order["spec"]["egress"]:
+        # Served by this daemon until its end.
+        order["listener"] = await session._connection.take_listener()
     await harness.run(session, "kept = 'kept'")
     execution = await harness.begin(session, PROGRAM)
     await anext(execution.events())

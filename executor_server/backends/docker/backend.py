@@ -13,8 +13,10 @@ those that the registry knows go on, the others are removed, and so is whatever 
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import os
 import secrets
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import structlog
@@ -26,6 +28,7 @@ from executor_server.backends.docker.containers import check_socket
 from executor_server.backends.docker.engine import EngineFailure, ListedContainer
 from executor_server.backends.docker.guests import start_guest
 from executor_server.backends.docker.images import Images
+from executor_server.backends.docker.probe import PreparedImage
 from executor_server.backends.docker.pulls import Pulls
 from executor_server.backends.docker.resources import (
     DAEMON_LABEL,
@@ -38,7 +41,7 @@ from executor_server.backends.docker.sandbox import DockerSandbox
 from executor_server.backends.settings import TOKEN_BYTES
 from executor_server.backends.teardown import Creations, check_none_left, destroy_failed, failures_of, swept
 from executor_server.config import DockerSection
-from executor_server.core import SandboxFailure, SandboxSpec
+from executor_server.core import SandboxFailure, SandboxSpec, SpecUnsupported
 
 _KIND = "docker"
 _NOT_FOUND = 404
@@ -50,9 +53,13 @@ _log = structlog.get_logger(__name__)
 class DockerBackend:
     """Implements `executor_server.backends.base.Backend`."""
 
-    def __init__(self, state_dir: Path, section: DockerSection) -> None:
+    def __init__(
+        self, state_dir: Path, section: DockerSection, *, egress_bundle: Callable[[], Path] | None = None
+    ) -> None:
+        """`egress_bundle` is as the local backend's."""
         self._state_dir = state_dir.absolute()
         self._section = section
+        self._egress_bundle = egress_bundle
         self._directory: BackendDirectory | None = None
         self._resources: Resources | None = None
         self._pulls: Pulls | None = None
@@ -91,7 +98,7 @@ class DockerBackend:
     async def fingerprint(self, spec: SandboxSpec) -> str:
         resources, images, _ = self._started()
         image = await images.ready(spec.image, may_pull=spec.may_pull)
-        return _fingerprint(spec, image.image_id, resources)
+        return _fingerprint(spec, image.image_id, resources, await self._ca_bundle(spec, image))
 
     async def create(self, spec: SandboxSpec) -> DockerSandbox:
         resources, images, _ = self._started()
@@ -117,17 +124,34 @@ class DockerBackend:
         image = await images.ready(spec.image, may_pull=spec.may_pull)
         if image.confinement.weaknesses:  # `start` could not see them when there was no image to try
             raise SandboxFailure(f"the Engine does not confine a container: {' '.join(image.confinement.weaknesses)}")
-        fingerprint, token = _fingerprint(spec, image.image_id, resources), secrets.token_bytes(TOKEN_BYTES)
+        ca_bundle = await self._ca_bundle(spec, image)
+        fingerprint = _fingerprint(spec, image.image_id, resources, ca_bundle)
+        token = secrets.token_bytes(TOKEN_BYTES)
         sandbox = resources.new_sandbox(new_sandbox_id(), fingerprint, resources.users.take(), token, self._forget)
         self._live[sandbox.sandbox_id] = sandbox
         try:
-            await start_guest(resources, sandbox, image, spec, images.preload(spec.image))
+            await start_guest(resources, sandbox, image, spec, images.preload(spec.image), ca_bundle)
         except BaseException as error:
             await destroy_failed(sandbox)
             if isinstance(error, EngineFailure) and error.status == _NOT_FOUND:
                 images.forget(spec.image)  # the image was removed after it was looked up
             raise
         return sandbox
+
+    async def _ca_bundle(self, spec: SandboxSpec, image: PreparedImage) -> Path | None:
+        """Returns the file of certificate authorities for a sandbox with a network. Raises SandboxFailure.
+
+        A socket of a runtime with a kernel of its own exists in that kernel only: its guest can't hand the listener
+        out to the egress proxy. SpecUnsupported then, so that a session gets its network on another backend.
+        """
+        if not spec.egress:
+            return None
+        if image.confinement.kernel:
+            runtime = self._section.runtime or "the Engine's default runtime"
+            raise SpecUnsupported(f"Docker sandboxes can have no network here: {runtime} has a kernel of its own")
+        if self._egress_bundle is None:
+            raise SandboxFailure("no egress proxy runs, which a sandbox with a network needs")
+        return await asyncio.to_thread(self._egress_bundle)
 
     def _forget(self, sandbox: DockerSandbox) -> None:
         self._live.pop(sandbox.sandbox_id, None)
@@ -199,5 +223,9 @@ class DockerBackend:
             await asyncio.to_thread(remove_sandbox_directory, directory.of(sandbox_id))
 
 
-def _fingerprint(spec: SandboxSpec, image_id: str, resources: Resources) -> str:
-    return f"{spec.fingerprint}-{image_id.removeprefix('sha256:')[:_DIGEST_CHARS]}-{resources.guest.version}"
+def _fingerprint(spec: SandboxSpec, image_id: str, resources: Resources, ca_bundle: Path | None) -> str:
+    made_of = f"{spec.fingerprint}-{image_id.removeprefix('sha256:')[:_DIGEST_CHARS]}-{resources.guest.version}"
+    if ca_bundle is None:
+        return made_of
+    # The same content has the same path.
+    return f"{made_of}-{hashlib.sha256(os.fsencode(ca_bundle)).hexdigest()[:_DIGEST_CHARS]}"

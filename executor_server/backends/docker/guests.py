@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from pathlib import Path
 
 from executor_server.backends.docker.containers import SOCKET_INSIDE, EndedEarly, make_container
-from executor_server.backends.docker.options import ContainerRequest
+from executor_server.backends.docker.options import Bind, ContainerRequest
 from executor_server.backends.docker.probe import PreparedImage
 from executor_server.backends.docker.resources import FINGERPRINT_LABEL, Resources
 from executor_server.backends.docker.sandbox import DockerSandbox
-from executor_server.backends.settings import BACKLOG, guest_config
+from executor_server.backends.settings import BACKLOG, CA_BUNDLE, egress_environment, guest_config
 from executor_server.core import SandboxFailure, SandboxSpec
 from executor_server.guest.wire.paths import GUEST_BOOT
 from executor_server.guest.wire.tokens import CHAIN_LENGTH
@@ -19,10 +20,18 @@ _LAST_WORDS_BYTES = 2000
 
 
 async def start_guest(
-    resources: Resources, sandbox: DockerSandbox, image: PreparedImage, spec: SandboxSpec, preload: Sequence[str]
+    resources: Resources,
+    sandbox: DockerSandbox,
+    image: PreparedImage,
+    spec: SandboxSpec,
+    preload: Sequence[str],
+    ca_bundle: Path | None,
 ) -> None:
-    """Makes the container; its guest then accepts connections. Raises SandboxFailure; the caller destroys the rest."""
-    request = _request(resources, sandbox, image, spec, preload)
+    """Makes the container; its guest then accepts connections. Raises SandboxFailure; the caller destroys the rest.
+
+    `ca_bundle` is the file of the egress proxy's certificate authorities, where the sandbox has a network.
+    """
+    request = _request(resources, sandbox, image, spec, preload, ca_bundle)
     try:
         await make_container(resources, sandbox, request)
     except EndedEarly as ended:
@@ -32,7 +41,12 @@ async def start_guest(
 
 
 def _request(
-    resources: Resources, sandbox: DockerSandbox, image: PreparedImage, spec: SandboxSpec, preload: Sequence[str]
+    resources: Resources,
+    sandbox: DockerSandbox,
+    image: PreparedImage,
+    spec: SandboxSpec,
+    preload: Sequence[str],
+    ca_bundle: Path | None,
 ) -> ContainerRequest:
     config = {
         "listen_path": SOCKET_INSIDE,
@@ -59,5 +73,6 @@ def _request(
             "executor.guest": resources.guest.version,
             "executor.orphan_time_s": f"{spec.orphan_time_s:g}",
         },
-        binds=resources.binds,
+        binds=(*resources.binds, *(() if ca_bundle is None else (Bind(ca_bundle, CA_BUNDLE, read_only=True),))),
+        environment={} if ca_bundle is None else egress_environment(),
     )

@@ -26,6 +26,7 @@ import structlog
 from executor_server.backends.base import HostFinding, KnownSandbox
 from executor_server.backends.directory import SOCKET_NAME, BackendDirectory, new_sandbox_id
 from executor_server.backends.local.descriptors import read_within
+from executor_server.backends.local.egress import EgressFiles
 from executor_server.backends.local.file_counts import limit_files
 from executor_server.backends.local.host import Examination, examine_host
 from executor_server.backends.local.images import Image, probe_image
@@ -68,6 +69,8 @@ class LocalBackend:
     """Implements `executor_server.backends.base.Backend`.
 
     `images` maps names to Python environments of this host; without any, "base" is the interpreter of the daemon.
+    `egress_bundle` returns the file of the egress proxy's certificate authorities, or raises SandboxFailure; without
+    it, sandboxes can have no network.
     """
 
     def __init__(
@@ -76,10 +79,12 @@ class LocalBackend:
         images: Mapping[str, LocalImage] | None = None,
         *,
         bwrap: Path | None = None,
+        egress_bundle: Callable[[], Path] | None = None,
     ) -> None:
         self._state_dir = state_dir.absolute()
         self._images = dict(images or {DEFAULT_IMAGE: LocalImage(python=Path(sys.executable))})
         self._bwrap = bwrap
+        self._egress_files = EgressFiles(egress_bundle)
         self._capabilities: _HostCapabilities | None = None
         self._live: set[LocalSandbox] = set()  # from before a sandbox has any part until no part is left
         self._creations = Creations()
@@ -121,15 +126,17 @@ class LocalBackend:
 
     async def fingerprint(self, spec: SandboxSpec) -> str:
         capabilities = self._started()
-        return _fingerprint(capabilities, await self._image(capabilities, spec.image), spec)
+        resources = await self._resources(capabilities, spec)
+        return _fingerprint(resources, await self._image(capabilities, spec.image), spec)
 
     async def create(self, spec: SandboxSpec) -> LocalSandbox:
         capabilities = self._started()
         with self._creations.one():
             image = await self._image(capabilities, spec.image)
-            sandbox = self._new_sandbox(capabilities, _fingerprint(capabilities, image, spec))
+            resources = await self._resources(capabilities, spec)
+            sandbox = self._new_sandbox(capabilities, _fingerprint(resources, image, spec))
             try:
-                await _build(sandbox, capabilities, image, spec)
+                await _build(sandbox, resources, capabilities.directory.daemon_id, image, spec)
             except BaseException as error:
                 await destroy_failed(sandbox)
                 if isinstance(error, OSError):  # no descriptors, memory or space left
@@ -176,6 +183,11 @@ class LocalBackend:
                     raise ImageNotReady(f"image {name!r} cannot be used as it is now") from problem
                 _log.info("image_changed", image=name)
             return capabilities.images[name]
+
+    async def _resources(self, capabilities: _HostCapabilities, spec: SandboxSpec) -> Resources:
+        if not spec.egress:
+            return capabilities.resources
+        return await asyncio.to_thread(self._egress_files.added_to, capabilities.resources)
 
     # -----------------------------------------------------------------------------------------------------------------
     # Sandboxes of this daemon and of earlier ones
@@ -229,17 +241,18 @@ class LocalBackend:
         return len(results)
 
 
-def _fingerprint(capabilities: _HostCapabilities, image: Image, spec: SandboxSpec) -> str:
-    return f"{spec.fingerprint}-{image.identity}-{capabilities.resources.layout.guest.version}"
+def _fingerprint(resources: Resources, image: Image, spec: SandboxSpec) -> str:
+    layout = resources.layout
+    network = f"-{layout.etc.name}" if spec.egress else ""  # another bundle makes another /etc
+    return f"{spec.fingerprint}-{image.identity}-{layout.guest.version}{network}"
 
 
-async def _build(sandbox: LocalSandbox, capabilities: _HostCapabilities, image: Image, spec: SandboxSpec) -> None:
+async def _build(sandbox: LocalSandbox, resources: Resources, daemon_id: str, image: Image, spec: SandboxSpec) -> None:
     """Acquires the sandbox's parts on the host, step by step; `destroy` releases those that are there."""
     deadline = asyncio.get_running_loop().time() + _CREATE_TIMEOUT_S
-    resources = capabilities.resources
     sandbox.directory.mkdir(mode=0o700)
     with contextlib.ExitStack() as stack:
-        sandbox.cgroup = resources.make_cgroup(capabilities.directory.daemon_id, sandbox.sandbox_id, spec)
+        sandbox.cgroup = resources.make_cgroup(daemon_id, sandbox.sandbox_id, spec)
         # Bound outside, in a directory that only we can enter: no file inside leads to the supervisor.
         listener = stack.enter_context(_listen(sandbox.endpoint.socket_path))
         ready_read, ready_write = os.pipe()

@@ -17,7 +17,14 @@ from pathlib import Path
 from executor_server.backends.guest_archive import GuestArchive
 from executor_server.backends.local.images import Image
 from executor_server.backends.local.system import SHOWN_DIRECTORIES, publish
-from executor_server.backends.settings import HOSTS, WORKSPACE, sandbox_environment, shm_bytes
+from executor_server.backends.settings import (
+    CA_BUNDLE,
+    HOSTS,
+    WORKSPACE,
+    egress_environment,
+    sandbox_environment,
+    shm_bytes,
+)
 from executor_server.core import SandboxSpec
 from executor_server.guest.wire.paths import GUEST_PATH
 
@@ -41,13 +48,17 @@ _MOUNTED_ETC = ("alternatives", "fonts")
 _DEVICES = ("null", "zero", "full", "random", "urandom")
 
 
-def build_etc(directory: Path) -> Path:
+def build_etc(directory: Path, ca_bundle: bytes | None = None) -> Path:
     """Makes the /etc of all sandboxes: our own files, copies of some of the host's, and mount points for others.
+
+    `ca_bundle` are the certificate authorities of sandboxes with a network.
 
     Its name is a hash of its content, and an existing one is never changed: sandboxes may have it mounted.
     """
     files = {name: text.encode() for name, text in _OWN_ETC.items()}
     files |= {name: Path("/etc", name).read_bytes() for name in _COPIED_ETC if Path("/etc", name).is_file()}
+    if ca_bundle is not None:
+        files[str(Path(CA_BUNDLE).relative_to("/etc"))] = ca_bundle
     mounted = [name for name in _MOUNTED_ETC if Path("/etc", name).is_dir()]
     digest = hashlib.sha256(repr((sorted(files.items()), mounted)).encode()).hexdigest()[:_HASH_CHARS]
     etc = directory / f"etc-{digest}"
@@ -127,7 +138,8 @@ def _namespaces() -> Iterator[str]:
 def _environment(image: Image, spec: SandboxSpec) -> Iterator[str]:
     path = f"{image.python.parent}:/usr/local/bin:/usr/bin:/bin"
     yield "--clearenv"
-    for name, value in {"PATH": path, **sandbox_environment(spec.processes)}.items():
+    egress = egress_environment() if spec.egress else {}
+    for name, value in {"PATH": path, **sandbox_environment(spec.processes), **egress}.items():
         yield from ("--setenv", name, value)
 
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from executor_server.core.errors import BackendFull, ImageNotReady, SandboxFailure
+from executor_server.core.errors import BackendFull, ImageNotReady, SandboxFailure, SpecUnsupported
 from executor_server.core.model import SandboxSpec
 from executor_server.fairness.fair_semaphore import FairSemaphore
 from executor_server.lifecycle.admission import AdmissionController
@@ -71,7 +71,13 @@ async def test_who_comes_after_a_failure_tries() -> None:
 
 
 @pytest.mark.parametrize(
-    "failure", [ImageNotReady("it is being fetched"), BackendFull("no place", 1.0), ValueError("a bug")]
+    "failure",
+    [
+        ImageNotReady("it is being fetched"),
+        BackendFull("no place", 1.0),
+        SpecUnsupported("it has no network"),
+        ValueError("a bug"),
+    ],
 )
 async def test_what_is_known_at_once_is_not_shared(failure: Exception) -> None:
     factory = FakeFactory()

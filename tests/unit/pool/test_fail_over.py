@@ -12,7 +12,7 @@ from structlog.testing import capture_logs
 
 from executor_server.backends.base import HostFinding, KnownSandbox, Sandbox
 from executor_server.backends.missing import MissingSandbox
-from executor_server.core.errors import BackendFull, BackendSilent, ImageNotReady, SandboxFailure
+from executor_server.core.errors import BackendFull, BackendSilent, ImageNotReady, SandboxFailure, SpecUnsupported
 from executor_server.core.model import SandboxSpec
 from executor_server.pool.fail_over import BackendSet, FailOverSettings
 from executor_server.pool.health import HealthSettings
@@ -21,6 +21,7 @@ from tests.support.polling import eventually_async
 
 BOTH = replace(SPEC, backends=("docker", "e2b"))
 DOWN = SandboxFailure("the Engine does not answer")
+NEVER = SpecUnsupported("Docker sandboxes can have no network here")
 SILENT = BackendSilent("nothing came within 30 s")
 
 
@@ -120,7 +121,7 @@ async def test_the_first_of_the_order_makes_it_and_says_so(bench: Bench) -> None
     assert await bench.factory(SPEC) == "docker", "without an order the daemon's own"
 
 
-@pytest.mark.parametrize("failure", [DOWN, BackendFull("no place", 5.0), ImageNotReady("being fetched", 5.0)])
+@pytest.mark.parametrize("failure", [DOWN, BackendFull("no place", 5.0), ImageNotReady("being fetched", 5.0), NEVER])
 async def test_a_new_sandbox_goes_to_the_next_when_the_first_cannot(bench: Bench, failure: SandboxFailure) -> None:
     bench.docker.wrong["create"] = failure
     assert await bench.factory() == "e2b"
@@ -343,6 +344,13 @@ async def test_an_image_that_is_missing_says_nothing_of_the_backend(bench: Bench
     bench.docker.wrong["create"] = ImageNotReady("nobody built it")
     await bench.factory()
     assert bench.both.states()["docker"] == "up"
+
+
+async def test_a_spec_that_it_never_makes_says_nothing_of_the_backend(bench: Bench) -> None:
+    bench.docker.wrong["create"] = NEVER
+    assert [await bench.factory() for _ in range(2)] == ["e2b"] * 2
+    assert bench.both.states()["docker"] == "up" and bench.docker.creations == 2
+    assert await bench.failure(replace(SPEC, backends=("docker",))) is NEVER
 
 
 FULL_SOON, FULL_LATE = BackendFull("full", 3.0), BackendFull("full too", 9.0)

@@ -18,6 +18,7 @@ from executor_server.core.errors import (
     Reason,
     ResourceExhausted,
     SandboxFailure,
+    SpecUnsupported,
     Unavailable,
 )
 from executor_server.core.model import Outcome, OutputMode, Principal
@@ -133,6 +134,16 @@ async def test_a_full_backend_refuses_with_the_time_to_ask_again_and_none_of_its
         await bench.create()
     assert (refused.value.reason, refused.value.retry_after_s) == (Reason.BACKEND_FULL, 7.0)
     assert "example" not in refused.value.message
+
+
+async def test_a_backend_that_makes_no_such_sandbox_says_so_to_the_client(bench: Bench) -> None:
+    def refuse(_guest: FakeGuest) -> None:
+        raise SpecUnsupported("Docker sandboxes can have no network here: runsc has a kernel of its own")
+
+    bench.backend.prepare = refuse
+    with pytest.raises(Unavailable, match="can have no network here") as refused:
+        await bench.create()
+    assert refused.value.reason is Reason.BACKEND_UNAVAILABLE
 
 
 async def test_a_prelude_that_fails_is_the_request_s_fault_and_leaves_nothing(bench: Bench) -> None:

@@ -6,6 +6,7 @@ machine in the cloud), so each field is checked again. The policy has decided th
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from dataclasses import dataclass, fields
@@ -161,8 +162,8 @@ class Rules:
             {port for pattern in near for port in pattern.ports if pattern.covers(Target(target.host, port))}
         )
         if ports:
-            return _with_names(f"{opening}; this host is allowed on port ", [str(port) for port in ports])
-        return _with_list(opening, near + [pattern for pattern in self.allowed if pattern not in near])
+            return _with_names(f"{opening}; this host is allowed on port ", map(str, ports), len(ports))
+        return _with_list(opening, self.allowed, near)
 
 
 # -- patterns by host
@@ -190,22 +191,23 @@ def _short(target: Target) -> str:
     return text if len(text) <= HOST_CHARACTERS else f"{text[:60]}...{text[-30:]}"
 
 
-def _with_list(opening: str, allowed: Sequence[HostPattern]) -> str:
+def _with_list(opening: str, allowed: Sequence[HostPattern], first: Sequence[HostPattern] = ()) -> str:
     if not allowed:
         return f"{opening}; nothing is allowed"
-    return _with_names(f"{opening}; allowed: ", [pattern.text for pattern in allowed])
+    others = (pattern for pattern in allowed if pattern not in first)
+    names = (pattern.text for pattern in itertools.chain(first, others))
+    return _with_names(f"{opening}; allowed: ", names, len(allowed))
 
 
-def _with_names(opening: str, names: List[str]) -> str:
-    """The opening and as many names as a message may have."""
+def _with_names(opening: str, names: Iterable[str], count: int) -> str:
+    """The opening and as many of these names as a message may have."""
     message = opening
-    for at, name in enumerate(names):
-        left = len(names) - at
-        addition = ("" if at == 0 else ", ") + name
+    for left, name in zip(range(count, 0, -1), names):
+        added = name if left == count else f", {name}"
         rest = f", and {left - 1} more" if left > 1 else ""
-        if len(message) + len(addition) + len(rest) > MESSAGE_CHARACTERS:
-            return f"{message}{', and ' if at else ''}{left} {'more' if at else 'hosts'}"
-        message += addition
+        if len(message) + len(added) + len(rest) > MESSAGE_CHARACTERS:
+            return f"{message}{left} hosts" if left == count else f"{message}, and {left} more"
+        message += added
     return message
 
 

@@ -58,6 +58,9 @@ REFUSALS = frozenset(
         MISDIRECTED,
     }
 )
+# The second line: refusals of what came through a connection that was made.
 ENDS = frozenset(
     {ENDED, BROKEN, TIME_LIMIT, RULE_GONE, SESSION_ENDED, PROXY_ENDED, SENT_BYTES, RECEIVED_BYTES, TENANT_QUOTA}
+    | {BAD_REQUEST, HEAD_TIMEOUT, HEAD_TOO_LARGE, UNREACHED, SERVER_NAME, OLD_TLS, MISDIRECTED}
+    | {UPSTREAM_CERTIFICATE, AMBIGUOUS_PATH}
 )

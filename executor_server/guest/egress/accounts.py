@@ -1,0 +1,150 @@
+"""The accounts of a session: bytes that it has moved and may still move, connections that it may make in a minute."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from math import inf
+from typing import Callable, Deque, Optional, Set
+
+from . import reasons
+from .endpoint import CHUNK_BYTES
+from .protocols import Limits, Reporter, Used
+from .refusals import Ended
+from .rules import Rules
+
+_MINUTE_S = 60.0
+# More than one process makes: it bounds what a minute's count can hold.
+_FASTEST_PER_S = 2000.0
+_NO_BOUND = inf
+
+
+class ByteAccount:
+    """Counts the bytes of a session, says how many more there may be, and reports them in batches.
+
+    There are two bounds. At the maximum of its rules a session's connections end. At its window, which is a part of
+    what all sessions of a tenant may move and is raised while there is some left, they wait: nothing is read
+    meanwhile.
+    """
+
+    def __init__(self, session_id: str, reporter: Reporter, rules: Rules, used: Used, report_s: float) -> None:
+        self._session_id = session_id
+        self._reporter = reporter
+        self._report_s = report_s
+        self._sent, self._received = used
+        self._unreported_sent = 0
+        self._unreported_received = 0
+        self._timer: Optional[asyncio.TimerHandle] = None
+        self._bound = _NO_BOUND
+        self._report_at = _NO_BOUND  # the total at which a report does not wait for the timer
+        self._waiting: Set[Callable[[], None]] = set()
+        self.set_rules(rules)
+
+    def set_rules(self, rules: Rules) -> None:
+        self._max_sent = rules.max_sent_bytes
+        self._max_received = rules.max_received_bytes
+
+    def set_used(self, used: Used) -> None:
+        self._sent, self._received = used
+        self._plan_report()
+
+    def allow(self, total_bytes: Optional[int]) -> None:
+        """Sets the window: a bound of the sum of both directions; None for none."""
+        self._bound = _NO_BOUND if total_bytes is None else total_bytes
+        self._plan_report()
+        if self._window() > 0:
+            waiting, self._waiting = self._waiting, set()
+            for callback in waiting:
+                callback()
+
+    def _plan_report(self) -> None:
+        """At half of the window, so that it can be raised before it is used up; and at its end."""
+        self._report_at = _NO_BOUND
+        if self._bound != _NO_BOUND:
+            self._report_at = self._sent + self._received + max(1, self._window() / 2)
+
+    def _window(self) -> float:
+        return self._bound - self._sent - self._received
+
+    def send_room(self) -> int:
+        if self._sent >= self._max_sent:
+            raise Ended(reasons.SENT_BYTES)
+        return int(max(0, min(self._max_sent - self._sent, self._window(), CHUNK_BYTES)))
+
+    def receive_room(self) -> int:
+        if self._received >= self._max_received:
+            raise Ended(reasons.RECEIVED_BYTES)
+        return int(max(0, min(self._max_received - self._received, self._window(), CHUNK_BYTES)))
+
+    def call_when_open(self, callback: Callable[[], None]) -> None:
+        self._waiting.add(callback)
+
+    def forget(self, callback: Callable[[], None]) -> None:
+        self._waiting.discard(callback)
+
+    def count_sent(self, count: int) -> None:
+        self._sent += count
+        self._unreported_sent += count
+        self._plan_or_report()
+
+    def count_received(self, count: int) -> None:
+        self._received += count
+        self._unreported_received += count
+        self._plan_or_report()
+
+    def _plan_or_report(self) -> None:
+        if self._sent + self._received >= self._report_at:
+            self._report_at = self._bound if self._window() > 0 else _NO_BOUND
+            self.report()
+        elif self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(self._report_s, self.report)
+
+    def report(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        sent, received = self._unreported_sent, self._unreported_received
+        if sent or received:
+            self._unreported_sent = self._unreported_received = 0
+            self._reporter.moved(self._session_id, sent, received)
+
+
+class MinuteCount:
+    """At most so many in any sixty seconds."""
+
+    def __init__(self) -> None:
+        self._times: Deque[float] = deque()
+
+    def take(self, now: float, limit: int) -> bool:
+        """False when there were `limit` in the last minute; nothing is taken then, so it holds `limit` times at
+        most."""
+        while self._times and self._times[0] <= now - _MINUTE_S:
+            self._times.popleft()
+        if len(self._times) >= limit:
+            return False
+        self._times.append(now)
+        return True
+
+
+class AcceptPace:
+    """A bucket of permits to accept a connection, which fills by itself."""
+
+    def __init__(self, limits: Limits, now: float) -> None:
+        self._burst = float(limits.accept_burst)
+        self._per_s = limits.accepts_per_s
+        self._permits = self._burst
+        self._filled_at = now
+
+    def at_least(self, new_connections_per_minute: int) -> None:
+        """Does not slow down a policy that grants many connections: the pace is twice what it grants."""
+        self._per_s = max(self._per_s, min(_FASTEST_PER_S, 2 * new_connections_per_minute / _MINUTE_S))
+        self._burst = max(self._burst, min(_FASTEST_PER_S, float(new_connections_per_minute)))
+
+    def take(self, now: float) -> float:
+        """Seconds to wait for the next permit; 0 when one was taken."""
+        self._permits = min(self._burst, self._permits + (now - self._filled_at) * self._per_s)
+        self._filled_at = now
+        if self._permits >= 1:
+            self._permits -= 1
+            return 0.0
+        return (1 - self._permits) / self._per_s

@@ -1,0 +1,266 @@
+"""One connection of a sandbox, from its head to its end: head, rule, addresses, and then what it asked for."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+from typing import TYPE_CHECKING, Any, Callable, Dict, Optional
+
+from . import reasons
+from .endpoint import DeadlinePassed, Endpoint
+from .first_bytes import check_for
+from .forward import Exchange
+from .head import Head, HeadReader
+from .names import Target
+from .protocols import Dialled, Terminator
+from .refusals import Ended, Refusal, response_to
+from .rules import Allowed
+from .splice import Splice
+
+if TYPE_CHECKING:
+    from .session import Session
+
+_ESTABLISHED = b"HTTP/1.1 200 Connection established\r\n\r\n"
+
+
+class Connection:
+    """Owned by its session, which runs `run` in a task. It is the tunnel that a terminator is given."""
+
+    allowed: Allowed
+    target: Target
+
+    def __init__(self, session: Session, sock: socket.socket, number: int) -> None:
+        self._session = session
+        self._loop = asyncio.get_running_loop()
+        self._client = Endpoint(sock)
+        self._number = number
+        self._task: Optional[asyncio.Task[None]] = None
+        self._ended_by = ""
+        self._answered = self._closed = False
+        self._reader = HeadReader(session.limits.head_bytes)
+        self._upstream: Optional[Endpoint] = None
+        self._opened_at = 0.0
+        self._time_limit: Optional[asyncio.TimerHandle] = None
+        self._sent = self._received = 0
+        self.decided = False  # it has a target and a rule, and one of the session's places
+        self.session_id = session.session_id
+        self.client = sock
+        self.buffered = b""
+        self.address = ""
+        self.secret_used = ""
+
+    # ------------------------------------------------------------------------------------------------------------------
+    # What its session calls
+
+    def start(self) -> asyncio.Task[None]:
+        self._task = self._loop.create_task(self.run())
+        return self._task
+
+    def end(self, reason: str) -> None:
+        """Cuts the connection off; the task finishes in the loop's next iterations."""
+        if not self._ended_by and self._task is not None:
+            self._ended_by = reason
+            self._task.cancel()
+
+    def limit_time(self, seconds: float) -> None:
+        """Ends the connection so long after it was made."""
+        if self._time_limit is not None:
+            self._time_limit.cancel()
+        if self._upstream is not None:
+            left_s = max(0.0, self._opened_at + seconds - time.monotonic())
+            self._time_limit = self._loop.call_later(left_s, self.end, reasons.TIME_LIMIT)
+
+    # ------------------------------------------------------------------------------------------------------------------
+    # Its life
+
+    async def run(self) -> None:
+        reason = reasons.ENDED
+        try:
+            try:
+                await self._serve()
+            except Refusal as refusal:
+                reason = refusal.reason
+                await self._refuse(refusal)
+        except Ended as ended:
+            reason = ended.reason
+        except (OSError, DeadlinePassed):  # ssl.SSLError is one
+            reason = reasons.BROKEN
+        except asyncio.CancelledError:
+            if not self._ended_by:
+                reason = reasons.PROXY_ENDED
+                raise
+        finally:
+            self.close(reason)
+
+    async def _serve(self) -> None:
+        head = await self._read_head()
+        if head is None:
+            return
+        self.target = head.target
+        self.allowed = self._session.admit(head.target)
+        self.decided = True
+        dialled = await self._session.dialer.dial(head.target)
+        self._open(dialled)
+        if head.is_connect:
+            await self._tunnel(head, dialled)
+        else:
+            await self._forward(head)
+
+    async def _read_head(self) -> Optional[Head]:
+        """The head; None when the client ended before it sent anything."""
+        deadline = self._loop.time() + self._session.limits.head_s
+        head = None
+        while head is None:
+            try:
+                data = await self._client.receive(self._reader.wanted, deadline)
+            except DeadlinePassed:
+                message = "the connection was closed: the head of its request was not complete in time"
+                raise Refusal(reasons.HEAD_TIMEOUT, message) from None
+            if not data and self._reader.is_empty:
+                return None
+            head = self._reader.feed(data)
+        return head
+
+    def _open(self, dialled: Dialled) -> None:
+        try:
+            self._upstream = Endpoint(dialled.sock)
+        except OSError:
+            dialled.sock.close()
+            raise
+        self.address = dialled.address
+        self._opened_at = time.monotonic()
+        self._session.reporter.opened(self.session_id, self.record(""))
+        if self._ended_by:  # while it was dialled; a cancellation can be lost in asyncio.wait_for before CPython 3.12
+            raise Ended(self._ended_by)
+        self.limit_time(self._session.rules.max_connection_s)
+        self._session.opened(self)
+
+    async def _tunnel(self, head: Head, dialled: Dialled) -> None:
+        self.buffered = head.take_rest()
+        await self._client.send(_ESTABLISHED, self._loop.time() + self._session.limits.head_s)
+        self._answered = True
+        terminator = self._terminator()
+        if terminator is not None:
+            await terminator.terminate(self)
+            return
+        check = check_for(head.target, self._session.limits.head_bytes)
+        await Splice(self.client, dialled.sock, self, check, self._session.limits).run(self.buffered)
+
+    def _terminator(self) -> Optional[Terminator]:
+        """Rules with secrets need the plain text. Where there is no terminator, none is ever set."""
+        return self._session.terminator if self.allowed.secrets else None
+
+    async def _forward(self, head: Head) -> None:
+        assert self._upstream is not None
+        exchange = Exchange(self._client, self._upstream, head, self)
+        try:
+            await exchange.run()
+        finally:
+            self._answered = exchange.answered
+        await self._client.linger(self._session.limits.linger_s)
+
+    async def _refuse(self, refusal: Refusal) -> None:
+        await self.deny(refusal)
+        if not self._answered:
+            deadline = self._loop.time() + self._session.limits.linger_s
+            await self._client.send(response_to(refusal, with_body=self._reader.method != b"HEAD"), deadline)
+        elif refusal.parting:
+            try:
+                self.client.send(refusal.parting)
+            except BlockingIOError:
+                return
+        else:
+            return
+        await self._client.linger(self._session.limits.linger_s)
+
+    def close(self, reason: str) -> None:
+        """Closes the sockets and reports the end, once."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._time_limit is not None:
+            self._time_limit.cancel()
+        self._client.close()
+        if self._upstream is not None:
+            self._upstream.close()
+        self._session.finished(self)
+        if self._upstream is not None:
+            self._session.account.report()
+            self._session.reporter.closed(self.session_id, self.record(self._ended_by or reason))
+
+    def record(self, reason: str) -> Dict[str, Any]:
+        """A core.network.EgressConnection as a dictionary."""
+        return {
+            "connection_id": self._session.connection_id(self._number),
+            "host": self.target.host,
+            "port": self.target.port,
+            "address": self.address,
+            "rule": self.allowed.rule,
+            "sent_bytes": self._sent,
+            "received_bytes": self._received,
+            "duration_s": round(time.monotonic() - self._opened_at, 6),
+            "reason": reason,
+            "secret_used": self.secret_used,
+        }
+
+    # ------------------------------------------------------------------------------------------------------------------
+    # What a splice, an exchange and a terminator count (protocols.Tunnel)
+
+    @property
+    def upstream(self) -> socket.socket:
+        assert self._upstream is not None
+        return self._upstream.sock
+
+    def send_room(self) -> int:
+        return self._session.account.send_room()
+
+    def receive_room(self) -> int:
+        return self._session.account.receive_room()
+
+    async def room_opened(self) -> None:
+        future = self._loop.create_future()
+
+        def wake() -> None:
+            if not future.done():
+                future.set_result(None)
+
+        self.call_when_open(wake)
+        try:
+            await future
+        finally:
+            self.forget(wake)
+
+    def call_when_open(self, callback: Callable[[], None]) -> None:
+        self._session.account.call_when_open(callback)
+
+    def forget(self, callback: Callable[[], None]) -> None:
+        self._session.account.forget(callback)
+
+    def count_sent(self, count: int) -> None:
+        self._sent += count
+        self._session.account.count_sent(count)
+
+    def count_received(self, count: int) -> None:
+        self._received += count
+        self._session.account.count_received(count)
+
+    async def dial(self) -> Dialled:
+        return await self._session.dialer.dial(self.target)
+
+    async def deny(self, refusal: Refusal) -> None:
+        """Reports a refusal, and gives the report a moment: the step's log has it before the program knows."""
+        target: Optional[Target] = getattr(self, "target", None)
+        denial = {
+            "host": refusal.host or (target.host if target else ""),
+            "port": refusal.port or (target.port if target else 0),
+            "reason": refusal.reason,
+            "message": refusal.message,
+            "address": refusal.address,
+        }
+        try:
+            await asyncio.wait_for(
+                self._session.reporter.denied(self.session_id, denial), self._session.limits.notice_s
+            )
+        except asyncio.TimeoutError:
+            pass

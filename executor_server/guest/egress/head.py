@@ -1,0 +1,132 @@
+"""The head of what a sandbox sends: one request, read by h11, and understood in one way or refused.
+
+A proxy that reads a request otherwise than the server behind it can be made to check one name and serve another. So
+nothing that can be read in two ways is passed on: not the target, not the length of the body.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Optional, Tuple
+
+import h11
+
+from . import reasons
+from .names import BadName, LiteralAddress, Target, parse_authority
+from .refusals import Refusal, shown
+
+_SCHEME = b"http://"
+
+
+class Head(NamedTuple):
+    """A request that the sandbox sent, and the machine that reads on where its head ended."""
+
+    target: Target
+    request: h11.Request
+    path: bytes  # origin form, for the server; empty for CONNECT
+    machine: h11.Connection
+
+    @property
+    def is_connect(self) -> bool:
+        return self.request.method == b"CONNECT"
+
+    def take_rest(self) -> bytes:
+        """Returns the bytes behind the head of a CONNECT: the first ones of the tunnel."""
+        return bytes(self.machine.trailing_data[0])
+
+
+class HeadReader:
+    """Takes the bytes of a connection until they are a head. Does no I/O."""
+
+    def __init__(self, head_bytes: int) -> None:
+        self._machine = h11.Connection(h11.SERVER, max_incomplete_event_size=head_bytes)
+        self._left = head_bytes
+        self.is_empty = True  # nothing was fed
+        self.method = b""  # known of a refused request too: a HEAD is answered without a body
+
+    @property
+    def wanted(self) -> int:
+        """Bytes to read next. One more than the limit allows, so that a head of exactly the limit is one."""
+        return self._left + 1
+
+    def feed(self, data: bytes) -> Optional[Head]:
+        """The head, once there is one. Empty `data` says that the client ended. Raises Refusal."""
+        request = self._feed(data)
+        if request is None:
+            if self._left < 0:
+                raise Refusal(reasons.HEAD_TOO_LARGE, "the head of the request is larger than the proxy reads")
+            return None
+        self.method = bytes(request.method)
+        check_framing(request)
+        if request.method == b"CONNECT":
+            return self._connect(request)
+        target, path = absolute_target(bytes(request.target))
+        return Head(target, request, path, self._machine)
+
+    def _feed(self, data: bytes) -> Optional[h11.Request]:
+        self._left -= len(data)
+        self.is_empty = False
+        self._machine.receive_data(data)
+        try:
+            event = self._machine.next_event()
+        except h11.RemoteProtocolError as error:
+            raise _not_http(error) from error
+        if event is h11.NEED_DATA:
+            return None
+        if isinstance(event, h11.Request):
+            return event
+        raise Refusal(reasons.BAD_REQUEST, "the connection ended before a request")
+
+    def _connect(self, request: h11.Request) -> Head:
+        if any(
+            name == b"transfer-encoding" or (name == b"content-length" and value.strip(b"0"))
+            for name, value in request.headers
+        ):
+            raise Refusal(reasons.BAD_REQUEST, "a CONNECT has no body")
+        if self._machine.next_event().__class__ is not h11.EndOfMessage:
+            raise Refusal(reasons.BAD_REQUEST, "a CONNECT has no body")
+        return Head(_target_of(request.target.decode("ascii")), request, b"", self._machine)
+
+
+def _not_http(error: h11.RemoteProtocolError) -> Refusal:
+    if error.error_status_hint == 431:
+        return Refusal(reasons.HEAD_TOO_LARGE, "the head of the request is larger than the proxy reads")
+    return Refusal(reasons.BAD_REQUEST, f"the proxy can't read this as an HTTP request: {shown(str(error))}")
+
+
+def check_framing(request: h11.Request) -> None:
+    """Refuses requests whose body has two lengths, and versions that h11 reads but nothing sends."""
+    if request.http_version not in (b"1.0", b"1.1"):
+        raise Refusal(reasons.BAD_REQUEST, "the proxy speaks HTTP/1.1 and HTTP/1.0 only")
+    names = {name for name, _ in request.headers}
+    if b"transfer-encoding" in names and (b"content-length" in names or request.http_version == b"1.0"):
+        # RFC 9112, section 6.1: with both, or in HTTP/1.0, some servers heed one and some the other, which lets a
+        # second request hide in the body of the first.
+        raise Refusal(reasons.BAD_REQUEST, "the request has a Transfer-Encoding beside another length")
+
+
+def absolute_target(target: bytes) -> Tuple[Target, bytes]:
+    """The target and path of an absolute-form `http://` URL. Raises Refusal.
+
+    The authority ends at the first slash. It is not looked for behind `?`, `#` or a backslash, where URL parsers
+    disagree: they stay in the authority, which makes it no name.
+    """
+    scheme, rest = target[: len(_SCHEME)].lower(), target[len(_SCHEME) :]
+    if scheme != _SCHEME:
+        if target.lower().startswith(b"https://"):
+            raise Refusal(reasons.BAD_REQUEST, "an https:// URL must be asked for with CONNECT")
+        raise Refusal(reasons.BAD_REQUEST, "this is a proxy: ask it for http:// URLs, or with CONNECT")
+    if b"#" in target:
+        raise Refusal(reasons.BAD_REQUEST, "the URL of a request has no fragment")
+    authority, _, path = rest.partition(b"/")
+    return _target_of(authority.decode("ascii"), default_port=80), b"/" + path
+
+
+def _target_of(authority: str, default_port: Optional[int] = None) -> Target:
+    try:
+        return parse_authority(authority, default_port=default_port)
+    except LiteralAddress as error:
+        if error.target is not None:
+            return error.target  # rules may list it
+        raise Refusal(reasons.ADDRESS_LITERAL, f"{shown(authority)} {error}", host=shown(authority)) from error
+    except BadName as error:
+        raise Refusal(reasons.BAD_NAME, f"{shown(authority)} {error}", host=shown(authority)) from error

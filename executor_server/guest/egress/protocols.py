@@ -1,0 +1,151 @@
+"""The seams of the proxy: what it is given by those who run it, and what it hands to them.
+
+The daemon's egress process and the root part of a machine in the cloud each bring their resolver, their reporter and,
+where secrets are set, their terminator of TLS. Nothing here does anything.
+"""
+
+from __future__ import annotations
+
+import socket
+from dataclasses import dataclass
+from typing import Any, Callable, Dict, NamedTuple, Optional, Protocol, Sequence
+
+from .names import Target
+from .refusals import Refusal
+from .rules import Allowed
+
+
+class Unresolved(Exception):
+    """A name has no addresses. The message is a clause: "does not exist", "has no addresses"."""
+
+
+class Used(NamedTuple):
+    """Bytes that a session has moved before: by an earlier process, or through an earlier listener."""
+
+    sent_bytes: int = 0
+    received_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The engine's own limits, the same for all sessions; what a policy limits stands in the session's rules."""
+
+    head_bytes: int = 16384
+    head_s: float = 30.0  # for a complete head, and for a complete ClientHello
+    linger_s: float = 2.0
+    resolve_s: float = 10.0
+    connect_s: float = 5.0  # to one address
+    dial_s: float = 15.0  # to all of them, with the resolution
+    notice_s: float = 0.05  # for the record of a refusal to arrive before the answer leaves
+    half_closed_s: float = 300.0  # without a byte, once one side has ended
+    report_s: float = 0.2  # between two reports of bytes
+    close_s: float = 5.0  # for connections that are cut off to be closed
+    addresses: int = 4  # tried of those that one name has
+    resolutions: int = 8  # in flight for one session
+    cached_names: int = 64  # per session
+    cache_s: float = 5.0
+    # Connections of one session that are accepted and not made: head unfinished, or refused and lingering. Past it
+    # nothing is accepted: further ones wait in the kernel's backlog, at the cost of their session alone.
+    waiting: int = 32
+    # A session's accepted connections, so that a flood of refused ones leaves the processor to other sessions.
+    accept_burst: int = 200
+    accepts_per_s: float = 100.0
+
+
+class Resolver(Protocol):
+    async def resolve(self, host: str) -> Sequence[str]:
+        """The addresses of a canonical name, best first. Raises Unresolved, asyncio.TimeoutError. It is called once for
+        a connection, and cancelled when it takes too long."""
+
+
+class Connector(Protocol):
+    async def connect(self, target: Target, address: str, deadline: float) -> socket.socket:
+        """A non-blocking socket that is connected to `target` at `address` (loop's time). Raises OSError,
+        DeadlinePassed, Refusal. `address` was classified, and is empty where there is no resolver: the connector is
+        then trusted to resolve the name (an upstream proxy)."""
+
+
+class AddressClassifier(Protocol):
+    def why_refused(self, address: str) -> Optional[str]:
+        """A clause ("is a private address"), or None when connections to the address may be made."""
+
+
+class Reporter(Protocol):
+    """Learns what happens. None of the calls may block. Dictionaries have the fields of core.network's values."""
+
+    def opened(self, session_id: str, connection: Dict[str, Any]) -> None: ...
+
+    def closed(self, session_id: str, connection: Dict[str, Any]) -> None: ...
+
+    async def denied(self, session_id: str, denial: Dict[str, Any]) -> None:
+        """Returns when the record has arrived. It is started at once and cancelled after `Limits.notice_s`: the record
+        must be on its way before the first await."""
+
+    def moved(self, session_id: str, sent_bytes: int, received_bytes: int) -> None:
+        """Bytes since the last call; before every `closed`, and at most every `Limits.report_s` in between."""
+
+
+class Dialled(NamedTuple):
+    sock: socket.socket  # connected, non-blocking
+    address: str
+
+
+class Meter(Protocol):
+    """Room for the bytes of one connection, and their count.
+
+    Room is asked for directly before bytes are read, and they are counted directly after: connections of a session
+    share its bounds, and nothing may come between. Bytes that are not read are not lost, they wait at their sender.
+    """
+
+    def send_room(self) -> int:
+        """Bytes of the client that may be read now; 0 while the session's window is shut. Raises Ended when the session
+        has sent all that its rules allow."""
+
+    def receive_room(self) -> int: ...
+
+    async def room_opened(self) -> None:
+        """Returns once there may be room again, where there was none."""
+
+    def call_when_open(self, callback: Callable[[], None]) -> None:
+        """Calls back once there may be room again. The same callback twice is one."""
+
+    def forget(self, callback: Callable[[], None]) -> None: ...
+
+    def count_sent(self, count: int) -> None:
+        """Counts bytes of the client."""
+
+    def count_received(self, count: int) -> None: ...
+
+
+class Tunnel(Meter, Protocol):
+    """A CONNECT that was answered with 200 and goes to a terminator of TLS instead of being spliced.
+
+    The engine keeps owning the connection: its records, its limits, its end. When its time is over, the rule goes or
+    the session ends, it cancels `terminate`. Bytes are the terminator's to count: it asks for room before it reads (as
+    splice.py and forward.py do), and lets Ended pass through. The engine closes `client` and `upstream` when
+    `terminate` is over (a second close is harmless); what `dial` gave belongs to the terminator.
+    """
+
+    session_id: str
+    target: Target
+    allowed: Allowed  # with the rule's secrets
+    client: socket.socket  # non-blocking, with no reader or writer on it
+    buffered: bytes  # sent by the client behind the head of its CONNECT; usually nothing
+    address: str
+    secret_used: str  # set it to the header's name once a secret was sent
+
+    @property
+    def upstream(self) -> socket.socket:
+        """Non-blocking, connected to a classified address of the target; nothing was sent."""
+
+    async def dial(self) -> Dialled:
+        """Another connection to the same target, resolved and classified again. Raises Refusal."""
+
+    async def deny(self, refusal: Refusal) -> None:
+        """Records the refusal of one request. The terminator answers it, and may go on."""
+
+
+class Terminator(Protocol):
+    async def terminate(self, tunnel: Tunnel) -> None:
+        """Serves the tunnel to its end. Raises Refusal when the connection as a whole is refused (the engine records
+        it, and sends nothing but its `parting`), Ended, and OSError or ssl.SSLError when it broke."""

@@ -1,0 +1,107 @@
+"""The proxy: sessions by their ids, each with a listener and rules of its own.
+
+It is given listeners that were made inside sandboxes, rules, a resolver, a classifier of addresses and a
+reporter by its caller. It needs a running loop, and nothing else of the process that it runs in.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import socket
+from typing import Dict, Optional
+
+from . import reasons
+from .accounts import ByteAccount
+from .dial import Dialer, DirectConnector
+from .protocols import (
+    AddressClassifier,
+    Connector,
+    Limits,
+    Reporter,
+    Resolver,
+    Terminator,
+    Used,
+)
+from .rules import Rules
+from .session import Session
+
+_LIMITS = Limits()
+_UNUSED = Used()
+
+
+class Proxy:
+    def __init__(
+        self,
+        *,
+        resolver: Optional[Resolver],
+        classifier: AddressClassifier,
+        reporter: Reporter,
+        connector: Optional[Connector] = None,
+        terminator: Optional[Terminator] = None,
+        limits: Limits = _LIMITS,
+    ) -> None:
+        """Without a resolver, the connector is trusted with names (an upstream proxy that resolves them itself)."""
+        self._resolver = resolver
+        self._classifier = classifier
+        self._reporter = reporter
+        self._connector = connector or DirectConnector()
+        self._terminator = terminator
+        self._limits = limits
+        self._sessions: Dict[str, Session] = {}
+
+    def serve(self, session_id: str, listener: socket.socket, rules: Rules, *, used: Used = _UNUSED) -> None:
+        """Serves a session on its listener, which it takes over. The same id again replaces listener, rules and use;
+        connections that the rules allow go on."""
+        session = self._sessions.get(session_id)
+        if session is not None:
+            session.replace_listener(listener)
+            session.account.set_used(used)
+            session.change(rules)
+            return
+        dialer = Dialer(self._resolver, self._classifier, self._connector, self._limits)
+        account = ByteAccount(session_id, self._reporter, rules, used, self._limits.report_s)
+        self._sessions[session_id] = Session(
+            session_id,
+            listener,
+            rules,
+            account,
+            dialer,
+            self._reporter,
+            self._terminator,
+            self._limits,
+            prefix=secrets.token_hex(3),  # connection ids stay unique when the session is served again
+        )
+
+    def change(self, session_id: str, rules: Rules) -> None:
+        """Connections whose rule is gone end at once. As with all that follows, a session that is not served is
+        ignored: it may have ended while the order was on its way."""
+        if session_id in self._sessions:
+            self._sessions[session_id].change(rules)
+
+    def allow(self, session_id: str, total_bytes: Optional[int]) -> None:
+        """Bounds what a session has sent and received together, its use before included. At the bound its connections
+        wait until a higher one comes. `moved` is reported at half of what is left, and at the bound."""
+        if session_id in self._sessions:
+            self._sessions[session_id].account.allow(total_bytes)
+
+    def report(self, session_id: str) -> None:
+        """Reports the bytes that were not reported yet."""
+        if session_id in self._sessions:
+            self._sessions[session_id].account.report()
+
+    def set_exhausted(self, session_id: str, reason: Optional[str]) -> None:
+        """With a reason: ends what runs and refuses what comes. None: serves again."""
+        if session_id in self._sessions:
+            self._sessions[session_id].set_exhausted(reason or "")
+
+    async def end(self, session_id: str) -> None:
+        """Closes the listener and the connections of a session."""
+        session = self._sessions.pop(session_id, None)
+        if session is not None:
+            await session.end(reasons.SESSION_ENDED)
+
+    async def close(self) -> None:
+        sessions = list(self._sessions.values())
+        self._sessions.clear()
+        await asyncio.gather(*(session.end(reasons.PROXY_ENDED) for session in sessions))

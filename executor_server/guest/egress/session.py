@@ -1,0 +1,207 @@
+"""The listener of one session, and the connections that came through it.
+
+The listener is the identity of the session: it was made inside the sandbox, and nothing else can connect to it. What a
+session does too often or too long costs that session alone: its connections wait in the kernel's backlog.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from typing import Dict, Optional, Set
+
+from . import reasons
+from .accounts import AcceptPace, ByteAccount, MinuteCount
+from .connection import Connection
+from .dial import Dialer
+from .names import Target
+from .protocols import Limits, Reporter, Terminator
+from .refusals import Ended, Refusal
+from .rules import Allowed, Refused, Rules
+
+# Seconds until the next attempt, where accepting failed for want of descriptors or memory.
+_EXHAUSTED_PAUSE_S = 0.2
+
+
+class Session:
+    def __init__(
+        self,
+        session_id: str,
+        listener: socket.socket,
+        rules: Rules,
+        account: ByteAccount,
+        dialer: Dialer,
+        reporter: Reporter,
+        terminator: Optional[Terminator],
+        limits: Limits,
+        prefix: str,
+    ) -> None:
+        self.session_id = session_id
+        self.rules = rules
+        self.account = account
+        self.dialer = dialer
+        self.reporter = reporter
+        self.terminator = terminator
+        self.limits = limits
+        self._loop = asyncio.get_running_loop()
+        self._prefix = prefix
+        self._listener = listener
+        self._accepting = False
+        self._resume: Optional[asyncio.TimerHandle] = None
+        self._connections: Dict[Connection, asyncio.Task[None]] = {}
+        self._waiting: Set[Connection] = set()  # accepted, and neither made nor closed
+        self._places = 0  # connections that have one of the session's places: they are dialled, or made
+        self._accepted = 0
+        self._minute = MinuteCount()
+        self._pace = AcceptPace(limits, self._loop.time())
+        self._pace.at_least(rules.max_new_connections_per_minute)
+        self._exhausted = ""
+        self._ending = False
+        listener.setblocking(False)
+        self._accept_or_wait()
+
+    # ------------------------------------------------------------------------------------------------------------------
+    # What the proxy calls
+
+    def replace_listener(self, listener: socket.socket) -> None:
+        self._stop_accepting()
+        self._listener.close()
+        self._listener = listener
+        listener.setblocking(False)
+        self._accept_or_wait()
+
+    def change(self, rules: Rules) -> None:
+        """Takes other rules. Connections that they do not allow, or allow otherwise, end at once."""
+        self.rules = rules
+        self.account.set_rules(rules)
+        self._pace.at_least(rules.max_new_connections_per_minute)
+        for connection in list(self._connections):
+            if not connection.decided:
+                continue
+            decision = rules.decide(connection.target)
+            if isinstance(decision, Refused) or decision.secrets != connection.allowed.secrets:
+                connection.end(reasons.RULE_GONE)
+            else:
+                connection.limit_time(rules.max_connection_s)
+
+    def set_exhausted(self, reason: str) -> None:
+        """With a reason: ends what runs and refuses what comes. Empty: serves again."""
+        self._exhausted = reason
+        if reason:
+            for connection in list(self._connections):
+                if connection.decided:
+                    connection.end(reason)
+
+    async def end(self, reason: str) -> None:
+        self._ending = True
+        self._stop_accepting()
+        self._listener.close()
+        for connection in list(self._connections):
+            connection.end(reason)
+        if self._connections:
+            await asyncio.wait(list(self._connections.values()), timeout=self.limits.close_s)
+        self.account.report()
+
+    # ------------------------------------------------------------------------------------------------------------------
+    # What its connections call
+
+    def admit(self, target: Target) -> Allowed:
+        """Takes one of the session's places for a connection to `target`, until `finished`. Raises Refusal."""
+        decision = self.rules.decide(target)
+        if isinstance(decision, Refused):
+            raise Refusal(decision.reason, decision.message)
+        rules = self.rules
+        if self._exhausted:
+            raise Refusal(self._exhausted, f"{target} can't be reached now: the tenant has used up its network quota")
+        self._check_bytes(target)
+        if self._places >= rules.max_connections:
+            message = f"the session has {self._places} connections at one time, and may have {rules.max_connections}"
+            raise Refusal(reasons.TOO_MANY_CONNECTIONS, message)
+        if not self._minute.take(self._loop.time(), rules.max_new_connections_per_minute):
+            message = f"the session may make {rules.max_new_connections_per_minute} connections a minute, and has"
+            raise Refusal(reasons.TOO_MANY_NEW, message)
+        self._places += 1
+        return decision
+
+    def _check_bytes(self, target: Target) -> None:
+        try:
+            self.account.send_room()
+            self.account.receive_room()
+        except Ended as ended:
+            moved = (
+                f"sent its {self.rules.max_sent_bytes}"
+                if ended.reason == reasons.SENT_BYTES
+                else f"received its {self.rules.max_received_bytes}"
+            )
+            message = f"{target} can't be reached: the session has {moved} bytes"
+            raise Refusal(ended.reason, message) from None
+
+    def opened(self, connection: Connection) -> None:
+        self._waiting.discard(connection)
+        self._accept_or_wait()
+
+    def finished(self, connection: Connection) -> None:
+        self._waiting.discard(connection)
+        if connection.decided:
+            self._places -= 1
+        self._accept_or_wait()
+
+    def connection_id(self, number: int) -> str:
+        return f"{self._prefix}-{number}"
+
+    # ------------------------------------------------------------------------------------------------------------------
+    # Accepting
+
+    def _accept_or_wait(self) -> None:
+        if self._ending or self._resume is not None or len(self._waiting) >= self.limits.waiting:
+            self._stop_accepting(forget_pause=False)
+        elif not self._accepting:
+            self._accepting = True
+            self._loop.add_reader(self._listener.fileno(), self._accept)
+
+    def _stop_accepting(self, *, forget_pause: bool = True) -> None:
+        if self._accepting:
+            self._accepting = False
+            self._loop.remove_reader(self._listener.fileno())
+        if forget_pause and self._resume is not None:
+            self._resume.cancel()
+            self._resume = None
+
+    def _accept(self) -> None:
+        """Accepts one connection: the loop serves all listeners in turn."""
+        if pause_s := self._pace.take(self._loop.time()):
+            self._pause(pause_s)
+            return
+        try:
+            sock, _ = self._listener.accept()
+        except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+            return
+        except OSError:  # no descriptors, no memory: the connection stays in the backlog
+            self._pause(_EXHAUSTED_PAUSE_S)
+            return
+        self._accepted += 1
+        try:
+            connection = Connection(self, sock, self._accepted)
+        except OSError:  # it is gone already
+            sock.close()
+            return
+        task = connection.start()
+        self._connections[connection] = task
+        self._waiting.add(connection)
+        task.add_done_callback(lambda task: self._done(connection, task))
+        self._accept_or_wait()
+
+    def _pause(self, seconds: float) -> None:
+        self._resume = self._loop.call_later(seconds, self._end_pause)
+        self._accept_or_wait()
+
+    def _end_pause(self) -> None:
+        self._resume = None
+        self._accept_or_wait()
+
+    def _done(self, connection: Connection, task: "asyncio.Task[None]") -> None:
+        del self._connections[connection]
+        connection.close(reasons.BROKEN)  # where the task was cancelled before it ran
+        if not task.cancelled() and (error := task.exception()) is not None:
+            # Our bug. It costs this connection, and is said aloud.
+            self._loop.call_exception_handler({"message": "a connection of the proxy failed", "exception": error})

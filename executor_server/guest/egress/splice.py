@@ -1,0 +1,235 @@
+"""A tunnel: bytes of each side are copied to the other one, counted, with back-pressure, until both have ended.
+
+Theory of operation. Each direction is a pump. It reads from its source only while its sink has taken all that was read
+before, so a direction holds one chunk at most, and a peer that does not read stops the other one through TCP itself.
+All pumps read into one buffer: a chunk that is sent at once is never kept, and idle tunnels have no memory of their
+own. The loop calls a pump once an iteration, for one chunk, so a quick transfer can't starve the others.
+
+The end of one side is passed on as the end of the other side's stream, and the other direction goes on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from typing import Callable, Optional
+
+from . import reasons
+from .endpoint import CHUNK_BYTES
+from .first_bytes import FirstBytes
+from .protocols import Limits, Meter
+from .refusals import Ended, Refusal
+
+_BUFFER = bytearray(CHUNK_BYTES)
+_VIEW = memoryview(_BUFFER)
+
+
+class Splice:
+    """Owns the readers and writers on both sockets while it runs; the sockets stay the caller's."""
+
+    def __init__(
+        self, client: socket.socket, upstream: socket.socket, meter: Meter, first_bytes: FirstBytes, limits: Limits
+    ) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._limits = limits
+        self._done: asyncio.Future[None] = self._loop.create_future()
+        self._up = _Pump(self, client, upstream, meter, meter.send_room, meter.count_sent)
+        self._down = _Pump(self, upstream, client, meter, meter.receive_room, meter.count_received)
+        self._up.first_bytes = first_bytes
+        self._over = False
+        self._head_timer: Optional[asyncio.TimerHandle] = None
+        self._half_closed_timer: Optional[asyncio.TimerHandle] = None
+        self._moved_before = 0
+
+    async def run(self, buffered: bytes) -> None:
+        """Returns when both sides have ended. Raises Ended, and Refusal for the client's first bytes."""
+        try:
+            if self._up.first_bytes is not None and self._up.first_bytes.required:
+                self.expect_first_bytes()
+            self._down.start()
+            self._up.start(buffered)
+            await self._done
+        finally:
+            self._stop()
+
+    def _stop(self) -> None:
+        self._over = True
+        self._up.stop()
+        self._down.stop()
+        for timer in (self._head_timer, self._half_closed_timer):
+            if timer is not None:
+                timer.cancel()
+
+    # Called by the pumps.
+
+    @property
+    def over(self) -> bool:
+        return self._over
+
+    def end(self, error: Exception) -> None:
+        """Ends both directions now, and not when `run` goes on: no byte may pass behind one that was refused."""
+        if not self._done.done():
+            self._stop()
+            self._done.set_exception(error)
+
+    def expect_first_bytes(self) -> None:
+        if self._head_timer is None:
+            late = Refusal(reasons.HEAD_TIMEOUT, "the connection was closed: its first bytes were not complete in time")
+            self._head_timer = self._loop.call_later(self._limits.head_s, self.end, late)
+
+    def passed_first_bytes(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+
+    def side_ended(self) -> None:
+        if self._done.done():
+            return
+        if self._up.ended and self._down.ended:
+            self._done.set_result(None)
+        else:
+            self._moved_before = self._up.moved + self._down.moved
+            self._half_closed_timer = self._loop.call_later(self._limits.half_closed_s, self._check_half_closed)
+
+    def _check_half_closed(self) -> None:
+        """A tunnel of which one side has ended may stay silent for so long only, or a flood of them would stay."""
+        moved = self._up.moved + self._down.moved
+        if moved == self._moved_before:
+            self.end(Ended(reasons.ENDED))
+            return
+        self._moved_before = moved
+        self._half_closed_timer = self._loop.call_later(self._limits.half_closed_s, self._check_half_closed)
+
+
+class _Pump:
+    """One direction. At any time it waits for its source or for its sink, or it has ended."""
+
+    __slots__ = (
+        "_count", "_loop", "_meter", "_pending", "_reading", "_room", "_sink", "_sink_fd", "_source", "_source_ended",
+        "_source_fd", "_splice", "_writing", "ended", "first_bytes", "moved",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        splice: Splice,
+        source: socket.socket,
+        sink: socket.socket,
+        meter: Meter,
+        room: Callable[[], int],
+        count: Callable[[int], None],
+    ) -> None:
+        self._splice = splice
+        self._source, self._source_fd = source, source.fileno()
+        self._sink, self._sink_fd = sink, sink.fileno()
+        self._meter = meter
+        self._room = room
+        self._count = count
+        self._loop = asyncio.get_running_loop()
+        self._pending = b""  # read, and not yet taken by the sink
+        self._reading = self._writing = self._source_ended = False
+        self.first_bytes: Optional[FirstBytes] = None
+        self.moved = 0
+        self.ended = False
+
+    def start(self, buffered: bytes = b"") -> None:
+        if buffered:
+            self._take(memoryview(buffered))
+        self._go_on()
+
+    def stop(self) -> None:
+        self._read(False)
+        self._write(False)
+        self._meter.forget(self._go_on)
+
+    def _go_on(self) -> None:
+        """Waits for what is next."""
+        if self._splice.over:
+            return
+        if self._source_ended and self.first_bytes is not None:
+            # It ended before it said what for: what it sent of that is dropped.
+            self.first_bytes, self._pending = None, b""
+            self._splice.passed_first_bytes()
+        holds_back = self.first_bytes is None and bool(self._pending)
+        self._write(holds_back)
+        self._read(not holds_back and not self._source_ended)
+        if self._source_ended and not holds_back and not self.ended:
+            self._pass_end_on()
+
+    def _readable(self) -> None:
+        try:
+            size = self._room()
+            if not size:  # the session's window is shut; whatever is unread stays with its sender
+                self._read(False)
+                self._meter.call_when_open(self._go_on)
+                return
+            count = self._source.recv_into(_BUFFER, size)
+        except Ended as ended:
+            self._splice.end(ended)
+            return
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError:
+            self._splice.end(Ended(reasons.BROKEN))
+            return
+        if count:
+            self._take(_VIEW[:count])
+            if not self._pending:
+                return  # the usual case: sent, and the reader stays
+        else:
+            self._source_ended = True
+        self._go_on()
+
+    def _take(self, data: memoryview) -> None:
+        self.moved += len(data)
+        self._count(len(data))
+        if self.first_bytes is not None:
+            self._pending += data
+            try:
+                if not self.first_bytes.feed(bytes(data)):
+                    self._splice.expect_first_bytes()
+                    return
+            except Refusal as refusal:
+                self._splice.end(refusal)
+                return
+            self.first_bytes = None
+            self._splice.passed_first_bytes()
+            data, self._pending = memoryview(self._pending), b""
+        self._send(data)
+
+    def _send(self, data: memoryview) -> None:
+        try:
+            sent = self._sink.send(data)
+        except (BlockingIOError, InterruptedError):
+            sent = 0
+        except OSError:
+            self._splice.end(Ended(reasons.BROKEN))
+            return
+        self._pending = bytes(data[sent:]) if sent < len(data) else b""
+
+    def _writable(self) -> None:
+        self._send(memoryview(self._pending))
+        if not self._pending:
+            self._go_on()
+
+    def _pass_end_on(self) -> None:
+        self.ended = True
+        try:
+            self._sink.shutdown(socket.SHUT_WR)
+        except OSError:
+            self._splice.end(Ended(reasons.BROKEN))
+        self._splice.side_ended()
+
+    def _read(self, wanted: bool) -> None:
+        if wanted != self._reading:
+            self._reading = wanted
+            if wanted:
+                self._loop.add_reader(self._source_fd, self._readable)
+            else:
+                self._loop.remove_reader(self._source_fd)
+
+    def _write(self, wanted: bool) -> None:
+        if wanted != self._writing:
+            self._writing = wanted
+            if wanted:
+                self._loop.add_writer(self._sink_fd, self._writable)
+            else:
+                self._loop.remove_writer(self._sink_fd)

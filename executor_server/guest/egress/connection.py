@@ -37,7 +37,7 @@ class Connection:
         self._number = number
         self._task: Optional[asyncio.Task[None]] = None
         self._ended_by = ""
-        self._answered = self._closed = False
+        self._answered = self._reported = self._closed = False
         self._reader = HeadReader(session.limits.head_bytes)
         self._upstream: Optional[Endpoint] = None
         self._opened_at = 0.0
@@ -108,13 +108,15 @@ class Connection:
             await self._forward(head)
 
     async def _read_head(self) -> Optional[Head]:
-        """The head; None when the client ended before it sent anything."""
+        """The head; None when the client sent nothing: browsers open connections that they may not need."""
         deadline = self._loop.time() + self._session.limits.head_s
         head = None
         while head is None:
             try:
                 data = await self._client.receive(self._reader.wanted, deadline)
             except DeadlinePassed:
+                if self._reader.is_empty:
+                    return None
                 message = "the connection was closed: the head of its request was not complete in time"
                 raise Refusal(reasons.HEAD_TIMEOUT, message) from None
             if not data and self._reader.is_empty:
@@ -158,10 +160,12 @@ class Connection:
             await exchange.run()
         finally:
             self._answered = exchange.answered
+        self._close_upstream(reasons.ENDED)
         await self._client.linger(self._session.limits.linger_s)
 
     async def _refuse(self, refusal: Refusal) -> None:
         await self.deny(refusal)
+        self._close_upstream(refusal.reason)
         if not self._answered:
             deadline = self._loop.time() + self._session.limits.linger_s
             await self._client.send(response_to(refusal, with_body=self._reader.method != b"HEAD"), deadline)
@@ -175,19 +179,23 @@ class Connection:
         await self._client.linger(self._session.limits.linger_s)
 
     def close(self, reason: str) -> None:
-        """Closes the sockets and reports the end, once."""
+        """Closes the sockets and reports the end. Idempotent."""
         if self._closed:
             return
         self._closed = True
         if self._time_limit is not None:
             self._time_limit.cancel()
         self._client.close()
-        if self._upstream is not None:
-            self._upstream.close()
         self._session.finished(self)
-        if self._upstream is not None:
-            self._session.account.report()
-            self._session.reporter.closed(self.session_id, self.record(self._ended_by or reason))
+        self._close_upstream(reason)
+
+    def _close_upstream(self, reason: str) -> None:
+        if self._upstream is None or self._reported:
+            return
+        self._reported = True
+        self._upstream.close()
+        self._session.account.report()
+        self._session.reporter.closed(self.session_id, self.record(self._ended_by or reason))
 
     def record(self, reason: str) -> Dict[str, Any]:
         """A core.network.EgressConnection as a dictionary."""

@@ -74,8 +74,14 @@ class Splice:
 
     def expect_first_bytes(self) -> None:
         if self._head_timer is None:
-            late = Refusal(reasons.HEAD_TIMEOUT, "the connection was closed: its first bytes were not complete in time")
-            self._head_timer = self._loop.call_later(self._limits.head_s, self.end, late)
+            self._head_timer = self._loop.call_later(self._limits.head_s, self._end_late)
+
+    def _end_late(self) -> None:
+        if self._up.moved:
+            message = "the connection was closed: its first bytes were not complete in time"
+            self.end(Refusal(reasons.HEAD_TIMEOUT, message))
+        else:
+            self.end(Ended(reasons.HEAD_TIMEOUT))
 
     def passed_first_bytes(self) -> None:
         if self._head_timer is not None:

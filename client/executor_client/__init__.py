@@ -63,6 +63,9 @@ if TYPE_CHECKING:
         FileList,
         Image,
         Limits,
+        NetworkRules,
+        NetworkSecret,
+        NetworkUsage,
         Outcome,
         Policy,
         PolicyRef,
@@ -107,6 +110,9 @@ __all__ = [
     "LimitWarningEvent",
     "Limits",
     "LogEvent",
+    "NetworkRules",
+    "NetworkSecret",
+    "NetworkUsage",
     "NotFoundError",
     "OnWait",
     "OpaqueValue",
@@ -164,8 +170,9 @@ _HOMES = {
     ),
     "executor_client.files": "SessionFiles",
     "executor_client.results": (
-        "ErrorDetail ExecutionResult FileInfo FileLimits FileList Image Limits Outcome Policy PolicyRef "
-        "Quotas SessionInfo SessionState StateManifest StateRules Usage VariablesState"
+        "ErrorDetail ExecutionResult FileInfo FileLimits FileList Image Limits NetworkRules NetworkSecret "
+        "NetworkUsage Outcome Policy PolicyRef Quotas SessionInfo SessionState StateManifest StateRules Usage "
+        "VariablesState"
     ),
     "executor_client.session": "Session",
     "executor_client.waits": "OnWait Wait WaitKind",

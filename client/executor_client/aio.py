@@ -102,8 +102,9 @@ class AsyncExecutorClient:
     ) -> AsyncSession:
         """Makes a session. Raises PolicyViolationError when more is asked for than the policy grants.
 
-        What is not asked for is as the policy has it. `network` names hosts that the code wants to reach, `packages`
-        packages that it wants installed; no policy grants either yet.
+        What is not asked for is as the policy has it. `network` names hosts that the code wants to reach besides the
+        policy's default ones: `"pypi.org"` (ports 443 and 80), `"*.example.com:443"`. `packages` names packages that it
+        wants installed; no policy grants any yet.
 
         `state` is the result of `AsyncSession.export_state`, of a session of any backend: the new session begins with
         it, and `AsyncSession.restored` says what was restored. If nothing of it can be restored, no session is made.

@@ -87,6 +87,16 @@ class ErrorDetail:
 
 
 @dataclass(frozen=True)
+class NetworkUsage:
+    """Connections out of a sandbox that were made, and that were refused; bytes that the sandbox sent and received."""
+
+    connections: int = 0
+    denied: int = 0
+    sent_bytes: int = 0
+    received_bytes: int = 0
+
+
+@dataclass(frozen=True)
 class Usage:
     """The resources that an execution used."""
 
@@ -95,6 +105,7 @@ class Usage:
     cpu_time_s: float = 0.0
     peak_memory_bytes: int = 0
     output_bytes: int = 0
+    network: NetworkUsage = NetworkUsage()
 
 
 @dataclass(frozen=True)
@@ -173,7 +184,8 @@ class SessionInfo:
     """A session as the daemon described it at one moment. `limits` has every field set.
 
     `denied_imports` are never authorized, whatever `authorized_imports` says; `refused_language` names further things
-    that code may not do (docs/policy.md explains each rule).
+    that code may not do (docs/policy.md explains each rule). `network` are the hosts that code may reach, without those
+    of `denied_network`.
     """
 
     session_id: str
@@ -195,6 +207,8 @@ class SessionInfo:
     missing_modules: tuple[str, ...] = ()  # authorized, but not in the image, as far as the daemon has looked
     detached: bool = False
     """The session belongs to no client: only its idle time, its age and `close` end it."""
+    network: tuple[str, ...] = ()
+    denied_network: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -267,6 +281,44 @@ class Quotas:
     output_bytes_per_hour: int | None = None
     calls: int | None = None
     calls_per_second: int | None = None
+    egress_bytes_per_hour: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class NetworkSecret:
+    """A header that the daemon sets in requests to a host, with a value that no sandbox sees.
+
+    `methods` and `paths` are those of the requests that get it. Empty: all.
+    """
+
+    host: str
+    header: str
+    methods: tuple[str, ...] = ()
+    paths: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class NetworkRules:
+    """The hosts that sessions may reach, and the limits of one session.
+
+    A session has the `default` hosts without a request and may ask for those that `allowed` covers; it never reaches
+    `denied` ones. A pattern is a name, or `*.` and a name for all below it, with a port; without one it stands for the
+    ports 443 and 80. Without any host there is no network, and the limits are 0.
+    """
+
+    default: tuple[str, ...] = ()
+    allowed: tuple[str, ...] = ()
+    denied: tuple[str, ...] = ()
+    secrets: tuple[NetworkSecret, ...] = ()
+    max_connections: int = 0
+    max_new_connections_per_minute: int = 0
+    max_sent_bytes: int = 0
+    max_received_bytes: int = 0
+    max_connection_s: float = 0.0
+
+    def __bool__(self) -> bool:
+        """True when a session can have a network at all."""
+        return bool(self.default or self.allowed)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -295,6 +347,6 @@ class Policy:
     tool_placements: tuple[str, ...]
     allowed_tools: tuple[str, ...]
     files: FileLimits
-    network: str
+    network: NetworkRules = NetworkRules()
     quotas: Quotas
     state: StateRules

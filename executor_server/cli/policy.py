@@ -17,8 +17,16 @@ import click
 
 from executor_server.cli.shared import EXIT_CONFIG, configured, fail, load_config
 from executor_server.config import NAME_FORM, Config, ConfigError, is_name, read_bytes, validated
-from executor_server.core import SessionSpec
-from executor_server.policy import Policy, PolicyFile, built_in_policy, parse_policy, policy_for, unserved
+from executor_server.core import NetworkRules, SessionSpec
+from executor_server.policy import (
+    Policy,
+    PolicyFile,
+    built_in_policy,
+    parse_policy,
+    policy_for,
+    secrets_named,
+    unserved,
+)
 from executor_server.policy.explain.diff import Change, differences
 from executor_server.policy.explain.explanation import Explanation, Place, PolicyText, Refusal, explain
 from executor_server.policy.explain.question import Question
@@ -47,12 +55,15 @@ def check(file: Path | None, **options: Any) -> None:
     """
     config = load_config(**options)
     path, _, found = _read(file, config)
-    problems = [str(problem) for problem in unserved(found, config)] if options["config_path"] is not None else []
+    has_config = options["config_path"] is not None
+    problems = [str(problem) for problem in unserved(found, config)] if has_config else []
     if problems:
         _fail_policy(path, problems)
     click.echo(f"{path or 'The built-in policy'} can be used.")
     for line in _summary(found):
         click.echo(line)
+    if not has_config and (names := secrets_named(found)):
+        click.echo(f"not checked  secrets of the configuration, as there is no --config: {', '.join(names)}")
 
 
 @policy.command("explain")
@@ -72,6 +83,7 @@ def explain_(file: Path | None, tenant: str, request_: str, as_json: bool, **opt
       sandbox_tools                        names of tools that are shipped into the sandbox
       put_file, get_file                   {"size_bytes": N, "so_far": HOW_MANY_BEFORE}
       imports                              modules that code imports
+      connections                          hosts and ports that code connects to
       language                             rules that code was refused for
       usage                                what the tenant would have or have used: keys of [quotas]
     """
@@ -141,7 +153,7 @@ def _policy(file: PolicyFile, config: Config, config_path: Path | None) -> Polic
     if config_path is not None:
         return policy_for(file, config)
     named = [image for profile in file.profiles.values() for image in profile.sandbox.images or ()]
-    return policy_for(file, config, more_images=named)
+    return policy_for(file, config, more_images=named, knows_secrets=False)
 
 
 def _config_text(options: dict[str, Any]) -> str:
@@ -226,6 +238,21 @@ def _spec_lines(spec: SessionSpec) -> Iterator[str]:
     yield f"  authorized_imports: {', '.join(spec.authorized_imports) or 'none'}"
     yield f"  denied_imports: {', '.join(spec.denied_imports) or 'none'}"
     yield f"  refused_language: {', '.join(spec.refused_language) or 'none'}"
+    yield from _network_lines(spec.network)
+
+
+def _network_lines(network: NetworkRules) -> Iterator[str]:
+    yield f"  network: {', '.join(network.allowed) or 'none'}"
+    if not network.any:
+        return
+    yield f"  denied_network: {', '.join(network.denied) or 'none'}"
+    for secret in network.secrets:
+        yield f"  network.secrets: {secret.header} for {secret.host}, " + ", ".join(
+            f"{name} {' '.join(chosen) or 'all'}"
+            for name, chosen in (("methods", secret.methods), ("paths", secret.paths))
+        )
+    listed = {name: value for name, value in asdict(network).items() if not isinstance(value, tuple)}
+    yield "  network: " + ", ".join(f"{name} {value}" for name, value in listed.items())
 
 
 def _as_json(explanation: Explanation, paths: tuple[str, str]) -> dict[str, Any]:

@@ -117,6 +117,8 @@ class WarmSection(Section):
     """Bytes of files of such a sandbox. Not set: as the profile has it."""
     max_files: Count | None = None
     """Files in each file system of such a sandbox. Not set: as the profile has it."""
+    network: bool = False
+    """True for sandboxes of sessions that ask for hosts. Those of a profile with default hosts have it anyway."""
 
 
 class PoolSection(Section):

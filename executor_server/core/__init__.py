@@ -82,6 +82,7 @@ from executor_server.core.network import (
     NetworkRules,
     NetworkSecret,
     NetworkUsage,
+    secret_names,
 )
 from executor_server.core.sqlite_file import (
     OtherVersionError,

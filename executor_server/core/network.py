@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 MIB = 2**20
+
+_SECRET_NAME = re.compile(r"\$\{([A-Za-z0-9][A-Za-z0-9._-]{0,63})\}")
 
 
 @dataclass(frozen=True)
@@ -76,3 +79,8 @@ class NetworkUsage:
 
 NO_NETWORK = NetworkRules()
 NO_NETWORK_USE = NetworkUsage()
+
+
+def secret_names(value: str) -> tuple[str, ...]:
+    """Returns the names of secrets in the value of a NetworkSecret, each once."""
+    return tuple(dict.fromkeys(_SECRET_NAME.findall(value)))

@@ -40,9 +40,14 @@ class BackendChoice:
         wanted = profile.sandbox.images
         return known if wanted is None else tuple(name for name in wanted if name in known)
 
-    def order_for(self, profile: Profile, image: str, backend: str = "") -> tuple[str, ...]:
-        """The backends to try for a session of this image: only `backend` when the client names one."""
-        candidates = [backend] if backend else self.backends_of(profile)
+    def image_for(self, profile: Profile, request: RequestedSession) -> str:
+        """The image of a session; empty when there is none."""
+        return request.image or next(iter(self.images_of(profile, request.backend)), "")
+
+    def order_for(self, profile: Profile, request: RequestedSession) -> tuple[str, ...]:
+        """The backends to try for a session: those that have its image, only one when the client names it."""
+        served, image = self.backends_of(profile), self.image_for(profile, request)
+        candidates = [each for each in served if each == request.backend] if request.backend else served
         return tuple(each for each in candidates if image in self._images[each])
 
     def check_image(self, profile: Profile, request: RequestedSession) -> None:

@@ -9,9 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import get_args
 
-from executor_server.config import BackendName, Config, ConfigError, Problem, some_of
+from executor_server.config import BackendName, Config, ConfigError, KeyPath, Problem, some_of
+from executor_server.core import secret_names
 from executor_server.policy.decide import Policy
 from executor_server.policy.file import PolicyFile
+from executor_server.policy.network import BACKENDS_WITHOUT_SECRETS
 from executor_server.policy.profile import Profile
 
 
@@ -25,8 +27,13 @@ def configured_images(config: Config, backend: BackendName) -> tuple[str, ...]:
     return tuple(images[backend])
 
 
-def policy_for(file: PolicyFile, config: Config, *, more_images: Sequence[str] = ()) -> Policy:
-    """Returns the policy as a daemon of this configuration would have it."""
+def policy_for(
+    file: PolicyFile, config: Config, *, more_images: Sequence[str] = (), knows_secrets: bool = True
+) -> Policy:
+    """Returns the policy as a daemon of this configuration would have it.
+
+    Without a configuration file, `more_images` and `knows_secrets` let it have the images and secrets that it names.
+    """
     server = config.server
     return Policy(
         file,
@@ -34,6 +41,7 @@ def policy_for(file: PolicyFile, config: Config, *, more_images: Sequence[str] =
         backend=server.backend,
         other_images={other: configured_images(config, other) for other in server.other_backends},
         orphan_time_s=config.sessions.orphan_time_s,
+        secrets=config.egress.secrets.keys() if knows_secrets else None,
     )
 
 
@@ -79,8 +87,27 @@ def _unserved(name: str, profile: Profile, config: Config) -> Iterator[Problem]:
         if backend not in running:
             text = f"the daemon does not run the {backend} backend (server.other_backends), so none of these goes there"
             yield Problem((*path, "backends"), text)
+    yield from _unserved_network(profile, (*path[:2], "network"), served, config)
     images = dict.fromkeys(image for backend in served for image in configured_images(config, backend))
     if sandbox.images is not None and not set(sandbox.images) & set(images):
         whose = f"the {served[0]} backend" if len(served) == 1 else f"the backends {' and '.join(served)}"
         text = f"none is an image of {whose}, so no session can be served; it has {some_of(images)}"
         yield Problem((*path, "images"), text)
+
+
+def secrets_named(file: PolicyFile) -> tuple[str, ...]:
+    """Returns the names of the secrets that a policy needs of the configuration."""
+    secrets = (secret for profile in file.profiles.values() for secret in profile.network.secrets)
+    return tuple(dict.fromkeys(name for secret in secrets for name in secret_names(secret.value)))
+
+
+def _unserved_network(profile: Profile, path: KeyPath, served: Sequence[str], config: Config) -> Iterator[Problem]:
+    secrets, known = profile.network.secrets, config.egress.secrets
+    for name in dict.fromkeys(name for secret in secrets for name in secret_names(secret.value)):
+        if name not in known:
+            has = f"it has {some_of(known)}" if known else "it has none"
+            text = f"the configuration has no secret {name!r} (egress.secrets; {has}), so no session gets these hosts"
+            yield Problem((*path, "secrets"), text)
+    if secrets and BACKENDS_WITHOUT_SECRETS.issuperset(served):
+        text = f"the {' and '.join(served)} backend sets no headers, so no session gets these hosts"
+        yield Problem((*path, "secrets"), text)

@@ -10,7 +10,7 @@ Decisions about a session that runs are in session_rules.py.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Collection, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -37,10 +37,17 @@ from executor_server.policy.grants import (
     import_violations,
     limit_violations,
     max_limits,
-    sandbox_violations,
+    package_violations,
     session_limits,
     state_rules,
     tool_rules,
+)
+from executor_server.policy.network import (
+    able_to_serve,
+    network_rules,
+    network_summary,
+    network_violations,
+    secret_violations,
 )
 from executor_server.policy.profile import Profile, QuotasTable
 from executor_server.policy.requests import RequestedLimits, RequestedSession, check_imports, check_request, invalid
@@ -73,11 +80,14 @@ class Policy:
         backend: str,
         orphan_time_s: float,
         other_images: Mapping[str, Sequence[str]] | None = None,
+        secrets: Collection[str] | None = None,
     ) -> None:
-        """`other_images`: names of images, by the backend that runs beside the daemon's own."""
+        """`other_images`: names of images, by the backend that runs beside the daemon's own. `secrets`: names of those
+        that the daemon is configured with; None when that is not known, and taken for all that the policy names."""
         self._file = file
         self._choice = BackendChoice({backend: images, **(other_images or {})})
         self._orphan_time_s = orphan_time_s
+        self._secrets = secrets
         self.version = file.version
         self.fingerprint = file.fingerprint
         self._profile_fingerprints = {name: profile.fingerprint for name, profile in file.profiles.items()}
@@ -164,7 +174,7 @@ class Policy:
             backends=self._choice.backends_of(profile),
             tools=tool_rules(profile),
             files=file_rules(profile),
-            network="none",
+            network=network_summary(profile),
             quotas=profile.quotas,
             state=state_rules(profile),
         )
@@ -191,9 +201,12 @@ class Policy:
             try:
                 check_request(request)
                 spec = self._decide(name, self._file.profiles[name], request)
-                warm.append(WarmSandboxes(spec.sandbox, entry.size))
             except ExecutorError as refusal:
                 problems.append(f"pool.warm.{index}: {refusal.message} (it is {entry.image!r})")
+                continue
+            if entry.network and not self._file.profiles[name].network.has_hosts:
+                problems.append(f"pool.warm.{index}.network: no session of the profile {name!r} can have one")
+            warm.append(WarmSandboxes(replace(spec.sandbox, egress=spec.network.any or entry.network), entry.size))
         if problems:
             raise ConfigError(problems)
         return tuple(warm)
@@ -235,18 +248,21 @@ class Policy:
     def _decide(self, name: str, profile: Profile, request: RequestedSession) -> SessionSpec:
         self._choice.check_image(profile, request)
         limits = session_limits(profile, request.limits)
+        network = network_rules(profile, request.network)
+        backends = self._choice.order_for(profile, request)
         violations = (
             *self._choice.violations(name, profile, request),
-            *sandbox_violations(name, request),
+            *network_violations(name, profile, request.network),
+            *secret_violations(name, network.secrets, self._secrets, backends),
+            *package_violations(name, request),
             *limit_violations(name, profile, limits),
             *import_violations(name, profile, request.authorized_imports, profile.imports.denied),
         )
         if violations:
             raise PolicyViolation(violations)
-        image = request.image or self._choice.images_of(profile, request.backend)[0]
         return SessionSpec(
             sandbox=SandboxSpec(
-                image=image,
+                image=self._choice.image_for(profile, request),
                 memory_bytes=limits.memory_bytes,
                 processes=limits.processes,
                 disk_bytes=limits.disk_bytes,
@@ -254,8 +270,9 @@ class Policy:
                 cpus=profile.limits.cpus,
                 may_pull=profile.sandbox.pull_images,
                 policy=self.fingerprint,
-                backends=self._choice.order_for(profile, image, request.backend),
+                backends=able_to_serve(network, backends),
                 max_files=limits.max_files,
+                egress=network.any,
             ),
             limits=limits,
             execution_default=execution_default(profile, request.limits, limits),
@@ -267,6 +284,7 @@ class Policy:
             files=file_rules(profile),
             audit=audit_rules(profile),
             state=state_rules(profile),
+            network=network,
             policy=self._ref(name),
             profile_fingerprint=self._profile_fingerprints[name],
             prelude=request.prelude,

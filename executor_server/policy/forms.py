@@ -39,7 +39,7 @@ def _is_version(text: str) -> bool:
     return 0 < len(text) <= _MAX_VERSION_CHARS and text.isprintable()
 
 
-NO_NETWORK = Form('"none": an allowlist of hosts could not be enforced yet', lambda value: value == "none")
+NO_NETWORK = Form('"none": hosts that may be reached are named in the table `network`', lambda value: value == "none")
 NO_INSTALLATION = Form("false: packages come with the image", lambda value: value is False)
 _TOOL_PATTERN = Form('a tool ("search"), the beginning of some ("web_*"), or "*"', _is_tool_pattern)
 _CERTIFICATE = Form(

@@ -22,6 +22,7 @@ from executor_server.core import (
     is_covered,
     is_denied,
 )
+from executor_server.policy.network import NetworkSummary
 from executor_server.policy.profile import Profile, QuotasTable
 from executor_server.policy.requests import RequestedLimits, RequestedSession
 from executor_server.policy.violations import above_ceiling, denied_import, not_allowed, rule_of
@@ -48,7 +49,7 @@ class PolicySummary:
     backends: tuple[str, ...]
     tools: ToolRules
     files: FileRules
-    network: str
+    network: NetworkSummary
     quotas: QuotasTable
     state: StateRules
 
@@ -114,10 +115,7 @@ def audit_rules(profile: Profile) -> AuditRules:
 # Violations. `name` is the profile's.
 
 
-def sandbox_violations(name: str, request: RequestedSession) -> Iterator[Violation]:
-    for host in request.network:
-        rule = rule_of(name, "sandbox.network")
-        yield Violation("network", ViolationKind.UNSUPPORTED, host, "none", rule)
+def package_violations(name: str, request: RequestedSession) -> Iterator[Violation]:
     for package in request.packages:
         rule = rule_of(name, "sandbox.install_packages")
         yield Violation("packages", ViolationKind.UNSUPPORTED, package, "none", rule)

@@ -6,9 +6,23 @@ import hashlib
 import json
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, model_validator
 
-from executor_server.config import GIB, MIB, BackendName, Bytes, Count, ImageName, Name, Seconds, Section, each_once
+from executor_server.config import (
+    GIB,
+    MIB,
+    BackendName,
+    Bytes,
+    Count,
+    ImageName,
+    Name,
+    Seconds,
+    Section,
+    contradiction,
+    dotted,
+    each_once,
+    refuse,
+)
 from executor_server.core import LANGUAGE_RULES
 from executor_server.policy.forms import (
     MAX_PATTERNS,
@@ -20,6 +34,7 @@ from executor_server.policy.forms import (
     ToolPatterns,
 )
 from executor_server.policy.limits import LimitsTable
+from executor_server.policy.network_table import NetworkTable
 
 # The modules that smolagents authorizes by itself (BASE_BUILTIN_MODULES), so that its prompts hold here too.
 SMOLAGENTS_BASE_IMPORTS = (
@@ -104,7 +119,8 @@ class SandboxTable(Section):
     pull_images: Flag = False
     """True when an image that the Engine lacks may be fetched from its registry."""
     network: Annotated[Any, AfterValidator(NO_NETWORK)] = "none"
-    """`"none"`: a sandbox reaches nothing outside of it."""
+    """`"none"`, the only value. Hosts that a sandbox may reach are named in `[profiles.NAME.network]`, and a profile
+    with some of them can't say `"none"` here."""
     install_packages: Annotated[Any, AfterValidator(NO_INSTALLATION)] = False
     """True when code may install packages while it runs."""
 
@@ -165,6 +181,8 @@ class QuotasTable(Section):
     free for the others."""
     calls_per_second: Count | None = None
     """Calls to the daemon in a second; further calls wait."""
+    egress_bytes_per_hour: Bytes | None = None
+    """Bytes sent and received through the egress proxy in any hour."""
 
 
 class AuditTable(Section):
@@ -188,11 +206,21 @@ class Profile(Section):
     language: LanguageTable = LanguageTable()
     limits: LimitsTable = LimitsTable()
     sandbox: SandboxTable = SandboxTable()
+    network: NetworkTable = NetworkTable()
     tools: ToolsTable = ToolsTable()
     files: FilesTable = FilesTable()
     state: StateTable = StateTable()
     quotas: QuotasTable = QuotasTable()
     audit: AuditTable = AuditTable()
+
+    @model_validator(mode="after")
+    def _check_network(self) -> Profile:
+        """A file that says "none" was written by someone who wants none: hosts beside it would be a surprise."""
+        if "network" in self.sandbox.model_fields_set and self.network.has_hosts:
+            hosts = [("network", key) for key in ("default", "allowed") if getattr(self.network, key)]
+            text = f"goes with no hosts, and {dotted(hosts[0])} has some; remove one of them"
+            refuse(self, [contradiction(("sandbox", "network"), text, self.sandbox.network, also=hosts)])
+        return self
 
     @property
     def fingerprint(self) -> str:

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 
 from executor_server.core import PATTERN_FORM, InvalidRequest, Reason, is_pattern
+from executor_server.guest.egress.names import BadName
 from executor_server.policy.forms import (
     MIN_DISK_BYTES,
     MIN_FILES,
@@ -19,9 +20,10 @@ from executor_server.policy.forms import (
     MIN_PROCESSES,
     MIN_TIME_S,
 )
+from executor_server.policy.hosts import pattern_of
 
 MAX_REQUESTED_IMPORTS = 256
-MAX_REQUESTED_HOSTS = 256
+MAX_REQUESTED_HOSTS = 64  # each is compared with every host of the policy
 MAX_REQUESTED_PACKAGES = 256
 MAX_REQUESTED_TEXT_CHARS = 256
 MAX_LABELS = 16
@@ -58,7 +60,7 @@ class RequestedSession:
 
     image: str = ""
     backend: str = ""
-    network: tuple[str, ...] = ()  # hosts
+    network: tuple[str, ...] = ()  # patterns of hosts
     packages: tuple[str, ...] = ()
     authorized_imports: tuple[str, ...] = ()
     limits: RequestedLimits = RequestedLimits()
@@ -85,7 +87,7 @@ def check_request(request: RequestedSession) -> None:
     """Raises InvalidRequest for the first field that no policy could grant."""
     _check_text("image", request.image)
     _check_text("backend", request.backend)
-    _check_texts("network", request.network, MAX_REQUESTED_HOSTS)
+    check_hosts(request.network)
     _check_texts("packages", request.packages, MAX_REQUESTED_PACKAGES)
     check_limits(request.limits)
     check_imports(request.authorized_imports)
@@ -109,6 +111,16 @@ def check_limits(requested: RequestedLimits) -> None:
 
 def invalid(path: str, problem: str) -> InvalidRequest:
     return InvalidRequest(Reason.INVALID_FIELD, f"{path} {problem}", path)
+
+
+def check_hosts(patterns: Sequence[str]) -> None:
+    """Raises InvalidRequest for the first pattern of hosts that is none, or for too many."""
+    _check_texts("network", patterns, MAX_REQUESTED_HOSTS)
+    for index, text in enumerate(patterns):
+        try:
+            pattern_of(text)
+        except BadName as error:
+            raise invalid(f"network[{index}]", str(error)) from error
 
 
 def check_imports(patterns: Sequence[str]) -> None:

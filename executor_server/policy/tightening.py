@@ -1,7 +1,8 @@
 """A running session held to a policy that came into force after it was created.
 
-Limits, imports and language rules become the stricter of both policies: what was granted is never widened. Rules about
-tools, files, states and the audit log are not grants, so they become the new policy's. The sandbox stays as it is.
+Limits, imports, hosts and language rules become the stricter of both policies: what was granted is never widened.
+Rules about tools, files, states and the audit log are not grants, so they become the new policy's. The sandbox stays
+as it is.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from executor_server.core import (
 )
 from executor_server.policy.backend_choice import BackendChoice
 from executor_server.policy.grants import audit_rules, execution_max, file_rules, max_limits, state_rules, tool_rules
+from executor_server.policy.network import tightened_network
 from executor_server.policy.profile import Profile
 from executor_server.policy.violations import number
 
@@ -59,6 +61,7 @@ def tightened_to(profile: Profile, spec: SessionSpec) -> SessionSpec:
         authorized_imports=tuple(pattern for pattern in imports if not is_denied(pattern, denied)),
         denied_imports=denied,
         refused_language=tuple(rule for rule in LANGUAGE_RULES if rule in refused),
+        network=tightened_network(profile, spec.network),
         tools=tool_rules(profile),
         files=file_rules(profile),
         audit=audit_rules(profile),

@@ -15,6 +15,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from executor_api.v1 import executor_service_pb2 as service_pb
 from executor_api.v1 import types_pb2 as pb
 from executor_server.core import (
+    NO_NETWORK_USE,
     BlobChunk,
     BlobRef,
     ErrorDetail,
@@ -36,7 +37,7 @@ from executor_server.core import (
     ToolCall,
     VariablesState,
 )
-from executor_server.policy import PolicySummary, QuotasTable
+from executor_server.policy import NetworkSummary, PolicySummary, QuotasTable
 from executor_server.sessions import Session, VariablesReply
 
 # By name, so that a member that is added on one side only fails at import and not at some client.
@@ -74,6 +75,8 @@ def session_to(session: Session) -> pb.Session:
         refused_language=spec.refused_language,
         missing_modules=session.missing_modules,
         leased=session.leased,
+        network=spec.network.allowed,
+        denied_network=spec.network.denied,
     )
 
 
@@ -168,9 +171,30 @@ def policy_to(summary: PolicySummary) -> pb.Policy:
         tool_placements=summary.tools.placements,
         allowed_tools=summary.tools.allowed,
         files=pb.FileLimits(**vars(summary.files)),
-        network=summary.network,
+        network="names" if summary.network.rules.any else "none",
+        network_rules=_network_rules_to(summary.network),
         quotas=quotas_to(summary.quotas),
         state=pb.StateRules(**vars(summary.state)),
+    )
+
+
+def _network_rules_to(summary: NetworkSummary) -> pb.NetworkRules | None:
+    rules = summary.rules
+    if not rules.any:
+        return None
+    return pb.NetworkRules(
+        default_hosts=summary.default,
+        allowed_hosts=summary.allowed,
+        denied_hosts=rules.denied,
+        secrets=[
+            pb.NetworkSecret(host=each.host, header=each.header, methods=each.methods, paths=each.paths)
+            for each in rules.secrets
+        ],
+        max_connections=rules.max_connections,
+        max_new_connections_per_minute=rules.max_new_connections_per_minute,
+        max_sent_bytes=rules.max_sent_bytes,
+        max_received_bytes=rules.max_received_bytes,
+        max_connection_s=rules.max_connection_s,
     )
 
 
@@ -183,7 +207,7 @@ def _result_to(result: Result) -> pb.ExecutionResult:
         outcome=_OUTCOMES[result.outcome],
         output=None if result.output is None else _value_to(result.output),
         error=None if result.error is None else _error_to(result.error),
-        usage=pb.Usage(**vars(result.usage)),
+        usage=_usage_to(result),
         variables_state=_VARIABLES_STATES[result.variables_state],
         generation=result.generation,
         final_answer_call_id=result.final_answer_call_id,
@@ -191,6 +215,13 @@ def _result_to(result: Result) -> pb.ExecutionResult:
         artifacts_truncated=result.artifacts_truncated,
         policy_fingerprint=result.policy_fingerprint,
     )
+
+
+def _usage_to(result: Result) -> pb.Usage:
+    usage = pb.Usage(**vars(result.usage))
+    if result.network != NO_NETWORK_USE:
+        usage.network.CopyFrom(pb.NetworkUsage(**vars(result.network)))
+    return usage
 
 
 def _error_to(error: ErrorDetail) -> pb.ErrorDetail:

@@ -343,6 +343,8 @@ def _session() -> types.Session:
     session.policy.CopyFrom(types.PolicyRef(profile="strict", version="7", fingerprint="abc"))
     session.denied_imports.append("os")
     session.refused_language.append("dynamic_code")
+    session.network.append("pypi.org:443")
+    session.denied_network.append("gist.github.com")
     return session
 
 
@@ -362,8 +364,19 @@ def _policy() -> types.Policy:
         tool_placements=["host"],
         allowed_tools=["web_*"],
         files=types.FileLimits(max_put_bytes=1000, max_get_bytes=2000, max_puts=3),
-        network="none",
-        quotas=types.Quotas(sessions=4, cpu_time_s_per_hour=0.5),
+        network="names",
+        network_rules=types.NetworkRules(
+            default_hosts=["pypi.org:443"],
+            allowed_hosts=["*.example.com"],
+            denied_hosts=["gist.github.com"],
+            secrets=[types.NetworkSecret(host="api.example.com", header="X-Key", methods=["GET"], paths=["/a/*"])],
+            max_connections=3,
+            max_new_connections_per_minute=40,
+            max_sent_bytes=5_000,
+            max_received_bytes=6_000,
+            max_connection_s=7.5,
+        ),
+        quotas=types.Quotas(sessions=4, cpu_time_s_per_hour=0.5, egress_bytes_per_hour=8_000),
     )
 
 

@@ -212,12 +212,14 @@ CASES = [
     Case(
         "the network",
         "research",
-        {"network": ["example.com", "10.0.0.0/8"]},
+        {"network": ["example.com", "*.example.org:8443"]},
         (
-            ("network", "UNSUPPORTED", "example.com", "none", "sandbox.network"),
-            ("network", "UNSUPPORTED", "10.0.0.0/8", "none", "sandbox.network"),
+            ("network", "NOT_ALLOWED", "example.com", "none", "network.allowed"),
+            ("network", "NOT_ALLOWED", "*.example.org:8443", "none", "network.allowed"),
         ),
     ),
+    Case("no host", "research", {"network": ["10.0.0.0/8"]}, invalid="network[0]"),
+    Case("too many hosts", "research", {"network": ["example.com"] * 100}, invalid="has more than 64 entries"),
     Case(
         "packages",
         "research",
@@ -230,14 +232,14 @@ CASES = [
         {
             "image": "web",
             "backend": "e2b",
-            "network": ["a"],
+            "network": ["a.example"],
             "limits": {"wall_time_s": 121, "processes": 300},
             "authorized_imports": ["x"],
         },
         (
             ("backend", "UNSUPPORTED", "e2b", "{backend}", "server.backend"),
             ("image", "NOT_ALLOWED", "web", "base, data", "sandbox.images"),
-            ("network", "UNSUPPORTED", "a", "none", "sandbox.network"),
+            ("network", "NOT_ALLOWED", "a.example", "none", "network.allowed"),
             _above("wall_time_s", "121", "120"),
             _above("processes", "300", "256"),
             _import("x"),

@@ -21,6 +21,9 @@ from executor_client.results import (
     FileInfo,
     FileLimits,
     Limits,
+    NetworkRules,
+    NetworkSecret,
+    NetworkUsage,
     Outcome,
     Policy,
     PolicyRef,
@@ -102,6 +105,8 @@ def session_from_wire(wire: pb.Session) -> SessionInfo:
         refused_language=names_from_wire(wire.refused_language, "language rules"),
         missing_modules=names_from_wire(wire.missing_modules, "missing modules"),
         detached=not wire.leased,
+        network=names_from_wire(wire.network, "hosts"),
+        denied_network=names_from_wire(wire.denied_network, "denied hosts"),
     )
 
 
@@ -142,7 +147,7 @@ def policy_from_wire(wire: pb.Policy) -> Policy:
         tool_placements=names_from_wire(wire.tool_placements, "tool placements"),
         allowed_tools=names_from_wire(wire.allowed_tools, "allowed tools"),
         files=_file_limits_from_wire(wire.files),
-        network=wire.network,
+        network=_network_rules_from_wire(wire.network_rules),
         quotas=Quotas(**{name: getattr(wire.quotas, name) for name in QUOTA_NAMES if wire.quotas.HasField(name)}),
         state=_state_rules_from_wire(wire.state),
     )
@@ -158,6 +163,31 @@ def names_from_wire(wire: Sequence[str], what: str) -> tuple[str, ...]:
 def _state_rules_from_wire(wire: pb.StateRules) -> StateRules:
     return StateRules(
         export=wire.export, restore=wire.restore, max_bytes=wire.max_bytes, allow_foreign=wire.allow_foreign
+    )
+
+
+def _network_rules_from_wire(wire: pb.NetworkRules) -> NetworkRules:
+    if len(wire.secrets) > NAMES_LISTED_MAX:
+        raise ProtocolError(f"more than {NAMES_LISTED_MAX} headers")
+    return NetworkRules(
+        default=names_from_wire(wire.default_hosts, "default hosts"),
+        allowed=names_from_wire(wire.allowed_hosts, "allowed hosts"),
+        denied=names_from_wire(wire.denied_hosts, "denied hosts"),
+        secrets=tuple(map(_network_secret_from_wire, wire.secrets)),
+        max_connections=wire.max_connections,
+        max_new_connections_per_minute=wire.max_new_connections_per_minute,
+        max_sent_bytes=wire.max_sent_bytes,
+        max_received_bytes=wire.max_received_bytes,
+        max_connection_s=wire.max_connection_s,
+    )
+
+
+def _network_secret_from_wire(wire: pb.NetworkSecret) -> NetworkSecret:
+    return NetworkSecret(
+        host=wire.host,
+        header=wire.header,
+        methods=names_from_wire(wire.methods, "methods of a header"),
+        paths=names_from_wire(wire.paths, "paths of a header"),
     )
 
 
@@ -188,7 +218,15 @@ def error_from_wire(wire: pb.ErrorDetail) -> ErrorDetail:
 
 
 def usage_from_wire(wire: pb.Usage) -> Usage:
-    return Usage(wire.operations, wire.wall_time_s, wire.cpu_time_s, wire.peak_memory_bytes, wire.output_bytes)
+    network = wire.network
+    return Usage(
+        wire.operations,
+        wire.wall_time_s,
+        wire.cpu_time_s,
+        wire.peak_memory_bytes,
+        wire.output_bytes,
+        NetworkUsage(network.connections, network.denied, network.sent_bytes, network.received_bytes),
+    )
 
 
 def _time(wire: Timestamp) -> datetime:

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterator
 
 from executor_client._core.terminal import aligned
-from executor_client.results import Limits, Policy, StateRules
+from executor_client.results import Limits, NetworkRules, NetworkSecret, Policy, StateRules
 
 
 def policy_lines(policy: Policy) -> list[str]:
@@ -19,7 +19,7 @@ def _rules(policy: Policy) -> Iterator[tuple[str, str]]:
     yield "profile", f"{ref.profile}, version {ref.version}, fingerprint {ref.fingerprint}"
     yield "backend", ", else ".join(policy.backends) or policy.backend or "none"
     yield "images", _listed(policy.images)
-    yield "network", policy.network
+    yield from _network(policy.network)
     yield "imports", _listed(policy.default_imports)
     yield "  on request", _listed(policy.allowed_imports)
     yield "  never", _listed(policy.denied_imports)
@@ -31,6 +31,30 @@ def _rules(policy: Policy) -> Iterator[tuple[str, str]]:
     for name, quota in dataclasses.asdict(policy.quotas).items():
         if quota is not None:
             yield f"quota {name}", _number(quota)
+
+
+def _network(rules: NetworkRules) -> Iterator[tuple[str, str]]:
+    if not rules:
+        yield "network", "none"
+        return
+    yield "network", _listed(rules.default)
+    yield "  on request", _listed(rules.allowed)
+    yield "  never", _listed(rules.denied)
+    for secret in rules.secrets:
+        yield "  header", _secret(secret)
+    yield (
+        "  connections",
+        (
+            f"{rules.max_connections:,} at a time, {rules.max_new_connections_per_minute:,} new ones in a minute, "
+            f"{_number(rules.max_connection_s)} s each"
+        ),
+    )
+    yield "  bytes", f"{rules.max_sent_bytes:,} sent, {rules.max_received_bytes:,} received in a session"
+
+
+def _secret(secret: NetworkSecret) -> str:
+    asked = " ".join(part for part in (", ".join(secret.methods), ", ".join(secret.paths)) if part)
+    return f"{secret.header} is set by the daemon for {secret.host}" + (f" ({asked})" if asked else "")
 
 
 def _limits(policy: Policy) -> Iterator[tuple[str, ...]]:

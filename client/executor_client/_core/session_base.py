@@ -55,6 +55,11 @@ class SessionBase:
         """The policy that approved the session, or has tightened it since."""
         return self._info.policy
 
+    @property
+    def network(self) -> tuple[str, ...]:
+        """The hosts that code may reach, through the proxy of its sandbox; empty: it has no network."""
+        return self._info.network
+
     def _turn(self, to_do: str) -> Awaited:
         """Returns the object of the wait of a call that the executions ahead of it delay."""
         return Awaited(WaitKind.SESSION, f"session {short_id(self.session_id)} {to_do}")

@@ -81,6 +81,6 @@ def explaining(shipped: Mapping[str, Shipped]) -> Iterator[None]:
         needed = distributions_of(module for tool in shipped.values() for module in tool.modules)
         raise InvalidRequest(
             f"{error.message}. What these tools import is in the distributions {', '.join(needed)}: use an image that "
-            'has them, or the placement "host". Nothing is installed into a session: its sandbox has no network.',
+            'has them, or the placement "host". Nothing is installed for them.',
             reason=error.reason,
         ) from error

@@ -24,6 +24,7 @@ examples:
   executor run script.py input.csv 10              sys.argv is ['script.py', 'input.csv', '10']
   executor run script.py -- --fast                 what begins with a dash goes after --
   executor run --limit memory_bytes=2000000000 --limit wall_time_s=60 train.py
+  executor run --network api.github.com fetch.py   reach a host, if the policy allows it
   executor run --session 3f2a -c 'print(x)'        go on in a session, which stays
   executor run --save-images out plot.py           keep the figures
   cat script.py | executor run -                   read the program from standard input
@@ -163,6 +164,7 @@ def _add_mcp(commands: Any) -> None:
     )
     mcp.add_argument("--image", help="the sandboxes' image (default: the policy's)")
     _add_imports(mcp, "--authorized-imports")
+    _add_network(mcp)
     _add_limits(mcp)
     mcp.add_argument(
         "--max-sessions",
@@ -184,6 +186,7 @@ def _add_output_options(parser: argparse.ArgumentParser) -> None:
 
 def _add_session_options(parser: argparse.ArgumentParser) -> None:
     _add_imports(parser)
+    _add_network(parser)
     parser.add_argument("--image", help="the sandbox's image (default: the policy's)")
     _add_limits(parser)
     parser.add_argument("--timeout", type=float, metavar="S", help="the same as --limit wall_time_s=S")
@@ -203,6 +206,17 @@ def _add_imports(parser: argparse.ArgumentParser, *more_names: str) -> None:
         default=(),
         metavar="A,B",
         help="more modules to authorize: numpy.*,os.path",
+    )
+
+
+def _add_network(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--network",
+        type=_names,
+        action="extend",
+        default=[],
+        metavar="HOST",
+        help="a host to reach, such as pypi.org, pypi.org:443 or *.example.com; can be repeated",
     )
 
 

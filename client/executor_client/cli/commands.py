@@ -114,7 +114,12 @@ def _session(client: ExecutorClient, options: argparse.Namespace, console: Conso
 
 @contextlib.contextmanager
 def _existing_session(client: ExecutorClient, options: argparse.Namespace) -> Iterator[Session]:
-    given = {"--image": options.image, "--limit": options.limits, "--state": options.state}
+    given = {
+        "--image": options.image,
+        "--limit": options.limits,
+        "--network": options.network,
+        "--state": options.state,
+    }
     if clashing := [name for name, value in given.items() if value]:
         raise InvalidRequest(f"{' and '.join(clashing)}: a session that is there already has its own")
     session = find_session(client, options.session)
@@ -128,7 +133,8 @@ def _new_session(client: ExecutorClient, options: argparse.Namespace) -> Session
     if options.timeout is not None:
         limits["wall_time_s"] = options.timeout
     state = None if options.state is None else _load_state(options.state)
-    return client.create_session(options.image, options.imports, limits, labels={"client": "executor"}, state=state)
+    labels = {"client": "executor"}
+    return client.create_session(options.image, options.imports, limits, labels, network=options.network, state=state)
 
 
 def _step_limits(options: argparse.Namespace) -> dict[str, float] | None:
@@ -182,7 +188,7 @@ def _list_sessions(client: ExecutorClient, options: argparse.Namespace, console:
     if options.quiet:
         console.show_lines([info.session_id for info in infos])
         return EXIT_SUCCEEDED
-    header = ("SESSION", "STATE", "IMAGE", "BACKEND", "PYTHON", "GENERATION", "EXPIRES", "LABELS")
+    header = ("SESSION", "STATE", "IMAGE", "BACKEND", "PYTHON", "GENERATION", "EXPIRES", "NETWORK", "LABELS")
     rows = [_row(info, _ID_CHARS, _CELL_CHARS) if not options.full else _row(info, None, None) for info in infos]
     console.show_lines(aligned([header, *rows]))
     return EXIT_SUCCEEDED
@@ -193,7 +199,8 @@ def _row(info: SessionInfo, id_chars: int | None, cell_chars: int | None) -> tup
     labels = ",".join(f"{key}={value}" for key, value in sorted(info.labels.items()))
     state = f"{info.state.value} ({info.lost_reason})" if info.lost_reason else info.state.value
     cells = (info.session_id[:id_chars], _cut(state, cell_chars), info.image, info.backend, info.python_version)
-    return (*cells, str(info.generation), f"in {left_s} s", _cut(labels, cell_chars))
+    network = _cut(", ".join(info.network) or "none", cell_chars)
+    return (*cells, str(info.generation), f"in {left_s} s", network, _cut(labels, cell_chars))
 
 
 def _cut(text: str, chars: int | None) -> str:

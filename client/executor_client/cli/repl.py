@@ -156,7 +156,8 @@ class _Repl:
         info = self._session.refresh()
         limits = [(name, f"{value:,}") for name, value in vars(info.limits).items() if value is not None]
         rows = [("session", info.session_id), ("image", info.image), ("backend", info.backend), *limits]
-        self._console.show_lines(aligned([*rows, ("imports", ", ".join(info.authorized_imports))]))
+        rows += [("imports", ", ".join(info.authorized_imports)), ("network", ", ".join(info.network) or "none")]
+        self._console.show_lines(aligned(rows))
 
 
 def _two_names(argument: str, form: str) -> tuple[str, str]:

@@ -40,7 +40,8 @@ run_python runs code. The value of a trailing expression, what is printed, and i
 Calls go to the session "default"; another session name makes another, separate sandbox. When a result says that the
 interpreter was restarted, define again what is needed. When it says that a session is gone, call reset_session.
 
-Which modules can be imported, and which limits there are, get_policy tells. A refused import names what is authorized.
+Which modules can be imported, and which limits there are, get_policy tells; list_sessions tells which hosts a sandbox
+may reach. A refused import or connection names what is authorized.
 """
 
 SessionName = Annotated[str, Field(description="which sandbox; another name makes another one, with its own variables")]
@@ -203,12 +204,13 @@ async def list_sessions(ctx: Ctx) -> str:
         described = await _sessions(ctx).described()
     if not described:
         return "no sessions yet; run_python makes one"
-    rows: list[tuple[str, ...]] = [("SESSION", "STATE", "PYTHON", "IMAGE", "IMPORTS")]
+    rows: list[tuple[str, ...]] = [("SESSION", "STATE", "PYTHON", "IMAGE", "IMPORTS", "NETWORK")]
     for name, state, info in described:
-        python, image, imports = (
-            ("", "", "") if info is None else (info.python_version, info.image, ", ".join(info.authorized_imports))
-        )
-        rows.append((name, state, python, image, imports))
+        cells = ("", "", "", "")
+        if info is not None:
+            network = ", ".join(info.network) or "none"
+            cells = (info.python_version, info.image, ", ".join(info.authorized_imports), network)
+        rows.append((name, state, *cells))
     return "\n".join(aligned(rows))
 
 

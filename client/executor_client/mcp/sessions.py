@@ -46,6 +46,7 @@ class SessionRequest:
     image: str | None = None
     authorized_imports: tuple[str, ...] = ()
     limits: Mapping[str, float | int | str] | None = None
+    network: tuple[str, ...] = ()
 
 
 class NamedSession:
@@ -158,6 +159,7 @@ class Sessions:
             self._request.authorized_imports,
             self._request.limits,
             labels={"client": "executor-mcp", "name": name},
+            network=self._request.network,
         )
         return NamedSession(name, session)
 

@@ -56,7 +56,14 @@ from executor_client.smolagents.failures import (
 )
 from executor_client.smolagents.files import AnswerFiles, Files, start_files
 from executor_client.smolagents.host_tools import placed_tools
-from executor_client.smolagents.lease import SessionGone, SessionLease, SessionRequest, refuse_beginnings, weakly
+from executor_client.smolagents.lease import (
+    SessionGone,
+    SessionLease,
+    SessionRequest,
+    hosts_of,
+    refuse_beginnings,
+    weakly,
+)
 from executor_client.smolagents.page import PAGE_EXPRESSION, Page, read_page
 from executor_client.smolagents.sandbox_tools import Placement, checked
 from executor_client.smolagents.state import BOOKKEEPING, PRINT_OUTPUTS, SessionState
@@ -87,8 +94,9 @@ class RemoteExecutor(PythonExecutor):  # type: ignore[misc]  # smolagents is unt
     """Runs an agent's code in a sandbox of the daemon.
 
     The first two parameters are those that smolagents passes to the executors it creates. `address` and `token` default
-    to the local daemon's own; `image`, `backend` and `limits` to the policy's. `logger`, an agent's, shows prints and
-    waits as they happen. A given `client` is used instead of a new one, and is not closed.
+    to the local daemon's own; `image`, `backend` and `limits` to the policy's. `network` names hosts that the code may
+    reach besides the policy's default ones. `logger`, an agent's, shows prints and waits as they happen. A given
+    `client` is used instead of a new one, and is not closed.
 
     `labels` are the session's. Each session begins with `state`, a result of `Session.export_state`, and with `files`
     in its workspace: local paths, or a mapping from paths of the workspace to local paths or bytes. `session`, a
@@ -121,6 +129,7 @@ class RemoteExecutor(PythonExecutor):  # type: ignore[misc]  # smolagents is unt
         tls: TlsConfig | bool | None = None,
         image: str | None = None,
         backend: str | None = None,
+        network: Sequence[str] = (),
         limits: Mapping[str, Any] | Limits | None = None,
         labels: Mapping[str, str] | None = None,
         prelude: str = "",
@@ -133,10 +142,7 @@ class RemoteExecutor(PythonExecutor):  # type: ignore[misc]  # smolagents is unt
         max_print_outputs_length: int | None = None,
         client: ExecutorClient | None = None,
     ) -> None:
-        if client is not None and (address, token, tls) != (None, None, None):
-            raise ValueError("address, token and tls belong to the client: pass either them or client")
-        if isinstance(session, Session) and (client, address, token, tls) != (None, None, None, None):
-            raise ValueError("a session has a client already: pass neither client nor address, token and tls with it")
+        _check_access(client, session, (address, token, tls))
         limits_to_wire(limits)  # raises here, not at first use: the traceback then shows the caller's line
         request = SessionRequest(
             image=image,
@@ -144,6 +150,7 @@ class RemoteExecutor(PythonExecutor):  # type: ignore[misc]  # smolagents is unt
             limits=named_limits(limits),
             prelude=prelude,
             backend=backend,
+            network=hosts_of(network),
             labels=dict(labels or {}),
             state=state_of(state),
             files=start_files(files),
@@ -371,6 +378,14 @@ class RemoteExecutor(PythonExecutor):  # type: ignore[misc]  # smolagents is unt
         logs = step_logs(notice, result, shown, self.max_print_outputs_length)
         self._print_outputs[PRINT_OUTPUTS] = logs
         return logs
+
+
+def _check_access(client: ExecutorClient | None, session: Session | str | None, access: tuple[Any, ...]) -> None:
+    """Raises ValueError for two ways to one daemon."""
+    if client is not None and any(each is not None for each in access):
+        raise ValueError("address, token and tls belong to the client: pass either them or client")
+    if isinstance(session, Session) and any(each is not None for each in (client, *access)):
+        raise ValueError("a session has a client already: pass neither client nor address, token and tls with it")
 
 
 def _writable(value: Any) -> Any:

@@ -62,6 +62,7 @@ class SessionRequest:
     prelude: str = ""
     """Runs right after `PRELUDE`, in each interpreter."""
     backend: str | None = None
+    network: tuple[str, ...] = ()
     labels: Mapping[str, str] | None = None
     state: bytes | None = None
     files: tuple[StartFile, ...] = ()
@@ -77,6 +78,7 @@ class SessionRequest:
                     labels=self.labels,
                     prelude=PRELUDE + self.prelude,
                     backend=self.backend,
+                    network=self.network,
                     state=self.state,
                 )
             )
@@ -86,9 +88,16 @@ class SessionRequest:
         return session
 
 
+def hosts_of(network: Iterable[str]) -> tuple[str, ...]:
+    """Returns the hosts to ask for. Raises ValueError for one string, which is a list of letters to Python."""
+    if isinstance(network, str):
+        raise ValueError("network is a list of hosts, not one string")
+    return tuple(network)
+
+
 def refuse_beginnings(request: SessionRequest) -> None:
     """Raises ValueError for arguments of a new session that are combined with `session=`."""
-    names = ("image", "limits", "prelude", "backend", "labels", "state", "files")
+    names = ("image", "limits", "prelude", "backend", "network", "labels", "state", "files")
     given = [name for name in names if getattr(request, name)]
     if given:
         raise ValueError(f"session= goes on in a session that there is; {', '.join(given)} can be of a new one only")

@@ -14,6 +14,7 @@ from typing import Any, Literal
 from executor_server.config import dotted
 from executor_server.core import LANGUAGE_RULES, is_covered, is_denied
 from executor_server.policy.file import PolicyFile, Tenant
+from executor_server.policy.hosts import is_covered_host, is_denied_host, pattern_of
 from executor_server.policy.profile import Profile
 
 Direction = Literal["looser", "tighter", ""]
@@ -154,7 +155,15 @@ def _is_within(pattern: str, wider: str) -> bool:
     return pattern == wider or (wider.endswith("*") and pattern.startswith(wider[:-1]))
 
 
-_OF_PATTERNS = (_covers_imports, _denies_fewer, _covers_tools)
+def _covers_hosts(old: Any, new: Any) -> bool:
+    return all(is_covered_host(pattern_of(text), new) for text in old)
+
+
+def _denies_fewer_hosts(old: Any, new: Any) -> bool:
+    return all(is_denied_host(pattern_of(text), old) for text in new)
+
+
+_OF_PATTERNS = (_covers_imports, _denies_fewer, _covers_tools, _covers_hosts, _denies_fewer_hosts)
 _COMPARISONS: Mapping[str, Comparison | None] = {
     "on_reload": None,
     "imports.default": _covers_imports,
@@ -163,6 +172,11 @@ _COMPARISONS: Mapping[str, Comparison | None] = {
     "tools.allowed": _covers_tools,
     "sandbox.backends": _serves_more,
     "sandbox.network": None,
+    "network.default": _covers_hosts,
+    "network.allowed": _covers_hosts,
+    "network.denied": _denies_fewer_hosts,
+    "network.secrets": None,
+    "network.audit": None,
     "audit.code": None,
     "audit.fail_closed": _less,
 }
@@ -178,5 +192,10 @@ def _shown(value: Any, unset: str = "not set") -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, tuple):
-        return ", ".join(map(str, value)) or "none"
+        return ", ".join(_secret(each) if isinstance(each, Mapping) else str(each) for each in value) or "none"
     return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def _secret(table: Mapping[str, Any]) -> str:
+    asked = " ".join(part for part in (", ".join(table["methods"]), ", ".join(table["paths"])) if part)
+    return f"{table['header']}: {table['value']} for {table['host']}" + (f" ({asked})" if asked else "")

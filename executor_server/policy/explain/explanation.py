@@ -27,7 +27,9 @@ from executor_server.policy.backend_choice import CONFIGURED_BACKEND
 from executor_server.policy.decide import Policy
 from executor_server.policy.explain.lines import FreePlace, Line, Lines
 from executor_server.policy.explain.question import Question, answer
+from executor_server.policy.hosts import is_covered_host, pattern_of
 from executor_server.policy.inheritance import lineage
+from executor_server.policy.network import CONFIGURED_SECRETS
 
 
 @dataclass(frozen=True)
@@ -89,14 +91,25 @@ def _refusals(written: _Written, question: Question, error: ExecutorError) -> It
         yield Refusal(message, _place(written, question, violation), violation)
 
 
+# Fields of what a session does, and those of the request by which it could ask for it.
+_ASKED_BY = {"imports": "authorized_imports", "connections": "network"}
+
+
 def _with_alternative(policy: Policy, tenant: str, refusal: Refusal) -> Refusal:
-    """Adds to a refused import that the session may ask for the module, when it may."""
+    """Adds to a refused import or connection that the session may ask for it, when it may."""
     violation = refusal.violation
-    if violation is None or violation.field != "imports" or violation.kind is not ViolationKind.NOT_ALLOWED:
+    asked_by = None if violation is None else _ASKED_BY.get(violation.field)
+    if violation is None or asked_by is None or violation.kind is not ViolationKind.NOT_ALLOWED:
         return refusal
-    if not is_covered(violation.requested, policy.describe(Principal(tenant, "question")).allowed_imports):
+    summary = policy.describe(Principal(tenant, "question"))
+    may_ask = (
+        is_covered(violation.requested, summary.allowed_imports)
+        if violation.field == "imports"
+        else is_covered_host(pattern_of(violation.requested), summary.network.allowed)
+    )
+    if not may_ask:
         return refusal
-    advice = f"{refusal.place.advice}; or the session asks for it, which it may (authorized_imports of the request)"
+    advice = f"{refusal.place.advice}; or the session asks for it, which it may ({asked_by} of the request)"
     return replace(refusal, place=replace(refusal.place, advice=advice))
 
 
@@ -108,9 +121,11 @@ def _place_of_invalid(written: _Written, error: ExecutorError) -> Place:
 
 
 def _place(written: _Written, question: Question, violation: Violation) -> Place:
-    if violation.rule == CONFIGURED_BACKEND:
-        return written.place_in_config(undotted(CONFIGURED_BACKEND))
+    if violation.rule in (CONFIGURED_BACKEND, CONFIGURED_SECRETS):
+        return written.place_in_config(undotted(violation.rule))
     place = written.place(undotted(violation.rule))
+    if violation.rule.endswith(".network.secrets"):
+        return replace(place, advice=f"{place.advice}; or another backend first (sandbox.backends), which sets headers")
     if violation.kind is ViolationKind.UNSUPPORTED:
         advice = f"{dotted(undotted(violation.rule)[2:])}: no value of it would grant this, it can't be enforced yet"
         return Place(advice, place.line)

@@ -11,7 +11,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field
 
-from executor_server.config import Form, Section
+from executor_server.config import Form, ReadForm, Section
 from executor_server.core import (
     LANGUAGE_RULES,
     ExecutorError,
@@ -26,17 +26,22 @@ from executor_server.core import (
     is_denied,
     is_pattern,
 )
+from executor_server.guest.egress.names import parse_authority
 from executor_server.policy.decide import Policy
+from executor_server.policy.hosts import pattern_of
 from executor_server.policy.profile import QuotasTable
 from executor_server.policy.requests import RequestedLimits, RequestedSession
 from executor_server.policy.session_rules import check_file_get, check_file_put, check_tools, execution_limits
-from executor_server.policy.violations import above_ceiling, denied_import, not_allowed, rule_of
+from executor_server.policy.violations import above_ceiling, denied_import, listed, not_allowed, rule_of, shortened
 
 Number = int | float
 ModuleName = Annotated[
     str, AfterValidator(Form("a dotted module name", lambda text: "*" not in text and is_pattern(text)))
 ]
 ToolName = Annotated[str, AfterValidator(Form("the name of a tool", str.isidentifier))]
+HostAndPort = Annotated[
+    str, AfterValidator(ReadForm('a host and a port, as "pypi.org:443"', lambda text: str(parse_authority(text))))
+]
 LanguageRule = Annotated[str, AfterValidator(Form(f"one of {', '.join(LANGUAGE_RULES)}", LANGUAGE_RULES.__contains__))]
 MAX_NAMES = 1024
 
@@ -74,6 +79,7 @@ class UsageAsked(Section):
     creations_per_minute: int | None = None
     cpu_time_s_per_hour: Number | None = None
     output_bytes_per_hour: int | None = None
+    egress_bytes_per_hour: int | None = None
     calls: int | None = None
     calls_per_second: int | None = None
 
@@ -99,6 +105,8 @@ class Question(Section):
     get_file: TransferAsked | None = None
     imports: Annotated[tuple[ModuleName, ...], Field(max_length=MAX_NAMES)] = ()
     """Modules that code imports."""
+    connections: Annotated[tuple[HostAndPort, ...], Field(max_length=MAX_NAMES)] = ()
+    """Hosts and ports that code connects to."""
     language: Annotated[tuple[LanguageRule, ...], Field(max_length=MAX_NAMES)] = ()
     """Rules that code breaks, as the error of its execution names them."""
     usage: UsageAsked = UsageAsked()
@@ -143,6 +151,7 @@ def _in_session(spec: SessionSpec, quotas: QuotasTable, question: Question) -> I
             yield from _refused(check, spec, transfer.size_bytes, transfer.so_far)
     violations = (
         *_import_violations(spec, question.imports),
+        *_connection_violations(spec, question.connections),
         *_language_violations(spec, question.language),
         *_usage_violations(spec.policy.profile, quotas, question.usage),
     )
@@ -164,6 +173,17 @@ def _import_violations(spec: SessionSpec, modules: Sequence[str]) -> Iterator[Vi
             yield denied_import("imports", module, spec.denied_imports, profile)
         elif not is_covered(module, spec.authorized_imports):
             yield not_allowed("imports", module, spec.authorized_imports, rule_of(profile, "imports.default"))
+
+
+def _connection_violations(spec: SessionSpec, connections: Sequence[str]) -> Iterator[Violation]:
+    profile, network = spec.policy.profile, spec.network
+    for text in connections:
+        target = parse_authority(text)
+        if any(pattern_of(host).forbids(target) for host in network.denied):
+            allowed = shortened(f"nothing of {listed(network.denied, '')}")
+            yield Violation("connections", ViolationKind.DENIED, text, allowed, rule_of(profile, "network.denied"))
+        elif not any(pattern_of(host).covers(target) for host in network.allowed):
+            yield not_allowed("connections", text, network.allowed, rule_of(profile, "network.default"), "no network")
 
 
 def _language_violations(spec: SessionSpec, rules: Sequence[str]) -> Iterator[Violation]:

@@ -172,7 +172,7 @@ class Limits(_message.Message):
     def __init__(self, wall_time_s: _Optional[float] = ..., cpu_time_s: _Optional[float] = ..., operations: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., processes: _Optional[int] = ..., output_bytes: _Optional[int] = ..., disk_bytes: _Optional[int] = ..., idle_time_s: _Optional[float] = ..., session_time_s: _Optional[float] = ..., session_operations: _Optional[int] = ..., owner_grace_s: _Optional[float] = ..., max_files: _Optional[int] = ...) -> None: ...
 
 class Session(_message.Message):
-    __slots__ = ("session_id", "state", "generation", "backend", "image", "limits", "authorized_imports", "python_version", "create_time", "expire_time", "warm", "labels", "lost_reason", "policy", "denied_imports", "refused_language", "missing_modules", "leased")
+    __slots__ = ("session_id", "state", "generation", "backend", "image", "limits", "authorized_imports", "python_version", "create_time", "expire_time", "warm", "labels", "lost_reason", "policy", "denied_imports", "refused_language", "missing_modules", "leased", "network", "denied_network")
     class LabelsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -198,6 +198,8 @@ class Session(_message.Message):
     REFUSED_LANGUAGE_FIELD_NUMBER: _ClassVar[int]
     MISSING_MODULES_FIELD_NUMBER: _ClassVar[int]
     LEASED_FIELD_NUMBER: _ClassVar[int]
+    NETWORK_FIELD_NUMBER: _ClassVar[int]
+    DENIED_NETWORK_FIELD_NUMBER: _ClassVar[int]
     session_id: str
     state: SessionState
     generation: int
@@ -216,7 +218,9 @@ class Session(_message.Message):
     refused_language: _containers.RepeatedScalarFieldContainer[str]
     missing_modules: _containers.RepeatedScalarFieldContainer[str]
     leased: bool
-    def __init__(self, session_id: _Optional[str] = ..., state: _Optional[_Union[SessionState, str]] = ..., generation: _Optional[int] = ..., backend: _Optional[str] = ..., image: _Optional[str] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., authorized_imports: _Optional[_Iterable[str]] = ..., python_version: _Optional[str] = ..., create_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., expire_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., warm: bool = ..., labels: _Optional[_Mapping[str, str]] = ..., lost_reason: _Optional[str] = ..., policy: _Optional[_Union[PolicyRef, _Mapping]] = ..., denied_imports: _Optional[_Iterable[str]] = ..., refused_language: _Optional[_Iterable[str]] = ..., missing_modules: _Optional[_Iterable[str]] = ..., leased: bool = ...) -> None: ...
+    network: _containers.RepeatedScalarFieldContainer[str]
+    denied_network: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, session_id: _Optional[str] = ..., state: _Optional[_Union[SessionState, str]] = ..., generation: _Optional[int] = ..., backend: _Optional[str] = ..., image: _Optional[str] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., authorized_imports: _Optional[_Iterable[str]] = ..., python_version: _Optional[str] = ..., create_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., expire_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., warm: bool = ..., labels: _Optional[_Mapping[str, str]] = ..., lost_reason: _Optional[str] = ..., policy: _Optional[_Union[PolicyRef, _Mapping]] = ..., denied_imports: _Optional[_Iterable[str]] = ..., refused_language: _Optional[_Iterable[str]] = ..., missing_modules: _Optional[_Iterable[str]] = ..., leased: bool = ..., network: _Optional[_Iterable[str]] = ..., denied_network: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class PolicyRef(_message.Message):
     __slots__ = ("profile", "version", "fingerprint")
@@ -341,18 +345,32 @@ class ErrorDetail(_message.Message):
     def __init__(self, type: _Optional[str] = ..., message: _Optional[str] = ..., traceback: _Optional[str] = ..., line: _Optional[int] = ..., statement: _Optional[str] = ..., exit_code: _Optional[int] = ...) -> None: ...
 
 class Usage(_message.Message):
-    __slots__ = ("operations", "wall_time_s", "cpu_time_s", "peak_memory_bytes", "output_bytes")
+    __slots__ = ("operations", "wall_time_s", "cpu_time_s", "peak_memory_bytes", "output_bytes", "network")
     OPERATIONS_FIELD_NUMBER: _ClassVar[int]
     WALL_TIME_S_FIELD_NUMBER: _ClassVar[int]
     CPU_TIME_S_FIELD_NUMBER: _ClassVar[int]
     PEAK_MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
     OUTPUT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    NETWORK_FIELD_NUMBER: _ClassVar[int]
     operations: int
     wall_time_s: float
     cpu_time_s: float
     peak_memory_bytes: int
     output_bytes: int
-    def __init__(self, operations: _Optional[int] = ..., wall_time_s: _Optional[float] = ..., cpu_time_s: _Optional[float] = ..., peak_memory_bytes: _Optional[int] = ..., output_bytes: _Optional[int] = ...) -> None: ...
+    network: NetworkUsage
+    def __init__(self, operations: _Optional[int] = ..., wall_time_s: _Optional[float] = ..., cpu_time_s: _Optional[float] = ..., peak_memory_bytes: _Optional[int] = ..., output_bytes: _Optional[int] = ..., network: _Optional[_Union[NetworkUsage, _Mapping]] = ...) -> None: ...
+
+class NetworkUsage(_message.Message):
+    __slots__ = ("connections", "denied", "sent_bytes", "received_bytes")
+    CONNECTIONS_FIELD_NUMBER: _ClassVar[int]
+    DENIED_FIELD_NUMBER: _ClassVar[int]
+    SENT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    RECEIVED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    connections: int
+    denied: int
+    sent_bytes: int
+    received_bytes: int
+    def __init__(self, connections: _Optional[int] = ..., denied: _Optional[int] = ..., sent_bytes: _Optional[int] = ..., received_bytes: _Optional[int] = ...) -> None: ...
 
 class LimitWarningEvent(_message.Message):
     __slots__ = ("limit", "used", "budget")
@@ -447,7 +465,7 @@ class StateRules(_message.Message):
     def __init__(self, export: bool = ..., restore: bool = ..., max_bytes: _Optional[int] = ..., allow_foreign: bool = ...) -> None: ...
 
 class Quotas(_message.Message):
-    __slots__ = ("sessions", "executions", "creations_per_minute", "cpu_time_s_per_hour", "output_bytes_per_hour", "calls", "calls_per_second")
+    __slots__ = ("sessions", "executions", "creations_per_minute", "cpu_time_s_per_hour", "output_bytes_per_hour", "calls", "calls_per_second", "egress_bytes_per_hour")
     SESSIONS_FIELD_NUMBER: _ClassVar[int]
     EXECUTIONS_FIELD_NUMBER: _ClassVar[int]
     CREATIONS_PER_MINUTE_FIELD_NUMBER: _ClassVar[int]
@@ -455,6 +473,7 @@ class Quotas(_message.Message):
     OUTPUT_BYTES_PER_HOUR_FIELD_NUMBER: _ClassVar[int]
     CALLS_FIELD_NUMBER: _ClassVar[int]
     CALLS_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
+    EGRESS_BYTES_PER_HOUR_FIELD_NUMBER: _ClassVar[int]
     sessions: int
     executions: int
     creations_per_minute: int
@@ -462,10 +481,45 @@ class Quotas(_message.Message):
     output_bytes_per_hour: int
     calls: int
     calls_per_second: int
-    def __init__(self, sessions: _Optional[int] = ..., executions: _Optional[int] = ..., creations_per_minute: _Optional[int] = ..., cpu_time_s_per_hour: _Optional[float] = ..., output_bytes_per_hour: _Optional[int] = ..., calls: _Optional[int] = ..., calls_per_second: _Optional[int] = ...) -> None: ...
+    egress_bytes_per_hour: int
+    def __init__(self, sessions: _Optional[int] = ..., executions: _Optional[int] = ..., creations_per_minute: _Optional[int] = ..., cpu_time_s_per_hour: _Optional[float] = ..., output_bytes_per_hour: _Optional[int] = ..., calls: _Optional[int] = ..., calls_per_second: _Optional[int] = ..., egress_bytes_per_hour: _Optional[int] = ...) -> None: ...
+
+class NetworkSecret(_message.Message):
+    __slots__ = ("host", "header", "methods", "paths")
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    HEADER_FIELD_NUMBER: _ClassVar[int]
+    METHODS_FIELD_NUMBER: _ClassVar[int]
+    PATHS_FIELD_NUMBER: _ClassVar[int]
+    host: str
+    header: str
+    methods: _containers.RepeatedScalarFieldContainer[str]
+    paths: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, host: _Optional[str] = ..., header: _Optional[str] = ..., methods: _Optional[_Iterable[str]] = ..., paths: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class NetworkRules(_message.Message):
+    __slots__ = ("default_hosts", "allowed_hosts", "denied_hosts", "secrets", "max_connections", "max_new_connections_per_minute", "max_sent_bytes", "max_received_bytes", "max_connection_s")
+    DEFAULT_HOSTS_FIELD_NUMBER: _ClassVar[int]
+    ALLOWED_HOSTS_FIELD_NUMBER: _ClassVar[int]
+    DENIED_HOSTS_FIELD_NUMBER: _ClassVar[int]
+    SECRETS_FIELD_NUMBER: _ClassVar[int]
+    MAX_CONNECTIONS_FIELD_NUMBER: _ClassVar[int]
+    MAX_NEW_CONNECTIONS_PER_MINUTE_FIELD_NUMBER: _ClassVar[int]
+    MAX_SENT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    MAX_RECEIVED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    MAX_CONNECTION_S_FIELD_NUMBER: _ClassVar[int]
+    default_hosts: _containers.RepeatedScalarFieldContainer[str]
+    allowed_hosts: _containers.RepeatedScalarFieldContainer[str]
+    denied_hosts: _containers.RepeatedScalarFieldContainer[str]
+    secrets: _containers.RepeatedCompositeFieldContainer[NetworkSecret]
+    max_connections: int
+    max_new_connections_per_minute: int
+    max_sent_bytes: int
+    max_received_bytes: int
+    max_connection_s: float
+    def __init__(self, default_hosts: _Optional[_Iterable[str]] = ..., allowed_hosts: _Optional[_Iterable[str]] = ..., denied_hosts: _Optional[_Iterable[str]] = ..., secrets: _Optional[_Iterable[_Union[NetworkSecret, _Mapping]]] = ..., max_connections: _Optional[int] = ..., max_new_connections_per_minute: _Optional[int] = ..., max_sent_bytes: _Optional[int] = ..., max_received_bytes: _Optional[int] = ..., max_connection_s: _Optional[float] = ...) -> None: ...
 
 class Policy(_message.Message):
-    __slots__ = ("policy", "default_limits", "max_limits", "default_imports", "allowed_imports", "images", "backend", "tool_placements", "network", "denied_imports", "refused_language", "allowed_tools", "files", "execution_default_limits", "execution_max_limits", "quotas", "backends", "state")
+    __slots__ = ("policy", "default_limits", "max_limits", "default_imports", "allowed_imports", "images", "backend", "tool_placements", "network", "denied_imports", "refused_language", "allowed_tools", "files", "execution_default_limits", "execution_max_limits", "quotas", "backends", "state", "network_rules")
     POLICY_FIELD_NUMBER: _ClassVar[int]
     DEFAULT_LIMITS_FIELD_NUMBER: _ClassVar[int]
     MAX_LIMITS_FIELD_NUMBER: _ClassVar[int]
@@ -484,6 +538,7 @@ class Policy(_message.Message):
     QUOTAS_FIELD_NUMBER: _ClassVar[int]
     BACKENDS_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
+    NETWORK_RULES_FIELD_NUMBER: _ClassVar[int]
     policy: PolicyRef
     default_limits: Limits
     max_limits: Limits
@@ -502,4 +557,5 @@ class Policy(_message.Message):
     quotas: Quotas
     backends: _containers.RepeatedScalarFieldContainer[str]
     state: StateRules
-    def __init__(self, policy: _Optional[_Union[PolicyRef, _Mapping]] = ..., default_limits: _Optional[_Union[Limits, _Mapping]] = ..., max_limits: _Optional[_Union[Limits, _Mapping]] = ..., default_imports: _Optional[_Iterable[str]] = ..., allowed_imports: _Optional[_Iterable[str]] = ..., images: _Optional[_Iterable[str]] = ..., backend: _Optional[str] = ..., tool_placements: _Optional[_Iterable[str]] = ..., network: _Optional[str] = ..., denied_imports: _Optional[_Iterable[str]] = ..., refused_language: _Optional[_Iterable[str]] = ..., allowed_tools: _Optional[_Iterable[str]] = ..., files: _Optional[_Union[FileLimits, _Mapping]] = ..., execution_default_limits: _Optional[_Union[Limits, _Mapping]] = ..., execution_max_limits: _Optional[_Union[Limits, _Mapping]] = ..., quotas: _Optional[_Union[Quotas, _Mapping]] = ..., backends: _Optional[_Iterable[str]] = ..., state: _Optional[_Union[StateRules, _Mapping]] = ...) -> None: ...
+    network_rules: NetworkRules
+    def __init__(self, policy: _Optional[_Union[PolicyRef, _Mapping]] = ..., default_limits: _Optional[_Union[Limits, _Mapping]] = ..., max_limits: _Optional[_Union[Limits, _Mapping]] = ..., default_imports: _Optional[_Iterable[str]] = ..., allowed_imports: _Optional[_Iterable[str]] = ..., images: _Optional[_Iterable[str]] = ..., backend: _Optional[str] = ..., tool_placements: _Optional[_Iterable[str]] = ..., network: _Optional[str] = ..., denied_imports: _Optional[_Iterable[str]] = ..., refused_language: _Optional[_Iterable[str]] = ..., allowed_tools: _Optional[_Iterable[str]] = ..., files: _Optional[_Union[FileLimits, _Mapping]] = ..., execution_default_limits: _Optional[_Union[Limits, _Mapping]] = ..., execution_max_limits: _Optional[_Union[Limits, _Mapping]] = ..., quotas: _Optional[_Union[Quotas, _Mapping]] = ..., backends: _Optional[_Iterable[str]] = ..., state: _Optional[_Union[StateRules, _Mapping]] = ..., network_rules: _Optional[_Union[NetworkRules, _Mapping]] = ...) -> None: ...

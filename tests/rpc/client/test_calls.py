@@ -24,6 +24,8 @@ from executor_client import (
     FileLimits,
     InvalidRequest,
     Limits,
+    NetworkRules,
+    NetworkSecret,
     NotFoundError,
     OpaqueValue,
     PolicyRef,
@@ -48,6 +50,7 @@ def test_session_is_asked_for_and_described(client: Any, daemon: FakeDaemon) -> 
     assert session.limits.operations is None
     assert session.policy == PolicyRef("strict", "7", "abc")
     assert (session.info.denied_imports, session.info.refused_language) == (("os",), ("dynamic_code",))
+    assert (session.network, session.info.denied_network) == (("pypi.org:443",), ("gist.github.com",))
     session.close()
     session.close()
     assert daemon.names() == ["CreateSession", "DeleteSession"]
@@ -72,7 +75,24 @@ def test_policy_is_told_whole(client: Any) -> None:
     assert (policy.default_imports, policy.allowed_imports, policy.denied_imports) == (("math",), ("numpy.*",), ("os",))
     assert (policy.refused_language, policy.allowed_tools) == (("dynamic_code",), ("web_*",))
     assert policy.files == FileLimits(max_put_bytes=1000, max_get_bytes=2000, max_puts=3)
-    assert policy.quotas == Quotas(sessions=4, cpu_time_s_per_hour=0.5)
+    assert policy.quotas == Quotas(sessions=4, cpu_time_s_per_hour=0.5, egress_bytes_per_hour=8_000)
+    assert policy.network == NetworkRules(
+        default=("pypi.org:443",),
+        allowed=("*.example.com",),
+        denied=("gist.github.com",),
+        secrets=(NetworkSecret(host="api.example.com", header="X-Key", methods=("GET",), paths=("/a/*",)),),
+        max_connections=3,
+        max_new_connections_per_minute=40,
+        max_sent_bytes=5_000,
+        max_received_bytes=6_000,
+        max_connection_s=7.5,
+    )
+    assert policy.network
+
+
+def test_a_daemon_that_knows_no_network_has_none(client: Any, daemon: FakeDaemon) -> None:
+    daemon.policy = types.Policy(network="none")
+    assert client.get_policy().network == NetworkRules() and not client.get_policy().network
 
 
 def test_list_without_end_is_not_taken(client: Any, daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,9 +102,19 @@ def test_list_without_end_is_not_taken(client: Any, daemon: FakeDaemon, monkeypa
         getattr(daemon.policy, name).extend(["x"] * 3)
         with pytest.raises(ProtocolError, match="more than 2"):
             client.get_policy()
-    daemon.sessions = [types.Session(state=types.SESSION_STATE_IDLE, denied_imports=["x"] * 3)]
+    for name in ("default_hosts", "allowed_hosts", "denied_hosts"):
+        daemon.policy = types.Policy()
+        getattr(daemon.policy.network_rules, name).extend(["x"] * 3)
+        with pytest.raises(ProtocolError, match="more than 2"):
+            client.get_policy()
+    daemon.policy = types.Policy(network_rules=types.NetworkRules(secrets=[types.NetworkSecret()] * 3))
     with pytest.raises(ProtocolError, match="more than 2"):
-        client.list_sessions()
+        client.get_policy()
+    for name in ("denied_imports", "network", "denied_network"):
+        daemon.sessions = [types.Session(state=types.SESSION_STATE_IDLE)]
+        getattr(daemon.sessions[0], name).extend(["x"] * 3)
+        with pytest.raises(ProtocolError, match="more than 2"):
+            client.list_sessions()
 
 
 def test_other_calls_give_values_not_messages(client: Any, daemon: FakeDaemon) -> None:

@@ -119,6 +119,31 @@ def test_policy_says_what_may_be_asked_for(daemon: FakeDaemon, capsys: Captured)
     assert (shown["wall_time_s"], shown["operations"]) == ("30 60 10 20.5", "1,000,000 2,000,000 - -")
 
 
+def test_policy_says_which_hosts_may_be_reached(daemon: FakeDaemon, capsys: Captured) -> None:
+    assert cli.main(["policy"]) == 0
+    out = capsys.readouterr().out
+    rows = [line.strip().split("  ", 1) for line in out.splitlines() if line]
+    assert [(name, " ".join(cells.split())) for name, cells in rows[3:9]] == [
+        ("network", "pypi.org:443"),
+        ("on request", "*.example.com"),
+        ("never", "gist.github.com"),
+        ("header", "X-Key is set by the daemon for api.example.com (GET /a/*)"),
+        ("connections", "3 at a time, 40 new ones in a minute, 7.5 s each"),
+        ("bytes", "5,000 sent, 6,000 received in a session"),
+    ]
+    daemon.policy.network_rules.Clear()
+    assert cli.main(["policy"]) == 0
+    assert ["network", "none"] in [line.split() for line in capsys.readouterr().out.splitlines()]
+
+
+def test_hosts_are_asked_for_by_name(daemon: FakeDaemon, capsys: Captured) -> None:
+    options = ["--network", "pypi.org:443", "--network", "a.example, *.b.example"]
+    assert cli.main(["run", "-c", "1", *options]) == 0
+    assert list(daemon.requests[0][1].network) == ["pypi.org:443", "a.example", "*.b.example"]
+    assert cli.main(["run", "-c", "1", "--session", SESSION, *options]) == 2
+    assert "--network: a session that is there already has its own" in capsys.readouterr().err
+
+
 def test_images_are_saved_where_asked(daemon: FakeDaemon, file: str, tmp_path: Path, capsys: Captured) -> None:
     raw = io.BytesIO()
     PIL.Image.new("RGB", (3, 2)).save(raw, "PNG")
@@ -349,6 +374,7 @@ def test_ps_lists_sessions_one_a_line(daemon: FakeDaemon, capsys: Captured) -> N
     assert cli.main(["ps"]) == 0
     header, row = capsys.readouterr().out.splitlines()
     assert header.split()[:4] == ["SESSION", "STATE", "IMAGE", "BACKEND"]
+    assert row[header.index("NETWORK") :].startswith("pypi.org:443  ")
     assert row.split()[:4] == [SESSION[:12], "idle", "base", "fake"] and row.endswith("team=a\\x1b[31m")
 
 

@@ -16,6 +16,7 @@ from executor_client import (
     InvalidRequest,
     LimitWarningEvent,
     LogEvent,
+    NetworkUsage,
     NotFoundError,
     OpaqueValue,
     Outcome,
@@ -26,6 +27,14 @@ from executor_client import (
     VariablesState,
 )
 from tests.support.fake_daemon import Cut, FakeDaemon, Numbered, Refusal, blob, busy, chunks, log, result, value
+
+
+def test_usage_has_what_went_out_of_the_sandbox(session: Any, daemon: FakeDaemon) -> None:
+    network = types.NetworkUsage(connections=2, denied=1, sent_bytes=300, received_bytes=4_000)
+    daemon.journal = [result(usage=types.Usage(operations=5, network=network))]
+    assert session.execute("x").usage.network == NetworkUsage(2, 1, 300, 4_000)
+    daemon.journal = [result(usage=types.Usage(operations=5))]
+    assert session.execute("x").usage.network == NetworkUsage()
 
 
 def test_result_holds_everything_that_was_streamed(session: Any, daemon: FakeDaemon) -> None:

@@ -64,9 +64,16 @@ class FakeClient:
         self.problem: ExecutorClientError | None = None
 
     async def create_session(
-        self, image: str | None, imports: tuple[str, ...], limits: object, *, labels: Mapping[str, str]
+        self,
+        image: str | None,
+        imports: tuple[str, ...],
+        limits: object,
+        *,
+        labels: Mapping[str, str],
+        network: tuple[str, ...],
     ) -> FakeSession:
         self.asked.append(labels["name"])
+        self.network = network
         await self.barrier.wait()
         if self.problem is not None:
             raise self.problem
@@ -87,6 +94,12 @@ async def sessions(client: FakeClient) -> Sessions:
 def ended(**fields: Any) -> ExecutionResult:
     made = {"outcome": Outcome.SUCCEEDED, "state": VariablesState.KEPT, "generation": 1, **fields}
     return ExecutionResult(execution_id="e", **made)
+
+
+async def test_sessions_ask_for_the_hosts_that_the_command_was_given(client: FakeClient) -> None:
+    request = SessionRequest(network=("pypi.org:443",))
+    await Sessions(cast(AsyncExecutorClient, client), request, sessions_max=2).get("a", make=True)
+    assert client.network == ("pypi.org:443",)
 
 
 async def test_calls_that_come_at_once_get_the_same_session(client: FakeClient, sessions: Sessions) -> None:

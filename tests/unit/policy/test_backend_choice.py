@@ -90,6 +90,31 @@ def test_what_is_not_granted_is_refused_with_what_would_be(
     assert caught.value.violations == (Violation(field, ViolationKind[kind], *rest),)
 
 
+SECRET = """
+network.allowed = ["api.example.com", "pypi.org"]
+[[profiles.a.network.secrets]]
+host = "api.example.com"
+header = "X-Key"
+value = "${key}"
+"""
+
+
+def asked(profile: str, host: str, backend: str = "") -> tuple[str, ...]:
+    request = RequestedSession(network=(host,), backend=backend)
+    return policy(f"{profile}\n{SECRET}").decide(ALICE, request).sandbox.backends
+
+
+def test_a_host_with_a_secret_passes_over_backends_that_set_no_headers() -> None:
+    assert asked("sandbox.backends = ['e2b', 'docker']", "pypi.org") == ("e2b", "docker")
+    assert asked("sandbox.backends = ['e2b', 'docker']", "api.example.com:443") == ("docker",)
+    unsupported = ("hosts without secrets on the e2b backend", "profiles.a.network.secrets")
+    for profile, backend in (("sandbox.backends = ['e2b']", ""), (BOTH, "e2b")):
+        with pytest.raises(PolicyViolation) as caught:
+            asked(profile, "api.example.com:443", backend)
+        expected = Violation("network", ViolationKind.UNSUPPORTED, "api.example.com", *unsupported)
+        assert caught.value.violations == (expected,)
+
+
 @pytest.mark.parametrize(
     ("image", "backend", "message"),
     [

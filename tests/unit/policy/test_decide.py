@@ -272,7 +272,7 @@ VIOLATIONS: list[tuple[str, RequestedSession, tuple[str, ViolationKind, str, str
     (
         "",
         RequestedSession(network=("example.com",)),
-        ("network", UNSUPPORTED, "example.com", "none", "profiles.a.sandbox.network"),
+        ("network", NOT_ALLOWED, "example.com", "none", "profiles.a.network.allowed"),
     ),
     (
         "",

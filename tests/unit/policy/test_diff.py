@@ -64,6 +64,39 @@ def test_what_means_the_same_is_no_change() -> None:
             Change("imports.denied", "os.path", "os", "tighter"),
         ),
         ("", "language.open = false", Change("language.open", "true", "false", "tighter")),
+        ("", "network.default = ['a.example']", Change("network.default", "none", "a.example", "looser")),
+        (
+            "network.allowed = ['a.example']",
+            "network.allowed = ['a.example:443']",
+            Change("network.allowed", "a.example", "a.example:443", "tighter"),
+        ),
+        (
+            "network.allowed = ['*.b.example', 'c.example:443']",
+            "network.allowed = ['a.b.example', 'c.example']",
+            Change("network.allowed", "*.b.example, c.example:443", "a.b.example, c.example"),
+        ),
+        (
+            "network.denied = ['a.b.example:443']",
+            "network.denied = ['b.example']",
+            Change("network.denied", "a.b.example:443", "b.example", "tighter"),
+        ),
+        (
+            "network.denied = ['b.example:443']",
+            "network.denied = ['b.example']",
+            Change("network.denied", "b.example:443", "b.example", "tighter"),
+        ),
+        (
+            "",
+            "network.max_sent_bytes = '1MiB'",
+            Change("network.max_sent_bytes", "104,857,600", "1,048,576", "tighter"),
+        ),
+        (
+            "network.allowed = ['a.example']",
+            "network.allowed = ['a.example']\n"
+            "network.secrets = [{ host = 'a.example', header = 'X-Key', value = '${k}' }]",
+            Change("network.secrets", "none", "X-Key: ${k} for a.example"),
+        ),
+        ("", "network.audit = 'denials'", Change("network.audit", "connections", "denials")),
         ("", "sandbox.images = ['a']", Change("sandbox.images", "all", "a", "tighter")),
         (
             "sandbox.images = ['a', 'b']",

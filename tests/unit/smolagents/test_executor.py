@@ -49,6 +49,17 @@ def warning(limit: str) -> types.Event:
     return types.Event(limit_warning=types.LimitWarningEvent(limit=limit, used=8_000, budget=10_000))
 
 
+def test_hosts_are_asked_for_with_the_session(daemon: FakeDaemon) -> None:
+    with RemoteExecutor(address=daemon.address, token=TOKEN, network=["pypi.org:443", "*.example.com"]) as executor:
+        executor("1")
+    (created,) = [request for name, request in daemon.requests if name == "CreateSession"]
+    assert list(created.network) == ["pypi.org:443", "*.example.com"]
+    with pytest.raises(ValueError, match="network is a list of hosts, not one string"):
+        RemoteExecutor(network="pypi.org")
+    with pytest.raises(ValueError, match="network can be of a new one only"):
+        RemoteExecutor(network=["pypi.org"], session="x")
+
+
 def test_near_end_of_a_limit_is_shown_to_the_watcher_once(
     daemon: FakeDaemon, executor: RemoteExecutor, shown: io.StringIO
 ) -> None:

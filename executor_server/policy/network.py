@@ -1,0 +1,185 @@
+"""The network of a session: the hosts that it is granted, the violations of a request, and what tightening leaves.
+
+Pure functions. A pattern without a port stands for the ports 443 and 80, so each port is decided by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from executor_server.core import NO_NETWORK, NetworkRules, NetworkSecret, Violation, ViolationKind, secret_names
+from executor_server.policy.hosts import (
+    by_port,
+    common,
+    common_host,
+    is_covered_host,
+    is_denied_host,
+    pattern_of,
+    undenied,
+)
+from executor_server.policy.profile import Profile
+from executor_server.policy.violations import listed, not_allowed, rule_of, shortened
+
+CONFIGURED_SECRETS = "egress.secrets"
+"""The rule behind a refusal that no policy can change: a key of the daemon's configuration."""
+
+BACKENDS_WITHOUT_SECRETS = frozenset({"e2b"})
+"""Their egress proxy runs in a machine that is not ours, and is given no secret."""
+
+_LIMIT_NAMES = (
+    "max_connections",
+    "max_new_connections_per_minute",
+    "max_sent_bytes",
+    "max_received_bytes",
+    "max_connection_s",
+)
+
+
+@dataclass(frozen=True)
+class NetworkSummary:
+    """The hosts that the sessions of a profile have, and those that they may ask for."""
+
+    default: tuple[str, ...]
+    allowed: tuple[str, ...]
+    rules: NetworkRules  # those of a session that has them all
+
+
+def network_summary(profile: Profile) -> NetworkSummary:
+    table = profile.network
+    allowed = undenied(table.allowed, table.denied)
+    return NetworkSummary(_hosts(profile, ()), allowed, _rules(profile, _hosts(profile, allowed)))
+
+
+def network_rules(profile: Profile, asked: Sequence[str]) -> NetworkRules:
+    """The default hosts and those asked for, in canonical form; NO_NETWORK when there are none."""
+    return _rules(profile, _hosts(profile, [pattern_of(text).text for text in asked]))
+
+
+def _rules(profile: Profile, hosts: tuple[str, ...]) -> NetworkRules:
+    table = profile.network
+    if not hosts:
+        return NO_NETWORK
+    return NetworkRules(
+        allowed=hosts,
+        denied=tuple(sorted(set(table.denied))),
+        secrets=_secrets_for(hosts, (NetworkSecret(**each.model_dump()) for each in table.secrets)),
+        audit=table.audit,
+        **{name: getattr(table, name) for name in _LIMIT_NAMES},
+    )
+
+
+def _hosts(profile: Profile, asked: Iterable[str]) -> tuple[str, ...]:
+    return tuple(sorted({*profile.network.undenied_default, *asked}))
+
+
+def _secrets_for(hosts: Iterable[str], secrets: Iterable[NetworkSecret]) -> tuple[NetworkSecret, ...]:
+    patterns = [pattern_of(text) for text in hosts]
+    return tuple(
+        secret for secret in secrets if any(common_host(pattern_of(secret.host), host) is not None for host in patterns)
+    )
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Violations. `name` is the profile's.
+
+
+def network_violations(name: str, profile: Profile, asked: Sequence[str]) -> Iterator[Violation]:
+    """Violations for hosts that the profile does not grant. Every port of a pattern has to be granted."""
+    table = profile.network
+    granted = tuple(dict.fromkeys((*table.default, *table.allowed)))
+    for pattern in dict.fromkeys(map(pattern_of, asked)):
+        if any(is_denied_host(each, table.denied) for each in by_port(pattern)):
+            allowed = shortened(f"nothing of {listed(table.denied, '')}")
+            rule = rule_of(name, "network.denied")
+            yield Violation("network", ViolationKind.DENIED, shortened(pattern.text), allowed, rule)
+        elif pattern.text not in granted and not is_covered_host(pattern, granted):
+            yield not_allowed("network", pattern.text, granted, rule_of(name, "network.allowed"), "none")
+
+
+def secret_violations(
+    name: str, secrets: Sequence[NetworkSecret], known: Collection[str] | None, backends: Sequence[str]
+) -> Iterator[Violation]:
+    """Violations for granted hosts whose secrets can't be had: not configured, or not on any of these backends.
+
+    `known` names the secrets that the daemon has; None stands for all.
+    """
+    for secret in secrets:
+        for each in secret_names(secret.value):
+            if known is not None and each not in known:
+                text = f"{secret.host} with {secret.header} of ${{{each}}}"
+                allowed = "hosts whose secrets the daemon is configured with"
+                yield Violation("network", ViolationKind.UNSUPPORTED, text, allowed, CONFIGURED_SECRETS)
+    if secrets and BACKENDS_WITHOUT_SECRETS.issuperset(backends) and backends:
+        hosts = shortened(", ".join(dict.fromkeys(secret.host for secret in secrets)))
+        allowed = f"hosts without secrets on the {' and '.join(backends)} backend"
+        yield Violation("network", ViolationKind.UNSUPPORTED, hosts, allowed, rule_of(name, "network.secrets"))
+
+
+def able_to_serve(rules: NetworkRules, backends: Sequence[str]) -> tuple[str, ...]:
+    """The backends, in their order, that can keep these rules."""
+    return tuple(each for each in backends if not rules.secrets or each not in BACKENDS_WITHOUT_SECRETS)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Tightening
+
+
+def tightened_network(profile: Profile, rules: NetworkRules) -> NetworkRules:
+    """The rules of a running session held to a profile: what both grant. A session without a network gets none."""
+    if not rules.any:
+        return rules
+    table = profile.network
+    denied = tuple(sorted({*rules.denied, *table.denied}))
+    both = covered_by_both(rules.allowed, (*table.default, *table.allowed))
+    allowed = undenied(both, denied)
+    kept = (narrowed(had, NetworkSecret(**each.model_dump())) for had in rules.secrets for each in table.secrets)
+    return replace(
+        rules,
+        allowed=allowed,
+        denied=denied,
+        secrets=_secrets_for(allowed, dict.fromkeys(secret for secret in kept if secret is not None)),
+        audit=table.audit,
+        **{name: min(getattr(rules, name), getattr(table, name)) for name in _LIMIT_NAMES},
+    )
+
+
+def covered_by_both(left: Iterable[str], right: Iterable[str]) -> tuple[str, ...]:
+    """Returns patterns that cover what both sides cover."""
+    others = frozenset(right)
+    patterns = [pattern_of(text) for text in others]
+    both: set[str] = set()
+    for text in left:
+        if text in others:
+            both.add(text)
+            continue
+        one = pattern_of(text)
+        found = {each.text for other in patterns for each in common(one, other)}
+        both |= {text} if found == {each.text for each in by_port(one)} else found
+    return tuple(sorted(both))
+
+
+def narrowed(had: NetworkSecret, now: NetworkSecret) -> NetworkSecret | None:
+    """The requests that get a header by both rules; None when these are not the same header of the same host."""
+    if (had.host, had.header.lower(), had.value) != (now.host, now.header.lower(), now.value):
+        return None
+    methods = _both(had.methods, now.methods, lambda one, other: one == other)
+    paths = _both(had.paths, now.paths, _is_path_within)
+    if methods is None or paths is None:
+        return None
+    return replace(now, methods=methods, paths=paths)
+
+
+def _both(
+    some: tuple[str, ...], others: tuple[str, ...], is_part: Callable[[str, str], bool]
+) -> tuple[str, ...] | None:
+    """The entries of both lists, of which an empty one stands for everything; None when there are none."""
+    if not some or not others:
+        return some or others
+    found = {one for one in some if any(is_part(one, other) for other in others)}
+    found |= {other for other in others if any(is_part(other, one) for one in some)}
+    return tuple(sorted(found)) or None
+
+
+def _is_path_within(path: str, wider: str) -> bool:
+    return path == wider or (wider.endswith("/*") and path.startswith(wider[:-1]))

@@ -47,7 +47,6 @@ from executor_server.guest.wire.messages import (
     BlobData,
     BlobDrop,
     Configure,
-    ExecutionMax,
     FileData,
     FileGet,
     FileList,
@@ -56,11 +55,11 @@ from executor_server.guest.wire.messages import (
     GetVariables,
     RegisterTools,
     Restrict,
-    SessionRules,
     SetVariable,
     SetVariables,
 )
 from executor_server.guest.wire.schema import Message
+from executor_server.guest.wire.session_rules import ExecutionMax, SessionRules
 from executor_server.policy import check_file_get, check_file_put, check_tools
 from executor_server.sessions.shared import SessionHooks, SessionServices, SessionSettings
 

@@ -7,14 +7,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from executor_server.guest.wire import messages
+from executor_server.guest.wire import messages, session_rules
 from executor_server.guest.wire.frames import PROTOCOL_VERSION
 from executor_server.guest.wire.schema import _REQUIRED, Field, Message, Record
 
 SNAPSHOT = Path(__file__).parents[1] / "unit" / "guest" / "wire" / f"schema_{PROTOCOL_VERSION}.txt"
 
 RECORDS: dict[str, type[Record]] = {
-    name: cls for name, cls in vars(messages).items() if isinstance(cls, type) and issubclass(cls, Record)
+    name: cls
+    for module in (session_rules, messages)
+    for name, cls in vars(module).items()
+    if isinstance(cls, type) and issubclass(cls, Record)
 }
 
 

@@ -12,7 +12,7 @@ import resource
 from ..wire import link
 from ..wire.frames import Fields
 from ..wire.lean import dumps, loads
-from ..wire.messages import CodeRules
+from ..wire.session_rules import CodeRules
 from .checker import check
 from .instrumentation import Sentinels
 from .rules import Rules

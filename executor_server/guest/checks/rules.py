@@ -8,7 +8,7 @@ wall.
 from __future__ import annotations
 
 from ..wire.frames import FrameError
-from ..wire.messages import LANGUAGE_RULES_MAX, CodeRules
+from ..wire.session_rules import LANGUAGE_RULES_MAX, CodeRules
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ import threading
 from ..checks.rules import Rules
 from ..wire import link
 from ..wire.lean import dumps, loads, signal
-from ..wire.messages import CodeRules
+from ..wire.session_rules import CodeRules
 from ..wire.schema import read_object
 from . import display
 from .execution import Executions, unless_final_answer

@@ -194,3 +194,9 @@ def describe_exit(status: int) -> tuple[Optional[int], Optional[int]]:
     if os.WIFSIGNALED(status):
         return None, os.WTERMSIG(status)
     return os.WEXITSTATUS(status), None
+
+
+def signal_name(signum: Optional[int]) -> str:
+    from signal import Signals
+
+    return Signals(signum).name if signum in signal.valid_signals() else f"signal {signum}"

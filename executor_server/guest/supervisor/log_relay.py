@@ -105,6 +105,10 @@ class LogRelay:
         after = "" if text.endswith("\n") else "\n"
         self.say(stream, f"{before}{BACKGROUND_BEGIN}\n{text}{after}{BACKGROUND_END}\n")
 
+    def say_notice(self, text: str) -> None:
+        """Sends a notice as lines of its own; it does not count as output of the run."""
+        self.say("stderr", "\n" + text if "stderr" in self._lines_open else text)
+
     def say(self, stream: str, text: str) -> None:
         """Sends a text without counting or cutting it."""
         if text:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from typing import Optional
 
     from ..wire.channel import Channel
-    from ..wire.messages import ExecutionMax
+    from ..wire.session_rules import ExecutionMax
     from .results import Results
     from .runner import Detail, Runner
 

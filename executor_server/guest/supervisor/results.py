@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from .runner import Detail
 
 
+# Notices between two results; a session may be refused connections for hours while it executes nothing.
+_MAX_NOTICES = 64
+
+
 class Results:
     """Sends results. It keeps what the next one has to report, so that nothing that happened in between is lost."""
 
@@ -26,8 +30,9 @@ class Results:
         self.generation = 1
 
     def notify(self, notice: str) -> None:
-        """Adds a line to the stderr of the next result."""
-        self._notices.append(notice)
+        """Adds a line to the stderr of the next result, which has room for a limited number."""
+        if len(self._notices) < _MAX_NOTICES:
+            self._notices.append(notice)
 
     def notify_reset(self, why: str) -> None:
         """Says with the next result that variables were reset, and the reason."""

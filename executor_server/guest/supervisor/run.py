@@ -22,8 +22,9 @@ from executor_api.limits import (
 from ..files.artifacts import Artifacts
 from ..wire.channel import Channel
 from ..wire.frames import FrameError
-from ..wire.messages import ErrorDetail, Execute, ExecutionMax
+from ..wire.messages import ErrorDetail, Execute
 from ..wire.schema import read_object
+from ..wire.session_rules import ExecutionMax
 from .log_relay import LogRelay
 from .usage import CpuMeter
 

@@ -41,7 +41,7 @@ from . import memory, usage
 from .background import Background
 from .checking import Checking
 from .child_processes import ChildProcesses
-from .children import describe_exit
+from .children import describe_exit, signal_name
 from .log_relay import ProgramOutput
 from .run import GRACE_S, MAX_ERROR_BYTES, OWN_OUTCOMES, Budget, Call, Phase, Pipe, Run, Settings, error, read_error
 from .tool_calls import ToolCalls
@@ -256,6 +256,15 @@ class Runner:
                 self.run.hold(paused)
                 self._output.watch(self.run)
 
+    def note(self, notice: str, otherwise: Callable[[str], None]) -> None:
+        """Prints a notice behind what the program has printed; gives it to `otherwise` when none is running."""
+        run = self.run
+        if run is not None and run.visible and run.phase == Phase.RUNNING:
+            self._output.drain(run)
+            run.logs.say_notice(notice)
+        else:
+            otherwise(notice)
+
     def _on_file(self, path: str, status: os.stat_result) -> None:
         """Records that a client has put a file, which is no artifact of the program."""
         if self.run is not None and self.run.artifacts is not None:
@@ -342,7 +351,7 @@ class Runner:
                 message = f"the program ended its interpreter with exit code {code}"
                 detail = error("SystemExit", message, exit_code=code)
             else:
-                detail = error("Crash", f"the interpreter was ended by {_signal_name(signum)}")
+                detail = error("Crash", f"the interpreter was ended by {signal_name(signum)}")
         # Only the backend knows whether the kernel sent a SIGKILL for lack of memory.
         suspect = run.ended_by is None and signum == signal.SIGKILL
         self.finish(run, outcome, detail, oom_suspect=suspect, cpu_time_s=cpu_time_s)
@@ -389,9 +398,3 @@ def _data(message: link.Message) -> Union[bytes, int]:
     """Returns the body, or the memory file that holds it, which is the caller's from here on."""
     memfd = message.take_memfd()
     return message.body if memfd is None else memfd
-
-
-def _signal_name(signum: Optional[int]) -> str:
-    from signal import Signals
-
-    return Signals(signum).name if signum in signal.valid_signals() else f"signal {signum}"

@@ -46,6 +46,7 @@ from ..wire.link import MAX_REASON_CHARS
 from ..wire.loop import READ, Loop
 from ..wire.messages import Configure, Execute, Restrict
 from ..wire.schema import message_of, read_object
+from ..wire.session_rules import SessionRules
 from . import usage
 from .child_processes import ChildProcesses
 from .children import kill_everything
@@ -192,6 +193,8 @@ class Supervisor:
             self._runner.tool_calls.on_result(self._runner.run, message, frame.body)
         elif isinstance(message, messages.Cancel):
             self._cancel(message.id)
+        elif isinstance(message, messages.Note):
+            self._runner.note(frame.body.decode("utf-8", "replace"), self._results.notify)
         elif isinstance(message, messages.BlobData):
             self._transfers.add_to_blob(message, frame.view)
         elif isinstance(message, messages.FileData):
@@ -270,7 +273,7 @@ class Supervisor:
 
     def _hold_to(self, settings: bytes) -> None:
         """Applies the session's rules to all that starts from now on, in this interpreter and in later ones."""
-        rules = read_object(messages.SessionRules, settings, "rules")
+        rules = read_object(SessionRules, settings, "rules")
         self._runner.rules = Rules.of(rules)
         self._runner.budget.of_session = rules.session_operations
         self._prelude.limit(rules.execution_max)

@@ -94,6 +94,7 @@ class Channel:
     ) -> None:
         self._listener = listener
         self._token = bytes.fromhex(token_hash)
+        self._loop = loop
         self._watch = loop.watch
         self._on_frame = on_frame
         self._describe = describe
@@ -292,6 +293,9 @@ class Channel:
             self.on_new_daemon()
         ready = self._describe(self._window.taken, self._window.acked)
         self._writing = [memoryview(encode_frame(ready.kind, ready.head()))]
+        # The daemon sends the notice of a refusal before the program gets it: it belongs to the log of that run, also
+        # when the run's end came into the same turn of the loop.
+        self._loop.first = self._conn.fileno()
         self._watch(self._conn.fileno(), READ, self._readable)
         self.last_heard = time.monotonic()
         self.flush()
@@ -360,6 +364,7 @@ class Channel:
     def _disconnect(self) -> None:
         if self._conn is not None:
             self._watch(self._conn.fileno(), 0, None)
+            self._loop.first = -1
             self._conn.close()
             self._conn = None
             self._writing = []

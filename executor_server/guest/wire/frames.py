@@ -66,6 +66,7 @@ class Kind:
     RESTORE_STATE = 21
     FIND_MODULES = 22
     TAKE_LISTENER = 23
+    NOTE = 24
 
     READY = 64
     LOG = 65

@@ -21,6 +21,7 @@ class Loop:
     def __init__(self) -> None:
         self._poll = select.epoll()
         self._handlers: dict[int, tuple[int, Handler]] = {}
+        self.first = -1  # the descriptor whose events are handled before those of others that came with them
 
     def watch(self, fd: int, events: int, handler: Optional[Handler]) -> None:
         """Has the handler called when these events come; without a handler, forgets the descriptor."""
@@ -39,12 +40,17 @@ class Loop:
     def turn(self, timeout_s: float) -> bool:
         """Waits for events, at most so long, and handles them; whether there were any."""
         ready = self._poll.poll(timeout_s)
+        if len(ready) > 1:
+            ready.sort(key=self._is_later)
         for fd, events in ready:
             # An earlier handler of this turn may have forgotten it.
             entry = self._handlers.get(fd)
             if entry is not None:
                 entry[1](events)
         return bool(ready)
+
+    def _is_later(self, event: tuple[int, int]) -> bool:
+        return event[0] != self.first
 
     def close(self) -> None:
         self._poll.close()

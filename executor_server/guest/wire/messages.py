@@ -1,6 +1,6 @@
 """The messages of the guest channel: one class for the head of each kind of frame, and for each JSON object in a body.
 
-This is the schema of both ends. Renaming, adding, removing or bounding a field differently changes the protocol:
+This is the schema of both ends, with the rules of session_rules.py. Renaming, adding, removing or bounding a field differently changes the protocol:
 raise PROTOCOL_VERSION (frames.py) with it. tests/unit/guest/wire/test_messages.py compares the schema with the snapshot
 of the version and fails when that was forgotten. An adopted sandbox has the guest of the daemon that made it, so a
 later daemon continues with it only when the version is the same (executor_server/sessions/recovery.py).
@@ -32,7 +32,6 @@ MAX_MESSAGE_CHARS, MAX_TRACEBACK_CHARS = 16_384, 32_768
 MAX_IMPORTS, MAX_IMPORT_CHARS = 64, 200
 MAX_NAME_CHARS = IDENTIFIER_CHARS_MAX
 MAX_REFUSAL_CHARS = 8192
-LANGUAGE_RULES_MAX = 9
 _MAX_PATH_CHARS = 2048
 _ID_CHARS = 64
 _MAX_GENERATION = 2**31
@@ -111,31 +110,6 @@ class ErrorDetail(Record):
     exit_code: Optional[int] = integer(0, 255, default=None)
 
 
-class ExecutionMax(Record):
-    """The most that one execution of the session may have."""
-
-    wall_time_s: float = number(0.001)
-    cpu_time_s: float = number(0.001)
-    operations: int = integer(1)
-    output_bytes: int = integer(2)
-
-
-class CodeRules(Record):
-    """The imports that agent code may make, and the language features that it may not use."""
-
-    authorized: list[str] = texts(2048, 256)
-    denied: list[str] = texts(2048, 256)
-    refused: list[str] = texts(LANGUAGE_RULES_MAX, 64)
-
-
-class SessionRules(CodeRules):
-    """The rules for the executions of a session, and for all of them together."""
-
-    session_operations: int = integer(1)
-    execution_max: Optional[ExecutionMax] = record(ExecutionMax, default=None)
-    shipped_tools: list[str] = texts(1024, 256)
-
-
 # ---------------------------------------------------------------------------------------------------------------------
 # Daemon to guest. DONE answers each that has an `op`.
 
@@ -182,6 +156,10 @@ class Execute(Message, kind=Kind.EXECUTE):
 
 class Cancel(Message, kind=Kind.CANCEL):
     id: str = text(_ID_CHARS)
+
+
+class Note(Message, kind=Kind.NOTE):
+    """Body: a line for the log of the execution that runs, or for the next one's; UTF-8."""
 
 
 class ToolResult(Message, kind=Kind.TOOL_RESULT):

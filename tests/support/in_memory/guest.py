@@ -47,7 +47,6 @@ from executor_server.guest.wire.messages import (
     RestoreState,
     Restrict,
     Result,
-    SessionRules,
     SetVariable,
     SetVariables,
     Shutdown,
@@ -55,6 +54,7 @@ from executor_server.guest.wire.messages import (
     ToolResult,
 )
 from executor_server.guest.wire.schema import message_of, read_listed, read_object
+from executor_server.guest.wire.session_rules import SessionRules
 from executor_server.guest.wire.tools import listed_tools, places
 from tests.support.in_memory.channel import MemoryChannel, read_file
 from tests.support.in_memory.interpreter import Ended, Grant, Interpreter, Ties

@@ -163,3 +163,13 @@ def test_what_the_prelude_prints_is_told_to_nobody() -> None:
     logs.finish()
     assert frames.sent == []
     assert logs.total_bytes == 10
+
+
+def test_a_notice_is_a_line_of_its_own_behind_an_open_one() -> None:
+    logs, frames = relay()
+    logs.add("stderr", b"half a line")
+    logs.flush()
+    logs.say_notice("no way\n")
+    logs.say_notice("none\n")
+    assert [text for _, text in frames.texts] == ["half a line", "\nno way\n", "none\n"]
+    assert logs.total_bytes == len("half a line"), "a notice is no output of the program"

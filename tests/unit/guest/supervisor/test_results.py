@@ -60,3 +60,18 @@ def test_the_time_to_describe_a_result_is_not_the_programs(monkeypatch: pytest.M
     run.output, run.output_size = b"a large value", 10**7
     Results(channel).send(run, "succeeded", None)
     assert [(result.blob, result.wall_time_s) for result in channel.results] == [("g1", 2.5)]
+
+
+def test_notices_between_two_results_are_bounded_and_stand_in_the_first_result() -> None:
+    said: list[str] = []
+    channel: Any = SlowChannel(Clock())
+    results = Results(channel)
+    for number in range(10_000):
+        results.notify(f"{number}\n")
+    for name in ("e1", "e2"):
+        run = Run(name, "1", _SETTINGS, 1, channel)
+        run.logs.say = lambda _stream, text, name=name: said.append(f"{name}: {text}")  # type: ignore[misc]
+        results.send(run, "cancelled", None)
+    assert said[0] == "e1: 0\n"
+    assert 16 <= len(said) <= 256
+    assert not [text for text in said if text.startswith("e2")]

@@ -1,0 +1,39 @@
+"""The rules of a session as they travel to its guest: limits of executions, imports, language features, tools.
+
+They are a part of the schema of messages.py: a change is a change of the protocol.
+"""
+
+from __future__ import annotations
+
+from .schema import Record, integer, number, record, texts
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Optional
+
+LANGUAGE_RULES_MAX = 9
+
+
+class ExecutionMax(Record):
+    """The most that one execution of the session may have."""
+
+    wall_time_s: float = number(0.001)
+    cpu_time_s: float = number(0.001)
+    operations: int = integer(1)
+    output_bytes: int = integer(2)
+
+
+class CodeRules(Record):
+    """The imports that agent code may make, and the language features that it may not use."""
+
+    authorized: list[str] = texts(2048, 256)
+    denied: list[str] = texts(2048, 256)
+    refused: list[str] = texts(LANGUAGE_RULES_MAX, 64)
+
+
+class SessionRules(CodeRules):
+    """The rules for the executions of a session, and for all of them together."""
+
+    session_operations: int = integer(1)
+    execution_max: Optional[ExecutionMax] = record(ExecutionMax, default=None)
+    shipped_tools: list[str] = texts(1024, 256)

@@ -194,6 +194,7 @@ class SessionFacts:
     image: str
     warm: bool
     request_id: str = ""  # the request that made it
+    audits_connections: bool = True  # each connection to the network gets an audit record, and not refusals alone
 
 
 @dataclass(frozen=True)

@@ -17,11 +17,13 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from executor_server.core import (
+    NO_NETWORK_USE,
     BlobChunk,
     Event,
     EventKind,
     Image,
     Log,
+    NetworkUsage,
     NotFound,
     OutOfRange,
     OutputMode,
@@ -106,6 +108,7 @@ class Execution:
         self.done = False
         self.last_number = 0
         self.journal_size = 0
+        self.network = NO_NETWORK_USE  # so far
         self.discarded_bytes = 0  # frames that found no room after it was cancelled
         self._owner = owner
         self._memory = memory
@@ -308,6 +311,7 @@ class Execution:
             "done": self.done,
             "open": [call_id for call_id, answered in self._open_calls.items() if not answered],
             "answered": list(self._answered),
+            "network": None if self.network == NO_NETWORK_USE else vars(self.network),
         }
 
     def restore(self, snapshot: Fields) -> None:
@@ -315,6 +319,8 @@ class Execution:
         self.stopped = snapshot.text("stopped", _MAX_REASON_CHARS)
         self._cancelled = snapshot.boolean("cancelled")
         self.discarded_bytes = snapshot.integer("discarded")
+        used = snapshot.object("network")
+        self.network = NO_NETWORK_USE if used is None else network_usage(used)
         last = snapshot.integer("last")
         first = snapshot.integer("first", 1, last + 1)
         if self.last_number != last:
@@ -332,6 +338,11 @@ class Execution:
             self.done = True
             self._finished.set()
         self.trim()
+
+
+def network_usage(fields: Fields) -> NetworkUsage:
+    """Reads what the journal says of the use of the network. Raises FrameError."""
+    return NetworkUsage(**{name: fields.integer(name) for name in vars(NO_NETWORK_USE)})
 
 
 def _content_bytes(kind: EventKind) -> int:

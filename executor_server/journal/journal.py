@@ -24,6 +24,7 @@ from executor_server.core import (
     EventKind,
     ExecutionLimits,
     InvalidRequest,
+    NetworkUsage,
     Outcome,
     Payload,
     Reason,
@@ -56,8 +57,8 @@ class JournalOwner(Protocol):
         """Returns the reason why no client may get this tool call; None when one may."""
         ...
 
-    def on_suspect(self, execution_id: str) -> None:
-        """Asked to find out what killed the interpreter, and to call `decide` then."""
+    def on_undecided(self, execution_id: str) -> None:
+        """Asked to find out what a result lacks, and to call `decide` then."""
         ...
 
     def on_event(self, execution_id: str, event: EventKind) -> None:
@@ -80,10 +81,20 @@ class JournalLimits:
 class Journal:
     """Owns the segments of one session, and the state that they record."""
 
-    def __init__(self, segments: Segments, limits: JournalLimits, owner: JournalOwner, generation: int = 1) -> None:
+    def __init__(
+        self,
+        segments: Segments,
+        limits: JournalLimits,
+        owner: JournalOwner,
+        generation: int = 1,
+        *,
+        has_network: bool = False,
+    ) -> None:
         self._segments = segments
         self._owner = owner
-        self._state = JournalState(self, limits.journal_bytes, limits.max_finished_executions, generation)
+        self._state = JournalState(
+            self, limits.journal_bytes, limits.max_finished_executions, generation, has_network=has_network
+        )
 
     def share_memory(self, memory: TenantMemory) -> None:
         """Shares memory with the journals of other sessions from here on."""
@@ -132,7 +143,12 @@ class Journal:
 
     def undecided(self) -> list[str]:
         """Returns the executions whose result waits for its verdict."""
-        return list(self._state.suspects)
+        return list(self._state.undecided)
+
+    def is_suspect(self, execution_id: str) -> bool:
+        """Returns True when the kernel may have killed the execution's interpreter for its memory."""
+        waiting = self._state.undecided.get(execution_id)
+        return waiting is not None and waiting.is_suspect
 
     # -- requests of clients --------------------------------------------------------------------------------------
 
@@ -219,8 +235,8 @@ class Journal:
             return
         self._write(frame.raw)
         self._state.take(frame, execution, event, self._segments.segment)
-        if execution.execution_id in self._state.suspects:
-            self._owner.on_suspect(execution.execution_id)
+        if execution.execution_id in self._state.undecided:
+            self._owner.on_undecided(execution.execution_id)
         elif not isinstance(event, Result):
             self._owner.on_event(execution.execution_id, event)
 
@@ -253,16 +269,23 @@ class Journal:
 
     # -- findings of the daemon ------------------------------------------------------------------------------------
 
+    def note_network(self, execution_id: str, used: NetworkUsage) -> None:
+        """Records what an execution that has not ended has used of the network so far."""
+        execution = self.running.get(execution_id)
+        if execution is not None and execution.network != used:
+            self._write(encode_frame(RecordKind.NETWORK, {"id": execution_id, **vars(used)}))
+            self._state.note_network(execution_id, used)
+
     def decide(self, execution_id: str, oom_kills: int | None) -> None:
-        """Ends an execution whose interpreter was killed; `oom_kills` is the kernel's count of kills for memory."""
-        suspect = self._state.suspects.get(execution_id)
-        if suspect is not None:
+        """Ends an undecided execution. `oom_kills`: the kernel's count of kills for memory, for a suspect."""
+        waiting = self._state.undecided.get(execution_id)
+        if waiting is not None:
             counted = {} if oom_kills is None else {"oom_kills": oom_kills}
             # The result is written once more, since its first segment may be removed. Both records go into one segment:
             # a segment removed between them would leave a result without its verdict.
             self._write(encode_frame(RecordKind.VERDICT, {"id": execution_id, **counted}))
-            self._segments.append(suspect.raw)
-            self._state.decide(execution_id, suspect.result, oom_kills, len(suspect.raw))
+            self._segments.append(waiting.raw)
+            self._state.decide(execution_id, waiting.result, oom_kills, len(waiting.raw))
 
     def lose(self, reason: str) -> None:
         """Records that the session is lost, and with it what runs."""

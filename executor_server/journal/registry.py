@@ -30,6 +30,8 @@ import structlog
 
 from executor_server.config import StateDir, StateDirError
 from executor_server.core import (
+    NO_NETWORK_USE,
+    NetworkUsage,
     OtherVersionError,
     Principal,
     SessionSpec,
@@ -43,7 +45,7 @@ from executor_server.guest.wire.frames import PROTOCOL_VERSION
 from executor_server.journal import segments
 
 # Version of the tables and of the journals.
-_VERSION = 3
+_VERSION = 4
 _TABLES = """
 CREATE TABLE sessions (
     session_id TEXT PRIMARY KEY,
@@ -63,6 +65,7 @@ CREATE TABLE sessions (
     last_used_s REAL NOT NULL,
     puts INTEGER NOT NULL,
     gets INTEGER NOT NULL,
+    network TEXT NOT NULL,
     lost_reason TEXT,
     checksum INTEGER NOT NULL DEFAULT 0
 ) STRICT, WITHOUT ROWID;
@@ -79,7 +82,7 @@ CREATE TABLE holders (
 # Named as the fields of SessionRecord.
 _COLUMNS = (
     "session_id, tenant, principal, request_id, spec, backend, sandbox_id, token, protocol, python_version, warm, "
-    "create_time_s, connections, generation, last_used_s, puts, gets, lost_reason"
+    "create_time_s, connections, generation, last_used_s, puts, gets, network, lost_reason"
 )
 _SELECT = f"SELECT {_COLUMNS}, checksum FROM sessions ORDER BY create_time_s, session_id"
 _INSERT_HOLDER = "INSERT OR IGNORE INTO holders (session_id, lease_id) VALUES (?, ?)"
@@ -118,6 +121,7 @@ class SessionRecord:
     last_used_s: float = 0.0
     puts: int = 0  # files put into the session
     gets: int = 0
+    network: NetworkUsage = NO_NETWORK_USE  # so far
     lost_reason: str | None = None
     protocol: int = PROTOCOL_VERSION  # the version that its guest speaks
 
@@ -258,11 +262,16 @@ class Registry:
 
     def add(self, record: SessionRecord, lease_id: str | None = None) -> None:
         """Writes a session, with the lease that holds it, if any. Raises RegistryError."""
-        written = _json_of(record.spec)
-        row = {**vars(record), "tenant": record.owner.tenant, "principal": record.owner.name}
+        row = {
+            **vars(record),
+            "tenant": record.owner.tenant,
+            "principal": record.owner.name,
+            "spec": _json(record.spec),
+            "network": _json(record.network),
+        }
         try:
             with transaction(self._database):
-                self._database.execute(_INSERT, {**row, "spec": json.dumps(written)})
+                self._database.execute(_INSERT, row)
                 if lease_id is not None:
                     self._database.execute(_INSERT_HOLDER, (record.session_id, lease_id))
         except sqlite3.Error as error:
@@ -293,8 +302,7 @@ class Registry:
 
     def note_spec(self, session_id: str, spec: SessionSpec) -> None:
         """Notes another spec that was approved for a session."""
-        written = json.dumps(_json_of(spec))
-        self._try("UPDATE sessions SET spec = ? WHERE session_id = ?", [(written, session_id)])
+        self._try("UPDATE sessions SET spec = ? WHERE session_id = ?", [(_json(spec), session_id)])
 
     def note_holder(self, session_id: str, lease_id: str) -> None:
         """Notes one more lease that holds a session."""
@@ -309,6 +317,11 @@ class Registry:
         rows = [(use.last_used_s, use.generation, use.puts, use.gets, use.session_id) for use in used]
         self._try("UPDATE sessions SET last_used_s = ?, generation = ?, puts = ?, gets = ? WHERE session_id = ?", rows)
         self._forget_rest()
+
+    def note_network(self, used: Mapping[str, NetworkUsage]) -> None:
+        """Notes what sessions have used of the network so far: their limits count from there in a later daemon."""
+        rows = [(_json(usage), session_id) for session_id, usage in used.items()]
+        self._try("UPDATE sessions SET network = ? WHERE session_id = ?", rows)
 
     def _try(self, statement: str, rows: Sequence[tuple[object, ...]]) -> bool:
         try:
@@ -341,24 +354,23 @@ def _record(row: Mapping[str, Any]) -> SessionRecord:
     """Reads a row. Raises ValueError, KeyError, TypeError."""
     if not _SESSION_ID.fullmatch(row["session_id"]):
         raise ValueError("a session id that is none")
-    simple = {name: row[name] for name in row.keys() - {"tenant", "principal", "spec", "warm"}}
+    simple = {name: row[name] for name in row.keys() - {"tenant", "principal", "spec", "network", "warm"}}
     record: SessionRecord = _value(
         SessionRecord,
         {
             **simple,
             "owner": {"tenant": row["tenant"], "name": row["principal"]},
             "spec": json.loads(row["spec"]),
+            "network": json.loads(row["network"]),
             "warm": bool(row["warm"]),
         },
     )
     return record
 
 
-def _json_of(value: Any) -> Any:
-    """Returns a dataclass as objects for JSON; ten times as fast as `asdict`, which copies every string."""
-    if is_dataclass(value):
-        return {name: _json_of(each) for name, each in vars(value).items()}
-    return value
+def _json(value: Any) -> str:
+    """Returns a dataclass as JSON objects; `asdict` would take ten times as long, since it copies every string."""
+    return json.dumps(value, default=vars)
 
 
 def _value(kind: Any, value: Any) -> Any:

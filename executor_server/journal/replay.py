@@ -10,6 +10,7 @@ from executor_server.channel import read_result
 from executor_server.guest.wire.frames import Frame, FrameError
 from executor_server.guest.wire.messages import Cancel, Execute, Result, ToolResult
 from executor_server.guest.wire.schema import Message, message_of
+from executor_server.journal.execution import network_usage
 from executor_server.journal.records import SegmentError, snapshot_body
 from executor_server.journal.segments import SENT, RecordKind, Segment, Segments
 from executor_server.journal.state import JournalState
@@ -59,6 +60,8 @@ class _Replay:
         elif record.kind == RecordKind.DISCARDED:
             execution = self._state.running[record.head.text("id", 64)]
             self._state.discard(record, execution, record.head.integer("bytes", 1))
+        elif record.kind == RecordKind.NETWORK:
+            self._state.note_network(record.head.text("id", 64), network_usage(record.head))
         elif record.kind == RecordKind.LOST:
             self._state.lose(record.body.decode())
         elif record.kind == RecordKind.RESUMED:

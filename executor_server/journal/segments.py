@@ -65,11 +65,12 @@ class RecordKind:
     """Kinds of records that are not frames of the channel."""
 
     SNAPSHOT = 128  # the whole state but the events, at the head of a segment
-    VERDICT = 129  # the kernel's count of kills for memory; the result that it decides about follows
+    VERDICT = 129  # the kernel's count of kills for memory, if it matters; the result that it decides about follows
     LOST = 130  # the session is lost, and what ran with it
     RESUMED = 131  # another daemon connected; how far the guest had taken our frames
     STOPPED = 132  # the daemon stopped an execution; with a call, it stands in the place of that tool call
     DISCARDED = 133  # in the place of frames of a cancelled execution that found no room
+    NETWORK = 134  # the use of the network so far by a running execution
 
 
 SENT = frozenset((Kind.EXECUTE, Kind.TOOL_RESULT, Kind.CANCEL, Kind.RESTRICT))

@@ -22,10 +22,11 @@ append to a finished result nor invent an execution. A result has to be of the c
 result, or an event after a result that waits for its verdict, is refused. A tool call needs an id that is new to the
 execution, or an answer could be given to another call than the one the client saw.
 
-Suspects. Inside the sandbox it can't be seen who killed an interpreter: the kernel for its memory, or code that wants
-its crash to look like that. So such a result waits in `suspects` until the daemon has read the kernel's counter of
-kills for memory, outside of the sandbox. The VERDICT record carries that number, since the counter reads differently
-later.
+Verdicts. Some results wait in `undecided`, since a part of them is found out outside of the sandbox. Inside it can't be
+seen who killed an interpreter: the kernel for its memory, or code that wants its crash to look like that. So such a
+result waits until the daemon has read the kernel's counter of kills for memory. The VERDICT record carries that number,
+since the counter reads differently later. In a sandbox with a network (`has_network`, fixed for its life) every result
+waits, until the egress proxy has reported what it did by then; records NETWORK carry what an execution has used so far.
 
 Segments and snapshots. A snapshot at the head of each segment holds all of the state but the events, which stay in the
 segments before it. spans.py notes how many events each execution had at the start and the end of each segment; from
@@ -50,6 +51,7 @@ from executor_server.core import (
     BlobRef,
     ErrorDetail,
     EventKind,
+    NetworkUsage,
     Outcome,
     OutputCut,
     Queued,
@@ -83,12 +85,13 @@ class _Undelivered:
 
 
 @dataclass(frozen=True)
-class Suspect:
+class Undecided:
     """A result that waits for its verdict: its frame, and the segment that this lies in."""
 
     result: Result
     raw: bytes
     segment: int
+    is_suspect: bool  # the kernel may have killed the interpreter for its memory
 
 
 class StateOwner(ExecutionOwner, Protocol):
@@ -108,15 +111,18 @@ class JournalState:
         journal_bytes: int,
         max_finished_executions: int,
         generation: int,
+        *,
+        has_network: bool = False,
     ) -> None:
         self._owner = owner
+        self._has_network = has_network
         self._journal_bytes = journal_bytes
         self._max_finished_executions = max_finished_executions
         self.executions: dict[str, Execution] = {}
         self.running: dict[str, Execution] = {}
         self.finished: dict[str, Execution] = {}  # the oldest first
         self.finished_bytes = 0
-        self.suspects: dict[str, Suspect] = {}
+        self.undecided: dict[str, Undecided] = {}
         self._undelivered: deque[_Undelivered] = deque()
         self._sent_count = 0
         self._spans = SegmentSpans()
@@ -187,7 +193,7 @@ class JournalState:
         if frame.kind not in TAKEN:
             raise FrameError(f"frame kind {frame.kind} is not for a daemon")
         execution = self.running.get(frame.head.text("id", 64))
-        if execution is None or execution.execution_id in self.suspects:
+        if execution is None or execution.execution_id in self.undecided:
             raise FrameError("an event of an execution that does not run")
         if frame.kind != ResultMessage.kind:
             event = read_event(frame)
@@ -200,15 +206,16 @@ class JournalState:
         return execution, result
 
     def take(self, frame: Frame, execution: Execution, event: EventKind, segment: int) -> None:
-        """Publishes the event of a frame that was read; a suspect result waits for its verdict."""
+        """Publishes the event of a frame that was read; an undecided result waits for its verdict."""
         self._arrived(frame)
         if not isinstance(event, Result):
             execution.publish(event, len(frame.raw))
             return
         self.generation = event.generation
         message = message_of(frame)
-        if isinstance(message, ResultMessage) and message.oom_suspect:
-            self.suspects[execution.execution_id] = Suspect(event, bytes(frame.raw), segment)
+        is_suspect = isinstance(message, ResultMessage) and message.oom_suspect
+        if is_suspect or self._has_network:
+            self.undecided[execution.execution_id] = Undecided(event, bytes(frame.raw), segment, is_suspect)
         else:
             self._end(execution, event, len(frame.raw))
 
@@ -223,6 +230,10 @@ class JournalState:
         self._arrived(frame)
         execution.note_discarded(discarded_bytes)
 
+    def note_network(self, execution_id: str, used: NetworkUsage) -> None:
+        """NETWORK: notes what an execution has used of the network so far."""
+        self.running[execution_id].network = used
+
     def _arrived(self, frame: Frame) -> None:
         self.taken_seq = frame.seq
         self.note_delivered(frame.ack)
@@ -230,8 +241,8 @@ class JournalState:
     # -- ends ----------------------------------------------------------------------------------------------------
 
     def decide(self, execution_id: str, result: Result, oom_kills: int | None, frame_bytes: int) -> None:
-        """VERDICT: ends a suspect; out of memory when the kernel's count of kills for memory has risen."""
-        self.suspects.pop(execution_id, None)
+        """VERDICT: ends an undecided execution; out of memory when the kernel's count of kills for memory has risen."""
+        self.undecided.pop(execution_id, None)
         if oom_kills is not None and oom_kills > self.oom_kills:
             self.oom_kills = oom_kills
             detail = ErrorDetail("MemoryError", "the program used more memory than memory_bytes allows and was killed")
@@ -244,14 +255,14 @@ class JournalState:
         self.end_all(Outcome.LOST, ErrorDetail("SandboxLost", reason))
 
     def end_all(self, outcome: Outcome, error: ErrorDetail) -> None:
-        """Ends what runs. A suspect result is kept as it is: better than none."""
+        """Ends what runs. An undecided result is kept as it is: better than none."""
         for execution_id, execution in list(self.running.items()):
-            suspect = self.suspects.pop(execution_id, None)
+            waiting = self.undecided.pop(execution_id, None)
             lost = Result(outcome, VariablesState.LOST, self.generation, error=error)
-            self._end(execution, suspect.result if suspect is not None else lost)
+            self._end(execution, waiting.result if waiting is not None else lost)
 
     def _end(self, execution: Execution, result: Result, frame_bytes: int = 0) -> None:
-        result = replace(result, policy_fingerprint=execution.policy_fingerprint)
+        result = replace(result, policy_fingerprint=execution.policy_fingerprint, network=execution.network)
         if result.outcome is Outcome.CANCELLED and execution.stopped:
             result = replace(result, error=ErrorDetail("Cancelled", execution.stopped))
         if execution.discarded_bytes:
@@ -306,7 +317,7 @@ class JournalState:
     def unneeded_segments(self) -> set[int]:
         """Returns the ended segments that nothing needs any more (see the theory of operation), each once."""
         pinned = {frame.segment for frame in self._undelivered}
-        pinned |= {suspect.segment for suspect in self.suspects.values()}
+        pinned |= {waiting.segment for waiting in self.undecided.values()}
         return self._spans.drop_unneeded(pinned, self.executions)
 
     # -- snapshots -----------------------------------------------------------------------------------------------
@@ -320,7 +331,7 @@ class JournalState:
             "oom_kills": self.oom_kills,
             "sent": self._sent_count,
             "on_their_way": {frame.ordinal: frame.seq for frame in self._undelivered},
-            "unjudged": list(self.suspects),
+            "unjudged": list(self.undecided),
             "executions": [execution.snapshot() for execution in executions],
         }
         return json.dumps(known, separators=(",", ":")).encode()
@@ -345,7 +356,7 @@ class JournalState:
             else:
                 self.running[execution_id] = execution
         undecided = known.texts("unjudged", _MAX_EXECUTIONS)
-        self.suspects = {name: suspect for name, suspect in self.suspects.items() if name in undecided}
+        self.undecided = {name: result for name, result in self.undecided.items() if name in undecided}
         self._restore_sent(known)
 
     def _restored(self, execution_id: str, fields: Fields) -> Execution:

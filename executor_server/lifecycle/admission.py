@@ -60,6 +60,10 @@ class AdmissionController:
         """Asked before an execution begins. Returns a function that releases what was reserved, as `session` does."""
         return nothing_reserved
 
+    def network_window(self, session: SessionFacts) -> int | None:
+        """Returns the bytes that a session may move from here on, until it asks again; None: as many as it likes."""
+        return None
+
     def tool_call(self, session: SessionFacts, execution_id: str, call: ToolCall) -> None:
         """Asked before a client is asked to run a tool."""
 

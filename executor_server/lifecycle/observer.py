@@ -80,14 +80,20 @@ class Observer:
     def state_restored(self, session: SessionFacts, state: StateFacts) -> None:
         """A state has been restored in the session."""
 
-    def connection_opened(self, session: SessionFacts, connection: EgressConnection) -> None:
-        """The egress proxy made a connection for the session's sandbox."""
+    def connection_opened(self, session: SessionFacts, execution_id: str, connection: EgressConnection) -> None:
+        """The egress proxy made a connection for the session's sandbox. `execution_id` is empty when none ran."""
 
-    def connection_closed(self, session: SessionFacts, connection: EgressConnection) -> None:
-        """Such a connection has ended; the reason and the totals are final."""
+    def connection_closed(self, session: SessionFacts, execution_id: str, connection: EgressConnection) -> None:
+        """Such a connection has ended; its reason and sums are final. The execution is the one that it was made in."""
 
-    def connection_denied(self, session: SessionFacts, denial: EgressDenial) -> None:
+    def connection_denied(self, session: SessionFacts, execution_id: str, denial: EgressDenial) -> None:
         """The egress proxy refused the session's sandbox something."""
+
+    def denials_uncounted(self, session: SessionFacts, execution_id: str, count: int) -> None:
+        """The proxy refused the sandbox so many things more, too fast to say which."""
+
+    def network_moved(self, session: SessionFacts, sent_bytes: int, received_bytes: int) -> None:
+        """The sandbox has sent and received so many bytes more through the proxy."""
 
     def guest_misbehaved(self, session: SessionFacts | None, what: str) -> None:
         """A guest broke the protocol; `what` is the daemon's description and holds no text of the guest."""

@@ -74,6 +74,7 @@ class Executions:
             JournalLimits(settings.journal_bytes, settings.max_finished_executions),
             self,
             record.generation,
+            has_network=record.spec.sandbox.egress,
         )
         self._refuses_new = False
         self._begun_s: dict[str, float] = {}  # when this daemon first heard of each running execution
@@ -179,7 +180,7 @@ class Executions:
             self._channel.send(message, body)
         self._channel.on_send = self.journal.note_sent
         for execution_id in self.journal.undecided():
-            self.on_suspect(execution_id)
+            self.on_undecided(execution_id)
 
     # -- calls of the journal ------------------------------------------------------------------------------------
 
@@ -209,11 +210,13 @@ class Executions:
         elif isinstance(event, LimitWarning):
             self._observer.limit_warned(self._session.facts, execution_id, event)
 
-    def on_suspect(self, execution_id: str) -> None:
+    def on_undecided(self, execution_id: str) -> None:
         self._session.spawn(self._decide(execution_id))
 
     async def _decide(self, execution_id: str) -> None:
-        self.journal.decide(execution_id, await self._session.oom_kills())
+        oom_kills = await self._session.oom_kills() if self.journal.is_suspect(execution_id) else None
+        await self._session.settle_network()
+        self.journal.decide(execution_id, oom_kills)
 
     def on_end(self, execution_id: str, result: Result) -> None:
         self._session.touch()
@@ -249,6 +252,7 @@ def facts_of(record: SessionRecord) -> SessionFacts:
         backend=record.backend,
         image=spec.sandbox.image,
         warm=record.warm,
+        audits_connections=spec.network.audit == "connections",
     )
 
 

@@ -316,8 +316,15 @@ class SessionManager:
         if time.monotonic() - self._noted_use_s > _NOTE_USE_INTERVAL_S:
             self._noted_use_s = time.monotonic()
             self._registry.note_use([session.use for session in self._sessions.values()])
+        self._note_network()
         # Not awaited: a slow backend must not keep the sweeper from its next round.
         self._end_overdue()
+
+    def _note_network(self) -> None:
+        """Writes what sessions have used of the network since the last sweep."""
+        used = {each.session_id: usage for each in self._sessions.values() if (usage := each.network.unwritten())}
+        if used:
+            self._registry.note_network(used)
 
     def _end_overdue(self) -> Sequence[asyncio.Task[None]]:
         """Begins to end sessions whose time is over, and those whose clients are overdue."""

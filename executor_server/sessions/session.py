@@ -29,6 +29,7 @@ from executor_server.sessions.connection import ConnectionState, GuestConnection
 from executor_server.sessions.executions import Executions, facts_of
 from executor_server.sessions.lifetime import SessionLife
 from executor_server.sessions.liveness import GuestLiveness
+from executor_server.sessions.network import SessionNetwork
 from executor_server.sessions.requests import GuestRequests
 from executor_server.sessions.shared import SessionHooks, SessionSettings
 
@@ -77,6 +78,7 @@ class Session:
         self._connection = GuestConnection(record.session_id, sandbox, channel, registry, self)
         self._liveness = GuestLiveness(channel, self._connection, settings.ping_interval_s, settings.silence_s)
         self.executions = Executions(self, record, channel, registry, settings, hooks)
+        self.network = SessionNetwork(self, record, self._connection, channel, self.executions.journal, hooks)
         self.requests = GuestRequests(self, channel, settings, hooks, puts=record.puts, gets=record.gets)
         self.checkpoints = Checkpoints(self, self.requests, hooks, record.python_version)
         # The calls of clients, by the names under which the RPC layer knows them.
@@ -110,7 +112,11 @@ class Session:
         self._channel.on_lost = self._on_channel_lost
 
     async def configure(self) -> None:
-        """Gives the guest the session's rules and prelude; the first thing after creation."""
+        """Opens the session's network, and gives the guest its rules and prelude; the first thing after creation."""
+        try:
+            await self.network.open()
+        except SandboxFailure as failure:
+            self.give_up(str(failure))
         await self.requests.configure(meanwhile=self._begin_segments)
 
     def _begin_segments(self) -> None:
@@ -228,6 +234,7 @@ class Session:
         self.spec = spec
         self.record = replace(self.record, spec=spec)
         self.facts = facts_of(self.record)
+        self.network.apply_rules()
         return self._note_restricted(restricted, spec)
 
     async def _note_restricted(self, restricted: Coroutine[Any, Any, None], spec: SessionSpec) -> None:
@@ -239,6 +246,9 @@ class Session:
 
     def hold_reading(self, holder: object, held: bool) -> None:
         self._liveness.hold_reading(holder, held)
+
+    async def settle_network(self) -> None:
+        await self.network.settle()
 
     async def oom_kills(self) -> int | None:
         return await self._sandbox.oom_kills()
@@ -324,6 +334,7 @@ class Session:
             await self.give_up_guest(f"after a restart of the daemon, {failure}")
             return
         self.requests.number_from_here()
+        self.spawn(self.network.reopen())
         self.executions.resume()
         self.spawn(self._label())
 
@@ -342,6 +353,7 @@ class Session:
         self._lost = reason
         self._channel.close()
         self._log.warning("session_lost", reason=reason)
+        self.network.note_step()
         if self.record.lost_reason is None:  # else an earlier daemon notified the observer
             self._observer.session_lost(self.facts, reason)
         self.executions.journal.lose(reason)
@@ -357,15 +369,18 @@ class Session:
         if self._lost is None:
             self._lost = reason
             self._channel.close()
+            self.network.note_step()
             self.executions.journal.end_all(Outcome.CANCELLED, ErrorDetail("SessionEnded", reason))
             self._fail_requests(reason)
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self.executions.journal.close()
+        await self.network.close()
         await self._sandbox.destroy()
 
     async def _destroy_sandbox(self) -> None:
+        await self.network.close()
         try:
             await self._sandbox.destroy()
         except SandboxFailure as failure:

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from executor_server.channel import MAX_PAYLOAD_BYTES
 from executor_server.core import SessionFacts, SessionSpec
+from executor_server.egress import Egress
 from executor_server.lifecycle import AdmissionController, Observer
 
 
@@ -32,10 +33,15 @@ class SessionSettings:
 
 @dataclass(frozen=True)
 class SessionHooks:
-    """Asked before something happens in a session (admission), and notified after it has (observer)."""
+    """The parts of the daemon that sessions work with.
+
+    They are asked before something happens in a session (admission), notified after it has (observer), and serve the
+    sessions that have a network (egress).
+    """
 
     admission: AdmissionController = field(default_factory=AdmissionController)
     observer: Observer = field(default_factory=Observer)
+    egress: Egress | None = None  # None: no session of this daemon has a network
 
 
 class SessionServices(Protocol):
@@ -63,6 +69,10 @@ class SessionServices(Protocol):
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
         """Runs the work in a task that the session owns and ends."""
+        ...
+
+    async def settle_network(self) -> None:
+        """Waits until the egress proxy has reported what it did so far; returns at once without a network."""
         ...
 
     async def oom_kills(self) -> int | None:

@@ -43,6 +43,9 @@ class TimedAdmission(AdmissionController):
         with self._timed():
             return await self._admission.execution(session, execution_id, code, limits)
 
+    def network_window(self, session: SessionFacts) -> int | None:
+        return self._admission.network_window(session)  # not before an effect, but during one
+
     def tool_call(self, session: SessionFacts, execution_id: str, call: ToolCall) -> None:
         with self._timed():
             self._admission.tool_call(session, execution_id, call)

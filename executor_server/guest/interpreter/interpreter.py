@@ -16,8 +16,8 @@ import threading
 from ..checks.rules import Rules
 from ..wire import link
 from ..wire.lean import dumps, loads, signal
-from ..wire.session_rules import CodeRules
 from ..wire.schema import read_object
+from ..wire.session_rules import CodeRules
 from . import display
 from .execution import Executions, unless_final_answer
 from .fitness import reason_of

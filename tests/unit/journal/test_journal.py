@@ -6,6 +6,7 @@ import os
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from executor_server.core.model import (
     Result,
     ToolCall,
 )
+from executor_server.core.network import NetworkUsage
 from executor_server.guest.wire.frames import Fields, FrameDecoder, FrameError, Kind, encode_frame, encode_prefix
 from executor_server.guest.wire.messages import Cancel, Restrict
 from executor_server.guest.wire.schema import Message
@@ -32,7 +34,7 @@ from executor_server.journal import segments as segments_module
 from executor_server.journal.execution import Execution, ExecutionRequest, ToolFailure
 from executor_server.journal.journal import Journal, JournalLimits
 from executor_server.journal.records import SegmentError, added_checksum, first_checksum
-from executor_server.journal.segments import Segments
+from executor_server.journal.segments import RecordKind, Segments
 from executor_server.policy.requests import RequestedLimits
 from tests.support.fake_guest import USAGE
 
@@ -45,10 +47,12 @@ Files = dict[str, bytes]
 class Bench:
     """A journal on a directory, and its owner; the test is the client and the guest."""
 
-    def __init__(self, directory: Path, *, journal_bytes: int = 10**6, max_finished: int = 64) -> None:
+    def __init__(
+        self, directory: Path, *, journal_bytes: int = 10**6, max_finished: int = 64, has_network: bool = False
+    ) -> None:
         self.directory = directory
         self.sent: list[tuple[Message, bytes]] = []
-        self.suspects: list[str] = []
+        self.undecided: list[str] = []
         self.ended: list[str] = []
         self.held: set[object] = set()
         self.seq = 0  # the last number that was sent
@@ -57,10 +61,12 @@ class Bench:
         self.segments = Segments(directory)
         self.refusal: str | None = None  # for every tool call
         self.reported: list[EventKind] = []
-        self.journal = Journal(self.segments, JournalLimits(journal_bytes, max_finished), self)
+        self.journal = Journal(
+            self.segments, JournalLimits(journal_bytes, max_finished), self, has_network=has_network
+        )
 
-    def on_suspect(self, execution_id: str) -> None:
-        self.suspects.append(execution_id)
+    def on_undecided(self, execution_id: str) -> None:
+        self.undecided.append(execution_id)
 
     def refusal_of(self, execution_id: str, call: ToolCall) -> str | None:
         return self.refusal
@@ -113,7 +119,7 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
 
 
 @contextmanager
-def replayed(files: Files, directory: Path, **limits: int) -> Iterator[Bench]:
+def replayed(files: Files, directory: Path, **limits: Any) -> Iterator[Bench]:
     """The journal of another daemon, on a copy of these files."""
     directory.mkdir(exist_ok=True)
     for path in directory.iterdir():
@@ -209,7 +215,8 @@ def test_what_was_sent_again_is_not_taken_for_what_was_sent_at_first(bench: Benc
 async def test_a_result_waits_for_its_verdict_in_the_next_daemon(bench: Bench, tmp_path: Path) -> None:
     bench.execute("e1")
     bench.end("e1", outcome="crashed", oom_suspect=True)
-    assert bench.suspects == ["e1"]
+    assert bench.undecided == ["e1"]
+    assert bench.journal.is_suspect("e1")
     with replayed(bench.files, tmp_path / "next") as after:
         assert after.journal.undecided() == ["e1"]
         after.journal.decide("e1", 1)
@@ -224,6 +231,53 @@ async def test_a_result_waits_for_its_verdict_in_the_next_daemon(bench: Bench, t
             Outcome.OUT_OF_MEMORY,
             Outcome.CRASHED,
         ]
+
+
+async def test_in_a_sandbox_with_a_network_every_result_waits_for_what_it_used(tmp_path: Path) -> None:
+    bench = Bench(tmp_path / "journal", has_network=True)
+    bench.journal.begin_segments()
+    execution = bench.execute("e")
+    bench.journal.note_network("e", NetworkUsage(1, 0, 10, 20))
+    bench.end("e")
+    assert (bench.undecided, execution.done) == (["e"], False)
+    assert not bench.journal.is_suspect("e")
+    with replayed(bench.files, tmp_path / "next", has_network=True) as after:
+        again = after.journal.known("e")
+        assert again is not None
+        assert (after.journal.undecided(), again.network) == (["e"], NetworkUsage(1, 0, 10, 20))
+    used = NetworkUsage(2, 1, 30, 40)
+    bench.journal.note_network("e", used)
+    bench.journal.decide("e", None)
+    bench.journal.note_network("e", NetworkUsage(9))  # it has ended
+    for events in (await read(execution), await reread(bench, tmp_path, has_network=True)):
+        result = events[-1].kind
+        assert isinstance(result, Result)
+        assert (result.outcome, result.network) == (Outcome.SUCCEEDED, used)
+    bench.journal.close()
+
+
+async def test_what_a_lost_execution_used_of_the_network_stands_in_its_result(tmp_path: Path) -> None:
+    bench = Bench(tmp_path / "journal", has_network=True)
+    bench.journal.begin_segments()
+    execution = bench.execute("e")
+    bench.journal.note_network("e", NetworkUsage(1, 0, 10, 20))
+    bench.journal.lose("it caught fire")
+    for events in (await read(execution), await reread(bench, tmp_path, has_network=True)):
+        result = events[-1].kind
+        assert isinstance(result, Result)
+        assert (result.outcome, result.network) == (Outcome.LOST, NetworkUsage(1, 0, 10, 20))
+
+
+@pytest.mark.parametrize("harm", [{"sent_bytes": -1}, {"denied": "1"}, {"connections": None}])
+def test_a_use_of_the_network_that_is_none_is_damage(tmp_path: Path, harm: dict[str, Any]) -> None:
+    bench = Bench(tmp_path / "journal", has_network=True)
+    bench.journal.begin_segments()
+    bench.execute("e")
+    used = {"connections": 1, "denied": 0, "sent_bytes": 1, "received_bytes": 1, **harm}
+    bench.segments.append(encode_frame(RecordKind.NETWORK, {"id": "e", **used}))
+    bench.journal.close()
+    with pytest.raises(SegmentError, match="damaged"):
+        Bench(bench.directory, has_network=True).journal.replay()
 
 
 async def test_a_lost_session_stays_lost_for_the_same_reason(bench: Bench, tmp_path: Path) -> None:
@@ -348,8 +402,8 @@ async def test_an_output_of_which_pieces_were_cut_is_not_told_as_one(tmp_path: P
     bench.journal.close()
 
 
-async def reread(bench: Bench, directory: Path) -> list[Event]:
-    with replayed(bench.files, directory / "next") as after:
+async def reread(bench: Bench, directory: Path, **options: Any) -> list[Event]:
+    with replayed(bench.files, directory / "next", **options) as after:
         execution = after.journal.known("e")
         assert execution is not None
         return await read(execution)
@@ -368,7 +422,7 @@ class Drama:
         self.open: list[tuple[str, str]] = []
         self.wrote_one = True  # in the last step, which counts as done or not when its record is torn
 
-    def come_back(self, directory: Path, **limits: int) -> Bench:
+    def come_back(self, directory: Path, **limits: Any) -> Bench:
         """The daemon is killed; the next one goes on, with a guest that has taken some of what was sent."""
         before, taken = self.bench, self.chance.randint(self.bench.delivered, self.bench.seq)
         before.journal.close()
@@ -381,7 +435,7 @@ class Drama:
     async def step(self) -> None:
         self.wrote_one = True
         running = list(self.bench.journal.running)
-        free = [name for name in running if name not in self.bench.journal._state.suspects]
+        free = [name for name in running if name not in self.bench.journal._state.undecided]
         if len(running) < 3 and (not free or self.chance.random() < 0.2):
             self.names += 1
             name = f"e{self.names % 12}"  # some ids are used again, once they are forgotten
@@ -389,7 +443,8 @@ class Drama:
                 self.bench.execute(name, f"{self.names}")
             return
         if not free:
-            self.bench.journal.decide(running[0], self.chance.choice([None, 0, self.names]))
+            oom_kills = self.chance.choice([None, 0, self.names])
+            self.bench.journal.decide(running[0], oom_kills if self.bench.journal.is_suspect(running[0]) else None)
             return
         name = self.chance.choice(free)
         execution = self.bench.journal.running[name]
@@ -409,6 +464,9 @@ class Drama:
             await self._read_some(execution)
         elif what < 0.85:
             self._stop(name, withheld=what < 0.835)
+        elif what < 0.88:
+            used = execution.network
+            self.bench.journal.note_network(name, replace(used, sent_bytes=used.sent_bytes + self.names))
         else:
             self.bench.end(
                 name, generation=self.bench.journal.generation + self.chance.randrange(2), oom_suspect=what > 0.95
@@ -445,6 +503,7 @@ def known(bench: Bench) -> dict[str, Any]:
         "executions": {
             name: (
                 *(each.fingerprint, each.policy_fingerprint, each.stopped, each._cancelled, each.discarded_bytes > 0),
+                each.network,
                 *(each.last_number, each.done, dict(each._open_calls), held_events(each)),
             )
             for name, each in journal._state.executions.items()
@@ -470,7 +529,7 @@ def assert_knows(after: Bench, expected: dict[str, Any]) -> None:
         # Events that were dropped after reading may be there again; no held event is missing, and there is no gap.
         assert found_events[len(found_events) - len(events) :] == events
         numbers = [event.number for event in found_events]
-        last = facts[5]
+        last = facts[6]
         assert numbers == list(range(numbers[0], last + 1)) if numbers else last == 0 or not events
 
 
@@ -479,7 +538,7 @@ async def test_every_prefix_of_the_segments_is_a_moment_that_was(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
     monkeypatch.setattr(segments_module, "SEGMENT_BYTES", 3000)
-    limits = {"journal_bytes": 6000, "max_finished": 4}
+    limits = {"journal_bytes": 6000, "max_finished": 4, "has_network": seed % 2 == 1}
     bench = Bench(tmp_path / "journal", **limits)
     bench.journal.begin_segments()
     drama = Drama(bench, seed)

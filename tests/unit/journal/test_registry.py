@@ -23,6 +23,7 @@ from executor_server.core.model import (
     SessionSpec,
     ToolRules,
 )
+from executor_server.core.network import NetworkRules, NetworkSecret, NetworkUsage
 from executor_server.journal.registry import Registry, RegistryError, SessionRecord, SessionUse
 
 SPEC = SessionSpec(
@@ -38,6 +39,7 @@ SPEC = SessionSpec(
     tools=ToolRules((), ("a*",)),
     files=FileRules(1, 2, 3, None),
     audit=AuditRules("full", True),
+    network=NetworkRules(("a.example:443",), ("b.example",), (NetworkSecret("a.example", "X-Key", "${a}", ("GET",)),)),
     labels={"a": "b"},
 )
 RECORD = SessionRecord(
@@ -78,9 +80,11 @@ def test_what_is_noted_later_is_read_too(registry: Registry, tmp_path: Path) -> 
     registry.add(RECORD)
     registry.note_connections("s1", 7)
     registry.note_use([SessionUse("s1", 9.5, 4, 2, 3), SessionUse("nobody", 1.0, 1, 0, 0)])
+    used = NetworkUsage(1, 2, 2**40, 4)
+    registry.note_network({"s1": used, "nobody": used})
     registry.note_lost("s1", "it caught fire")
     expected = replace(
-        RECORD, connections=7, last_used_s=9.5, generation=4, puts=2, gets=3, lost_reason="it caught fire"
+        RECORD, connections=7, last_used_s=9.5, generation=4, puts=2, gets=3, network=used, lost_reason="it caught fire"
     )
     assert reopened(registry, tmp_path) == [expected]
 

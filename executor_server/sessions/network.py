@@ -1,0 +1,377 @@
+"""The network of a session: its listener at the egress proxy, what it uses, and what its programs are told about it.
+
+The proxy reports connections, refusals and bytes here, in the event loop. They are summed up for the session (the
+registry keeps the sums, so that limits hold over a restart) and for the execution during which they came (the journal
+keeps those). Both are written every `sweep_interval_s` while they change; a killed daemon forgets at most so much.
+
+Attribution. A report counts for the first execution that has no result yet. Reports and frames of the guest travel
+separately, so a result waits until the proxy has reported all that it did by then (`settle`). What a program does in
+the background while no execution runs counts for the session alone, except for the bytes of the last fifth of a second
+before an execution begins: the proxy sums bytes up for that long.
+
+Notices. A refusal is printed in the log of the step: once for each host and port, and a limited number. The frame is
+sent before the proxy answers the program.
+
+Quotas. A tenant's quota is for all its sessions together, and reports come late. So a session may only move a window of
+bytes beyond what it has reported, and asks admission for the next one when half of it is used up. Without a window left
+it is closed and refused; `renew_window` is called when that may have changed.
+
+Attack. A proxy that was taken over can report anything: its values were checked for their form by the egress service,
+and all that is kept here is bounded. Names of hosts and messages may hold what a program chose; they go back to this
+session's own log, to records and to administrators, never to other tenants.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+from collections import deque
+from collections.abc import Coroutine
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import structlog
+
+from executor_server.channel import GuestChannel, UnreachedError
+from executor_server.core import (
+    NO_NETWORK_USE,
+    EgressConnection,
+    EgressDenial,
+    NetworkUsage,
+    Reason,
+    SandboxFailure,
+    SessionFacts,
+    SessionSpec,
+    Unavailable,
+)
+from executor_server.egress import EgressError
+from executor_server.guest.egress import reasons
+from executor_server.guest.wire.messages import Note
+from executor_server.journal import Journal, SessionRecord
+from executor_server.sessions.connection import GuestConnection
+from executor_server.sessions.shared import SessionHooks
+
+# Seconds for the listener to be handed out and served; a proxy that died is started again meanwhile.
+_OPEN_TIME_S = 10.0
+# Seconds between two attempts to give a session of an earlier daemon its network back.
+_REOPEN_INTERVAL_S = 5.0
+# Different hosts and ports that one step is told about, and characters of a notice.
+_MAX_NOTICES = 20
+_NOTICE_CHARS = 1024
+_MORE_NOTICES = "network: more was refused in this step, and is not listed"
+# Refusals and open connections that an administrator can see.
+_MAX_DENIALS = 32
+_MAX_OPEN = 1024
+_RETRY_S = 5.0
+
+# The reasons for which connections are closed that a program could not guess.
+_CLOSED = {
+    reasons.SENT_BYTES: "the session has sent as much as max_sent_bytes allows",
+    reasons.RECEIVED_BYTES: "the session has received as much as max_received_bytes allows",
+    reasons.TENANT_QUOTA: "the tenant's quota egress_bytes_per_hour is spent",
+    reasons.TIME_LIMIT: "it lasted as long as max_connection_s allows",
+    reasons.RULE_GONE: "the policy has changed and does not allow it any more",
+    reasons.PROXY_ENDED: "the egress proxy was restarted; connect again",
+}
+
+_log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True)
+class OpenConnection:
+    """A connection that lasts; its bytes are counted with the session's until it ends."""
+
+    connection: EgressConnection
+    execution_id: str  # during which it was made; empty when none ran
+    open_time_s: float  # Unix time
+
+
+@dataclass(frozen=True)
+class NetworkState:
+    """The network of a session, for an administrator."""
+
+    usage: NetworkUsage
+    open: tuple[OpenConnection, ...]
+    denials: tuple[tuple[float, EgressDenial], ...]  # the last ones, with their Unix times
+    is_exhausted: bool  # the tenant's quota is spent
+
+
+@dataclass
+class _Totals:
+    """Sums that grow."""
+
+    connections: int = 0
+    denied: int = 0
+    sent_bytes: int = 0
+    received_bytes: int = 0
+
+    @property
+    def usage(self) -> NetworkUsage:
+        return NetworkUsage(self.connections, self.denied, self.sent_bytes, self.received_bytes)
+
+
+@dataclass
+class _Step:
+    """The execution that reports count for, or the time between two: sums at its beginning, and its notices."""
+
+    execution_id: str
+    before: NetworkUsage  # used by the session
+    used: NetworkUsage  # used by the execution, under an earlier daemon
+    noticed: set[tuple[str, int, str]] = field(default_factory=set)
+
+    def usage(self, now: NetworkUsage) -> NetworkUsage:
+        return NetworkUsage(
+            *(
+                there + here - before
+                for there, here, before in zip(*map(_values, (self.used, now, self.before)), strict=True)
+            )
+        )
+
+
+def _values(usage: NetworkUsage) -> tuple[int, ...]:
+    return usage.connections, usage.denied, usage.sent_bytes, usage.received_bytes
+
+
+class NetworkOwner(Protocol):
+    """A session, as far as its network uses it."""
+
+    @property
+    def session_id(self) -> str: ...
+
+    @property
+    def facts(self) -> SessionFacts: ...
+
+    @property
+    def spec(self) -> SessionSpec: ...
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        """Runs the work in a task that the session owns and ends."""
+        ...
+
+    async def give_up_guest(self, reason: str) -> None:
+        """Loses the session: the guest is gone."""
+        ...
+
+
+class SessionNetwork:
+    """The network of one session; the egress proxy's sink. Without `spec.sandbox.egress` all calls do nothing."""
+
+    def __init__(
+        self,
+        session: NetworkOwner,
+        record: SessionRecord,
+        connection: GuestConnection,
+        channel: GuestChannel,
+        journal: Journal,
+        hooks: SessionHooks,
+    ) -> None:
+        self._session = session
+        self._connection = connection
+        self._channel = channel
+        self._journal = journal
+        self._admission = hooks.admission
+        self._observer = hooks.observer
+        self._egress = hooks.egress if record.spec.sandbox.egress else None
+        self._has_listener = record.spec.sandbox.egress
+        self._totals = _Totals(*_values(record.network))
+        self._written = record.network
+        self._step: _Step | None = None
+        self._open: dict[str, OpenConnection] = {}
+        self._denials: deque[tuple[float, EgressDenial]] = deque(maxlen=_MAX_DENIALS)
+        self._window = 0
+        self._bound_bytes: int | None = None  # on all that is moved; None: no quota
+        self._is_exhausted = False
+        self._applied: tuple[int | None, bool] = (None, False)  # bound and exhaustion, as the proxy knows them
+        self._is_begun = False  # the proxy may have the listener
+        self._is_bound = False
+        self._closed = False
+        self._log = _log.bind(session_id=record.session_id, tenant=record.owner.tenant)
+
+    # -- beginning and end ---------------------------------------------------------------------------------------
+
+    async def open(self) -> None:
+        """Has the proxy serve the sandbox's listener. Raises SandboxFailure; Unavailable when the proxy can't."""
+        if not self._has_listener:
+            return
+        try:
+            async with asyncio.timeout(_OPEN_TIME_S):
+                await self._bind()
+        except (EgressError, TimeoutError) as error:
+            self._log.error("network_not_opened", error=str(error) or f"not within {_OPEN_TIME_S:g} s")
+            message = "the network of the session can't be opened now: the egress proxy does not serve it"
+            raise Unavailable(Reason.BACKEND_UNAVAILABLE, message, _RETRY_S) from error
+
+    async def reopen(self) -> None:
+        """Gives a session of an earlier daemon its network back; where the proxy can't serve it yet, later.
+
+        Its variables are worth more than its network: connections wait in the listener's queue meanwhile. The session
+        is lost when the guest does not hand the listener out.
+        """
+        try:
+            await self.open()
+        except Unavailable:
+            await asyncio.sleep(_REOPEN_INTERVAL_S)
+            self._session.spawn(self.reopen())
+        except SandboxFailure as failure:
+            await self._session.give_up_guest(f"after a restart of the daemon, {failure}")
+
+    async def _bind(self) -> None:
+        if self._egress is None:
+            raise EgressError("This daemon was built without an egress proxy.")
+        listener = await self._take_listener()
+        self._set_window(self._admission.network_window(self._session.facts))
+        session_id, rules, bound = self._session.session_id, self._session.spec.network, self._bound_bytes
+        self._is_begun = True
+        await self._egress.bind(session_id, rules, listener, self, self._totals.usage, bound)
+        self._is_bound, self._applied = True, (bound, False)
+        if self._closed:  # while the proxy answered
+            await self.close()
+            return
+        if self._session.spec.network != rules:
+            self.apply_rules()
+        self.renew_window()
+
+    async def _take_listener(self) -> socket.socket:
+        try:
+            return await self._connection.take_listener()
+        except UnreachedError:
+            raise
+        except SandboxFailure as failure:
+            self._observer.guest_misbehaved(self._session.facts, str(failure))
+            raise
+
+    async def close(self) -> None:
+        """Closes its connections; all reports have come when it returns. Idempotent."""
+        self._closed = True
+        if self._egress is not None and self._is_begun:
+            await self._egress.release(self._session.session_id)
+
+    # -- steering ------------------------------------------------------------------------------------------------
+
+    def apply_rules(self) -> None:
+        """Applies the rules of the session's spec, which has changed; connections that they do not allow are closed."""
+        if self._egress is not None and self._is_bound:
+            self._egress.change(self._session.session_id, self._session.spec.network)
+
+    def renew_window(self) -> None:
+        """Asks admission how much may be moved from here on, and applies that."""
+        if self._is_bound:
+            self._set_window(self._admission.network_window(self._session.facts))
+            self._apply_window()
+
+    def _apply_window(self) -> None:
+        assert self._egress is not None, "a session was bound without a proxy"
+        session_id, applied = self._session.session_id, (self._bound_bytes, self._is_exhausted)
+        if applied[0] != self._applied[0]:
+            self._egress.allow(session_id, self._bound_bytes)
+        if applied[1] != self._applied[1]:
+            self._egress.exhaust(session_id, reasons.TENANT_QUOTA if self._is_exhausted else None)
+        self._applied = applied
+
+    def _set_window(self, window: int | None) -> None:
+        self._is_exhausted = window == 0
+        self._window = window or 0
+        self._bound_bytes = None if window is None else self._moved_bytes + window
+
+    @property
+    def _moved_bytes(self) -> int:
+        return self._totals.sent_bytes + self._totals.received_bytes
+
+    # -- reports -------------------------------------------------------------------------------------------------
+
+    def connection_opened(self, connection: EgressConnection) -> None:
+        execution_id = self._current_step().execution_id
+        self._totals.connections += 1
+        if len(self._open) < _MAX_OPEN:
+            self._open[connection.connection_id] = OpenConnection(connection, execution_id, time.time())
+        self._observer.connection_opened(self._session.facts, execution_id, connection)
+
+    def connection_closed(self, connection: EgressConnection) -> None:
+        opened = self._open.pop(connection.connection_id, None)
+        execution_id = opened.execution_id if opened is not None else ""
+        if (why := _CLOSED.get(connection.reason)) is not None and not self._closed:
+            where = f"{connection.host}:{connection.port}"
+            self._notify(
+                connection.host, connection.port, connection.reason, f"the connection to {where} was closed: {why}"
+            )
+        self._observer.connection_closed(self._session.facts, execution_id, connection)
+
+    def connection_denied(self, denial: EgressDenial) -> None:
+        execution_id = self._current_step().execution_id
+        self._totals.denied += 1
+        self._denials.append((time.time(), denial))
+        # Sent before anything else: the program's answer follows.
+        self._notify(denial.host, denial.port, "", denial.message)
+        self._observer.connection_denied(self._session.facts, execution_id, denial)
+
+    def denials_uncounted(self, count: int) -> None:
+        execution_id = self._current_step().execution_id
+        self._totals.denied += count
+        self._observer.denials_uncounted(self._session.facts, execution_id, count)
+
+    def moved(self, sent_bytes: int, received_bytes: int) -> None:
+        self._current_step()
+        self._totals.sent_bytes += sent_bytes
+        self._totals.received_bytes += received_bytes
+        self._observer.network_moved(self._session.facts, sent_bytes, received_bytes)
+        if self._bound_bytes is not None and self._bound_bytes - self._moved_bytes <= self._window // 2:
+            self.renew_window()
+
+    # -- steps ---------------------------------------------------------------------------------------------------
+
+    def _current_step(self) -> _Step:
+        """Returns the step that a report counts for; to be called before the report is added to the totals."""
+        execution_id = next(iter(self._journal.running), "")
+        step = self._step
+        if step is None or step.execution_id != execution_id:
+            self.note_step()
+            execution = self._journal.running.get(execution_id)
+            used = execution.network if execution is not None else NO_NETWORK_USE
+            step = self._step = _Step(execution_id, self._totals.usage, used)
+        return step
+
+    def note_step(self) -> None:
+        """Writes what the execution that runs has used so far; to be called now and then, and before it ends."""
+        step = self._step
+        if step is not None and step.execution_id:
+            self._journal.note_network(step.execution_id, step.usage(self._totals.usage))
+
+    async def settle(self) -> None:
+        """Waits for the reports of what the proxy has done so far, and writes them."""
+        if self._egress is not None and self._is_bound:
+            await self._egress.settle(self._session.session_id)
+        self.note_step()
+
+    def unwritten(self) -> NetworkUsage | None:
+        """Returns the totals for the registry; None when they have not changed since the last call."""
+        if self._step is None:  # no report has come
+            return None
+        self.note_step()
+        usage = self._totals.usage
+        if usage == self._written:
+            return None
+        self._written = usage
+        return usage
+
+    def _notify(self, host: str, port: int, reason: str, text: str) -> None:
+        noticed, what = self._current_step().noticed, (host, port, reason)
+        if what in noticed or len(noticed) > _MAX_NOTICES:
+            return
+        noticed.add(what)
+        notice = f"network: {text[:_NOTICE_CHARS]}" if len(noticed) <= _MAX_NOTICES else _MORE_NOTICES
+        self._channel.send(Note(), f"{notice}\n".encode("utf-8", "replace"))
+
+    # -- reporting -----------------------------------------------------------------------------------------------
+
+    @property
+    def usage(self) -> NetworkUsage:
+        return self._totals.usage
+
+    @property
+    def open_connections(self) -> int:
+        return len(self._open)
+
+    @property
+    def state(self) -> NetworkState:
+        return NetworkState(self.usage, tuple(self._open.values()), tuple(self._denials), self._is_exhausted)

@@ -1,9 +1,10 @@
 """The messages of the guest channel: one class for the head of each kind of frame, and for each JSON object in a body.
 
-This is the schema of both ends, with the rules of session_rules.py. Renaming, adding, removing or bounding a field differently changes the protocol:
-raise PROTOCOL_VERSION (frames.py) with it. tests/unit/guest/wire/test_messages.py compares the schema with the snapshot
-of the version and fails when that was forgotten. An adopted sandbox has the guest of the daemon that made it, so a
-later daemon continues with it only when the version is the same (executor_server/sessions/recovery.py).
+This is the schema of both ends, with the rules of session_rules.py. Renaming, adding, removing or bounding a field
+differently changes the protocol: raise PROTOCOL_VERSION (frames.py) with it. tests/unit/guest/wire/test_messages.py
+compares the schema with the snapshot of the version and fails when that was forgotten. An adopted sandbox has the guest
+of the daemon that made it, so a later daemon continues with it only when the version is the same
+(executor_server/sessions/recovery.py).
 
 The class describes the body too. Bounds are those of a correct peer; the daemon treats every message as hostile. A
 check that needs more than one field, or the body, is made where the message is read.

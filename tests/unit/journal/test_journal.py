@@ -61,9 +61,7 @@ class Bench:
         self.segments = Segments(directory)
         self.refusal: str | None = None  # for every tool call
         self.reported: list[EventKind] = []
-        self.journal = Journal(
-            self.segments, JournalLimits(journal_bytes, max_finished), self, has_network=has_network
-        )
+        self.journal = Journal(self.segments, JournalLimits(journal_bytes, max_finished), self, has_network=has_network)
 
     def on_undecided(self, execution_id: str) -> None:
         self.undecided.append(execution_id)

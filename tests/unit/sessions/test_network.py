@@ -1,0 +1,478 @@
+"""The network of sessions, against a proxy that reports what a test has it report: nothing is lost or counted twice."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from executor_server.config.state_dir import StateDir
+from executor_server.core.errors import NotFound, Reason, Unavailable
+from executor_server.core.model import Outcome, Principal, SessionFacts
+from executor_server.core.network import NO_NETWORK_USE, EgressConnection, EgressDenial, NetworkRules, NetworkUsage
+from executor_server.egress import EgressError
+from executor_server.guest.egress import reasons
+from executor_server.guest.wire.frames import Kind
+from executor_server.journal.registry import Registry
+from executor_server.lifecycle import AdmissionController, Observer
+from executor_server.pool.pool import PoolSettings, WarmPool
+from executor_server.sessions import Session, SessionHooks, SessionManager, SessionRequest, SessionSettings
+from executor_server.sessions import network as network_module
+from tests.support.fake_backend import SPEC, FakeBackend
+from tests.support.fake_egress import FakeEgress
+from tests.support.fake_guest import FakeGuest
+from tests.support.fake_session import abandon, execute, hung_up, outcome_of
+from tests.support.polling import eventually_async
+from tests.support.specs import session_spec
+
+OWNER = Principal("tenant", "name")
+RULES = NetworkRules(allowed=("a.example", "b.example:443"))
+
+
+class Notes(Observer):
+    """Everything that observers were notified of about networks, in order."""
+
+    def __init__(self) -> None:
+        self.all: list[tuple[str, str, Any]] = []
+        self.misbehaved: list[str] = []
+
+    def connection_opened(self, session: SessionFacts, execution_id: str, connection: EgressConnection) -> None:
+        self.all.append(("opened", execution_id, connection.host))
+
+    def connection_closed(self, session: SessionFacts, execution_id: str, connection: EgressConnection) -> None:
+        self.all.append(("closed", execution_id, connection.reason))
+
+    def connection_denied(self, session: SessionFacts, execution_id: str, denial: EgressDenial) -> None:
+        self.all.append(("denied", execution_id, denial.host))
+
+    def denials_uncounted(self, session: SessionFacts, execution_id: str, count: int) -> None:
+        self.all.append(("uncounted", execution_id, count))
+
+    def network_moved(self, session: SessionFacts, sent_bytes: int, received_bytes: int) -> None:
+        self.all.append(("moved", session.session_id, sent_bytes + received_bytes))
+
+    def session_ended(self, session: SessionFacts, reason: str) -> None:
+        self.all.append(("ended", "", ""))
+
+    def guest_misbehaved(self, session: SessionFacts | None, what: str) -> None:
+        self.misbehaved.append(what)
+
+
+class Windows(AdmissionController):
+    """Grants the windows that a test says."""
+
+    def __init__(self) -> None:
+        self.window: int | None = None
+
+    def network_window(self, session: SessionFacts) -> int | None:
+        return self.window
+
+
+class Daemon:
+    """A manager on fake sandboxes and a fake proxy. The backend and the state directory are all that a kill leaves."""
+
+    def __init__(self, backend: FakeBackend, directory: Path, egress: FakeEgress | None) -> None:
+        self.backend = backend
+        self.egress = egress or FakeEgress()
+        self.notes, self.windows = Notes(), Windows()
+        self.registry = Registry(StateDir(directory))
+        hooks = SessionHooks(self.windows, self.notes, self.egress)
+        self.manager = SessionManager(
+            backend, WarmPool(backend, PoolSettings()), self.registry, SessionSettings(), hooks
+        )
+
+    async def create(self, *, has_network: bool = True, **more: Any) -> Session:
+        rules = {"network": RULES} if has_network else {}
+        spec = session_spec(replace(SPEC, egress=has_network), **rules, **more)
+        return await self.manager.create(OWNER, SessionRequest("r", spec))
+
+    @property
+    def guest(self) -> FakeGuest:
+        return self.backend.made[-1].guest
+
+    def notices(self) -> list[str]:
+        return [frame.body.decode() for frame in self.guest.of_kind(Kind.NOTE)]
+
+    async def kill(self) -> None:
+        """Stops all of it at once, its proxy too, without a notification."""
+        await abandon(self.manager)
+        self.registry.close()
+        for session in self.egress.sessions.values():
+            session.listener.close()
+        await hung_up(self.backend)
+
+
+@pytest.fixture
+def listener(monkeypatch: pytest.MonkeyPatch) -> Iterator[socket.socket]:
+    """The listener in each sandbox, but for its port, which is one of this host."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        monkeypatch.setattr("executor_server.channel.listener.LISTENER_ADDRESS", listener.getsockname())
+        yield listener
+
+
+@pytest.fixture
+async def start(tmp_path: Path, listener: socket.socket) -> AsyncIterator[Any]:
+    """Starts a daemon, after the last one was killed."""
+    backend = FakeBackend(tmp_path)
+    backend.prepare = lambda guest: setattr(guest, "egress_listener", listener)
+    daemons: list[Daemon] = []
+
+    async def start(egress: FakeEgress | None = None) -> Daemon:
+        if daemons:
+            await daemons[-1].kill()
+        daemons.append(Daemon(backend, tmp_path, egress))
+        await daemons[-1].manager.recover()
+        return daemons[-1]
+
+    yield start
+    if daemons:
+        await daemons[-1].manager.close()
+        daemons[-1].registry.close()
+        assert not daemons[-1].egress.sessions, "a session that has ended is still served"
+    await backend.close()
+    assert await eventually_async(lambda: len(asyncio.all_tasks()) == 1), "a task outlived the daemon"
+
+
+@pytest.fixture
+async def daemon(start: Any) -> Daemon:
+    daemon: Daemon = await start()
+    return daemon
+
+
+# -- beginning
+
+
+async def test_a_session_with_a_network_is_served_before_its_guest_is_configured(daemon: Daemon) -> None:
+    """Its prelude may use the network already."""
+    session = await daemon.create()
+    bound = daemon.egress.sessions[session.session_id]
+    assert (bound.rules, bound.used, bound.total_bytes) == (RULES, NO_NETWORK_USE, None)
+    kinds = [frame.kind for frame in daemon.guest.received]
+    assert kinds.index(Kind.TAKE_LISTENER) < kinds.index(Kind.CONFIGURE)
+
+
+async def test_a_session_without_a_network_asks_for_nothing(daemon: Daemon) -> None:
+    session = await daemon.create(has_network=False)
+    execution = await execute(session)
+    daemon.guest.end("e")
+    assert (await outcome_of(execution))[1].network == NO_NETWORK_USE
+    assert (daemon.egress.binds, daemon.egress.settled) == (0, 0)
+    assert not daemon.guest.of_kind(Kind.TAKE_LISTENER)
+
+
+async def test_a_proxy_that_serves_no_session_makes_creation_unavailable_and_leaves_nothing(daemon: Daemon) -> None:
+    daemon.egress.failures = [EgressError("The CA in /secret/path can't be read.")]
+    with pytest.raises(Unavailable, match="network") as refused:
+        await daemon.create()
+    assert refused.value.reason is Reason.BACKEND_UNAVAILABLE
+    assert "/secret" not in refused.value.message
+    assert not daemon.backend.living
+    assert (await daemon.create()).state == "idle"
+
+
+async def test_a_creation_waits_for_a_proxy_that_is_started_again_but_not_for_ever(
+    daemon: Daemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    daemon.egress.gate.clear()
+    waiting = asyncio.ensure_future(daemon.create())
+    assert await eventually_async(lambda: daemon.egress.binds == 1)
+    daemon.egress.gate.set()
+    await daemon.manager.delete(OWNER, (await waiting).session_id)
+    monkeypatch.setattr(network_module, "_OPEN_TIME_S", 0.01)
+    daemon.egress.gate.clear()
+    with pytest.raises(Unavailable, match="egress proxy"):
+        await daemon.create()
+    assert not daemon.backend.living
+
+
+async def test_a_guest_that_hands_out_something_else_is_given_up_with_the_reason(
+    daemon: Daemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("executor_server.channel.listener.LISTENER_ADDRESS", ("127.0.0.1", 1))
+    with pytest.raises(Unavailable, match="died at once"):
+        await daemon.create()
+    assert daemon.notes.misbehaved == ["the guest handed out another socket than its listener"]
+    assert not daemon.backend.living
+    assert daemon.egress.binds == 0
+
+
+async def test_a_session_that_ends_while_it_is_being_bound_is_released(daemon: Daemon) -> None:
+    daemon.egress.gate.clear()
+    creating = asyncio.ensure_future(daemon.create())
+    assert await eventually_async(lambda: daemon.egress.binds == 1)
+    await daemon.manager.delete_by_request(OWNER, "r")
+    daemon.egress.gate.set()
+    with pytest.raises(NotFound):
+        await creating
+    assert not daemon.egress.sessions
+
+
+# -- what is counted
+
+
+async def test_a_result_has_what_its_execution_used_and_no_other(daemon: Daemon) -> None:
+    session = await daemon.create()
+    daemon.egress.connect(session.session_id)
+    daemon.egress.move(session.session_id, 1, 1)  # in the background
+    for name, size in (("e1", 10), ("e2", 100)):
+        execution = await execute(session, name)
+        connection = daemon.egress.connect(session.session_id)
+        assert connection is not None
+        daemon.egress.connect(session.session_id, "other.example")
+        daemon.egress.move(session.session_id, size, 2 * size)
+        daemon.egress.end(session.session_id, connection)
+        daemon.guest.end(name)
+        assert (await outcome_of(execution))[1].network == NetworkUsage(1, 1, size, 2 * size)
+    assert session.network.usage == NetworkUsage(3, 2, 111, 221)
+
+
+async def test_a_result_waits_for_what_the_proxy_has_not_reported_yet(daemon: Daemon) -> None:
+    session = await daemon.create()
+    execution = await execute(session)
+    daemon.egress.connect(session.session_id)
+    daemon.egress.move(session.session_id, 10, 20, report=False)
+    daemon.guest.end("e")
+    assert (await outcome_of(execution))[1].network == NetworkUsage(1, 0, 10, 20)
+
+
+async def test_what_a_lost_session_used_stands_in_its_result(daemon: Daemon) -> None:
+    session = await daemon.create()
+    execution = await execute(session)
+    daemon.egress.connect(session.session_id)
+    daemon.egress.move(session.session_id, 10, 20)
+    session.give_up("it caught fire")
+    result = (await outcome_of(execution))[1]
+    assert (result.outcome, result.network) == (Outcome.LOST, NetworkUsage(1, 0, 10, 20))
+    assert await eventually_async(lambda: not daemon.egress.sessions)
+
+
+async def test_observers_learn_of_each_connection_with_its_execution_and_of_all_before_the_session_ends(
+    daemon: Daemon,
+) -> None:
+    session = await daemon.create()
+    background = daemon.egress.connect(session.session_id)
+    assert background is not None
+    await execute(session)
+    daemon.egress.connect(session.session_id, "b.example")
+    daemon.egress.connect(session.session_id, "no.example")
+    session.network.denials_uncounted(7)
+    daemon.egress.end(session.session_id, background)
+    daemon.egress.move(session.session_id, 1, 2, report=False)
+    await daemon.manager.delete(OWNER, session.session_id)
+    assert daemon.notes.all == [
+        ("opened", "", "a.example"),
+        ("opened", "e", "b.example"),
+        ("denied", "e", "no.example"),
+        ("uncounted", "e", 7),
+        ("closed", "", reasons.ENDED),
+        ("moved", session.session_id, 3),
+        ("closed", "e", reasons.SESSION_ENDED),
+        ("ended", "", ""),
+    ]
+    assert session.network.usage.denied == 8
+
+
+async def test_an_administrator_sees_what_is_open_and_what_was_refused_last(daemon: Daemon) -> None:
+    session = await daemon.create()
+    await execute(session)
+    connection = daemon.egress.connect(session.session_id)
+    for number in range(100):
+        daemon.egress.connect(session.session_id, f"n{number}.example")
+    state = session.network.state
+    assert [(each.connection, each.execution_id) for each in state.open] == [(connection, "e")]
+    assert [denial.host for _, denial in state.denials] == [f"n{number}.example" for number in range(68, 100)]
+    assert state.usage.denied == 100
+
+
+# -- notices
+
+
+async def test_a_refusal_is_noted_once_for_each_host_and_step(daemon: Daemon) -> None:
+    session = await daemon.create()
+    for name in ("e1", "e2"):
+        execution = await execute(session, name)
+        for host, port in (("x.example", 443), ("x.example", 443), ("x.example", 80), ("y.example", 443)):
+            daemon.egress.connect(session.session_id, host, port)
+        daemon.guest.end(name)
+        await execution.wait()
+    step = [
+        f"network: {where} is refused: not_allowed\n" for where in ("x.example:443", "x.example:80", "y.example:443")
+    ]
+    await daemon.guest.got(Kind.NOTE, 6)
+    assert daemon.notices() == [*step, *step]
+
+
+async def test_notices_of_a_step_are_bounded(daemon: Daemon) -> None:
+    session = await daemon.create()
+    await execute(session)
+    for number in range(1000):
+        daemon.egress.connect(session.session_id, f"{number}.example" + "x" * 5000)
+    await daemon.guest.got(Kind.NOTE, 21)
+    assert "is not listed" in daemon.notices()[-1]
+    assert len(daemon.notices()) == 21
+    assert max(map(len, daemon.notices())) < 2000
+
+
+async def test_a_program_learns_why_its_connection_was_closed(daemon: Daemon) -> None:
+    session = await daemon.create()
+    await execute(session)
+    for reason in (reasons.ENDED, reasons.RECEIVED_BYTES):
+        connection = daemon.egress.connect(session.session_id)
+        assert connection is not None
+        daemon.egress.end(session.session_id, connection, reason)
+    await daemon.guest.got(Kind.NOTE)
+    (notice,) = daemon.notices()
+    assert "a.example:443 was closed" in notice
+    assert "max_received_bytes" in notice
+
+
+# -- other rules, and quotas
+
+
+async def test_a_tightened_session_has_its_rules_at_once(daemon: Daemon) -> None:
+    session = await daemon.create()
+    daemon.egress.connect(session.session_id)
+    tight = replace(session.spec, network=replace(RULES, allowed=("b.example:443",)))
+    held = session.hold_to(tight)
+    assert daemon.egress.sessions[session.session_id].rules == tight.network
+    assert daemon.notes.all[-1] == ("closed", "", reasons.RULE_GONE)
+    await held
+
+
+async def test_rules_that_change_while_a_session_is_bound_are_applied(start: Any) -> None:
+    first = await start()
+    session = await first.create()
+    egress = FakeEgress()
+    egress.gate.clear()
+    second = await start(egress)
+    assert await eventually_async(lambda: egress.binds == 1)
+    again = second.manager.get(OWNER, session.session_id)
+    tight = replace(RULES, allowed=())
+    await again.hold_to(replace(again.spec, network=tight))
+    egress.gate.set()
+    assert await eventually_async(lambda: session.session_id in egress.sessions)
+    assert await eventually_async(lambda: egress.sessions[session.session_id].rules == tight)
+
+
+async def test_a_window_is_renewed_when_half_of_it_is_used(daemon: Daemon) -> None:
+    daemon.windows.window = 1000
+    session = await daemon.create()
+    bound = daemon.egress.sessions[session.session_id]
+    assert bound.total_bytes == 1000
+    daemon.egress.move(session.session_id, 400, 0)
+    assert bound.total_bytes == 1000
+    daemon.egress.move(session.session_id, 0, 100)
+    assert bound.total_bytes == 1500
+    daemon.windows.window = None
+    session.network.renew_window()
+    assert bound.total_bytes is None
+
+
+async def test_without_a_window_the_network_is_closed_until_there_is_one_again(daemon: Daemon) -> None:
+    daemon.windows.window = 100
+    session = await daemon.create()
+    bound = daemon.egress.sessions[session.session_id]
+    daemon.egress.connect(session.session_id)
+    daemon.windows.window = 0
+    assert daemon.egress.move(session.session_id, 0, 1000) == 900
+    assert bound.exhausted == reasons.TENANT_QUOTA
+    assert daemon.notes.all[-1] == ("closed", "", reasons.TENANT_QUOTA)
+    assert session.network.state.is_exhausted
+    assert daemon.egress.connect(session.session_id) is None
+    daemon.windows.window = 50
+    session.network.renew_window()
+    assert (bound.exhausted, bound.total_bytes) == (None, 150)
+    assert daemon.egress.connect(session.session_id) is not None
+
+
+async def test_a_session_that_begins_without_a_window_moves_nothing(daemon: Daemon) -> None:
+    daemon.windows.window = 0
+    session = await daemon.create()
+    bound = daemon.egress.sessions[session.session_id]
+    assert (bound.total_bytes, bound.exhausted) == (0, reasons.TENANT_QUOTA)
+
+
+# -- after another daemon
+
+
+async def test_the_next_daemon_serves_the_listener_from_what_was_used(start: Any) -> None:
+    first = await start()
+    session = await first.create()
+    execution = await execute(session)
+    first.egress.connect(session.session_id)
+    first.egress.connect(session.session_id, "no.example")
+    first.egress.move(session.session_id, 10, 20)
+    first.manager._sweep()
+    first.egress.move(session.session_id, 1, 1)  # after the last sweep, so the next daemon doesn't know
+    second = await start()
+    egress = second.egress
+    assert await eventually_async(lambda: session.session_id in egress.sessions)
+    assert egress.sessions[session.session_id].used == NetworkUsage(1, 1, 10, 20)
+    again = second.manager.get(OWNER, session.session_id)
+    execution = again.execution("e")
+    egress.connect(session.session_id)
+    egress.move(session.session_id, 100, 200)
+    second.guest.end("e")
+    assert (await outcome_of(execution))[1].network == NetworkUsage(2, 1, 110, 220)
+    assert again.network.usage == NetworkUsage(2, 1, 110, 220)
+    third = await start()
+    assert (await outcome_of(third.manager.get(OWNER, session.session_id).execution("e")))[1].network == NetworkUsage(
+        2, 1, 110, 220
+    )
+
+
+async def test_a_result_that_waited_when_the_daemon_was_killed_ends_in_the_next(start: Any) -> None:
+    first = await start()
+    session = await first.create()
+    await execute(session)
+    first.egress.connect(session.session_id)
+    never = asyncio.Event()
+    first.egress.settle = lambda _: never.wait()  # type: ignore[method-assign,assignment]
+    first.guest.end("e")
+    assert await eventually_async(lambda: session.executions.journal.undecided() == ["e"])
+    first.manager._sweep()
+    second = await start()
+    result = (await outcome_of(second.manager.get(OWNER, session.session_id).execution("e")))[1]
+    assert (result.outcome, result.network) == (Outcome.SUCCEEDED, NetworkUsage(1, 0, 0, 0))
+
+
+async def test_a_proxy_that_is_not_there_after_a_restart_costs_no_session(
+    start: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(network_module, "_REOPEN_INTERVAL_S", 0.01)
+    first = await start()
+    session = await first.create()
+    egress = FakeEgress()
+    egress.failures = [EgressError("not today")] * 3
+    second = await start(egress)
+    assert await eventually_async(lambda: session.session_id in egress.sessions)
+    assert (second.manager.get(OWNER, session.session_id).state, egress.binds) == ("idle", 4)
+
+
+async def test_a_guest_that_keeps_its_listener_after_a_restart_is_lost(start: Any) -> None:
+    first = await start()
+    session = await first.create()
+    first.guest.egress_listener = None
+    second = await start()
+    again = second.manager.get(OWNER, session.session_id)
+    assert await eventually_async(lambda: again.state == "lost")
+    assert "did not hand its listener out" in again.lost_reason
+
+
+async def test_use_is_written_when_it_has_changed_and_not_otherwise(
+    daemon: Daemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = await daemon.create()
+    written: list[Any] = []
+    monkeypatch.setattr(daemon.registry, "note_network", written.append)
+    for _ in range(3):
+        daemon.manager._sweep()
+        daemon.egress.move(session.session_id, 1, 1)
+        daemon.manager._sweep()
+        daemon.manager._sweep()
+    assert written == [{session.session_id: NetworkUsage(0, 0, count, count)} for count in (1, 2, 3)]

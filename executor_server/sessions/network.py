@@ -1,4 +1,4 @@
-"""The network of a session: its listener at the egress proxy, what it uses, and what its programs are told about it.
+"""The network of a session: its listener at the egress proxy, what it uses, and what its programs learn about it.
 
 The proxy reports connections, refusals and bytes here, in the event loop. They are summed up for the session (the
 registry keeps the sums, so that limits hold over a restart) and for the execution during which they came (the journal
@@ -56,7 +56,7 @@ from executor_server.sessions.shared import SessionHooks
 _OPEN_TIME_S = 10.0
 # Seconds between two attempts to give a session of an earlier daemon its network back.
 _REOPEN_INTERVAL_S = 5.0
-# Different hosts and ports that one step is told about, and characters of a notice.
+# Different hosts and ports that one step is notified of, and characters of a notice.
 _MAX_NOTICES = 20
 _NOTICE_CHARS = 1024
 _MORE_NOTICES = "network: more was refused in this step, and is not listed"
@@ -155,7 +155,7 @@ class NetworkOwner(Protocol):
 
 
 class SessionNetwork:
-    """The network of one session; the egress proxy's sink. Without `spec.sandbox.egress` all calls do nothing."""
+    """The network of one session; the egress proxy's sink. In a sandbox without a listener its calls do nothing."""
 
     def __init__(
         self,
@@ -173,7 +173,6 @@ class SessionNetwork:
         self._admission = hooks.admission
         self._observer = hooks.observer
         self._egress = hooks.egress if record.spec.sandbox.egress else None
-        self._has_listener = record.spec.sandbox.egress
         self._totals = _Totals(*_values(record.network))
         self._written = record.network
         self._step: _Step | None = None
@@ -192,7 +191,7 @@ class SessionNetwork:
 
     async def open(self) -> None:
         """Has the proxy serve the sandbox's listener. Raises SandboxFailure; Unavailable when the proxy can't."""
-        if not self._has_listener:
+        if self._egress is None:
             return
         try:
             async with asyncio.timeout(_OPEN_TIME_S):
@@ -217,8 +216,7 @@ class SessionNetwork:
             await self._session.give_up_guest(f"after a restart of the daemon, {failure}")
 
     async def _bind(self) -> None:
-        if self._egress is None:
-            raise EgressError("This daemon was built without an egress proxy.")
+        assert self._egress is not None, "a session without a network is bound"
         listener = await self._take_listener()
         self._set_window(self._admission.network_window(self._session.facts))
         session_id, rules, bound = self._session.session_id, self._session.spec.network, self._bound_bytes

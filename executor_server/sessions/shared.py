@@ -41,7 +41,7 @@ class SessionHooks:
 
     admission: AdmissionController = field(default_factory=AdmissionController)
     observer: Observer = field(default_factory=Observer)
-    egress: Egress | None = None  # None: no session of this daemon has a network
+    egress: Egress | None = None  # None: listeners in sandboxes are not served
 
 
 class SessionServices(Protocol):

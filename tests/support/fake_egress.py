@@ -39,13 +39,13 @@ class BoundSession:
 
 
 class FakeEgress:
-    """Serves nothing by itself. `failures` are raised by the next calls of `bind`; `gate`, when not set, holds them."""
+    """Serves nothing by itself. `failures` are raised by the next calls of `bind`; `barrier`, when not set, holds them."""
 
     def __init__(self) -> None:
         self.sessions: dict[str, BoundSession] = {}
         self.failures: list[EgressError] = []
-        self.gate = asyncio.Event()
-        self.gate.set()
+        self.barrier = asyncio.Event()
+        self.barrier.set()
         self.binds = 0
         self.settled = 0
         self._connections = 0
@@ -65,7 +65,7 @@ class FakeEgress:
     ) -> None:
         self.binds += 1
         try:
-            await self.gate.wait()
+            await self.barrier.wait()
             if self.failures:
                 raise self.failures.pop(0)
         except BaseException:

@@ -536,7 +536,7 @@ async def test_every_prefix_of_the_segments_is_a_moment_that_was(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
     monkeypatch.setattr(segments_module, "SEGMENT_BYTES", 3000)
-    limits = {"journal_bytes": 6000, "max_finished": 4, "has_network": seed % 2 == 1}
+    limits: dict[str, Any] = {"journal_bytes": 6000, "max_finished": 4, "has_network": seed % 2 == 1}
     bench = Bench(tmp_path / "journal", **limits)
     bench.journal.begin_segments()
     drama = Drama(bench, seed)
@@ -677,7 +677,7 @@ async def test_an_execution_that_was_forgotten_meanwhile_holds_back_no_guest(
 ) -> None:
     """Its events lay in a segment that another one needs, its end in one that was removed."""
     monkeypatch.setattr(segments_module, "SEGMENT_BYTES", 9000)
-    limits = {"journal_bytes": 3000, "max_finished": 1}
+    limits: dict[str, Any] = {"journal_bytes": 3000, "max_finished": 1}
     bench = Bench(tmp_path / "journal", **limits)
     bench.journal.begin_segments()
     flood = bench.execute("flood")

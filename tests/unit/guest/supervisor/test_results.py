@@ -70,7 +70,7 @@ def test_notices_between_two_results_are_bounded_and_stand_in_the_first_result()
         results.notify(f"{number}\n")
     for name in ("e1", "e2"):
         run = Run(name, "1", _SETTINGS, 1, channel)
-        run.logs.say = lambda _stream, text, name=name: said.append(f"{name}: {text}")  # type: ignore[misc]
+        run.logs.say = lambda _stream, text, name=name: said.append(f"{name}: {text}")  # type: ignore[misc, method-assign]
         results.send(run, "cancelled", None)
     assert said[0] == "e1: 0\n"
     assert 16 <= len(said) <= 256

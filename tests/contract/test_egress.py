@@ -17,7 +17,7 @@ from executor_server.channel.channel import GuestChannel
 from executor_server.core.errors import SandboxFailure
 from executor_server.journal.execution import Execution
 from executor_server.sessions import Session
-from tests.contract.harness import PRINCIPAL, Harness, follow
+from tests.contract.harness import PRINCIPAL, Harness, follow, open_harness
 from tests.contract.marks import instead, promise
 from tests.contract.probes import Probe
 from tests.contract.test_creation import SPEC, answers
@@ -64,6 +64,33 @@ got
         run = await harness.run(session, code)
     assert (run.outcome, run.output) == ("succeeded", body)
     assert [head.splitlines()[0] for head in heads] == [b"GET http://name.test:8080/page?a=1 HTTP/1.1"]
+
+
+@promise("egress-variables")
+@pytest.mark.parametrize(
+    "imports", ["import aiohttp", "from aiohttp import ClientSession", "__import__('aiohttp')", "import through, json"]
+)
+async def test_aiohttp_heeds_the_proxy_too(imports: str) -> None:
+    """It ignores the variables unless a session is made with `trust_env=True`, and agents do not write that."""
+    code = f"""
+import asyncio, sys
+open("through.py", "w").write("import aiohttp")
+{imports}
+async def ask(**options):
+    async with sys.modules["aiohttp"].ClientSession(**options) as session, session.get("http://name.test/a") as answer:
+        return await answer.text()
+try:
+    asyncio.run(ask(trust_env=False))
+except OSError as error:
+    direct = True
+asyncio.run(ask()), direct
+"""
+    async with open_harness("local") as harness:
+        session = await harness.session(egress=True)
+        async with served(await taken(session), lambda _: with_length(b"by the proxy")) as heads:
+            run = await harness.run(session, code)
+    assert run.output == ("by the proxy", True), run.message
+    assert len(heads) == 1
 
 
 @promise("egress-listener")

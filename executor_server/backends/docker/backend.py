@@ -38,6 +38,7 @@ from executor_server.backends.docker.resources import (
     Resources,
 )
 from executor_server.backends.docker.sandbox import DockerSandbox
+from executor_server.backends.egress_bundle import EgressBundle
 from executor_server.backends.settings import TOKEN_BYTES
 from executor_server.backends.teardown import Creations, check_none_left, destroy_failed, failures_of, swept
 from executor_server.config import DockerSection
@@ -59,7 +60,7 @@ class DockerBackend:
         """`egress_bundle` is as the local backend's."""
         self._state_dir = state_dir.absolute()
         self._section = section
-        self._egress_bundle = egress_bundle
+        self._egress_bundle = EgressBundle(egress_bundle)
         self._directory: BackendDirectory | None = None
         self._resources: Resources | None = None
         self._pulls: Pulls | None = None
@@ -149,9 +150,7 @@ class DockerBackend:
         if image.confinement.kernel:
             runtime = self._section.runtime or "the Engine's default runtime"
             raise SpecUnsupported(f"Docker sandboxes can have no network here: {runtime} has a kernel of its own")
-        if self._egress_bundle is None:
-            raise SandboxFailure("no egress proxy runs, which a sandbox with a network needs")
-        return await asyncio.to_thread(self._egress_bundle)
+        return await self._egress_bundle.path()
 
     def _forget(self, sandbox: DockerSandbox) -> None:
         self._live.pop(sandbox.sandbox_id, None)

@@ -187,7 +187,7 @@ class LocalBackend:
     async def _resources(self, capabilities: _HostCapabilities, spec: SandboxSpec) -> Resources:
         if not spec.egress:
             return capabilities.resources
-        return await asyncio.to_thread(self._egress_files.added_to, capabilities.resources)
+        return await self._egress_files.added_to(capabilities.resources)
 
     # -----------------------------------------------------------------------------------------------------------------
     # Sandboxes of this daemon and of earlier ones

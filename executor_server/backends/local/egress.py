@@ -6,10 +6,12 @@ neither kind has a mount more than before, and those without a network have no s
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+from executor_server.backends.egress_bundle import EgressBundle
 from executor_server.backends.local.layout import build_etc
 from executor_server.backends.local.resources import Resources
 from executor_server.core import SandboxFailure
@@ -19,20 +21,16 @@ class EgressFiles:
     """Makes the /etc once for each bundle of authorities."""
 
     def __init__(self, bundle: Callable[[], Path] | None) -> None:
-        self._bundle = bundle
+        self._bundle = EgressBundle(bundle)
         self._made: dict[tuple[Path, Path], Path] = {}  # by the bundle and the directory that it is made in
 
-    def added_to(self, resources: Resources) -> Resources:
-        """Returns what sandboxes with a network are made of. May block for a moment.
-
-        Raises SandboxFailure when there is no egress proxy.
-        """
-        if self._bundle is None:
-            raise SandboxFailure("no egress proxy runs, which a sandbox with a network needs")
-        bundle, directory = self._bundle(), resources.layout.etc.parent
-        try:
-            if (bundle, directory) not in self._made:
-                self._made = {(bundle, directory): build_etc(directory, bundle.read_bytes())}
-        except OSError as error:
-            raise SandboxFailure(f"the certificate authorities of the egress proxy can't be copied: {error}") from error
+    async def added_to(self, resources: Resources) -> Resources:
+        """Returns what sandboxes with a network are made of. Raises SandboxFailure when there is no egress proxy."""
+        bundle, directory = await self._bundle.path(), resources.layout.etc.parent
+        if (bundle, directory) not in self._made:
+            try:
+                etc = await asyncio.to_thread(lambda: build_etc(directory, bundle.read_bytes()))
+            except OSError as error:
+                raise SandboxFailure(f"the egress proxy's certificate authorities can't be copied: {error}") from error
+            self._made = {(bundle, directory): etc}
         return replace(resources, layout=replace(resources.layout, etc=self._made[bundle, directory]))

@@ -17,6 +17,7 @@ from ..checks.rule_enforcer import RuleEnforcer
 from . import display
 from .audit import Audit
 from .guard import guard
+from .proxy import heed_proxy
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ class Runtime:
 
     def __init__(self, config: Any) -> None:
         self._memory_bytes: int = config.memory_bytes
+        self._has_network: bool = config.egress_listener is not None
         self.meter = Meter()
         self._sentinels = Sentinels(config.mark)
         self.enforcer = RuleEnforcer(self.meter)
@@ -45,7 +47,7 @@ class Runtime:
             guard=guard,
             sentinels=self._sentinels,
             hooks=self._hooks,
-            imported=lambda module: self._import_functions.guard(module),
+            imported=self._on_import,
         )
         self.names["display"] = display.display
         self.builtins = Builtins(self.names, self.enforcer, self._hooks)
@@ -54,6 +56,11 @@ class Runtime:
         self._import_functions = ImportFunctions(self.names, self.enforcer)
         # Captured: agent code may replace these names in their modules.
         self._loads, self._bind = marshal.loads, bind
+
+    def _on_import(self, module: str) -> None:
+        self._import_functions.guard(module)
+        if self._has_network:
+            heed_proxy()
 
     def set_rules(self, rules: Rules) -> None:
         self.enforcer.rules = rules

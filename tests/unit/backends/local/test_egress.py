@@ -38,25 +38,25 @@ def inside(resources: Resources) -> Path:
     return resources.layout.etc / Path(CA_BUNDLE).relative_to("/etc")
 
 
-def test_the_authorities_are_part_of_another_etc(resources: Resources, tmp_path: Path) -> None:
+async def test_the_authorities_are_part_of_another_etc(resources: Resources, tmp_path: Path) -> None:
     files = EgressFiles(lambda: bundle(tmp_path))
-    added = files.added_to(resources)
+    added = await files.added_to(resources)
     assert inside(added).read_text() == "authorities" and inside(added).stat().st_mode & 0o777 == 0o644
     assert not inside(resources).exists()
-    assert files.added_to(resources).layout.etc == added.layout.etc
+    assert (await files.added_to(resources)).layout.etc == added.layout.etc
 
 
-def test_other_authorities_are_part_of_yet_another(resources: Resources, tmp_path: Path) -> None:
+async def test_other_authorities_are_part_of_yet_another(resources: Resources, tmp_path: Path) -> None:
     paths = iter([bundle(tmp_path, "old"), bundle(tmp_path, "new")])
     files = EgressFiles(lambda: next(paths))
-    old, new = files.added_to(resources), files.added_to(resources)
+    old, new = await files.added_to(resources), await files.added_to(resources)
     assert (inside(old).read_text(), inside(new).read_text()) == ("old", "new"), (
         "sandboxes may have the old one mounted"
     )
 
 
-def test_a_network_costs_no_mount(resources: Resources, tmp_path: Path) -> None:
-    added = EgressFiles(lambda: bundle(tmp_path)).added_to(resources)
+async def test_a_network_costs_no_mount(resources: Resources, tmp_path: Path) -> None:
+    added = await EgressFiles(lambda: bundle(tmp_path)).added_to(resources)
     plain, network = resources.layout.arguments(IMAGE, SPEC), added.layout.arguments(IMAGE, NETWORK)
     variables = [part for name, value in egress_environment().items() for part in ("--setenv", name, value)]
     assert len(network) == len(plain) + len(variables)
@@ -64,8 +64,8 @@ def test_a_network_costs_no_mount(resources: Resources, tmp_path: Path) -> None:
     assert not [part for part in plain if "proxy" in part.lower() or CA_BUNDLE in part]
 
 
-def test_without_a_proxy_or_its_file_there_is_no_network(resources: Resources, tmp_path: Path) -> None:
+async def test_without_a_proxy_or_its_file_there_is_no_network(resources: Resources, tmp_path: Path) -> None:
     with pytest.raises(SandboxFailure, match="no egress proxy"):
-        EgressFiles(None).added_to(resources)
+        await EgressFiles(None).added_to(resources)
     with pytest.raises(SandboxFailure, match="can't be copied"):
-        EgressFiles(lambda: tmp_path / "none.pem").added_to(resources)
+        await EgressFiles(lambda: tmp_path / "none.pem").added_to(resources)

@@ -44,6 +44,7 @@ import time
 from binascii import a2b_base64
 from struct import pack
 
+from ..wire import privileges
 from ..wire.lean import dumps, loads, socket
 from ..wire.paths import GUEST_BOOT
 from . import kernel
@@ -67,10 +68,6 @@ _MAX_ID = 2**32 - 1
 _OPEN_FILES = 4096
 _LOCKED_MEMORY_BYTES = 65_536
 
-# The pid namespace is made before, by the parent: unshare(2) puts only the next child into it, not the caller.
-_NAMESPACES = (
-    kernel.CLONE_NEWNS | kernel.CLONE_NEWIPC | kernel.CLONE_NEWUTS | kernel.CLONE_NEWNET | kernel.CLONE_NEWCGROUP
-)
 _SIOCSIFFLAGS, _IFF_UP = 0x8914, 1
 
 _STDERR_BYTES = 4096
@@ -307,7 +304,7 @@ def _make_namespaces(_inside: _Inside) -> None:
 
     Before anything is mounted or configured: earlier, the calls that follow would change the machine.
     """
-    kernel.unshare(_NAMESPACES)
+    kernel.unshare(kernel.SANDBOX_NAMESPACES)
 
 
 def _build_files(inside: _Inside) -> None:
@@ -366,12 +363,12 @@ def _become_user(inside: _Inside) -> None:
     5. No new privileges: setuid programs of the read-only root run as this user.
     """
     config = inside.config
-    kernel.drop_bounding_set()
+    privileges.drop_bounding_set()
     os.setgroups([])
     os.setresgid(config.gid, config.gid, config.gid)
     os.setresuid(config.uid, config.uid, config.uid)
-    kernel.drop_capabilities()
-    kernel.gain_no_privileges()
+    privileges.drop_capabilities()
+    privileges.gain_no_privileges()
 
 
 def _filter_system_calls(inside: _Inside) -> None:
@@ -381,7 +378,7 @@ def _filter_system_calls(inside: _Inside) -> None:
     `gain_no_privileges`: without that the kernel demands CAP_SYS_ADMIN, since a filter could confuse a setuid program.
     """
     if inside.config.seccomp is not None:
-        kernel.filter_system_calls(inside.config.seccomp)
+        privileges.filter_system_calls(inside.config.seccomp)
 
 
 def _run_guest(inside: _Inside) -> None:

@@ -45,8 +45,8 @@ _NEVER_HOP_BY_HOP = {b"content-length"}
 
 def request_for_server(head: Head) -> h11.Request:
     """The request as the server gets it: Host is the name that was checked, whatever the sandbox sent."""
-    chunked = _has(head.request.headers, b"transfer-encoding")
-    headers: Headers = [(b"Host", _host_of(head.target)), *_end_to_end(head.request.headers)]
+    chunked = has_header(head.request.headers, b"transfer-encoding")
+    headers: Headers = [(b"Host", _host_of(head.target)), *end_to_end(head.request.headers)]
     if chunked:
         headers.append((b"Transfer-Encoding", b"chunked"))
     headers.append((b"Connection", b"close"))
@@ -54,15 +54,15 @@ def request_for_server(head: Head) -> h11.Request:
 
 
 def response_for_client(response: h11.Response) -> h11.Response:
-    headers = _end_to_end(response.headers)
-    if _has(response.headers, b"transfer-encoding"):
+    headers = end_to_end(response.headers)
+    if has_header(response.headers, b"transfer-encoding"):
         # The server's coding goes before its length (RFC 9112, section 6.3), so the length says nothing.
         headers = [(name, value) for name, value in headers if name.lower() != b"content-length"]
     headers.append((b"Connection", b"close"))
     return h11.Response(status_code=response.status_code, headers=headers, reason=response.reason)
 
 
-def _end_to_end(headers: ReceivedHeaders) -> Headers:
+def end_to_end(headers: ReceivedHeaders) -> Headers:
     dropped = _HOP_BY_HOP | (_named_by_connection(headers) - _NEVER_HOP_BY_HOP)
     return [(raw, value) for raw, value in headers.raw_items() if raw.lower() not in dropped]
 
@@ -71,7 +71,7 @@ def _named_by_connection(headers: ReceivedHeaders) -> Set[bytes]:
     return {token.strip().lower() for name, value in headers if name == b"connection" for token in value.split(b",")}
 
 
-def _has(headers: ReceivedHeaders, wanted: bytes) -> bool:
+def has_header(headers: ReceivedHeaders, wanted: bytes) -> bool:
     return any(name == wanted for name, _ in headers)
 
 
@@ -178,7 +178,7 @@ class Exchange:
     async def _inform(self, event: h11.InformationalResponse) -> None:
         # A client of HTTP/1.0 knows none, and would take it for the response.
         if self._head.request.http_version == b"1.1":
-            informed = h11.InformationalResponse(status_code=event.status_code, headers=_end_to_end(event.headers))
+            informed = h11.InformationalResponse(status_code=event.status_code, headers=end_to_end(event.headers))
             await self._send_down(informed)
 
     async def _send_down(self, event: h11.Event) -> None:

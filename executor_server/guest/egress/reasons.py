@@ -24,6 +24,7 @@ OLD_TLS = "old_tls"
 UPSTREAM_CERTIFICATE = "upstream_certificate"
 AMBIGUOUS_PATH = "ambiguous_path"
 MISDIRECTED = "misdirected"  # a Host header that is not the connection's name
+SECRET_MISSING = "secret_missing"  # a header needs a secret that the proxy does not have
 
 # Ends of connections that were made.
 ENDED = "ended"  # by either side, in order
@@ -56,6 +57,7 @@ REFUSALS = frozenset(
         UPSTREAM_CERTIFICATE,
         AMBIGUOUS_PATH,
         MISDIRECTED,
+        SECRET_MISSING,
     }
 )
 # The second line: refusals of what came through a connection that was made.

@@ -27,6 +27,7 @@ STATUSES: Dict[str, int] = {
     reasons.UNRESOLVED: 502,
     reasons.UNREACHED: 502,
     reasons.UPSTREAM_CERTIFICATE: 502,
+    reasons.SECRET_MISSING: 502,
     reasons.RESOLVER_TIMEOUT: 504,
 }
 

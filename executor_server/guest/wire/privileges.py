@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import ctypes
 import os
+import signal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
 # linux/prctl.h
+_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE = 1, 4
 _PR_SET_SECCOMP, _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS = 22, 24, 38
 _SECCOMP_MODE_FILTER = 2
 _INSTRUCTION_BYTES = 8  # struct sock_filter
@@ -65,6 +67,17 @@ def filter_system_calls(program: bytes) -> None:
         raise OSError(f"a filter of {len(program)} bytes")
     holder = _FilterProgram(count, program)
     _prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, ctypes.byref(holder))
+
+
+def hide_memory() -> None:
+    """Makes this process non-dumpable: no other process of its user may trace it or read its memory, and it dumps no
+    core. A change of user undoes it, so this goes after."""
+    _prctl(_PR_SET_DUMPABLE, 0)
+
+
+def end_with_parent() -> None:
+    """Has the kernel kill this process when the thread that started it ends. A change of user undoes it, as above."""
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _prctl(option: int, value: int, pointer: Any = None) -> None:

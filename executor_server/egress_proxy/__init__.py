@@ -1,0 +1,8 @@
+"""The egress proxy's process, `python -m executor_server.egress_proxy`: the part of the daemon that sandboxes talk to.
+
+It owns the certificate authority's key, the secrets, name resolution and the termination of TLS; the proxy itself is
+guest/egress. It parses hostile bytes and holds credentials, so it has nothing else: no daemon module is imported here
+except the wire's and guest/egress (a linter contract holds that), and it knows neither tenants nor policies.
+"""
+
+from executor_server.egress_proxy.link import Link

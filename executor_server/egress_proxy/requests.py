@@ -1,0 +1,110 @@
+"""Decides which secret a request gets, by its method and path, and refuses paths that servers read in different ways.
+
+The server decides what a path means, and this process has to decide the same before it adds a credential. Servers
+differ in how often they decode a path, in which order they do it and look for `..`, and in what they take for a
+slash. So a path of which two readings are possible is refused wherever paths matter, and is passed on as it was sent
+otherwise: a normalised one would be a third reading.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from urllib.parse import unquote_to_bytes
+
+from executor_server.guest.egress.rules import SecretRule
+
+_ESCAPE = re.compile(rb"%[0-9A-Fa-f]{2}")
+# By these some servers and frameworks take another method or path than the request line's.
+_METHOD_OVERRIDES = {b"x-http-method", b"x-http-method-override", b"x-method-override"}
+_PATH_OVERRIDES = {b"x-original-url", b"x-rewrite-url", b"x-original-uri"}
+
+
+class Ambiguous(Exception):
+    """A request can be read in more than one way; the message is a clause that says what is in the way."""
+
+
+def secrets_for(
+    rules: Sequence[SecretRule], method: bytes, target: bytes, header_names: Sequence[bytes]
+) -> list[SecretRule]:
+    """Returns the secrets that a request gets: for each header the first rule that covers it.
+
+    `target` is in origin form or `*`; `header_names` are in lower case. Raises Ambiguous.
+    """
+    with_paths = any(rule.paths for rule in rules)
+    path = plain_path(target) if with_paths else ""
+    chosen: dict[str, SecretRule] = {}
+    for rule in rules:
+        if rule.header.lower() not in chosen and _covers(rule, method.decode("ascii"), path):
+            chosen[rule.header.lower()] = rule
+    for rule in chosen.values():
+        _check_overrides(rule, header_names)
+    return list(chosen.values())
+
+
+def _covers(rule: SecretRule, method: str, path: str) -> bool:
+    if rule.methods and method not in rule.methods:
+        return False
+    if not rule.paths:
+        return True
+    if not path.startswith("/"):  # `*`, which asks about the server as a whole
+        return False
+    if not any(_matches(pattern, path) for pattern in rule.paths):
+        # Where a server drops matrix parameters or empty segments, the path may be covered after all: then there are
+        # two readings. Where neither reading is covered, the request gets no secret and goes on.
+        if any(_matches(pattern, _reduced(path)) for pattern in rule.paths):
+            raise Ambiguous("has empty segments or parameters (`;`), which servers read in different ways")
+        return False
+    if _reduced(path) != path:
+        raise Ambiguous("has empty segments or parameters (`;`), which servers read in different ways")
+    return True
+
+
+def _matches(pattern: str, path: str) -> bool:
+    """A pattern that ends in `*` covers all that begins with the part before it, and not that part itself."""
+    if pattern.endswith("*"):
+        return path.startswith(pattern[:-1]) and len(path) > len(pattern) - 1
+    return path == pattern
+
+
+def _reduced(path: str) -> str:
+    """The path as servers see it that drop parameters and empty segments."""
+    *above, last = [segment.partition(";")[0] for segment in path.split("/")]
+    return "/" + "".join(f"{segment}/" for segment in above if segment) + last
+
+
+def plain_path(target: bytes) -> str:
+    """Returns the path of a request's target, decoded once. Raises Ambiguous where decoding is not the end of it."""
+    raw = target.partition(b"?")[0]
+    if b"#" in raw:
+        raise Ambiguous("has a fragment")
+    if b"\\" in raw:
+        raise Ambiguous("has a backslash, which some servers take for a slash")
+    if len(_ESCAPE.findall(raw)) != raw.count(b"%"):
+        raise Ambiguous("has a % that begins no escape")
+    decoded = unquote_to_bytes(raw)
+    if decoded.count(b"/") != raw.count(b"/") or b"\\" in decoded:
+        raise Ambiguous("has an encoded slash or backslash")
+    if _ESCAPE.search(decoded):
+        raise Ambiguous("is encoded twice")
+    try:
+        path = decoded.decode("utf-8")
+    except UnicodeDecodeError:
+        raise Ambiguous("is not UTF-8") from None
+    if not path.isprintable():
+        raise Ambiguous("has control characters or separators")
+    if any(segment.partition(";")[0].strip() in (".", "..") for segment in path.split("/")):
+        raise Ambiguous("has segments that are . or ..")
+    return path
+
+
+def _check_overrides(rule: SecretRule, header_names: Sequence[bytes]) -> None:
+    for limited, overrides in ((rule.methods, _METHOD_OVERRIDES), (rule.paths, _PATH_OVERRIDES)):
+        found = overrides.intersection(name.replace(b"_", b"-") for name in header_names)
+        if limited and found:
+            raise Ambiguous(f"has the header {min(found).decode('ascii')}, which may change what the request asks for")
+
+
+def is_spelling_of(name: bytes, header: str) -> bool:
+    """True for each name that a server might take for the header: gateways make one of `-` and `_`."""
+    return name.lower().replace(b"_", b"-") == header.lower().replace("_", "-").encode("ascii")

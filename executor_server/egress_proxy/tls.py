@@ -1,0 +1,132 @@
+"""TLS over the proxy's endpoints, by memory buffers: nothing is read before there is room for it.
+
+asyncio's own TLS takes over a transport and reads ahead; here a stream reads when it is asked to, as an endpoint does,
+keeps to the room that the session has, and can be given bytes that were read before it was made.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ssl
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from executor_server.guest.egress.endpoint import CHUNK_BYTES, Endpoint
+
+
+@dataclass(frozen=True)
+class Intake:
+    """The room for bytes from one side, and their count (protocols.Meter)."""
+
+    room: Callable[[], int]
+    room_opened: Callable[[], Awaitable[None]]
+    count: Callable[[int], None]
+
+
+class TlsStream:
+    """One side of a TLS connection. One coroutine may receive while another one sends."""
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        context: ssl.SSLContext,
+        *,
+        server_name: str | None,
+        intake: Intake,
+        received: bytes = b"",
+    ) -> None:
+        """As the client where there is a `server_name`, else as the server."""
+        self.endpoint = endpoint
+        self._incoming = ssl.MemoryBIO()
+        self._outgoing = ssl.MemoryBIO()
+        self._incoming.write(received)
+        self._intake = intake
+        self._sending = asyncio.Lock()
+        self.ssl = context.wrap_bio(
+            self._incoming, self._outgoing, server_side=server_name is None, server_hostname=server_name
+        )
+
+    async def handshake(self, deadline: float) -> None:
+        """Raises ssl.SSLError when it fails, after the alert was sent; OSError and DeadlinePassed."""
+        while True:
+            try:
+                self.ssl.do_handshake()
+                return await self._flush(deadline)
+            except ssl.SSLWantReadError:
+                await self._flush(deadline)
+                await self._fill(deadline)
+            except ssl.SSLError:
+                await self._flush(deadline)
+                raise
+
+    async def receive(self, deadline: float | None = None) -> bytes:
+        """Returns what there is; nothing at the end, which peers that just close are allowed to leave unannounced."""
+        while True:
+            try:
+                return self.ssl.read(CHUNK_BYTES)
+            except ssl.SSLWantReadError:
+                await self._flush(deadline)  # the answer to an update of keys
+                await self._fill(deadline)
+            except (ssl.SSLZeroReturnError, ssl.SSLEOFError):
+                return b""
+
+    async def send(self, data: bytes) -> None:
+        if data:
+            self.ssl.write(data)
+            await self._flush(None)
+
+    async def close(self, deadline: float) -> None:
+        """Announces the end, so that the peer knows that nothing was cut off. Does not wait for its answer."""
+        # It would like the peer's announcement too, or there is no peer any more.
+        with contextlib.suppress(ssl.SSLError):
+            self.ssl.unwrap()
+        await self._flush(deadline)
+
+    def is_idle(self) -> bool:
+        """False when the peer has ended the connection, or sent something unasked. Never waits."""
+        try:
+            self.ssl.read(1)
+            return False
+        except ssl.SSLWantReadError:
+            pass
+        except ssl.SSLError:
+            return False
+        try:
+            data = self.endpoint.sock.recv(self._intake.room())
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+        self._intake.count(len(data))
+        self._incoming.write(data)
+        return bool(data) and self.is_idle()  # a ticket for later sessions is no message
+
+    async def _fill(self, deadline: float | None) -> None:
+        data = await self._receive(deadline)
+        if data:
+            self._incoming.write(data)
+        else:
+            self._incoming.write_eof()
+
+    async def _receive(self, deadline: float | None) -> bytes:
+        """Reads at most what may be moved in the moment in which it is read. Nothing is awaited before it is counted:
+        other connections of the session share the room."""
+        while True:
+            size = self._intake.room()
+            if not size:
+                await self._intake.room_opened()
+                continue
+            try:
+                data = self.endpoint.sock.recv(size)
+            except (BlockingIOError, InterruptedError):
+                await self.endpoint.readable(deadline)
+                continue
+            self._intake.count(len(data))
+            return data
+
+    async def _flush(self, deadline: float | None) -> None:
+        # Taken out under the lock: two coroutines that send must not interleave their records.
+        async with self._sending:
+            if self._outgoing.pending:
+                await self.endpoint.send(self._outgoing.read(), deadline)

@@ -1,10 +1,13 @@
 """The contract of a backend, and the code that backends share: teardown, settings, users, system call filters.
 
-It owns the packed guest too. Each backend is a package of its own (`local`, `docker`, `e2b`), knows none of the others
-and keeps its SDK to itself. No backend knows sessions, clients or policies.
+It owns the packed guest too, and what confines a process: its user, its filter. Each backend is a package of its own
+(`local`, `docker`, `e2b`), knows none of the others and keeps its SDK to itself. No backend knows sessions, clients or
+policies.
 """
 
 from executor_server.backends.base import Backend, HostFinding, KnownSandbox, Sandbox
 from executor_server.backends.host_sweeper import HostSweeper
 from executor_server.backends.missing import MissingSandbox
+from executor_server.backends.seccomp_program import UnsupportedArchitecture, filter_program
 from executor_server.backends.teardown import failures_of, outcomes_of
+from executor_server.backends.users import unlisted_uid

@@ -66,6 +66,11 @@ def usable_uids(
     )
 
 
+def unlisted_uid() -> int:
+    """Returns a user for a process of the daemon's own that hostile bytes reach. Raises SandboxFailure."""
+    return HostUsers(usable_uids(DEFAULT_UID_BASE)).take()
+
+
 def _ranges(id_map: Path) -> list[range]:
     """Reads the ids that exist here from a file of three columns: first id inside, first id outside, count."""
     columns = [[int(number) for number in line.split()] for line in id_map.read_text().splitlines()]

@@ -5,3 +5,4 @@ policies or backends: it is given a listener, rules and an id, and reports what 
 """
 
 from executor_server.egress.interface import Egress, EgressError, EgressSettings, EgressSink
+from executor_server.egress.service import EgressService

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from executor_server.core import EgressConnection, EgressDenial, NetworkRules, NetworkUsage
+from executor_server.core import EgressConnection, EgressDenial, NetworkRules, NetworkUsage, SandboxFailure
 
 
-class EgressError(Exception):
+class EgressError(SandboxFailure):
     """The egress proxy can't do what is asked; the message is a sentence that says why and what to do.
 
     It is for the administrator and may name paths of the host: a session's client only learns that there is no network.

@@ -1,0 +1,173 @@
+"""The proxy's process, as the daemon sees it: started, given its settings, and ended without a trace.
+
+Everything that it says is read with a bound and answered to at most; it gets no environment but what its start needs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import os
+import socket
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import structlog
+
+from executor_server.backends import UnsupportedArchitecture, filter_program, unlisted_uid
+from executor_server.egress.interface import EgressError, EgressSettings
+from executor_server.egress_proxy import Link
+from executor_server.guest.egress.control import MAX_COMMAND_BYTES, MAX_REPORT_BYTES, encode
+
+_START_S = 20.0
+_END_S = 2.0
+_REAP_S = 5.0
+# A proxy that is so far behind reads nothing any more: ten thousand sessions are bound with less.
+_MAX_BACKLOG_BYTES = 2**25
+_MAX_STDERR_BYTES = 4096
+_MAX_MESSAGE_CHARS = 1000
+# Python, libc and OpenSSL start as they do for the daemon. Its credentials are not among them.
+_KEPT_VARIABLES = (
+    *("PATH", "HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "PYTHONPATH", "PYTHONHOME"),
+    *("SSL_CERT_FILE", "SSL_CERT_DIR"),
+)
+
+_log = structlog.get_logger(__name__)
+
+Message = dict[str, Any]
+
+
+class ProxyProcess:
+    """One process from its start to its end. `on_message` is called for each message after `ready`."""
+
+    def __init__(self, on_message: Callable[[Message], None], on_end: Callable[[str], None]) -> None:
+        """`on_end` is called once, when a process that was started is of no use any more; then `close` it."""
+        self._on_message = on_message
+        self._on_end = on_end
+        self._process: asyncio.subprocess.Process | None = None
+        self._link: Link | None = None
+        self._stderr: asyncio.Task[bytes] | None = None
+        self._ready: asyncio.Future[None] | None = None
+
+    @property
+    def pid(self) -> int | None:
+        return None if self._process is None else self._process.pid
+
+    async def start(self, settings: EgressSettings, directory: str) -> None:
+        """Starts the process, and waits until it is confined. Raises EgressError; `close` it all the same."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        with theirs:
+            self._ready = asyncio.get_running_loop().create_future()
+            self._link = Link(
+                ours,
+                max_line_bytes=MAX_REPORT_BYTES,
+                max_backlog_bytes=_MAX_BACKLOG_BYTES,
+                takes_descriptors=False,
+                on_message=self._take,
+                on_end=self._ended,
+            )
+            try:
+                self._process = await asyncio.create_subprocess_exec(
+                    *(sys.executable, "-P", "-m", "executor_server.egress_proxy", str(theirs.fileno())),
+                    stdin=asyncio.subprocess.DEVNULL,
+                    stdout=asyncio.subprocess.DEVNULL,
+                    stderr=asyncio.subprocess.PIPE,
+                    pass_fds=(theirs.fileno(),),
+                    env=_environment(os.environ),
+                    # Control-C at a terminal is for the daemon, which drains its sessions first.
+                    start_new_session=True,
+                )
+            except OSError as error:
+                raise EgressError(f"The egress proxy can't be started: {error.strerror}.") from error
+        self._stderr = asyncio.create_task(_last_bytes(self._process.stderr))
+        self._link.send(_settings_message(settings, directory))
+        try:
+            async with asyncio.timeout(_START_S):
+                await self._ready
+        except TimeoutError:
+            raise EgressError(f"The egress proxy was not ready within {_START_S:g} seconds.") from None
+
+    def send(self, message: Message, descriptor: int | None = None) -> None:
+        """Never blocks. Raises EgressError for a message that is too large; nothing is sent then."""
+        line = encode(message if descriptor is None else {**message, "descriptor": True})
+        if len(line) > MAX_COMMAND_BYTES:
+            raise EgressError(f"The rules of a session's network are larger than {MAX_COMMAND_BYTES:,} bytes.")
+        if self._link is not None:
+            self._link.send_line(line, descriptor)
+
+    async def close(self) -> None:
+        """Ends the process and reaps it. The link's end is enough for a process that is well. Idempotent."""
+        if self._link is not None:
+            self._link.close()
+            self._link = None
+        process, self._process = self._process, None
+        if process is None:
+            return
+        try:
+            async with asyncio.timeout(_END_S):
+                await process.wait()
+        except TimeoutError:
+            process.kill()
+            async with asyncio.timeout(_REAP_S):
+                await process.wait()
+        assert self._stderr is not None
+        stderr = await self._stderr
+        if process.returncode != 0:
+            # Its own words hold no text of a sandbox (egress_proxy/process.py); what else is there is escaped.
+            _log.warning("egress_proxy_ended", exit_code=process.returncode, stderr=stderr.decode("utf-8", "replace"))
+
+    def _take(self, message: Message, _descriptor: int | None) -> None:
+        assert self._ready is not None
+        if self._ready.done():
+            self._on_message(message)
+        elif message["type"] == "ready":
+            self._ready.set_result(None)
+        else:
+            text = message.get("message")
+            why = text[:_MAX_MESSAGE_CHARS] if isinstance(text, str) else "The egress proxy did not start."
+            self._ready.set_exception(EgressError(why))
+
+    def _ended(self, why: str) -> None:
+        assert self._ready is not None
+        if not self._ready.done():
+            self._ready.set_exception(EgressError(f"The egress proxy did not start: {why}. The log has what it said."))
+        elif not self._ready.cancelled() and self._ready.exception() is None:
+            self._on_end(why)
+
+
+async def _last_bytes(stream: asyncio.StreamReader | None) -> bytes:
+    """Reads to the end, so that the process never waits, and keeps the last page."""
+    assert stream is not None
+    kept = b""
+    while data := await stream.read(_MAX_STDERR_BYTES):
+        kept = (kept + data)[-_MAX_STDERR_BYTES:]
+    return kept.strip()
+
+
+def _environment(environ: Mapping[str, str]) -> dict[str, str]:
+    # Each thread that resolves a name would get an arena of its own from glibc.
+    return {"MALLOC_ARENA_MAX": "2"} | {name: environ[name] for name in _KEPT_VARIABLES if name in environ}
+
+
+def _settings_message(settings: EgressSettings, directory: str) -> Message:
+    return {
+        "type": "start",
+        "directory": directory,
+        "has_secrets": bool(settings.secrets),
+        "internal": list(settings.internal),
+        "resolver": list(settings.resolver),
+        "upstream_proxy": settings.upstream_proxy,
+        "upstream_resolves": settings.upstream_resolves,
+        "ca_file": None if settings.ca_file is None else str(settings.ca_file),
+        "uid": unlisted_uid() if os.geteuid() == 0 else None,
+        "seccomp": _seccomp(),
+    }
+
+
+def _seccomp() -> str | None:
+    try:
+        return base64.b64encode(filter_program()).decode("ascii")
+    except UnsupportedArchitecture as error:
+        _log.warning("egress_proxy_without_filter", reason=str(error))
+        return None

@@ -6,47 +6,22 @@ The hosts that sessions may reach are in the policy. A session without any of th
 from __future__ import annotations
 
 import ipaddress
-import os
 import re
-import stat
-from collections.abc import Collection
-from pathlib import Path
 from typing import Annotated
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from executor_server.config.problems import contradiction, refuse
-from executor_server.config.settings import AbsolutePath, ConfigError, Name, ReadForm, Section
+from executor_server.config.settings import AbsolutePath, Name, ReadForm, Section
+from executor_server.guest.egress.addresses import why_never_opened
 
 MAX_RANGES = 256
 MAX_RESOLVERS = 8
 MAX_SECRETS = 256
-MAX_SECRET_BYTES = 4096
 
 _DNS_PORT = 53
 _AUTHORITY = re.compile(
     r"(?P<host>\[[0-9A-Fa-f:.]{2,45}\]|[A-Za-z0-9](?:[A-Za-z0-9.-]{0,252}[A-Za-z0-9])?):(?P<port>[0-9]{1,5})"
-)
-# The value of a header: what RFC 9110 calls a field value, in ASCII.
-_SECRET = re.compile(rb"[!-~]+(?: +[!-~]+)*")
-
-# The proxy connects to none of these, whatever `internal` says, so a range within one would promise what is not done.
-_NEVER_OPENED = tuple(
-    map(
-        ipaddress.ip_network,
-        (
-            "0.0.0.0/8",
-            "127.0.0.0/8",
-            "169.254.0.0/16",
-            "168.63.129.16/32",
-            "224.0.0.0/4",
-            "255.255.255.255/32",
-            "::/127",
-            "fe80::/10",
-            "fd00:ec2::254/128",
-            "ff00::/8",
-        ),
-    )
 )
 
 _Network = ipaddress.IPv4Network | ipaddress.IPv6Network
@@ -62,9 +37,9 @@ def _range_of(text: str) -> str:
         raise ValueError("is all addresses, which would end the check of private ones")
     if network.version == 6 and network.network_address.ipv4_mapped is not None:
         raise ValueError("is a range of IPv4 in IPv6, and counts as written in IPv4 only")
-    for never in _NEVER_OPENED:
-        if network.version == never.version and network.subnet_of(never):  # type: ignore[arg-type]
-            raise ValueError(f"lies within {never}, which the proxy never connects to")
+    clause = why_never_opened(network)
+    if clause is not None:
+        raise ValueError(f"{clause}, and the proxy connects to none of these")
     return str(network)
 
 
@@ -143,37 +118,3 @@ class EgressSection(Section):
             text = "needs upstream_proxy, which is not set"
             refuse(self, [contradiction(("upstream_resolves",), text, True)])
         return self
-
-
-def read_secret(name: str, path: Path, owners: Collection[int] = ()) -> str:
-    """Returns the secret in a file of `egress.secrets`, without the line break at its end.
-
-    It must be a regular file that no other user can read, and belong to this user, to root or to one of `owners`.
-    Raises ConfigError, which names the key and never the content.
-    """
-    try:
-        # O_NONBLOCK: a named pipe put there must not hang the start.
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
-        try:
-            found = os.fstat(fd)
-            data = os.read(fd, MAX_SECRET_BYTES + 2) if stat.S_ISREG(found.st_mode) else b""
-        finally:
-            os.close(fd)
-    except OSError as error:
-        raise _wrong(name, path, f"can't be read: {error.strerror}") from error
-    if not stat.S_ISREG(found.st_mode):
-        raise _wrong(name, path, "is not a regular file")
-    if found.st_uid not in {os.geteuid(), 0, *owners}:
-        raise _wrong(name, path, f"belongs to user {found.st_uid}, not to this one or to root")
-    if found.st_mode & 0o077:
-        raise _wrong(name, path, f"can be read by other users; run: chmod 600 {path}, and use a new secret")
-    secret = data.removesuffix(b"\n").removesuffix(b"\r")
-    if len(secret) > MAX_SECRET_BYTES:
-        raise _wrong(name, path, f"is larger than {MAX_SECRET_BYTES:,} bytes")
-    if _SECRET.fullmatch(secret) is None:
-        raise _wrong(name, path, "must hold one line of printable ASCII, without spaces at its ends")
-    return secret.decode("ascii")
-
-
-def _wrong(name: str, path: Path, text: str) -> ConfigError:
-    return ConfigError([f"egress.secrets.{name}: the file {path} {text}"])

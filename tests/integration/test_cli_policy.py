@@ -10,6 +10,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from executor_server.cli import main
+from executor_server.cli.policy import EXIT_REFUSED
 from executor_server.cli.shared import EXIT_CONFIG
 
 POLICY = """\
@@ -65,6 +66,86 @@ def test_a_policy_that_can_be_used_is_summed_up(file: Path) -> None:
         "profile      data (extends base)",
         "tenant       x: profile data, admin",
     ]
+
+
+NETWORK = """\
+[profiles.base.network]
+allowed = ["api.example.com:443", "*.example.org"]
+denied = ["x.example.org"]
+[[profiles.base.network.secrets]]
+host = "api.example.com"
+header = "Authorization"
+value = "Bearer ${bot}"
+"""
+
+
+def test_secrets_can_be_checked_only_with_the_configuration(file: Path, config: Path) -> None:
+    file.write_text(POLICY.replace('"elsewhere"', '"base"') + NETWORK)
+    alone = run("check", file)
+    assert alone.exit_code == 0
+    said = "not checked  secrets of the configuration, as there is no --config: bot"
+    assert alone.output.splitlines()[-1] == said
+    whole = run("check", file, "--config", config)
+    assert whole.exit_code == EXIT_CONFIG
+    assert "profiles.base.network.secrets: the configuration has no secret 'bot' (egress.secrets; it has none)" in (
+        whole.output
+    )
+    config.write_text(config.read_text() + '[egress.secrets]\nbot = "/etc/bot"\n')
+    whole = run("check", file, "--config", config)
+    assert whole.exit_code == 0 and "not checked" not in whole.output
+
+
+def test_the_network_of_a_granted_session_is_shown_without_secrets(file: Path) -> None:
+    file.write_text(POLICY + NETWORK)
+    result = explain(file, {"network": ["api.example.com:443", "a.example.org"], "connections": ["a.example.org:80"]})
+    assert result.exit_code == 0
+    shown = [line for line in result.output.splitlines() if "network" in line]
+    assert shown == [
+        "  network: a.example.org, api.example.com:443",
+        "  denied_network: x.example.org",
+        "  network.secrets: Authorization for api.example.com, methods all, paths all",
+        "  network: max_connections 32, max_new_connections_per_minute 600, max_sent_bytes 104857600, "
+        "max_received_bytes 1073741824, max_connection_s 3600.0, audit connections",
+    ]
+    assert explain(file, {}).output.splitlines()[-1] == "  network: none"
+
+
+def test_a_refused_host_is_explained_by_its_line(file: Path) -> None:
+    file.write_text(POLICY + NETWORK)
+    result = explain(file, {"network": ["api.example.com", "b.x.example.org", "*.example.org"]})
+    assert result.exit_code == EXIT_REFUSED
+    assert result.output.splitlines() == [
+        "refused to tenant x, profile data, which extends base",
+        "  network: asked for api.example.com, allowed is api.example.com:443, *.example.org (NOT_ALLOWED)",
+        f'    {file}:11: allowed = ["api.example.com:443", "*.example.org"]    '
+        "# network.allowed of profile base, which data extends",
+        "  network: asked for b.x.example.org, allowed is nothing of x.example.org (DENIED)",
+        f'    {file}:12: denied = ["x.example.org"]    # network.denied of profile base, which data extends',
+    ]
+
+
+def test_a_connection_that_a_session_could_ask_for_is_told_so(file: Path) -> None:
+    file.write_text(POLICY + NETWORK)
+    result = explain(file, {"connections": ["a.example.org:443", "a.example.org:22", "y.x.example.org:443"]})
+    assert result.exit_code == EXIT_REFUSED
+    first, second, third = (line for line in result.output.splitlines() if "#" in line)
+    assert first.endswith("; or the session asks for it, which it may (network of the request)")
+    assert "which it may" not in second and "which it may" not in third
+    asked = explain(file, {"network": ["*.example.org"], "connections": ["y.x.example.org:443"]})
+    assert "connections: asked for y.x.example.org:443, allowed is nothing of x.example.org (DENIED)" in asked.output
+    wrong = explain(file, {"connections": ["a.example.org"]})
+    assert wrong.exit_code == 2 and 'it must be a host and a port, as "pypi.org:443"' in wrong.output
+
+
+def test_a_secret_that_the_daemon_lacks_is_a_line_of_its_configuration(file: Path, config: Path) -> None:
+    file.write_text(POLICY + NETWORK)
+    config.write_text(config.read_text() + '[egress.secrets]\nother = "/etc/bot"\n')
+    result = explain(file, {"network": ["api.example.com:443"]}, "--config", config)
+    assert result.exit_code == EXIT_REFUSED
+    assert "network: asked for api.example.com with Authorization of ${bot}, allowed is hosts whose" in result.output
+    assert f"{config}:5: [egress.secrets]    # egress.secrets of the daemon's configuration; no policy can" in (
+        result.output
+    )
 
 
 def test_every_problem_of_a_policy_is_listed(file: Path) -> None:

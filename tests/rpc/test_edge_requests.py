@@ -427,5 +427,6 @@ async def test_a_session_tells_its_effective_limits(edge: Edge) -> None:
     assert (session.state, session.create_time.seconds, dict(session.labels)) == (1, 1_700_000_000, {"k": "v"})
     policy = (await edge.stub.GetPolicy(pb.GetPolicyRequest(), metadata=AUTH)).policy
     assert (list(policy.tool_placements), policy.network, policy.backend) == (["host", "sandbox"], "none", "local")
-    assert list(policy.backends) == ["local"]
+    assert list(policy.backends) == ["local"] and not policy.HasField("network_rules")
+    assert not session.network
     assert len(policy.max_limits.ListFields()) == 12

@@ -84,6 +84,12 @@ _RANGES = _ranges(
 _GLOBAL_IPV6 = ipaddress.IPv6Network("2000::/3")
 
 
+def why_never_opened(network: Network) -> Optional[str]:
+    """Returns a clause when all of a range stays closed even where it is internal; None for any other range."""
+    closed = (each for each in _RANGES if not each.may_be_internal and each.network.version == network.version)
+    return next((each.clause for each in closed if network.subnet_of(each.network)), None)  # type: ignore[arg-type]
+
+
 class AddressRules:
     """Classifies addresses.
 

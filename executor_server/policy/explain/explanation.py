@@ -27,7 +27,8 @@ from executor_server.policy.backend_choice import CONFIGURED_BACKEND
 from executor_server.policy.decide import Policy
 from executor_server.policy.explain.lines import FreePlace, Line, Lines
 from executor_server.policy.explain.question import Question, answer
-from executor_server.policy.hosts import is_covered_host, pattern_of
+from executor_server.policy.grants import PolicySummary
+from executor_server.policy.hosts import is_covered_host, is_denied_host, pattern_of
 from executor_server.policy.inheritance import lineage
 from executor_server.policy.network import CONFIGURED_SECRETS
 
@@ -102,15 +103,20 @@ def _with_alternative(policy: Policy, tenant: str, refusal: Refusal) -> Refusal:
     if violation is None or asked_by is None or violation.kind is not ViolationKind.NOT_ALLOWED:
         return refusal
     summary = policy.describe(Principal(tenant, "question"))
-    may_ask = (
-        is_covered(violation.requested, summary.allowed_imports)
-        if violation.field == "imports"
-        else is_covered_host(pattern_of(violation.requested), summary.network.allowed)
-    )
-    if not may_ask:
+    may_ask = _may_ask_for_import if violation.field == "imports" else _may_ask_for_host
+    if not may_ask(summary, violation.requested):
         return refusal
     advice = f"{refusal.place.advice}; or the session asks for it, which it may ({asked_by} of the request)"
     return replace(refusal, place=replace(refusal.place, advice=advice))
+
+
+def _may_ask_for_import(summary: PolicySummary, module: str) -> bool:
+    return is_covered(module, summary.allowed_imports)
+
+
+def _may_ask_for_host(summary: PolicySummary, host: str) -> bool:
+    network, pattern = summary.network, pattern_of(host)
+    return is_covered_host(pattern, network.allowed) and not is_denied_host(pattern, network.rules.denied)
 
 
 def _place_of_invalid(written: _Written, error: ExecutorError) -> Place:

@@ -1,4 +1,4 @@
-"""Hosts are asked for, granted and told on the wire, and what went out of the sandbox is in the result."""
+"""Hosts are asked for, granted and reported on the wire, and what went out of the sandbox is in the result."""
 
 from __future__ import annotations
 
@@ -59,9 +59,9 @@ async def test_hosts_are_granted_told_and_refused(tmp_path: Path) -> None:
         session = (await edge.stub.CreateSession(request, metadata=AUTH)).session
         assert list(session.network) == ["api.example.com:443", "pypi.org:443"]
         assert list(session.denied_network) == ["x.example.com"]
-        told = (await edge.stub.GetPolicy(pb.GetPolicyRequest(), metadata=AUTH)).policy
-        assert (told.network, told.quotas.egress_bytes_per_hour) == ("names", 8_000)
-        assert told.network_rules == types.NetworkRules(
+        reported = (await edge.stub.GetPolicy(pb.GetPolicyRequest(), metadata=AUTH)).policy
+        assert (reported.network, reported.quotas.egress_bytes_per_hour) == ("names", 8_000)
+        assert reported.network_rules == types.NetworkRules(
             default_hosts=["pypi.org:443"],
             allowed_hosts=["*.example.com"],
             denied_hosts=["x.example.com"],
@@ -72,7 +72,7 @@ async def test_hosts_are_granted_told_and_refused(tmp_path: Path) -> None:
             max_received_bytes=6_000,
             max_connection_s=7.5,
         )
-        assert b"${key}" not in told.SerializeToString(), "the value of a header is the policy's own affair"
+        assert b"${key}" not in reported.SerializeToString(), "the value of a header is the policy's own affair"
         for asked, code in (("example.org", "PERMISSION_DENIED"), ("https://pypi.org", "INVALID_ARGUMENT")):
             refused_request = pb.CreateSessionRequest(request_id="s", network=["pypi.org:443", asked])
             assert (await refused(edge.stub.CreateSession(refused_request, metadata=AUTH)))[0] == code

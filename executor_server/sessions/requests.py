@@ -59,7 +59,7 @@ from executor_server.guest.wire.messages import (
     SetVariables,
 )
 from executor_server.guest.wire.schema import Message
-from executor_server.guest.wire.session_rules import ExecutionMax, SessionRules
+from executor_server.guest.wire.session_rules import LISTED_HOSTS_MAX, ExecutionMax, SessionRules
 from executor_server.policy import check_file_get, check_file_put, check_tools
 from executor_server.sessions.shared import SessionHooks, SessionServices, SessionSettings
 
@@ -359,8 +359,15 @@ def _rules(spec: SessionSpec) -> bytes:
             output_bytes=most.output_bytes,
         ),
         shipped_tools=list(spec.tools.allowed) if "sandbox" in spec.tools.placements else [],
+        network=_listed_hosts(spec.network.allowed),
     )
     return json.dumps(rules.head()).encode()
+
+
+def _listed_hosts(allowed: Sequence[str]) -> list[str]:
+    """Returns the hosts that a message of the guest lists: some of many, and the number of the others."""
+    listed, rest = list(allowed[:LISTED_HOSTS_MAX]), len(allowed) - LISTED_HOSTS_MAX
+    return [*listed, f"and {rest} more"] if rest > 0 else listed
 
 
 def _answered(answer: T | None) -> T:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from executor_server.guest.checks.offline import NOTE
-from tests.contract.harness import Harness
+from executor_server.core.network import NetworkRules
+from executor_server.guest.checks.offline import NO_NETWORK
+from executor_server.sessions import SessionRequest
+from tests.contract.harness import PRINCIPAL, Harness
 from tests.contract.marks import promise
 
 pytestmark = promise("run-no-network")
@@ -21,9 +25,9 @@ async def test_an_exception_says_that_there_is_no_network(harness: Harness, name
     session = await harness.session()
     run = await harness.run(session, RAISED[name])
     assert run.outcome == "exception" and run.ended.error is not None
-    assert run.message.endswith(f"\n{NOTE}")
+    assert run.message.endswith(f"\n{NO_NETWORK}")
     assert RAISED[name].splitlines()[1] in run.ended.error.traceback
-    assert NOTE not in run.stderr, "once for each step"
+    assert NO_NETWORK not in run.stderr, "once for each step"
 
 
 async def test_a_program_that_catches_it_gets_the_explanation_once_in_its_logs(harness: Harness) -> None:
@@ -33,7 +37,7 @@ async def test_a_program_that_catches_it_gets_the_explanation_once_in_its_logs(h
         "    except OSError as error:\n        print(error)"
     )
     run = await harness.run(session, code)
-    assert (run.outcome, run.stderr) == ("succeeded", f"{NOTE}\n")
+    assert (run.outcome, run.stderr) == ("succeeded", f"{NO_NETWORK}\n")
     assert (await harness.run(session, "print('well')")).stderr == ""
 
 
@@ -41,11 +45,26 @@ async def test_a_child_that_misses_the_network_is_explained_too(harness: Harness
     session = await harness.session()
     child = "import socket; socket.getaddrinfo('pypi.org', 443)"
     run = await harness.run(session, f"import subprocess, sys\nsubprocess.run([sys.executable, '-c', {child!r}])")
-    assert run.stderr.endswith(f"{NOTE}\n") and "gaierror" in run.stderr
+    assert run.stderr.endswith(f"{NO_NETWORK}\n") and "gaierror" in run.stderr
 
 
 async def test_the_sandbox_s_own_addresses_are_no_network(harness: Harness) -> None:
     session = await harness.session()
     run = await harness.run(session, "import socket\nsocket.create_connection(('127.0.0.1', 9))")
     assert run.outcome == "exception"
-    assert NOTE not in run.message + run.stderr
+    assert NO_NETWORK not in run.message + run.stderr
+
+
+@promise("egress-variables")
+async def test_a_program_that_goes_around_the_proxy_learns_what_leads_out(harness: Harness) -> None:
+    rules = NetworkRules(allowed=tuple(f"host{number}.test:443" for number in range(20)))
+    spec = replace(harness.spec(egress=True), network=rules)
+    session = await harness.manager.create(PRINCIPAL, SessionRequest("request", spec))
+    run = await harness.run(session, RAISED["an address"])
+    listed = ", ".join([*rules.allowed[:16], "and 4 more"])
+    assert run.message.endswith(f"and by name; allowed: {listed}]") and NO_NETWORK not in run.message
+    child = "import socket; socket.getaddrinfo('a.test', 1)"
+    run = await harness.run(session, f"import subprocess, sys\nsubprocess.run([sys.executable, '-c', {child!r}])")
+    assert run.stderr.endswith(f"allowed: {listed}]\n") and "gaierror" in run.stderr
+    await session.hold_to(replace(spec, network=NetworkRules(allowed=("host1.test:443",))))
+    assert (await harness.run(session, RAISED["an address"])).message.endswith("allowed: host1.test:443]")

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import traceback
 
+from . import offline
 from .control import ExecutionInterrupted
-from .offline import NOTE, is_offline
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import types
-    from typing import Any, Callable, Optional
+    from typing import Any, Callable, Optional, Sequence
 
 _MAX_MESSAGE_CHARS = 8_000
 _MAX_TRACEBACK_CHARS = 12_000
@@ -21,17 +21,22 @@ _AGENTS = ("<execution-", "<prelude>")
 _ARCHIVE = __file__.partition("executor_guest")[0]
 
 
-def describe(error: BaseException, filename: str, source: str, spans: list[list[int]]) -> dict[str, Any]:
-    """Returns the type, message, traceback, line and statement of an exception, of the program's own frames."""
+def describe(
+    error: BaseException, filename: str, source: str, spans: list[list[int]], network: Sequence[str] = ()
+) -> dict[str, Any]:
+    """Returns the type, message, traceback, line and statement of an exception, of the program's own frames.
+
+    `network` names the hosts that the program may reach.
+    """
     trace = _agent_traceback(error)
     line, top_line = _lines(trace, filename)
     name = "KeyboardInterrupt" if isinstance(error, ExecutionInterrupted) else type(error).__name__
-    offline = _is_offline(error)
-    note = f"\n{NOTE}" if offline else ""
+    is_offline = _is_offline(error)
+    note = f"\n{offline.note(network)}" if is_offline else ""
     return {
         "type": name[:256],
         "message": text_of(error) + note,
-        "traceback": _format(error, trace, shorten=_keep_agent_frames if offline else _drop_own_frames, note=note),
+        "traceback": _format(error, trace, shorten=_keep_agent_frames if is_offline else _drop_own_frames, note=note),
         "line": line,
         "statement": _statement(source, spans, top_line),
     }
@@ -66,7 +71,7 @@ def _lines(trace: Optional[types.TracebackType], filename: str) -> tuple[int, in
 
 def _is_offline(error: BaseException) -> bool:
     try:
-        return is_offline(error)
+        return offline.is_offline(error)
     except Exception:  # noqa: BLE001 (a class of the program's own may have odd attributes)
         return False
 

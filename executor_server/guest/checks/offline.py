@@ -1,7 +1,7 @@
-"""Recognizes failures that come from the sandbox having no network, so that a note can say so to the model.
+"""Recognizes failures of programs that tried to reach a host directly, so that a note can say to the model what works.
 
-Libraries only name the system call that failed. A sandbox of each backend has only its own loopback: the policy has no
-other value yet.
+Libraries only name the system call that failed. A sandbox has nothing but its own loopback: what is outside is reached
+through the egress proxy, by programs that heed it, or not at all.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ import errno
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Optional
+    from typing import Any, Optional, Sequence
 
-NOTE = (
-    '[this sandbox has no network (policy: sandbox.network = "none"); '
+NO_NETWORK = (
+    "[this sandbox has no network: its session was granted none (policy: network.allowed); "
     "data can reach it as files, variables or answers of tools]"
 )
 # getaddrinfo's NONAME, AGAIN, FAIL and NODATA. Local names, as localhost, are found without a network.
@@ -28,6 +28,16 @@ _MESSAGES = (
     b"Network is unreachable",
     b"Could not resolve host",
 )
+
+
+def note(network: Sequence[str]) -> str:
+    """Returns the note for a session that may reach these hosts."""
+    if not network:
+        return NO_NETWORK
+    return (
+        "[this sandbox reaches other hosts only through its HTTP proxy, which http_proxy and https_proxy name, and by "
+        f"name; allowed: {', '.join(network)}]"
+    )
 
 
 def is_offline(error: BaseException) -> bool:

@@ -30,14 +30,24 @@ assert len(LANGUAGE_RULES) <= LANGUAGE_RULES_MAX, "a session that is refused all
 
 
 class Rules:
-    """Patterns of modules that may be imported, patterns of those that never may, and the language rules in force."""
+    """Patterns of modules that may be imported, patterns of those that never may, and the language rules in force.
 
-    __slots__ = ("_authorized_tree", "_denied_tree", "authorized", "denied", "refused")
+    `network` names the hosts that may be reached, for messages.
+    """
 
-    def __init__(self, authorized: Sequence[str] = (), denied: Sequence[str] = (), refused: Sequence[str] = ()) -> None:
+    __slots__ = ("_authorized_tree", "_denied_tree", "authorized", "denied", "network", "refused")
+
+    def __init__(
+        self,
+        authorized: Sequence[str] = (),
+        denied: Sequence[str] = (),
+        refused: Sequence[str] = (),
+        network: Sequence[str] = (),
+    ) -> None:
         self.authorized = tuple(authorized)
         self.denied = tuple(pattern[:-2] if pattern.endswith(".*") else pattern for pattern in denied)
         self.refused = frozenset(refused)
+        self.network = tuple(network)
         if "*" in self.authorized and not self.denied:
             self.refused -= {"foreign_modules"}  # no module is foreign, and what looks for one would cost something
         self._authorized_tree = _tree(self.authorized)
@@ -64,7 +74,12 @@ class Rules:
 
     def fields(self) -> dict[str, Any]:
         """Returns the rules as they are sent."""
-        rules = CodeRules(authorized=list(self.authorized), denied=list(self.denied), refused=sorted(self.refused))
+        rules = CodeRules(
+            authorized=list(self.authorized),
+            denied=list(self.denied),
+            refused=sorted(self.refused),
+            network=list(self.network),
+        )
         return rules.head()
 
     @classmethod
@@ -72,7 +87,7 @@ class Rules:
         """Takes rules as they were sent. Raises FrameError for a rule that this version can't enforce."""
         if not set(rules.refused).issubset(LANGUAGE_RULES):
             raise FrameError("a language rule that does not exist")
-        return cls(rules.authorized, rules.denied, rules.refused)
+        return cls(rules.authorized, rules.denied, rules.refused, rules.network or ())
 
 
 def _tree(patterns: Iterable[str]) -> dict[str, Any]:

@@ -147,7 +147,7 @@ class Executions:
         self._meter.finish()  # from here on, str() and repr() of the program's exceptions are free
         if isinstance(error, SystemExit):
             return "exited", {"type": "SystemExit", "message": text_of(error), "exit_code": _exit_code(error)}
-        detail = describe(error, filename, source, spans)
+        detail = describe(error, filename, source, spans, self._enforcer.rules.network)
         if isinstance(error, OperationLimitExceeded):
             return "operation_limit", detail
         if isinstance(error, MemoryError):

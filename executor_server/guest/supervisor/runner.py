@@ -18,7 +18,7 @@ import time
 
 from executor_api.limits import VALUE_BYTES_MAX
 
-from ..checks.offline import NOTE
+from ..checks.offline import note
 from ..checks.rules import Rules
 from ..files.artifacts import Artifacts
 from ..files.transfers import Transfers
@@ -378,8 +378,8 @@ class Runner:
             outcome, detail = run.ended_by, run.limit_error(detail)
         self._child_processes.release()
         run.logs.finish()
-        if run.logs.offline and NOTE not in (detail or {}).get("message", ""):
-            run.logs.say("stderr", f"{NOTE}\n")
+        if run.logs.offline and (hint := note(self.rules.network)) not in (detail or {}).get("message", ""):
+            run.logs.say_notice(f"{hint}\n")
         run.oom_suspect = oom_suspect
         run.cpu_time_s = self.cpu_time_s() if cpu_time_s is None else cpu_time_s
         self._charged_cpu_s += run.cpu_time_s

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from typing import Optional
 
 LANGUAGE_RULES_MAX = 9
+LISTED_HOSTS_MAX = 16
 
 
 class ExecutionMax(Record):
@@ -24,11 +25,15 @@ class ExecutionMax(Record):
 
 
 class CodeRules(Record):
-    """The imports that agent code may make, and the language features that it may not use."""
+    """The imports that agent code may make, the language features that it may not use, the hosts that it may reach.
+
+    The guest only mentions the hosts: the egress proxy enforces them. Of many, the last text counts the rest.
+    """
 
     authorized: list[str] = texts(2048, 256)
     denied: list[str] = texts(2048, 256)
     refused: list[str] = texts(LANGUAGE_RULES_MAX, 64)
+    network: Optional[list[str]] = texts(LISTED_HOSTS_MAX + 1, 300, default=None)
 
 
 class SessionRules(CodeRules):

@@ -9,7 +9,7 @@ import socket
 import pytest
 
 from executor_server.guest.checks.failures import describe
-from executor_server.guest.checks.offline import NOTE, is_offline, says_offline
+from executor_server.guest.checks.offline import NO_NETWORK, is_offline, note, says_offline
 from tests.support.agent_program import Agent
 
 UNKNOWN = "Name or service not known"
@@ -47,8 +47,8 @@ def test_the_note_stands_once_under_a_short_traceback_with_the_program_s_own_lin
     error = Agent().run(source).error
     assert error is not None
     detail = describe(error, filename, source, [[1, 99]])
-    assert detail["message"].count(NOTE) == detail["traceback"].count(NOTE) == 1
-    assert detail["traceback"].endswith(f"{NOTE}\n")
+    assert detail["message"].count(NO_NETWORK) == detail["traceback"].count(NO_NETWORK) == 1
+    assert detail["traceback"].endswith(f"{NO_NETWORK}\n")
     assert detail["traceback"].splitlines()[-2].endswith(detail["message"].splitlines()[-2])
     own = [line for line in source.splitlines() if "pypi.org" in line or line == "load()"]
     assert all(line.strip() in detail["traceback"] for line in own)
@@ -93,3 +93,23 @@ def test_the_failure_is_found_in_output() -> None:
     assert says_offline(b"curl: (6) Could not resolve host: pypi.org\n")
     assert says_offline(f"<urlopen error [Errno -2] {UNKNOWN}>".encode())
     assert not says_offline(b"all is well")
+
+
+ALLOWED = ("pypi.org:443", "*.pythonhosted.org:443")
+
+
+def test_a_program_that_goes_around_the_proxy_learns_what_leads_out() -> None:
+    """Such as one that opens a socket itself, or a library that ignores the environment."""
+    source = "import socket\nsocket.create_connection(('pypi.org', 443))"
+    error = Agent().run(source).error
+    assert error is not None
+    message = describe(error, "<execution-1>", source, [[1, 99]], ALLOWED)["message"]
+    assert message.endswith(f"\n{note(ALLOWED)}") and NO_NETWORK not in message
+    assert "http_proxy" in message and "allowed: pypi.org:443, *.pythonhosted.org:443" in message
+
+
+def test_a_refusal_of_the_proxy_is_explained_by_the_proxy_alone() -> None:
+    source = "raise OSError('Tunnel connection failed: 403 x.org:443 is not allowed for this session')"
+    error = Agent().run(source).error
+    assert error is not None
+    assert describe(error, "<execution-1>", source, [[1, 99]], ALLOWED)["message"] == str(error)

@@ -138,7 +138,9 @@ class AcceptPace:
     def at_least(self, new_connections_per_minute: int) -> None:
         """Does not slow down a policy that grants many connections: the pace is twice what it grants."""
         self._per_s = max(self._per_s, min(_FASTEST_PER_S, 2 * new_connections_per_minute / _MINUTE_S))
-        self._burst = max(self._burst, min(_FASTEST_PER_S, float(new_connections_per_minute)))
+        more = max(0.0, min(_FASTEST_PER_S, new_connections_per_minute) - self._burst)
+        self._burst += more
+        self._permits += more
 
     def take(self, now: float) -> float:
         """Seconds to wait for the next permit; 0 when one was taken."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Callable, Dict, Optional
 
 from . import reasons
 from .endpoint import DeadlinePassed, Endpoint
-from .first_bytes import check_for
+from .first_bytes import HTTPS_PORT, check_for
 from .forward import Exchange
 from .head import Head, HeadReader
 from .names import Target
@@ -38,7 +38,7 @@ class Connection:
         self._task: Optional[asyncio.Task[None]] = None
         self._ended_by = ""
         self._answered = self._reported = self._closed = False
-        self._reader = HeadReader(session.limits.head_bytes)
+        self._method = b""
         self._upstream: Optional[Endpoint] = None
         self._opened_at = 0.0
         self._time_limit: Optional[asyncio.TimerHandle] = None
@@ -75,17 +75,18 @@ class Connection:
     # Its life
 
     async def run(self) -> None:
-        reason = reasons.ENDED
+        reason = reasons.BROKEN
         try:
             try:
                 await self._serve()
+                reason = reasons.ENDED
             except Refusal as refusal:
                 reason = refusal.reason
                 await self._refuse(refusal)
         except Ended as ended:
             reason = ended.reason
-        except (OSError, DeadlinePassed):  # ssl.SSLError is one
-            reason = reasons.BROKEN
+        except (OSError, DeadlinePassed):  # ssl.SSLError is an OSError
+            return
         except asyncio.CancelledError:
             if not self._ended_by:
                 reason = reasons.PROXY_ENDED
@@ -98,31 +99,43 @@ class Connection:
         if head is None:
             return
         self.target = head.target
+        self._check_scheme(head)
         self.allowed = self._session.admit(head.target)
         self.decided = True
         dialled = await self._session.dialer.dial(head.target)
         self._open(dialled)
         if head.is_connect:
-            await self._tunnel(head, dialled)
+            self.buffered = head.take_rest()
+            del head  # and with it 6 KB of h11, which an idle tunnel would keep
+            await self._tunnel(dialled)
         else:
             await self._forward(head)
 
     async def _read_head(self) -> Optional[Head]:
         """The head; None when the client sent nothing: browsers open connections that they may not need."""
-        deadline = self._loop.time() + self._session.limits.head_s
+        limits = self._session.limits
+        reader = HeadReader(limits.head_bytes, limits.head_lines)
+        deadline = self._loop.time() + limits.head_s
         head = None
-        while head is None:
-            try:
-                data = await self._client.receive(self._reader.wanted, deadline)
-            except DeadlinePassed:
-                if self._reader.is_empty:
+        try:
+            while head is None:
+                data = await self._client.receive(reader.wanted, deadline)
+                if not data and reader.is_empty:
                     return None
-                message = "the connection was closed: the head of its request was not complete in time"
-                raise Refusal(reasons.HEAD_TIMEOUT, message) from None
-            if not data and self._reader.is_empty:
+                head = reader.feed(data)
+        except DeadlinePassed:
+            if reader.is_empty:
                 return None
-            head = self._reader.feed(data)
+            message = "the connection was closed: the head of its request was not complete in time"
+            raise Refusal(reasons.HEAD_TIMEOUT, message) from None
+        finally:
+            self._method = reader.method
         return head
+
+    def _check_scheme(self, head: Head) -> None:
+        if not head.is_connect and head.target.port == HTTPS_PORT:
+            message = f"{head.target} expects TLS: ask for it with https://, which makes a CONNECT"
+            raise Refusal(reasons.BAD_REQUEST, message)
 
     def _open(self, dialled: Dialled) -> None:
         try:
@@ -138,15 +151,14 @@ class Connection:
         self.limit_time(self._session.rules.max_connection_s)
         self._session.opened(self)
 
-    async def _tunnel(self, head: Head, dialled: Dialled) -> None:
-        self.buffered = head.take_rest()
+    async def _tunnel(self, dialled: Dialled) -> None:
         await self._client.send(_ESTABLISHED, self._loop.time() + self._session.limits.head_s)
         self._answered = True
         terminator = self._terminator()
         if terminator is not None:
             await terminator.terminate(self)
             return
-        check = check_for(head.target, self._session.limits.head_bytes)
+        check = check_for(self.target, self._session.limits)
         await Splice(self.client, dialled.sock, self, check, self._session.limits).run(self.buffered)
 
     def _terminator(self) -> Optional[Terminator]:
@@ -168,7 +180,7 @@ class Connection:
         self._close_upstream(refusal.reason)
         if not self._answered:
             deadline = self._loop.time() + self._session.limits.linger_s
-            await self._client.send(response_to(refusal, with_body=self._reader.method != b"HEAD"), deadline)
+            await self._client.send(response_to(refusal, with_body=self._method != b"HEAD"), deadline)
         elif refusal.parting:
             try:
                 self.client.send(refusal.parting)

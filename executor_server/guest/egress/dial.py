@@ -26,6 +26,9 @@ from .protocols import (
 )
 from .refusals import Refusal
 
+# Addresses of one name that are classified.
+_MAX_ADDRESSES = 16
+
 
 class DirectConnector:
     """Connects to the address itself."""
@@ -104,7 +107,8 @@ class Dialer:
             raise Refusal(reasons.UNRESOLVED, f"{target} could not be reached: {target.host} {clause}") from error
         if not addresses:
             raise Refusal(reasons.UNRESOLVED, f"{target} could not be reached: {target.host} has no addresses")
-        self._cache[target.host] = (self._loop.time() + self._limits.cache_s, tuple(addresses))
+        addresses = tuple(addresses[:_MAX_ADDRESSES])
+        self._cache[target.host] = (self._loop.time() + self._limits.cache_s, addresses)
         self._cache.move_to_end(target.host)
         while len(self._cache) > self._limits.cached_names:
             self._cache.popitem(last=False)

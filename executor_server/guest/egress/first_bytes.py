@@ -18,8 +18,9 @@ from typing import Any, Optional, Protocol
 import h11
 
 from . import reasons
-from .head import absolute_target, check_framing
+from .head import LineLimit, absolute_target, check_framing
 from .names import BadName, LiteralAddress, Target, canonical_host, parse_authority
+from .protocols import Limits
 from .refusals import Refusal, response_to, shown
 
 _HANDSHAKE_RECORD = b"\x16"
@@ -36,10 +37,10 @@ class FirstBytes(Protocol):
         """True: all that was fed may pass. False: more is needed to decide. Raises Refusal."""
 
 
-def check_for(target: Target, limit_bytes: int) -> FirstBytes:
+def check_for(target: Target, limits: Limits) -> FirstBytes:
     if target.port == HTTP_PORT:
-        return FirstRequest(target, limit_bytes)
-    return ServerName(target, limit_bytes, required=target.port == HTTPS_PORT)
+        return FirstRequest(target, limits.head_bytes, limits.head_lines)
+    return ServerName(target, limits.head_bytes, required=target.port == HTTPS_PORT)
 
 
 class ServerName:
@@ -169,9 +170,10 @@ class FirstRequest:
 
     required = True
 
-    def __init__(self, target: Target, limit_bytes: int) -> None:
+    def __init__(self, target: Target, limit_bytes: int, limit_lines: int) -> None:
         self._target = target
         self._left = limit_bytes
+        self._lines = LineLimit(limit_lines)
         self._machine = h11.Connection(h11.SERVER, max_incomplete_event_size=limit_bytes)
 
     def feed(self, data: bytes) -> bool:
@@ -183,19 +185,26 @@ class FirstRequest:
 
     def _feed(self, data: bytes) -> bool:
         self._left -= len(data)
+        if not self._lines.allows(data):
+            raise self._too_large()
         self._machine.receive_data(data)
         try:
             event = self._machine.next_event()
         except h11.RemoteProtocolError as error:
+            if error.error_status_hint == 431:
+                raise self._too_large() from error
             message = f"the first bytes to {self._target} are no HTTP request: {shown(str(error))}"
             raise Refusal(reasons.BAD_REQUEST, message) from error
         if isinstance(event, h11.Request):
             self._check(event)
             return True
         if self._left <= 0:
-            message = f"the first request to {self._target} has a head larger than the proxy reads"
-            raise Refusal(reasons.HEAD_TOO_LARGE, message)
+            raise self._too_large()
         return False
+
+    def _too_large(self) -> Refusal:
+        message = f"the first request to {self._target} has a head larger than the proxy reads"
+        return Refusal(reasons.HEAD_TOO_LARGE, message)
 
     def _check(self, request: h11.Request) -> None:
         check_framing(request)

@@ -14,7 +14,7 @@ import h11
 
 from . import reasons
 from .endpoint import Endpoint
-from .head import Head
+from .head import Head, LineLimit
 from .names import Target
 from .protocols import Meter
 from .refusals import Ended, Refusal, shown
@@ -24,6 +24,10 @@ if TYPE_CHECKING:
 
 # Servers send larger heads than clients: cookies, content security policies.
 RESPONSE_HEAD_BYTES = 65536
+RESPONSE_HEAD_LINES = 1024
+MAX_INFORMATIONAL = 16
+# Events of one connection until the loop serves others: bodies may come in chunks of one byte, at 15 µs for each.
+EVENTS_AT_ONCE = 32
 Headers = List[Tuple[bytes, bytes]]
 
 # RFC 9110, section 7.6.1, and what older clients send to proxies. `Expect` is passed on, and Host is made here.
@@ -89,6 +93,9 @@ class Exchange:
         self._meter = meter
         self._to_client = head.machine
         self._to_server = h11.Connection(h11.CLIENT, max_incomplete_event_size=RESPONSE_HEAD_BYTES)
+        self._lines = LineLimit(RESPONSE_HEAD_LINES)
+        self._informed = 0
+        self._events = 0
         self.answered = False  # the response has begun
 
     async def run(self) -> None:
@@ -114,7 +121,7 @@ class Exchange:
         self._meter.count_sent(len(request) + len(machine.trailing_data[0]))
         await self._send_up(request)
         while True:
-            event = self._next(machine)
+            event = await self._next(machine)
             if event is h11.NEED_DATA:
                 data = await self._receive(self._client, self._meter.send_room)
                 self._meter.count_sent(len(data))
@@ -133,7 +140,8 @@ class Exchange:
         except OSError:
             pass  # a server that takes no more may have answered all the same, which the download learns
 
-    def _next(self, machine: h11.Connection) -> object:
+    async def _next(self, machine: h11.Connection) -> object:
+        await self._let_others_run()
         try:
             return machine.next_event()
         except h11.RemoteProtocolError as error:
@@ -141,10 +149,11 @@ class Exchange:
 
     async def _download(self) -> None:
         while True:
-            event = self._next_of_server()
+            event = await self._next_of_server()
             if event is h11.NEED_DATA:
                 data = await self._receive_down()
                 self._meter.count_received(len(data))
+                self._check_lines(data)
                 self._to_server.receive_data(data)
             elif isinstance(event, h11.InformationalResponse):
                 await self._inform(event)
@@ -164,11 +173,23 @@ class Exchange:
         except OSError as error:
             raise self._broken(error.strerror or "it broke the connection") from error
 
-    def _next_of_server(self) -> object:
+    async def _next_of_server(self) -> object:
+        await self._let_others_run()
         try:
             return self._to_server.next_event()
         except h11.RemoteProtocolError as error:
             raise self._broken(shown(str(error))) from error
+
+    async def _let_others_run(self) -> None:
+        """Neither a read nor a write waits while there are bytes and room, so without this a quick pair of peers would
+        keep the loop for themselves."""
+        self._events += 1
+        if self._events % EVENTS_AT_ONCE == 0:
+            await asyncio.sleep(0)
+
+    def _check_lines(self, data: bytes) -> None:
+        if not self._lines.allows(data):
+            raise self._broken("its head has too many lines")
 
     def _broken(self, clause: str) -> Exception:
         if self.answered:
@@ -176,10 +197,17 @@ class Exchange:
         return Refusal(reasons.UNREACHED, f"{self._head.target} gave no response that can be read: {clause}")
 
     async def _inform(self, event: h11.InformationalResponse) -> None:
+        self._informed += 1
+        if self._informed > MAX_INFORMATIONAL:
+            raise self._broken("it sends informational responses without end")
+        self._lines = LineLimit(RESPONSE_HEAD_LINES)
+        self._check_lines(bytes(self._to_server.trailing_data[0]))
         # A client of HTTP/1.0 knows none, and would take it for the response.
         if self._head.request.http_version == b"1.1":
-            informed = h11.InformationalResponse(status_code=event.status_code, headers=end_to_end(event.headers))
-            await self._send_down(informed)
+            headers = end_to_end(event.headers)
+            await self._send_down(
+                h11.InformationalResponse(status_code=event.status_code, headers=headers, reason=event.reason)
+            )
 
     async def _send_down(self, event: h11.Event) -> None:
         try:

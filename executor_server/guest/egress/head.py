@@ -6,6 +6,7 @@ nothing that can be read in two ways is passed on: not the target, not the lengt
 
 from __future__ import annotations
 
+import re
 from typing import NamedTuple, Optional, Tuple
 
 import h11
@@ -15,6 +16,8 @@ from .names import BadName, LiteralAddress, Target, parse_authority
 from .refusals import Refusal, shown
 
 _SCHEME = b"http://"
+_END_OF_HEAD = re.compile(rb"\n\r?\n")
+_TOO_LARGE = "the head of the request is larger than the proxy reads"
 
 
 class Head(NamedTuple):
@@ -34,10 +37,34 @@ class Head(NamedTuple):
         return bytes(self.machine.trailing_data[0])
 
 
+class LineLimit:
+    """Counts the lines of a head before h11 reads it, and tells when there are too many.
+
+    h11 bounds its bytes. But it reads a head in one go, at 5 µs for each header: one of 4,000 headers of four bytes
+    would stop all sessions for as long as 50 connections take.
+    """
+
+    def __init__(self, lines: int) -> None:
+        self._left = lines
+        self._tail = b""
+        self._complete = False
+
+    def allows(self, data: bytes) -> bool:
+        if self._complete:
+            return True
+        window = self._tail + data
+        end = _END_OF_HEAD.search(window)
+        self._left -= window.count(b"\n", len(self._tail), end.end() if end else len(window))
+        self._complete = end is not None
+        self._tail = window[-2:]
+        return self._left >= 0
+
+
 class HeadReader:
     """Takes the bytes of a connection until they are a head. Does no I/O."""
 
-    def __init__(self, head_bytes: int) -> None:
+    def __init__(self, head_bytes: int, head_lines: int) -> None:
+        self._lines = LineLimit(head_lines)
         self._machine = h11.Connection(h11.SERVER, max_incomplete_event_size=head_bytes)
         self._left = head_bytes
         self.is_empty = True  # nothing was fed
@@ -53,7 +80,7 @@ class HeadReader:
         request = self._feed(data)
         if request is None:
             if self._left < 0:
-                raise Refusal(reasons.HEAD_TOO_LARGE, "the head of the request is larger than the proxy reads")
+                raise Refusal(reasons.HEAD_TOO_LARGE, _TOO_LARGE)
             return None
         self.method = bytes(request.method)
         check_framing(request)
@@ -65,6 +92,8 @@ class HeadReader:
     def _feed(self, data: bytes) -> Optional[h11.Request]:
         self._left -= len(data)
         self.is_empty = False
+        if not self._lines.allows(data):
+            raise Refusal(reasons.HEAD_TOO_LARGE, _TOO_LARGE)
         self._machine.receive_data(data)
         try:
             event = self._machine.next_event()
@@ -89,7 +118,7 @@ class HeadReader:
 
 def _not_http(error: h11.RemoteProtocolError) -> Refusal:
     if error.error_status_hint == 431:
-        return Refusal(reasons.HEAD_TOO_LARGE, "the head of the request is larger than the proxy reads")
+        return Refusal(reasons.HEAD_TOO_LARGE, _TOO_LARGE)
     return Refusal(reasons.BAD_REQUEST, f"the proxy can't read this as an HTTP request: {shown(str(error))}")
 
 
@@ -101,7 +130,7 @@ def check_framing(request: h11.Request) -> None:
     if b"transfer-encoding" in names and (b"content-length" in names or request.http_version == b"1.0"):
         # RFC 9112, section 6.1: with both, or in HTTP/1.0, some servers heed one and some the other, which lets a
         # second request hide in the body of the first.
-        raise Refusal(reasons.BAD_REQUEST, "the request has a Transfer-Encoding beside another length")
+        raise Refusal(reasons.BAD_REQUEST, "the length of the request's body can be read in two ways")
 
 
 def absolute_target(target: bytes) -> Tuple[Target, bytes]:

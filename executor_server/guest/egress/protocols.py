@@ -31,6 +31,7 @@ class Limits:
     """The engine's own limits, the same for all sessions; what a policy limits stands in the session's rules."""
 
     head_bytes: int = 16384
+    head_lines: int = 256
     head_s: float = 30.0  # for a complete head, and for a complete ClientHello
     linger_s: float = 2.0
     resolve_s: float = 10.0
@@ -48,8 +49,8 @@ class Limits:
     # nothing is accepted: further ones wait in the kernel's backlog, at the cost of their session alone.
     waiting: int = 32
     # A session's accepted connections, so that a flood of refused ones leaves the processor to other sessions.
-    accept_burst: int = 200
-    accepts_per_s: float = 100.0
+    accept_burst: int = 100
+    accepts_per_s: float = 20.0
 
 
 class Resolver(Protocol):

@@ -1,0 +1,213 @@
+"""The head of a request: read in one way only, or refused with its reason."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from executor_server.guest.egress import reasons
+from executor_server.guest.egress.head import Head, HeadReader
+from executor_server.guest.egress.refusals import PHRASE_CHARACTERS, Refusal, response_to, shown
+
+LIMIT_BYTES = 16384
+LIMIT_LINES = 256
+
+
+def _reader() -> HeadReader:
+    return HeadReader(LIMIT_BYTES, LIMIT_LINES)
+
+
+def _read(data: bytes) -> Head:
+    head = _reader().feed(data)
+    assert head is not None
+    return head
+
+
+def _refusal(data: bytes) -> Refusal:
+    with pytest.raises(Refusal) as refused:
+        reader = _reader()
+        reader.feed(data)
+        reader.feed(b"")
+    return refused.value
+
+
+@pytest.mark.parametrize(
+    ("line", "host", "port", "path"),
+    [
+        (b"CONNECT pypi.org:443", "pypi.org", 443, b""),
+        (b"CONNECT PyPI.org.:443", "pypi.org", 443, b""),
+        (b"CONNECT [2001:db8::1]:443", "2001:db8::1", 443, b""),
+        (b"GET http://pypi.org/simple/?q=1", "pypi.org", 80, b"/simple/?q=1"),
+        (b"GET HTTP://PYPI.org:8080/", "pypi.org", 8080, b"/"),
+        (b"GET http://pypi.org", "pypi.org", 80, b"/"),
+        (b"DELETE http://pypi.org//x//http://other/", "pypi.org", 80, b"//x//http://other/"),
+        (b"GET http://192.0.2.1/", "192.0.2.1", 80, b"/"),
+    ],
+)
+def test_target_and_path_are_read(line: bytes, host: str, port: int, path: bytes) -> None:
+    head = _read(line + b" HTTP/1.1\r\nHost: anything.at.all\r\n\r\n")
+    assert (head.target.host, head.target.port, head.path) == (host, port, path)
+
+
+def test_connect_of_http_1_0_needs_no_host() -> None:
+    """Python's own http.client sends it so before 3.12."""
+    assert _read(b"CONNECT pypi.org:443 HTTP/1.0\r\n\r\n").is_connect
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        (b"GET /", reasons.BAD_REQUEST),
+        (b"OPTIONS *", reasons.BAD_REQUEST),
+        (b"GET https://pypi.org/", reasons.BAD_REQUEST),
+        (b"GET ftp://pypi.org/", reasons.BAD_REQUEST),
+        (b"GET http:/pypi.org/", reasons.BAD_REQUEST),
+        (b"GET http://pypi.org/#fragment", reasons.BAD_REQUEST),
+        (b"GET http:///path", reasons.BAD_NAME),
+        (b"GET http://user@pypi.org/", reasons.BAD_NAME),
+        (b"GET http://user:secret@pypi.org/", reasons.BAD_NAME),
+        (b"GET http://pypi.org:80@other.example/", reasons.BAD_NAME),
+        (b"GET http://pypi.org\\@other.example/", reasons.BAD_NAME),
+        (b"GET http://pypi.org\\.other.example/", reasons.BAD_NAME),
+        (b"GET http://pypi.org?@other.example/", reasons.BAD_NAME),
+        (b"GET http://pypi.org:0/", reasons.BAD_NAME),
+        (b"GET http://pypi.org:65536/", reasons.BAD_NAME),
+        (b"GET http://pypi.org:/", reasons.BAD_NAME),
+        (b"GET http://pypi%2eorg/", reasons.BAD_NAME),
+        (b"CONNECT pypi.org", reasons.BAD_NAME),
+        (b"CONNECT http://pypi.org:443", reasons.BAD_NAME),
+        (b"CONNECT pypi.org:443/path", reasons.BAD_NAME),
+        (b"CONNECT user@pypi.org:443", reasons.BAD_NAME),
+        (b"CONNECT pypi.org:443@other.example:443", reasons.BAD_NAME),
+        (b"CONNECT pypi..org:443", reasons.BAD_NAME),
+        (b"CONNECT 2130706433:443", reasons.ADDRESS_LITERAL),
+        (b"CONNECT 0x7f.1:443", reasons.ADDRESS_LITERAL),
+        (b"CONNECT 127.1:443", reasons.ADDRESS_LITERAL),
+        (b"CONNECT [::ffff:169.254.169.254]:443", reasons.ADDRESS_LITERAL),
+        (b"CONNECT [fe80::1%25eth0]:443", reasons.ADDRESS_LITERAL),
+    ],
+)
+def test_target_that_can_be_read_in_two_ways_or_none_is_refused(line: bytes, reason: str) -> None:
+    assert _refusal(line + b" HTTP/1.1\r\nHost: pypi.org\r\n\r\n").reason == reason
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
+        b"CONNECT pypi.org:443\r\n\r\n",
+        b"CONNECT pypi.org:443 other HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"CONNECT pypi.org:443\x00.other HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"CONNECT pypi.org:443 HTTP/1.1\r\nHost: x\r\n Folded\x00: y\r\n\r\n",
+        b"CONNECT pypi.org:443 HTTP/1.1\r\nHost : x\r\n\r\n",
+        b"CONNECT pypi.org:443 HTTP/1.1\r\n\r\n",
+        b"CONNECT pypi.org:443 HTTP/1.1\r\nHost: x\r\nHost: y\r\n\r\n",
+        b"CONNECT pypi.org:443 HTTP/2.0\r\nHost: x\r\n\r\n",
+        b"CONNECT pypi.org:443 HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\n\r\nx",
+        b"CONNECT pypi.org:443 HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+        b"POST http://a.org/ HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\nContent-Length: 3\r\n\r\n",
+        b"POST http://a.org/ HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n",
+        b"POST http://a.org/ HTTP/1.0\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n",
+        b"POST http://a.org/ HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: gzip, chunked\r\n\r\n",
+        b"POST http://a.org/ HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\nTransfer-Encoding: x\r\n\r\n",
+        b"POST http://a.org/ HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\nContent-Length: 4\r\n\r\n",
+        b"POST http://a.org/ HTTP/1.1\r\nHost: x\r\nContent-Length: +3\r\n\r\n",
+        b"POST http://a.org/ HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999999999999999999999\r\n\r\n",
+        b"GET http://a.org/ HTTP/1.1\r\nHost: x\r\nX: a\rb\r\n\r\n",
+        b"GET http://a.org/",
+        b"GET http://a.org/ HTTP/1.1\r\nHost: x\r\n",
+        b" GET http://a.org/ HTTP/1.1\r\nHost: x\r\n\r\n",
+    ],
+)
+def test_what_is_not_one_request_is_refused(head: bytes) -> None:
+    assert _refusal(head).reason == reasons.BAD_REQUEST
+
+
+def test_a_connect_without_a_body_may_say_so() -> None:
+    assert _read(b"CONNECT pypi.org:443 HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n").is_connect
+
+
+def test_head_of_exactly_the_limit_is_read_and_a_longer_one_refused() -> None:
+    start, end = b"CONNECT pypi.org:443 HTTP/1.1\r\nHost: x\r\nX: ", b"\r\n\r\n"
+    padding = LIMIT_BYTES - len(start) - len(end)
+    reader = _reader()
+    data = start + b"x" * padding + end
+    assert reader.wanted == len(data) + 1
+    assert reader.feed(data) is not None
+    reader = _reader()
+    assert reader.feed(start + b"x" * (padding + len(end))) is None
+    with pytest.raises(Refusal) as refused:
+        reader.feed((b"x" * 2**20)[: reader.wanted])
+    assert refused.value.reason == reasons.HEAD_TOO_LARGE
+
+
+@given(st.lists(st.integers(1, 40), max_size=60))
+def test_head_of_too_many_lines_is_refused_however_it_is_cut(pieces: list[int]) -> None:
+    allowed = b"CONNECT pypi.org:443 HTTP/1.1\r\nHost: x\r\n" + b"a:\r\n" * (LIMIT_LINES - 3) + b"\r\n"
+    for data, is_allowed in ((allowed, True), (allowed[:-2] + b"a:\r\n\r\n", False)):
+        reader, rest, head = _reader(), data, None
+        try:
+            for size in [*pieces, len(data)]:
+                if rest:
+                    head, rest = reader.feed(rest[:size]), rest[size:]
+        except Refusal as refusal:
+            assert not is_allowed
+            assert refusal.reason == reasons.HEAD_TOO_LARGE
+        else:
+            assert is_allowed and head is not None
+
+
+def test_lines_behind_the_head_are_not_counted() -> None:
+    head = _read(b"POST http://a.org/ HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n" + b"\n" * 1000)
+    assert head.target.host == "a.org"
+
+
+@given(st.binary(max_size=300))
+def test_any_bytes_are_a_head_or_more_is_wanted_or_they_are_refused(data: bytes) -> None:
+    reader = _reader()
+    try:
+        head = reader.feed(data) if data else None
+    except Refusal as refusal:
+        assert refusal.reason in reasons.REFUSALS
+    else:
+        assert head is None or head.target.host
+
+
+def test_response_of_a_refusal_is_one_status_line_and_says_all_in_its_body() -> None:
+    message = "a" * 190 + " évil\r\nX-Injected: 1 " + "b" * 300
+    response = response_to(Refusal(reasons.NOT_ALLOWED, message))
+    head, _, body = response.partition(b"\r\n\r\n")
+    lines = head.split(b"\r\n")
+    assert len(lines[0]) == len(b"HTTP/1.1 403 ") + PHRASE_CHARACTERS
+    assert [line.partition(b":")[0] for line in lines[1:]] == [
+        b"Content-Type",
+        b"Content-Length",
+        b"Connection",
+        b"X-Egress-Reason",
+    ]
+    assert body.decode() == message + "\n"
+    assert f"Content-Length: {len(body)}".encode() in lines
+    assert response_to(Refusal(reasons.NOT_ALLOWED, message), with_body=False) == head + b"\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    ("reason", "status"),
+    [
+        (reasons.NOT_ALLOWED, 403),
+        (reasons.BAD_REQUEST, 400),
+        (reasons.HEAD_TIMEOUT, 408),
+        (reasons.TOO_MANY_NEW, 429),
+        (reasons.HEAD_TOO_LARGE, 431),
+        (reasons.UNREACHED, 502),
+        (reasons.RESOLVER_TIMEOUT, 504),
+    ],
+)
+def test_status_fits_the_reason(reason: str, status: int) -> None:
+    assert response_to(Refusal(reason, "no")).startswith(f"HTTP/1.1 {status} no\r\n".encode())
+
+
+@given(st.text())
+def test_shown_text_is_short_and_printable(text: str) -> None:
+    assert len(shown(text)) <= 101
+    assert shown(text).isprintable()

@@ -38,7 +38,7 @@ class Head(NamedTuple):
 
 
 class LineLimit:
-    """Counts the lines of a head before h11 reads it, and tells when there are too many.
+    """Counts the lines of a head before h11 reads it, and notices when there are too many.
 
     h11 bounds its bytes. But it reads a head in one go, at 5 µs for each header: one of 4,000 headers of four bytes
     would stop all sessions for as long as 50 connections take.

@@ -404,7 +404,9 @@ def test_the_authority_of_a_url_has_the_default_port() -> None:
     assert caught.value.target == Target("2001:db8::1", 80)
 
 
-@pytest.mark.parametrize("text", ["127.1:443", "0177.0.0.1:443", "1.2.3.4.:443", "[::ffff:1.2.3.4]:443", "[::0]:443"])
+@pytest.mark.parametrize(
+    "text", ["127.1:443", "0177.0.0.1:443", "1.2.3.4.:443", "[::ffff:1.2.3.4]:443", "[::ffff:102:304]:443", "[::0]:443"]
+)
 def test_an_address_in_a_spelling_of_its_own_is_never_a_target(text: str) -> None:
     with pytest.raises(LiteralAddress) as caught:
         parse_authority(text)
@@ -454,6 +456,7 @@ NO_PATTERNS = {
     "*.[::1]": "before an address",
     "010.0.0.1": "a spelling of its own",
     "[::ffff:10.0.0.1]": "a spelling of its own",
+    "[::ffff:a00:1]": "a spelling of its own",
     "": "empty",
     "example.com,example.org": "a comma",
 }

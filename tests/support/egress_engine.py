@@ -12,7 +12,16 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from executor_server.guest.egress.protocols import Connector, Limits, Reporter, Resolver, Terminator, Unresolved, Used
+from executor_server.guest.egress.protocols import (
+    AddressClassifier,
+    Connector,
+    Limits,
+    Reporter,
+    Resolver,
+    Terminator,
+    Unresolved,
+    Used,
+)
 from executor_server.guest.egress.proxy import Proxy
 from executor_server.guest.egress.rules import Rules
 
@@ -167,6 +176,7 @@ async def engine(
     *,
     terminator: Terminator | None = None,
     connector: Connector | None = None,
+    classifier: AddressClassifier | None = None,
     used: Used | None = None,
     **changed_limits: Any,
 ) -> AsyncIterator[Engine]:
@@ -174,7 +184,7 @@ async def engine(
     recorder, names, addresses = Recorder(), Names(), Addresses()
     proxy = Proxy(
         resolver=names,
-        classifier=addresses,
+        classifier=classifier or addresses,
         reporter=recorder,
         connector=connector,
         terminator=terminator,

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 LATE_GROUPS = {
     "audit": "Verifies and shows the audit log.",
+    "egress": "Checks which connections sessions may make.",
     "policy": "Checks policy files, explains what they refuse, and compares them.",
     "token": "Makes, lists and revokes the tokens of tenants.",
 }

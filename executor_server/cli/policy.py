@@ -8,34 +8,32 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any
 
 import click
 
-from executor_server.cli.shared import EXIT_CONFIG, configured, fail, load_config
-from executor_server.config import NAME_FORM, Config, ConfigError, is_name, read_bytes, validated
-from executor_server.core import NetworkRules, SessionSpec
-from executor_server.policy import (
-    Policy,
-    PolicyFile,
-    built_in_policy,
-    parse_policy,
-    policy_for,
-    secrets_named,
-    unserved,
+from executor_server.cli.policy_shared import (
+    fail_policy,
+    parsed_policy,
+    policy_text,
+    profile_text,
+    read_policy,
+    refusal_lines,
 )
+from executor_server.cli.shared import configured, load_config
+from executor_server.config import NAME_FORM, ConfigError, is_name, read_bytes, validated
+from executor_server.core import NetworkRules, SessionSpec
+from executor_server.policy import PolicyFile, secrets_named, unserved
 from executor_server.policy.explain.diff import Change, differences
-from executor_server.policy.explain.explanation import Explanation, Place, PolicyText, Refusal, explain
+from executor_server.policy.explain.explanation import Explanation, Refusal, explain
 from executor_server.policy.explain.question import Question
 
 EXIT_DIFFERENT = 1
 EXIT_REFUSED = 1
 MAX_REQUEST_BYTES = 1 << 20
-
-T = TypeVar("T")
 
 _FILE = click.argument("file", required=False, type=click.Path(path_type=Path))
 
@@ -54,11 +52,11 @@ def check(file: Path | None, **options: Any) -> None:
     With --config, or $EXECUTOR_CONFIG, that includes what such a daemon could not serve.
     """
     config = load_config(**options)
-    path, _, found = _read(file, config)
+    path, _, found = read_policy(file, config)
     has_config = options["config_path"] is not None
     problems = [str(problem) for problem in unserved(found, config)] if has_config else []
     if problems:
-        _fail_policy(path, problems)
+        fail_policy(path, problems)
     click.echo(f"{path or 'The built-in policy'} can be used.")
     for line in _summary(found):
         click.echo(line)
@@ -90,8 +88,8 @@ def explain_(file: Path | None, tenant: str, request_: str, as_json: bool, **opt
     if not is_name(tenant):
         raise click.BadParameter(f"must be {NAME_FORM}", param_hint="--tenant")
     config = load_config(**options)
-    path, data, found = _read(file, config)
-    source = PolicyText(_policy(found, config, options["config_path"]), data.decode(), _config_text(options))
+    path, data, found = read_policy(file, config)
+    source = policy_text(data, found, config, options["config_path"])
     explanation = explain(source, tenant, _question(request_))
     paths = (str(path), str(options["config_path"]))
     if as_json:
@@ -109,7 +107,7 @@ def explain_(file: Path | None, tenant: str, request_: str, as_json: bool, **opt
 @click.option("--json", "as_json", is_flag=True, help="Answer in JSON.")
 def diff(old: Path, new: Path, as_json: bool) -> None:
     """Says what changes from policy OLD to NEW, and which changes loosen or tighten it."""
-    changes = differences(_parsed(old), _parsed(new))
+    changes = differences(parsed_policy(old), parsed_policy(new))
     if as_json:
         click.echo(json.dumps([asdict(change) for change in changes], indent=2))
     else:
@@ -121,44 +119,6 @@ def diff(old: Path, new: Path, as_json: bool) -> None:
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Reading
-
-
-def _read(file: Path | None, config: Config) -> tuple[Path | None, bytes, PolicyFile]:
-    """Reads the named file, else the configuration's, else the built-in policy, which has no text."""
-    path = file or config.policy.file
-    if path is None:
-        return None, b"", built_in_policy()
-    data = _checked(path, lambda: read_bytes(path, "policy file"))
-    return path, data, _checked(path, lambda: parse_policy(data, path))
-
-
-def _parsed(path: Path) -> PolicyFile:
-    return _checked(path, lambda: parse_policy(read_bytes(path, "policy file"), path))
-
-
-def _checked(path: Path, read: Callable[[], T]) -> T:
-    try:
-        return read()
-    except ConfigError as error:
-        _fail_policy(path, error.problems)
-
-
-def _fail_policy(path: Path | None, problems: list[str] | tuple[str, ...]) -> NoReturn:
-    listed = "\n".join(f"  {line}" for line in problems)
-    fail(EXIT_CONFIG, f"The policy {path or 'that is built in'} can't be used:\n{listed}")
-
-
-def _policy(file: PolicyFile, config: Config, config_path: Path | None) -> Policy:
-    """Returns the policy of the configured daemon; without one, of a daemon that has every image the policy names."""
-    if config_path is not None:
-        return policy_for(file, config)
-    named = [image for profile in file.profiles.values() for image in profile.sandbox.images or ()]
-    return policy_for(file, config, more_images=named, knows_secrets=False)
-
-
-def _config_text(options: dict[str, Any]) -> str:
-    path = options["config_path"]
-    return "" if path is None else read_bytes(path, "configuration file").decode()
 
 
 def _question(request: str) -> Question:
@@ -203,32 +163,13 @@ def _summary(file: PolicyFile) -> Iterator[str]:
 
 
 def _answer(explanation: Explanation, tenant: str, paths: tuple[str, str]) -> Iterator[str]:
-    who = f"tenant {tenant}, {_profile_text(explanation)}"
+    who = f"tenant {tenant}, {profile_text(explanation)}"
     if explanation.granted is not None:
         yield f"granted to {who}"
         yield from _spec_lines(explanation.granted)
         return
     yield f"refused to {who}"
-    for refusal in explanation.refusals:
-        yield f"  {refusal.message}{_kind_text(refusal)}"
-        yield f"    {_place_text(refusal.place, paths)}"
-
-
-def _profile_text(explanation: Explanation) -> str:
-    if not explanation.lineage:
-        return "which has no profile"
-    first, *others = explanation.lineage
-    return f"profile {first}" + "".join(f", which extends {name}" for name in others)
-
-
-def _kind_text(refusal: Refusal) -> str:
-    return f" ({refusal.violation.kind.value})" if refusal.violation is not None else ""
-
-
-def _place_text(place: Place, paths: tuple[str, str]) -> str:
-    if place.line is None:
-        return place.advice
-    return f"{paths[place.is_in_config]}:{place.line.number}: {place.line.text}    # {place.advice}"
+    yield from refusal_lines(explanation.refusals, paths)
 
 
 def _spec_lines(spec: SessionSpec) -> Iterator[str]:

@@ -5,4 +5,5 @@ policies or backends: it is given a listener, rules and an id, and reports what 
 """
 
 from executor_server.egress.interface import Egress, EgressError, EgressSettings, EgressSink
+from executor_server.egress.secret_files import open_secrets
 from executor_server.egress.service import EgressService

@@ -6,3 +6,5 @@ except the wire's and guest/egress (a linter contract holds that), and it knows 
 """
 
 from executor_server.egress_proxy.link import Link
+from executor_server.egress_proxy.own_addresses import OwnAddresses
+from executor_server.egress_proxy.resolvers import DnsResolver, HostResolver

@@ -77,6 +77,9 @@ class Admission(AdmissionController):
             raise
         return release
 
+    def network_window(self, session: SessionFacts) -> int | None:
+        return self._quotas.network_window(session.owner.tenant)
+
     def tool_call(self, session: SessionFacts, execution_id: str, call: ToolCall) -> None:
         """Writes the record. With `audit.sync = "always"` the call's answer waits until it is on the disk."""
         arguments = call.arguments

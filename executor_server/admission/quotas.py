@@ -4,7 +4,7 @@ Sessions, executions and calls at one time are counted as they are observed. A r
 carried out, so that simultaneous requests can't pass a limit together; the reservation is released when the session or
 execution has been observed, or has failed.
 
-Use is summed over sliding windows: creations over a minute in seconds, CPU time and output over an hour in minutes. A
+Use is summed over sliding windows: creations over a minute in seconds, all others over an hour in minutes. A
 part of a window counts until all of it is older than the window, so a quota holds in every minute and every hour.
 
 CPU time and output are known when an execution has ended, and its limits are not reduced to what is left of a quota:
@@ -12,6 +12,9 @@ an execution gets what it was granted. So an hour's use can pass its quota by wh
 may use, at most `quotas.executions` times their limits. An execution without a measured use, because its session was
 deleted or lost, is charged the CPU time that it can have used at most, and the output that had arrived. CPU time
 between executions is charged when the guest reports it, with each ping.
+
+Bytes of the network are charged as the egress proxy reports them. Their quota refuses no execution: it closes the way
+out of the tenant's sessions, until there is room again (egress_windows.py).
 
 The calls and sessions that the daemon has for all tenants are shared: a tenant without a quota of its own may hold as
 many as it leaves free. So one such tenant gets half at most, two get a third each, and the next one always finds some,
@@ -27,6 +30,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
+from executor_server.admission.egress_windows import EgressWindows
 from executor_server.admission.usage_store import MinuteUse, UsageStore
 from executor_server.admission.window import Window
 from executor_server.core import (
@@ -51,7 +55,7 @@ WRITE_INTERVAL_S = 1.0
 _FORGET_INTERVAL_S = 60.0
 # The most that one execution can be charged: the sums stay finite, and integers fit their column.
 _MAX_CPU_TIME_S = 1e9
-_MAX_OUTPUT_BYTES = 2**50
+_MAX_BYTES = 2**50
 
 
 @dataclass(frozen=True)
@@ -64,6 +68,7 @@ class TenantUse:
     cpu_time_s_in_last_hour: float = 0.0
     output_bytes_in_last_hour: int = 0
     calls: int = 0
+    egress_bytes_in_last_hour: int = 0
 
     @property
     def is_nothing(self) -> bool:
@@ -99,6 +104,7 @@ class _Tenant:
     creations: Window = field(default_factory=lambda: Window(60, 1.0))
     cpu_time_s: Window = field(default_factory=lambda: Window(60, 60.0))
     output_bytes: Window = field(default_factory=lambda: Window(60, 60.0))
+    egress_bytes: Window = field(default_factory=lambda: Window(60, 60.0))
 
     def use(self, now_s: float) -> TenantUse:
         return TenantUse(
@@ -108,6 +114,7 @@ class _Tenant:
             cpu_time_s_in_last_hour=self.cpu_time_s.total(now_s),
             output_bytes_in_last_hour=int(self.output_bytes.total(now_s)),
             calls=self.calls,
+            egress_bytes_in_last_hour=int(self.egress_bytes.total(now_s)),
         )
 
 
@@ -132,16 +139,18 @@ class Quotas(Observer):
         self._processors = processors or 1
         self._capacity = capacity
         self._calls = 0  # all tenants together
+        self._windows = EgressWindows()
         self._tenants: dict[str, _Tenant] = {}
         self._forgot_s = clock()
         self._unwritten: dict[tuple[str, int], MinuteUse] = {}
         self._writing: asyncio.TimerHandle | None = None
         if store is not None:
             for used in store.load(_minute(clock()) - 60):
-                self._add_use(used.tenant, used.cpu_time_s, used.output_bytes, min(used.minute * 60.0, clock()))
+                self._add_use(used, min(used.minute * 60.0, clock()))
 
     def close(self) -> None:
         """Writes the use that is not stored yet."""
+        self._windows.close()
         if self._writing is not None:
             self._writing.cancel()
         if self._unwritten:
@@ -199,6 +208,20 @@ class Quotas(Observer):
 
         return _once(release)
 
+    def network_window(self, tenant: str) -> int | None:
+        """Returns the bytes that a session may move until it asks again (egress_windows.py); None without a quota."""
+        quota = self._quotas_of(tenant).egress_bytes_per_hour
+        if quota is None:
+            self._windows.forget(tenant)
+            return None
+        counted, now_s = self._tenant(tenant), self._clock()
+        left_bytes, wait_s = quota - counted.egress_bytes.total(now_s), counted.egress_bytes.wait_s(quota, now_s)
+        return self._windows.grant(tenant, left_bytes, len(counted.sessions) + counted.reserved_sessions, wait_s)
+
+    def on_window_change(self, ask_again: Callable[[str], None]) -> None:
+        """Sets who has the sessions of a tenant ask for their windows again."""
+        self._windows.ask_again = ask_again
+
     def calls_per_second(self, tenant: str) -> int | None:
         return self._quotas_of(tenant).calls_per_second
 
@@ -237,10 +260,16 @@ class Quotas(Observer):
         possible_s = self._end(session, execution_id)
         is_unmeasured = result.usage == Usage(output_bytes=result.usage.output_bytes)
         cpu_time_s = possible_s if is_unmeasured else result.usage.cpu_time_s
-        self._charge(session.owner.tenant, cpu_time_s, result.usage.output_bytes)
+        self._charge(session.owner.tenant, cpu_time_s=cpu_time_s, output_bytes=result.usage.output_bytes)
 
     def background_used(self, session: SessionFacts, cpu_time_s: float) -> None:
-        self._charge(session.owner.tenant, cpu_time_s, 0)
+        self._charge(session.owner.tenant, cpu_time_s=cpu_time_s)
+
+    def network_moved(self, session: SessionFacts, sent_bytes: int, received_bytes: int) -> None:
+        tenant = session.owner.tenant
+        self._charge(tenant, egress_bytes=sent_bytes + received_bytes)
+        if (quota := self._quotas_of(tenant).egress_bytes_per_hour) is not None:
+            self._windows.note_used(tenant, quota - self._tenant(tenant).egress_bytes.total(self._clock()))
 
     def _begin(self, session: SessionFacts, execution_id: str) -> None:
         counted, session_id = self._tenant(session.owner.tenant), session.session_id
@@ -260,21 +289,22 @@ class Quotas(Observer):
 
     # -- counting ------------------------------------------------------------------------------------------------
 
-    def _charge(self, tenant: str, cpu_time_s: float, output_bytes: int) -> None:
-        cpu_time_s = min(cpu_time_s, _MAX_CPU_TIME_S)
-        output_bytes = min(output_bytes, _MAX_OUTPUT_BYTES)
-        used = self._add_use(tenant, cpu_time_s, output_bytes, self._clock())
+    def _charge(self, tenant: str, *, cpu_time_s: float = 0.0, output_bytes: int = 0, egress_bytes: int = 0) -> None:
+        bounded = (min(cpu_time_s, _MAX_CPU_TIME_S), min(output_bytes, _MAX_BYTES), min(egress_bytes, _MAX_BYTES))
+        used = self._add_use(MinuteUse(tenant, 0, *bounded), self._clock())
         if self._store is None:
             return
         self._unwritten[tenant, used.minute] = used
         if self._writing is None:
             self._writing = asyncio.get_running_loop().call_later(WRITE_INTERVAL_S, self._write)
 
-    def _add_use(self, tenant: str, cpu_time_s: float, output_bytes: int, now_s: float) -> MinuteUse:
-        counted = self._tenant(tenant)
-        minute, cpu_sum_s = counted.cpu_time_s.add(cpu_time_s, now_s)
-        _, output_sum = counted.output_bytes.add(output_bytes, now_s)
-        return MinuteUse(tenant, minute, cpu_sum_s, int(output_sum))
+    def _add_use(self, used: MinuteUse, now_s: float) -> MinuteUse:
+        """Adds to the current minute. Returns the sums of that."""
+        counted = self._tenant(used.tenant)
+        minute, cpu_sum_s = counted.cpu_time_s.add(used.cpu_time_s, now_s)
+        _, output_sum = counted.output_bytes.add(used.output_bytes, now_s)
+        _, egress_sum = counted.egress_bytes.add(used.egress_bytes, now_s)
+        return MinuteUse(used.tenant, minute, cpu_sum_s, int(output_sum), int(egress_sum))
 
     def _write(self) -> None:
         """Stores the use. What can't be written is tried again with the next write, while it still counts."""
@@ -301,6 +331,7 @@ class Quotas(Observer):
         self._forgot_s = now_s
         for name in [name for name, counted in self._tenants.items() if counted.use(now_s).is_nothing]:
             del self._tenants[name]
+            self._windows.forget(name)
 
 
 def _check_number(

@@ -18,19 +18,21 @@ import structlog
 from executor_server.config import StateDirError
 from executor_server.core import keep_checksums, open_file, put_aside, row_checksum, transaction
 
-_VERSION = 2
+_VERSION = 3
 _TABLE = """
 CREATE TABLE usage (
     tenant TEXT NOT NULL,
     minute INTEGER NOT NULL,
     cpu_time_s REAL NOT NULL,
     output_bytes INTEGER NOT NULL,
+    egress_bytes INTEGER NOT NULL,
     checksum INTEGER NOT NULL DEFAULT 0,
     PRIMARY KEY (tenant, minute)
 ) STRICT, WITHOUT ROWID
 """
 # The last write for a minute holds.
-_REPLACE = "INSERT OR REPLACE INTO usage (tenant, minute, cpu_time_s, output_bytes) VALUES (?, ?, ?, ?)"
+_COLUMNS = ("tenant", "minute", "cpu_time_s", "output_bytes", "egress_bytes")
+_REPLACE = f"INSERT OR REPLACE INTO usage ({', '.join(_COLUMNS)}) VALUES (:{', :'.join(_COLUMNS)})"
 
 _log = structlog.get_logger(__name__)
 
@@ -43,6 +45,7 @@ class MinuteUse:
     minute: int  # since the epoch
     cpu_time_s: float
     output_bytes: int
+    egress_bytes: int  # sent and received together
 
 
 class UsageStore:
@@ -68,8 +71,7 @@ class UsageStore:
     def load(self, from_minute: int) -> list[MinuteUse]:
         """Returns the use from this minute on, in order of time."""
         rows = self._database.execute(
-            "SELECT tenant, minute, cpu_time_s, output_bytes, checksum FROM usage WHERE minute >= ? ORDER BY minute",
-            (from_minute,),
+            f"SELECT {', '.join(_COLUMNS)}, checksum FROM usage WHERE minute >= ? ORDER BY minute", (from_minute,)
         )
         found = [(MinuteUse(*row), checksum == row_checksum(*row)) for *row, checksum in rows]
         if not all(fits for _, fits in found):
@@ -80,8 +82,7 @@ class UsageStore:
         """Writes these minutes and deletes those before `from_minute`. Returns False when that fails."""
         try:
             with transaction(self._database):
-                rows = ((each.tenant, each.minute, each.cpu_time_s, each.output_bytes) for each in used)
-                self._database.executemany(_REPLACE, rows)
+                self._database.executemany(_REPLACE, map(vars, used))
                 self._database.execute("DELETE FROM usage WHERE minute < ?", (from_minute,))
         except sqlite3.Error as error:
             _log.error("usage_not_written", path=str(self._path), error=str(error))
@@ -91,5 +92,5 @@ class UsageStore:
 
 def _opened(path: Path) -> sqlite3.Connection:
     database = open_file(path, _TABLE, _VERSION, synchronous="OFF")
-    keep_checksums(database, "usage", ("tenant", "minute", "cpu_time_s", "output_bytes"), ("tenant", "minute"))
+    keep_checksums(database, "usage", _COLUMNS, ("tenant", "minute"))
     return database

@@ -262,6 +262,12 @@ class SessionManager:
         if session is not None:
             session.set_cpu_share(share)
 
+    def renew_windows(self, tenant: str | None = None) -> None:
+        """Has the sessions of a tenant, or of all, ask admission again how much they may move over the network."""
+        for session in (*self._sessions.values(), *self._factory.in_set_up):
+            if tenant in (None, session.owner.tenant):
+                session.network.renew_window()
+
     def follow(self, policy: Policy) -> Counter[str]:
         """Puts a policy in force. Returns how many sessions of other policies were kept, tightened and ended."""
         self._policy = policy

@@ -350,7 +350,7 @@ async def test_a_daemon_that_stops_writes_down_the_last_second(path: Path, store
     quotas = quotas_with(clock, store)
     run(quotas, used(cpu_time_s=6.0))
     quotas.close()
-    assert store.load(0) == [MinuteUse("t", int(NOON_S // 60), 6.0, 0)]
+    assert store.load(0) == [MinuteUse("t", int(NOON_S // 60), 6.0, 0, 0)]
 
 
 async def test_what_a_disk_that_fails_does_not_take_is_kept_no_longer_than_it_counts(
@@ -364,7 +364,7 @@ async def test_what_a_disk_that_fails_does_not_take_is_kept_no_longer_than_it_co
 
     monkeypatch.setattr(store, "write", fails)
     for _ in range(180):
-        quotas._charge("t", 1.0, 1)
+        quotas._charge("t", cpu_time_s=1.0, output_bytes=1)
         quotas._write()
         clock.now_s += 60
     quotas.close()
@@ -419,8 +419,8 @@ async def _use_and_close(quotas: Quotas) -> None:
 
 def test_a_row_of_use_that_was_changed_counts_for_nothing(path: Path) -> None:
     store = UsageStore(path)
-    whole = MinuteUse("whole", 5, 1.5, 10)
-    store.write([whole, MinuteUse("changed", 5, 2.5, 20)], 0)
+    whole = MinuteUse("whole", 5, 1.5, 10, 30)
+    store.write([whole, MinuteUse("changed", 5, 2.5, 20, 0)], 0)
     store.close()
     with sqlite3.connect(path) as database:
         database.execute("UPDATE usage SET cpu_time_s = 9999.0 WHERE tenant = 'changed'")

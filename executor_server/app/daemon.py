@@ -132,7 +132,7 @@ async def _start_up(config: Config, stack: AsyncExitStack) -> _Daemon:
     control = await _start_control(config, stack, own_state, tokens, backend.name)
     watchers, policies, quotas = control.watchers, control.policies, control.quotas
     shares = stack.enter_context(closing(CpuShares(lambda session, share: sessions.set_cpu_share(session, share))))
-    watching = (quotas, watchers.trail, watchers.metrics, watchers.tracing, shares)
+    watching = (quotas, watchers.trail, watchers.connections, watchers.metrics, watchers.tracing, shares)
     observer = Observers([each for each in watching if each is not None])
     admission: AdmissionController = Admission(quotas, FairSemaphore(config.sessions.creations), watchers.log)
     if watchers.metrics is not None:

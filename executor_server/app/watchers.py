@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from executor_server.app.settings import audit_files, audit_settings
-from executor_server.audit import AuditLog, AuditTrail
+from executor_server.audit import AuditLog, AuditTrail, ConnectionTrail
 from executor_server.config import Config
 from executor_server.identity import Tokens
 from executor_server.policy import Policy, PolicyListener
@@ -25,6 +25,7 @@ class Watchers:
 
     log: AuditLog | None
     trail: AuditTrail | None
+    connections: ConnectionTrail | None
     metrics: Metrics | None
     tracing: Tracing | None
 
@@ -35,6 +36,7 @@ class Watchers:
         return cls(
             log=log,
             trail=AuditTrail(log) if log is not None else None,
+            connections=ConnectionTrail(log) if log is not None else None,
             metrics=(
                 Metrics(version=version, backend=backend, methods=OWN_METHODS)
                 if config.metrics.listen is not None

@@ -16,6 +16,7 @@ from executor_server.audit.chain import clipped
 from executor_server.core import (
     BlobRef,
     ExecutionLimits,
+    NetworkRules,
     Payload,
     Principal,
     SessionFacts,
@@ -73,6 +74,7 @@ def of_request(principal: Principal, request_id: str, spec: SessionSpec) -> dict
         "tool_names": spec.tools.allowed,
         "files": {name: most for name, most in asdict(spec.files).items() if most is not None},
         "state": asdict(spec.state),
+        **_of_network(spec.network),
         "code_recorded": spec.audit.code,
         "fail_closed": spec.audit.fail_closed,
         "prelude_bytes": len(prelude),
@@ -83,6 +85,17 @@ def of_request(principal: Principal, request_id: str, spec: SessionSpec) -> dict
     if recorded == "full":
         fields["code"] = spec.prelude
     return fields
+
+
+def _of_network(rules: NetworkRules) -> dict[str, Any]:
+    """The hosts that a session may reach; of a secret its host and the name of its header."""
+    if not rules.any:
+        return {}
+    return {
+        "network": rules.allowed,
+        "denied_network": rules.denied,
+        "network_secrets": [f"{secret.host} {secret.header}" for secret in rules.secrets],
+    }
 
 
 def of_code(session: SessionFacts, execution_id: str, code: str, limits: ExecutionLimits) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from executor_server.audit.chain import AuditKind, clipped
 from executor_server.audit.fields import MAX_LISTED, SHORT_CHARS, of_execution, of_principal, of_session, of_state
 from executor_server.audit.log import AuditLog
 from executor_server.core import (
+    NO_NETWORK_USE,
     ExecutorError,
     FileInfo,
     LimitWarning,
@@ -112,6 +113,7 @@ class AuditTrail(Observer, PolicyListener):
             "generation": result.generation,
             "took_s": round(took_s, 6),
             "usage": {name: round(value, 6) if isinstance(value, float) else value for name, value in usage.items()},
+            "network": None if result.network == NO_NETWORK_USE else vars(result.network),
             "imports": result.imports,
             "artifacts": len(result.artifacts),
             "is_final_answer": bool(result.final_answer_call_id),

@@ -30,6 +30,7 @@ _USED = {
     "creations_per_minute": "creations_in_last_minute",
     "cpu_time_s_per_hour": "cpu_time_s_in_last_hour",
     "output_bytes_per_hour": "output_bytes_in_last_hour",
+    "egress_bytes_per_hour": "egress_bytes_in_last_hour",
     "calls": "calls",
 }
 

@@ -17,6 +17,8 @@ from dataclasses import dataclass, field
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, disable_created_metrics
 
 from executor_server.core import (
+    EgressConnection,
+    EgressDenial,
     ExecutorError,
     FileInfo,
     Limits,
@@ -27,6 +29,7 @@ from executor_server.core import (
     SessionFacts,
     ToolCall,
 )
+from executor_server.guest.egress import reasons
 from executor_server.lifecycle import Answer, Observer, RunningQueue, SessionEnd, StateFacts
 from executor_server.policy import Policy, PolicyListener
 
@@ -119,6 +122,7 @@ class Metrics(Observer, PolicyListener):
         self._unfinished = RunningQueue(self._begin)
         book = _Book(self.registry)
         self._make_session_instruments(book)
+        self._make_network_instruments(book)
         self._make_service_instruments(book)
         self.described = tuple(book.entries)
         self._build.labels(version, platform.python_version(), backend).set(1)
@@ -167,6 +171,20 @@ class Metrics(Observer, PolicyListener):
         self._states = book.counter("states", "States of sessions; `way`: `exported` or `restored`.", "way", "profile")
         self._state_bytes = book.counter(
             "state_bytes", "Bytes of states that were exported or restored.", "way", "profile"
+        )
+
+    def _make_network_instruments(self, book: _Book) -> None:
+        self._connections = book.counter(
+            "egress_connections", "Connections of sandboxes that have ended, by the reason of the end.", "reason"
+        )
+        self._open_connections = book.gauge("egress_connections_open", "Connections of sandboxes that last.")
+        self._egress_bytes = book.counter(
+            "egress_bytes", "Bytes over the network; `direction`: `sent` or `received` by sandboxes.", "direction"
+        )
+        self._egress_denied = book.counter(
+            "egress_denied",
+            "Connections and requests of sandboxes that were refused; `other`: too fast to be reported one by one.",
+            "reason",
         )
 
     def _make_service_instruments(self, book: _Book) -> None:
@@ -254,6 +272,23 @@ class Metrics(Observer, PolicyListener):
     def state_restored(self, session: SessionFacts, state: StateFacts) -> None:
         self._states.labels("restored", self._profile(session)).inc()
         self._state_bytes.labels("restored", self._profile(session)).inc(state.size_bytes)
+
+    def connection_opened(self, session: SessionFacts, execution_id: str, connection: EgressConnection) -> None:
+        self._open_connections.inc()
+
+    def connection_closed(self, session: SessionFacts, execution_id: str, connection: EgressConnection) -> None:
+        self._open_connections.dec()
+        self._connections.labels(connection.reason if connection.reason in reasons.ENDS else OTHER).inc()
+
+    def connection_denied(self, session: SessionFacts, execution_id: str, denial: EgressDenial) -> None:
+        self._egress_denied.labels(denial.reason if denial.reason in reasons.REFUSALS else OTHER).inc()
+
+    def denials_uncounted(self, session: SessionFacts, execution_id: str, count: int) -> None:
+        self._egress_denied.labels(OTHER).inc(count)
+
+    def network_moved(self, session: SessionFacts, sent_bytes: int, received_bytes: int) -> None:
+        self._egress_bytes.labels("sent").inc(sent_bytes)
+        self._egress_bytes.labels("received").inc(received_bytes)
 
     def _await(self, session: SessionFacts, execution_id: str) -> None:
         if self._unfinished.add(session.session_id, execution_id, _Running(time.monotonic())):

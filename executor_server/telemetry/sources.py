@@ -72,6 +72,7 @@ _USED = {
     "creations_per_minute": "creations_in_last_minute",
     "cpu_time_s_per_hour": "cpu_time_s_in_last_hour",
     "output_bytes_per_hour": "output_bytes_in_last_hour",
+    "egress_bytes_per_hour": "egress_bytes_in_last_hour",
 }
 _POOL_NAMES = {"ready_count": "ready", "ready_time_sum_s": "ready_seconds"}
 

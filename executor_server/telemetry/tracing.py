@@ -1,10 +1,12 @@
 """OpenTelemetry traces: calls, and under them the executions that they begin.
 
 An execution is a span of its own, begun by the Execute call and ended by the execution's end, however many calls follow
-it meanwhile; each tool call is a span below it. The parent of a call is what the client says in `traceparent`, so a
-client's trace goes through to the execution. What is said there is only ever an id: one that is malformed is ignored.
+it meanwhile; each tool call, and each connection to the network, is a span below it. The parent of a call is what the
+client says in `traceparent`, so a client's trace goes through to the execution. What is said there is only ever an id:
+one that is malformed is ignored.
 
-Attributes have names of a closed list, and hold ids, names and words of ours: never code, values or output.
+Attributes have names of a closed list, and hold ids, names and words of ours, and the hosts that were reached: never
+code, values or output.
 
 Spans are sent through a bounded queue, by a thread of the exporter. When the collector takes none they are dropped,
 which is logged once each time that it begins; nothing waits. The SDK is an extra and takes a while to import: only this
@@ -34,7 +36,15 @@ from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
 from opentelemetry.trace import Span, SpanKind, StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from executor_server.core import LimitWarning, Outcome, Result, SessionFacts, ToolCall
+from executor_server.core import (
+    EgressConnection,
+    EgressDenial,
+    LimitWarning,
+    Outcome,
+    Result,
+    SessionFacts,
+    ToolCall,
+)
 from executor_server.lifecycle import Answer, Observer, RunningQueue
 
 QUEUE_SPANS = 4096
@@ -46,6 +56,9 @@ FLUSH_TIME_S = 3.0
 """Seconds that a stopping daemon waits for the last spans to be sent."""
 MAX_TOOL_SPANS = 128
 """Spans of tool calls in one execution, which may make any number of calls."""
+MAX_CONNECTION_SPANS = 128
+"""Spans of connections that one execution made. Some outlast it, so those that are open are bounded, too."""
+MAX_OPEN_CONNECTION_SPANS = 4096
 MAX_TRACESTATE_CHARS = 512
 MAX_TOOL_NAME_CHARS = 128
 
@@ -67,6 +80,7 @@ class _Traced:
     span: Span
     tools: dict[str, Span] = field(default_factory=dict)
     tool_spans: int = 0  # ever begun
+    connection_spans: int = 0
 
 
 class Tracing(Observer):
@@ -89,6 +103,7 @@ class Tracing(Observer):
         )
         self._tracer = self._provider.get_tracer("executor_server", version)
         self._unfinished = RunningQueue(_begin)
+        self._connections: dict[tuple[str, str], Span] = {}  # by session and connection
 
     async def close(self) -> None:
         """Sends the spans that wait, and drops what is left after FLUSH_TIME_S."""
@@ -165,6 +180,9 @@ class Tracing(Observer):
                 "executor.cpu_time_s": usage.cpu_time_s,
                 "executor.peak_memory_bytes": usage.peak_memory_bytes,
                 "executor.output_bytes": usage.output_bytes,
+                "executor.connections": result.network.connections,
+                "executor.sent_bytes": result.network.sent_bytes,
+                "executor.received_bytes": result.network.received_bytes,
             }
         )
         if result.outcome in _FAULTS:
@@ -195,6 +213,44 @@ class Tracing(Observer):
         if span is not None:
             span.set_attribute("executor.tool_failed", answer.failed)
             span.end()
+
+    def connection_opened(self, session: SessionFacts, execution_id: str, connection: EgressConnection) -> None:
+        traced = self._unfinished.get(session.session_id, execution_id)
+        if (
+            traced is None
+            or traced.connection_spans >= MAX_CONNECTION_SPANS
+            or len(self._connections) >= MAX_OPEN_CONNECTION_SPANS
+        ):
+            return
+        traced.connection_spans += 1
+        self._connections[session.session_id, connection.connection_id] = self._tracer.start_span(
+            "connection",
+            context=trace.set_span_in_context(traced.span, Context()),
+            kind=SpanKind.CLIENT,
+            attributes={
+                "server.address": connection.host,
+                "server.port": connection.port,
+                "executor.rule": connection.rule,
+                **({"network.peer.address": connection.address} if connection.address else {}),
+            },
+        )
+
+    def connection_closed(self, session: SessionFacts, execution_id: str, connection: EgressConnection) -> None:
+        span = self._connections.pop((session.session_id, connection.connection_id), None)
+        if span is not None:
+            span.set_attributes(
+                {
+                    "executor.sent_bytes": connection.sent_bytes,
+                    "executor.received_bytes": connection.received_bytes,
+                    "executor.reason": connection.reason,
+                }
+            )
+            span.end()
+
+    def connection_denied(self, session: SessionFacts, execution_id: str, denial: EgressDenial) -> None:
+        traced = self._unfinished.get(session.session_id, execution_id)
+        if traced is not None:  # the SDK bounds the events of a span
+            traced.span.add_event("connection_denied", {"executor.reason": denial.reason})
 
     def _start(self, session: SessionFacts, execution_id: str, context: Context | None, *, recovered: bool) -> None:
         attributes: Mapping[str, str | bool] = {

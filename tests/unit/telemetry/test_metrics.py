@@ -34,6 +34,8 @@ from executor_server.core.model import (
     ToolCall,
     VariablesState,
 )
+from executor_server.core.network import EgressConnection, EgressDenial
+from executor_server.guest.egress import reasons
 from executor_server.lifecycle.admission import AdmissionController, Answer, StateFacts
 from executor_server.lifecycle.observer import SessionEnd
 from executor_server.policy.decide import Policy
@@ -71,6 +73,27 @@ def metrics() -> Metrics:
 
 def value(metrics: Metrics, name: str, **labels: str) -> float | None:
     return metrics.registry.get_sample_value(PREFIX + name, labels)
+
+
+def test_the_network_is_counted_by_reasons_of_a_closed_list(metrics: Metrics) -> None:
+    opened = EgressConnection("c1", "a.example", 443, "192.0.2.1", "a.example")
+    for _ in range(3):
+        metrics.connection_opened(FACTS, "e", opened)
+    assert value(metrics, "egress_connections_open") == 3
+    for reason in (reasons.ENDED, reasons.BROKEN, "a reason that a program made up"):
+        metrics.connection_closed(FACTS, "e", replace(opened, reason=reason))
+    assert value(metrics, "egress_connections_open") == 0
+    for reason in (reasons.NOT_ALLOWED, reasons.NOT_ALLOWED, "x"):
+        metrics.connection_denied(FACTS, "e", EgressDenial("b.example", 443, reason, "no"))
+    metrics.denials_uncounted(FACTS, "e", 5)
+    metrics.network_moved(FACTS, 10, 20)
+    metrics.network_moved(FACTS, 1, 2)
+    ended = {reason: value(metrics, "egress_connections_total", reason=reason) for reason in ("ended", "broken", OTHER)}
+    assert ended == {"ended": 1, "broken": 1, OTHER: 1}
+    denied = {reason: value(metrics, "egress_denied_total", reason=reason) for reason in ("not_allowed", OTHER)}
+    assert denied == {"not_allowed": 2, OTHER: 6}
+    moved = [value(metrics, "egress_bytes_total", direction=direction) for direction in ("sent", "received")]
+    assert moved == [11, 22]
 
 
 def test_executions_are_counted_by_outcome_and_profile(metrics: Metrics) -> None:

@@ -29,6 +29,7 @@ from executor_server.core.model import (
     Usage,
     VariablesState,
 )
+from executor_server.core.network import EgressConnection, EgressDenial, NetworkUsage
 from executor_server.lifecycle.admission import Answer
 from executor_server.lifecycle.observer import SessionEnd
 from executor_server.rpc.tracing import load_tracing
@@ -74,6 +75,52 @@ def traced() -> Traced:
 
 def under(parent: ReadableSpan, child: ReadableSpan) -> bool:
     return child.parent is not None and child.parent.span_id == parent.context.span_id
+
+
+OPENED = EgressConnection("c1", "api.example", 443, "192.0.2.1", "*.example")
+CLOSED = replace(OPENED, sent_bytes=10, received_bytes=20, reason="ended", secret_used="Authorization")
+
+
+async def test_a_connection_that_a_step_made_is_a_span_below_its_execution(traced: Traced) -> None:
+    tracing = traced.tracing
+    tracing.execution_started(FACTS, "e1")
+    tracing.connection_opened(FACTS, "", replace(OPENED, connection_id="background"))
+    tracing.connection_opened(FACTS, "e1", OPENED)
+    tracing.connection_denied(FACTS, "e1", EgressDenial("secret-text.example", 443, "not_allowed", "message"))
+    tracing.execution_ended(FACTS, "e1", replace(SUCCEEDED, network=NetworkUsage(1, 1, 10, 20)), 1.0)
+    tracing.connection_closed(FACTS, "e1", CLOSED)  # it outlasted the step
+    tracing.connection_closed(FACTS, "", replace(CLOSED, connection_id="background"))
+    spans = await traced.spans()
+    assert under(spans["execution"], spans["connection"])
+    assert spans["connection"].kind is SpanKind.CLIENT
+    assert dict(spans["connection"].attributes or {}) == {
+        "server.address": "api.example",
+        "server.port": 443,
+        "network.peer.address": "192.0.2.1",
+        "executor.rule": "*.example",
+        "executor.sent_bytes": 10,
+        "executor.received_bytes": 20,
+        "executor.reason": "ended",
+    }
+    assert (spans["execution"].attributes or {})["executor.received_bytes"] == 20
+    (_, denied) = spans["execution"].events
+    assert (denied.name, dict(denied.attributes or {})) == ("connection_denied", {"executor.reason": "not_allowed"})
+
+
+async def test_spans_of_connections_are_bounded(traced: Traced, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_OPEN_CONNECTION_SPANS", module.MAX_CONNECTION_SPANS + 10)
+    for name in ("e1", "e2"):
+        session = replace(FACTS, session_id=name)
+        traced.tracing.execution_started(session, name)
+        for number in range(1000):
+            traced.tracing.connection_opened(session, name, replace(OPENED, connection_id=f"c{number}"))
+    assert len(traced.tracing._connections) == module.MAX_CONNECTION_SPANS + 10
+    for name in ("e1", "e2"):
+        for number in range(1000):
+            session = replace(FACTS, session_id=name)
+            traced.tracing.connection_closed(session, name, replace(CLOSED, connection_id=f"c{number}"))
+    assert not traced.tracing._connections
+    await traced.spans()
 
 
 async def test_the_clients_span_is_the_parent_of_the_call_and_so_of_the_execution(traced: Traced) -> None:

@@ -185,7 +185,7 @@ class SessionInfo:
 
     `denied_imports` are never authorized, whatever `authorized_imports` says; `refused_language` names further things
     that code may not do (docs/policy.md explains each rule). `network` are the hosts that code may reach, without those
-    of `denied_network`.
+    of `denied_network`; `network_usage` is what it has used of them so far.
     """
 
     session_id: str
@@ -209,6 +209,7 @@ class SessionInfo:
     """The session belongs to no client: only its idle time, its age and `close` end it."""
     network: tuple[str, ...] = ()
     denied_network: tuple[str, ...] = ()
+    network_usage: NetworkUsage = NetworkUsage()
 
 
 @dataclass(frozen=True)

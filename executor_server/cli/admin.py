@@ -111,6 +111,18 @@ def kill(session_id: str, as_json: bool, **access: Any) -> None:
 
 
 @admin.command()
+@click.argument("session_id", metavar="SESSION")
+@_reached
+def egress(session_id: str, as_json: bool, **access: Any) -> None:
+    """Shows what a session of any tenant may reach, what it has open, and what it was refused last."""
+    answer = _asked(access, lambda client: client.network(session_id))
+    if as_json:
+        _print_json(answer)
+    else:
+        _print_network(answer)
+
+
+@admin.command()
 @_reached
 def drain(as_json: bool, **access: Any) -> None:
     """Has the daemon take no new sessions; existing sessions go on."""
@@ -218,6 +230,45 @@ def _own_token(own: StateDir) -> str | None:
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Printing
+
+
+def _print_network(answer: Mapping[str, Any]) -> None:
+    if (rules := answer.get("rules")) is None:
+        click.echo("The session has no network.")
+        return
+    usage = answer.get("usage", {})
+    used = {name: _number(usage.get(name, 0)) for name in ("connections", "denied", "sent_bytes", "received_bytes")}
+    exhausted = "yes: the tenant's quota egress_bytes_per_hour is spent" if answer["exhausted"] else "no"
+    print_table(
+        [
+            ("allowed", ", ".join(rules["allowed_hosts"])),
+            ("denied", ", ".join(rules["denied_hosts"]) or "-"),
+            ("secrets", ", ".join(f"{each['header']} for {each['host']}" for each in rules["secrets"]) or "-"),
+            ("connections made", used["connections"]),
+            ("refused", used["denied"]),
+            ("bytes sent", f"{used['sent_bytes']} of {_number(rules['max_sent_bytes'])}"),
+            ("bytes received", f"{used['received_bytes']} of {_number(rules['max_received_bytes'])}"),
+            ("closed by a quota", exhausted),
+        ]
+    )
+    if answer["connections"]:
+        click.echo()
+        opened = [("OPEN", "ADDRESS", "ALLOWED BY", "EXECUTION", "SINCE")]
+        for each in answer["connections"]:
+            execution = each["execution_id"] or "-"
+            opened.append((_host(each), each["address"] or "-", each["rule"], execution, _time(each, "open_time")))
+        print_table(opened)
+    if answer["denials"]:
+        click.echo()
+        refused = [("REFUSED", "ADDRESS", "REASON", "AT")]
+        refused += [
+            (_host(each), each["address"] or "-", each["reason"], _time(each, "time")) for each in answer["denials"]
+        ]
+        print_table(refused)
+
+
+def _host(place: Mapping[str, Any]) -> str:
+    return f"{place['host']}:{place['port']}" if place["port"] else place["host"]
 
 
 def _print_json(answer: Mapping[str, Any]) -> None:

@@ -67,6 +67,13 @@ class AdminService(admin_grpc.AdminServiceServicer):
         await self._sessions.kill(session_id)
         return admin_pb.KillSessionResponse()
 
+    async def GetSessionNetwork(
+        self, request: admin_pb.GetSessionNetworkRequest, context: Context
+    ) -> admin_pb.GetSessionNetworkResponse:
+        session_id = checks.identifier(request.session_id, "session_id")
+        self._note("GetSessionNetwork", session_id)
+        return to_wire.session_network_to(self._sessions.find(session_id))
+
     async def Drain(self, request: admin_pb.DrainRequest, context: Context) -> admin_pb.DrainResponse:
         self._note("Drain", "resume" if request.resume else "")
         if request.resume:
@@ -103,6 +110,7 @@ class AdminService(admin_grpc.AdminServiceServicer):
             cpu_time_s_in_last_hour=use.cpu_time_s_in_last_hour,
             output_bytes_in_last_hour=use.output_bytes_in_last_hour,
             calls=use.calls,
+            egress_bytes_in_last_hour=use.egress_bytes_in_last_hour,
             quotas=to_wire.quotas_to(policy.quotas_of(tenant)),
         )
 

@@ -52,6 +52,9 @@ class AdminClient:
     def kill(self, session_id: str) -> dict[str, Any]:
         return self._call("KillSession", admin_pb.KillSessionRequest(session_id=session_id))
 
+    def network(self, session_id: str) -> dict[str, Any]:
+        return self._call("GetSessionNetwork", admin_pb.GetSessionNetworkRequest(session_id=session_id))
+
     def drain(self, *, resume: bool = False) -> dict[str, Any]:
         return self._call("Drain", admin_pb.DrainRequest(resume=resume))
 

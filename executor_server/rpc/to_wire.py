@@ -7,11 +7,12 @@ Protobuf types go no further than here and from_wire.py.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from google.protobuf.timestamp_pb2 import Timestamp
 
+from executor_api.v1 import admin_service_pb2 as admin_pb
 from executor_api.v1 import executor_service_pb2 as service_pb
 from executor_api.v1 import types_pb2 as pb
 from executor_server.core import (
@@ -26,6 +27,8 @@ from executor_server.core import (
     Limits,
     LimitWarning,
     Log,
+    NetworkRules,
+    NetworkUsage,
     Outcome,
     OutputCut,
     Payload,
@@ -37,7 +40,7 @@ from executor_server.core import (
     ToolCall,
     VariablesState,
 )
-from executor_server.policy import NetworkSummary, PolicySummary, QuotasTable
+from executor_server.policy import PolicySummary, QuotasTable
 from executor_server.sessions import Session, VariablesReply
 
 # By name, so that a member that is added on one side only fails at import and not at some client.
@@ -77,6 +80,7 @@ def session_to(session: Session) -> pb.Session:
         leased=session.leased,
         network=spec.network.allowed,
         denied_network=spec.network.denied,
+        network_usage=network_usage_to(session.network.usage),
     )
 
 
@@ -172,19 +176,18 @@ def policy_to(summary: PolicySummary) -> pb.Policy:
         allowed_tools=summary.tools.allowed,
         files=pb.FileLimits(**vars(summary.files)),
         network="names" if summary.network.rules.any else "none",
-        network_rules=_network_rules_to(summary.network),
+        network_rules=_network_rules_to(summary.network.rules, summary.network.default, summary.network.allowed),
         quotas=quotas_to(summary.quotas),
         state=pb.StateRules(**vars(summary.state)),
     )
 
 
-def _network_rules_to(summary: NetworkSummary) -> pb.NetworkRules | None:
-    rules = summary.rules
+def _network_rules_to(rules: NetworkRules, default: Sequence[str], allowed: Sequence[str]) -> pb.NetworkRules | None:
     if not rules.any:
         return None
     return pb.NetworkRules(
-        default_hosts=summary.default,
-        allowed_hosts=summary.allowed,
+        default_hosts=default,
+        allowed_hosts=allowed,
         denied_hosts=rules.denied,
         secrets=[
             pb.NetworkSecret(host=each.host, header=each.header, methods=each.methods, paths=each.paths)
@@ -218,10 +221,42 @@ def _result_to(result: Result) -> pb.ExecutionResult:
 
 
 def _usage_to(result: Result) -> pb.Usage:
-    usage = pb.Usage(**vars(result.usage))
-    if result.network != NO_NETWORK_USE:
-        usage.network.CopyFrom(pb.NetworkUsage(**vars(result.network)))
-    return usage
+    return pb.Usage(**vars(result.usage), network=network_usage_to(result.network))
+
+
+def network_usage_to(usage: NetworkUsage) -> pb.NetworkUsage | None:
+    return None if usage == NO_NETWORK_USE else pb.NetworkUsage(**vars(usage))
+
+
+def session_network_to(session: Session) -> admin_pb.GetSessionNetworkResponse:
+    rules, state = session.spec.network, session.network.state
+    return admin_pb.GetSessionNetworkResponse(
+        rules=_network_rules_to(rules, (), rules.allowed),
+        usage=network_usage_to(state.usage),
+        exhausted=state.is_exhausted,
+        connections=[
+            admin_pb.OpenConnection(
+                host=_text(each.connection.host),
+                port=each.connection.port,
+                address=_text(each.connection.address),
+                rule=_text(each.connection.rule),
+                execution_id=each.execution_id,
+                open_time=_timestamp(each.open_time_s),
+            )
+            for each in state.open
+        ],
+        denials=[
+            admin_pb.DeniedConnection(
+                host=_text(denial.host),
+                port=denial.port,
+                address=_text(denial.address),
+                reason=denial.reason,
+                message=_text(denial.message),
+                time=_timestamp(time_s),
+            )
+            for time_s, denial in state.denials
+        ],
+    )
 
 
 def _error_to(error: ErrorDetail) -> pb.ErrorDetail:

@@ -194,6 +194,13 @@ class SessionManager:
         """Returns the sessions of all tenants, oldest first."""
         return list(self._sessions.values())
 
+    def find(self, session_id: str) -> Session:
+        """Returns a session of any tenant, for an administrator. Raises NotFound."""
+        session = next((each for each in self._sessions.values() if each.session_id == session_id), None)
+        if session is None:
+            raise _not_found(session_id)
+        return session
+
     # -- ending ------------------------------------------------------------------------------------------------------
 
     async def delete(self, principal: Principal, session_id: str) -> None:
@@ -210,10 +217,7 @@ class SessionManager:
 
     async def kill(self, session_id: str) -> None:
         """Ends a session of any tenant; returns when its sandbox is gone. Raises NotFound."""
-        session = next((each for each in self._sessions.values() if each.session_id == session_id), None)
-        if session is None:
-            raise _not_found(session_id)
-        await self._end(session, SessionEnd.KILLED)
+        await self._end(self.find(session_id), SessionEnd.KILLED)
 
     async def _end(self, session: Session, reason: str) -> None:
         await asyncio.shield(self._begin_end(session, reason))

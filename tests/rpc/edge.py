@@ -32,6 +32,7 @@ from executor_server.core.model import (
     StateManifest,
     ToolSpec,
 )
+from executor_server.core.network import NO_NETWORK_USE, EgressDenial, NetworkUsage
 from executor_server.identity.identities import Identities
 from executor_server.identity.tokens import Tokens
 from executor_server.policy.decide import Policy
@@ -44,6 +45,7 @@ from executor_server.rpc.server import RpcServer, ServerSettings, TlsFiles
 from executor_server.rpc.service import ExecutorService
 from executor_server.sessions import SessionRequest, VariablesReply
 from executor_server.sessions.leases import Renewal
+from executor_server.sessions.network import NetworkState, OpenConnection
 
 TOKEN = "t" * 43
 AUTH = (("authorization", f"Bearer {TOKEN}"),)
@@ -78,6 +80,18 @@ class FakeExecution:
 
 
 @dataclass
+class FakeNetwork:
+    usage: NetworkUsage = NO_NETWORK_USE
+    open: tuple[OpenConnection, ...] = ()
+    denials: tuple[tuple[float, EgressDenial], ...] = ()
+    is_exhausted: bool = False
+
+    @property
+    def state(self) -> NetworkState:
+        return NetworkState(self.usage, self.open, self.denials, self.is_exhausted)
+
+
+@dataclass
 class FakeSession:
     session_id: str
     owner: Principal
@@ -92,6 +106,7 @@ class FakeSession:
     leased: bool = False
     lost_reason: str = ""
     missing_modules: tuple[str, ...] = ()
+    network: FakeNetwork = field(default_factory=lambda: FakeNetwork())
     executions: dict[str, FakeExecution] = field(default_factory=dict)
     next_execution: FakeExecution = field(default_factory=FakeExecution)
     parts: Sequence[Any] = ()

@@ -23,6 +23,7 @@ from executor_server.cli import main
 from executor_server.config.settings import ConfigError
 from executor_server.core.errors import NotFound, Reason
 from executor_server.core.model import AuditRules, PolicyRef, Principal, SandboxSpec, SessionFacts
+from executor_server.core.network import EgressConnection, EgressDenial, NetworkRules, NetworkSecret, NetworkUsage
 from executor_server.identity.identities import Identities
 from executor_server.identity.tokens import Tokens
 from executor_server.policy.decide import Policy
@@ -31,8 +32,9 @@ from executor_server.policy.profile import Profile, QuotasTable
 from executor_server.rpc.admin import AdminService
 from executor_server.rpc.server import RpcServer
 from executor_server.rpc.service import ExecutorService
-from tests.rpc.edge import AUTH, TOKEN, FakeSession, refusal, refused, settings
-from tests.support.specs import session_spec
+from executor_server.sessions.network import OpenConnection
+from tests.rpc.edge import AUTH, TOKEN, FakeNetwork, FakeSession, refusal, refused, settings
+from tests.support.specs import POLICY, session_spec
 
 SPEC = session_spec(SandboxSpec("base", 2**28, 16, 2**24, 600.0))
 FILE = PolicyFile(
@@ -40,6 +42,14 @@ FILE = PolicyFile(
     default="plain",
     profiles={"plain": Profile(), "batch": Profile(quotas=QuotasTable(sessions=3, cpu_time_s_per_hour=7200.0))},
     tenants={"acme": Tenant(profile="batch")},
+)
+
+
+RULES = NetworkRules(
+    ("api.example:443", "*.b.example"),
+    ("no.example",),
+    (NetworkSecret("api.example", "Authorization", "Bearer ${github-bot}"),),
+    max_sent_bytes=1000,
 )
 
 
@@ -51,10 +61,13 @@ class FakeManager:
     def list_all(self) -> list[FakeSession]:
         return list(self.sessions.values())
 
-    async def kill(self, session_id: str) -> None:
+    def find(self, session_id: str) -> FakeSession:
         if session_id not in self.sessions:
             raise NotFound(Reason.SESSION_NOT_FOUND, f"there is no session {session_id!r}")
-        del self.sessions[session_id]
+        return self.sessions[session_id]
+
+    async def kill(self, session_id: str) -> None:
+        del self.sessions[self.find(session_id).session_id]
 
     def stop_taking(self) -> None:
         self.draining = True
@@ -98,6 +111,19 @@ class World:
 
     def record(self, principal: Principal, method: str, target: str) -> None:
         self.recorded.append((principal.tenant, method, target))
+
+    def use_network(self) -> None:
+        """The first session has a network, and has used it."""
+        session = self.manager.sessions["s0"]
+        session.spec = replace(session.spec, network=RULES)
+        connection = EgressConnection("c1", "api.example", 443, "192.0.2.1", "api.example:443")
+        denial = EgressDenial("x\x1b.example", 80, "not_allowed", "x is not allowed")
+        session.network = FakeNetwork(
+            NetworkUsage(3, 1, 999, 2000),
+            (OpenConnection(connection, "e1", 1_700_000_000.0),),
+            ((1_700_000_001.5, denial),),
+            is_exhausted=True,
+        )
 
     def service(self) -> AdminService:
         manager = cast("Any", self.manager)
@@ -168,6 +194,43 @@ async def test_a_session_of_any_tenant_can_be_killed_once(world: World, stub: An
     assert await refused(again) == ("NOT_FOUND", "SESSION_NOT_FOUND")
 
 
+async def test_the_network_of_any_session_is_shown_without_a_secrets_value(world: World, stub: Any) -> None:
+    world.use_network()
+    answer = await stub.GetSessionNetwork(pb.GetSessionNetworkRequest(session_id="s0"), metadata=AUTH)
+    assert list(answer.rules.allowed_hosts) == ["api.example:443", "*.b.example"]
+    assert list(answer.rules.secrets) == [types_pb2.NetworkSecret(host="api.example", header="Authorization")]
+    assert "Bearer" not in str(answer)
+    assert answer.usage == types_pb2.NetworkUsage(connections=3, denied=1, sent_bytes=999, received_bytes=2000)
+    (opened,), (denied,) = answer.connections, answer.denials
+    assert (opened.host, opened.port, opened.address, opened.rule, opened.execution_id, opened.open_time.seconds) == (
+        *("api.example", 443, "192.0.2.1", "api.example:443", "e1"),
+        1_700_000_000,
+    )
+    assert (denied.host, denied.port, denied.reason, denied.message) == (
+        *("x\x1b.example", 80, "not_allowed"),
+        "x is not allowed",
+    )
+    assert answer.exhausted
+    without = await stub.GetSessionNetwork(pb.GetSessionNetworkRequest(session_id="s1"), metadata=AUTH)
+    assert not without.HasField("rules")
+    assert not without.HasField("usage")
+    unknown = stub.GetSessionNetwork(pb.GetSessionNetworkRequest(session_id="none"), metadata=AUTH)
+    assert await refused(unknown) == ("NOT_FOUND", "SESSION_NOT_FOUND")
+
+
+async def test_the_list_of_sessions_says_what_they_used_of_the_network(world: World, stub: Any) -> None:
+    world.use_network()
+    answer = await stub.ListAllSessions(pb.ListAllSessionsRequest(tenant="globex"), metadata=AUTH)
+    assert answer.sessions[0].session.network_usage.received_bytes == 2000
+
+
+async def test_bytes_of_the_network_are_reported_beside_their_quota(world: World, stub: Any) -> None:
+    facts = SessionFacts("s0", Principal("globex", "ci"), POLICY, AuditRules(), "local", "base", warm=True)
+    world.quotas.network_moved(facts, 10, 20)
+    (use,) = (await stub.GetUsage(pb.GetUsageRequest(tenant="globex"), metadata=AUTH)).tenants
+    assert use.egress_bytes_in_last_hour == 30
+
+
 async def test_a_drain_can_be_taken_back(world: World, stub: Any) -> None:
     world.manager.sessions["s0"].state = "busy"
     drained = await stub.Drain(pb.DrainRequest(), metadata=AUTH)
@@ -208,12 +271,14 @@ async def test_every_call_is_recorded_before_its_effect(world: World, stub: Any)
     await stub.Drain(pb.DrainRequest(resume=True), metadata=AUTH)
     await stub.Reload(pb.ReloadRequest(), metadata=AUTH)
     await stub.GetUsage(pb.GetUsageRequest(), metadata=AUTH)
+    await stub.GetSessionNetwork(pb.GetSessionNetworkRequest(session_id="s1"), metadata=AUTH)
     assert world.recorded == [
         ("local", "ListAllSessions", "acme"),
         ("local", "KillSession", "none"),
         ("local", "Drain", "resume"),
         ("local", "Reload", ""),
         ("local", "GetUsage", ""),
+        ("local", "GetSessionNetwork", "s1"),
     ]
 
 
@@ -224,6 +289,7 @@ async def test_every_call_is_recorded_before_its_effect(world: World, stub: Any)
         ("KillSession", pb.KillSessionRequest(session_id="../s0")),
         ("ListAllSessions", pb.ListAllSessionsRequest(tenant="a\nb")),
         ("GetUsage", pb.GetUsageRequest(tenant="x" * 65)),
+        ("GetSessionNetwork", pb.GetSessionNetworkRequest(session_id="a b")),
     ],
     ids=lambda value: str(value)[:40].strip(),
 )
@@ -275,6 +341,25 @@ async def test_the_command_line_shows_use_and_quota(run: Any) -> None:
     assert lines[0].startswith("TENANT  PROFILE  SESSIONS")
     assert lines[1].startswith("acme    batch    1 of 3    ")
     assert "0 of 7,200" in lines[1]
+
+
+async def test_the_command_line_shows_the_network_of_a_session(world: World, run: Any) -> None:
+    world.use_network()
+    lines = [" ".join(line.split()) for line in (await run("egress", "s0")).stdout.splitlines()]
+    assert lines[:8] == [
+        "allowed api.example:443, *.b.example",
+        "denied no.example",
+        "secrets Authorization for api.example",
+        "connections made 3",
+        "refused 1",
+        "bytes sent 999 of 1,000",
+        "bytes received 2,000 of 1,073,741,824",
+        "closed by a quota yes: the tenant's quota egress_bytes_per_hour is spent",
+    ]
+    assert lines[10].startswith("api.example:443 192.0.2.1 api.example:443 e1 2023-11-14")
+    assert lines[13].startswith("x?.example:80 - not_allowed 2023-11-14")
+    assert (await run("egress", "s1")).stdout == "The session has no network.\n"
+    assert json.loads((await run("egress", "s0", "--json")).stdout)["usage"]["denied"] == "1"
 
 
 async def test_a_refusal_is_a_sentence_and_an_exit_code(run: Any) -> None:

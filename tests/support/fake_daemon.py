@@ -345,6 +345,7 @@ def _session() -> types.Session:
     session.refused_language.append("dynamic_code")
     session.network.append("pypi.org:443")
     session.denied_network.append("gist.github.com")
+    session.network_usage.CopyFrom(types.NetworkUsage(connections=2, denied=1, sent_bytes=1000, received_bytes=234))
     return session
 
 

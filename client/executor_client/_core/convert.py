@@ -107,6 +107,7 @@ def session_from_wire(wire: pb.Session) -> SessionInfo:
         detached=not wire.leased,
         network=names_from_wire(wire.network, "hosts"),
         denied_network=names_from_wire(wire.denied_network, "denied hosts"),
+        network_usage=_network_usage_from_wire(wire.network_usage),
     )
 
 
@@ -218,15 +219,18 @@ def error_from_wire(wire: pb.ErrorDetail) -> ErrorDetail:
 
 
 def usage_from_wire(wire: pb.Usage) -> Usage:
-    network = wire.network
     return Usage(
         wire.operations,
         wire.wall_time_s,
         wire.cpu_time_s,
         wire.peak_memory_bytes,
         wire.output_bytes,
-        NetworkUsage(network.connections, network.denied, network.sent_bytes, network.received_bytes),
+        _network_usage_from_wire(wire.network),
     )
+
+
+def _network_usage_from_wire(wire: pb.NetworkUsage) -> NetworkUsage:
+    return NetworkUsage(wire.connections, wire.denied, wire.sent_bytes, wire.received_bytes)
 
 
 def _time(wire: Timestamp) -> datetime:

@@ -188,7 +188,7 @@ def _list_sessions(client: ExecutorClient, options: argparse.Namespace, console:
     if options.quiet:
         console.show_lines([info.session_id for info in infos])
         return EXIT_SUCCEEDED
-    header = ("SESSION", "STATE", "IMAGE", "BACKEND", "PYTHON", "GENERATION", "EXPIRES", "NETWORK", "LABELS")
+    header = ("SESSION", "STATE", "IMAGE", "BACKEND", "PYTHON", "GENERATION", "EXPIRES", "NETWORK", "MOVED", "LABELS")
     rows = [_row(info, _ID_CHARS, _CELL_CHARS) if not options.full else _row(info, None, None) for info in infos]
     console.show_lines(aligned([header, *rows]))
     return EXIT_SUCCEEDED
@@ -200,7 +200,8 @@ def _row(info: SessionInfo, id_chars: int | None, cell_chars: int | None) -> tup
     state = f"{info.state.value} ({info.lost_reason})" if info.lost_reason else info.state.value
     cells = (info.session_id[:id_chars], _cut(state, cell_chars), info.image, info.backend, info.python_version)
     network = _cut(", ".join(info.network) or "none", cell_chars)
-    return (*cells, str(info.generation), f"in {left_s} s", network, _cut(labels, cell_chars))
+    moved = f"{info.network_usage.sent_bytes + info.network_usage.received_bytes:,} B" if info.network else "-"
+    return (*cells, str(info.generation), f"in {left_s} s", network, moved, _cut(labels, cell_chars))
 
 
 def _cut(text: str, chars: int | None) -> str:

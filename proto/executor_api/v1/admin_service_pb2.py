@@ -23,39 +23,48 @@ _sym_db = _symbol_database.Default()
 
 
 from executor_api.v1 import types_pb2 as executor__api_dot_v1_dot_types__pb2
+from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#executor_api/v1/admin_service.proto\x12\x0f\x65xecutor_api.v1\x1a\x1b\x65xecutor_api/v1/types.proto\"(\n\x16ListAllSessionsRequest\x12\x0e\n\x06tenant\x18\x01 \x01(\t\"\\\n\x0cOwnedSession\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x11\n\tprincipal\x18\x02 \x01(\t\x12)\n\x07session\x18\x03 \x01(\x0b\x32\x18.executor_api.v1.Session\"J\n\x17ListAllSessionsResponse\x12/\n\x08sessions\x18\x01 \x03(\x0b\x32\x1d.executor_api.v1.OwnedSession\"(\n\x12KillSessionRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\"\x15\n\x13KillSessionResponse\"\x1e\n\x0c\x44rainRequest\x12\x0e\n\x06resume\x18\x01 \x01(\x08\"A\n\rDrainResponse\x12\x10\n\x08\x64raining\x18\x01 \x01(\x08\x12\x10\n\x08sessions\x18\x02 \x01(\r\x12\x0c\n\x04\x62usy\x18\x03 \x01(\r\"\x0f\n\rReloadRequest\"G\n\x0eReloadResponse\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\x13\n\x0b\x66ingerprint\x18\x02 \x01(\t\x12\x0f\n\x07\x63hanged\x18\x03 \x01(\x08\"!\n\x0fGetUsageRequest\x12\x0e\n\x06tenant\x18\x01 \x01(\t\"\xf2\x01\n\x0bTenantUsage\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x0f\n\x07profile\x18\x02 \x01(\t\x12\x10\n\x08sessions\x18\x03 \x01(\r\x12\x12\n\nexecutions\x18\x04 \x01(\r\x12 \n\x18\x63reations_in_last_minute\x18\x05 \x01(\r\x12\x1f\n\x17\x63pu_time_s_in_last_hour\x18\x06 \x01(\x01\x12!\n\x19output_bytes_in_last_hour\x18\x07 \x01(\x04\x12\r\n\x05\x63\x61lls\x18\x08 \x01(\r\x12\'\n\x06quotas\x18\t \x01(\x0b\x32\x17.executor_api.v1.Quotas\"A\n\x10GetUsageResponse\x12-\n\x07tenants\x18\x01 \x03(\x0b\x32\x1c.executor_api.v1.TenantUsage2\xb2\x03\n\x0c\x41\x64minService\x12\x64\n\x0fListAllSessions\x12\'.executor_api.v1.ListAllSessionsRequest\x1a(.executor_api.v1.ListAllSessionsResponse\x12X\n\x0bKillSession\x12#.executor_api.v1.KillSessionRequest\x1a$.executor_api.v1.KillSessionResponse\x12\x46\n\x05\x44rain\x12\x1d.executor_api.v1.DrainRequest\x1a\x1e.executor_api.v1.DrainResponse\x12I\n\x06Reload\x12\x1e.executor_api.v1.ReloadRequest\x1a\x1f.executor_api.v1.ReloadResponse\x12O\n\x08GetUsage\x12 .executor_api.v1.GetUsageRequest\x1a!.executor_api.v1.GetUsageResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#executor_api/v1/admin_service.proto\x12\x0f\x65xecutor_api.v1\x1a\x1b\x65xecutor_api/v1/types.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"(\n\x16ListAllSessionsRequest\x12\x0e\n\x06tenant\x18\x01 \x01(\t\"\\\n\x0cOwnedSession\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x11\n\tprincipal\x18\x02 \x01(\t\x12)\n\x07session\x18\x03 \x01(\x0b\x32\x18.executor_api.v1.Session\"J\n\x17ListAllSessionsResponse\x12/\n\x08sessions\x18\x01 \x03(\x0b\x32\x1d.executor_api.v1.OwnedSession\"(\n\x12KillSessionRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\"\x15\n\x13KillSessionResponse\"\x1e\n\x0c\x44rainRequest\x12\x0e\n\x06resume\x18\x01 \x01(\x08\"A\n\rDrainResponse\x12\x10\n\x08\x64raining\x18\x01 \x01(\x08\x12\x10\n\x08sessions\x18\x02 \x01(\r\x12\x0c\n\x04\x62usy\x18\x03 \x01(\r\"\x0f\n\rReloadRequest\"G\n\x0eReloadResponse\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\x13\n\x0b\x66ingerprint\x18\x02 \x01(\t\x12\x0f\n\x07\x63hanged\x18\x03 \x01(\x08\"!\n\x0fGetUsageRequest\x12\x0e\n\x06tenant\x18\x01 \x01(\t\"\x95\x02\n\x0bTenantUsage\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x0f\n\x07profile\x18\x02 \x01(\t\x12\x10\n\x08sessions\x18\x03 \x01(\r\x12\x12\n\nexecutions\x18\x04 \x01(\r\x12 \n\x18\x63reations_in_last_minute\x18\x05 \x01(\r\x12\x1f\n\x17\x63pu_time_s_in_last_hour\x18\x06 \x01(\x01\x12!\n\x19output_bytes_in_last_hour\x18\x07 \x01(\x04\x12\r\n\x05\x63\x61lls\x18\x08 \x01(\r\x12\'\n\x06quotas\x18\t \x01(\x0b\x32\x17.executor_api.v1.Quotas\x12!\n\x19\x65gress_bytes_in_last_hour\x18\n \x01(\x04\"A\n\x10GetUsageResponse\x12-\n\x07tenants\x18\x01 \x03(\x0b\x32\x1c.executor_api.v1.TenantUsage\".\n\x18GetSessionNetworkRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\"\x90\x01\n\x0eOpenConnection\x12\x0c\n\x04host\x18\x01 \x01(\t\x12\x0c\n\x04port\x18\x02 \x01(\r\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12\x0c\n\x04rule\x18\x04 \x01(\t\x12\x14\n\x0c\x65xecution_id\x18\x05 \x01(\t\x12-\n\topen_time\x18\x06 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"\x8a\x01\n\x10\x44\x65niedConnection\x12\x0c\n\x04host\x18\x01 \x01(\t\x12\x0c\n\x04port\x18\x02 \x01(\r\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12\x0e\n\x06reason\x18\x04 \x01(\t\x12\x0f\n\x07message\x18\x05 \x01(\t\x12(\n\x04time\x18\x06 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"\xf4\x01\n\x19GetSessionNetworkResponse\x12,\n\x05rules\x18\x01 \x01(\x0b\x32\x1d.executor_api.v1.NetworkRules\x12,\n\x05usage\x18\x02 \x01(\x0b\x32\x1d.executor_api.v1.NetworkUsage\x12\x11\n\texhausted\x18\x03 \x01(\x08\x12\x34\n\x0b\x63onnections\x18\x04 \x03(\x0b\x32\x1f.executor_api.v1.OpenConnection\x12\x32\n\x07\x64\x65nials\x18\x05 \x03(\x0b\x32!.executor_api.v1.DeniedConnection2\x9e\x04\n\x0c\x41\x64minService\x12\x64\n\x0fListAllSessions\x12\'.executor_api.v1.ListAllSessionsRequest\x1a(.executor_api.v1.ListAllSessionsResponse\x12X\n\x0bKillSession\x12#.executor_api.v1.KillSessionRequest\x1a$.executor_api.v1.KillSessionResponse\x12\x46\n\x05\x44rain\x12\x1d.executor_api.v1.DrainRequest\x1a\x1e.executor_api.v1.DrainResponse\x12I\n\x06Reload\x12\x1e.executor_api.v1.ReloadRequest\x1a\x1f.executor_api.v1.ReloadResponse\x12O\n\x08GetUsage\x12 .executor_api.v1.GetUsageRequest\x1a!.executor_api.v1.GetUsageResponse\x12j\n\x11GetSessionNetwork\x12).executor_api.v1.GetSessionNetworkRequest\x1a*.executor_api.v1.GetSessionNetworkResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'executor_api.v1.admin_service_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_LISTALLSESSIONSREQUEST']._serialized_start=85
-  _globals['_LISTALLSESSIONSREQUEST']._serialized_end=125
-  _globals['_OWNEDSESSION']._serialized_start=127
-  _globals['_OWNEDSESSION']._serialized_end=219
-  _globals['_LISTALLSESSIONSRESPONSE']._serialized_start=221
-  _globals['_LISTALLSESSIONSRESPONSE']._serialized_end=295
-  _globals['_KILLSESSIONREQUEST']._serialized_start=297
-  _globals['_KILLSESSIONREQUEST']._serialized_end=337
-  _globals['_KILLSESSIONRESPONSE']._serialized_start=339
-  _globals['_KILLSESSIONRESPONSE']._serialized_end=360
-  _globals['_DRAINREQUEST']._serialized_start=362
-  _globals['_DRAINREQUEST']._serialized_end=392
-  _globals['_DRAINRESPONSE']._serialized_start=394
-  _globals['_DRAINRESPONSE']._serialized_end=459
-  _globals['_RELOADREQUEST']._serialized_start=461
-  _globals['_RELOADREQUEST']._serialized_end=476
-  _globals['_RELOADRESPONSE']._serialized_start=478
-  _globals['_RELOADRESPONSE']._serialized_end=549
-  _globals['_GETUSAGEREQUEST']._serialized_start=551
-  _globals['_GETUSAGEREQUEST']._serialized_end=584
-  _globals['_TENANTUSAGE']._serialized_start=587
-  _globals['_TENANTUSAGE']._serialized_end=829
-  _globals['_GETUSAGERESPONSE']._serialized_start=831
-  _globals['_GETUSAGERESPONSE']._serialized_end=896
-  _globals['_ADMINSERVICE']._serialized_start=899
-  _globals['_ADMINSERVICE']._serialized_end=1333
+  _globals['_LISTALLSESSIONSREQUEST']._serialized_start=118
+  _globals['_LISTALLSESSIONSREQUEST']._serialized_end=158
+  _globals['_OWNEDSESSION']._serialized_start=160
+  _globals['_OWNEDSESSION']._serialized_end=252
+  _globals['_LISTALLSESSIONSRESPONSE']._serialized_start=254
+  _globals['_LISTALLSESSIONSRESPONSE']._serialized_end=328
+  _globals['_KILLSESSIONREQUEST']._serialized_start=330
+  _globals['_KILLSESSIONREQUEST']._serialized_end=370
+  _globals['_KILLSESSIONRESPONSE']._serialized_start=372
+  _globals['_KILLSESSIONRESPONSE']._serialized_end=393
+  _globals['_DRAINREQUEST']._serialized_start=395
+  _globals['_DRAINREQUEST']._serialized_end=425
+  _globals['_DRAINRESPONSE']._serialized_start=427
+  _globals['_DRAINRESPONSE']._serialized_end=492
+  _globals['_RELOADREQUEST']._serialized_start=494
+  _globals['_RELOADREQUEST']._serialized_end=509
+  _globals['_RELOADRESPONSE']._serialized_start=511
+  _globals['_RELOADRESPONSE']._serialized_end=582
+  _globals['_GETUSAGEREQUEST']._serialized_start=584
+  _globals['_GETUSAGEREQUEST']._serialized_end=617
+  _globals['_TENANTUSAGE']._serialized_start=620
+  _globals['_TENANTUSAGE']._serialized_end=897
+  _globals['_GETUSAGERESPONSE']._serialized_start=899
+  _globals['_GETUSAGERESPONSE']._serialized_end=964
+  _globals['_GETSESSIONNETWORKREQUEST']._serialized_start=966
+  _globals['_GETSESSIONNETWORKREQUEST']._serialized_end=1012
+  _globals['_OPENCONNECTION']._serialized_start=1015
+  _globals['_OPENCONNECTION']._serialized_end=1159
+  _globals['_DENIEDCONNECTION']._serialized_start=1162
+  _globals['_DENIEDCONNECTION']._serialized_end=1300
+  _globals['_GETSESSIONNETWORKRESPONSE']._serialized_start=1303
+  _globals['_GETSESSIONNETWORKRESPONSE']._serialized_end=1547
+  _globals['_ADMINSERVICE']._serialized_start=1550
+  _globals['_ADMINSERVICE']._serialized_end=2092
 # @@protoc_insertion_point(module_scope)

@@ -1,4 +1,7 @@
+import datetime
+
 from executor_api.v1 import types_pb2 as _types_pb2
+from google.protobuf import timestamp_pb2 as _timestamp_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
@@ -76,7 +79,7 @@ class GetUsageRequest(_message.Message):
     def __init__(self, tenant: _Optional[str] = ...) -> None: ...
 
 class TenantUsage(_message.Message):
-    __slots__ = ("tenant", "profile", "sessions", "executions", "creations_in_last_minute", "cpu_time_s_in_last_hour", "output_bytes_in_last_hour", "calls", "quotas")
+    __slots__ = ("tenant", "profile", "sessions", "executions", "creations_in_last_minute", "cpu_time_s_in_last_hour", "output_bytes_in_last_hour", "calls", "quotas", "egress_bytes_in_last_hour")
     TENANT_FIELD_NUMBER: _ClassVar[int]
     PROFILE_FIELD_NUMBER: _ClassVar[int]
     SESSIONS_FIELD_NUMBER: _ClassVar[int]
@@ -86,6 +89,7 @@ class TenantUsage(_message.Message):
     OUTPUT_BYTES_IN_LAST_HOUR_FIELD_NUMBER: _ClassVar[int]
     CALLS_FIELD_NUMBER: _ClassVar[int]
     QUOTAS_FIELD_NUMBER: _ClassVar[int]
+    EGRESS_BYTES_IN_LAST_HOUR_FIELD_NUMBER: _ClassVar[int]
     tenant: str
     profile: str
     sessions: int
@@ -95,10 +99,63 @@ class TenantUsage(_message.Message):
     output_bytes_in_last_hour: int
     calls: int
     quotas: _types_pb2.Quotas
-    def __init__(self, tenant: _Optional[str] = ..., profile: _Optional[str] = ..., sessions: _Optional[int] = ..., executions: _Optional[int] = ..., creations_in_last_minute: _Optional[int] = ..., cpu_time_s_in_last_hour: _Optional[float] = ..., output_bytes_in_last_hour: _Optional[int] = ..., calls: _Optional[int] = ..., quotas: _Optional[_Union[_types_pb2.Quotas, _Mapping]] = ...) -> None: ...
+    egress_bytes_in_last_hour: int
+    def __init__(self, tenant: _Optional[str] = ..., profile: _Optional[str] = ..., sessions: _Optional[int] = ..., executions: _Optional[int] = ..., creations_in_last_minute: _Optional[int] = ..., cpu_time_s_in_last_hour: _Optional[float] = ..., output_bytes_in_last_hour: _Optional[int] = ..., calls: _Optional[int] = ..., quotas: _Optional[_Union[_types_pb2.Quotas, _Mapping]] = ..., egress_bytes_in_last_hour: _Optional[int] = ...) -> None: ...
 
 class GetUsageResponse(_message.Message):
     __slots__ = ("tenants",)
     TENANTS_FIELD_NUMBER: _ClassVar[int]
     tenants: _containers.RepeatedCompositeFieldContainer[TenantUsage]
     def __init__(self, tenants: _Optional[_Iterable[_Union[TenantUsage, _Mapping]]] = ...) -> None: ...
+
+class GetSessionNetworkRequest(_message.Message):
+    __slots__ = ("session_id",)
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    session_id: str
+    def __init__(self, session_id: _Optional[str] = ...) -> None: ...
+
+class OpenConnection(_message.Message):
+    __slots__ = ("host", "port", "address", "rule", "execution_id", "open_time")
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    PORT_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    RULE_FIELD_NUMBER: _ClassVar[int]
+    EXECUTION_ID_FIELD_NUMBER: _ClassVar[int]
+    OPEN_TIME_FIELD_NUMBER: _ClassVar[int]
+    host: str
+    port: int
+    address: str
+    rule: str
+    execution_id: str
+    open_time: _timestamp_pb2.Timestamp
+    def __init__(self, host: _Optional[str] = ..., port: _Optional[int] = ..., address: _Optional[str] = ..., rule: _Optional[str] = ..., execution_id: _Optional[str] = ..., open_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
+
+class DeniedConnection(_message.Message):
+    __slots__ = ("host", "port", "address", "reason", "message", "time")
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    PORT_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    TIME_FIELD_NUMBER: _ClassVar[int]
+    host: str
+    port: int
+    address: str
+    reason: str
+    message: str
+    time: _timestamp_pb2.Timestamp
+    def __init__(self, host: _Optional[str] = ..., port: _Optional[int] = ..., address: _Optional[str] = ..., reason: _Optional[str] = ..., message: _Optional[str] = ..., time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
+
+class GetSessionNetworkResponse(_message.Message):
+    __slots__ = ("rules", "usage", "exhausted", "connections", "denials")
+    RULES_FIELD_NUMBER: _ClassVar[int]
+    USAGE_FIELD_NUMBER: _ClassVar[int]
+    EXHAUSTED_FIELD_NUMBER: _ClassVar[int]
+    CONNECTIONS_FIELD_NUMBER: _ClassVar[int]
+    DENIALS_FIELD_NUMBER: _ClassVar[int]
+    rules: _types_pb2.NetworkRules
+    usage: _types_pb2.NetworkUsage
+    exhausted: bool
+    connections: _containers.RepeatedCompositeFieldContainer[OpenConnection]
+    denials: _containers.RepeatedCompositeFieldContainer[DeniedConnection]
+    def __init__(self, rules: _Optional[_Union[_types_pb2.NetworkRules, _Mapping]] = ..., usage: _Optional[_Union[_types_pb2.NetworkUsage, _Mapping]] = ..., exhausted: bool = ..., connections: _Optional[_Iterable[_Union[OpenConnection, _Mapping]]] = ..., denials: _Optional[_Iterable[_Union[DeniedConnection, _Mapping]]] = ...) -> None: ...

@@ -60,6 +60,11 @@ class AdminServiceStub(object):
                 request_serializer=executor__api_dot_v1_dot_admin__service__pb2.GetUsageRequest.SerializeToString,
                 response_deserializer=executor__api_dot_v1_dot_admin__service__pb2.GetUsageResponse.FromString,
                 _registered_method=True)
+        self.GetSessionNetwork = channel.unary_unary(
+                '/executor_api.v1.AdminService/GetSessionNetwork',
+                request_serializer=executor__api_dot_v1_dot_admin__service__pb2.GetSessionNetworkRequest.SerializeToString,
+                response_deserializer=executor__api_dot_v1_dot_admin__service__pb2.GetSessionNetworkResponse.FromString,
+                _registered_method=True)
 
 
 class AdminServiceServicer(object):
@@ -102,6 +107,13 @@ class AdminServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetSessionNetwork(self, request, context):
+        """Returns what a session of any tenant may reach, has reached and was refused. NOT_FOUND. Repeating is harmless.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -129,6 +141,11 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.GetUsage,
                     request_deserializer=executor__api_dot_v1_dot_admin__service__pb2.GetUsageRequest.FromString,
                     response_serializer=executor__api_dot_v1_dot_admin__service__pb2.GetUsageResponse.SerializeToString,
+            ),
+            'GetSessionNetwork': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetSessionNetwork,
+                    request_deserializer=executor__api_dot_v1_dot_admin__service__pb2.GetSessionNetworkRequest.FromString,
+                    response_serializer=executor__api_dot_v1_dot_admin__service__pb2.GetSessionNetworkResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -267,6 +284,33 @@ class AdminService(object):
             '/executor_api.v1.AdminService/GetUsage',
             executor__api_dot_v1_dot_admin__service__pb2.GetUsageRequest.SerializeToString,
             executor__api_dot_v1_dot_admin__service__pb2.GetUsageResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetSessionNetwork(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/executor_api.v1.AdminService/GetSessionNetwork',
+            executor__api_dot_v1_dot_admin__service__pb2.GetSessionNetworkRequest.SerializeToString,
+            executor__api_dot_v1_dot_admin__service__pb2.GetSessionNetworkResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -26,6 +26,7 @@ from executor_client import (
     Limits,
     NetworkRules,
     NetworkSecret,
+    NetworkUsage,
     NotFoundError,
     OpaqueValue,
     PolicyRef,
@@ -51,6 +52,7 @@ def test_session_is_asked_for_and_described(client: Any, daemon: FakeDaemon) -> 
     assert session.policy == PolicyRef("strict", "7", "abc")
     assert (session.info.denied_imports, session.info.refused_language) == (("os",), ("dynamic_code",))
     assert (session.network, session.info.denied_network) == (("pypi.org:443",), ("gist.github.com",))
+    assert session.info.network_usage == NetworkUsage(2, 1, 1000, 234)
     session.close()
     session.close()
     assert daemon.names() == ["CreateSession", "DeleteSession"]

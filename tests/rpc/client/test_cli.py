@@ -375,6 +375,7 @@ def test_ps_lists_sessions_one_a_line(daemon: FakeDaemon, capsys: Captured) -> N
     header, row = capsys.readouterr().out.splitlines()
     assert header.split()[:4] == ["SESSION", "STATE", "IMAGE", "BACKEND"]
     assert row[header.index("NETWORK") :].startswith("pypi.org:443  ")
+    assert row[header.index("MOVED") :].startswith("1,234 B  ")
     assert row.split()[:4] == [SESSION[:12], "idle", "base", "fake"] and row.endswith("team=a\\x1b[31m")
 
 

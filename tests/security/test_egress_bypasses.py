@@ -26,7 +26,7 @@ from executor_server.guest.egress.addresses import AddressRules
 from executor_server.guest.egress.names import Target
 from executor_server.guest.egress.protocols import Connector
 from executor_server.guest.egress.rules import Allowed, Rules
-from tests.support.egress_corpus import NAMES, RULES, SERVER, Attempt, Rewritten, attempts, connect, get, rewritten
+from tests.support.egress_attempts import NAMES, RULES, SERVER, Attempt, Rewritten, attempts, connect, get, rewritten
 from tests.support.egress_engine import SOON_S, Engine, engine
 from tests.support.rounds import rounds
 

@@ -1,8 +1,12 @@
-"""Patterns of hosts, compared port by port: one without a port stands for the ports of the web."""
+"""Patterns of hosts, compared port by port: one without a port stands for the ports of the web.
+
+A policy may have hundreds of patterns, and the daemon does nothing else while a request is compared with them. So they
+are found by their host: only a pattern of the same host, or of one above it, can cover or deny another.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import lru_cache
 
@@ -20,34 +24,53 @@ def by_port(pattern: HostPattern) -> tuple[HostPattern, ...]:
     return tuple(replace(pattern, port=port) for port in pattern.ports)
 
 
-def common(one: HostPattern, other: HostPattern) -> tuple[HostPattern, ...]:
-    """Returns the patterns of what both cover, one for each port."""
-    host = common_host(one, other)
-    if host is None:
-        return ()
-    return tuple(replace(host, port=port) for port in one.ports if port in other.ports)
+class Hosts:
+    """The patterns of a list, by their hosts."""
+
+    def __init__(self, texts: tuple[str, ...]) -> None:
+        self._by_host: dict[str, list[HostPattern]] = {}
+        for text in texts:
+            pattern = pattern_of(text)
+            self._by_host.setdefault(pattern.host, []).append(pattern)
+
+    def near(self, host: str) -> Iterator[HostPattern]:
+        """The patterns of this host and of those above it."""
+        while host:
+            yield from self._by_host.get(host, ())
+            host = host.partition(".")[2]
 
 
-def common_host(one: HostPattern, other: HostPattern) -> HostPattern | None:
-    """Returns the pattern of the hosts of both, whatever their ports; None when they have none in common."""
-    one, other = replace(one, port=None), replace(other, port=None)
-    return one if is_within(one, other) else other if is_within(other, one) else None
+hosts_of = lru_cache(maxsize=64)(Hosts)
 
 
-def is_covered_host(pattern: HostPattern, granted: Iterable[str]) -> bool:
+def is_covered_host(pattern: HostPattern, granted: tuple[str, ...]) -> bool:
     """True when each port of a pattern is covered by one of those granted."""
-    patterns = [pattern_of(text) for text in granted]
-    return all(any(is_within(each, host) for host in patterns) for each in by_port(pattern))
+    near = tuple(hosts_of(granted).near(pattern.host))
+    return all(any(is_within(each, host) for host in near) for each in by_port(pattern))
 
 
-def is_denied_host(pattern: HostPattern, denied: Iterable[str]) -> bool:
+def is_denied_host(pattern: HostPattern, denied: tuple[str, ...]) -> bool:
     """True when everything that a pattern stands for is denied; without a port it stands for all ports here."""
-    return any(_denies(pattern_of(text), pattern) for text in denied)
+    return any(_denies(each, pattern) for each in hosts_of(denied).near(pattern.host))
 
 
-def undenied(hosts: Iterable[str], denied: Sequence[str]) -> tuple[str, ...]:
+def undenied(hosts: tuple[str, ...], denied: tuple[str, ...]) -> tuple[str, ...]:
     """Returns the patterns without those that are denied as a whole: no client should read that it has them."""
     return tuple(text for text in hosts if not all(is_denied_host(each, denied) for each in by_port(pattern_of(text))))
+
+
+def meetings(some: tuple[str, ...], others: tuple[str, ...]) -> Iterator[tuple[HostPattern, HostPattern, HostPattern]]:
+    """Yields the pairs of patterns that have hosts in common, whatever their ports, and the pattern of these hosts."""
+    pairs = ((one, other) for one in map(pattern_of, some) for other in hosts_of(others).near(one.host))
+    above = ((one, other) for other in map(pattern_of, others) for one in hosts_of(some).near(other.host))
+    for one, other in (*pairs, *((one, other) for one, other in above if one.host != other.host)):
+        host = _common_host(replace(one, port=None), replace(other, port=None))
+        if host is not None:
+            yield one, other, host
+
+
+def _common_host(one: HostPattern, other: HostPattern) -> HostPattern | None:
+    return one if is_within(one, other) else other if is_within(other, one) else None
 
 
 def _denies(denied: HostPattern, pattern: HostPattern) -> bool:

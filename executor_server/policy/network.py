@@ -11,10 +11,9 @@ from dataclasses import dataclass, replace
 from executor_server.core import NO_NETWORK, NetworkRules, NetworkSecret, Violation, ViolationKind, secret_names
 from executor_server.policy.hosts import (
     by_port,
-    common,
-    common_host,
     is_covered_host,
     is_denied_host,
+    meetings,
     pattern_of,
     undenied,
 )
@@ -63,7 +62,7 @@ def _rules(profile: Profile, hosts: tuple[str, ...]) -> NetworkRules:
     return NetworkRules(
         allowed=hosts,
         denied=tuple(sorted(set(table.denied))),
-        secrets=_secrets_for(hosts, (NetworkSecret(**each.model_dump()) for each in table.secrets)),
+        secrets=_secrets_for(hosts, tuple(NetworkSecret(**each.model_dump()) for each in table.secrets)),
         audit=table.audit,
         **{name: getattr(table, name) for name in _LIMIT_NAMES},
     )
@@ -73,11 +72,9 @@ def _hosts(profile: Profile, asked: Iterable[str]) -> tuple[str, ...]:
     return tuple(sorted({*profile.network.undenied_default, *asked}))
 
 
-def _secrets_for(hosts: Iterable[str], secrets: Iterable[NetworkSecret]) -> tuple[NetworkSecret, ...]:
-    patterns = [pattern_of(text) for text in hosts]
-    return tuple(
-        secret for secret in secrets if any(common_host(pattern_of(secret.host), host) is not None for host in patterns)
-    )
+def _secrets_for(hosts: tuple[str, ...], secrets: tuple[NetworkSecret, ...]) -> tuple[NetworkSecret, ...]:
+    reached = {secret.text for secret, _, _ in meetings(tuple(secret.host for secret in secrets), hosts)}
+    return tuple(secret for secret in secrets if secret.host in reached)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -138,24 +135,21 @@ def tightened_network(profile: Profile, rules: NetworkRules) -> NetworkRules:
         rules,
         allowed=allowed,
         denied=denied,
-        secrets=_secrets_for(allowed, dict.fromkeys(secret for secret in kept if secret is not None)),
+        secrets=_secrets_for(allowed, tuple(dict.fromkeys(secret for secret in kept if secret is not None))),
         audit=table.audit,
         **{name: min(getattr(rules, name), getattr(table, name)) for name in _LIMIT_NAMES},
     )
 
 
-def covered_by_both(left: Iterable[str], right: Iterable[str]) -> tuple[str, ...]:
+def covered_by_both(left: tuple[str, ...], right: tuple[str, ...]) -> tuple[str, ...]:
     """Returns patterns that cover what both sides cover."""
-    others = frozenset(right)
-    patterns = [pattern_of(text) for text in others]
-    both: set[str] = set()
-    for text in left:
-        if text in others:
-            both.add(text)
-            continue
-        one = pattern_of(text)
-        found = {each.text for other in patterns for each in common(one, other)}
-        both |= {text} if found == {each.text for each in by_port(one)} else found
+    both = set(left) & set(right)
+    rest = tuple(text for text in left if text not in both)
+    found: dict[str, set[str]] = {text: set() for text in rest}
+    for one, other, host in meetings(rest, right):
+        found[one.text] |= {replace(host, port=port).text for port in one.ports if port in other.ports}
+    for text, parts in found.items():
+        both |= {text} if parts == {each.text for each in by_port(pattern_of(text))} else parts
     return tuple(sorted(both))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import cached_property
 from typing import Annotated, Literal
@@ -13,8 +13,7 @@ from pydantic_core import InitErrorDetails
 
 from executor_server.config import GIB, MIB, Form, ReadForm, Seconds, Section, WrittenSize, contradiction, refuse
 from executor_server.core import secret_names
-from executor_server.guest.egress.names import HostPattern
-from executor_server.policy.hosts import common_host, is_denied_host, pattern_of, undenied
+from executor_server.policy.hosts import is_denied_host, meetings, pattern_of, undenied
 
 MAX_HOSTS = 256
 MAX_SECRETS = 64
@@ -173,11 +172,12 @@ class NetworkTable(Section):
         return self
 
     def _wrong_secrets(self) -> Iterator[InitErrorDetails]:
-        granted = [pattern_of(text) for text in (*self.default, *self.allowed)]
+        granted = (*self.default, *self.allowed)
         seen: set[tuple[object, ...]] = set()
         for index, secret in enumerate(self.secrets):
             path = ("secrets", index, "host")
-            reached = _reached(pattern_of(secret.host), granted)
+            found = meetings((secret.host,), granted)
+            reached = [replace(host, port=port) for _, each, host in found for port in each.ports]
             if not reached:
                 text = "is covered neither by network.default nor by network.allowed"
                 yield contradiction(path, text, secret.host, also=[("default",), ("allowed",)])
@@ -190,9 +190,3 @@ class NetworkTable(Section):
             if key in seen:
                 yield contradiction(path, "has this header for the same requests twice", secret.host)
             seen.add(key)
-
-
-def _reached(host: HostPattern, granted: Iterable[HostPattern]) -> list[HostPattern]:
-    """The hosts of a secret that sessions can reach, with each port."""
-    found = ((common_host(host, each), each.ports) for each in granted)
-    return [replace(each, port=port) for each, ports in found if each is not None for port in ports]

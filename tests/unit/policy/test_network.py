@@ -461,7 +461,7 @@ def test_tightening_to_the_same_policy_changes_nothing() -> None:
     ],
 )
 def test_common_hosts_are_those_that_both_cover(left: list[str], right: list[str], both: list[str]) -> None:
-    assert list(covered_by_both(left, right)) == both
+    assert list(covered_by_both(tuple(left), tuple(right))) == both
 
 
 @pytest.mark.parametrize(

@@ -184,6 +184,25 @@ def test_a_default_that_is_not_written_is_told_where_it_would_go() -> None:
     assert refusal.place.advice.endswith("write `limits.max.processes = …` below this line")
 
 
+def test_a_host_whose_secret_the_backend_can_t_set_is_explained_by_both_ways_out() -> None:
+    text = """\
+        default = "a"
+        [profiles.a.network]
+        allowed = ["api.example.com"]
+        [[profiles.a.network.secrets]]
+        host = "api.example.com"
+        header = "X-Key"
+        value = "${key}"
+        """
+    policy = Policy(parse_policy(text.encode(), Path("p.toml")), images=["base"], backend="e2b", orphan_time_s=600.0)
+    question = Question.model_validate({"network": ["api.example.com:443"]})
+    (refusal,) = explain(PolicyText(policy, text), "me", question).refusals
+    assert refusal.place.line is not None and refusal.place.line.number == 4
+    assert refusal.place.advice == (
+        "network.secrets of profile a; or another backend first (sandbox.backends), which sets headers"
+    )
+
+
 def test_every_refusal_is_explained_at_once() -> None:
     asked = {"image": "data", "limits": {"wall_time_s": 101}, "authorized_imports": ["os", "torch"]}
     lines = [refusal.place.line.number for refusal in explained(asked).refusals if refusal.place.line is not None]

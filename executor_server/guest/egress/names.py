@@ -16,10 +16,12 @@ Errors are clauses that continue a text: "has a port of 0", after `pypi.org:0`.
 
 from __future__ import annotations
 
+import codecs
 import ipaddress
 import re
 import unicodedata
 from dataclasses import dataclass
+from encodings.idna import nameprep
 from typing import NamedTuple, NoReturn, Optional, Tuple
 
 from .suffixes import is_public_suffix
@@ -30,6 +32,10 @@ MAX_LABEL_CHARACTERS = 63
 _MAX_TEXT_CHARACTERS = MAX_NAME_CHARACTERS + 16
 
 WEB_PORTS = (443, 80)
+
+# A codec is imported at its first use, which fails in a process that has given up its access to files by then.
+codecs.lookup("punycode")
+codecs.lookup("idna")
 
 _LABEL = re.compile(r"[a-z0-9_](?:[a-z0-9_-]*[a-z0-9_])?")
 _NUMBER = re.compile(r"[0-9]+|0x[0-9a-f]*")
@@ -259,8 +265,6 @@ def _canonical_label(label: str) -> str:
 
 def _to_a_label(label: str) -> str:
     """Returns the A-label of Unicode that IDNA leaves as it is."""
-    from encodings.idna import nameprep  # reads Unicode's tables: 2 ms, for names that few have
-
     # Before anything else: mapping takes time that grows with the square of the length (CVE-2022-45061).
     if len(label) > MAX_LABEL_CHARACTERS:
         raise BadName(f"has a label longer than {MAX_LABEL_CHARACTERS} characters")

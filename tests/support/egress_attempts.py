@@ -12,6 +12,7 @@ import ssl
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from executor_server.guest.egress import reasons
 from tests.support.egress_engine import client_hello
@@ -20,7 +21,7 @@ SERVER = "SERVER"
 RAW_PORT = 9000
 TLS_PORT = 9443
 
-RULES = {
+RULES: dict[str, Any] = {
     "allowed": [
         "allowed.example",
         "*.wild.example:443",
@@ -154,7 +155,7 @@ def _unlisted() -> Iterator[Attempt]:
         "metadata.google.internal:80",
         "127.0.0.1.nip.io:443",
         "169-254-169-254.nip.io:80",
-        "xn--llowed-3nf.example:443",  # with a Cyrillic letter
+        "xn--llowed-2nf.example:443",  # its first letter is Cyrillic
     ):
         yield Attempt(f"CONNECT to {authority}", connect(authority), reasons.NOT_ALLOWED)
     yield Attempt(

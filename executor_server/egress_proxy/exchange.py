@@ -21,14 +21,21 @@ from executor_server.egress_proxy.secrets import SecretMissing, Secrets
 from executor_server.egress_proxy.servers import Server, Servers
 from executor_server.egress_proxy.tls import TlsStream
 from executor_server.guest.egress import reasons
-from executor_server.guest.egress.endpoint import DeadlinePassed
-from executor_server.guest.egress.forward import Headers, end_to_end, has_header
-from executor_server.guest.egress.head import check_framing
+from executor_server.guest.egress.endpoint import DeadlinePassed, LoopShare
+from executor_server.guest.egress.forward import (
+    MAX_INFORMATIONAL_RESPONSES,
+    RESPONSE_HEAD_LINES,
+    Headers,
+    end_to_end,
+    has_header,
+)
+from executor_server.guest.egress.head import LineLimit, check_framing
 from executor_server.guest.egress.names import BadName, LiteralAddress, Target, parse_authority
 from executor_server.guest.egress.protocols import Tunnel
 from executor_server.guest.egress.refusals import Ended, Refusal, response_to, shown
 
 HEAD_BYTES = 32_768
+HEAD_LINES = 256
 HEAD_S = 30.0
 LINGER_S = 2.0
 _HTTPS_PORT = 443
@@ -48,6 +55,8 @@ class Exchange:
         self._client = client
         self._servers = servers
         self._secrets = secrets
+        self._share = LoopShare()
+        self._informed = 0
         self._answered = False  # the response has begun
         self._heard = False  # the server has sent something
 
@@ -77,7 +86,11 @@ class Exchange:
         """Returns the next request; None at the end. A client may be idle between requests, not within a head."""
         machine = self._client.machine
         deadline: float | None = None
+        lines = LineLimit(HEAD_LINES)
+        data = machine.trailing_data[0]  # of a client that sends its next request before the response
         while True:
+            if not lines.allows(data):
+                raise Refusal(reasons.HEAD_TOO_LARGE, "the head of the request has more lines than the proxy reads")
             try:
                 event = machine.next_event()
             except h11.RemoteProtocolError as error:
@@ -171,6 +184,7 @@ class Exchange:
         machine = self._client.machine
         await self._send_up(server, outgoing)
         while True:
+            await self._share.step()
             try:
                 event = machine.next_event()
             except h11.RemoteProtocolError as error:
@@ -197,11 +211,20 @@ class Exchange:
 
     async def _download(self, request: h11.Request, server: Server) -> bool:
         """Returns True when the server has switched to another protocol."""
+        lines = LineLimit(RESPONSE_HEAD_LINES)
         while True:
+            await self._share.step()
             event = self._next_of(server)
             if event is h11.NEED_DATA:
-                server.machine.receive_data(await self._receive_down(server))
+                data = await self._receive_down(server)
+                self._check_lines(server, lines, data)
+                server.machine.receive_data(data)
             elif isinstance(event, h11.InformationalResponse):
+                lines = LineLimit(RESPONSE_HEAD_LINES)
+                self._check_lines(server, lines, server.machine.trailing_data[0])
+                self._informed += 1
+                if self._informed > MAX_INFORMATIONAL_RESPONSES:
+                    raise self._broken(server, "it sends informational responses without end")
                 if event.status_code == 101:
                     await self._send_down(_switching(event))
                     return True
@@ -219,6 +242,10 @@ class Exchange:
                 return False
             else:
                 raise self._broken(server, "it ended the connection")
+
+    def _check_lines(self, server: Server, lines: LineLimit, data: bytes) -> None:
+        if not lines.allows(data):
+            raise self._broken(server, "its head has too many lines")
 
     def _next_of(self, server: Server) -> object:
         try:

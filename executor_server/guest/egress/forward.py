@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Callable, List, Optional, Set, Tuple
 import h11
 
 from . import reasons
-from .endpoint import Endpoint
+from .endpoint import Endpoint, LoopShare
 from .head import Head, LineLimit
 from .names import Target
 from .protocols import Meter
@@ -25,9 +25,7 @@ if TYPE_CHECKING:
 # Servers send larger heads than clients: cookies, content security policies.
 RESPONSE_HEAD_BYTES = 65536
 RESPONSE_HEAD_LINES = 1024
-MAX_INFORMATIONAL = 16
-# Events of one connection until the loop serves others: bodies may come in chunks of one byte, at 15 µs for each.
-EVENTS_AT_ONCE = 32
+MAX_INFORMATIONAL_RESPONSES = 16
 Headers = List[Tuple[bytes, bytes]]
 
 # RFC 9110, section 7.6.1, and what older clients send to proxies. `Expect` is passed on, and Host is made here.
@@ -95,7 +93,7 @@ class Exchange:
         self._to_server = h11.Connection(h11.CLIENT, max_incomplete_event_size=RESPONSE_HEAD_BYTES)
         self._lines = LineLimit(RESPONSE_HEAD_LINES)
         self._informed = 0
-        self._events = 0
+        self._share = LoopShare()
         self.answered = False  # the response has begun
 
     async def run(self) -> None:
@@ -141,7 +139,7 @@ class Exchange:
             pass  # a server that takes no more may have answered all the same, which the download learns
 
     async def _next(self, machine: h11.Connection) -> object:
-        await self._let_others_run()
+        await self._share.step()
         try:
             return machine.next_event()
         except h11.RemoteProtocolError as error:
@@ -174,18 +172,11 @@ class Exchange:
             raise self._broken(error.strerror or "it broke the connection") from error
 
     async def _next_of_server(self) -> object:
-        await self._let_others_run()
+        await self._share.step()
         try:
             return self._to_server.next_event()
         except h11.RemoteProtocolError as error:
             raise self._broken(shown(str(error))) from error
-
-    async def _let_others_run(self) -> None:
-        """Neither a read nor a write waits while there are bytes and room, so without this a quick pair of peers would
-        keep the loop for themselves."""
-        self._events += 1
-        if self._events % EVENTS_AT_ONCE == 0:
-            await asyncio.sleep(0)
 
     def _check_lines(self, data: bytes) -> None:
         if not self._lines.allows(data):
@@ -198,7 +189,7 @@ class Exchange:
 
     async def _inform(self, event: h11.InformationalResponse) -> None:
         self._informed += 1
-        if self._informed > MAX_INFORMATIONAL:
+        if self._informed > MAX_INFORMATIONAL_RESPONSES:
             raise self._broken("it sends informational responses without end")
         self._lines = LineLimit(RESPONSE_HEAD_LINES)
         self._check_lines(bytes(self._to_server.trailing_data[0]))

@@ -87,7 +87,7 @@ class Exchange:
         machine = self._client.machine
         deadline: float | None = None
         lines = LineLimit(HEAD_LINES)
-        data = machine.trailing_data[0]  # of a client that sends its next request before the response
+        data = machine.trailing_data[0]  # clients may send their next request before the response
         while True:
             if not lines.allows(data):
                 raise Refusal(reasons.HEAD_TOO_LARGE, "the head of the request has more lines than the proxy reads")

@@ -14,11 +14,22 @@ import click
 
 from executor_server.cli.admin import admin
 from executor_server.cli.images import images
-from executor_server.cli.shared import EXIT_CONFIG, EXIT_HOST, EXIT_PLACE, configured, fail, fail_config, load_config
-from executor_server.config import Config, ConfigError, to_toml
+from executor_server.cli.shared import (
+    EXIT_CONFIG,
+    EXIT_HOST,
+    EXIT_PLACE,
+    configured,
+    fail,
+    fail_config,
+    load_config,
+    start_collector,
+)
+from executor_server.config import ConfigError, to_toml
 from executor_server.core import SandboxFailure
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from executor_server.backends import HostFinding
 
 LATE_GROUPS = {
@@ -28,6 +39,10 @@ LATE_GROUPS = {
     "token": "Makes, lists and revokes the tokens of tenants.",
 }
 """Groups of commands that are imported when one of their commands runs: the module of each, and its help."""
+
+
+_IMPORTING = {"serve", "check-host"}
+"""Commands that import the daemon, and start the garbage collector afterwards."""
 
 
 class _Unloaded(click.Command):
@@ -59,8 +74,11 @@ class _Main(click.Group):
 
 @click.group(cls=_Main, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="remote-executor", prog_name="executor-server", message="%(prog)s %(version)s")
-def main() -> None:
+@click.pass_context
+def main(ctx: click.Context) -> None:
     """Runs Python for code agents, in sandboxes."""
+    if ctx.invoked_subcommand not in _IMPORTING:
+        start_collector()
 
 
 main.add_command(admin)
@@ -78,6 +96,7 @@ def serve(**options: Any) -> None:
     from executor_server.config import StateDirError
     from executor_server.core import AddressError
 
+    start_collector()
     try:
         daemon.serve(config)
     except ConfigError as error:
@@ -93,24 +112,24 @@ def serve(**options: Any) -> None:
 def check_host(**options: Any) -> None:
     """Says of each backend that is configured what it can and can't isolate here, and how to mend it."""
     config = load_config(**options)
-    verdicts = [_checked(config.alone(backend)) for backend in config.server.backends]
+    from executor_server.app import daemon
+
+    start_collector()
+    verdicts = [_report(backend, daemon.check_host(config.alone(backend))) for backend in config.server.backends]
     if not all(verdicts):
         raise SystemExit(EXIT_HOST)
 
 
-def _checked(config: Config) -> bool:
-    """Prints the findings about the configuration's one backend; True when it can serve on this host."""
-    from executor_server.app import daemon
-
-    findings = daemon.check_host(config)
+def _report(backend: str, findings: Sequence[HostFinding]) -> bool:
+    """Prints the findings about a backend; True when it can serve on this host."""
     for finding in findings:
         click.echo(_finding_text(finding))
     missing = [finding.subject for finding in findings if finding.required and not finding.ok]
     if missing:
-        text = f"The {config.server.backend} backend can't serve on this host: {', '.join(missing)}."
+        text = f"The {backend} backend can't serve on this host: {', '.join(missing)}."
         click.echo(text, err=True)
     else:
-        click.echo(f"The {config.server.backend} backend can serve on this host.")
+        click.echo(f"The {backend} backend can serve on this host.")
     return not missing
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import re
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -53,6 +54,16 @@ def configured(command: Callable[..., None]) -> Callable[..., None]:
 def placed(command: Callable[..., None]) -> Callable[..., None]:
     """Adds the options of `load_config` that choose the daemon's files."""
     return _CONFIG(_STATE_DIR(command))
+
+
+def start_collector() -> None:
+    """Starts the garbage collector where `__main__` has stopped it, for what is made from here on.
+
+    What is there already, the modules above all, stays for as long as the process does: no collection looks at it.
+    """
+    if not gc.isenabled():
+        gc.freeze()
+        gc.enable()
 
 
 def load_config(

@@ -106,3 +106,18 @@ def test_check_host_checks_all_that_are_configured_or_the_one_that_is_named(
     assert "The local backend can serve on this host." in both.output
     assert "The docker backend can't serve on this host: Engine." in both.output
     assert run("check-host", "--config", str(config), "--backend", "local").exit_code == 0
+
+
+@pytest.mark.parametrize("command", ["serve", "check-host", "print-config"])
+def test_the_garbage_collector_is_off_while_modules_are_imported_and_on_when_the_command_runs(command: str) -> None:
+    program = (
+        "import gc, sys; sys.argv[1:] = [sys.argv[1]]; import executor_server.__main__ as command; "
+        "print(gc.isenabled()); "
+        "from executor_server.app import daemon; from executor_server import cli; "
+        "see = lambda *_: print(gc.isenabled(), gc.get_freeze_count() > 10_000) or []; "
+        "daemon.serve = daemon.check_host = cli.to_toml = see; command.main(standalone_mode=False)"
+    )
+    shown = subprocess.run(
+        [sys.executable, "-c", program, command], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (shown.stderr.count("Traceback"), shown.stdout.split()[:3]) == (0, ["False", "True", "True"])

@@ -6,13 +6,16 @@ fixture ends; the end of the whole run is compared with its start.
 
 from __future__ import annotations
 
+import json
 import os
+import socket
 import tempfile
 from dataclasses import dataclass
+from http import HTTPStatus
+from http.client import HTTPConnection
 from pathlib import Path
+from urllib.parse import urlencode
 
-import docker
-import docker.errors
 import psutil
 
 from tests.support.own_addresses import addresses_of
@@ -22,6 +25,8 @@ from tests.support.reaper import RUN_DIRECTORY_PREFIX, children
 CGROUP_ROOT = Path("/sys/fs/cgroup")
 CGROUP_PREFIX = "executor-"
 ENGINE_SOCKET = Path("/var/run/docker.sock")
+ENGINE_TIMEOUT_S = 60.0
+_CONTAINERS = "/containers/json?" + urlencode({"all": 1, "filters": json.dumps({"label": ["executor.daemon"]})})
 # Mounts of the Engine that tools/engine.sh starts are any run's; of ours the containers are looked at.
 ENGINE_MOUNTS = ("/var/lib/remote-executor-engine/", "/run/remote-executor-engine-")
 # Seconds for a sandbox to disappear that is to end: the kernel takes a moment for namespaces and cgroups.
@@ -118,21 +123,32 @@ def _mounts() -> set[str]:
     return {point for point in points if point.startswith(own) or ("executor" in point and not point.startswith(runs))}
 
 
+class _EngineConnection(HTTPConnection):
+    """The Engine is asked twice for each test: its SDK, which first asks for versions, would cost ten times as much."""
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(str(ENGINE_SOCKET))
+
+
 def _containers() -> dict[str, str]:
     """Containers that have our label and see something of the run's directory; others are another run's.
 
     Id to name: the daemon renames a container at a time of its own.
     """
-    if not os.access(ENGINE_SOCKET, os.W_OK):
+    connection = _EngineConnection("engine", timeout=ENGINE_TIMEOUT_S)
+    try:
+        connection.connect()
+    except OSError:  # no Engine: no tests that need it either
         return {}
     try:
-        client = docker.APIClient(f"unix://{ENGINE_SOCKET}")
-    except docker.errors.DockerException:  # no Engine: no tests that need it either
-        return {}
-    try:
-        listed = client.containers(all=True, filters={"label": "executor.daemon"})
+        connection.request("GET", _CONTAINERS)
+        answer = connection.getresponse()
+        listed = json.loads(answer.read())
     finally:
-        client.close()
+        connection.close()
+    assert answer.status == HTTPStatus.OK, listed
     own = tempfile.gettempdir()
     return {
         one["Id"]: one["Names"][0] for one in listed if any(mount["Source"].startswith(own) for mount in one["Mounts"])

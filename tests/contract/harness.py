@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import shutil
 import tempfile
@@ -20,7 +21,10 @@ from executor_server.backends.docker.engine import EngineImage
 from executor_server.backends.docker.probe import PreparedImage, UselessImage
 from executor_server.backends.docker.probe import probe as ask_image
 from executor_server.backends.docker.resources import Resources
-from executor_server.backends.local import LocalBackend
+from executor_server.backends.local import LocalBackend, host
+from executor_server.backends.local.images import Image as ProbedImage
+from executor_server.backends.local.images import probe_image as probe_local_image
+from executor_server.backends.local.resources import Resources as LocalResources
 from executor_server.config.backend_config import LocalImage
 from executor_server.config.state_dir import StateDir
 from executor_server.core.model import (
@@ -239,13 +243,16 @@ class Harness:
 
 
 _examined: dict[str, PreparedImage] = {}
+_tried: set[Path] = set()
+_probe_local_image = functools.cache(probe_local_image)
 
 
 @contextmanager
 def images_examined_once() -> Iterator[None]:
-    """Remembers what a container said of an image of the Engine, by the image's id, for all harnesses of this process.
+    """Remembers what was found out about images, for all harnesses of this process.
 
-    Each would start a container of its own to ask, which takes as long as most tests, and an image does not change.
+    Each would start a container, or an interpreter and a sandbox, of its own to ask, which takes as long as most tests,
+    and no image changes: one of the Engine is known by its id, a local one is looked at before each sandbox.
     The tests of that examination are in tests/integration, and those of the contract that take `probe` or `backend`.
     """
 
@@ -257,8 +264,19 @@ def images_examined_once() -> Iterator[None]:
             _examined[image.image_id] = found
         return found
 
+    async def tried_once(
+        found: host.Examination, resources: LocalResources, image: ProbedImage, uid: int | None
+    ) -> None:
+        if image.python not in _tried:
+            await try_sandbox(found, resources, image, uid)
+            if found.suffices:
+                _tried.add(image.python)
+
+    try_sandbox = host._try_sandbox
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(images, "probe", remembered)
+        patch.setattr(host, "probe_image", _probe_local_image)
+        patch.setattr(host, "_try_sandbox", tried_once)
         yield
 
 

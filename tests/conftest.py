@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import os
 import signal
 import tempfile
@@ -25,9 +26,8 @@ if TYPE_CHECKING:
 RUN_DIRECTORY = fork_reaper()
 CACHE_DIRECTORY = Path(__file__).resolve().parents[1] / ".cache" / "tests"
 
-# A loaded machine generates examples slowly, which says nothing about a test.
-hypothesis.settings.register_profile("loaded", suppress_health_check=[hypothesis.HealthCheck.too_slow], deadline=None)
-hypothesis.settings.load_profile("loaded")
+# The modules of ten thousand tests are no garbage; looking for some in between would take a fifth of the collection.
+gc.disable()
 
 _at_start = pytest.StashKey[Snapshot]()
 _coordinator = pytest.StashKey[Coordinator]()
@@ -51,12 +51,21 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("all"):
         os.environ[rounds.VARIABLE] = "all"
         rounds.ALL = True
+    # A loaded machine generates examples slowly, which says nothing about a test.
+    slow = [hypothesis.HealthCheck.too_slow]
+    examples = rounds.rounds(100, 40)
+    hypothesis.settings.register_profile("ours", suppress_health_check=slow, deadline=None, max_examples=examples)
+    hypothesis.settings.load_profile("ours")
     # A shell starts what runs in its background with this one ignored, and that would go on to all that tests start.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     config.stash[_at_start] = snapshot(host=True)
     if (workers := config.getoption("workers")) > 1:
         config.stash[_coordinator] = Coordinator(workers, RUN_DIRECTORY.parent, _begin_worker)
         config.pluginmanager.register(config.stash[_coordinator], "worker-coordinator")
+
+
+def pytest_collection_finish() -> None:
+    gc.enable()
 
 
 def _enter(run_directory: Path) -> None:

@@ -21,7 +21,7 @@ from tests.support.daemon import Daemon
 from tests.support.polling import eventually
 from tests.support.rounds import rounds
 
-KILLS = rounds(50, 8)
+KILLS = rounds(50, 4)
 SESSIONS = 3
 # Bytes of the log from a daemon's start to its kill: a few more each time, so that each kill hits another position.
 LEAST_BYTES = 2_000

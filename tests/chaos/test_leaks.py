@@ -15,7 +15,7 @@ from tests.support.daemon import Daemon
 from tests.support.polling import eventually
 from tests.support.rounds import rounds
 
-CYCLES = rounds(50, 20)
+CYCLES = rounds(50, 10)
 ROUNDS = rounds(3, 1)
 SESSIONS = 8
 # The daemon's memory may grow by this: allocators keep a little; a session that stayed would be far more.

@@ -18,8 +18,9 @@ from tests.chaos.conftest import StartDaemon
 from tests.chaos.observe import WAIT_S, executing
 from tests.support.daemon import Daemon
 from tests.support.polling import eventually
+from tests.support.rounds import rounds
 
-RELOADS = 50
+RELOADS = rounds(50, 20)
 SESSIONS = 8
 CONFIG = 'pool.size = 2\npolicy.file = "{path}"\npolicy.watch_interval_s = 0.02'
 POLICY = """\

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import functools
 import re
 import struct
 from pathlib import Path
@@ -32,10 +33,15 @@ STEERING = {
 machines = pytest.mark.parametrize("machine", sorted(NUMBERS))
 
 
+@functools.cache
+def _program(machine: str) -> list[tuple[int, ...]]:
+    return list(struct.iter_unpack("=HBBI", filter_program(machine)))
+
+
 def verdict(machine: str, number: int, *arguments: int, arch: int | None = None) -> str:
     """Returns the filter's answer to a system call: "allow", "kill" or the name of the error."""
     data = struct.pack("=IIQ6Q", number, ARCH[machine] if arch is None else arch, 0, *(*arguments, *[0] * 6)[:6])
-    program = list(struct.iter_unpack("=HBBI", filter_program(machine)))
+    program = _program(machine)
     at, accumulator = 0, 0
     for _ in range(len(program)):
         code, if_true, if_false, operand = program[at]

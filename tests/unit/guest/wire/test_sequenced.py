@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from executor_server.guest.wire import sequenced
 from executor_server.guest.wire.frames import FrameDecoder, FrameError, Kind
 from executor_server.guest.wire.sequenced import KEPT_BYTES, Sequenced
+from tests.support.rounds import rounds
 
 
 @dataclass
@@ -137,7 +138,7 @@ def _do(pair: Pair, step: str, sender: int, what: object) -> None:
 
 
 @given(st.lists(_STEPS, min_size=25, max_size=100))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=rounds(200, 80), deadline=None)
 def test_each_frame_is_taken_once_and_in_order_over_any_network(steps: list[tuple[str, int, object]]) -> None:
     """Loss, repetition, reordering and a new connection at any point; a limit small enough to be met."""
     limit_bytes = 200

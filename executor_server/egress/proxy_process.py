@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import os
 import socket
+import subprocess
 import sys
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import IO, Any
 
 import structlog
 
@@ -45,7 +47,7 @@ class ProxyProcess:
         """`on_end` is called once, when a process that was started is of no use any more; then `close` it."""
         self._on_message = on_message
         self._on_end = on_end
-        self._process: asyncio.subprocess.Process | None = None
+        self._process: subprocess.Popen[bytes] | None = None
         self._link: Link | None = None
         self._stderr: asyncio.Task[bytes] | None = None
         self._ready: asyncio.Future[None] | None = None
@@ -68,16 +70,7 @@ class ProxyProcess:
                 on_end=self._ended,
             )
             try:
-                self._process = await asyncio.create_subprocess_exec(
-                    *(sys.executable, "-P", "-m", "executor_server.egress_proxy", str(theirs.fileno())),
-                    stdin=asyncio.subprocess.DEVNULL,
-                    stdout=asyncio.subprocess.DEVNULL,
-                    stderr=asyncio.subprocess.PIPE,
-                    pass_fds=(theirs.fileno(),),
-                    env=_environment(os.environ),
-                    # Control-C at a terminal is for the daemon, which drains its sessions first.
-                    start_new_session=True,
-                )
+                self._process = _popen(theirs.fileno())
             except OSError as error:
                 raise EgressError(f"The egress proxy can't be started: {error.strerror}.") from error
         self._stderr = asyncio.create_task(_last_bytes(self._process.stderr))
@@ -105,12 +98,10 @@ class ProxyProcess:
         if process is None:
             return
         try:
-            async with asyncio.timeout(_END_S):
-                await process.wait()
+            await _reap(process, _END_S)
         except TimeoutError:
             process.kill()
-            async with asyncio.timeout(_REAP_S):
-                await process.wait()
+            await _reap(process, _REAP_S)
         assert self._stderr is not None
         stderr = await self._stderr
         if process.returncode != 0:
@@ -136,12 +127,50 @@ class ProxyProcess:
             self._on_end(why)
 
 
-async def _last_bytes(stream: asyncio.StreamReader | None) -> bytes:
+def _popen(link: int) -> subprocess.Popen[bytes]:
+    """Starts the process with that descriptor. Blocks for some milliseconds. Raises OSError.
+
+    By `subprocess`, which calls vfork. asyncio's subprocesses are started by uvloop with a fork that runs the fork
+    handlers of every library in the child, and gRPC's crash there while its threads are busy: one start in five of a
+    daemon with the Docker backend. And from the loop's thread, because the process asks the kernel to be killed when
+    the thread that started it ends.
+    """
+    return subprocess.Popen(
+        [sys.executable, "-P", "-m", "executor_server.egress_proxy", str(link)],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        pass_fds=(link,),
+        env=_environment(os.environ),
+        # Control-C at a terminal is for the daemon, which drains its sessions first.
+        start_new_session=True,
+    )
+
+
+async def _reap(process: subprocess.Popen[bytes], timeout_s: float) -> None:
+    """Waits until the process has ended, and reaps it. Raises TimeoutError."""
+    loop = asyncio.get_running_loop()
+    ended = asyncio.Event()
+    with contextlib.ExitStack() as stack:
+        pidfd = os.pidfd_open(process.pid)  # not reaped yet, so the number is still this process's
+        stack.callback(os.close, pidfd)
+        loop.add_reader(pidfd, ended.set)
+        stack.callback(loop.remove_reader, pidfd)
+        async with asyncio.timeout(timeout_s):
+            await ended.wait()
+    process.wait()
+
+
+async def _last_bytes(pipe: IO[bytes] | None) -> bytes:
     """Reads to the end, so that the process never waits, and keeps the last page."""
-    assert stream is not None
-    kept = b""
-    while data := await stream.read(_MAX_STDERR_BYTES):
-        kept = (kept + data)[-_MAX_STDERR_BYTES:]
+    assert pipe is not None
+    stream = asyncio.StreamReader()
+    loop = asyncio.get_running_loop()
+    transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(stream), pipe)
+    with contextlib.closing(transport):
+        kept = b""
+        while data := await stream.read(_MAX_STDERR_BYTES):
+            kept = (kept + data)[-_MAX_STDERR_BYTES:]
     return kept.strip()
 
 

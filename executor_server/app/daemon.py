@@ -19,6 +19,7 @@ import structlog
 import uvloop
 
 from executor_server.admission import STOPPED_TEXT, Admission, Quotas, UsageStore, must_stop
+from executor_server.app.egress import EgressOwner
 from executor_server.app.settings import (
     backend_of,
     capacity_of,
@@ -82,7 +83,7 @@ async def _serve(config: Config) -> None:
     async with AsyncExitStack() as stack:
         signals = stack.enter_context(handled_signals())
         daemon = await _start_up(config, stack)
-        signals.on_reload(daemon.policies.reload_soon)
+        signals.on_reload(daemon.reload_soon)
         _announce(await daemon.server.start(), daemon.own_state)
 
         await signals.first()
@@ -98,8 +99,13 @@ class _Daemon:
 
     own_state: StateDir
     policies: PolicyStore
+    egress: EgressOwner
     sessions: SessionManager
     server: RpcServer
+
+    def reload_soon(self) -> None:
+        self.policies.reload_soon()
+        self.egress.reload_soon()
 
 
 @dataclass(frozen=True)
@@ -125,7 +131,10 @@ async def _start_up(config: Config, stack: AsyncExitStack) -> _Daemon:
     tokens = Tokens(state_dir.read_or_make_token(own_state), token_file)
     registry = stack.enter_context(closing(Registry(own_state)))
     archives = StateArchives(own_state.states_path, state_dir.read_or_make_state_key(own_state, config.state.key_file))
-    backend = backend_of(config)
+    egress = EgressOwner(config, own_state)
+    stack.push_async_callback(egress.close)
+    await egress.start()
+    backend = backend_of(config, egress.bundle)
     stack.push_async_callback(backend.close)
     await backend.start()
 
@@ -140,10 +149,12 @@ async def _start_up(config: Config, stack: AsyncExitStack) -> _Daemon:
 
     pool = WarmPool(backend, pool_settings(config))
     stack.push_async_callback(pool.close)
-    sessions = SessionManager(backend, pool, registry, session_settings(config), SessionHooks(admission, observer))
+    hooks = SessionHooks(admission, observer, egress.service)
+    sessions = SessionManager(backend, pool, registry, session_settings(config), hooks)
+    quotas.on_window_change(sessions.renew_windows)
     if watchers.log is not None:
         watchers.log.on_failing(lambda: sessions.stop_executions(must_stop, STOPPED_TEXT))
-    server = _server(control, sessions, archives, observer, settings)
+    server = _server(control, egress, sessions, archives, observer, settings)
     if watchers.trail is not None:
         stack.callback(watchers.trail.daemon_stopped)
     # The sessions end before the server does: their executions end as cancelled, and the callers still hear of it.
@@ -158,14 +169,14 @@ async def _start_up(config: Config, stack: AsyncExitStack) -> _Daemon:
 
     # Before anything makes a sandbox: recovery destroys every sandbox that no session of an earlier daemon owns.
     await sessions.recover()
-    _follow_policy(control, config, pool, sessions)
+    _follow_policy(control, config, egress, pool, sessions)
     await sessions.start()
     sweeper = HostSweeper(backend, config.sessions.host_sweep_interval_s)
     stack.push_async_callback(sweeper.close)
     await sweeper.start()
     stack.push_async_callback(policies.close)
     await policies.start()
-    return _Daemon(own_state, policies, sessions, server)
+    return _Daemon(own_state, policies, egress, sessions, server)
 
 
 async def _start_control(
@@ -184,7 +195,12 @@ async def _start_control(
 
 
 def _server(
-    control: _Control, sessions: SessionManager, archives: StateArchives, observer: Observer, settings: ServerSettings
+    control: _Control,
+    egress: EgressOwner,
+    sessions: SessionManager,
+    archives: StateArchives,
+    observer: Observer,
+    settings: ServerSettings,
 ) -> RpcServer:
     policies, trail = control.policies, control.watchers.trail
     return RpcServer(
@@ -195,7 +211,7 @@ def _server(
             sessions,
             control.quotas,
             lambda: policies.current,
-            partial(_reload, policies, control.tokens),
+            partial(_reload, policies, control.tokens, egress),
             _record_nothing if trail is None else trail.admin_called,
         ),
         observer=observer,
@@ -204,24 +220,29 @@ def _server(
     )
 
 
-def _follow_policy(control: _Control, config: Config, pool: WarmPool, sessions: SessionManager) -> None:
+def _follow_policy(
+    control: _Control, config: Config, egress: EgressOwner, pool: WarmPool, sessions: SessionManager
+) -> None:
     """Applies the policy in force, now and whenever it is replaced."""
 
     def follow(policy: Policy) -> None:
         # The pool goes first: from here on no session gets a sandbox that only the earlier policy approved.
         pool.keep_ready(policy.warm_sandboxes(config.pool))
+        egress.follow(policy)
         sessions.follow(policy)
+        sessions.renew_windows()  # the quotas may be others
 
     control.listeners.on_change(follow)
     follow(control.policies.current)
 
 
-async def _reload(policies: PolicyStore, tokens: Tokens) -> bool:
-    """Reads policy and tokens again. Returns True when the policy changed. Raises ConfigError."""
+async def _reload(policies: PolicyStore, tokens: Tokens, egress: EgressOwner) -> bool:
+    """Reads policy, tokens and secrets again. Returns True when the policy changed. Raises ConfigError."""
     try:
         await tokens.reload()
     except TokenFileError as error:
         raise ConfigError([str(error)]) from error
+    await egress.reload()
     return await policies.reload()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import structlog
 
@@ -21,25 +22,30 @@ from executor_server.sessions import SessionSettings
 _log = structlog.get_logger(__name__)
 
 
-def backend_of(config: Config) -> Backend:
-    """Returns the configured backend, not started yet; several act as one."""
-    backends = [_backend(config, name) for name in config.server.backends]
+def backend_of(config: Config, egress_bundle: Callable[[], Path] | None = None) -> Backend:
+    """Returns the configured backend, not started yet; several act as one.
+
+    `egress_bundle` returns the certificate authorities for sandboxes with a network; without it none can be made.
+    """
+    backends = [_backend(config, name, egress_bundle) for name in config.server.backends]
     if len(backends) == 1:
         return backends[0]
     return BackendSet(backends, FailOverSettings(adopt_wait_s=config.sessions.recovery_s))
 
 
-def _backend(config: Config, name: BackendName) -> Backend:
+def _backend(config: Config, name: BackendName, egress_bundle: Callable[[], Path] | None) -> Backend:
     if name == "docker":
         # Imported here, because the SDK is slow to import and not installed everywhere.
         from executor_server.backends.docker import DockerBackend
 
-        return DockerBackend(config.server.state_dir, config.docker)
+        return DockerBackend(config.server.state_dir, config.docker, egress_bundle=egress_bundle)
     if name == "e2b":
         from executor_server.backends.e2b import E2BBackend
 
         return E2BBackend(config.server.state_dir, config.e2b)
-    return LocalBackend(config.server.state_dir, config.local.images, bwrap=config.local.bwrap)
+    return LocalBackend(
+        config.server.state_dir, config.local.images, bwrap=config.local.bwrap, egress_bundle=egress_bundle
+    )
 
 
 def policy_of(config: Config, file: PolicyFile) -> Policy:

@@ -70,6 +70,8 @@ class StateDir:
     usage_path = _Entry("usage.db")
     state_key_path = _Entry("state.key")
     states_path = _Entry("states")
+    egress_path = _Entry("egress")
+    """The egress proxy's authority and its file for sandboxes."""
 
 
 @contextmanager

@@ -131,6 +131,11 @@ class Policy:
         name = self.profile_name(tenant)
         return self._file.profiles[name].quotas if name is not None else NO_PROFILE_QUOTAS
 
+    @property
+    def grants_network(self) -> bool:
+        """True when some session may have a network."""
+        return any(profile.network.has_hosts for profile in self._file.profiles.values())
+
     # -- sessions
 
     def decide(self, principal: Principal, request: RequestedSession) -> SessionSpec:

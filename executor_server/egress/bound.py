@@ -33,6 +33,7 @@ class BoundSession:
         self.listener = listener
         self.total_bytes = total_bytes
         self.exhausted: str | None = None
+        self.is_settled = True  # the proxy has nothing to report that was not reported
         self._sink = sink
         self._sent_bytes = used.sent_bytes
         self._received_bytes = used.received_bytes
@@ -65,6 +66,7 @@ class BoundSession:
     def take(self, message: dict[str, Any]) -> None:
         """Passes a report on. Raises BadReport; the report is dropped then."""
         kind = message["type"]
+        self.is_settled = False
         if kind == "moved":
             self._moved(count(message.get("sent_bytes")), count(message.get("received_bytes")))
         elif kind == "opened":
@@ -77,6 +79,10 @@ class BoundSession:
             self._sink.denials_uncounted(count(message.get("count")))
         else:
             raise BadReport("its type is unknown")
+
+    def note_settled(self) -> None:
+        """Notes that all was reported. With an open connection there may be more at any time."""
+        self.is_settled = not self._open
 
     def abandon(self) -> None:
         """Reports what is open as ended, since the process that had it is no more.

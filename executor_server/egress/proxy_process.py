@@ -89,6 +89,11 @@ class ProxyProcess:
         if self._link is not None:
             self._link.send_line(line, descriptor)
 
+    def read_arrived(self) -> None:
+        """Takes the messages that have arrived by now."""
+        if self._link is not None:
+            self._link.read_arrived()
+
     async def close(self) -> None:
         """Ends the process and reaps it. The link's end is enough for a process that is well. Idempotent."""
         if self._link is not None:

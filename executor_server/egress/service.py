@@ -175,9 +175,21 @@ class EgressService:
             self._send(session.exhaust_message())
 
     async def settle(self, session_id: str) -> None:
-        if session_id in self._sessions and self._process is not None:
-            with contextlib.suppress(EgressError):
-                await self._answer(self._ask(self._process, {"type": "settle", "session": session_id}), _SETTLE_S)
+        """Asks the proxy only where it may have something to report.
+
+        Each connection is reported before its program gets a byte over it, and each refusal before its answer leaves.
+        So reports about a step have arrived when its result has, though they may not be read yet. A session without
+        one since it was settled, and without an open connection, has nothing more: most steps cost one look.
+        """
+        session, process = self._sessions.get(session_id), self._process
+        if session is None or process is None:
+            return
+        process.read_arrived()
+        if session.is_settled or self._process is None:
+            return
+        with contextlib.suppress(EgressError):
+            await self._answer(self._ask(process, {"type": "settle", "session": session_id}), _SETTLE_S)
+            session.note_settled()
 
     async def release(self, session_id: str) -> None:
         if (session := self._sessions.get(session_id)) is None:
@@ -338,7 +350,9 @@ class EgressService:
                 raise BadReport("its session is not bound")
             session.take(message)
             if kind == "denied":
-                self._send({"type": "ack", "number": count(message.get("number"))})
+                # Later in this round of the loop: the sink's notice to the guest is on its way then, and comes first.
+                ack = {"type": "ack", "number": count(message.get("number"))}
+                asyncio.get_running_loop().call_soon(self._send, ack)
         except BadReport as error:
             self._drop(kind, error)
 

@@ -78,6 +78,11 @@ class Link:
         elif len(self._unsent) == 1:
             self._write()
 
+    def read_arrived(self) -> None:
+        """Delivers what has arrived by now; the loop would do so in its next turns. Not to be called by a handler."""
+        while self._is_open and self._read():
+            pass
+
     def close(self) -> None:
         """Closes this end, without a call of `on_end`. Idempotent."""
         if not self._is_open:
@@ -97,24 +102,27 @@ class Link:
             self.close()
             self._on_end(why)
 
-    def _read(self) -> None:
+    def _read(self) -> bool:
+        """Reads a piece and delivers its messages. Returns False when nothing was there, or nothing will come."""
         try:
             data = self._receive()
         except (BlockingIOError, InterruptedError):
-            return
+            return False
         except OSError as error:
             self._end(f"the link broke: {error.strerror}")
-            return
+            return False
         if not data:
             self._end("it closed the link")
-            return
+            return False
         try:
             for message in self._lines.feed(data):
                 self._deliver(message)
                 if not self._is_open:  # the handler closed it
-                    return
+                    return False
         except ControlError as error:
             self._end(str(error))
+            return False
+        return True
 
     def _receive(self) -> bytes:
         if not self._takes_descriptors:

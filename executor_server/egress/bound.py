@@ -77,6 +77,8 @@ class BoundSession:
             self._sink.connection_denied(denial_of(message.get("denial")))
         elif kind == "uncounted":
             self._sink.denials_uncounted(count(message.get("count")))
+        elif kind == "misused":
+            self._sink.listener_misused()
         else:
             raise BadReport("its type is unknown")
 

@@ -49,6 +49,9 @@ class EgressSink(Protocol):
     def denials_uncounted(self, count: int) -> None:
         """So many refusals more were not reported one by one, because they came too fast."""
 
+    def listener_misused(self) -> None:
+        """The sandbox tried to block the proxy by its listener, and has no network any more."""
+
     def moved(self, sent_bytes: int, received_bytes: int) -> None:
         """So many bytes more were sent and received since the last call. The sums are the session's totals."""
 

@@ -316,6 +316,12 @@ class SessionNetwork:
         if self._bound_bytes is not None and self._bound_bytes - self._moved_bytes <= self._window // 2:
             self.renew_window()
 
+    def listener_misused(self) -> None:
+        # Programs don't have the listener, the sandbox's first process does: it was taken over.
+        self._observer.guest_misbehaved(self._session.facts, "it tried to block the egress proxy by its listener")
+        if not self._closed:
+            self._session.spawn(self._session.give_up_guest("the sandbox tried to block the egress proxy"))
+
     # -- steps ---------------------------------------------------------------------------------------------------
 
     def _current_step(self) -> _Step:

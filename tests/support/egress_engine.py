@@ -38,6 +38,7 @@ class Recorder(Reporter):
         self.opened_connections: list[dict[str, Any]] = []
         self.closed_connections: list[dict[str, Any]] = []
         self.denials: list[dict[str, Any]] = []
+        self.misused_sessions: list[str] = []
         self.sent_bytes = self.received_bytes = 0
         self.reports: list[tuple[int, int]] = []
         self.before_answer: Callable[[], Awaitable[None]] | None = None
@@ -61,6 +62,10 @@ class Recorder(Reporter):
         self.sent_bytes += sent_bytes
         self.received_bytes += received_bytes
         self.reports.append((sent_bytes, received_bytes))
+        self._changed.set()
+
+    def misused(self, session_id: str) -> None:
+        self.misused_sessions.append(session_id)
         self._changed.set()
 
     async def until(self, condition: Callable[[], object]) -> None:

@@ -48,6 +48,9 @@ class RecordingSink:
         self.uncounted += count
         self._note("uncounted")
 
+    def listener_misused(self) -> None:
+        self._note("misused")
+
     def moved(self, sent_bytes: int, received_bytes: int) -> None:
         self.sent_bytes += sent_bytes
         self.received_bytes += received_bytes

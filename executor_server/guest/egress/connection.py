@@ -43,7 +43,8 @@ class Connection:
         self._opened_at = 0.0
         self._time_limit: Optional[asyncio.TimerHandle] = None
         self._sent = self._received = 0
-        self.decided = False  # it has a target and a rule, and one of the session's places
+        self.decided = False  # it has a target and a rule
+        self.has_place = False  # one of those that the session's rules limit
         self.session_id = session.session_id
         self.client = sock
         self.buffered = b""
@@ -101,7 +102,7 @@ class Connection:
         self.target = head.target
         self._check_scheme(head)
         self.allowed = self._session.admit(head.target)
-        self.decided = True
+        self.decided = self.has_place = True
         dialled = await self._session.dialer.dial(head.target)
         self._open(dialled)
         if head.is_connect:
@@ -173,11 +174,13 @@ class Connection:
         finally:
             self._answered = exchange.answered
         self._close_upstream(reasons.ENDED)
+        self._session.leave(self)
         await self._client.linger(self._session.limits.linger_s)
 
     async def _refuse(self, refusal: Refusal) -> None:
         await self.deny(refusal)
         self._close_upstream(refusal.reason)
+        self._session.leave(self)
         if not self._answered:
             deadline = self._loop.time() + self._session.limits.linger_s
             await self._client.send(response_to(refusal, with_body=self._method != b"HEAD"), deadline)

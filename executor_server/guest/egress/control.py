@@ -20,6 +20,7 @@ From the proxy:
     denied   session, denial, number                       fields of core.network.EgressDenial; answered with ack
     uncounted  session, count                              refusals that came too fast to be reported one by one
     moved    session, sent_bytes, received_bytes           since the last such message
+    misused  session                                       its listener was made to block the proxy, and is closed
 
 Order carries meaning: what is reported before `done` of a settle or an end had happened before it, so the caller that
 waits for the answer has the reports. A line has a maximum in each direction, which the reader enforces before it keeps
@@ -224,6 +225,9 @@ class ControlServer:
 
     def closed(self, session_id: str, connection: Dict[str, Any]) -> None:
         self._report({"type": "closed", "session": session_id, "connection": connection})
+
+    def misused(self, session_id: str) -> None:
+        self._report({"type": "misused", "session": session_id})
 
     def moved(self, session_id: str, sent_bytes: int, received_bytes: int) -> None:
         self._report(

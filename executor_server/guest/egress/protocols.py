@@ -82,6 +82,10 @@ class Reporter(Protocol):
         """Returns when the record has arrived. It is started at once and cancelled after `Limits.notice_s`: the record
         must be on its way before the first await."""
 
+    def misused(self, session_id: str) -> None:
+        """The session's listener was made to block the proxy. It is closed, and nothing is served until the session is
+        served again."""
+
     def moved(self, session_id: str, sent_bytes: int, received_bytes: int) -> None:
         """Bytes since the last call; before every `closed`, and at most every `Limits.report_s` in between."""
 

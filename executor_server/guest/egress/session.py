@@ -7,10 +7,12 @@ session does too often or too long costs that session alone: its connections wai
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 from typing import Dict, Optional, Set
 
 from . import reasons
+from .accepting import AcceptInterrupted, accept
 from .accounts import AcceptPace, ByteAccount, MinuteCount
 from .connection import Connection
 from .dial import Dialer
@@ -21,6 +23,9 @@ from .rules import Allowed, Refused, Rules
 
 # Seconds until the next attempt, where accepting failed for want of descriptors or memory.
 _EXHAUSTED_PAUSE_S = 0.2
+# Interruptions of an accept after which a session is not served any more. One may happen to an honest session, where
+# the host stopped this process in the wrong microsecond.
+_MAX_INTERRUPTIONS = 3
 
 
 class Session:
@@ -55,8 +60,9 @@ class Session:
         self._minute = MinuteCount()
         self._pace = AcceptPace(limits, self._loop.time())
         self._pace.at_least(rules.max_new_connections_per_minute)
+        self._interruptions = 0
         self._exhausted = ""
-        self._ending = False
+        self._ending = False  # or given up
         listener.setblocking(False)
         self._accept_or_wait()
 
@@ -67,6 +73,7 @@ class Session:
         self._stop_accepting()
         self._listener.close()
         self._listener = listener
+        self._ending = False
         listener.setblocking(False)
         self._accept_or_wait()
 
@@ -123,6 +130,14 @@ class Session:
         self._places += 1
         return decision
 
+    def leave(self, connection: Connection) -> None:
+        """Gives a place back. A connection that only waits for its client to read the answer counts as waiting."""
+        if connection.has_place:
+            connection.has_place = False
+            self._places -= 1
+            self._waiting.add(connection)
+            self._accept_or_wait()
+
     def _check_bytes(self, target: Target) -> None:
         try:
             self.account.send_room()
@@ -141,9 +156,8 @@ class Session:
         self._accept_or_wait()
 
     def finished(self, connection: Connection) -> None:
+        self.leave(connection)
         self._waiting.discard(connection)
-        if connection.decided:
-            self._places -= 1
         self._accept_or_wait()
 
     def connection_id(self, number: int) -> str:
@@ -172,8 +186,16 @@ class Session:
         if pause_s := self._pace.take(self._loop.time()):
             self._pause(pause_s)
             return
+        if os.get_blocking(self._listener.fileno()):  # only its other holder does that, and only for harm
+            self._give_up()
+            return
         try:
-            sock, _ = self._listener.accept()
+            sock = accept(self._listener)
+        except AcceptInterrupted:
+            self._interruptions += 1
+            if self._interruptions >= _MAX_INTERRUPTIONS or os.get_blocking(self._listener.fileno()):
+                self._give_up()
+            return
         except (BlockingIOError, InterruptedError, ConnectionAbortedError):
             return
         except OSError:  # no descriptors, no memory: the connection stays in the backlog
@@ -190,6 +212,15 @@ class Session:
         self._waiting.add(connection)
         task.add_done_callback(lambda task: self._done(connection, task))
         self._accept_or_wait()
+
+    def _give_up(self) -> None:
+        """Serves the session no more: the other holder of its listener would stop all sessions with it."""
+        self._ending = True
+        self._stop_accepting()
+        self._listener.close()
+        for connection in list(self._connections):
+            connection.end(reasons.SESSION_ENDED)
+        self.reporter.misused(self.session_id)
 
     def _pause(self, seconds: float) -> None:
         self._resume = self._loop.call_later(seconds, self._end_pause)

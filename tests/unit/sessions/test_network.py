@@ -472,6 +472,13 @@ async def test_a_guest_that_keeps_its_listener_after_a_restart_is_lost(start: An
     assert "did not hand its listener out" in again.lost_reason
 
 
+async def test_a_guest_that_tries_to_block_the_proxy_is_lost(daemon: Daemon) -> None:
+    session = await daemon.create()
+    session.network.listener_misused()
+    assert await eventually_async(lambda: session.state == "lost")
+    assert "tried to block the egress proxy" in session.lost_reason
+
+
 async def test_use_is_written_when_it_has_changed_and_not_otherwise(
     daemon: Daemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:

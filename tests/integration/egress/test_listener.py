@@ -1,0 +1,142 @@
+"""A sandbox's first process that was taken over: it has the listener that the proxy accepts from."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import struct
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from executor_server.core.network import NetworkRules
+from executor_server.guest.egress import session as session_module
+from executor_server.guest.egress.accepting import MAX_ACCEPT_S, AcceptInterrupted, accept
+from executor_server.guest.egress.rules import Rules
+from tests.support.egress_engine import SOON_S, echo, engine
+from tests.support.egress_service import bind, egress_service
+
+ASKED = b"CONNECT denied.example:443 HTTP/1.1\r\nHost: x\r\n\r\n"
+
+
+@pytest.fixture
+def listener() -> Iterator[socket.socket]:
+    with socket.create_server(("127.0.0.1", 0), backlog=128) as listener:
+        yield listener
+
+
+def _attack(held: socket.socket, *, keep_flag: bool) -> Callable[[int], bool]:
+    """The attack at its best moment: after the last look at the flag, and before the accept. Takes the place of
+    os.get_blocking, takes the connection away and makes the listener block."""
+    real = os.get_blocking
+
+    def get_blocking(descriptor: int) -> bool:
+        before = real(descriptor)
+        if not keep_flag and before:
+            held.setblocking(False)  # and hides what it did
+            before = False
+        if not before:
+            with contextlib.suppress(BlockingIOError), held.accept()[0]:
+                held.setblocking(True)
+        return before
+
+    return get_blocking
+
+
+async def _is_served(address: tuple[str, int]) -> bool:
+    reader, writer = await asyncio.open_connection(*address)
+    writer.write(ASKED)
+    async with asyncio.timeout(SOON_S):
+        answer = await reader.read(-1)
+    writer.close()
+    assert answer, answer
+    return answer.startswith(b"HTTP/1.1 403 ")
+
+
+def test_an_accept_that_blocks_is_interrupted_and_the_timer_and_handler_of_before_are_back(
+    listener: socket.socket,
+) -> None:
+    handler, timer = signal.getsignal(signal.SIGALRM), signal.getitimer(signal.ITIMER_REAL)
+    began = time.monotonic()
+    with pytest.raises(AcceptInterrupted):
+        accept(listener)
+    assert MAX_ACCEPT_S <= time.monotonic() - began < 20 * MAX_ACCEPT_S
+    assert signal.getsignal(signal.SIGALRM) is handler
+    assert (signal.getitimer(signal.ITIMER_REAL)[0] > 0) is (timer[0] > 0)
+
+
+def test_a_time_limit_of_the_listener_that_its_other_holder_takes_away_is_not_needed(listener: socket.socket) -> None:
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", 3600, 0))
+    with pytest.raises(AcceptInterrupted):
+        accept(listener)
+
+
+@pytest.mark.parametrize("keep_flag", [True, False])
+async def test_session_whose_listener_blocks_the_proxy_is_given_up_and_others_are_served(
+    keep_flag: bool, monkeypatch: pytest.MonkeyPatch, listener: socket.socket
+) -> None:
+    """With `keep_flag` the listener goes on blocking; without, the flag is put back before anything looks at it."""
+    async with engine() as running:
+        other = socket.create_server(("127.0.0.1", 0))
+        address = other.getsockname()
+        with listener.dup() as held:
+            running.proxy.serve("hostile", listener.dup(), Rules.read({}))
+            monkeypatch.setattr(session_module.os, "get_blocking", _attack(held, keep_flag=keep_flag))
+            began = time.monotonic()
+            for _ in range(3):
+                with socket.create_connection(listener.getsockname()):
+                    await asyncio.sleep(0)
+                    if not keep_flag:
+                        await asyncio.sleep(2 * MAX_ACCEPT_S)
+            await running.recorder.until(lambda: running.recorder.misused_sessions)
+            assert time.monotonic() - began < SOON_S / 2
+            monkeypatch.undo()
+            running.proxy.serve("other", other, Rules.read({}))
+            assert await _is_served(address)
+        assert running.recorder.misused_sessions == ["hostile"]
+
+
+async def test_listener_that_blocks_already_is_not_accepted_from(listener: socket.socket) -> None:
+    async with engine() as running:
+        with listener.dup() as held:
+            running.proxy.serve("hostile", listener.dup(), Rules.read({}))
+            held.setblocking(True)
+            with socket.create_connection(listener.getsockname()):
+                await running.recorder.until(lambda: running.recorder.misused_sessions)
+
+
+async def test_daemon_learns_of_it_and_the_process_goes_on_serving() -> None:
+    async with egress_service() as service:
+        hostile = await bind(service, NetworkRules(), "hostile")
+        pid, held = service.pid, service._sessions["hostile"].listener
+        held.setblocking(True)  # the same open socket as the process has
+        with socket.create_connection(hostile.address):
+            await hostile.sink.until(lambda: hostile.sink.reports)
+        assert hostile.sink.reports == ["misused"]
+        other = await bind(service, NetworkRules(), "other")
+        assert await _is_served(other.address)
+        assert service.pid == pid
+
+
+async def test_options_of_the_listener_do_not_make_the_proxy_wait_in_close(listener: socket.socket) -> None:
+    """A socket that lingers would keep the loop in close until its peer has read, and this one never reads."""
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 30))
+    with socket.create_connection(listener.getsockname()), accept(listener) as accepted:
+        assert struct.unpack("ii", accepted.getsockopt(socket.SOL_SOCKET, socket.SO_LINGER, 8))[0] == 0
+
+
+async def test_refused_connection_gives_its_place_back_when_the_answer_is_sent() -> None:
+    """And not when its client has closed: clients keep what they were refused open for a while."""
+    async with engine(linger_s=30.0) as running:
+        port = await running.start_server(echo)
+        running.allow("gone.example:443", f"a.example:{port}", max_connections=1)
+        del running.names.answers["gone.example"]
+        reader, writer = await running.connect()
+        writer.write(b"CONNECT gone.example:443 HTTP/1.1\r\nHost: x\r\n\r\n")
+        async with asyncio.timeout(SOON_S):
+            assert (await reader.readline()).startswith(b"HTTP/1.1 502 ")
+        await running.tunnel(f"a.example:{port}")

@@ -12,7 +12,10 @@ import ssl
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from executor_server.guest.egress.endpoint import CHUNK_BYTES, Endpoint
+from executor_server.guest.egress.endpoint import CHUNK_BYTES, Endpoint, LoopShare
+
+# Reads of what a server may send between two responses: tickets for later sessions.
+_IDLE_READS = 4
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,7 @@ class TlsStream:
         self._incoming.write(received)
         self._intake = intake
         self._sending = asyncio.Lock()
+        self._share = LoopShare()  # a peer may send messages of TLS without end, in which there is nothing for a reader
         self.ssl = context.wrap_bio(
             self._incoming, self._outgoing, server_side=server_name is None, server_hostname=server_name
         )
@@ -85,22 +89,25 @@ class TlsStream:
 
     def is_idle(self) -> bool:
         """False when the peer has ended the connection, or sent something unasked. Never waits."""
-        try:
-            self.ssl.read(1)
-            return False
-        except ssl.SSLWantReadError:
-            pass
-        except ssl.SSLError:
-            return False
-        try:
-            data = self.endpoint.sock.recv(self._intake.room())
-        except BlockingIOError:
-            return True
-        except OSError:
-            return False
-        self._intake.count(len(data))
-        self._incoming.write(data)
-        return bool(data) and self.is_idle()  # a ticket for later sessions is no message
+        for _ in range(_IDLE_READS):
+            try:
+                self.ssl.read(1)
+                return False
+            except ssl.SSLWantReadError:
+                pass
+            except ssl.SSLError:
+                return False
+            try:
+                data = self.endpoint.sock.recv(self._intake.room())
+            except BlockingIOError:
+                return True
+            except OSError:
+                return False
+            if not data:
+                return False
+            self._intake.count(len(data))
+            self._incoming.write(data)
+        return False
 
     async def _fill(self, deadline: float | None) -> None:
         data = await self._receive(deadline)
@@ -112,6 +119,7 @@ class TlsStream:
     async def _receive(self, deadline: float | None) -> bytes:
         """Reads at most what may be moved in the moment in which it is read. Nothing is awaited before it is counted:
         other connections of the session share the room."""
+        await self._share.step()
         while True:
             size = self._intake.room()
             if not size:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 import ssl
 from collections.abc import Iterator
@@ -29,10 +30,8 @@ class Flood:
 
     def send(self, data: Any) -> int:
         self._incoming.write(bytes(data))
-        try:
+        with contextlib.suppress(ssl.SSLWantReadError):
             self._server.do_handshake()
-        except ssl.SSLWantReadError:
-            pass
         return len(data)
 
     def recv(self, size: int) -> bytes:

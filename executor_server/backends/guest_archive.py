@@ -28,6 +28,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import h11
+
 import executor_api
 import executor_server
 from executor_server.guest.wire.paths import GUEST_PATH
@@ -46,6 +48,8 @@ if name == "namespaces":
     from executor_guest.cloud.namespaces import main
 elif name == "relay":
     from executor_guest.cloud.relay import main
+elif name == "egress":
+    from executor_guest.cloud.egress import main
 else:
     raise SystemExit(f"there is no command {name}")
 sys.exit(main(arguments))
@@ -59,9 +63,12 @@ class GuestArchive:
     version: str  # changes with any byte of the guest
 
 
-def pack_guest(directory: Path) -> GuestArchive:
-    """Writes the archive into `directory`, unless it is there already, and returns it."""
-    return pack_archive(_guest_sources(), directory, default_cache_dir())
+def pack_guest(directory: Path, *, with_proxy: bool = False) -> GuestArchive:
+    """Writes the archive into `directory`, unless it is there already, and returns it.
+
+    `with_proxy`: it holds the egress proxy too, for machines in which that runs beside the sandbox.
+    """
+    return pack_archive(_guest_sources(with_proxy=with_proxy), directory, default_cache_dir())
 
 
 def default_cache_dir(environ: Mapping[str, str] = os.environ) -> Path | None:
@@ -86,16 +93,20 @@ def pack_archive(sources: Mapping[str, bytes], directory: Path, cache_dir: Path 
     return GuestArchive(path, version)
 
 
-def _guest_sources() -> dict[str, bytes]:
+def _guest_sources(*, with_proxy: bool) -> dict[str, bytes]:
     guest = Path(executor_server.__file__).parent / "guest"
     api = Path(executor_api.__file__).parent
     sources = {
         "__main__.py": _MAIN.encode(),
         **{f"executor_api/{name}": (api / name).read_bytes() for name in ("__init__.py", "limits.py", "tar.py")},
     }
-    for root, package in ((guest, "executor_guest"), (api / "values", "executor_api/values")):
+    packages = [(guest, "executor_guest"), (api / "values", "executor_api/values")]
+    if with_proxy:
+        packages.append((Path(h11.__file__).parent, "h11"))
+    for root, package in packages:
         for module in root.rglob("*.py"):
-            sources[f"{package}/{module.relative_to(root).as_posix()}"] = module.read_bytes()
+            if with_proxy or module.parent != guest / "egress":
+                sources[f"{package}/{module.relative_to(root).as_posix()}"] = module.read_bytes()
     return sources
 
 

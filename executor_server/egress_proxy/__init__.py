@@ -6,5 +6,6 @@ except the wire's and guest/egress (a linter contract holds that), and it knows 
 """
 
 from executor_server.egress_proxy.link import Link
-from executor_server.egress_proxy.own_addresses import OwnAddresses
-from executor_server.egress_proxy.resolvers import DnsResolver, HostResolver
+from executor_server.egress_proxy.resolvers import DnsResolver
+from executor_server.guest.egress.host_resolver import HostResolver
+from executor_server.guest.egress.own_addresses import OwnAddresses

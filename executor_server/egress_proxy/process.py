@@ -30,13 +30,14 @@ import uvloop
 from executor_server.egress_proxy.confinement import Confinement, confine
 from executor_server.egress_proxy.connector import UpstreamProxy
 from executor_server.egress_proxy.link import Link, Message
-from executor_server.egress_proxy.own_addresses import OwnAddresses
-from executor_server.egress_proxy.resolvers import DnsResolver, HostResolver
+from executor_server.egress_proxy.resolvers import DnsResolver
 from executor_server.egress_proxy.secrets import BadSecret, Secrets, read_secret
 from executor_server.egress_proxy.server_names import ignore_unreadable_names
 from executor_server.guest.egress import reasons
 from executor_server.guest.egress.addresses import AddressRules
 from executor_server.guest.egress.control import MAX_COMMAND_BYTES, ControlError, ControlServer, encode
+from executor_server.guest.egress.host_resolver import HostResolver
+from executor_server.guest.egress.own_addresses import OwnAddresses
 from executor_server.guest.egress.protocols import Resolver, Terminator, Tunnel
 from executor_server.guest.egress.proxy import Proxy
 from executor_server.guest.egress.refusals import Refusal

@@ -8,16 +8,16 @@ import ipaddress
 import socket
 import struct
 import time
-from pathlib import Path
+from typing import Union
 
 _SIOCGIFCONF = 0x8912  # linux/sockios.h
 _ENTRY_BYTES = 40  # struct ifreq: a name of 16 bytes and a struct sockaddr, padded
 _ADDRESS = slice(20, 24)  # in an entry: behind the name, the family and the port
 _ENTRIES = (256, 16_384)  # hardly any host has more than the first
-_IPV6_TABLE = Path("/proc/net/if_inet6")
+_IPV6_TABLE = "/proc/net/if_inet6"
 _KEPT_S = 5.0
 
-Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+Address = Union[ipaddress.IPv4Address, ipaddress.IPv6Address]
 
 
 class OwnAddresses:
@@ -50,7 +50,8 @@ def _ipv4() -> set[Address]:
 
 def _ipv6() -> set[Address]:
     try:
-        lines = _IPV6_TABLE.read_text("ascii").splitlines()
+        with open(_IPV6_TABLE, encoding="ascii") as table:
+            lines = table.read().splitlines()
     except FileNotFoundError:  # a kernel without IPv6
         return set()
     return {ipaddress.IPv6Address(int(line.split()[0], 16)) for line in lines}

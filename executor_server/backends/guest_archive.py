@@ -28,8 +28,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import h11
-
 import executor_api
 import executor_server
 from executor_server.guest.wire.paths import GUEST_PATH
@@ -102,7 +100,9 @@ def _guest_sources(*, with_proxy: bool) -> dict[str, bytes]:
     }
     packages = [(guest, "executor_guest"), (api / "values", "executor_api/values")]
     if with_proxy:
-        packages.append((Path(h11.__file__).parent, "h11"))
+        found = importlib.util.find_spec("h11")
+        assert found is not None and found.origin is not None, "h11 is a dependency of the daemon"
+        packages.append((Path(found.origin).parent, "h11"))
     for root, package in packages:
         for module in root.rglob("*.py"):
             if with_proxy or module.parent != guest / "egress":

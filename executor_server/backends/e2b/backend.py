@@ -87,7 +87,7 @@ class E2BBackend:
         directory = await asyncio.to_thread(BackendDirectory.take, self._state_dir, _KIND)
         try:
             cloud = await asyncio.to_thread(open_cloud, section)
-            guest = await asyncio.to_thread(lambda: GuestFile.of(pack_guest(directory.path)))
+            guest = await asyncio.to_thread(lambda: GuestFile.of(pack_guest(directory.path, with_proxy=True)))
             await with_retries(lambda: cloud.list({DAEMON_KEY: directory.daemon_id}))
         except BaseException as error:
             directory.release()
@@ -141,6 +141,7 @@ class E2BBackend:
             fingerprint=factory.fingerprint(spec),
             token=secrets.token_bytes(TOKEN_BYTES),
             forget=self._forget,
+            has_egress=spec.egress,
         )
         self._live[sandbox.sandbox_id] = sandbox  # from here on it counts towards max_sandboxes
         limit_s = _CREATION_REQUESTS * self._section.request_timeout_s
@@ -196,6 +197,7 @@ class E2BBackend:
             fingerprint=fingerprint,
             token=known.token,
             forget=self._forget,
+            has_egress=known.spec.egress,
             guest_version=version,
         )
         sandbox.adopt(listed.cloud_id, paused=listed.paused)

@@ -111,7 +111,7 @@ async def _try_image(cloud: Cloud, section: E2BSection, name: str) -> HostFindin
 async def _trial(cloud: Cloud, section: E2BSection, name: str) -> AsyncIterator[Prepared]:
     """Provides a sandbox for a moment. Raises SandboxFailure."""
     with tempfile.TemporaryDirectory(prefix="executor-guest-") as scratch:
-        guest = await asyncio.to_thread(lambda: GuestFile.of(pack_guest(Path(scratch))))
+        guest = await asyncio.to_thread(lambda: GuestFile.of(pack_guest(Path(scratch), with_proxy=True)))
     templates = Templates(section.images)
     lifetime = Lifetime(section.lifetime_s, pause_idle_s=None)  # an account may not be allowed to pause
     daemon_id = f"check{secrets.token_hex(4)}"  # no other sandbox has it

@@ -253,6 +253,12 @@ class Cloud:
         async with self.request(_PAUSE_MORE_S):
             return await e2b.AsyncSandbox.pause(cloud_id, **{**self._parameters(), "request_timeout": timeout_s})
 
+    async def allow_hosts(self, cloud_id: str, hosts: Sequence[str]) -> None:
+        """Lets the machine reach these hosts and nothing else. Raises Missing, CloudFailure."""
+        network: e2b.SandboxNetworkUpdate = {"allow_out": list(hosts), "deny_out": [e2b.ALL_TRAFFIC]}
+        async with self.request():
+            await e2b.AsyncSandbox.update_network(cloud_id, network, **self._parameters())
+
     def _parameters(self) -> Any:
         """Parameters of each call of the SDK."""
         access = self.access

@@ -21,7 +21,7 @@ from executor_server.backends.e2b.retry import with_retries
 from executor_server.backends.e2b.templates import PYTHON, Prepared
 from executor_server.backends.guest_archive import GuestArchive
 from executor_server.backends.seccomp_program import UnsupportedArchitecture, filter_program
-from executor_server.backends.settings import guest_config, sandbox_environment, shm_bytes
+from executor_server.backends.settings import egress_environment, guest_config, sandbox_environment, shm_bytes
 from executor_server.core import SandboxFailure, SandboxSpec
 from executor_server.guest.wire.tokens import LONG_CHAIN_LENGTH
 
@@ -55,6 +55,11 @@ class GuestFile:
 def relay_command(version: str, sandbox_id: str) -> str:
     """Returns the command that connects to the guest, without its last argument."""
     return f"exec {PYTHON} -I -S {_guest_path(version)} relay {_socket_path(sandbox_id)}"
+
+
+def egress_command(version: str, sandbox_id: str) -> str:
+    """Returns the command that serves the sandbox's way out, without its last argument."""
+    return f"exec {PYTHON} -I -S {_guest_path(version)} egress {_socket_path(sandbox_id)}"
 
 
 async def start_guest(
@@ -92,7 +97,8 @@ def _config(
         "socket": _socket_path(sandbox_id),
         "uid": SANDBOX_UID,
         "gid": SANDBOX_UID,
-        "environment": sandbox_environment(spec.processes),
+        # The proxy terminates no TLS here, so that the certificate authorities are the template's.
+        "environment": sandbox_environment(spec.processes) | (egress_environment(None) if spec.egress else {}),
         "processes": spec.processes,
         "disk_bytes": spec.disk_bytes,
         "max_files": spec.max_files,

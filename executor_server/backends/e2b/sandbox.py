@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar
@@ -76,6 +76,7 @@ class E2BSandbox(PassiveSandbox):
         fingerprint: str,
         token: bytes,
         relay: str,
+        egress: str | None,
         reconnect_s: float,
         forget: Callable[[E2BSandbox], None],
     ) -> None:
@@ -94,6 +95,7 @@ class E2BSandbox(PassiveSandbox):
         self._ends_at_s = 0.0
         self._lock = asyncio.Lock()  # held by requests that pause it, wake it or renew its lifetime
         self._connections = RelayConnections(relay, self._find)
+        self._egress = RelayConnections(egress, self._find) if egress is not None else None
         self._endpoint = RelayEndpoint(token, reconnect_s, self._connections)
         self.teardown = Teardown(sandbox_id, self._destroy)
 
@@ -106,8 +108,13 @@ class E2BSandbox(PassiveSandbox):
     def made(self, machine: Machine, asked_at_s: float) -> None:
         """Notes the machine, which the cloud ends a lifetime after the request at `asked_at_s`."""
         self.cloud_id, self.may_exist, self.is_paused = machine.cloud_id, True, False
-        self._connections.found(machine)
+        self._found(machine)
         self._ends_at_s = asked_at_s + self._lifetime.lifetime_s
+
+    def _found(self, machine: Machine | None) -> None:
+        self._connections.found(machine)
+        if self._egress is not None:
+            self._egress.found(machine)
 
     def adopt(self, cloud_id: str, *, paused: bool) -> None:
         """Notes a machine that an earlier daemon made."""
@@ -164,10 +171,24 @@ class E2BSandbox(PassiveSandbox):
     def _end(self) -> str:
         return "its lifetime at E2B ended" if cloud_clock_s() >= self._ends_at_s else "its sandbox was killed at E2B"
 
+    # -- the way out ---------------------------------------------------------------------------------------------
+
+    async def open_egress(self, make_protocol: Callable[[], asyncio.Protocol]) -> None:
+        if self._egress is None:
+            raise SandboxFailure("this sandbox has no way out")
+        await self._egress.open(make_protocol)
+
+    async def allow_hosts(self, hosts: Sequence[str]) -> None:
+        if self.cloud_id is None:
+            raise SandboxFailure("there is no sandbox to give a network")
+        await with_retries(partial(self._cloud.allow_hosts, self.cloud_id, hosts))
+
     # -- rest ----------------------------------------------------------------------------------------------------
 
     @property
     def pause_idle_s(self) -> float | None:
+        if self._egress is not None:  # a program may be waiting for an answer from outside
+            return None
         return None if self._template in self._lifetime.unpausable else self._lifetime.pause_idle_s
 
     async def pause(self) -> bool:
@@ -180,7 +201,7 @@ class E2BSandbox(PassiveSandbox):
             except TryLater:  # the cloud did nothing
                 return False
             if self.is_paused:
-                self._connections.found(None)
+                self._found(None)
             return self.is_paused
 
     async def _pause(self, cloud_id: str) -> bool:
@@ -209,11 +230,15 @@ class E2BSandbox(PassiveSandbox):
     async def _destroy(self) -> None:
         try:
             async with asyncio.timeout(_DESTROY_TIMEOUT_S):
-                await asyncio.gather(self._kill(), self._connections.close())
+                await asyncio.gather(self._kill(), self._connections.close(), self._close_egress())
         except TimeoutError as error:
             raise SandboxFailure(f"sandbox {self.sandbox_id} can't be destroyed: E2B does not answer") from error
         self._forget(self)
         _log.debug("sandbox_destroyed", sandbox_id=self.sandbox_id)
+
+    async def _close_egress(self) -> None:
+        if self._egress is not None:
+            await self._egress.close()
 
     async def _kill(self) -> None:
         """Ends the machine; after a failed creation, every machine that carries the sandbox's id.

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from executor_server.backends.e2b.failures import CloudFailure, Failed, Final, Missing, TryLater
-from executor_server.backends.e2b.guests import SANDBOX_UID, GuestFile, relay_command, start_guest
+from executor_server.backends.e2b.guests import SANDBOX_UID, GuestFile, egress_command, relay_command, start_guest
 from executor_server.backends.e2b.retry import with_retries
 from executor_server.backends.e2b.sandbox import SANDBOX_KEY, E2BSandbox, Lifetime, cloud_clock_s
 from executor_server.backends.e2b.templates import Prepared, Templates
@@ -60,6 +60,7 @@ class SandboxFactory:
         fingerprint: str,
         token: bytes,
         forget: Callable[[E2BSandbox], None],
+        has_egress: bool = False,
         guest_version: str | None = None,
     ) -> E2BSandbox:
         """A sandbox without a machine; with the version of its guest, one that an earlier daemon made."""
@@ -71,6 +72,7 @@ class SandboxFactory:
             fingerprint=fingerprint,
             token=token,
             relay=relay_command(guest_version or self.guest.version, sandbox_id),
+            egress=egress_command(guest_version or self.guest.version, sandbox_id) if has_egress else None,
             reconnect_s=self.reconnect_s,
             forget=forget,
         )

@@ -164,6 +164,10 @@ class GuestChannel:
             raise SandboxFailure("this sandbox can't hand a listener out")
         return await take_listener(self._endpoint.socket_path, self._tokens.next())
 
+    def next_token(self) -> str:
+        """Returns a token for a connection that another process makes to the guest. Raises SandboxFailure."""
+        return self._tokens.next()
+
     def _new_connection(self) -> Connection:
         """Makes a protocol for the endpoint, which may need several attempts; the newest counts."""
         self._release("the endpoint tries again")

@@ -4,6 +4,6 @@ It owns the proxy's process, and the binding of a session's rules to its sandbox
 policies or backends: it is given a listener, rules and an id, and reports what happened.
 """
 
-from executor_server.egress.interface import Egress, EgressError, EgressSettings, EgressSink
+from executor_server.egress.interface import Egress, EgressError, EgressSettings, EgressSink, RemoteListener
 from executor_server.egress.secret_files import open_secrets
 from executor_server.egress.service import EgressService

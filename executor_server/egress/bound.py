@@ -23,14 +23,14 @@ class BoundSession:
         self,
         session_id: str,
         rules: NetworkRules,
-        listener: socket.socket,
+        listener: socket.socket | None,
         sink: EgressSink,
         used: NetworkUsage,
         total_bytes: int | None,
     ) -> None:
         self.session_id = session_id
         self.rules = rules
-        self.listener = listener
+        self.listener = listener  # None where the sandbox is on another machine
         self.total_bytes = total_bytes
         self.exhausted: str | None = None
         self.is_settled = True  # the proxy has nothing to report that was not reported
@@ -101,7 +101,8 @@ class BoundSession:
 
     def close(self) -> None:
         self.abandon()
-        self.listener.close()
+        if self.listener is not None:
+            self.listener.close()
 
     def _moved(self, sent_bytes: int, received_bytes: int) -> None:
         self._sent_bytes += sent_bytes

@@ -47,9 +47,6 @@ class Commands:
         """Sends a command that is not answered."""
         self._write(message, None)
 
-    def send_descriptor(self, message: Message, descriptor: int) -> None:
-        self._write(message, descriptor)
-
     def asked(self, message: Message, descriptor: int | None = None) -> int:
         """Sends a command that is answered; returns its number, for `answer`. Raises EgressError."""
         number = next(self._numbers)
@@ -70,8 +67,13 @@ class Commands:
     async def ask(self, message: Message, timeout_s: float) -> None:
         await self.answer(self.asked(message), timeout_s)
 
+    def ask_and_forget(self, message: Message) -> None:
+        """Sends a command whose answer nobody waits for."""
+        self._write({**message, "number": next(self._numbers)}, None)
+
     def fail_all(self) -> None:
-        """The proxy has ended: nobody answers any more."""
+        """The proxy has ended, so no answer comes any more. What is said next is another one's."""
+        self._bad_reports = 0
         for answer in self._answers.values():
             if not answer.done():
                 answer.set_exception(EgressError("The egress proxy ended."))
@@ -88,7 +90,9 @@ class Commands:
                 raise BadReport("its session is not bound")
             session.take(message)
             if kind == "denied":
-                self.send({"type": "ack", "number": count(message.get("number"))})
+                # Later in this round of the loop: the sink's notice to the guest is on its way then, and comes first.
+                ack = {"type": "ack", "number": count(message.get("number"))}
+                asyncio.get_running_loop().call_soon(self.send, ack)
         except BadReport as error:
             self._drop(kind, error)
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -56,6 +57,22 @@ class EgressSink(Protocol):
         """So many bytes more were sent and received since the last call. The sums are the session's totals."""
 
 
+class RemoteListener(Protocol):
+    """The listener of a sandbox on another machine, by those who can start a proxy beside it there."""
+
+    def next_token(self) -> str:
+        """A token that the guest takes for its listener; no other has been shown it. Raises SandboxFailure."""
+        ...
+
+    async def open(self, make_protocol: Callable[[], asyncio.Protocol]) -> None:
+        """Starts a proxy in the machine and opens a stream to it. Raises SandboxFailure."""
+        ...
+
+    async def allow_hosts(self, hosts: Sequence[str]) -> None:
+        """Lets the machine itself reach these hosts and no others. Raises SandboxFailure."""
+        ...
+
+
 class Egress(Protocol):
     """The egress proxy as sessions use it. `EgressService` is the implementation."""
 
@@ -73,7 +90,7 @@ class Egress(Protocol):
         self,
         session_id: str,
         rules: NetworkRules,
-        listener: socket.socket,
+        listener: socket.socket | RemoteListener,
         sink: EgressSink,
         used: NetworkUsage,
         total_bytes: int | None = None,

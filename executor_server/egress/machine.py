@@ -15,8 +15,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol, cast
+from collections.abc import Sequence
+from typing import Any, cast
 
 import structlog
 
@@ -193,8 +193,58 @@ class _Stream(asyncio.Protocol):
 
 
 def hosts_of(rules: NetworkRules) -> list[str]:
-    """The hosts of the rules as the cloud takes them: names, and `*.` before a domain; ports are the proxy's to check."""
+    """The hosts as the cloud takes them: names, and `*.` before a domain. Ports are the proxy's to check."""
     patterns = [HostPattern.parse(text) for text in rules.allowed]
     return sorted({f"*.{pattern.host}" if pattern.wildcard else pattern.host for pattern in patterns})
 
 
+class Machines:
+    """The sessions whose sandboxes are not on this host. Calls for others do nothing."""
+
+    def __init__(self, internal: Sequence[str]) -> None:
+        self._internal = internal
+        self._bound: dict[str, tuple[BoundSession, MachineProxy]] = {}
+        self._changes: set[asyncio.Task[None]] = set()
+
+    async def bind(self, session: BoundSession, listener: RemoteListener) -> None:
+        """Raises EgressError; nothing is bound then."""
+        await self.release(session.session_id)
+        proxy = MachineProxy(session, listener, self._internal)
+        self._bound[session.session_id] = (session, proxy)
+        try:
+            await proxy.open()
+        except BaseException:
+            self._bound.pop(session.session_id, None)
+            await proxy.close()
+            raise
+
+    def change(self, session_id: str, rules: NetworkRules) -> None:
+        if (bound := self._bound.get(session_id)) is not None:
+            bound[0].rules = rules
+            change = asyncio.create_task(bound[1].change(rules))
+            self._changes.add(change)
+            change.add_done_callback(self._changes.discard)
+
+    def allow(self, session_id: str, total_bytes: int | None) -> None:
+        if (bound := self._bound.get(session_id)) is not None:
+            bound[0].total_bytes = total_bytes
+            bound[1].send(bound[0].allow_message())
+
+    def exhaust(self, session_id: str, reason: str | None) -> None:
+        if (bound := self._bound.get(session_id)) is not None:
+            bound[0].exhausted = reason
+            bound[1].send(bound[0].exhaust_message())
+
+    async def settle(self, session_id: str) -> None:
+        if (bound := self._bound.get(session_id)) is not None:
+            await bound[1].settle()
+
+    async def release(self, session_id: str) -> None:
+        if (bound := self._bound.pop(session_id, None)) is not None:
+            await bound[1].close()
+
+    async def close(self) -> None:
+        for change in list(self._changes):
+            change.cancel()
+        await asyncio.gather(*self._changes, return_exceptions=True)
+        await asyncio.gather(*(self.release(session_id) for session_id in list(self._bound)))

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import socket
 import threading
 import time
@@ -30,9 +29,10 @@ import structlog
 from executor_server.core import NetworkRules, NetworkUsage
 from executor_server.egress.bound import BoundSession
 from executor_server.egress.bundle import build_bundle
-from executor_server.egress.interface import EgressError, EgressSettings, EgressSink
-from executor_server.egress.proxy_process import Message, ProxyProcess
-from executor_server.egress.reports import BadReport, count, text
+from executor_server.egress.commands import Commands, Message
+from executor_server.egress.interface import EgressError, EgressSettings, EgressSink, RemoteListener
+from executor_server.egress.machine import Machines
+from executor_server.egress.proxy_process import ProxyProcess
 from executor_server.egress.secret_files import open_secrets
 
 _START_S = 30.0
@@ -46,9 +46,6 @@ _BACKOFF_S = 0.05
 _MAX_BACKOFF_S = 10.0
 # Seconds after which an end is not a failure of the start.
 _STEADY_S = 30.0
-_MAX_BAD_REPORTS = 1000
-_LOGGED_BAD_REPORTS = 10
-_MAX_MESSAGE_CHARS = 1000
 
 _log = structlog.get_logger(__name__)
 
@@ -68,9 +65,9 @@ class EgressService:
         self._waiting: set[asyncio.Future[ProxyProcess]] = set()  # for a process that is ready
         self._end: asyncio.Future[str]  # completes with the process that runs, and says why
         self._secret_problems: list[str] = []
-        self._answers: dict[int, asyncio.Future[None]] = {}
-        self._numbers = itertools.count(1)
-        self._bad_reports = 0
+        self._started: ProxyProcess | None = None  # one that is being given what it needs, or is ready
+        self._commands = Commands(self._write, self._sessions.get, self._note_end)
+        self._machines = Machines(settings.internal)
         self.restarts = 0
         """Times that a process had to be replaced."""
 
@@ -107,6 +104,7 @@ class EgressService:
         for session in self._sessions.values():
             session.close()
         self._sessions.clear()
+        await self._machines.close()
 
     @property
     def pid(self) -> int | None:
@@ -136,11 +134,14 @@ class EgressService:
         self,
         session_id: str,
         rules: NetworkRules,
-        listener: socket.socket,
+        listener: socket.socket | RemoteListener,
         sink: EgressSink,
         used: NetworkUsage,
         total_bytes: int | None = None,
     ) -> None:
+        if not isinstance(listener, socket.socket):
+            await self._machines.bind(BoundSession(session_id, rules, None, sink, used, total_bytes), listener)
+            return
         session = BoundSession(session_id, rules, listener, sink, used, total_bytes)
         try:
             process = await self._running()
@@ -156,23 +157,30 @@ class EgressService:
     def _forget(self, session: BoundSession) -> None:
         if self._sessions.get(session.session_id) is session:
             del self._sessions[session.session_id]
-            self._send({"type": "end", "number": next(self._numbers), "session": session.session_id})
+            if self._process is not None:
+                self._commands.ask_and_forget({"type": "end", "session": session.session_id})
         session.close()
 
     def change(self, session_id: str, rules: NetworkRules) -> None:
         if (session := self._sessions.get(session_id)) is not None:
             session.rules = rules
             self._send(session.change_message())
+        else:
+            self._machines.change(session_id, rules)
 
     def allow(self, session_id: str, total_bytes: int | None) -> None:
         if (session := self._sessions.get(session_id)) is not None:
             session.total_bytes = total_bytes
             self._send(session.allow_message())
+        else:
+            self._machines.allow(session_id, total_bytes)
 
     def exhaust(self, session_id: str, reason: str | None) -> None:
         if (session := self._sessions.get(session_id)) is not None:
             session.exhausted = reason
             self._send(session.exhaust_message())
+        else:
+            self._machines.exhaust(session_id, reason)
 
     async def settle(self, session_id: str) -> None:
         """Asks the proxy only where it may have something to report.
@@ -182,22 +190,26 @@ class EgressService:
         one since it was settled, and without an open connection, has nothing more: most steps cost one look.
         """
         session, process = self._sessions.get(session_id), self._process
-        if session is None or process is None:
+        if session is None:
+            await self._machines.settle(session_id)
+            return
+        if process is None:
             return
         process.read_arrived()
         if session.is_settled or self._process is None:
             return
         with contextlib.suppress(EgressError):
-            await self._answer(self._ask(process, {"type": "settle", "session": session_id}), _SETTLE_S)
+            await self._commands.ask({"type": "settle", "session": session_id}, _SETTLE_S)
             session.note_settled()
 
     async def release(self, session_id: str) -> None:
         if (session := self._sessions.get(session_id)) is None:
+            await self._machines.release(session_id)
             return
         try:
             if self._process is not None:
                 with contextlib.suppress(EgressError):
-                    await self._answer(self._ask(self._process, {"type": "end", "session": session_id}), _RELEASE_S)
+                    await self._commands.ask({"type": "end", "session": session_id}, _RELEASE_S)
         finally:
             if self._sessions.get(session_id) is session:
                 del self._sessions[session_id]
@@ -244,8 +256,7 @@ class EgressService:
     async def _run_one(self) -> str:
         """Runs one process to its end; returns a clause that says why it ended."""
         self._end = asyncio.get_running_loop().create_future()
-        self._bad_reports = 0
-        process = ProxyProcess(self._take, self._note_end)
+        process = self._started = ProxyProcess(self._commands.take, self._note_end)
         try:
             await process.start(self._settings, str(self._directory))
             self._secret_problems = await self._send_all_secrets(process)
@@ -265,10 +276,8 @@ class EgressService:
             _log.exception("egress_supervision_failed")
             return "the supervision of the egress proxy failed"
         finally:
-            self._process = None
-            for answer in self._answers.values():
-                if not answer.done():
-                    answer.set_exception(EgressError("The egress proxy ended."))
+            self._process = self._started = None
+            self._commands.fail_all()
             for session in self._sessions.values():
                 session.abandon()
             await process.close()
@@ -278,7 +287,7 @@ class EgressService:
             done, _ = await asyncio.wait({self._end}, timeout=_PING_INTERVAL_S)
             if done:
                 return self._end.result()
-            await self._answer(self._ask(process, {"type": "settle", "session": ""}), _PING_S)
+            await self._commands.ask({"type": "settle", "session": ""}, _PING_S)
 
     def _note_end(self, why: str) -> None:
         if not self._end.done():
@@ -298,7 +307,7 @@ class EgressService:
     async def _send_secrets(self, process: ProxyProcess, opened: Mapping[str, int], *, partial: bool) -> None:
         for name, descriptor in opened.items():
             process.send({"type": "secret", "name": name}, descriptor)
-        await self._answer(self._ask(process, {"type": "secrets", "partial": partial}), _ANSWER_S)
+        await self._commands.ask({"type": "secrets", "partial": partial}, _ANSWER_S)
 
     async def _bind_again(self, process: ProxyProcess, sessions: Sequence[BoundSession]) -> None:
         results = await asyncio.gather(*(self._bind(process, each) for each in sessions), return_exceptions=True)
@@ -309,65 +318,19 @@ class EgressService:
                 raise result
 
     async def _bind(self, process: ProxyProcess, session: BoundSession) -> None:
-        answer = self._ask(process, session.bind_message(), session.listener.fileno())
+        assert session.listener is not None, "a session of another machine is bound to the process of this host"
+        answer = self._commands.asked(session.bind_message(), session.listener.fileno())
         if session.exhausted is not None:
             process.send(session.exhaust_message())
-        await self._answer(answer, _ANSWER_S)
+        await self._commands.answer(answer, _ANSWER_S)
 
     # ------------------------------------------------------------------------------------------------------------------
     # Messages
 
+    def _write(self, message: Message, descriptor: int | None) -> None:
+        if self._started is not None:
+            self._started.send(message, descriptor)
+
     def _send(self, message: Message) -> None:
         if self._process is not None:
-            self._process.send(message)
-
-    def _ask(self, process: ProxyProcess, message: Message, descriptor: int | None = None) -> int:
-        """Sends a command that is answered; returns its number. Raises EgressError."""
-        number = next(self._numbers)
-        process.send({**message, "number": number}, descriptor)
-        self._answers[number] = asyncio.get_running_loop().create_future()
-        return number
-
-    async def _answer(self, number: int, timeout_s: float) -> None:
-        """Waits for the answer to a command. Raises EgressError when it failed, is late, or the process has ended."""
-        try:
-            async with asyncio.timeout(timeout_s):
-                await self._answers[number]
-        except TimeoutError:
-            raise EgressError(f"The egress proxy did not answer within {timeout_s:g} seconds.") from None
-        finally:
-            del self._answers[number]
-
-    def _take(self, message: Message) -> None:
-        """Takes a message of the process, which is believed as little as a sandbox."""
-        kind = message["type"]
-        try:
-            if kind in ("done", "failed"):
-                return self._take_answer(message)
-            session_id = message.get("session")
-            session = self._sessions.get(session_id) if isinstance(session_id, str) else None
-            if session is None:  # one that was just released, or none that ever was
-                raise BadReport("its session is not bound")
-            session.take(message)
-            if kind == "denied":
-                # Later in this round of the loop: the sink's notice to the guest is on its way then, and comes first.
-                ack = {"type": "ack", "number": count(message.get("number"))}
-                asyncio.get_running_loop().call_soon(self._send, ack)
-        except BadReport as error:
-            self._drop(kind, error)
-
-    def _take_answer(self, message: Message) -> None:
-        answer = self._answers.get(count(message.get("number")))
-        if answer is None or answer.done():  # it came too late for who asked
-            return
-        if message["type"] == "done":
-            answer.set_result(None)
-        else:
-            answer.set_exception(EgressError(text(message.get("message"), _MAX_MESSAGE_CHARS)))
-
-    def _drop(self, kind: str, error: BadReport) -> None:
-        self._bad_reports += 1
-        if self._bad_reports <= _LOGGED_BAD_REPORTS:
-            _log.warning("egress_report_dropped", kind=text(kind, 20), reason=str(error))
-        if self._bad_reports >= _MAX_BAD_REPORTS:
-            self._note_end("it sends reports that are none")
+            self._commands.send(message)

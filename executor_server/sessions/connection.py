@@ -45,7 +45,8 @@ import random
 import socket
 import time
 from collections import deque
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import structlog
@@ -53,6 +54,7 @@ import structlog
 from executor_server.backends import Sandbox
 from executor_server.channel import READY_TIME_S, GuestChannel, RefusedError, UnreachedError
 from executor_server.core import SandboxFailure
+from executor_server.egress import RemoteListener
 from executor_server.journal import Registry
 
 # Seconds for a backend to stop a sandbox, and to wake it: a cloud writes the memory out, gigabytes at times.
@@ -157,11 +159,13 @@ class GuestConnection:
         if self._channel.connected:  # else it broke in the same moment, and `on_lost` has begun to renew it
             self.state = ConnectionState.UP
 
-    async def take_listener(self) -> socket.socket:
+    async def take_listener(self) -> socket.socket | RemoteListener:
         """Returns the listener of the sandbox for the egress proxy. Raises SandboxFailure.
 
-        A token is refused when the connection was renewed with a later one meanwhile, so this is tried again.
+        That of a sandbox on another machine is served there. A token is refused when the connection was renewed with a later one meanwhile, so this is tried again.
         """
+        if self._endpoint.socket_path is None:
+            return _MachineListener(self, self._sandbox)
         for retries in reversed(range(_LISTENER_ATTEMPTS)):
             self._registry.note_connections(self._session_id, self._channel.connections + 1)  # as `_connect_once` does
             try:
@@ -170,6 +174,11 @@ class GuestConnection:
                 if not retries:
                     raise
         raise AssertionError("no attempt was made")
+
+    def next_token(self) -> str:
+        """Returns a token for whoever connects to the guest in our place; noted first. Raises SandboxFailure."""
+        self._registry.note_connections(self._session_id, self._channel.connections + 1)  # as `_connect_once` does
+        return self._channel.next_token()
 
     def on_lost(self, reason: str) -> None:
         """Renews a broken connection, a limited number of times; a dead or lying supervisor fails to reconnect."""
@@ -308,6 +317,23 @@ class GuestConnection:
             except SandboxFailure as failure:
                 self._log.warning("sandbox_not_woken", error=str(failure))
                 raise SandboxFailure("its sandbox could not be woken") from failure
+
+
+@dataclass(frozen=True)
+class _MachineListener:
+    """The listener of a sandbox on another machine. Implements `executor_server.egress.RemoteListener`."""
+
+    connection: GuestConnection
+    sandbox: Sandbox
+
+    def next_token(self) -> str:
+        return self.connection.next_token()
+
+    async def open(self, make_protocol: Callable[[], asyncio.Protocol]) -> None:
+        await self.sandbox.open_egress(make_protocol)
+
+    async def allow_hosts(self, hosts: Sequence[str]) -> None:
+        await self.sandbox.allow_hosts(hosts)
 
 
 def _wait_s(attempt: int) -> float:

@@ -45,7 +45,7 @@ from executor_server.core import (
     SessionSpec,
     Unavailable,
 )
-from executor_server.egress import EgressError
+from executor_server.egress import EgressError, RemoteListener
 from executor_server.guest.egress import reasons
 from executor_server.guest.wire.messages import Note
 from executor_server.journal import Journal, SessionRecord
@@ -230,7 +230,7 @@ class SessionNetwork:
             self.apply_rules()
         self.renew_window()
 
-    async def _take_listener(self) -> socket.socket:
+    async def _take_listener(self) -> socket.socket | RemoteListener:
         try:
             return await self._connection.take_listener()
         except UnreachedError:

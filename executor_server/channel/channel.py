@@ -95,7 +95,7 @@ class GuestChannel:
         self._transport: asyncio.Transport | None = None
         self._decoder = FrameDecoder()
         self._ready: asyncio.Future[GuestInfo] | None = None
-        self._tokens = Tokens(endpoint, shown)
+        self.tokens = Tokens(endpoint, shown)
         self._first = True
         self._greeted = False
         self._window = Sequenced()
@@ -143,7 +143,7 @@ class GuestChannel:
                 await self._endpoint.open(self._new_connection)
                 assert self._ready is not None, "the endpoint is open, and there is no connection"
                 if self._transport is not None:  # else it has ended already, and `_ready` holds the error
-                    token, taken = self._tokens.next(), self._window.taken
+                    token, taken = self.tokens.next(), self._window.taken
                     hello = Hello(token=token, protocol=PROTOCOL_VERSION, daemon=self._daemon_id, last_seq=taken)
                     self._transport.write(encode_frame(hello.kind, hello.head()))
                 async with asyncio.timeout(answer_s):
@@ -162,11 +162,7 @@ class GuestChannel:
         """Returns the egress proxy's listener, over a connection of its own. Raises SandboxFailure, UnreachedError."""
         if self._endpoint.socket_path is None:
             raise SandboxFailure("this sandbox can't hand a listener out")
-        return await take_listener(self._endpoint.socket_path, self._tokens.next())
-
-    def next_token(self) -> str:
-        """Returns a token for a connection that another process makes to the guest. Raises SandboxFailure."""
-        return self._tokens.next()
+        return await take_listener(self._endpoint.socket_path, self.tokens.next())
 
     def _new_connection(self) -> Connection:
         """Makes a protocol for the endpoint, which may need several attempts; the newest counts."""
@@ -237,7 +233,7 @@ class GuestChannel:
     @property
     def connections(self) -> int:
         """Connections begun so far, those of earlier daemons included."""
-        return self._tokens.shown
+        return self.tokens.shown
 
     @property
     def sent_seq(self) -> int:

@@ -162,7 +162,8 @@ class GuestConnection:
     async def take_listener(self) -> socket.socket | RemoteListener:
         """Returns the listener of the sandbox for the egress proxy. Raises SandboxFailure.
 
-        That of a sandbox on another machine is served there. A token is refused when the connection was renewed with a later one meanwhile, so this is tried again.
+        That of a sandbox on another machine is served there. A token is refused when the connection was renewed with a
+        later one meanwhile, so this is tried again.
         """
         if self._endpoint.socket_path is None:
             return _MachineListener(self, self._sandbox)
@@ -178,7 +179,7 @@ class GuestConnection:
     def next_token(self) -> str:
         """Returns a token for whoever connects to the guest in our place; noted first. Raises SandboxFailure."""
         self._registry.note_connections(self._session_id, self._channel.connections + 1)  # as `_connect_once` does
-        return self._channel.next_token()
+        return self._channel.tokens.next()
 
     def on_lost(self, reason: str) -> None:
         """Renews a broken connection, a limited number of times; a dead or lying supervisor fails to reconnect."""

@@ -103,8 +103,12 @@ class Command:
 class Machine:
     """Started by `start`, ended by `destroy`; belongs to the event loop that started it."""
 
-    def __init__(self, environment: Mapping[str, str], *, has_python: bool) -> None:
+    def __init__(
+        self, environment: Mapping[str, str], *, has_python: bool, outside: Mapping[str, str] | None = None
+    ) -> None:
+        """`outside`: addresses by their names; with it the machine has the network of this host."""
         self._environment = environment
+        self._outside = outside
         self._has_python = has_python
         self._process: subprocess.Popen[bytes] | None = None
         self._first: int | None = None  # the first process of bubblewrap's namespace, as the host numbers it
@@ -162,7 +166,15 @@ class Machine:
         try:
             # In this thread and not in a helper: the process dies with the thread that started it.
             self._process = subprocess.Popen(  # noqa: ASYNC220
-                [*_bwrap_arguments(info_write), "--", str(_image().python), "-I", "-B", "-c", _RUN],
+                [
+                    *_bwrap_arguments(info_write, has_network=self._outside is not None),
+                    "--",
+                    str(_image().python),
+                    "-I",
+                    "-B",
+                    "-c",
+                    _RUN,
+                ],
                 stdin=config,
                 stdout=subprocess.DEVNULL,
                 stderr=stderr_file,
@@ -198,7 +210,8 @@ class Machine:
             "directories": [*directories, *_mounted_etc(), f"{PLACE}/inside"],
             "links": [(str(link), str(target)) for link, target in (*system_links, *image.links)],
             "hidden": [] if self._has_python else [(place, "python") for place in _PROGRAMS],
-            "etc": _ETC,
+            "etc": {**_ETC, "hosts": _ETC["hosts"] + _hosts(self._outside or {})},
+            "has_network": self._outside is not None,
             "environment": {"PATH": path, "LANG": "C.UTF-8", "E2B_SANDBOX": "true", **self._environment},
         }
 
@@ -400,10 +413,16 @@ def _mounted_etc() -> Iterator[str]:
     return (place for place in ("/etc/alternatives", "/etc/fonts", "/etc/ssl/certs") if Path(place).is_dir())
 
 
-def _bwrap_arguments(info_fd: int) -> Iterator[str]:
+def _hosts(addresses: Mapping[str, str]) -> str:
+    return "".join(f"{address} {name}\n" for name, address in addresses.items())
+
+
+def _bwrap_arguments(info_fd: int, *, has_network: bool) -> Iterator[str]:
     image = _image()
     yield from (str(find_bwrap().path), "--info-fd", str(info_fd), "--die-with-parent", "--as-pid-1", "--new-session")
-    yield from ("--unshare-pid", "--unshare-ipc", "--unshare-uts", "--unshare-net", "--unshare-cgroup-try")
+    yield from ("--unshare-pid", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try")
+    if not has_network:
+        yield "--unshare-net"
     for directory in SYSTEM_DIRECTORIES:
         if directory.is_symlink():
             yield from ("--symlink", str(directory.readlink()), str(directory))

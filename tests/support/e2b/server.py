@@ -66,6 +66,7 @@ class DoubleSandbox:
     started_at: float
     end_at: float
     machine: Machine
+    network: dict[str, Any] | None = None  # what it may reach, as it was last set
     state: str = "running"
     contexts: dict[str, interpreter.Context] = field(default_factory=dict)
     timer: asyncio.TimerHandle | None = None
@@ -79,7 +80,8 @@ class DoubleSandbox:
 class Double:
     """Serves from `async with` on, in the event loop of its caller.
 
-    `max_sandboxes` may run at one time; `port` 0 is any that is free.
+    `max_sandboxes` may run at one time; `port` 0 is any that is free. `outside`: addresses by their names; machines then
+    have this host's network and these names. What they are told to allow and deny is kept, and not enforced.
     """
 
     def __init__(
@@ -90,6 +92,7 @@ class Double:
         templates: tuple[Template, ...] = TEMPLATES,
         port: int = 0,
         secure: bool = True,
+        outside: Mapping[str, str] | None = None,
     ) -> None:
         self.api_key = api_key
         self.max_sandboxes = max_sandboxes
@@ -99,6 +102,7 @@ class Double:
         self.created = 0
         self._port = port
         self._secure = secure
+        self._outside = outside
         self._rules: list[Rule] = []
         self._is_down = False
         self._clock_offset_s = 0.0
@@ -224,7 +228,7 @@ class Double:
         lifetime_s = _lifetime(asked)
         self._reserve()
         try:
-            machine = Machine(asked.get("envVars") or {}, has_python=template.has_python)
+            machine = Machine(asked.get("envVars") or {}, has_python=template.has_python, outside=self._outside)
             await machine.start()
         finally:
             self._creating -= 1
@@ -383,6 +387,9 @@ class Double:
                 return web.json_response(self._detail(self._known(sandbox_id)))
             case "DELETE", ["sandboxes", sandbox_id]:
                 await self._end(self._known(sandbox_id))
+                return web.Response(status=204)
+            case "PUT", ["sandboxes", sandbox_id, "network"]:
+                self._known(sandbox_id).network = await _object(request)
                 return web.Response(status=204)
             case "POST", ["sandboxes", sandbox_id, action]:
                 return await self._act(self._known(sandbox_id), action, await _object(request))

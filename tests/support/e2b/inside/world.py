@@ -45,7 +45,9 @@ def become_machine(config: dict[str, Any]) -> None:
                 file.write(f"0 {base} {IDS}\n")
         os.write(mapped_write, b"m")
         _wait_and_exit(child)
-    kinds = CLONE_NEWUSER | CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWIPC | CLONE_NEWUTS | CLONE_NEWNET
+    kinds = CLONE_NEWUSER | CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWIPC | CLONE_NEWUTS
+    if not config["has_network"]:
+        kinds |= CLONE_NEWNET
     _check(_libc.unshare(kinds), "unshare")
     os.write(ready_write, b"r")
     os.read(mapped_read, 1)
@@ -60,6 +62,8 @@ def become_machine(config: dict[str, Any]) -> None:
         _wait_and_exit(child)
     _make_root(config)
     socket.sethostname("e2b")
+    if config["has_network"]:
+        return
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as control:
         fcntl.ioctl(control, SIOCSIFFLAGS, struct.pack("16sH14x", b"lo", IFF_UP | IFF_RUNNING))
 

@@ -5,7 +5,7 @@ It owns the packed guest too, and what confines a process: its user, its filter.
 policies.
 """
 
-from executor_server.backends.base import Backend, HostFinding, KnownSandbox, Sandbox
+from executor_server.backends.base import Backend, HostFinding, KnownSandbox, MachineSandbox, Sandbox
 from executor_server.backends.host_sweeper import HostSweeper
 from executor_server.backends.missing import MissingSandbox
 from executor_server.backends.seccomp_program import UnsupportedArchitecture, filter_program

@@ -9,10 +9,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from executor_server.channel import GuestEndpoint
-from executor_server.core import SandboxFailure, SandboxSpec
+from executor_server.core import SandboxSpec
 
 
 @dataclass(frozen=True)
@@ -90,17 +90,6 @@ class Sandbox(Protocol):
         """Continues it after `pause`. Harmless when it runs. Raises SandboxFailure when it can't be woken."""
         ...
 
-    async def open_egress(self, make_protocol: Callable[[], asyncio.Protocol]) -> None:
-        """Starts an egress proxy beside the sandbox, and opens a stream to it (guest/cloud/egress.py).
-
-        For a sandbox on a machine that is not this host, which can't hand its listener out. Raises SandboxFailure.
-        """
-        ...
-
-    async def allow_hosts(self, hosts: Sequence[str]) -> None:
-        """Lets that machine reach these hosts (names, `*.` before a domain) and no others. Raises SandboxFailure."""
-        ...
-
     async def destroy(self) -> None:
         """Ends every process of the sandbox and removes all that it left on the host. Idempotent, bounded in time.
 
@@ -131,11 +120,21 @@ class PassiveSandbox:
     def set_cpu_share(self, share: float) -> None:
         return
 
+
+@runtime_checkable
+class MachineSandbox(Protocol):
+    """A sandbox on a machine that is not this host, which can't hand its listener out."""
+
     async def open_egress(self, make_protocol: Callable[[], asyncio.Protocol]) -> None:
-        raise SandboxFailure("this sandbox hands its listener out")
+        """Starts an egress proxy beside the sandbox, and opens a stream to it (guest/cloud/egress.py).
+
+        Raises SandboxFailure.
+        """
+        ...
 
     async def allow_hosts(self, hosts: Sequence[str]) -> None:
-        return
+        """Lets that machine reach these hosts (names, `*.` before a domain) and no others. Raises SandboxFailure."""
+        ...
 
 
 class Backend(Protocol):

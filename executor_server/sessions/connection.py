@@ -51,7 +51,7 @@ from typing import Any, Protocol
 
 import structlog
 
-from executor_server.backends import Sandbox
+from executor_server.backends import MachineSandbox, Sandbox
 from executor_server.channel import READY_TIME_S, GuestChannel, RefusedError, UnreachedError
 from executor_server.core import SandboxFailure
 from executor_server.egress import RemoteListener
@@ -165,7 +165,7 @@ class GuestConnection:
         That of a sandbox on another machine is served there. A token is refused when the connection was renewed with a
         later one meanwhile, so this is tried again.
         """
-        if self._endpoint.socket_path is None:
+        if isinstance(self._sandbox, MachineSandbox):
             return _MachineListener(self, self._sandbox)
         for retries in reversed(range(_LISTENER_ATTEMPTS)):
             self._registry.note_connections(self._session_id, self._channel.connections + 1)  # as `_connect_once` does
@@ -325,7 +325,7 @@ class _MachineListener:
     """The listener of a sandbox on another machine. Implements `executor_server.egress.RemoteListener`."""
 
     connection: GuestConnection
-    sandbox: Sandbox
+    sandbox: MachineSandbox
 
     def next_token(self) -> str:
         return self.connection.next_token()

@@ -29,7 +29,9 @@ WITH_NETWORK = replace(SPEC, egress=True)
 
 
 async def taken(session: Session) -> socket.socket:
-    return await session._connection.take_listener()
+    listener = await session._connection.take_listener()
+    assert isinstance(listener, socket.socket)
+    return listener
 
 
 @asynccontextmanager

@@ -73,7 +73,11 @@ default = ["urllib.*", "ssl", "time", "os"]
 allowed = ["{self.www}:443"]
 """
         )
-        keys = {"api_url": self.double.url, "sandbox_url": self.double.url, "api_key_file": str(self.double.api_key_file)}
+        keys = {
+            "api_url": self.double.url,
+            "sandbox_url": self.double.url,
+            "api_key_file": str(self.double.api_key_file),
+        }
         config.write_text(
             f'[policy]\nfile = "{policy}"\nwatch_interval_s = 0.1\n[pool]\nsize = 0\n[server]\nbackend = "e2b"\n'
             + "[e2b]\n"
@@ -99,7 +103,7 @@ allowed = ["{self.www}:443"]
 def cloud(internet: Internet) -> Iterator[Cloud]:
     require("e2b")
     www, other = internet.name("www"), internet.name("www")
-    outside = {name: internet.address for name in (www, other)}
+    outside = dict.fromkeys((www, other), internet.address)
     with ThreadedDouble(outside=outside) as double, tempfile.TemporaryDirectory(prefix="n-") as directory:
         cloud = Cloud(internet, double, Path(directory), www, other)
         cloud.settle()
@@ -163,7 +167,7 @@ def test_the_next_daemon_serves_the_session_again(cloud: Cloud) -> None:
         daemon.process.send_signal(signal.SIGKILL)
         daemon.process.wait()
         with cloud.daemon() as later, later.client() as client:
-            again = client.session(session.session_id)
+            again = client.get_session(session.session_id)
             assert isinstance(fetch(again, cloud.www).output, int)
             assert eventually(lambda: len(proxies()) == 1)
             again.close()

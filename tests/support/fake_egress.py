@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from executor_server.core.network import EgressConnection, EgressDenial, NetworkRules, NetworkUsage
-from executor_server.egress import EgressError, EgressSink
+from executor_server.egress import EgressError, EgressSink, RemoteListener
 from executor_server.guest.egress import reasons
 
 
@@ -58,11 +58,12 @@ class FakeEgress:
         self,
         session_id: str,
         rules: NetworkRules,
-        listener: socket.socket,
+        listener: socket.socket | RemoteListener,
         sink: EgressSink,
         used: NetworkUsage,
         total_bytes: int | None = None,
     ) -> None:
+        assert isinstance(listener, socket.socket), "a fake serves sandboxes of this host only"
         self.binds += 1
         try:
             await self.barrier.wait()

@@ -535,7 +535,9 @@ async def test_a_token_is_noted_before_it_is_shown_and_never_shown_again(
         bench.guest.hang_up_on_newest()
 
     bench.guest.on[Kind.TAKE_LISTENER] = refuse_once
-    with await connection.take_listener() as taken:
+    taken = await connection.take_listener()
+    assert isinstance(taken, socket.socket)
+    with taken:
         assert taken.getsockname() == handed_out.getsockname()
     assert noted == [2, 3]
     first, second = (frame.head.text("token") for frame in bench.guest.of_kind(Kind.TAKE_LISTENER))

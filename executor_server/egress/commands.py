@@ -35,7 +35,7 @@ class Commands:
         session_of: Callable[[str], BoundSession | None],
         on_broken: Callable[[str], None],
     ) -> None:
-        """`write` sends a message, with a descriptor or None. `on_broken` is told why the proxy is of no use."""
+        """`write` sends a message, with a descriptor or None. `on_broken` gets the reason why it is of no use."""
         self._write = write
         self._session_of = session_of
         self._on_broken = on_broken
@@ -68,7 +68,7 @@ class Commands:
         await self.answer(self.asked(message), timeout_s)
 
     def ask_and_forget(self, message: Message) -> None:
-        """Sends a command whose answer nobody waits for."""
+        """Sends a command whose answer is not waited for."""
         self._write({**message, "number": next(self._numbers)}, None)
 
     def fail_all(self) -> None:

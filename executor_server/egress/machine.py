@@ -45,7 +45,7 @@ class MachineProxy:
         self._session = session
         self._listener = listener
         self._internal = list(internal)
-        self._stream: _Stream | None = None  # whose proxy serves the session
+        self._stream: _Stream | None = None  # the stream of the proxy that serves the session
         self._supervisor: asyncio.Task[None] | None = None
         self._closed = False
 

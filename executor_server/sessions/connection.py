@@ -177,7 +177,7 @@ class GuestConnection:
         raise AssertionError("no attempt was made")
 
     def next_token(self) -> str:
-        """Returns a token for whoever connects to the guest in our place; noted first. Raises SandboxFailure."""
+        """Returns a token for another process that connects to the guest; noted first. Raises SandboxFailure."""
         self._registry.note_connections(self._session_id, self._channel.connections + 1)  # as `_connect_once` does
         return self._channel.tokens.next()
 

@@ -13,8 +13,8 @@ Invariant: one process serves a listener. The daemon starts another one where a 
 not have noticed. So a process takes a lock beside the socket before it asks for the listener, and kills the process
 that holds the lock. The directory is root's alone, so the number in the file is that of a predecessor.
 
-A process without a daemon must not go on: nobody counts what it moves, or could forbid it. It ends when a stream
-closes, when the guest is gone, and when nothing was heard for _SILENCE_S; the daemon asks something more often.
+A process without a daemon must not go on: what it moves would not be counted, and could not be forbidden. It ends when
+a stream closes, and when nothing was heard for _SILENCE_S; the daemon asks something more often.
 
 No TLS is terminated here and no secret known: the machine is the cloud's.
 """
@@ -35,6 +35,7 @@ from ..egress.addresses import AddressRules
 from ..egress.control import MAX_COMMAND_BYTES, ControlError, ControlServer, LineReader, encode
 from ..egress.host_resolver import HostResolver
 from ..egress.own_addresses import OwnAddresses
+from ..egress.protocols import Limits
 from ..egress.proxy import Proxy
 from ..wire.frames import PROTOCOL_VERSION, FrameDecoder, FrameError, encode_frame
 from ..wire.lines import BAD_LINE, CANNOT_CONNECT, STREAM_CLOSED, LineDecoder, LineError, encode_lines, start_line
@@ -52,6 +53,8 @@ _ANSWER_BYTES = 1024
 # Seconds for a predecessor to die of SIGKILL and to leave the lock.
 _LOCK_S = 5.0
 _MAX_NONCE_CHARS = 64
+# The daemon answers over a cloud, and a refusal waits so long for it: its notice is to reach the log of its step.
+_LIMITS = Limits(notice_s=2.0)
 
 
 def main(arguments: list[str]) -> int:
@@ -156,7 +159,8 @@ class _Server:
         except (OSError, FrameError, LookupError, TypeError, ValueError) as error:
             self._end(CANNOT_CONNECT, f"no listener: {type(error).__name__}: {error}")
             return
-        self._control.drive(Proxy(resolver=HostResolver(), classifier=classifier, reporter=self._control))
+        proxy = Proxy(resolver=HostResolver(), classifier=classifier, reporter=self._control, limits=_LIMITS)
+        self._control.drive(proxy)
         self._send(encode({"type": "done", "number": message["number"]}))
 
 

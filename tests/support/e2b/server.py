@@ -66,7 +66,7 @@ class DoubleSandbox:
     started_at: float
     end_at: float
     machine: Machine
-    network: dict[str, Any] | None = None  # what it may reach, as it was last set
+    network: dict[str, Any] | None = None  # as it was set last
     state: str = "running"
     contexts: dict[str, interpreter.Context] = field(default_factory=dict)
     timer: asyncio.TimerHandle | None = None
@@ -81,7 +81,7 @@ class Double:
     """Serves from `async with` on, in the event loop of its caller.
 
     `max_sandboxes` may run at one time; `port` 0 is any that is free. `outside`: addresses by their names; machines then
-    have this host's network and these names. What they are told to allow and deny is kept, and not enforced.
+    have this host's network and these names. The hosts that they are to let out are kept, and not enforced.
     """
 
     def __init__(

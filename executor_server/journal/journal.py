@@ -141,9 +141,18 @@ class Journal:
     def known(self, execution_id: str) -> Execution | None:
         return self._state.executions.get(execution_id)
 
+    @property
+    def network(self) -> list[NetworkUsage]:
+        """The use of the network by each execution that is known."""
+        return [execution.network for execution in self._state.executions.values()]
+
     def undecided(self) -> list[str]:
         """Returns the executions whose result waits for its verdict."""
         return list(self._state.undecided)
+
+    def is_undecided(self, execution_id: str) -> bool:
+        """Returns True when the result of an execution has come, and waits for its verdict."""
+        return execution_id in self._state.undecided
 
     def is_suspect(self, execution_id: str) -> bool:
         """Returns True when the kernel may have killed the execution's interpreter for its memory."""
@@ -275,6 +284,13 @@ class Journal:
         if execution is not None and execution.network != used:
             self._write(encode_frame(RecordKind.NETWORK, {"id": execution_id, **vars(used)}))
             self._state.note_network(execution_id, used)
+
+    def add_notice(self, execution_id: str, text: str) -> None:
+        """Adds a line to the log of an execution that has not ended."""
+        if execution_id in self.running:
+            body = text.encode("utf-8", "replace")
+            self._write(encode_frame(RecordKind.NOTICE, {"id": execution_id}, body))
+            self._state.add_notice(execution_id, body.decode())
 
     def decide(self, execution_id: str, oom_kills: int | None) -> None:
         """Ends an undecided execution. `oom_kills`: the kernel's count of kills for memory, for a suspect."""

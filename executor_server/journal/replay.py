@@ -62,6 +62,8 @@ class _Replay:
             self._state.discard(record, execution, record.head.integer("bytes", 1))
         elif record.kind == RecordKind.NETWORK:
             self._state.note_network(record.head.text("id", 64), network_usage(record.head))
+        elif record.kind == RecordKind.NOTICE:
+            self._state.add_notice(record.head.text("id", 64), record.body.decode())
         elif record.kind == RecordKind.LOST:
             self._state.lose(record.body.decode())
         elif record.kind == RecordKind.RESUMED:

@@ -71,6 +71,7 @@ class RecordKind:
     STOPPED = 132  # the daemon stopped an execution; with a call, it stands in the place of that tool call
     DISCARDED = 133  # in the place of frames of a cancelled execution that found no room
     NETWORK = 134  # the use of the network so far by a running execution
+    NOTICE = 135  # a line of the daemon for the log of a running execution
 
 
 SENT = frozenset((Kind.EXECUTE, Kind.TOOL_RESULT, Kind.CANCEL, Kind.RESTRICT))

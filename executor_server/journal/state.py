@@ -51,6 +51,7 @@ from executor_server.core import (
     BlobRef,
     ErrorDetail,
     EventKind,
+    Log,
     NetworkUsage,
     Outcome,
     OutputCut,
@@ -233,6 +234,10 @@ class JournalState:
     def note_network(self, execution_id: str, used: NetworkUsage) -> None:
         """NETWORK: notes what an execution has used of the network so far."""
         self.running[execution_id].network = used
+
+    def add_notice(self, execution_id: str, text: str) -> None:
+        """NOTICE: adds a line of the daemon to the log of an execution, also of one whose result waits."""
+        self.running[execution_id].publish(Log("stderr", text))
 
     def _arrived(self, frame: Frame) -> None:
         self.taken_seq = frame.seq

@@ -2,15 +2,20 @@
 
 The proxy reports connections, refusals and bytes here, in the event loop. They are summed up for the session (the
 registry keeps the sums, so that limits hold over a restart) and for the execution during which they came (the journal
-keeps those). Both are written every `sweep_interval_s` while they change; a killed daemon forgets at most so much.
+keeps those). Both are written every `sweep_interval_s` while they change, and the journal with each connection, too; a
+killed daemon forgets at most the bytes of one interval.
 
 Attribution. A report counts for the first execution that has no result yet. Reports and frames of the guest travel
 separately, so a result waits until the proxy has reported all that it did by then (`settle`). What a program does in
 the background while no execution runs counts for the session alone, except for the bytes of the last fifth of a second
 before an execution begins: the proxy sums bytes up for that long.
 
-Notices. A refusal is printed in the log of the step: once for each host and port, and a limited number. The frame is
-sent before the proxy answers the program.
+Notices. A refusal, or the end of a connection that the program could not guess, is a line in the log of the step: once
+for each host and port, and a limited number. The notice of a refusal is a frame to the guest, which prints it behind
+what the program has printed; it is sent before the proxy answers the program, so it comes before the step's end. A
+program may see the end of a connection before the daemon does. So the notice of that, and of whatever is reported while
+the step's result waits, does not go through the guest, where it could come too late for the step: it is written to the
+journal.
 
 Quotas. A tenant's quota is for all its sessions together, and reports come late. So a session may only move a window of
 bytes beyond what it has reported, and asks admission for the next one when half of it is used up. Without a window left
@@ -28,7 +33,7 @@ import socket
 import time
 from collections import deque
 from collections.abc import Coroutine
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import structlog
@@ -50,30 +55,17 @@ from executor_server.guest.egress import reasons
 from executor_server.guest.wire.messages import Note
 from executor_server.journal import Journal, SessionRecord
 from executor_server.sessions.connection import GuestConnection
+from executor_server.sessions.network_steps import Notice, Step, Totals, notice_of_denial, notice_of_end, values_of
 from executor_server.sessions.shared import SessionHooks
 
 # Seconds for the listener to be handed out and served; a proxy that died is started again meanwhile.
-_OPEN_TIME_S = 10.0
+_OPEN_TIME_S = 20.0
 # Seconds between two attempts to give a session of an earlier daemon its network back.
 _REOPEN_INTERVAL_S = 5.0
-# Different hosts and ports that one step is notified of, and characters of a notice.
-_MAX_NOTICES = 20
-_NOTICE_CHARS = 1024
-_MORE_NOTICES = "network: more was refused in this step, and is not listed"
 # Refusals and open connections that an administrator can see.
 _MAX_DENIALS = 32
 _MAX_OPEN = 1024
 _RETRY_S = 5.0
-
-# The reasons for which connections are closed that a program could not guess.
-_CLOSED = {
-    reasons.SENT_BYTES: "the session has sent as much as max_sent_bytes allows",
-    reasons.RECEIVED_BYTES: "the session has received as much as max_received_bytes allows",
-    reasons.TENANT_QUOTA: "the tenant's quota egress_bytes_per_hour is spent",
-    reasons.TIME_LIMIT: "it lasted as long as max_connection_s allows",
-    reasons.RULE_GONE: "the policy has changed and does not allow it any more",
-    reasons.PROXY_ENDED: "the egress proxy was restarted; connect again",
-}
 
 _log = structlog.get_logger(__name__)
 
@@ -95,42 +87,6 @@ class NetworkState:
     open: tuple[OpenConnection, ...]
     denials: tuple[tuple[float, EgressDenial], ...]  # the last ones, with their Unix times
     is_exhausted: bool  # the tenant's quota is spent
-
-
-@dataclass
-class _Totals:
-    """Sums that grow."""
-
-    connections: int = 0
-    denied: int = 0
-    sent_bytes: int = 0
-    received_bytes: int = 0
-
-    @property
-    def usage(self) -> NetworkUsage:
-        return NetworkUsage(self.connections, self.denied, self.sent_bytes, self.received_bytes)
-
-
-@dataclass
-class _Step:
-    """The execution that reports count for, or the time between two: sums at its beginning, and its notices."""
-
-    execution_id: str
-    before: NetworkUsage  # used by the session
-    used: NetworkUsage  # used by the execution, under an earlier daemon
-    noticed: set[tuple[str, int, str]] = field(default_factory=set)
-
-    def usage(self, now: NetworkUsage) -> NetworkUsage:
-        return NetworkUsage(
-            *(
-                there + here - before
-                for there, here, before in zip(*map(_values, (self.used, now, self.before)), strict=True)
-            )
-        )
-
-
-def _values(usage: NetworkUsage) -> tuple[int, ...]:
-    return usage.connections, usage.denied, usage.sent_bytes, usage.received_bytes
 
 
 class NetworkOwner(Protocol):
@@ -173,9 +129,9 @@ class SessionNetwork:
         self._admission = hooks.admission
         self._observer = hooks.observer
         self._egress = hooks.egress if record.spec.sandbox.egress else None
-        self._totals = _Totals(*_values(record.network))
+        self._totals = Totals(*values_of(record.network))
         self._written = record.network
-        self._step: _Step | None = None
+        self._step: Step | None = None
         self._open: dict[str, OpenConnection] = {}
         self._denials: deque[tuple[float, EgressDenial]] = deque(maxlen=_MAX_DENIALS)
         self._window = 0
@@ -200,6 +156,12 @@ class SessionNetwork:
             self._log.error("network_not_opened", error=str(error) or f"not within {_OPEN_TIME_S:g} s")
             message = "the network of the session can't be opened now: the egress proxy does not serve it"
             raise Unavailable(Reason.BACKEND_UNAVAILABLE, message, _RETRY_S) from error
+
+    def recall(self) -> None:
+        """Counts from what the journal knows, where it was written later than the registry."""
+        executions = [values_of(usage) for usage in self._journal.network]
+        known = zip(values_of(self._totals.usage), *executions, strict=True)
+        self._totals = Totals(*(max(noted, sum(used)) for noted, *used in known))
 
     async def reopen(self) -> None:
         """Gives a session of an earlier daemon its network back; where the proxy can't serve it yet, later.
@@ -270,17 +232,14 @@ class SessionNetwork:
     def _set_window(self, window: int | None) -> None:
         self._is_exhausted = window == 0
         self._window = window or 0
-        self._bound_bytes = None if window is None else self._moved_bytes + window
-
-    @property
-    def _moved_bytes(self) -> int:
-        return self._totals.sent_bytes + self._totals.received_bytes
+        self._bound_bytes = None if window is None else self._totals.moved_bytes + window
 
     # -- reports -------------------------------------------------------------------------------------------------
 
     def connection_opened(self, connection: EgressConnection) -> None:
         execution_id = self._current_step().execution_id
         self._totals.connections += 1
+        self.note_step()
         if len(self._open) < _MAX_OPEN:
             self._open[connection.connection_id] = OpenConnection(connection, execution_id, time.time())
         self._observer.connection_opened(self._session.facts, execution_id, connection)
@@ -288,11 +247,8 @@ class SessionNetwork:
     def connection_closed(self, connection: EgressConnection) -> None:
         opened = self._open.pop(connection.connection_id, None)
         execution_id = opened.execution_id if opened is not None else ""
-        if (why := _CLOSED.get(connection.reason)) is not None and not self._closed:
-            where = f"{connection.host}:{connection.port}"
-            self._notify(
-                connection.host, connection.port, connection.reason, f"the connection to {where} was closed: {why}"
-            )
+        if (notice := notice_of_end(connection)) is not None and not self._closed:
+            self._notify(notice)
         self._observer.connection_closed(self._session.facts, execution_id, connection)
 
     def connection_denied(self, denial: EgressDenial) -> None:
@@ -300,7 +256,7 @@ class SessionNetwork:
         self._totals.denied += 1
         self._denials.append((time.time(), denial))
         # Sent before anything else: the program's answer follows.
-        self._notify(denial.host, denial.port, "", denial.message)
+        self._notify(notice_of_denial(denial))
         self._observer.connection_denied(self._session.facts, execution_id, denial)
 
     def denials_uncounted(self, count: int) -> None:
@@ -313,7 +269,7 @@ class SessionNetwork:
         self._totals.sent_bytes += sent_bytes
         self._totals.received_bytes += received_bytes
         self._observer.network_moved(self._session.facts, sent_bytes, received_bytes)
-        if self._bound_bytes is not None and self._bound_bytes - self._moved_bytes <= self._window // 2:
+        if self._bound_bytes is not None and self._bound_bytes - self._totals.moved_bytes <= self._window // 2:
             self.renew_window()
 
     def listener_misused(self) -> None:
@@ -324,7 +280,7 @@ class SessionNetwork:
 
     # -- steps ---------------------------------------------------------------------------------------------------
 
-    def _current_step(self) -> _Step:
+    def _current_step(self) -> Step:
         """Returns the step that a report counts for; to be called before the report is added to the totals."""
         execution_id = next(iter(self._journal.running), "")
         step = self._step
@@ -332,7 +288,7 @@ class SessionNetwork:
             self.note_step()
             execution = self._journal.running.get(execution_id)
             used = execution.network if execution is not None else NO_NETWORK_USE
-            step = self._step = _Step(execution_id, self._totals.usage, used)
+            step = self._step = Step(execution_id, self._totals.usage, used)
         return step
 
     def note_step(self) -> None:
@@ -358,13 +314,15 @@ class SessionNetwork:
         self._written = usage
         return usage
 
-    def _notify(self, host: str, port: int, reason: str, text: str) -> None:
-        noticed, what = self._current_step().noticed, (host, port, reason)
-        if what in noticed or len(noticed) > _MAX_NOTICES:
+    def _notify(self, notice: Notice) -> None:
+        """Adds a line to the log of the current step, if it has room for one more."""
+        step = self._current_step()
+        if (text := step.line_of(notice)) is None:
             return
-        noticed.add(what)
-        notice = f"network: {text[:_NOTICE_CHARS]}" if len(noticed) <= _MAX_NOTICES else _MORE_NOTICES
-        self._channel.send(Note(), f"{notice}\n".encode("utf-8", "replace"))
+        if step.execution_id and (notice.is_end or self._journal.is_undecided(step.execution_id)):
+            self._journal.add_notice(step.execution_id, text)
+        else:
+            self._channel.send(Note(), text.encode("utf-8", "replace"))
 
     # -- reporting -----------------------------------------------------------------------------------------------
 

@@ -308,6 +308,7 @@ class Session:
             journal.replay()
         except SegmentError as error:
             damage = str(error)
+        self.network.recall()
         reason = self.record.lost_reason or journal.lost or missing or damage
         if reason is not None:
             self.give_up(reason)

@@ -255,6 +255,27 @@ async def test_in_a_sandbox_with_a_network_every_result_waits_for_what_it_used(t
     bench.journal.close()
 
 
+async def test_a_line_of_the_daemon_stands_in_the_log_also_while_the_result_waits(tmp_path: Path) -> None:
+    bench = Bench(tmp_path / "journal", has_network=True)
+    bench.journal.begin_segments()
+    execution = bench.execute("e")
+    bench.log("e", "one")
+    bench.journal.add_notice("e", "two \udc80\n")
+    bench.end("e")
+    assert bench.journal.is_undecided("e")
+    bench.journal.add_notice("e", "three\n")
+    bench.journal.decide("e", None)
+    bench.journal.add_notice("e", "too late")
+    assert not bench.journal.is_undecided("e")
+    for events in (await read(execution), await reread(bench, tmp_path, has_network=True)):
+        assert [event.kind for event in events][:-1] == [
+            *(Log("stdout", "one"), Log("stderr", "two ?\n")),
+            Log("stderr", "three\n"),
+        ]
+        assert [event.number for event in events] == [1, 2, 3, 4]
+    bench.journal.close()
+
+
 async def test_what_a_lost_execution_used_of_the_network_stands_in_its_result(tmp_path: Path) -> None:
     bench = Bench(tmp_path / "journal", has_network=True)
     bench.journal.begin_segments()
@@ -463,7 +484,9 @@ class Drama:
             await self._read_some(execution)
         elif what < 0.85:
             self._stop(name, withheld=what < 0.835)
-        elif what < 0.88:
+        elif what < 0.87:
+            self.bench.journal.add_notice(name, f"notice {self.names}")
+        elif what < 0.9:
             used = execution.network
             self.bench.journal.note_network(name, replace(used, sent_bytes=used.sent_bytes + self.names))
         else:

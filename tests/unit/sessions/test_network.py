@@ -327,15 +327,40 @@ async def test_notices_of_a_step_are_bounded(daemon: Daemon) -> None:
 
 async def test_a_program_learns_why_its_connection_was_closed(daemon: Daemon) -> None:
     session = await daemon.create()
-    await execute(session)
+    execution = await execute(session)
     for reason in (reasons.ENDED, reasons.RECEIVED_BYTES):
         connection = daemon.egress.connect(session.session_id)
         assert connection is not None
         daemon.egress.end(session.session_id, connection, reason)
+    daemon.guest.log("e", "printed")
+    daemon.guest.end("e")
+    logs, _ = await outcome_of(execution)
+    assert logs.startswith("network: the connection to a.example:443 was closed: ")
+    assert "max_received_bytes" in logs
+    assert logs.endswith("\nprinted")
+    assert not daemon.guest.of_kind(Kind.NOTE), "it could come too late in the guest"
+
+
+async def test_what_is_reported_while_a_result_waits_stands_in_that_result(daemon: Daemon) -> None:
+    session = await daemon.create()
+    execution = await execute(session)
+    bound = daemon.egress.sessions[session.session_id]
+    denial = EgressDenial("no.example", 443, reasons.NOT_ALLOWED, "no.example:443 is refused: not_allowed")
+    bound.unreported.append(lambda: bound.sink.connection_denied(denial))
+    daemon.guest.end("e")
+    logs, result = await outcome_of(execution)
+    assert logs == "network: no.example:443 is refused: not_allowed\n"
+    assert result.network.denied == 1
+    assert not daemon.guest.of_kind(Kind.NOTE)
+
+
+async def test_the_end_of_a_connection_between_two_steps_is_noted_in_the_next(daemon: Daemon) -> None:
+    session = await daemon.create()
+    connection = daemon.egress.connect(session.session_id)
+    assert connection is not None
+    daemon.egress.end(session.session_id, connection, reasons.TIME_LIMIT)
     await daemon.guest.got(Kind.NOTE)
-    (notice,) = daemon.notices()
-    assert "a.example:443 was closed" in notice
-    assert "max_received_bytes" in notice
+    assert "max_connection_s" in daemon.notices()[0]
 
 
 # -- other rules, and quotas
@@ -432,6 +457,23 @@ async def test_the_next_daemon_serves_the_listener_from_what_was_used(start: Any
     assert (await outcome_of(third.manager.get(OWNER, session.session_id).execution("e")))[1].network == NetworkUsage(
         2, 1, 110, 220
     )
+
+
+async def test_connections_and_what_executions_used_survive_a_kill_before_the_next_sweep(start: Any) -> None:
+    first = await start()
+    session = await first.create()
+    for name in ("e1", "e2"):
+        execution = await execute(session, name)
+        first.egress.connect(session.session_id)
+        first.egress.move(session.session_id, 10, 20)
+        first.guest.end(name)
+        await execution.wait()
+    await execute(session, "e3")
+    first.egress.connect(session.session_id)
+    second = await start()
+    again = second.manager.get(OWNER, session.session_id)
+    assert again.network.usage == NetworkUsage(3, 0, 20, 40)
+    assert again.executions.journal.running["e3"].network == NetworkUsage(1, 0, 0, 0)
 
 
 async def test_a_result_that_waited_when_the_daemon_was_killed_ends_in_the_next(start: Any) -> None:

@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
+import pytest_asyncio
 
 from executor_server.backends.base import Backend
 from tests.contract.harness import Harness, open_harness
@@ -29,6 +30,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     contract = Path(__file__).parent
+    for item in items:
+        if "shared_harness" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.asyncio(loop_scope="module"), append=False)
     elsewhere = [
         item
         for item in items
@@ -67,9 +71,21 @@ async def backend(probe: Probe) -> AsyncIterator[Backend]:
     await backend.close()
 
 
-@pytest.fixture(params=BACKENDS)
-async def harness(request: pytest.FixtureRequest) -> AsyncIterator[Harness]:
-    """Sessions on a backend, without the wire: in this process, with the real guest in a real sandbox."""
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=BACKENDS)
+async def shared_harness(request: pytest.FixtureRequest) -> AsyncIterator[Harness]:
+    """A harness for all tests of a file on one backend; it must know of no sandbox when the last has ended."""
     require(request.param)
     async with open_harness(request.param) as ready:
         yield ready
+        assert await ready.probe.existing() == set()
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def harness(shared_harness: Harness) -> AsyncIterator[Harness]:
+    """Sessions on a backend, without the wire: in this process, with the real guest in a real sandbox.
+
+    The backend and the manager are shared with other tests, the sessions are the test's own. One that restarts or kills
+    a backend takes `probe`.
+    """
+    yield shared_harness
+    await shared_harness.end_sessions()

@@ -182,6 +182,12 @@ class Harness:
     async def __aexit__(self, *_: object) -> None:
         await self._stack.aclose()
 
+    async def end_sessions(self) -> None:
+        """Ends all sessions; returns when their sandboxes are gone."""
+        for session in self.manager.list_all():
+            await self.manager.kill(session.session_id)
+        await self.manager._teardown.finish()
+
     async def kill(self) -> None:
         """Stops everything at once, as SIGKILL does, without a message to anything. Its backend lives on."""
         self._stack.pop_all()

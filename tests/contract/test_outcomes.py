@@ -275,7 +275,7 @@ async def test_a_broken_connection_loses_nothing(harness: Harness) -> None:
 
 @promise("limit-orphan")
 async def test_an_orphaned_sandbox_ends_itself(harness: Harness) -> None:
-    session = await harness.session(orphan_time_s=0.3)
+    session = await harness.session(orphan_time_s=1.0)
     has_ended = harness.probe.watch(session)
     session._channel.close()
     assert await eventually_async(has_ended)

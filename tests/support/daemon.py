@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import pytest
 
 from executor_client import AuthenticationError, ExecutorClient, ExecutorClientError, UnavailableError
 from executor_server.config import StateDir
@@ -163,4 +164,4 @@ def _stop(daemon: Daemon) -> None:
         assert daemon.process.wait(STOP_TIMEOUT_S) == 0, daemon.log.read_text()
     except subprocess.TimeoutExpired:
         daemon.kill()
-        raise
+        pytest.fail(f"the daemon did not stop within {STOP_TIMEOUT_S:g} s:\n{daemon.log.read_text()[-8000:]}")

@@ -8,6 +8,7 @@ import hashlib
 import http.server
 import io
 import json
+import os
 import shutil
 import signal
 import subprocess
@@ -120,8 +121,12 @@ class OwnEngine:
             options.append(f"--add-runtime=crun={crun}")
         script = 'mount --make-rslave /; umount /sys/fs/cgroup/unified 2>/dev/null; exec dockerd "$@"'
         with (self._directory / "log").open("ab") as log:
+            # Its containerd, found too slow and asked for its stacks, writes them into the temporary directory.
             self._process = subprocess.Popen(
-                ["unshare", "--mount", "--net", "sh", "-c", script, "sh", *options], stdout=log, stderr=log
+                ["unshare", "--mount", "--net", "sh", "-c", script, "sh", *options],
+                stdout=log,
+                stderr=log,
+                env={**os.environ, "TMPDIR": str(self._directory)},
             )
         assert eventually(self._answers, timeout_s=ENGINE_START_S), (self._directory / "log").read_text()[-2000:]
 
@@ -146,8 +151,9 @@ class OwnEngine:
 
     @property
     def mounts(self) -> int:
-        """The number of mounts in its mount namespace."""
-        return len(Path(f"/proc/{self.pid}/mountinfo").read_text().splitlines())
+        """The number of its mounts. Its mount namespace has those of the host's Engine too, which come and go."""
+        mounted = Path(f"/proc/{self.pid}/mountinfo").read_text().splitlines()
+        return sum(str(self._directory) in line for line in mounted)
 
     def load(self, image: str) -> None:
         with engine_client() as client:

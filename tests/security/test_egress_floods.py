@@ -8,11 +8,13 @@ import socket
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from executor_server.guest.egress import reasons
+from executor_server.guest.egress.rules import Rules
 from tests.support.egress_engine import SOON_S, client_hello, echo, engine
 from tests.support.egress_program import proxy_process
 from tests.support.memory import growth_of
@@ -239,6 +241,28 @@ async def test_proxy_without_descriptors_serves_again_when_it_has_some() -> None
             async with asyncio.timeout(SOON_S):
                 answer = await asyncio.get_running_loop().sock_recv(client, 4096)
             assert answer.startswith(b"HTTP/1.1 403 ")
+
+
+async def test_a_session_with_all_the_connections_it_can_get_leaves_others_their_part() -> None:
+    """All sessions share the descriptors of the process."""
+    async with engine(descriptors=64) as running:
+        port = await running.start_server(echo)
+        running.allow(f"a.example:{port}")
+        greedy = [await running.connect() for _ in range(30)]
+        for _, writer in greedy:
+            writer.write(f"CONNECT a.example:{port} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+        await running.recorder.until(lambda: len(running.recorder.opened_connections) >= 13)
+        listener = socket.create_server(("127.0.0.1", 0))
+        address = listener.getsockname()
+        running.proxy.serve("other", listener, Rules.read(running.rules))
+        others = replace(running, address=address)
+        for _ in range(6):
+            await others.tunnel(f"a.example:{port}")
+        opened = len(running.recorder.opened_connections)
+        assert opened == 13 + 6, "of 64 descriptors an eighth is kept, and each connection has two"
+        for _, writer in greedy[:8]:
+            writer.close()
+        await running.recorder.until(lambda: len(running.recorder.opened_connections) > opened)
 
 
 async def test_names_that_hang_take_nothing_from_names_that_do_not() -> None:

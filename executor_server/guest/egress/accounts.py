@@ -109,6 +109,25 @@ class ByteAccount:
             self._reporter.moved(self._session_id, sent, received)
 
 
+class Room:
+    """Connections of all sessions, which share the descriptors of the process.
+
+    Half of the room goes to those that come first. The other half is divided equally, so that a session that has taken
+    all it could leaves each other one its part. An eighth of the descriptors is kept for the rest of the process:
+    where a listener can't be received for want of one, the process has to end.
+    """
+
+    def __init__(self, descriptors: int) -> None:
+        self._descriptors = descriptors
+        self.sessions = 0
+        self.taken = 0
+
+    def has_place(self, own: int) -> bool:
+        """True when a session that has `own` connections may have one more."""
+        half = max(0, self._descriptors * 7 // 8 - self.sessions) // 2 // 2  # two for each connection
+        return self.taken < half or own < max(1, half // max(1, self.sessions))
+
+
 class MinuteCount:
     """At most so many in any sixty seconds."""
 

@@ -7,12 +7,13 @@ reporter by its caller. It needs a running loop, and nothing else of the process
 from __future__ import annotations
 
 import asyncio
+import resource
 import secrets
 import socket
 from typing import Dict, Optional
 
 from . import reasons
-from .accounts import ByteAccount
+from .accounts import ByteAccount, Room
 from .dial import Dialer, DirectConnector
 from .protocols import (
     AddressClassifier,
@@ -28,6 +29,7 @@ from .session import Session
 
 _LIMITS = Limits()
 _UNUSED = Used()
+_MANY_FILES = 2**20
 
 
 class Proxy:
@@ -49,6 +51,7 @@ class Proxy:
         self._terminator = terminator
         self._limits = limits
         self._sessions: Dict[str, Session] = {}
+        self._room = Room(limits.descriptors or _open_files())
 
     def serve(self, session_id: str, listener: socket.socket, rules: Rules, *, used: Used = _UNUSED) -> None:
         """Serves a session on its listener, which it takes over. The same id again replaces listener, rules and use;
@@ -70,8 +73,10 @@ class Proxy:
             self._reporter,
             self._terminator,
             self._limits,
+            self._room,
             prefix=secrets.token_hex(3),  # connection ids stay unique when the session is served again
         )
+        self._room.sessions += 1
 
     def change(self, session_id: str, rules: Rules) -> None:
         """Connections whose rule is gone end at once. As with all that follows, a session that is not served is
@@ -99,9 +104,16 @@ class Proxy:
         """Closes the listener and the connections of a session."""
         session = self._sessions.pop(session_id, None)
         if session is not None:
+            self._room.sessions -= 1
             await session.end(reasons.SESSION_ENDED)
 
     async def close(self) -> None:
         sessions = list(self._sessions.values())
         self._sessions.clear()
+        self._room.sessions = 0
         await asyncio.gather(*(session.end(reasons.PROXY_ENDED) for session in sessions))
+
+
+def _open_files() -> int:
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return _MANY_FILES if soft == resource.RLIM_INFINITY else soft

@@ -13,7 +13,7 @@ from typing import Dict, Optional, Set
 
 from . import reasons
 from .accepting import AcceptInterrupted, accept
-from .accounts import AcceptPace, ByteAccount, MinuteCount
+from .accounts import AcceptPace, ByteAccount, MinuteCount, Room
 from .connection import Connection
 from .dial import Dialer
 from .names import Target
@@ -21,7 +21,7 @@ from .protocols import Limits, Reporter, Terminator
 from .refusals import Ended, Refusal
 from .rules import Allowed, Refused, Rules
 
-# Seconds until the next attempt, where accepting failed for want of descriptors or memory.
+# Seconds until the next attempt, where there is no room, or accepting failed for want of descriptors or memory.
 _EXHAUSTED_PAUSE_S = 0.2
 # Interruptions of an accept after which a session is not served any more. One may happen to an honest session, where
 # the host stopped this process in the wrong microsecond.
@@ -39,6 +39,7 @@ class Session:
         reporter: Reporter,
         terminator: Optional[Terminator],
         limits: Limits,
+        room: Room,
         prefix: str,
     ) -> None:
         self.session_id = session_id
@@ -48,6 +49,7 @@ class Session:
         self.reporter = reporter
         self.terminator = terminator
         self.limits = limits
+        self._room = room
         self._loop = asyncio.get_running_loop()
         self._prefix = prefix
         self._listener = listener
@@ -183,6 +185,9 @@ class Session:
 
     def _accept(self) -> None:
         """Accepts one connection: the loop serves all listeners in turn."""
+        if not self._room.has_place(len(self._connections)):
+            self._pause(_EXHAUSTED_PAUSE_S)
+            return
         if pause_s := self._pace.take(self._loop.time()):
             self._pause(pause_s)
             return
@@ -209,6 +214,7 @@ class Session:
             return
         task = connection.start()
         self._connections[connection] = task
+        self._room.taken += 1
         self._waiting.add(connection)
         task.add_done_callback(lambda task: self._done(connection, task))
         self._accept_or_wait()
@@ -232,6 +238,7 @@ class Session:
 
     def _done(self, connection: Connection, task: "asyncio.Task[None]") -> None:
         del self._connections[connection]
+        self._room.taken -= 1
         connection.close(reasons.BROKEN)  # where the task was cancelled before it ran
         if not task.cancelled() and (error := task.exception()) is not None:
             # Our bug. It costs this connection, and is said aloud.

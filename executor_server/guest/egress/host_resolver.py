@@ -7,13 +7,16 @@ import os
 import queue
 import socket
 import threading
-from typing import Sequence
+from typing import Dict, List, NamedTuple, Sequence, Union
 
 from .protocols import Unresolved
+from .suffixes import is_public_suffix
 
 MAX_ADDRESSES = 16
 HOST_THREADS = 32
 HOST_QUEUE = 256
+# Threads that names of one domain may have: a domain whose servers do not answer must not take them all.
+THREADS_PER_DOMAIN = 8
 # For libc. It would wait for five seconds, twice, for each server; and a name that does not exist it would try again
 # below the domains of the host's search list. The root as the only such domain means the name as it was checked.
 _RES_VARIABLES = {"RES_OPTIONS": "timeout:2 attempts:2", "LOCALDOMAIN": "."}
@@ -21,50 +24,88 @@ _RES_VARIABLES = {"RES_OPTIONS": "timeout:2 attempts:2", "LOCALDOMAIN": "."}
 _NOT_THERE = {socket.EAI_NONAME, getattr(socket, "EAI_NODATA", socket.EAI_NONAME)}
 
 
+class _Job(NamedTuple):
+    host: str
+    domain: str
+    future: asyncio.Future[List[str]]
+
+
+class _Domain:
+    def __init__(self) -> None:
+        self.users = 0
+        self.turns = asyncio.Semaphore(THREADS_PER_DOMAIN)
+
+
+def _domain_of(host: str) -> str:
+    """The name that was registered, below which all names have servers of the same owner."""
+    labels = host.split(".")
+    count = 3 if is_public_suffix(".".join(labels[-2:])) else 2
+    return ".".join(labels[-count:])
+
+
 class HostResolver:
     """Resolves as the host's programs do: with /etc/hosts and whatever else nsswitch.conf says, but no search list.
 
     getaddrinfo blocks and can't be interrupted, so it has threads, which are made as they are needed. They are daemon
-    threads: a name server that hangs must not keep the process from ending.
+    threads: a name server that hangs must not keep the process from ending. Names of one domain have a part of them.
     """
 
     def __init__(self) -> None:
         os.environ.update(_RES_VARIABLES)
-        self._jobs: queue.Queue[tuple[str, asyncio.Future[list[str]]]] = queue.Queue(HOST_QUEUE)
+        self._jobs: queue.Queue[_Job] = queue.Queue(HOST_QUEUE)
+        self._domains: Dict[str, _Domain] = {}
         self._threads = 0
         self._idle = 0
         self._lock = threading.Lock()
 
     async def resolve(self, host: str) -> Sequence[str]:
         loop = asyncio.get_running_loop()
-        future: asyncio.Future[list[str]] = loop.create_future()
+        job = _Job(host, _domain_of(host), loop.create_future())
+        domain = self._domains.setdefault(job.domain, _Domain())
+        domain.users += 1
         try:
-            self._jobs.put_nowait((host, future))
+            await domain.turns.acquire()
+        except BaseException:
+            self._leave(job.domain)
+            raise
+        try:
+            self._jobs.put_nowait(job)
         except queue.Full:
-            raise asyncio.TimeoutError("too many names are being resolved") from None
+            self._finish(job, asyncio.TimeoutError("too many names are being resolved"))
+            return await job.future
         with self._lock:
             grows = self._idle == 0 and self._threads < HOST_THREADS
             self._threads += grows
         if grows:
             threading.Thread(target=self._work, args=(loop,), name="resolver", daemon=True).start()
-        return await future
+        return await job.future
+
+    def _leave(self, name: str) -> None:
+        self._domains[name].users -= 1
+        if not self._domains[name].users:
+            del self._domains[name]
+
+    def _finish(self, job: _Job, result: Union[List[str], Exception]) -> None:
+        """Ends a job. Its turn ends with its thread and not with the wait for it, which may have been given up."""
+        self._domains[job.domain].turns.release()
+        self._leave(job.domain)
+        _settle(job.future, result)
 
     def _work(self, loop: asyncio.AbstractEventLoop) -> None:
         while True:
             with self._lock:
                 self._idle += 1
-            host, future = self._jobs.get()
+            job = self._jobs.get()
             with self._lock:
                 self._idle -= 1
-            if future.cancelled():  # given up while it waited; reading this without the loop can only be late
-                continue
-            result: list[str] | Exception
+            result: Union[List[str], Exception] = []
             try:
-                result = _getaddrinfo(host)
+                if not job.future.cancelled():  # given up while it waited; to read this outside the loop is only late
+                    result = _getaddrinfo(job.host)
             except Exception as error:  # noqa: BLE001 - whatever it is, the coroutine that waits gets it
                 result = error
             try:
-                loop.call_soon_threadsafe(_settle, future, result)
+                loop.call_soon_threadsafe(self._finish, job, result)
             except RuntimeError:  # the loop is closed
                 return
 

@@ -55,8 +55,7 @@ class HostResolver:
         self._jobs: queue.Queue[_Job] = queue.Queue(HOST_QUEUE)
         self._domains: Dict[str, _Domain] = {}
         self._threads = 0
-        self._idle = 0
-        self._lock = threading.Lock()
+        self._unfinished = 0  # jobs; those of idle threads can't be counted without a race
 
     async def resolve(self, host: str) -> Sequence[str]:
         loop = asyncio.get_running_loop()
@@ -68,15 +67,14 @@ class HostResolver:
         except BaseException:
             self._leave(job.domain)
             raise
+        self._unfinished += 1
         try:
             self._jobs.put_nowait(job)
         except queue.Full:
             self._finish(job, asyncio.TimeoutError("too many names are being resolved"))
             return await job.future
-        with self._lock:
-            grows = self._idle == 0 and self._threads < HOST_THREADS
-            self._threads += grows
-        if grows:
+        if self._threads < min(self._unfinished, HOST_THREADS):
+            self._threads += 1
             threading.Thread(target=self._work, args=(loop,), name="resolver", daemon=True).start()
         return await job.future
 
@@ -87,17 +85,14 @@ class HostResolver:
 
     def _finish(self, job: _Job, result: Union[List[str], Exception]) -> None:
         """Ends a job. Its turn ends with its thread and not with the wait for it, which may have been given up."""
+        self._unfinished -= 1
         self._domains[job.domain].turns.release()
         self._leave(job.domain)
         _settle(job.future, result)
 
     def _work(self, loop: asyncio.AbstractEventLoop) -> None:
         while True:
-            with self._lock:
-                self._idle += 1
             job = self._jobs.get()
-            with self._lock:
-                self._idle -= 1
             result: Union[List[str], Exception] = []
             try:
                 if not job.future.cancelled():  # given up while it waited; to read this outside the loop is only late

@@ -61,12 +61,12 @@ class ConnectionTrail(Observer):
     def connection_closed(self, session: SessionFacts, execution_id: str, connection: EgressConnection) -> None:
         if not session.audits_connections:
             return
-        fields = {
-            "sent_bytes": connection.sent_bytes,
-            "received_bytes": connection.received_bytes,
+        fields: dict[str, Any] = {
             "duration_s": round(connection.duration_s, 6),
             "reason": connection.reason,
         }
+        if connection.sent_bytes is not None and connection.received_bytes is not None:
+            fields |= {"sent_bytes": connection.sent_bytes, "received_bytes": connection.received_bytes}
         if connection.secret_used:
             fields["secret_used"] = clipped(connection.secret_used, SHORT_CHARS)
         self._log.write(AuditKind.CONNECTION_CLOSED, {**_of_step(session, execution_id), **_of(connection), **fields})

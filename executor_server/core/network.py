@@ -49,8 +49,8 @@ class EgressConnection:
     port: int
     address: str  # the address that it was made to
     rule: str  # the pattern that allowed it
-    sent_bytes: int = 0  # by the sandbox
-    received_bytes: int = 0
+    sent_bytes: int | None = 0  # by the sandbox; None: not known, since the proxy died with the number
+    received_bytes: int | None = 0
     duration_s: float = 0.0
     reason: str = ""  # the reason of its end, one of guest/egress/reasons.py; empty while it lasts
     secret_used: str = ""  # the header that was set, never its value

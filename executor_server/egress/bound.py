@@ -94,9 +94,9 @@ class BoundSession:
         """
         now = time.monotonic()
         for connection, since in self._open.values():
-            self._sink.connection_closed(
-                dataclasses.replace(connection, duration_s=now - since, reason=reasons.PROXY_ENDED)
-            )
+            lost = dataclasses.replace(connection, duration_s=now - since, reason=reasons.PROXY_ENDED)
+            # The session's totals hold all that was reported; which connection moved it, the process alone knew.
+            self._sink.connection_closed(dataclasses.replace(lost, sent_bytes=None, received_bytes=None))
         self._open.clear()
 
     def close(self) -> None:

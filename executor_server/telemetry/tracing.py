@@ -238,13 +238,10 @@ class Tracing(Observer):
     def connection_closed(self, session: SessionFacts, execution_id: str, connection: EgressConnection) -> None:
         span = self._connections.pop((session.session_id, connection.connection_id), None)
         if span is not None:
-            span.set_attributes(
-                {
-                    "executor.sent_bytes": connection.sent_bytes,
-                    "executor.received_bytes": connection.received_bytes,
-                    "executor.reason": connection.reason,
-                }
-            )
+            span.set_attribute("executor.reason", connection.reason)
+            if connection.sent_bytes is not None and connection.received_bytes is not None:
+                span.set_attribute("executor.sent_bytes", connection.sent_bytes)
+                span.set_attribute("executor.received_bytes", connection.received_bytes)
             span.end()
 
     def connection_denied(self, session: SessionFacts, execution_id: str, denial: EgressDenial) -> None:

@@ -1,10 +1,15 @@
-"""A server without HTTP: the first line says what it does with the rest of the connection, and it counts every byte.
+"""A server without HTTP: the first line says what it does with the rest of the connection.
 
-echo        sends back what it gets
-sink        takes what it gets
-source N    sends N bytes and ends
-endless     sends until the client goes
-drip        sends a byte now and then
+The lines, each of which ends with a line feed:
+
+    echo        it sends back what it gets
+    sink        it takes what it gets
+    source N    it sends N bytes and ends the connection
+    hold N      it sends N bytes and is silent until the client ends the connection
+    endless     it sends until the client goes
+    drip        it sends a byte now and then
+
+It counts every byte of each connection in both directions.
 """
 
 from __future__ import annotations
@@ -69,11 +74,13 @@ class RawServer:
                 seen.received_bytes += len(data)
                 if seen.command == "echo":
                     await send(data)
-        elif seen.command == "source":
+        elif seen.command in ("source", "hold"):
             left = int(arguments[0])
             while left > 0:
                 await send(_CHUNK[:left])
                 left -= len(_CHUNK[:left])
+            if seen.command == "hold":
+                await reader.read()
         elif seen.command == "endless":
             while True:
                 await send(_CHUNK)

@@ -1,12 +1,16 @@
-"""The world's web sites: the host of a request says which of them answers, whatever name stands before it.
+"""The world's web sites.
 
-files.   bytes: what a test has put there, `/bytes/N`, `/endless`, and `/upload`, which counts
-pypi.    a simple index (PEP 503) of the wheels that the world has
-git.     repositories over git's smart protocol
-ws.      a WebSocket that sends back what it gets
-api.     JSON that shows the request as it arrived
-www.     two pages for people and browsers
-odd.     answers that break HTTP, each by a path of its own (odd.py)
+The host of a request says which of them answers, whatever name stands before it:
+
+    files.   bytes: what a test has put there, `/bytes/N`, `/endless`, and `/upload`, which counts
+    pypi.    a simple index (PEP 503) of the wheels that the world has
+    git.     repositories over git's smart protocol
+    ws.      a WebSocket that sends back what it gets
+    api.     JSON that shows the request as it arrived
+    www.     two pages for people and browsers
+    odd.     answers that break HTTP, each by a path of its own (odd.py)
+
+All of them answer over HTTPS and over HTTP.
 """
 
 from __future__ import annotations

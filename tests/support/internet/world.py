@@ -103,11 +103,18 @@ class Internet:
     def config(self, **more: Any) -> str:
         """The section of executor.toml with which a daemon lives in this world, with more keys of it."""
         keys = {"resolver": self.resolver, "internal": [f"{self.address}/32"], "ca_file": str(self.ca_file), **more}
-        return "[egress]\n" + "".join(f"{key} = {json.dumps(value)}\n" for key, value in keys.items())
+        return "[egress]\n" + "".join(f"{key} = {_toml(value)}\n" for key, value in keys.items())
 
     def context(self) -> ssl.SSLContext:
         """A client's context that trusts this world."""
         return ssl.create_default_context(cafile=str(self.ca_file))
+
+
+def _toml(value: Any) -> str:
+    """Returns a text, a list or a flat table as TOML."""
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{json.dumps(key)} = {json.dumps(each)}" for key, each in value.items()) + "}"
+    return json.dumps(value)
 
 
 @contextmanager
@@ -225,11 +232,13 @@ class _Running:
                 stack.callback(trap.close)
 
     def _note(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        # Clients that break off are what tests do. A transport of asyncio that is reset while it ends a TLS connection
-        # is closed a second time, which is an AttributeError within asyncio.
+        # Clients that break off are what tests do, and the servers' own tasks are cancelled at the end. A transport of
+        # asyncio that is reset while it ends a TLS connection is closed a second time, which is an AttributeError within
+        # asyncio.
         error, message = context.get("exception"), context.get("message", "")
         closed_twice = isinstance(error, AttributeError) and "_call_connection_lost" in message
-        if not closed_twice and not isinstance(error, ConnectionError | ssl.SSLError | TimeoutError):
+        expected = (ConnectionError, ssl.SSLError, TimeoutError, asyncio.CancelledError)
+        if not closed_twice and not isinstance(error, expected):
             self._world.errors.append(context)
 
 

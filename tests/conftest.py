@@ -64,6 +64,12 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(config.stash[_coordinator], "worker-coordinator")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if "shared_harness" in getattr(item, "fixturenames", ()):  # of one file, and so is the loop that it lives in
+            item.add_marker(pytest.mark.asyncio(loop_scope="module"), append=False)
+
+
 def pytest_collection_finish() -> None:
     gc.enable()
 

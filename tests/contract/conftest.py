@@ -30,9 +30,6 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     contract = Path(__file__).parent
-    for item in items:
-        if "shared_harness" in getattr(item, "fixturenames", ()):
-            item.add_marker(pytest.mark.asyncio(loop_scope="module"), append=False)
     elsewhere = [
         item
         for item in items

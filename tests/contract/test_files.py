@@ -94,19 +94,19 @@ async def test_files_are_served_while_a_program_hangs(harness: Harness) -> None:
 
 
 @promise("files-paths")
-@pytest.mark.parametrize("path", ["/etc/passwd", "../x", "a/../../x", "..", "a\0b", "x" * 300, "a/" * 100 + "x"])
-async def test_a_path_that_leaves_the_workspace_is_refused(harness: Harness, path: str) -> None:
+async def test_a_path_that_leaves_the_workspace_is_refused(harness: Harness) -> None:
     session = await harness.session()
-    with pytest.raises(InvalidRequest):
-        await read(session, path)
-    with pytest.raises(InvalidRequest):
-        await session.put_file(path, 1, pieces(b"x"))
+    for path in ("/etc/passwd", "../x", "a/../../x", "..", "a\0b", "x" * 300, "a/" * 100 + "x"):
+        with pytest.raises(InvalidRequest):
+            await read(session, path)
+        with pytest.raises(InvalidRequest):
+            await session.put_file(path, 1, pieces(b"x"))
 
 
 @promise("files-hostile")
-@pytest.mark.parametrize(
-    ("made", "path", "said"),
-    [
+async def test_only_regular_files_of_the_workspace_are_read(harness: Harness) -> None:
+    session = await harness.session()
+    for made, path, said in (
         ("os.symlink('/etc/shadow', 'link')", "link", "'link' is not a regular file"),
         ("os.symlink('/etc', 'dir')", "dir/shadow", "Not a directory"),
         ("os.symlink('/proc/1/environ', 'env')", "env", "'env' is not a regular file"),
@@ -114,16 +114,13 @@ async def test_a_path_that_leaves_the_workspace_is_refused(harness: Harness, pat
         ("os.mkfifo('fifo')", "fifo", "'fifo' is not a regular file"),
         ("os.mkdir('folder')", "folder", "'folder' is not a regular file"),
         ("import socket; socket.socket(socket.AF_UNIX).bind('sock')", "sock", "'sock' is not a regular file"),
-    ],
-)
-async def test_only_regular_files_of_the_workspace_are_read(harness: Harness, made: str, path: str, said: str) -> None:
-    session = await harness.session()
-    await harness.run(session, f"import os\n{made}")
-    with pytest.raises(InvalidRequest, match=said):
-        await read(session, path)
-    if path != "folder":
-        with pytest.raises(InvalidRequest):
-            await read(session, path, tar=True)
+    ):
+        await harness.run(session, f"import os\n{made}")
+        with pytest.raises(InvalidRequest, match=said):
+            await read(session, path)
+        if path != "folder":
+            with pytest.raises(InvalidRequest):
+                await read(session, path, tar=True)
     assert (await harness.run(session, "1")).output == 1
 
 
@@ -165,26 +162,22 @@ async def test_a_directory_goes_in_and_comes_out_as_an_archive(harness: Harness)
 
 
 @promise("files-archives-hostile")
-@pytest.mark.parametrize(
-    "bad",
-    [
+async def test_a_hostile_member_is_refused_by_name_and_what_came_before_stays(harness: Harness) -> None:
+    session = await harness.session()
+    hostile = [
         member("/etc/x"),
         member("../x"),
         member("link", tarfile.SYMTYPE),
         member("hard", tarfile.LNKTYPE),
         member("null", tarfile.CHRTYPE),
         member("fifo", tarfile.FIFOTYPE),
-    ],
-    ids=lambda bad: str(bad.name),
-)
-async def test_a_hostile_member_is_refused_by_name_and_what_came_before_stays(
-    harness: Harness, bad: tarfile.TarInfo
-) -> None:
-    session = await harness.session()
-    data = archive(member("first"), bad, member("last"))
-    with pytest.raises(InvalidRequest, match=f"'{bad.name}'"):
-        await session.put_file("", len(data), pieces(data), tar=True)
-    assert [entry.path for entry in (await session.list_files(""))[0]] == ["first"]
+    ]
+    for count, bad in enumerate(hostile, 1):
+        data = archive(member(f"first-{count}"), bad, member("last"))
+        with pytest.raises(InvalidRequest, match=f"'{bad.name}'"):
+            await session.put_file("", len(data), pieces(data), tar=True)
+        there = [entry.path for entry in (await session.list_files(""))[0]]
+        assert there == [f"first-{number}" for number in range(1, count + 1)]
 
 
 @promise("files-hostile")

@@ -31,9 +31,9 @@ async def test_libraries_may_import_any_module(
     assert run.output == output
 
 
-@pytest.mark.parametrize(
-    "code",
-    [
+async def test_agent_code_imports_authorized_modules_only(harness: Harness) -> None:
+    session = await harness.session(imports=("numpy", "importlib"))
+    for code in (
         "import socket",
         "def f():\n    from socket import create_connection",
         "__import__('socket')",
@@ -43,11 +43,8 @@ async def test_libraries_may_import_any_module(
         "eval('__import__(\"socket\", globals(), globals(), [])')",
         "import importlib\nimportlib.import_module('socket')",
         "import numpy.random",
-    ],
-)
-async def test_agent_code_imports_authorized_modules_only(harness: Harness, code: str) -> None:
-    session = await harness.session(imports=("numpy", "importlib"))
-    run = await harness.run(session, code)
-    assert run.outcome == "import_denied", run.ended
-    assert "Authorized imports are: ['numpy', 'importlib']" in run.message
-    assert run.state == "kept"
+    ):
+        run = await harness.run(session, code)
+        assert run.outcome == "import_denied", (code, run.ended)
+        assert "Authorized imports are: ['numpy', 'importlib']" in run.message
+        assert run.state == "kept"

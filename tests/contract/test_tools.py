@@ -76,21 +76,18 @@ async def test_threads_call_tools_at_the_same_time(harness: Harness) -> None:
 
 
 @promise("tools-final")
-@pytest.mark.parametrize(
-    "code",
-    [
+async def test_a_final_answer_ends_the_execution(harness: Harness) -> None:
+    session = await harness.session()
+    for code in (
         "final_answer(42)",
         "try:\n    final_answer(42)\nexcept:\n    pass\nprint('not reached')",
         "try:\n    final_answer(42)\nexcept BaseException:\n    print('not reached')",
         "def f():\n    try:\n        final_answer(42)\n    finally:\n        pass\nf()\nprint('not reached')",
-    ],
-)
-async def test_a_final_answer_ends_the_execution(harness: Harness, code: str) -> None:
-    session = await harness.session()
-    run = await harness.run_with_tools(session, code, {"final_answer": lambda x: x}, final="final_answer")
-    assert run.outcome == "succeeded"
-    assert run.ended.final_answer_call_id == "c1"
-    assert run.stdout == ""
+    ):
+        run = await harness.run_with_tools(session, code, {"final_answer": lambda x: x}, final="final_answer")
+        assert run.outcome == "succeeded", code
+        assert run.ended.final_answer_call_id == "c1"
+        assert run.stdout == ""
 
 
 @promise("tools-final")
@@ -267,22 +264,18 @@ async def test_registering_replaces_tools_and_frees_their_names(harness: Harness
 
 
 @promise("tools-host")
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
+async def test_code_given_to_a_tool_is_refused_with_a_reason_at_the_call(harness: Harness) -> None:
+    session = await harness.session()
+    called: list[Any] = []
+    for arguments, said in (
         ("lambda x: x", "argument 1 is or holds the function <lambda>"),
         ("1, key=[len]", "key is or holds the function len"),
         ("{'a': (int,)}", "argument 1 is or holds the class int"),
         ("tool", "argument 1 is or holds the function tool"),
         ("(n for n in range(3))", "argument 1 is or holds the generator"),
-    ],
-)
-async def test_code_given_to_a_tool_is_refused_with_a_reason_at_the_call(
-    harness: Harness, arguments: str, said: str
-) -> None:
-    session = await harness.session()
-    called: list[Any] = []
-    code = f"try:\n    tool({arguments})\nexcept TypeError as error:\n    said = str(error)\nsaid"
-    run = await harness.run_with_tools(session, code, {"tool": lambda *args, **kwargs: called.append((args, kwargs))})
-    assert said in run.output and "cannot leave the sandbox" in run.output
-    assert not called
+    ):
+        code = f"said = ''\ntry:\n    tool({arguments})\nexcept TypeError as error:\n    said = str(error)\nsaid"
+        tools = {"tool": lambda *args, **kwargs: called.append((args, kwargs))}
+        run = await harness.run_with_tools(session, code, tools)
+        assert said in run.output and "cannot leave the sandbox" in run.output
+        assert not called

@@ -46,13 +46,14 @@ LIES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("lie", LIES)
-async def test_a_lie_costs_the_program_its_interpreter_and_nobody_anything(harness: Harness, lie: str) -> None:
+async def test_a_lie_costs_the_program_its_interpreter_and_nobody_anything(harness: Harness) -> None:
     session = await harness.session()
-    result = await harness.run(session, LINK + LIES[lie] + WAIT)
-    assert (result.outcome, result.state) == ("crashed", "reset"), result.message
-    assert result.ended.generation == 2
-    assert (await harness.run(session, "40 + 2")).output == 42
+    for count, (name, lie) in enumerate(LIES.items(), 1):
+        own = f"<execution-{2 * count - 1}>"
+        result = await harness.run(session, LINK + lie.replace("<execution-1>", own) + WAIT)
+        assert (result.outcome, result.state) == ("crashed", "reset"), (name, result.message)
+        assert result.ended.generation == count + 1, name
+        assert (await harness.run(session, "40 + 2")).output == 42, name
 
 
 async def test_a_program_can_forge_its_own_end_and_no_later_one(harness: Harness) -> None:

@@ -9,11 +9,13 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from executor_server.guest.egress import reasons
+from executor_server.guest.egress import reasons, splice
+from executor_server.guest.egress.endpoint import CHUNK_BYTES
 from executor_server.guest.egress.rules import Rules
 from tests.support.egress_engine import SOON_S, client_hello, echo, engine
 from tests.support.egress_program import proxy_process
@@ -192,6 +194,29 @@ async def test_client_that_does_not_read_stops_its_server_and_keeps_no_memory() 
                     pass
             assert running.recorder.received_bytes < 16 * MIB, "what the kernel's buffers hold"
         assert (await running.recorder.last_closed())["reason"] in {reasons.BROKEN, reasons.ENDED}
+
+
+def _hold_more_than(count: int) -> bool:
+    return splice._Held.bytes > count
+
+
+async def test_tunnels_whose_clients_do_not_read_hold_little_where_there_are_many() -> None:
+    async def pours(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while True:
+            writer.write(bytes(MIB))
+            await writer.drain()
+
+    async with engine(held_bytes=10_000) as running:
+        port = await running.start_server(pours)
+        running.allow(f"a.example:{port}", max_received_bytes=2**40)
+        before = splice._Held.bytes
+        for _ in range(10):
+            _, writer = await running.tunnel(f"a.example:{port}")
+            writer.transport.pause_reading()  # type: ignore[attr-defined]
+            held = splice._Held.bytes
+            assert await eventually_async(partial(_hold_more_than, held))
+        assert splice._Held.bytes - before <= 10_000 + CHUNK_BYTES + 10 * 4096
+    assert splice._Held.bytes == before
 
 
 async def test_refused_clients_that_do_not_close_make_room_for_others() -> None:

@@ -48,6 +48,7 @@ class Limits:
     # Connections of one session that are accepted and not made: head unfinished, or refused and lingering. Past it
     # nothing is accepted: further ones wait in the kernel's backlog, at the cost of their session alone.
     waiting: int = 32
+    held_bytes: int = 2**25  # by all tunnels together; past it each holds little
     descriptors: int = 0  # for all connections and listeners together; 0: as many as the process
     # A session's accepted connections, so that a flood of refused ones leaves the processor to other sessions.
     accept_burst: int = 100

@@ -1,7 +1,8 @@
 """A tunnel: bytes of each side are copied to the other one, counted, with back-pressure, until both have ended.
 
 Theory of operation. Each direction is a pump. It reads from its source only while its sink has taken all that was read
-before, so a direction holds one chunk at most, and a peer that does not read stops the other one through TCP itself.
+before, so a direction holds one chunk at most (a small one where many do), and a peer that does not read stops the
+other one through TCP itself.
 All pumps read into one buffer: a chunk that is sent at once is never kept, and idle tunnels have no memory of their
 own. The loop calls a pump once an iteration, for one chunk, so a quick transfer can't starve the others.
 
@@ -22,6 +23,17 @@ from .refusals import Ended, Refusal
 
 _BUFFER = bytearray(CHUNK_BYTES)
 _VIEW = memoryview(_BUFFER)
+# Bytes to read at once while all pumps together hold more than Limits.held_bytes: a chunk for each of ten thousand
+# tunnels whose clients do not read would be a gigabyte.
+_SMALL_CHUNK_BYTES = 4096
+
+
+class _Held:
+    """Bytes that the pumps of this process have read and not sent."""
+
+    bytes = 0
+
+
 
 
 class Splice:
@@ -31,7 +43,7 @@ class Splice:
         self, client: socket.socket, upstream: socket.socket, meter: Meter, first_bytes: FirstBytes, limits: Limits
     ) -> None:
         self._loop = asyncio.get_running_loop()
-        self._limits = limits
+        self.limits = limits
         self._done: asyncio.Future[None] = self._loop.create_future()
         self._up = _Pump(self, client, upstream, meter, meter.send_room, meter.count_sent)
         self._down = _Pump(self, upstream, client, meter, meter.receive_room, meter.count_received)
@@ -74,7 +86,7 @@ class Splice:
 
     def expect_first_bytes(self) -> None:
         if self._head_timer is None:
-            self._head_timer = self._loop.call_later(self._limits.head_s, self._end_late)
+            self._head_timer = self._loop.call_later(self.limits.head_s, self._end_late)
 
     def _end_late(self) -> None:
         if self._up.moved:
@@ -94,7 +106,7 @@ class Splice:
             self._done.set_result(None)
         else:
             self._moved_before = self._up.moved + self._down.moved
-            self._half_closed_timer = self._loop.call_later(self._limits.half_closed_s, self._check_half_closed)
+            self._half_closed_timer = self._loop.call_later(self.limits.half_closed_s, self._check_half_closed)
 
     def _check_half_closed(self) -> None:
         """A tunnel of which one side has ended may stay silent for so long only, or a flood of them would stay."""
@@ -103,15 +115,15 @@ class Splice:
             self.end(Ended(reasons.ENDED))
             return
         self._moved_before = moved
-        self._half_closed_timer = self._loop.call_later(self._limits.half_closed_s, self._check_half_closed)
+        self._half_closed_timer = self._loop.call_later(self.limits.half_closed_s, self._check_half_closed)
 
 
 class _Pump:
     """One direction. At any time it waits for its source or for its sink, or it has ended."""
 
     __slots__ = (
-        "_count", "_loop", "_meter", "_pending", "_reading", "_room", "_sink", "_sink_fd", "_source", "_source_ended",
-        "_source_fd", "_splice", "_writing", "ended", "first_bytes", "moved",
+        "_count", "_held_bytes", "_loop", "_meter", "_pending", "_reading", "_room", "_sink", "_sink_fd", "_source",
+        "_source_ended", "_source_fd", "_splice", "_writing", "ended", "first_bytes", "moved",
     )  # fmt: skip
 
     def __init__(
@@ -127,6 +139,7 @@ class _Pump:
         self._source, self._source_fd = source, source.fileno()
         self._sink, self._sink_fd = sink, sink.fileno()
         self._meter = meter
+        self._held_bytes = splice.limits.held_bytes
         self._room = room
         self._count = count
         self._loop = asyncio.get_running_loop()
@@ -145,6 +158,7 @@ class _Pump:
         self._read(False)
         self._write(False)
         self._meter.forget(self._go_on)
+        self._keep(b"")
 
     def _go_on(self) -> None:
         """Waits for what is next."""
@@ -152,7 +166,8 @@ class _Pump:
             return
         if self._source_ended and self.first_bytes is not None:
             # It ended before it said what for: what it sent of that is dropped.
-            self.first_bytes, self._pending = None, b""
+            self.first_bytes = None
+            self._keep(b"")
             self._splice.passed_first_bytes()
         holds_back = self.first_bytes is None and bool(self._pending)
         self._write(holds_back)
@@ -167,6 +182,8 @@ class _Pump:
                 self._read(False)
                 self._meter.call_when_open(self._go_on)
                 return
+            if _Held.bytes > self._held_bytes:
+                size = min(size, _SMALL_CHUNK_BYTES)
             count = self._source.recv_into(_BUFFER, size)
         except Ended as ended:
             self._splice.end(ended)
@@ -188,7 +205,7 @@ class _Pump:
         self.moved += len(data)
         self._count(len(data))
         if self.first_bytes is not None:
-            self._pending += data
+            self._keep(self._pending + data)
             try:
                 if not self.first_bytes.feed(bytes(data)):
                     self._splice.expect_first_bytes()
@@ -198,7 +215,8 @@ class _Pump:
                 return
             self.first_bytes = None
             self._splice.passed_first_bytes()
-            data, self._pending = memoryview(self._pending), b""
+            data = memoryview(self._pending)
+            self._keep(b"")
         self._send(data)
 
     def _send(self, data: memoryview) -> None:
@@ -209,7 +227,11 @@ class _Pump:
         except OSError:
             self._splice.end(Ended(reasons.BROKEN))
             return
-        self._pending = bytes(data[sent:]) if sent < len(data) else b""
+        self._keep(bytes(data[sent:]) if sent < len(data) else b"")
+
+    def _keep(self, data: bytes) -> None:
+        _Held.bytes += len(data) - len(self._pending)
+        self._pending = data
 
     def _writable(self) -> None:
         self._send(memoryview(self._pending))

@@ -17,6 +17,9 @@ from pathlib import Path
 from executor_server.egress.interface import EgressError
 
 CERTIFICATE_NAME = "authority.pem"
+# A line between certificates, which readers of PEM files ignore. Chromium has the system's authorities built in, and
+# takes those after this line (images/browser/trust-authorities).
+OWN_MARK = b"# Authorities of this daemon: those of egress.ca_file, and the egress proxy's own."
 _MAX_FILE_BYTES = 2**23
 _HASH_CHARS = 16
 _MAKE_S = 30.0
@@ -27,7 +30,7 @@ _KEPT_BUNDLES = 8
 def build_bundle(directory: Path, ca_file: Path | None) -> Path:
     """Returns the bundle's path; its name is a hash of the content. Blocks. Raises EgressError."""
     own = ensure_certificate(directory)
-    parts = [_read(path) for path in _system_files()]
+    parts = [*(_read(path) for path in _system_files()), OWN_MARK]
     if ca_file is not None:
         extra = _read(ca_file)
         _check_certificates(extra, ca_file)

@@ -6,6 +6,7 @@ The daemon promises to leave nothing behind. That is checked here from outside, 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
 import signal
@@ -37,14 +38,14 @@ class DaemonFailure(Exception):
 
 
 @contextlib.contextmanager
-def own_daemon(backend: str) -> Iterator[str]:
+def own_daemon(backend: str, *, configuration: str = "", policy: str = "") -> Iterator[str]:
     """Runs a daemon and yields its address. Raises DaemonFailure, also when something is left of it at the end.
 
-    `backend` is one of the daemon's, or DOUBLE. While it runs, the client of this process finds its token by
-    `EXECUTOR_STATE_DIR`.
+    `backend` is one of the daemon's, or DOUBLE; `configuration` and `policy` are the texts of its files. While it runs,
+    the client of this process finds its token by `EXECUTOR_STATE_DIR`.
     """
     if backend == DOUBLE:
-        with _double(), own_daemon("e2b") as address:
+        with _double(), own_daemon("e2b", configuration=configuration, policy=policy) as address:
             yield address
         return
     # A short name, because the path of a Unix socket has at most 107 bytes.
@@ -54,7 +55,7 @@ def own_daemon(backend: str) -> Iterator[str]:
     before = os.environ.get("EXECUTOR_STATE_DIR")
     os.environ["EXECUTOR_STATE_DIR"] = str(state_dir)
     try:
-        process = _start(backend, address, log)
+        process = _start(backend, address, log, _write_configuration(root, configuration, policy))
         try:
             _wait_until_ready(process, address)
             yield address
@@ -89,8 +90,20 @@ def _double() -> Iterator[None]:
         os.environ.update(before)
 
 
-def _start(backend: str, address: str, log: Path) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "executor_server", "serve", "--backend", backend, "--listen", address]
+def _write_configuration(root: Path, configuration: str, policy: str) -> list[str]:
+    """Returns the options that name the files; none where there is nothing to write."""
+    if not configuration and not policy:
+        return []
+    file, policy_file = root / "executor.toml", root / "policy.toml"
+    if policy:
+        policy_file.write_text(policy)
+        configuration = f"policy.file = {json.dumps(str(policy_file))}\n{configuration}"
+    file.write_text(configuration)
+    return ["--config", str(file)]
+
+
+def _start(backend: str, address: str, log: Path, options: list[str]) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "executor_server", "serve", "--backend", backend, "--listen", address, *options]
     with log.open("wb") as output:
         return subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
 

@@ -1,9 +1,10 @@
 """An agent that looks at web pages: smolagents' vision browser, with the browser in the sandbox. Needs Docker.
 
-The pages are a little shop, served inside the sandbox, which has no other network. Only the language model is replaced,
-by a script (scripted.py) that looks at the screenshots. To order a spare part it needs a serial number, which is on the
-pages as text, and the colour of a lamp, which is there as pixels; both are random in each run. The screenshots are
-saved in demo-output/. Run `make images` once before.
+The pages are a little shop outside of the sandbox. The policy names its host, so Chromium reaches that and no other;
+the agent learns it when it tries another first. Only the language model is replaced, by a script (scripted.py) that
+looks at the screenshots. To order a spare part it needs a serial number, which is on the pages as text, and the
+colour of a lamp, which is there as pixels; both are random in each run. The screenshots are saved in demo-output/.
+Run `make images` once before.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import PIL.Image
+from outside import NoAddress, Site, served
 from own_daemon import DaemonFailure, own_daemon
 from rich.console import Console
 from scripted import Reply, ScriptedModel
@@ -93,30 +95,8 @@ class Shop:
         }
         head = "<!doctype html><meta charset='utf-8'><link rel='icon' href='data:,'>"
         style = "<style>body { font: 20px sans-serif; margin: 40px } dialog { border: 8px solid orange }</style>"
-        return {name: f"{head}<title>{name}</title>{style}{body}" for name, body in bodies.items()}
+        return {f"/{name}": f"{head}<title>{name}</title>{style}{body}" for name, body in bodies.items()}
 
-    def prelude(self) -> str:
-        """Returns code that serves the pages; it runs at each start of the browser, so the shop is always there."""
-        return f"""
-from functools import partial as _partial
-from http.server import SimpleHTTPRequestHandler as _Handler, ThreadingHTTPServer as _Server
-from pathlib import Path as _Path
-from threading import Thread as _Thread
-
-class _QuietHandler(_Handler):
-    def log_message(self, *args):
-        pass
-
-_Path("shop").mkdir(exist_ok=True)
-for _name, _text in {self.pages()!r}.items():
-    _Path("shop", _name).write_text(_text, encoding="utf-8")
-_server = _Server(("127.0.0.1", 0), _partial(_QuietHandler, directory="shop"))
-_Thread(target=_server.serve_forever, daemon=True).start()
-SHOP = f"http://127.0.0.1:{{_server.server_port}}/index.html"
-"""
-
-
-PRELUDE_IMPORTS = ["functools", "http.server", "pathlib", "threading"]
 
 # ---------------------------------------------------------------------------------------------------------------------
 # The language model
@@ -140,10 +120,16 @@ def _lamp(image: PIL.Image.Image) -> str:
     return next((name for name, colour in LAMPS.items() if counts.get(colour, 0) >= LAMP_PIXELS_MIN), "dark")
 
 
-TASK = "Go to the shop, whose address is in the variable SHOP, and order a glaze pump. Answer with the receipt."
+TASK = "Find a shop for potters, and order a glaze pump. Answer with the receipt."
 
 SCRIPT = [
-    Reply(thought="I go to the shop.", code="go_to(SHOP)"),
+    Reply(thought="There is one that I know.", code="go_to('http://everything-for-potters.example/')"),
+    Reply(
+        thought="It is refused, and I may go to <<shop>>.",
+        expects=["network: everything-for-potters.example:80 is not allowed for this session"],
+        reads={"shop": r"allowed: (\S+)"},
+        code="go_to('http://<<shop>>/index.html')",
+    ),
     Reply(
         thought="Something about a newsletter is in front of the page.",
         expects=["/index.html", "I see a dark lamp."],
@@ -205,15 +191,18 @@ print(S("#answer").web_element.text)
 # The run
 
 
-def run_agent(address: str) -> list[str]:
+def policy(site: Site) -> str:
+    return f'default = "shoppers"\n[profiles.shoppers.network]\nallowed = ["{site.host}"]\n'
+
+
+def run_agent(address: str, shop: Shop, site: Site) -> list[str]:
     """Runs the agent in a sandbox with a browser; returns the problems with the result."""
-    shop = Shop.random()
     saved = ScreenshotFolder(OUTPUT_DIR)
     agent = CodeAgent(
         tools=[*BROWSER_TOOLS],
         model=SeeingModel(SCRIPT, "seeing model"),
-        additional_authorized_imports=[*BROWSER_IMPORTS, *PRELUDE_IMPORTS],
-        executor_kwargs=browser_settings(address=address, prelude=shop.prelude()),
+        additional_authorized_imports=BROWSER_IMPORTS,
+        executor_kwargs=browser_settings(address=address, network=[site.host]),
         instructions=BROWSER_INSTRUCTIONS,
         step_callbacks=[save_screenshot, saved.after_step],
         max_steps=len(SCRIPT),
@@ -253,10 +242,14 @@ class ScreenshotFolder:
 
 
 def main() -> int:
+    shop = Shop.random()
     try:
-        with own_daemon("docker") as address:
-            problems = run_agent(address)
-    except DaemonFailure as failure:
+        with (
+            served(shop.pages()) as site,
+            own_daemon("docker", configuration=site.configuration, policy=policy(site)) as address,
+        ):
+            problems = run_agent(address, shop, site)
+    except (DaemonFailure, NoAddress) as failure:
         problems = [str(failure)]
     for problem in problems:
         console.print(f"FAILED: {problem}", markup=False, style="bold red")

@@ -1,6 +1,6 @@
 """The examples, run as a person would run them: what they print is what they say they show.
 
-Most run in this process, on the daemon that the tests share; two as the scripts that they are, with a daemon of their
+Most run in this process, on the daemon that the tests share; three as the scripts that they are, with a daemon of their
 own, which they check to be gone at the end.
 """
 
@@ -23,7 +23,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 SCRIPT_TIMEOUT_S = 200.0
 
 # Helpers, and what has a test or a Makefile target of its own.
-ELSEWHERE = {"demo", "own_daemon", "rented", "scripted", "vision_browser"}
+ELSEWHERE = {"demo", "fetch", "outside", "own_daemon", "rented", "scripted", "vision_browser"}
 
 # The lines that matter of what each prints, in order, as patterns of whole lines.
 SHOWS = {
@@ -115,6 +115,18 @@ def test_example_runs_as_a_script_and_leaves_nothing(name: str) -> None:
     )
     assert script.returncode == 0, script.stdout + script.stderr
     check(name, script.stdout)
+
+
+def test_the_example_with_a_network_shows_a_refusal_a_page_and_an_answer() -> None:
+    """It brings a policy and a site of its own, which are gone with it."""
+    require("local")
+    example = [sys.executable, EXAMPLES / "fetch.py"]
+    script = subprocess.run(example, capture_output=True, text=True, timeout=SCRIPT_TIMEOUT_S, check=False)
+    assert script.returncode == 0, script.stdout + script.stderr
+    said = " ".join(script.stdout.split())
+    assert "403 search.example:443 is not allowed for this session; allowed: kiln-and-clay.example:" in said
+    assert "<h1>Kiln &amp; Clay</h1>" in said
+    assert said.endswith("The answer: {'glaze pump': 49.5}")
 
 
 def test_a_scripted_model_takes_nothing_that_it_wrote_itself_for_an_observation() -> None:

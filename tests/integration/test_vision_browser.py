@@ -262,6 +262,6 @@ def test_the_example_finds_its_way_and_leaves_what_it_saw() -> None:
     done = subprocess.run(example, cwd=ROOT, capture_output=True, text=True, timeout=EXAMPLE_TIMEOUT_S, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "The agent found its way through the shop." in done.stdout
-    for number in range(1, 8):
+    for number in range(1, 9):
         with PIL.Image.open(ROOT / f"demo-output/browser-step-{number}.png") as picture:
             assert picture.width == 1000

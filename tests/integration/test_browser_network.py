@@ -52,11 +52,11 @@ def test_a_page_is_shown_whether_the_proxy_terminates_its_tls_or_not(
         assert request.values("authorization") == sent
 
 
-def test_a_certificate_of_a_stranger_is_not_trusted(browser: RemoteExecutor) -> None:
-    assert browser(f"go_to('https://{UNKNOWN}/')\nget_driver().title").output == "Privacy error"
-    assert "ERR_CERT_AUTHORITY_INVALID" in browser("get_driver().page_source").output
-
-
 def test_nothing_is_asked_for_that_no_page_asked_for_and_no_file_appears(browser: RemoteExecutor) -> None:
     result = browser(f"go_to('https://{SITE}/second')\nimport time\ntime.sleep(5)\nget_driver().title")
     assert (result.output, result.logs.strip()) == ("Second page", "")
+
+
+def test_a_certificate_of_a_stranger_is_not_trusted(browser: RemoteExecutor) -> None:
+    assert browser(f"go_to('https://{UNKNOWN}/')\nget_driver().title").output == "Privacy error"
+    assert "ERR_CERT_AUTHORITY_INVALID" in browser("get_driver().page_source").output

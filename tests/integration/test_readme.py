@@ -8,8 +8,21 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.support.daemon import Daemon
+import pytest
 
+from examples.scripted import Reply, ScriptedModel
+from executor_client.smolagents import CodeAgent
+from tests.support.daemon import Daemon, daemon_of
+from tests.support.internet.world import Internet
+
+EXECUTION = """
+import requests
+print(requests.get("https://www.example.com/").text, requests.get("https://api.github.com/zen").text)
+try:
+    requests.get("https://search.example/")
+except requests.RequestException as error:
+    final_answer(str(error))
+"""
 README = Path(__file__).parents[2] / "README.md"
 
 
@@ -28,3 +41,25 @@ def test_readmes_program_runs(daemon: Daemon) -> None:
     first, *_, last = ran.stdout.splitlines()
     assert first.startswith("42 working")
     assert last == "Outcome.TIMEOUT VariablesState.KEPT 20"
+
+
+def test_readmes_agent_with_a_network_fetches_under_its_policy(
+    internet: Internet, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (policy,) = re.findall(r"^```toml\n(default = .*?network.*?)^```", README.read_text(), re.M | re.S)
+    (program,) = re.findall(r"^```python\n(agent = CodeAgent.*?)^```", README.read_text(), re.M | re.S)
+    assert len([line for line in policy.splitlines() if line]) == 5
+    for host in ("www.example.com", "api.github.com"):
+        internet.names.address(host, internet.address)
+    try:
+        with daemon_of(f"[pool]\nsize = 0\n{internet.config()}", policy=policy) as daemon:
+            monkeypatch.setenv("EXECUTOR_STATE_DIR", str(daemon.state_dir))
+            model = ScriptedModel([Reply(thought="I fetch both.", code=EXECUTION)])
+            exec(program, {"CodeAgent": CodeAgent, "model": model})
+    finally:
+        for host in ("www.example.com", "api.github.com"):
+            internet.names.forget(host)
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "www.example.com is here" in printed and "api.github.com is here" in printed
+    refusal = "search.example:443 is not allowed for this session; allowed: api.github.com, www.example.com"
+    assert refusal in printed and refusal in " ".join(README.read_text().split())

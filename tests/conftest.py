@@ -66,7 +66,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if "shared_harness" in getattr(item, "fixturenames", ()):  # of one file, and so is the loop that it lives in
+        if "shared_harness" in getattr(item, "fixturenames", ()):  # its loop is one for the file, as it is
             item.add_marker(pytest.mark.asyncio(loop_scope="module"), append=False)
 
 

@@ -53,7 +53,7 @@ class Site:
     def configuration(self) -> str:
         """The section of executor.toml for a daemon that finds the site."""
         resolver = f"127.0.0.1:{self.name_server_port}"
-        return f'[egress]\nresolver = {json.dumps(resolver)}\ninternal = {json.dumps([self.address + "/32"])}\n'
+        return f"[egress]\nresolver = {json.dumps(resolver)}\ninternal = {json.dumps([self.address + '/32'])}\n"
 
 
 @contextlib.contextmanager

@@ -120,7 +120,7 @@ def test_example_runs_as_a_script_and_leaves_nothing(name: str) -> None:
 def test_the_example_with_a_network_shows_a_refusal_a_page_and_an_answer() -> None:
     """It brings a policy and a site of its own, which are gone with it."""
     require("local")
-    example = [sys.executable, EXAMPLES / "fetch.py"]
+    example = [sys.executable, str(EXAMPLES / "fetch.py")]
     script = subprocess.run(example, capture_output=True, text=True, timeout=SCRIPT_TIMEOUT_S, check=False)
     assert script.returncode == 0, script.stdout + script.stderr
     said = " ".join(script.stdout.split())

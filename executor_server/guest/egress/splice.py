@@ -34,8 +34,6 @@ class _Held:
     bytes = 0
 
 
-
-
 class Splice:
     """Owns the readers and writers on both sockets while it runs; the sockets stay the caller's."""
 

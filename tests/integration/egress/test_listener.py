@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from executor_server.core.network import NetworkRules
-from executor_server.guest.egress import session as session_module
 from executor_server.guest.egress.accepting import MAX_ACCEPT_S, AcceptInterrupted, accept
 from executor_server.guest.egress.rules import Rules
 from tests.support.egress_engine import SOON_S, echo, engine
@@ -85,7 +84,7 @@ async def test_session_whose_listener_blocks_the_proxy_is_given_up_and_others_ar
         address = other.getsockname()
         with listener.dup() as held:
             running.proxy.serve("hostile", listener.dup(), Rules.read({}))
-            monkeypatch.setattr(session_module.os, "get_blocking", _attack(held, keep_flag=keep_flag))
+            monkeypatch.setattr(os, "get_blocking", _attack(held, keep_flag=keep_flag))
             began = time.monotonic()
             for _ in range(3):
                 with socket.create_connection(listener.getsockname()):
@@ -113,6 +112,7 @@ async def test_daemon_learns_of_it_and_the_process_goes_on_serving() -> None:
     async with egress_service() as service:
         hostile = await bind(service, NetworkRules(), "hostile")
         pid, held = service.pid, service._sessions["hostile"].listener
+        assert held is not None
         held.setblocking(True)  # the same open socket as the process has
         with socket.create_connection(hostile.address):
             await hostile.sink.until(lambda: hostile.sink.reports)

@@ -8,7 +8,7 @@ import socket
 import ssl
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -60,7 +60,7 @@ def _stream(flood: Any) -> tuple[TlsStream, Flood]:
     client, context, ours, intake = flood
     server = Flood(context)
     endpoint = Endpoint(ours)
-    endpoint.sock = server
+    endpoint.sock = cast("socket.socket", server)
     return TlsStream(endpoint, client, server_name="a.example", intake=intake), server
 
 

@@ -24,6 +24,8 @@ class Reports:
 
     async def denied(self, session_id: str, denial: dict[str, Any]) -> None: ...
 
+    def misused(self, session_id: str) -> None: ...
+
     def moved(self, session_id: str, sent_bytes: int, received_bytes: int) -> None:
         assert session_id == "s"
         self.moved_bytes.append((sent_bytes, received_bytes))

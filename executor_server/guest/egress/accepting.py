@@ -28,26 +28,43 @@ class AcceptInterrupted(Exception):
     """The call had to be interrupted: the listener blocks, or the process did not run for a while just then."""
 
 
-def accept(listener: socket.socket) -> socket.socket:
-    """Accepts a connection. Runs in the main thread. Raises OSError, and AcceptInterrupted after MAX_ACCEPT_S."""
-    interrupter = _Interrupter()
-    handler_before = signal.signal(signal.SIGALRM, interrupter)
-    timer_before = signal.setitimer(signal.ITIMER_REAL, MAX_ACCEPT_S, MAX_ACCEPT_S)
-    try:
+class Acceptor:
+    """Accepts for all sessions. Has the handler of SIGALRM from when it is made until `close`, so it is made in the
+    main thread. A signal that it did not ask for goes to the handler of before."""
+
+    def __init__(self) -> None:
+        self._raises = False
+        self._handler_before = signal.signal(signal.SIGALRM, self._interrupt)
+
+    def close(self) -> None:
+        if signal.getsignal(signal.SIGALRM) == self._interrupt:
+            signal.signal(signal.SIGALRM, self._handler_before)
+
+    def accept(self, listener: socket.socket) -> socket.socket:
+        """Accepts a connection. Raises OSError, and AcceptInterrupted after MAX_ACCEPT_S."""
+        timer_before = signal.setitimer(signal.ITIMER_REAL, MAX_ACCEPT_S, MAX_ACCEPT_S)
         try:
-            interrupter.raises = True
-            sock, _ = listener.accept()
+            try:
+                self._raises = True
+                sock, _ = listener.accept()
+            finally:
+                self._raises = False
         finally:
-            interrupter.raises = False
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, *timer_before)
-        signal.signal(signal.SIGALRM, handler_before)
-    try:
-        reset_inherited_options(sock)
-    except OSError:
-        sock.close()
-        raise
-    return sock
+            signal.setitimer(signal.ITIMER_REAL, *timer_before)
+        try:
+            reset_inherited_options(sock)
+        except OSError:
+            sock.close()
+            raise
+        return sock
+
+    def _interrupt(self, number: int, frame: Any) -> None:
+        if self._raises:
+            self._raises = False
+            raise AcceptInterrupted
+        # The timer that this one took the place of, or a signal of our own that came late.
+        if callable(self._handler_before) and signal.getitimer(signal.ITIMER_REAL)[1] != MAX_ACCEPT_S:
+            self._handler_before(number, frame)
 
 
 def reset_inherited_options(sock: socket.socket) -> None:
@@ -61,14 +78,3 @@ def reset_inherited_options(sock: socket.socket) -> None:
     lingers, _ = struct.unpack("ii", sock.getsockopt(socket.SOL_SOCKET, socket.SO_LINGER, 8))
     if lingers:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _DO_NOT_LINGER)
-
-
-class _Interrupter:
-    """The handler of the signal."""
-
-    raises = False
-
-    def __call__(self, _signal: int, _frame: Any) -> None:
-        if self.raises:
-            self.raises = False
-            raise AcceptInterrupted

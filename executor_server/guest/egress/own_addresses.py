@@ -15,13 +15,13 @@ _ENTRY_BYTES = 40  # struct ifreq: a name of 16 bytes and a struct sockaddr, pad
 _ADDRESS = slice(20, 24)  # in an entry: behind the name, the family and the port
 _ENTRIES = (256, 16_384)  # hardly any host has more than the first
 _IPV6_TABLE = "/proc/net/if_inet6"
-_KEPT_S = 5.0
+_KEPT_S = 1.0
 
 Address = Union[ipaddress.IPv4Address, ipaddress.IPv6Address]
 
 
 class OwnAddresses:
-    """Asks the kernel, at most once in five seconds: containers and tunnels come and go."""
+    """Asks the kernel, at most once a second: containers and tunnels come and go."""
 
     def __init__(self) -> None:
         self._known: frozenset[Address] = frozenset()

@@ -13,6 +13,7 @@ import socket
 from typing import Dict, Optional
 
 from . import reasons
+from .accepting import Acceptor
 from .accounts import ByteAccount, Room
 from .dial import Dialer, DirectConnector
 from .protocols import (
@@ -51,6 +52,7 @@ class Proxy:
         self._terminator = terminator
         self._limits = limits
         self._sessions: Dict[str, Session] = {}
+        self._acceptor = Acceptor()
         self._room = Room(limits.descriptors or _open_files())
 
     def serve(self, session_id: str, listener: socket.socket, rules: Rules, *, used: Used = _UNUSED) -> None:
@@ -74,6 +76,7 @@ class Proxy:
             self._terminator,
             self._limits,
             self._room,
+            self._acceptor,
             prefix=secrets.token_hex(3),  # connection ids stay unique when the session is served again
         )
         self._room.sessions += 1
@@ -111,6 +114,7 @@ class Proxy:
         sessions = list(self._sessions.values())
         self._sessions.clear()
         self._room.sessions = 0
+        self._acceptor.close()
         await asyncio.gather(*(session.end(reasons.PROXY_ENDED) for session in sessions))
 
 

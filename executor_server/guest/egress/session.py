@@ -12,7 +12,7 @@ import socket
 from typing import Dict, Optional, Set
 
 from . import reasons
-from .accepting import AcceptInterrupted, accept
+from .accepting import AcceptInterrupted, Acceptor
 from .accounts import AcceptPace, ByteAccount, MinuteCount, Room
 from .connection import Connection
 from .dial import Dialer
@@ -40,6 +40,7 @@ class Session:
         terminator: Optional[Terminator],
         limits: Limits,
         room: Room,
+        acceptor: Acceptor,
         prefix: str,
     ) -> None:
         self.session_id = session_id
@@ -50,6 +51,7 @@ class Session:
         self.terminator = terminator
         self.limits = limits
         self._room = room
+        self._acceptor = acceptor
         self._loop = asyncio.get_running_loop()
         self._prefix = prefix
         self._listener = listener
@@ -195,7 +197,7 @@ class Session:
             self._give_up()
             return
         try:
-            sock = accept(self._listener)
+            sock = self._acceptor.accept(self._listener)
         except AcceptInterrupted:
             self._interruptions += 1
             if self._interruptions >= _MAX_INTERRUPTIONS or os.get_blocking(self._listener.fileno()):

@@ -14,12 +14,19 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from executor_server.core.network import NetworkRules
-from executor_server.guest.egress.accepting import MAX_ACCEPT_S, AcceptInterrupted, accept
+from executor_server.guest.egress.accepting import MAX_ACCEPT_S, AcceptInterrupted, Acceptor
 from executor_server.guest.egress.rules import Rules
 from tests.support.egress_engine import SOON_S, echo, engine
 from tests.support.egress_service import bind, egress_service
 
 ASKED = b"CONNECT denied.example:443 HTTP/1.1\r\nHost: x\r\n\r\n"
+
+
+@pytest.fixture
+def acceptor() -> Iterator[Acceptor]:
+    acceptor = Acceptor()
+    yield acceptor
+    acceptor.close()
 
 
 @pytest.fixture
@@ -60,18 +67,22 @@ def test_an_accept_that_blocks_is_interrupted_and_the_timer_and_handler_of_befor
     listener: socket.socket,
 ) -> None:
     handler, timer = signal.getsignal(signal.SIGALRM), signal.getitimer(signal.ITIMER_REAL)
+    acceptor = Acceptor()
     began = time.monotonic()
     with pytest.raises(AcceptInterrupted):
-        accept(listener)
+        acceptor.accept(listener)
     assert MAX_ACCEPT_S <= time.monotonic() - began < 20 * MAX_ACCEPT_S
+    acceptor.close()
     assert signal.getsignal(signal.SIGALRM) is handler
     assert (signal.getitimer(signal.ITIMER_REAL)[0] > 0) is (timer[0] > 0)
 
 
-def test_a_time_limit_of_the_listener_that_its_other_holder_takes_away_is_not_needed(listener: socket.socket) -> None:
+def test_a_time_limit_of_the_listener_that_its_other_holder_takes_away_is_not_needed(
+    listener: socket.socket, acceptor: Acceptor
+) -> None:
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", 3600, 0))
     with pytest.raises(AcceptInterrupted):
-        accept(listener)
+        acceptor.accept(listener)
 
 
 @pytest.mark.parametrize("keep_flag", [True, False])
@@ -122,10 +133,12 @@ async def test_daemon_learns_of_it_and_the_process_goes_on_serving() -> None:
         assert service.pid == pid
 
 
-async def test_options_of_the_listener_do_not_make_the_proxy_wait_in_close(listener: socket.socket) -> None:
+async def test_options_of_the_listener_do_not_make_the_proxy_wait_in_close(
+    listener: socket.socket, acceptor: Acceptor
+) -> None:
     """A socket that lingers would keep the loop in close until its peer has read, and this one never reads."""
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 30))
-    with socket.create_connection(listener.getsockname()), accept(listener) as accepted:
+    with socket.create_connection(listener.getsockname()), acceptor.accept(listener) as accepted:
         assert struct.unpack("ii", accepted.getsockopt(socket.SOL_SOCKET, socket.SO_LINGER, 8))[0] == 0
 
 

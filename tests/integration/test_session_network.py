@@ -100,10 +100,10 @@ profile = "few"
 """
 
     @contextmanager
-    def daemon(self) -> Iterator[Daemon]:
-        policy, config = self.directory / "policy.toml", self.directory / "config.toml"
-        policy.write_text(self.policy())
-        listed = f'[policy]\nfile = "{policy}"\nwatch_interval_s = 0.1\n[pool]\nsize = 0\n'
+    def daemon(self, policy: str | None = None) -> Iterator[Daemon]:
+        file, config = self.directory / "policy.toml", self.directory / "config.toml"
+        file.write_text(policy or self.policy())
+        listed = f'[policy]\nfile = "{file}"\nwatch_interval_s = 0.1\n[pool]\nsize = 0\n'
         config.write_text(listed + self.internet.config())
         with running_daemon(self.directory, "--config", str(config)) as daemon:
             yield daemon
@@ -156,12 +156,13 @@ def of(daemon: Daemon, session: Session) -> list[dict[str, Any]]:
     return [each for each in found if each["kind"].startswith("connection")]
 
 
+def proxies_of(daemon: Daemon) -> list[psutil.Process]:
+    children = psutil.Process(daemon.process.pid).children()
+    return [child for child in children if "executor_server.egress_proxy" in child.cmdline()]
+
+
 def proxy_of(daemon: Daemon) -> psutil.Process:
-    (proxy,) = [
-        child
-        for child in psutil.Process(daemon.process.pid).children()
-        if "executor_server.egress_proxy" in child.cmdline()
-    ]
+    (proxy,) = proxies_of(daemon)
     return proxy
 
 
@@ -350,6 +351,22 @@ def test_a_daemon_that_is_killed_in_mid_transfer_is_followed_by_one_that_counts_
                         assert isinstance(reached.output, int)
                         assert reached.usage.network.connections == 1
                         known.close()
+
+
+def test_a_daemon_has_a_proxy_once_a_policy_grants_a_network_and_not_before(internet: Internet) -> None:
+    require("local")
+    with tempfile.TemporaryDirectory(prefix="n-") as directory:
+        world = World(internet, Path(directory), internet.name("www"), internet.name("files"), internet.name("www"))
+        with world.daemon(policy='default = "open"\n[profiles.open]\n') as daemon, daemon.client() as client:
+            with client.create_session() as session:
+                assert session.execute("1 + 1").output == 2
+            assert not proxies_of(daemon)
+            assert not (daemon.state_dir / "egress").exists()
+            (Path(directory) / "policy.toml").write_text(world.policy())
+            os.kill(daemon.process.pid, signal.SIGHUP)
+            assert eventually(lambda: len(proxies_of(daemon)) == 1)
+            with world.session(client) as session:
+                assert isinstance(fetch(session, world.www).output, int)
 
 
 def test_a_policy_that_tightens_closes_what_it_does_not_allow_any_more(internet: Internet) -> None:

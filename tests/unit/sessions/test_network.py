@@ -521,6 +521,27 @@ async def test_a_guest_that_tries_to_block_the_proxy_is_lost(daemon: Daemon) -> 
     assert "tried to block the egress proxy" in session.lost_reason
 
 
+async def test_a_full_disk_costs_neither_counts_nor_notices(daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
+    session = await daemon.create()
+    session.executions.journal._segments._give_up(OSError("No space left on device"))
+    monkeypatch.setattr(Registry, "_try", lambda *_: False)
+    execution = await execute(session)
+    connection = daemon.egress.connect(session.session_id)
+    assert connection is not None
+    daemon.egress.move(session.session_id, 10, 20)
+    daemon.manager._sweep()
+    daemon.egress.end(session.session_id, connection, reasons.TIME_LIMIT)
+    daemon.guest.end("e")
+    logs, result = await outcome_of(execution)
+    assert "max_connection_s" in logs
+    assert result.network == NetworkUsage(1, 0, 10, 20)
+    monkeypatch.undo()
+    daemon.egress.move(session.session_id, 1, 1)
+    daemon.manager._sweep()
+    (record,) = daemon.registry.load()
+    assert record.network == NetworkUsage(1, 0, 11, 21), "written once there is room again"
+
+
 async def test_use_is_written_when_it_has_changed_and_not_otherwise(
     daemon: Daemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -101,6 +101,10 @@ class NetworkOwner(Protocol):
     @property
     def spec(self) -> SessionSpec: ...
 
+    def require_alive(self) -> None:
+        """Raises PreconditionFailed when it is lost."""
+        ...
+
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
         """Runs the work in a task that the session owns and ends."""
         ...
@@ -144,6 +148,30 @@ class SessionNetwork:
         self._log = _log.bind(session_id=record.session_id, tenant=record.owner.tenant)
 
     # -- beginning and end ---------------------------------------------------------------------------------------
+
+    async def open_during(self, configuring: Coroutine[Any, Any, None]) -> None:
+        """Opens the network while the guest is configured: a prelude that connects early waits in the listener's queue.
+
+        Raises what `configuring` raises, PreconditionFailed when the guest does not hand its listener out, which loses
+        the session, and Unavailable when the proxy can't serve it.
+        """
+        if self._egress is None:
+            await configuring
+            return
+        opening = asyncio.create_task(self._open_or_lose())
+        try:
+            await configuring
+            await opening
+            self._session.require_alive()
+        finally:
+            opening.cancel()
+            await asyncio.gather(opening, return_exceptions=True)
+
+    async def _open_or_lose(self) -> None:
+        try:
+            await self.open()
+        except SandboxFailure as failure:
+            await self._session.give_up_guest(str(failure))
 
     async def open(self) -> None:
         """Has the proxy serve the sandbox's listener. Raises SandboxFailure; Unavailable when the proxy can't."""

@@ -112,12 +112,8 @@ class Session:
         self._channel.on_lost = self._on_channel_lost
 
     async def configure(self) -> None:
-        """Opens the session's network, and gives the guest its rules and prelude; the first thing after creation."""
-        try:
-            await self.network.open()
-        except SandboxFailure as failure:
-            self.give_up(str(failure))
-        await self.requests.configure(meanwhile=self._begin_segments)
+        """Gives the guest its rules and prelude, and opens the session's network; the first thing after creation."""
+        await self.network.open_during(self.requests.configure(meanwhile=self._begin_segments))
 
     def _begin_segments(self) -> None:
         self.executions.journal.begin_segments()

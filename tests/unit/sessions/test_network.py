@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from executor_server.config.state_dir import StateDir
-from executor_server.core.errors import NotFound, Reason, Unavailable
+from executor_server.core.errors import InvalidRequest, NotFound, Reason, Unavailable
 from executor_server.core.model import Outcome, Principal, SessionFacts
 from executor_server.core.network import (
     NO_NETWORK,
@@ -24,7 +24,7 @@ from executor_server.core.network import (
 )
 from executor_server.egress import EgressError
 from executor_server.guest.egress import reasons
-from executor_server.guest.wire.frames import Kind
+from executor_server.guest.wire.frames import Frame, Kind
 from executor_server.journal.registry import Registry
 from executor_server.lifecycle import AdmissionController, Observer
 from executor_server.pool.pool import PoolSettings, WarmPool
@@ -154,13 +154,34 @@ async def daemon(start: Any) -> Daemon:
 # -- beginning
 
 
-async def test_a_session_with_a_network_is_served_before_its_guest_is_configured(daemon: Daemon) -> None:
-    """Its prelude may use the network already."""
+async def test_a_session_with_a_network_is_served_when_it_is_handed_out(daemon: Daemon) -> None:
     session = await daemon.create()
     bound = daemon.egress.sessions[session.session_id]
     assert (bound.rules, bound.used, bound.total_bytes) == (RULES, NO_NETWORK_USE, None)
-    kinds = [frame.kind for frame in daemon.guest.received]
-    assert kinds.index(Kind.TAKE_LISTENER) < kinds.index(Kind.CONFIGURE)
+
+
+async def test_the_network_is_opened_while_the_guest_is_configured(daemon: Daemon) -> None:
+    """Its prelude may need it, so neither may wait for the other's end."""
+    held: list[Frame] = []
+    daemon.backend.prepare = lambda guest, prepare=daemon.backend.prepare: (  # type: ignore[misc]
+        prepare(guest),
+        guest.on.update({Kind.CONFIGURE: held.append}),
+    )
+    creating = asyncio.ensure_future(daemon.create())
+    assert await eventually_async(lambda: daemon.egress.sessions and held)
+    daemon.guest.done(held[0])
+    assert (await creating).state == "idle"
+
+
+async def test_a_prelude_that_fails_closes_the_network(daemon: Daemon) -> None:
+    daemon.backend.prepare = lambda guest, prepare=daemon.backend.prepare: (  # type: ignore[misc]
+        prepare(guest),
+        guest.on.update({Kind.CONFIGURE: lambda frame: guest.refuse(frame, "prelude_failed")}),
+    )
+    with pytest.raises(InvalidRequest):
+        await daemon.create()
+    assert not daemon.egress.sessions
+    assert not daemon.backend.living
 
 
 async def test_a_session_without_a_network_asks_for_nothing(daemon: Daemon) -> None:

@@ -18,7 +18,7 @@ from tests.support.fake_egress import FakeEgress
 from tests.support.internet.world import RAW_PORT, Internet
 
 KIB = 1024
-# What a bound may be passed by.
+# Bytes by which a bound may be passed.
 OVERRUN_BYTES = 256 * KIB
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -26,10 +26,10 @@ class Served:
     daemon: Daemon
     client: ExecutorClient
 
-    def cold_session(self, *authorized_imports: str) -> Session:
+    def cold_session(self, *authorized_imports: str, network: Sequence[str] = ()) -> Session:
         """A session of a shape that the pool does not hold, so it is made on the spot."""
         session = self.client.create_session(
-            authorized_imports=authorized_imports, limits={"memory_bytes": next(_memory_bytes)}
+            authorized_imports=authorized_imports, limits={"memory_bytes": next(_memory_bytes)}, network=network
         )
         assert not session.info.warm
         return session

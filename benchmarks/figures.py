@@ -35,6 +35,26 @@ class AtMostTimes:
 
 
 @dataclass(frozen=True)
+class AtMostMore:
+    """An aim in the figure's own unit, above the reference."""
+
+    value: float
+
+    def __str__(self) -> str:
+        return f"≤ +{self.value:g}"
+
+
+@dataclass(frozen=True)
+class AtLeast:
+    """An aim in the figure's own unit, for what is to be large."""
+
+    value: float
+
+    def __str__(self) -> str:
+        return f"≥ {self.value:g}"
+
+
+@dataclass(frozen=True)
 class Reference:
     """The samples that a figure is compared with, taken alternately with its own, in the same unit."""
 
@@ -50,7 +70,7 @@ class Figure:
     unit: str
     samples: tuple[float, ...]
     reference: Reference | None = None
-    aim: AtMost | AtMostTimes | None = None
+    aim: AtMost | AtMostTimes | AtMostMore | AtLeast | None = None
     # Compares the fastest samples: a disturbance can only add to a long computation.
     by_best: bool = False
     # Compares the slowest samples: for delays that must not happen even now and then.
@@ -73,8 +93,13 @@ class Figure:
         """True when the aim is met; None when there is no aim."""
         if isinstance(self.aim, AtMost):
             return self.typical <= self.aim.value
+        if isinstance(self.aim, AtLeast):
+            return self.typical >= self.aim.value
         if isinstance(self.aim, AtMostTimes):
             return self.ratio is not None and self.ratio <= self.aim.factor
+        if isinstance(self.aim, AtMostMore):
+            reference = self.reference_typical
+            return reference is not None and self.typical - reference <= self.aim.value
         return None
 
     def _typical(self, samples: Sequence[float]) -> float:

@@ -8,6 +8,7 @@ from benchmarks.bench import Bench
 from benchmarks.figures import Figure
 from benchmarks.rows import (
     containers,
+    egress,
     executions,
     flood,
     journals,
@@ -38,6 +39,7 @@ MEASUREMENTS: dict[str, Measurement] = {
     "journal": journals.journals,
     "recovery": recovery.local,
     "flood": flood.local,
+    "egress": egress.local,
     "docker-warm": containers.warm,
     "docker-cold": containers.cold,
     "docker-execute": containers.execute,

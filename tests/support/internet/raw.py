@@ -7,7 +7,7 @@ The lines, each of which ends with a line feed:
     source N    it sends N bytes and ends the connection
     hold N      it sends N bytes and is silent until the client ends the connection
     endless     it sends until the client goes
-    drip        it sends a byte now and then
+    drip S      it sends a byte every S seconds
 
 It counts every byte of each connection in both directions.
 """
@@ -21,7 +21,6 @@ from dataclasses import dataclass
 _CHUNK = memoryview(bytes(1024 * 1024))
 _READ_BYTES = 256 * 1024
 _LINE_BYTES = 1024
-_DRIP_S = 0.02
 
 
 @dataclass
@@ -87,6 +86,6 @@ class RawServer:
         elif seen.command == "drip":
             while True:
                 await send(b".")
-                await asyncio.sleep(_DRIP_S)
+                await asyncio.sleep(float(arguments[0]))
         else:
             await send(b"unknown command\n")

@@ -91,7 +91,7 @@ def _read(path: Path) -> bytes:
 def _check_certificates(data: bytes, path: Path) -> None:
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cadata=data.decode("ascii"))
-    except (UnicodeDecodeError, ssl.SSLError) as error:
+    except (ValueError, ssl.SSLError) as error:
         raise EgressError(f"The file {path} of egress.ca_file holds no certificates in PEM form.") from error
 
 

@@ -26,6 +26,10 @@ _log = structlog.get_logger(__name__)
 Message = dict[str, Any]
 
 
+class ProxyEnded(EgressError):
+    """The proxy ended before it answered."""
+
+
 class Commands:
     """Numbers commands, waits for their answers, and passes reports on to the sessions that they are about."""
 
@@ -76,7 +80,7 @@ class Commands:
         self._bad_reports = 0
         for answer in self._answers.values():
             if not answer.done():
-                answer.set_exception(EgressError("The egress proxy ended."))
+                answer.set_exception(ProxyEnded("The egress proxy ended."))
 
     def take(self, message: Message) -> None:
         """Takes a message of the proxy, which is believed as little as a sandbox."""

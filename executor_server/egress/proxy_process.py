@@ -12,7 +12,7 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import IO, Any
 
 import structlog
@@ -22,6 +22,7 @@ from executor_server.egress.interface import EgressError, EgressSettings
 from executor_server.egress_proxy import Link
 from executor_server.guest.egress.control import MAX_COMMAND_BYTES, MAX_REPORT_BYTES, encode
 
+PROXY_COMMAND = (sys.executable, "-P", "-m", "executor_server.egress_proxy")
 _START_S = 20.0
 _END_S = 2.0
 _REAP_S = 5.0
@@ -43,8 +44,14 @@ Message = dict[str, Any]
 class ProxyProcess:
     """One process from its start to its end. `on_message` is called for each message after `ready`."""
 
-    def __init__(self, on_message: Callable[[Message], None], on_end: Callable[[str], None]) -> None:
-        """`on_end` is called once, when a process that was started is of no use any more; then `close` it."""
+    def __init__(
+        self, command: Sequence[str], on_message: Callable[[Message], None], on_end: Callable[[str], None]
+    ) -> None:
+        """`command` gets the number of a descriptor as one argument more.
+
+        `on_end` is called once, when a process that was started is of no use any more; then `close` it.
+        """
+        self._command = command
         self._on_message = on_message
         self._on_end = on_end
         self._process: subprocess.Popen[bytes] | None = None
@@ -70,7 +77,7 @@ class ProxyProcess:
                 on_end=self._ended,
             )
             try:
-                self._process = _popen(theirs.fileno())
+                self._process = _popen(self._command, theirs.fileno())
             except OSError as error:
                 raise EgressError(f"The egress proxy can't be started: {error.strerror}.") from error
         self._stderr = asyncio.create_task(_last_bytes(self._process.stderr))
@@ -132,7 +139,7 @@ class ProxyProcess:
             self._on_end(why)
 
 
-def _popen(link: int) -> subprocess.Popen[bytes]:
+def _popen(command: Sequence[str], link: int) -> subprocess.Popen[bytes]:
     """Starts the process with that descriptor. Blocks for some milliseconds. Raises OSError.
 
     By `subprocess`, which calls vfork. asyncio's subprocesses are started by uvloop with a fork that runs the fork
@@ -141,7 +148,7 @@ def _popen(link: int) -> subprocess.Popen[bytes]:
     the thread that started it ends.
     """
     return subprocess.Popen(
-        [sys.executable, "-P", "-m", "executor_server.egress_proxy", str(link)],
+        [*command, str(link)],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,

@@ -21,18 +21,19 @@ import contextlib
 import socket
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import structlog
 
 from executor_server.core import NetworkRules, NetworkUsage
 from executor_server.egress.bound import BoundSession
 from executor_server.egress.bundle import build_bundle
-from executor_server.egress.commands import Commands, Message
+from executor_server.egress.commands import Commands, Message, ProxyEnded
 from executor_server.egress.interface import EgressError, EgressSettings, EgressSink, RemoteListener
 from executor_server.egress.machine import Machines
-from executor_server.egress.proxy_process import ProxyProcess
+from executor_server.egress.proxy_process import PROXY_COMMAND, ProxyProcess
 from executor_server.egress.secret_files import open_secrets
 
 _START_S = 30.0
@@ -53,9 +54,10 @@ _log = structlog.get_logger(__name__)
 class EgressService:
     """Implements `Egress`."""
 
-    def __init__(self, settings: EgressSettings, directory: Path) -> None:
+    def __init__(self, settings: EgressSettings, directory: Path, *, command: Sequence[str] = PROXY_COMMAND) -> None:
         """`directory` is the service's own, below the state directory; it is made when it is needed."""
         self._settings = settings
+        self._command = command
         self._directory = directory
         self._bundle: Path | None = None
         self._bundle_lock = threading.Lock()
@@ -147,9 +149,11 @@ class EgressService:
             process = await self._running()
             if (earlier := self._sessions.get(session_id)) is not None:
                 session.follow(earlier)
-            # Before the answer: reports may come with it. A process that ends now is followed by one that binds it.
-            self._sessions[session_id] = session
-            await self._bind(process, session)
+            self._sessions[session_id] = session  # before the answer: reports may come with it
+            try:
+                await self._bind(process, session)
+            except ProxyEnded:
+                await self._bind(await self._running(), session)
         except BaseException:
             self._forget(session)
             raise
@@ -256,7 +260,7 @@ class EgressService:
     async def _run_one(self) -> str:
         """Runs one process to its end; returns a clause that says why it ended."""
         self._end = asyncio.get_running_loop().create_future()
-        process = self._started = ProxyProcess(self._commands.take, self._note_end)
+        process = self._started = ProxyProcess(self._command, self._commands.take, self._note_end)
         try:
             await process.start(self._settings, str(self._directory))
             self._secret_problems = await self._send_all_secrets(process)
@@ -280,7 +284,7 @@ class EgressService:
             self._commands.fail_all()
             for session in self._sessions.values():
                 session.abandon()
-            await process.close()
+            await _finished(process.close())
 
     async def _watch(self, process: ProxyProcess) -> str:
         while True:
@@ -334,3 +338,13 @@ class EgressService:
     def _send(self, message: Message) -> None:
         if self._process is not None:
             self._commands.send(message)
+
+
+async def _finished(work: Coroutine[Any, Any, None]) -> None:
+    """Waits until the work is done, which is bounded in time, also where the waiting task is cancelled meanwhile."""
+    task = asyncio.ensure_future(work)
+    try:
+        await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await task
+        raise

@@ -143,7 +143,7 @@ class Exchange:
             raise Refusal(reasons.BAD_REQUEST, f"the target of a request to {target} must be a path")
         hosts = [value.decode("latin-1") for name, value in request.headers if name == b"host"]
         if len(hosts) != 1 or not _is_for(hosts[0], target):
-            other = shown(hosts[0]) if hosts else "no host"
+            other = shown(hosts[0]) if any(hosts) else "no host"
             message = f"the tunnel was asked for {target}, and the request in it is for {other}"
             raise Refusal(reasons.MISDIRECTED, message)
 

@@ -7,16 +7,20 @@ import contextlib
 import socket
 import ssl
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from executor_server.core import NO_NETWORK_USE, EgressConnection, EgressDenial, NetworkRules, NetworkUsage
 from executor_server.egress import EgressService, EgressSettings
+from executor_server.egress.proxy_process import PROXY_COMMAND
 from tests.support.internet.world import Internet
 
-SOON_S = 20.0
+# Seconds for what takes milliseconds on an idle machine.
+SOON_S = 60.0
+_clients: WeakKeyDictionary[EgressService, list[asyncio.StreamWriter]] = WeakKeyDictionary()
 
 
 @dataclass
@@ -82,7 +86,9 @@ class BoundSession:
         return f"http://{self.address[0]}:{self.address[1]}"
 
     async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        return await asyncio.open_connection(*self.address)
+        reader, writer = await asyncio.open_connection(*self.address)
+        _clients.setdefault(self.service, []).append(writer)
+        return reader, writer
 
     async def tunnel(self, target: str) -> tuple[int, asyncio.StreamReader, asyncio.StreamWriter]:
         """Asks for a tunnel; returns the status and the connection."""
@@ -103,13 +109,17 @@ class BoundSession:
 
 
 @contextlib.asynccontextmanager
-async def egress_service(settings: EgressSettings | None = None) -> AsyncIterator[EgressService]:
+async def egress_service(
+    settings: EgressSettings | None = None, command: Sequence[str] = PROXY_COMMAND
+) -> AsyncIterator[EgressService]:
     """A service with a directory of its own. Its process is started by the first session."""
     with tempfile.TemporaryDirectory(prefix="egress-") as directory:
-        service = EgressService(settings or EgressSettings(), Path(directory) / "egress")
+        service = EgressService(settings or EgressSettings(), Path(directory) / "egress", command=command)
         try:
             yield service
         finally:
+            for writer in _clients.pop(service, ()):
+                writer.transport.abort()
             await service.close()
 
 

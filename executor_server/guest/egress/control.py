@@ -36,7 +36,7 @@ import asyncio
 import json
 import socket
 import time
-from typing import Any, Callable, Dict, List, Optional
+from typing import Any, Awaitable, Callable, Dict, Iterator, Optional
 
 from .protocols import Used
 from .proxy import Proxy
@@ -74,12 +74,18 @@ class LineReader:
         self._max_line_bytes = max_line_bytes
         self._rest = b""
 
-    def feed(self, data: bytes) -> List[Message]:
-        """Returns the messages that are complete now. Raises ControlError; the stream is of no use then."""
+    def feed(self, data: bytes) -> Iterator[Message]:
+        """Yields the messages that are complete now. Raises ControlError where one is wrong; the stream is of no use
+        then."""
         *lines, self._rest = (self._rest + data).split(b"\n")
-        if len(self._rest) > self._max_line_bytes or any(len(line) > self._max_line_bytes for line in lines):
+        for line in lines:
+            self._check(line)
+            yield _decode(line)
+        self._check(self._rest)
+
+    def _check(self, line: bytes) -> None:
+        if len(line) > self._max_line_bytes:
             raise ControlError(f"a line is longer than {self._max_line_bytes} bytes")
-        return [_decode(line) for line in lines]
 
 
 def _decode(line: bytes) -> Message:
@@ -189,12 +195,14 @@ class ControlServer:
         self._done(message["number"])
 
     def _end(self, message: Message) -> None:
-        number = int(message["number"])
-        self._tasks[number] = asyncio.ensure_future(self._end_session(number, message["session"]))
+        number, session_id = int(message["number"]), message["session"]
+        # Called here and not in the task: a bind of the same session may follow in the same piece of bytes.
+        ending = self._the_proxy.end(session_id)
+        self._tasks[number] = asyncio.ensure_future(self._end_session(number, session_id, ending))
 
-    async def _end_session(self, number: int, session_id: str) -> None:
+    async def _end_session(self, number: int, session_id: str, ending: Awaitable[None]) -> None:
         try:
-            await self._the_proxy.end(session_id)
+            await ending
         finally:
             self._report_uncounted(session_id)
             self._denials.pop(session_id, None)

@@ -10,7 +10,7 @@ import asyncio
 import resource
 import secrets
 import socket
-from typing import Dict, Optional
+from typing import Awaitable, Dict, Optional
 
 from . import reasons
 from .accepting import Acceptor
@@ -103,12 +103,17 @@ class Proxy:
         if session_id in self._sessions:
             self._sessions[session_id].set_exhausted(reason or "")
 
-    async def end(self, session_id: str) -> None:
-        """Closes the listener and the connections of a session."""
+    def end(self, session_id: str) -> Awaitable[None]:
+        """Closes the listener and the connections of a session; to be awaited.
+
+        The id is free from the call on, and not from when the wait begins: a session that is served under it in between
+        goes on.
+        """
         session = self._sessions.pop(session_id, None)
-        if session is not None:
-            self._room.sessions -= 1
-            await session.end(reasons.SESSION_ENDED)
+        if session is None:
+            return _nothing()
+        self._room.sessions -= 1
+        return session.end(reasons.SESSION_ENDED)
 
     async def close(self) -> None:
         sessions = list(self._sessions.values())
@@ -121,3 +126,7 @@ class Proxy:
 def _open_files() -> int:
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return _MANY_FILES if soft == resource.RLIM_INFINITY else soft
+
+
+async def _nothing() -> None:
+    """The end of a session that is not served."""

@@ -1,0 +1,118 @@
+"""The proxy's resolver by DNS: servers that answer, lie, fail or hang."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+
+import pytest
+
+from executor_server.egress_proxy import resolvers
+from executor_server.egress_proxy.resolvers import DnsResolver
+from executor_server.guest.egress.host_resolver import MAX_ADDRESSES
+from executor_server.guest.egress.protocols import Unresolved
+from tests.support.internet.world import Internet
+
+SOON_S = 30.0
+
+
+@pytest.fixture
+def resolver(internet: Internet, monkeypatch: pytest.MonkeyPatch) -> DnsResolver:
+    monkeypatch.setattr(resolvers, "_DNS_TRY_S", 0.5)
+    monkeypatch.setattr(resolvers, "_DNS_LIFETIME_S", 1.0)
+    return DnsResolver([internet.resolver])
+
+
+async def test_addresses_of_both_families_are_found(internet: Internet, resolver: DnsResolver) -> None:
+    name = internet.name("files")
+    internet.names.address(name, "10.1.2.3", "2001:db8::1")
+    assert sorted(await resolver.resolve(name)) == ["10.1.2.3", "2001:db8::1"]
+
+
+async def test_name_of_many_addresses_has_a_part_of_them(internet: Internet, resolver: DnsResolver) -> None:
+    """The answer is too large for UDP, so this goes over TCP too."""
+    name = internet.name("files")
+    everything = {f"10.1.2.{number}" for number in range(200)}
+    internet.names.address(name, *everything)
+    found = await resolver.resolve(name)
+    assert 0 < len(found) <= MAX_ADDRESSES
+    assert set(found) <= everything
+    assert any(question.over_tcp for question in internet.names.questions if question.name == name)
+
+
+async def test_alias_leads_to_its_addresses(internet: Internet, resolver: DnsResolver) -> None:
+    name = internet.name("files")
+    internet.names.alias(name, "elsewhere.example", "10.1.2.3")
+    assert await resolver.resolve(name) == ["10.1.2.3"]
+
+
+async def test_forged_answers_are_not_taken(internet: Internet, resolver: DnsResolver) -> None:
+    name = internet.name("files")
+    internet.names.lie_first(name, "10.6.6.6", "10.1.2.3")
+    assert "10.6.6.6" not in await resolver.resolve(name)
+
+
+async def test_name_without_addresses_has_none(internet: Internet, resolver: DnsResolver) -> None:
+    name = internet.name("files")
+    internet.names.address(name)
+    assert await resolver.resolve(name) == []
+
+
+async def test_name_that_does_not_exist_is_said_to(internet: Internet, resolver: DnsResolver) -> None:
+    with pytest.raises(Unresolved, match="does not exist"):
+        await resolver.resolve("nothing.test-internet.example")
+
+
+@pytest.mark.parametrize("code", ["SERVFAIL", "REFUSED"])
+async def test_failure_of_the_server_is_told_from_a_missing_name(
+    internet: Internet, resolver: DnsResolver, code: str
+) -> None:
+    name = internet.name("files")
+    internet.names.fail(name, code)
+    with pytest.raises((Unresolved, TimeoutError)) as caught:
+        await resolver.resolve(name)
+    assert "exist" not in str(caught.value)
+
+
+@pytest.mark.parametrize("answer", [b"", b"\0", b"\x81\x80" + b"\xff" * 100, bytes(600)], ids=repr)
+async def test_malformed_answer_is_no_answer(internet: Internet, resolver: DnsResolver, answer: bytes) -> None:
+    name = internet.name("files")
+    internet.names.malformed(name, answer)
+    with pytest.raises((Unresolved, TimeoutError)):
+        async with asyncio.timeout(SOON_S):
+            await resolver.resolve(name)
+
+
+async def test_server_that_hangs_is_given_up_and_others_are_served_meanwhile(
+    internet: Internet, resolver: DnsResolver
+) -> None:
+    hanging, quick = internet.name("files"), internet.name("files")
+    internet.names.hang(hanging)
+    internet.names.address(quick, "10.1.2.3")
+    waiting = [asyncio.ensure_future(resolver.resolve(hanging)) for _ in range(50)]
+    assert await resolver.resolve(quick) == ["10.1.2.3"]
+    for each in await asyncio.gather(*waiting, return_exceptions=True):
+        assert isinstance(each, TimeoutError)
+
+
+async def test_look_ups_at_one_time_are_bounded(
+    internet: Internet, resolver: DnsResolver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(resolvers, "_MAX_RUNNING", 3)
+    name = internet.name("files")
+    internet.names.hang(name)
+    waiting = [asyncio.ensure_future(resolver.resolve(name)) for _ in range(3)]
+    await asyncio.sleep(0)
+    with pytest.raises(TimeoutError, match="too many"):
+        await resolver.resolve(name)
+    await asyncio.gather(*waiting, return_exceptions=True)
+
+
+async def test_later_server_is_asked_where_the_first_does_not_answer(
+    internet: Internet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(resolvers, "_DNS_TRY_S", 0.2)
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as silent:
+        silent.bind(("127.0.0.1", 0))
+        both = DnsResolver([f"127.0.0.1:{silent.getsockname()[1]}", internet.resolver])
+        assert await both.resolve(internet.name("files")) == [internet.address]

@@ -100,11 +100,11 @@ profile = "few"
 """
 
     @contextmanager
-    def daemon(self, policy: str | None = None) -> Iterator[Daemon]:
+    def daemon(self, policy: str | None = None, more: str = "") -> Iterator[Daemon]:
         file, config = self.directory / "policy.toml", self.directory / "config.toml"
         file.write_text(policy or self.policy())
         listed = f'[policy]\nfile = "{file}"\nwatch_interval_s = 0.1\n[pool]\nsize = 0\n'
-        config.write_text(listed + self.internet.config())
+        config.write_text(listed + self.internet.config() + more)
         with running_daemon(self.directory, "--config", str(config)) as daemon:
             yield daemon
 
@@ -367,6 +367,31 @@ def test_a_daemon_has_a_proxy_once_a_policy_grants_a_network_and_not_before(inte
             assert eventually(lambda: len(proxies_of(daemon)) == 1)
             with world.session(client) as session:
                 assert isinstance(fetch(session, world.www).output, int)
+
+
+def test_a_secret_that_others_can_read_keeps_the_daemon_from_starting_and_from_reloading(internet: Internet) -> None:
+    require("local")
+    with tempfile.TemporaryDirectory(prefix="n-") as directory:
+        world = World(internet, Path(directory), internet.name("www"), internet.name("files"), internet.name("www"))
+        secret = Path(directory) / "secret"
+        secret.write_text("t0ken")
+        secret.chmod(0o644)
+        config = Path(directory) / "bad.toml"
+        config.write_text(f'[egress.secrets]\ntoken = "{secret}"\n')
+        command = [sys.executable, "-m", "executor_server", "serve", "--config", str(config)]
+        environment = {**os.environ, "EXECUTOR_STATE_DIR": f"{directory}/t"}
+        failed = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+        assert failed.returncode == 3
+        assert str(secret) in failed.stderr
+        assert "t0ken" not in failed.stderr
+        secret.chmod(0o600)
+        with world.daemon(more=f'secrets = {{ token = "{secret}" }}\n') as daemon:
+            command = [sys.executable, "-m", "executor_server", "admin", "reload", "--state-dir", str(daemon.state_dir)]
+            assert subprocess.run(command, capture_output=True, timeout=60, check=False).returncode == 0
+            secret.chmod(0o644)
+            refused = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+            assert refused.returncode == 1
+            assert "secret" in refused.stderr
 
 
 def test_a_policy_that_tightens_closes_what_it_does_not_allow_any_more(internet: Internet) -> None:

@@ -7,9 +7,9 @@ import socket
 
 import psutil
 import pytest
-from executor_server.guest.egress.own_addresses import OwnAddresses
 
 from executor_server.guest.egress import own_addresses
+from executor_server.guest.egress.own_addresses import OwnAddresses
 
 
 def test_every_address_of_every_interface_is_known() -> None:

@@ -27,10 +27,10 @@ class ByteAccount:
     meanwhile.
     """
 
-    def __init__(self, session_id: str, reporter: Reporter, rules: Rules, used: Used, report_s: float) -> None:
+    def __init__(self, session_id: str, reporter: Reporter, rules: Rules, used: Used, limits: Limits) -> None:
         self._session_id = session_id
         self._reporter = reporter
-        self._report_s = report_s
+        self._limits = limits
         self._sent, self._received = used
         self._unreported_sent = 0
         self._unreported_received = 0
@@ -96,8 +96,10 @@ class ByteAccount:
         if self._sent + self._received >= self._report_at:
             self._report_at = self._bound if self._window() > 0 else _NO_BOUND
             self.report()
+        elif self._unreported_sent + self._unreported_received >= self._limits.report_bytes:
+            self.report()
         elif self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(self._report_s, self.report)
+            self._timer = asyncio.get_running_loop().call_later(self._limits.report_s, self.report)
 
     def report(self) -> None:
         if self._timer is not None:

@@ -39,7 +39,9 @@ class Limits:
     dial_s: float = 15.0  # to all of them, with the resolution
     notice_s: float = 0.05  # for the record of a refusal to arrive before the answer leaves
     half_closed_s: float = 300.0  # without a byte, once one side has ended
-    report_s: float = 0.2  # between two reports of bytes
+    # Between two reports of bytes. What was not reported is lost with a proxy that is killed.
+    report_s: float = 0.2
+    report_bytes: int = 2**20
     close_s: float = 5.0  # for connections that are cut off to be closed
     addresses: int = 4  # tried of those that one name has
     resolutions: int = 8  # in flight for one session
@@ -89,7 +91,7 @@ class Reporter(Protocol):
         served again."""
 
     def moved(self, session_id: str, sent_bytes: int, received_bytes: int) -> None:
-        """Bytes since the last call; before every `closed`, and at most every `Limits.report_s` in between."""
+        """Bytes since the last call; before every `closed`, and in between after `Limits.report_s` or `report_bytes`."""
 
 
 class Dialled(NamedTuple):

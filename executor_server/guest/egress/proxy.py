@@ -65,7 +65,7 @@ class Proxy:
             session.change(rules)
             return
         dialer = Dialer(self._resolver, self._classifier, self._connector, self._limits)
-        account = ByteAccount(session_id, self._reporter, rules, used, self._limits.report_s)
+        account = ByteAccount(session_id, self._reporter, rules, used, self._limits)
         self._sessions[session_id] = Session(
             session_id,
             listener,

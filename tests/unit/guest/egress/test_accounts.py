@@ -33,7 +33,7 @@ class Reports:
 
 def _account(rules: Rules, used: Used = Used()) -> tuple[ByteAccount, Reports]:  # noqa: B008
     reports = Reports()
-    return ByteAccount("s", reports, rules, used, 3600), reports
+    return ByteAccount("s", reports, rules, used, Limits(report_s=3600)), reports
 
 
 async def test_room_is_what_is_left_of_each_direction_and_at_most_a_chunk() -> None:
@@ -49,6 +49,20 @@ async def test_room_is_what_is_left_of_each_direction_and_at_most_a_chunk() -> N
     assert ended.value.reason == reasons.RECEIVED_BYTES
     account.set_rules(Rules(max_sent_bytes=101, max_received_bytes=11 * CHUNK_BYTES))
     assert (account.send_room(), account.receive_room()) == (1, CHUNK_BYTES)
+
+
+async def test_bytes_are_reported_once_there_are_many_without_a_wait() -> None:
+    """A proxy that is killed takes with it what was not reported, and a fast connection moves much in a moment."""
+    account, reports = _account(Rules())
+    many = Limits().report_bytes
+    account.count_sent(many - 10)
+    assert reports.moved_bytes == []
+    account.count_received(10)
+    assert reports.moved_bytes == [(many - 10, 10)]
+    account.count_received(many - 1)
+    assert len(reports.moved_bytes) == 1
+    account.report()
+    assert reports.moved_bytes[1:] == [(0, many - 1)]
 
 
 async def test_window_bounds_both_directions_together_and_opens_for_those_who_wait() -> None:

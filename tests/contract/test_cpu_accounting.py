@@ -39,7 +39,8 @@ async def test_children_that_are_waited_for_are_charged_once(harness: Harness) -
     session = await harness.session(operations=10**12)
     run = await harness.run(session, _UNWAITED.replace("signal.SIG_IGN", "signal.SIG_DFL").replace("40", "4"))
     assert run.outcome == "succeeded"
-    assert 1.2 <= run.ended.usage.cpu_time_s < 1.9
+    # Each of four burns 0.3 s by its own clock, which is some milliseconds ahead of the kernel's account of the group.
+    assert 1.15 <= run.ended.usage.cpu_time_s < 1.9
 
 
 class _Charges(Observer):

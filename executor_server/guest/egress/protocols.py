@@ -91,7 +91,7 @@ class Reporter(Protocol):
         served again."""
 
     def moved(self, session_id: str, sent_bytes: int, received_bytes: int) -> None:
-        """Bytes since the last call; before every `closed`, and in between after `Limits.report_s` or `report_bytes`."""
+        """Bytes since the last call; before every `closed`, and after `Limits.report_s` or `report_bytes`."""
 
 
 class Dialled(NamedTuple):

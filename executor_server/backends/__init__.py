@@ -9,5 +9,6 @@ from executor_server.backends.base import Backend, HostFinding, KnownSandbox, Ma
 from executor_server.backends.host_sweeper import HostSweeper
 from executor_server.backends.missing import MissingSandbox
 from executor_server.backends.seccomp_program import UnsupportedArchitecture, filter_program
+from executor_server.backends.syscall_arguments import Alternatives, Argument
 from executor_server.backends.teardown import failures_of, outcomes_of
 from executor_server.backends.users import unlisted_uid

@@ -15,7 +15,7 @@ from __future__ import annotations
 import errno
 import platform
 import struct
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from executor_server.backends import syscalls
@@ -64,8 +64,16 @@ class _Range:
     block: tuple[_Instruction, ...]
 
 
-def filter_program(machine: str | None = None) -> bytes:
-    """The filter for this machine (`platform.machine()` names), ready to be loaded."""
+def filter_program(
+    machine: str | None = None,
+    *,
+    refused: Collection[str] = (),
+    rules: Mapping[str, Alternatives] | None = None,
+) -> bytes:
+    """The filter for this machine (`platform.machine()` names), ready to be loaded.
+
+    A process that does less than a sandbox refuses some more calls, or allows them by stricter rules.
+    """
     machine = machine or platform.machine()
     if machine not in _NUMBERS:
         raise UnsupportedArchitecture(f"no system call table for {machine}; known are {', '.join(sorted(_NUMBERS))}")
@@ -77,15 +85,15 @@ def filter_program(machine: str | None = None) -> bytes:
     ]
     if machine == "x86_64":
         program += [(_JUMP_IF_GREATER_OR_EQUAL, 0, 1, _X32_BIT), _return(_ENOSYS)]
-    program += _search(_ranges(_NUMBERS[machine]))
+    program += _search(_ranges(_NUMBERS[machine], refused, {**ARGUMENT_RULES, **(rules or {})}))
     return b"".join(struct.pack("=HBBI", *instruction) for instruction in program)
 
 
-def _ranges(numbers: Mapping[str, int]) -> list[_Range]:
+def _ranges(numbers: Mapping[str, int], refused: Collection[str], rules: Mapping[str, Alternatives]) -> list[_Range]:
     blocks: dict[int, tuple[_Instruction, ...]] = {}
-    for names, action in ((syscalls.ALLOWED, _ALLOW), (syscalls.REFUSED, _EPERM)):
+    for names, action in ((syscalls.ALLOWED, _ALLOW), (syscalls.REFUSED.union(refused), _EPERM)):
         blocks |= {numbers[name]: (_return(action),) for name in names if name in numbers}
-    blocks |= {numbers[name]: tuple(rule) for name, rule in _argument_rules(numbers).items()}
+    blocks |= {numbers[name]: tuple(_alternatives(rule)) for name, rule in rules.items() if name in numbers}
     unknown = (_return(_ENOSYS),)
     ranges = [_Range(0, blocks.get(0, unknown))]
     for number in range(1, max(blocks) + 2):  # one past the end: the last range is the unknown
@@ -102,10 +110,6 @@ def _search(ranges: list[_Range]) -> _Program:
     middle = len(ranges) // 2
     below, above = _search(ranges[:middle]), _search(ranges[middle:])
     return [(_JUMP_IF_GREATER_OR_EQUAL, 0, 1, ranges[middle].first), (_JUMP, 0, 0, len(below)), *below, *above]
-
-
-def _argument_rules(numbers: Mapping[str, int]) -> dict[str, _Program]:
-    return {name: _alternatives(rule) for name, rule in ARGUMENT_RULES.items() if name in numbers}
 
 
 def _alternatives(alternatives: Alternatives) -> _Program:

@@ -17,8 +17,9 @@ from typing import IO, Any
 
 import structlog
 
-from executor_server.backends import UnsupportedArchitecture, filter_program, unlisted_uid
+from executor_server.backends import UnsupportedArchitecture, unlisted_uid
 from executor_server.egress.interface import EgressError, EgressSettings
+from executor_server.egress.system_calls import proxy_filter
 from executor_server.egress_proxy import Link
 from executor_server.guest.egress.control import MAX_COMMAND_BYTES, MAX_REPORT_BYTES, encode
 
@@ -208,7 +209,7 @@ def _settings_message(settings: EgressSettings, directory: str) -> Message:
 
 def _seccomp() -> str | None:
     try:
-        return base64.b64encode(filter_program()).decode("ascii")
+        return base64.b64encode(proxy_filter()).decode("ascii")
     except UnsupportedArchitecture as error:
         _log.warning("egress_proxy_without_filter", reason=str(error))
         return None

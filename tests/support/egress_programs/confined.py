@@ -17,7 +17,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from executor_server.backends import filter_program, unlisted_uid
+from executor_server.backends import unlisted_uid
+from executor_server.egress.system_calls import proxy_filter
 from executor_server.egress_proxy.confinement import Confinement, confine
 
 _PTRACE_ATTACH = 16
@@ -28,7 +29,7 @@ _BPF = {"x86_64": 321, "aarch64": 280}
 def main(private: str, process: int) -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     memory = os.memfd_create("x")
-    confine(Confinement(unlisted_uid(), filter_program()))
+    confine(Confinement(unlisted_uid(), proxy_filter()))
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 
     def call(function: str, *arguments: object) -> Callable[[], None]:
@@ -52,7 +53,12 @@ def main(private: str, process: int) -> None:
         "bpf": call("syscall", _BPF[os.uname().machine], 0, 0, 0),
         "raw socket": close_after(socket.AF_INET, socket.SOCK_RAW, 1),
         "packet socket": close_after(socket.AF_PACKET, socket.SOCK_RAW),
-        "write to a file": lambda: Path("/etc/hosts").open("a").close(),
+        "write to a file": lambda: Path("/tmp/x").open("a").close(),
+        "make a file": lambda: Path("/tmp/x-of-the-proxy").mkdir(),
+        "remove a file": lambda: Path("/tmp/x-of-the-proxy").unlink(),
+        "run a program": lambda: os.execv("/bin/true", ["true"]),
+        "make a process": os.fork,
+        "listen": lambda: socket.socket().listen(),
         "large file": lambda: os.pwrite(memory, b"x", 100_000),
         "more files": _raise_limit,
     }

@@ -33,15 +33,24 @@ STEERING = {
 machines = pytest.mark.parametrize("machine", sorted(NUMBERS))
 
 
+Instructions = list[tuple[int, ...]]
+
+
+def instructions_of(program: bytes) -> Instructions:
+    return list(struct.iter_unpack("=HBBI", program))
+
+
 @functools.cache
-def _program(machine: str) -> list[tuple[int, ...]]:
-    return list(struct.iter_unpack("=HBBI", filter_program(machine)))
+def _program(machine: str) -> Instructions:
+    return instructions_of(filter_program(machine))
 
 
-def verdict(machine: str, number: int, *arguments: int, arch: int | None = None) -> str:
+def verdict(
+    machine: str, number: int, *arguments: int, arch: int | None = None, program: Instructions | None = None
+) -> str:
     """Returns the filter's answer to a system call: "allow", "kill" or the name of the error."""
     data = struct.pack("=IIQ6Q", number, ARCH[machine] if arch is None else arch, 0, *(*arguments, *[0] * 6)[:6])
-    program = _program(machine)
+    program = program or _program(machine)
     at, accumulator = 0, 0
     for _ in range(len(program)):
         code, if_true, if_false, operand = program[at]

@@ -1,0 +1,38 @@
+"""The filter of system calls for the proxy's process: that of a sandbox, without what a proxy never does.
+
+It makes sockets and threads and reads files. A proxy that was taken over runs no program, makes no process, changes no
+file, listens nowhere and signals no process.
+"""
+
+from __future__ import annotations
+
+from executor_server.backends import Alternatives, Argument, filter_program
+
+# Programs and processes; changes of files; shared objects of System V and POSIX; listeners; signals.
+_NAMES = """
+    execve execveat fork vfork
+    chmod chown creat fallocate fchmod fchmodat fchmodat2 fchown fchownat fremovexattr fsetxattr futimesat lchown link
+    linkat lremovexattr lsetxattr mkdir mkdirat mknod mknodat openat2 removexattr removexattrat rename renameat
+    renameat2 rmdir setxattr setxattrat symlink symlinkat truncate unlink unlinkat utime utimensat utimes
+    io_setup io_submit mq_open msgget semget shmget
+    listen
+    kill pidfd_send_signal process_mrelease tkill
+"""
+REFUSED = frozenset(_NAMES.split())
+
+# include/uapi/asm-generic/fcntl.h: any access but reading, creation, cutting, and files without a name.
+_CHANGING = 0x3 | 0x40 | 0x200 | 0x400000
+# linux/sched.h
+_CLONE_NEW_NAMESPACES = 0x00020000 | 0x02000000 | 0x04000000 | 0x08000000 | 0x10000000 | 0x20000000 | 0x40000000
+_CLONE_THREAD = 0x00010000
+
+_RULES: dict[str, Alternatives] = {
+    "open": ((Argument(1, (0,), _CHANGING),),),
+    "openat": ((Argument(2, (0,), _CHANGING),),),
+    "clone": ((Argument(0, (_CLONE_THREAD,), _CLONE_THREAD | _CLONE_NEW_NAMESPACES),),),
+}
+
+
+def proxy_filter(machine: str | None = None) -> bytes:
+    """The filter for this machine. Raises UnsupportedArchitecture."""
+    return filter_program(machine, refused=REFUSED, rules=_RULES)

@@ -85,6 +85,9 @@ async def test_killed_proxy_is_replaced_under_transfers_and_nothing_is_lost_but_
             for each in sessions:
                 before = each.sink.received_bytes
                 await each.sink.until(lambda each=each, before=before: each.sink.received_bytes > before + MIB)
+                # Each of the round's transfers is one that the kill breaks.
+                begun = number * (TRANSFERS // 2 + 1) + TRANSFERS // 2
+                await each.sink.until(lambda each=each, begun=begun: len(each.sink.opened) >= begun)
             await asyncio.sleep(chance.uniform(0, 0.1))
             os.kill(pid, signal.SIGKILL)
             for each, transfer in transfers:

@@ -14,8 +14,8 @@ IMAGES ?=
 BASE ?=
 VERSIONS ?=
 ARGS ?=
-# Processes that run tests. Tests wait more than they compute: two for each processor.
-WORKERS ?= $(shell echo $$((2 * $$(nproc))))
+# Processes that run tests. Tests wait more than they compute: three for each processor.
+WORKERS ?= $(shell echo $$((3 * $$(nproc))))
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -86,7 +86,7 @@ test-images: $(STAMP)  ## Build the image of the tests of sandboxes with a netwo
 # Prove
 
 .PHONY: test
-test: $(STAMP)  ## Run every test, those that repeat themselves with few rounds (WORKERS=1: in one process)
+test: $(STAMP)  ## Run the tests that a change needs, those that repeat themselves with few rounds (WORKERS=1: in one process)
 	@$(BIN)/python -m pytest --workers=$(WORKERS) $(ARGS)
 
 .PHONY: test-all

@@ -26,10 +26,15 @@ class Served:
     daemon: Daemon
     client: ExecutorClient
 
-    def cold_session(self, *authorized_imports: str, network: Sequence[str] = ()) -> Session:
+    def cold_session(
+        self, *authorized_imports: str, network: Sequence[str] = (), packages: Sequence[str] = ()
+    ) -> Session:
         """A session of a shape that the pool does not hold, so it is made on the spot."""
         session = self.client.create_session(
-            authorized_imports=authorized_imports, limits={"memory_bytes": next(_memory_bytes)}, network=network
+            authorized_imports=authorized_imports,
+            limits={"memory_bytes": next(_memory_bytes)},
+            network=network,
+            packages=packages,
         )
         assert not session.info.warm
         return session

@@ -16,6 +16,7 @@ import pytest
 
 from tests.support import rounds
 from tests.support.leftovers import Snapshot, leftovers_since, snapshot
+from tests.support.long_tests import leave_out_long
 from tests.support.reaper import fork_reaper
 from tests.support.workers import Coordinator
 
@@ -64,7 +65,9 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(config.stash[_coordinator], "worker-coordinator")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not rounds.ALL:
+        leave_out_long(config, items)
     for item in items:
         if "shared_harness" in getattr(item, "fixturenames", ()):  # its loop is one for the file, as it is
             item.add_marker(pytest.mark.asyncio(loop_scope="module"), append=False)

@@ -16,7 +16,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 from annotated_types import Ge, Gt, Le, Lt
 from pages import write_or_check
-from pydantic import AfterValidator
+from pydantic import AfterValidator, PlainValidator
 from pydantic.fields import FieldInfo
 
 from executor_server.config.config import Config
@@ -138,7 +138,7 @@ def _toml(value: Any) -> str:
 
 def _allowed(annotation: Any, metadata: Sequence[Any] = ()) -> str:
     """The values that a key can have, in words."""
-    form = next((each.func for each in metadata if isinstance(each, AfterValidator)), None)
+    form = next((each.func for each in metadata if isinstance(each, AfterValidator | PlainValidator)), None)
     if isinstance(form, Form | ReadForm):
         return form.text
     arguments = get_args(annotation)

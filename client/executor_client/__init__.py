@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     )
     from executor_client.files import SessionFiles
     from executor_client.results import (
+        EnvironmentInfo,
         ErrorDetail,
         ExecutionResult,
         FileInfo,
@@ -67,6 +68,7 @@ if TYPE_CHECKING:
         NetworkSecret,
         NetworkUsage,
         Outcome,
+        PackagesPolicy,
         Policy,
         PolicyRef,
         Quotas,
@@ -78,7 +80,7 @@ if TYPE_CHECKING:
         VariablesState,
     )
     from executor_client.session import Session
-    from executor_client.waits import OnWait, Wait, WaitKind
+    from executor_client.waits import OnWait, Progress, Wait, WaitKind
 
 __all__ = [
     "AsyncExecutorClient",
@@ -94,6 +96,8 @@ __all__ = [
     "DecodeError",
     "EncodeError",
     "EnumValue",
+    "EnvironmentFailed",
+    "EnvironmentInfo",
     "ErrorDetail",
     "EvaluationError",
     "ExecutionEvent",
@@ -110,6 +114,7 @@ __all__ = [
     "LimitWarningEvent",
     "Limits",
     "LogEvent",
+    "ModulesMissing",
     "NetworkRules",
     "NetworkSecret",
     "NetworkUsage",
@@ -118,10 +123,12 @@ __all__ = [
     "OpaqueValue",
     "Outcome",
     "OutputCutEvent",
+    "PackagesPolicy",
     "Policy",
     "PolicyRef",
     "PolicyViolationError",
     "PreconditionError",
+    "Progress",
     "ProtocolError",
     "QueuedEvent",
     "Quotas",
@@ -161,21 +168,21 @@ _HOMES = {
     "executor_client.client": "ExecutorClient",
     "executor_client.errors": (
         "AuthenticationError AuthorizationError CallTimeoutError ConfigurationError ConnectionLost "
-        "DaemonError EvaluationError ExecutionFailed ExecutorClientError InvalidRequest NotFoundError "
-        "PolicyViolationError PreconditionError ProtocolError ReentrantExecution ResourceExhaustedError "
-        "ToolNotShippable UnavailableError Violation"
+        "DaemonError EnvironmentFailed EvaluationError ExecutionFailed ExecutorClientError InvalidRequest "
+        "ModulesMissing NotFoundError PolicyViolationError PreconditionError ProtocolError ReentrantExecution "
+        "ResourceExhaustedError ToolNotShippable UnavailableError Violation"
     ),
     "executor_client.events": (
         "ExecutionEvent ImageEvent LimitWarningEvent LogEvent OutputCutEvent QueuedEvent ToolCallEvent"
     ),
     "executor_client.files": "SessionFiles",
     "executor_client.results": (
-        "ErrorDetail ExecutionResult FileInfo FileLimits FileList Image Limits NetworkRules NetworkSecret "
-        "NetworkUsage Outcome Policy PolicyRef Quotas SessionInfo SessionState StateManifest StateRules Usage "
-        "VariablesState"
+        "EnvironmentInfo ErrorDetail ExecutionResult FileInfo FileLimits FileList Image Limits NetworkRules "
+        "NetworkSecret NetworkUsage Outcome PackagesPolicy Policy PolicyRef Quotas SessionInfo SessionState "
+        "StateManifest StateRules Usage VariablesState"
     ),
     "executor_client.session": "Session",
-    "executor_client.waits": "OnWait Wait WaitKind",
+    "executor_client.waits": "OnWait Progress Wait WaitKind",
 }
 _MODULE_OF = {name: module for module, names in _HOMES.items() for name in names.split()}
 

@@ -26,9 +26,9 @@ from executor_client._core.transport_base import Timeouts
 from executor_client._core.waiting import Awaited
 from executor_client._sync import ClientLease, Transport, wait_for
 from executor_client.errors import ExecutorClientError, InvalidRequest
-from executor_client.results import Policy, SessionInfo
+from executor_client.results import EnvironmentInfo, Policy, SessionInfo
 from executor_client.session import Session
-from executor_client.waits import OnWait
+from executor_client.waits import OnWait, WaitKind
 
 
 class ExecutorClient:
@@ -96,14 +96,20 @@ class ExecutorClient:
         backend: str | None = None,
         network: Iterable[str] = (),
         packages: Iterable[str] = (),
+        modules: Iterable[str] = (),
         state: bytes | None = None,
         detached: bool = False,
     ) -> Session:
         """Makes a session. Raises PolicyViolationError when more is asked for than the policy grants.
 
         What is not asked for is as the policy has it. `network` names hosts that the code wants to reach besides the
-        policy's default ones: `"pypi.org"` (ports 443 and 80), `"*.example.com:443"`. `packages` names packages that it
-        wants installed; no policy grants any yet.
+        policy's default ones: `"pypi.org"` (ports 443 and 80), `"*.example.com:443"`.
+
+        `packages` are requirements, such as `"scikit-learn>=1.5"`, that its sandbox has beside the image's packages.
+        The daemon makes an environment of them, once for all sessions that ask for the same, and the call waits for it
+        as for an image, within `image_timeout_s`. Raises EnvironmentFailed when it can't be made. A policy may add
+        packages by itself (`packages.auto`): those of authorized modules, and of `modules`, which tools of the session
+        need, that the image lacks.
 
         `state` is the result of `Session.export_state`, of a session of any backend: the new session begins with
         it, and `Session.restored` says what was restored. If nothing of it can be restored, no session is made.
@@ -123,9 +129,22 @@ class ExecutorClient:
             backend=backend,
             network=network,
             packages=packages,
+            modules=modules,
             lease_id="" if detached else lease.lease_id,
         )
         beginning = requests.state_of(state)
+        session = self._made(lease, request)
+        if beginning is not None:
+            try:
+                session._begin_with(beginning)
+            except BaseException:
+                with contextlib.suppress(ExecutorClientError):
+                    session.close()
+                raise
+        return session
+
+    def _made(self, lease: ClientLease, request: pb.CreateSessionRequest) -> Session:
+        """Makes a session, or has none left behind that may have been made."""
         try:
             awaited = requests.sandbox(request)
             response = self._leased(lease, self._transport.stub.CreateSession, request, awaited)
@@ -137,14 +156,22 @@ class ExecutorClient:
                 with contextlib.suppress(TimeoutError):
                     wait_for(lease.take_back(request.request_id), TAKE_BACK_WAIT_S)
             raise
-        if beginning is not None:
-            try:
-                session._begin_with(beginning)
-            except BaseException:
-                with contextlib.suppress(ExecutorClientError):
-                    session.close()
-                raise
         return session
+
+    @names_arguments
+    def prepare_environment(
+        self, packages: Iterable[str], image: str | None = None, *, backend: str | None = None
+    ) -> EnvironmentInfo:
+        """Has the daemon make the environment that sessions with these packages will have, and waits for it.
+
+        Makes no session. The wait ends after `image_timeout_s`, the making goes on; a repeated call waits for the same
+        environment. Raises PolicyViolationError as `create_session`, PreconditionError (reason ENVIRONMENT_FAILED) when
+        no environment can be made of these packages; the message says why.
+        """
+        request = requests.prepare_environment(packages, image, backend)
+        awaited = Awaited(WaitKind.SANDBOX, "an environment")
+        response = self._transport.call(self._transport.stub.PrepareEnvironment, request, awaited)
+        return convert.environment_from_wire(response)
 
     def get_session(self, session_id: str) -> Session:
         """Finds a session made earlier, perhaps by another process. Host tools must be registered again.

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from executor_client.results import ExecutionResult, Outcome
+    from executor_client.waits import Progress
 
 
 class ExecutorClientError(Exception):
@@ -33,6 +34,17 @@ class ConfigurationError(ExecutorClientError):
 
 class InvalidRequest(ExecutorClientError):
     """The request has a wrong form; the message names the field. Repeating it unchanged does not help."""
+
+
+class ModulesMissing(InvalidRequest):
+    """Tools with the placement "sandbox" need `modules`, which the sandbox does not have.
+
+    A session with the packages that bring them may have them: `create_session(packages=…)`.
+    """
+
+    def __init__(self, message: str, *, reason: str = "", modules: Iterable[str] = ()) -> None:
+        super().__init__(message, reason=reason)
+        self.modules = tuple(modules)
 
 
 class ToolNotShippable(InvalidRequest):
@@ -96,6 +108,13 @@ class PreconditionError(ExecutorClientError):
     """The state of the object does not allow this: a session that lost its sandbox, a call answered already."""
 
 
+class EnvironmentFailed(PreconditionError):
+    """No environment can be made of these packages; the message says why, in the resolver's own words where it failed.
+
+    Repeating the request unchanged does not help.
+    """
+
+
 class ResourceExhaustedError(ExecutorClientError):
     """A limit is reached. `retry_after_s` is the time to retry; None if that does not help.
 
@@ -108,11 +127,22 @@ class ResourceExhaustedError(ExecutorClientError):
 
 
 class UnavailableError(ExecutorClientError):
-    """The daemon cannot be reached, or cannot do it now. `retry_after_s` is the time to retry, if it is known."""
+    """The daemon cannot be reached, or cannot do it now. `retry_after_s` is the time to retry, if it is known.
 
-    def __init__(self, message: str, *, reason: str = "", retry_after_s: float | None = None) -> None:
+    `progress` is that of the environment or image which the daemon is making, if it said.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        reason: str = "",
+        retry_after_s: float | None = None,
+        progress: Progress | None = None,
+    ) -> None:
         super().__init__(message, reason=reason)
         self.retry_after_s = retry_after_s
+        self.progress = progress
 
 
 class ConnectionLost(UnavailableError):

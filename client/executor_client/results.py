@@ -186,6 +186,10 @@ class SessionInfo:
     `denied_imports` are never authorized, whatever `authorized_imports` says; `refused_language` names further things
     that code may not do (docs/policy.md explains each rule). `network` are the hosts that code may reach, without those
     of `denied_network`; `network_usage` is what it has used of them so far.
+
+    `packages` are the requirements of its environment, beside the packages of the image: those that were asked for, and
+    those that the policy added because `authorized_imports` needs them. `environment_id` names that environment.
+    `images_with_missing` are images that have all of the `missing_modules`, as far as the daemon has seen.
     """
 
     session_id: str
@@ -204,12 +208,27 @@ class SessionInfo:
     lost_reason: str = ""  # empty unless it is lost
     denied_imports: tuple[str, ...] = ()
     refused_language: tuple[str, ...] = ()
-    missing_modules: tuple[str, ...] = ()  # authorized, but not in the image, as far as the daemon has looked
+    missing_modules: tuple[str, ...] = ()  # authorized, but not in the sandbox, as far as the daemon has looked
     detached: bool = False
     """The session belongs to no client: only its idle time, its age and `close` end it."""
     network: tuple[str, ...] = ()
     denied_network: tuple[str, ...] = ()
     network_usage: NetworkUsage = NetworkUsage()
+    packages: tuple[str, ...] = ()
+    environment_id: str = ""  # empty without packages
+    images_with_missing: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class EnvironmentInfo:
+    """An environment of packages that is ready: sessions that ask for the same packages and image have it."""
+
+    environment_id: str
+    pins: tuple[str, ...]
+    """The packages in it, dependencies included, as "numpy==2.5.5"."""
+    size_bytes: int
+    modules: tuple[str, ...] = ()
+    """The top-level modules in it."""
 
 
 @dataclass(frozen=True)
@@ -323,6 +342,27 @@ class NetworkRules:
 
 
 @dataclass(frozen=True, kw_only=True)
+class PackagesPolicy:
+    """The packages that sessions may ask for besides those of their image.
+
+    `allowed` are names with bounds of the versions and the extras that may be asked for; "*" stands for every other
+    package of the daemon's index. `locked` are the packages of a lock, as "name==version": a session that asks for one
+    has them all. With `auto` the packages of modules that are authorized and missing are added without being asked for.
+    """
+
+    allowed: tuple[str, ...] = ()
+    locked: tuple[str, ...] = ()
+    auto: bool = False
+    max_requirements: int = 0
+    max_environment_bytes: int = 0
+    exclude_newer_s: float | None = None
+
+    def __bool__(self) -> bool:
+        """True when a session can ask for packages at all."""
+        return bool(self.allowed or self.locked)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Policy:
     """The policy for the caller: what a session may ask for.
 
@@ -349,5 +389,6 @@ class Policy:
     allowed_tools: tuple[str, ...]
     files: FileLimits
     network: NetworkRules = NetworkRules()
+    packages: PackagesPolicy = PackagesPolicy()
     quotas: Quotas
     state: StateRules

@@ -15,7 +15,7 @@ class WaitKind(enum.Enum):
     ROOM = "room"
     """The daemon is busy, or a quota is full, and it named a time to retry."""
     IMAGE = "image"
-    """The daemon is fetching the image, or will."""
+    """The daemon is fetching the image, or making the environment of the packages, or will."""
     SANDBOX = "sandbox"
     """The daemon is making the session."""
     SESSION = "session"
@@ -24,6 +24,24 @@ class WaitKind(enum.Enum):
     """Executions ahead of this one."""
     TOOL = "tool"
     """A host tool is running in this process."""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """The progress of something that the daemon makes.
+
+    `step` and `unit` are texts for people that a daemon sent: "installing", "packages". `done` of `total` are complete;
+    0 for a total that is not known.
+    """
+
+    step: str
+    done: int = 0
+    total: int = 0
+    unit: str = ""
+
+    def __str__(self) -> str:
+        """Returns "installing, 17 of 23 packages"."""
+        return f"{self.step}, {self.done:,} of {self.total:,} {self.unit}".rstrip() if self.total else self.step
 
 
 @dataclass(frozen=True)
@@ -40,6 +58,8 @@ class Wait:
     waited_s: float
     gives_up_after_s: float | None
     """Seconds from the start of the wait to its timeout; None if the client has none for it."""
+    progress: Progress | None = None
+    """The progress of what is waited for, as far as the daemon says; each change of it is reported at once."""
 
     def __str__(self) -> str:
         """One line: "waiting for the daemon at host:port: not reachable, 12 s, gives up after 60 s"."""

@@ -20,9 +20,11 @@ import uvloop
 
 from executor_server.admission import STOPPED_TEXT, Admission, Quotas, UsageStore, must_stop
 from executor_server.app.egress import EgressOwner
+from executor_server.app.environments import EnvironmentOwner
 from executor_server.app.settings import (
-    backend_of,
+    backends_of,
     capacity_of,
+    joined,
     policy_of,
     pool_settings,
     server_settings,
@@ -63,7 +65,7 @@ def serve(config: Config) -> None:
 def check_host(config: Config) -> Sequence[HostFinding]:
     """Returns what this host can isolate and limit."""
     logs.configure(config.log.level, config.log.format)
-    return uvloop.run(backend_of(config).check_host())
+    return uvloop.run(joined(config, backends_of(config)).check_host())
 
 
 def _keep_freed_memory() -> None:
@@ -134,11 +136,11 @@ async def _start_up(config: Config, stack: AsyncExitStack) -> _Daemon:
     egress = EgressOwner(config, own_state)
     stack.push_async_callback(egress.close)
     await egress.start()
-    backend = backend_of(config, egress.bundle)
-    stack.push_async_callback(backend.close)
-    await backend.start()
+    environments = EnvironmentOwner(config)
+    backend = await _start_backends(config, stack, egress, environments)
 
     control = await _start_control(config, stack, own_state, tokens, backend.name)
+    await environments.start(control.watchers.environment_observers())
     watchers, policies, quotas = control.watchers, control.policies, control.quotas
     shares = stack.enter_context(closing(CpuShares(lambda session, share: sessions.set_cpu_share(session, share))))
     watching = (quotas, watchers.trail, watchers.connections, watchers.metrics, watchers.tracing, shares)
@@ -149,12 +151,12 @@ async def _start_up(config: Config, stack: AsyncExitStack) -> _Daemon:
 
     pool = WarmPool(backend, pool_settings(config))
     stack.push_async_callback(pool.close)
-    hooks = SessionHooks(admission, observer, egress.service)
+    hooks = SessionHooks(admission, observer, egress.service, environments.service.held_by)
     sessions = SessionManager(backend, pool, registry, session_settings(config), hooks)
     quotas.on_window_change(sessions.renew_windows)
     if watchers.log is not None:
         watchers.log.on_failing(lambda: sessions.stop_executions(must_stop, STOPPED_TEXT))
-    server = _server(control, egress, sessions, archives, observer, settings)
+    server = _server(control, egress, environments, sessions, archives, observer, settings)
     if watchers.trail is not None:
         stack.callback(watchers.trail.daemon_stopped)
     # The sessions end before the server does: their executions end as cancelled, and the callers still hear of it.
@@ -163,9 +165,8 @@ async def _start_up(config: Config, stack: AsyncExitStack) -> _Daemon:
     server.bind()
     for problem in server.unserved:
         _log.warning("address_not_served", problem=problem)
-    await watchers.serve_metrics(
-        stack, config.metrics.listen, _sources(sessions, pool, policies, quotas, watchers, backend)
-    )
+    sources = _sources(sessions, pool, policies, quotas, watchers, backend, environments)
+    await watchers.serve_metrics(stack, config.metrics.listen, sources)
 
     # Before anything makes a sandbox: recovery destroys every sandbox that no session of an earlier daemon owns.
     await sessions.recover()
@@ -177,6 +178,19 @@ async def _start_up(config: Config, stack: AsyncExitStack) -> _Daemon:
     stack.push_async_callback(policies.close)
     await policies.start()
     return _Daemon(own_state, policies, egress, sessions, server)
+
+
+async def _start_backends(
+    config: Config, stack: AsyncExitStack, egress: EgressOwner, environments: EnvironmentOwner
+) -> Backend:
+    """Starts the backends, which act as one. Environments end before them, and give their workshops back."""
+    backends = backends_of(config, egress.bundle, environments.for_backends)
+    environments.build_in(backends, egress.service, egress.bundle)
+    backend = joined(config, backends)
+    stack.push_async_callback(backend.close)
+    await backend.start()
+    stack.push_async_callback(environments.close)
+    return backend
 
 
 async def _start_control(
@@ -197,6 +211,7 @@ async def _start_control(
 def _server(
     control: _Control,
     egress: EgressOwner,
+    environments: EnvironmentOwner,
     sessions: SessionManager,
     archives: StateArchives,
     observer: Observer,
@@ -213,6 +228,7 @@ def _server(
             lambda: policies.current,
             partial(_reload, policies, control.tokens, egress),
             _record_nothing if trail is None else trail.admin_called,
+            environments.service,
         ),
         observer=observer,
         quotas=control.quotas,
@@ -257,6 +273,7 @@ def _sources(
     quotas: Quotas,
     watchers: Watchers,
     backend: Backend,
+    environments: EnvironmentOwner,
 ) -> Sources:
     return Sources(
         sessions=sessions.list_all,
@@ -265,6 +282,7 @@ def _sources(
         quotas=quotas,
         audit=watchers.log.stats if watchers.log is not None else None,
         backends=backend.states if isinstance(backend, BackendSet) else dict,
+        environments=environments.service.statistics,
     )
 
 

@@ -2,49 +2,77 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import structlog
 
 from executor_server.admission import Capacity
 from executor_server.audit import AuditFiles, AuditSettings
-from executor_server.backends import Backend
+from executor_server.backends import Backend, Environments
 from executor_server.backends.local import LocalBackend
 from executor_server.config import BackendName, Config, ServerSection, StateDir
 from executor_server.core import checked_with_optional, unix_address
 from executor_server.identity import Tokens
 from executor_server.policy import Policy, PolicyFile, policy_for, unserved_profiles
-from executor_server.pool import BackendSet, FailOverSettings, PoolSettings
+from executor_server.pool import AskedSettings, BackendSet, FailOverSettings, PoolSettings
 from executor_server.rpc import MAX_PROBES, PeerSocket, ServerSettings, TlsFiles, held_calls
 from executor_server.sessions import SessionSettings
 
 _log = structlog.get_logger(__name__)
 
 
-def backend_of(config: Config, egress_bundle: Callable[[], Path] | None = None) -> Backend:
-    """Returns the configured backend, not started yet; several act as one.
+def backends_of(
+    config: Config,
+    egress_bundle: Callable[[], Path] | None = None,
+    environments: Callable[[], Environments] | None = None,
+) -> list[Backend]:
+    """Returns the configured backends, not started yet.
 
-    `egress_bundle` returns the certificate authorities for sandboxes with a network; without it none can be made.
+    `egress_bundle` returns the certificate authorities for sandboxes with a network, `environments` those for sandboxes
+    with packages; without them none can be made.
     """
-    backends = [_backend(config, name, egress_bundle) for name in config.server.backends]
+    return [_backend(config, name, egress_bundle, environments) for name in config.server.backends]
+
+
+def joined(config: Config, backends: Sequence[Backend]) -> Backend:
+    """Returns a backend that acts for all of these."""
     if len(backends) == 1:
         return backends[0]
     return BackendSet(backends, FailOverSettings(adopt_wait_s=config.sessions.recovery_s))
 
 
-def _backend(config: Config, name: BackendName, egress_bundle: Callable[[], Path] | None) -> Backend:
+def _backend(
+    config: Config,
+    name: BackendName,
+    egress_bundle: Callable[[], Path] | None,
+    environments: Callable[[], Environments] | None,
+) -> Backend:
     if name == "docker":
         # Imported here, because the SDK is slow to import and not installed everywhere.
         from executor_server.backends.docker import DockerBackend
 
-        return DockerBackend(config.server.state_dir, config.docker, egress_bundle=egress_bundle)
+        return DockerBackend(
+            config.server.state_dir, config.docker, egress_bundle=egress_bundle, environments=environments
+        )
     if name == "e2b":
         from executor_server.backends.e2b import E2BBackend
 
-        return E2BBackend(config.server.state_dir, config.e2b)
+        # Without authorities of one's own, those of the template will do: no TLS is terminated in the cloud.
+        own = egress_bundle if config.egress.ca_file is not None else None
+        return E2BBackend(
+            config.server.state_dir,
+            config.e2b,
+            egress_bundle=own,
+            environments=environments,
+            max_archive_bytes=config.environments.max_archive_bytes,
+        )
     return LocalBackend(
-        config.server.state_dir, config.local.images, bwrap=config.local.bwrap, egress_bundle=egress_bundle
+        config.server.state_dir,
+        config.local.images,
+        bwrap=config.local.bwrap,
+        egress_bundle=egress_bundle,
+        environments=environments,
     )
 
 
@@ -78,6 +106,7 @@ def pool_settings(config: Config) -> PoolSettings:
         backoff_s=pool.backoff_s,
         max_backoff_s=pool.max_backoff_s,
         ping_interval_s=config.sessions.ping_interval_s,
+        asked=AskedSettings(max_kinds=pool.kinds_with_packages),
     )
 
 

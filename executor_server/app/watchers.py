@@ -7,9 +7,11 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from executor_server.app.environment_trail import EnvironmentTrail
 from executor_server.app.settings import audit_files, audit_settings
 from executor_server.audit import AuditLog, AuditTrail, ConnectionTrail
 from executor_server.config import Config
+from executor_server.environments import EnvironmentObserver
 from executor_server.identity import Tokens
 from executor_server.policy import Policy, PolicyListener
 from executor_server.rpc import OWN_METHODS, Around, call_tracing, load_tracing, metering
@@ -26,6 +28,7 @@ class Watchers:
     log: AuditLog | None
     trail: AuditTrail | None
     connections: ConnectionTrail | None
+    environments: EnvironmentTrail | None
     metrics: Metrics | None
     tracing: Tracing | None
 
@@ -37,6 +40,7 @@ class Watchers:
             log=log,
             trail=AuditTrail(log) if log is not None else None,
             connections=ConnectionTrail(log) if log is not None else None,
+            environments=EnvironmentTrail(log) if log is not None else None,
             metrics=(
                 Metrics(version=version, backend=backend, methods=OWN_METHODS)
                 if config.metrics.listen is not None
@@ -65,6 +69,11 @@ class Watchers:
         endpoint = MetricsEndpoint(self.metrics, listen)
         stack.push_async_callback(endpoint.close)
         await endpoint.start()
+
+    def environment_observers(self) -> list[EnvironmentObserver]:
+        """Returns those that are notified of environments that are made, used and removed."""
+        metrics = self.metrics.environments if self.metrics is not None else None
+        return [each for each in (self.environments, metrics) if each is not None]
 
     def interceptors(self) -> list[Around]:
         """Returns what surrounds each call, the outermost first."""

@@ -75,6 +75,8 @@ class AuditKind(enum.StrEnum):
     CONNECTION_CLOSED = "connection_closed"
     CONNECTION_DENIED = "connection_denied"
     CONNECTIONS_DENIED = "connections_denied"
+    ENVIRONMENT_BUILT = "environment_built"
+    ENVIRONMENT_REMOVED = "environment_removed"
     REQUEST_REFUSED = "request_refused"
     REQUESTS_REFUSED = "requests_refused"
     CREDENTIALS_REFUSED = "credentials_refused"

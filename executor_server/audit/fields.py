@@ -17,6 +17,7 @@ from executor_server.core import (
     BlobRef,
     ExecutionLimits,
     NetworkRules,
+    PackagesSpec,
     Payload,
     Principal,
     SessionFacts,
@@ -75,6 +76,7 @@ def of_request(principal: Principal, request_id: str, spec: SessionSpec) -> dict
         "files": {name: most for name, most in asdict(spec.files).items() if most is not None},
         "state": asdict(spec.state),
         **_of_network(spec.network),
+        **_of_packages(spec.sandbox.packages),
         "code_recorded": spec.audit.code,
         "fail_closed": spec.audit.fail_closed,
         "prelude_bytes": len(prelude),
@@ -96,6 +98,14 @@ def _of_network(rules: NetworkRules) -> dict[str, Any]:
         "denied_network": rules.denied,
         "network_secrets": [f"{secret.host} {secret.header}" for secret in rules.secrets],
     }
+
+
+def _of_packages(packages: PackagesSpec | None) -> dict[str, Any]:
+    """The packages that were asked for; those of the environment are in the record of its build."""
+    if packages is None:
+        return {}
+    lock = {"packages_lock_sha256": packages.lock_sha256} if packages.lock_sha256 else {}
+    return {"packages": packages.requirements, **lock}
 
 
 def of_code(session: SessionFacts, execution_id: str, code: str, limits: ExecutionLimits) -> dict[str, Any]:

@@ -27,6 +27,7 @@ from executor_server.core import (
     Principal,
     Result,
     SessionFacts,
+    Unavailable,
 )
 from executor_server.identity import TokenNews
 from executor_server.lifecycle import Observer, StateFacts
@@ -79,13 +80,15 @@ class AuditTrail(Observer, PolicyListener):
     # -- sessions and executions -----------------------------------------------------------------------------------
 
     def session_created(self, session: SessionFacts, took_s: float) -> None:
-        fields = {
+        fields: dict[str, Any] = {
             "request": clipped(session.request_id, SHORT_CHARS),
             "backend": session.backend,
             "image": session.image,
             "warm": session.warm,
             "took_s": round(took_s, 6),
         }
+        if session.packages:
+            fields["packages"] = session.packages[:MAX_LISTED]
         self._log.write(AuditKind.SESSION_CREATED, {**of_session(session), **fields})
 
     def session_recovered(self, session: SessionFacts) -> None:
@@ -158,6 +161,8 @@ class AuditTrail(Observer, PolicyListener):
     # -- refusals --------------------------------------------------------------------------------------------------
 
     def request_refused(self, principal: Principal | None, method: str, error: ExecutorError) -> None:
+        if isinstance(error, Unavailable) and error.progress is not None:
+            return  # it only waits, and asks each second
         self._end_window()
         reason = error.reason.value
         if principal is None:

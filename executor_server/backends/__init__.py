@@ -6,9 +6,11 @@ policies.
 """
 
 from executor_server.backends.base import Backend, HostFinding, KnownSandbox, MachineSandbox, Sandbox
+from executor_server.backends.environments import Environment, Environments, Interpreter, Target, Workshop, Workshops
 from executor_server.backends.host_sweeper import HostSweeper
 from executor_server.backends.missing import MissingSandbox
 from executor_server.backends.seccomp_program import UnsupportedArchitecture, filter_program
+from executor_server.backends.settings import CA_BUNDLE, egress_environment
 from executor_server.backends.syscall_arguments import Alternatives, Argument
 from executor_server.backends.teardown import failures_of, outcomes_of
 from executor_server.backends.users import unlisted_uid

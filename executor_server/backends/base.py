@@ -9,10 +9,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from executor_server.channel import GuestEndpoint
 from executor_server.core import SandboxSpec
+
+if TYPE_CHECKING:
+    from executor_server.backends.environments import Environment
 
 
 @dataclass(frozen=True)
@@ -179,6 +182,13 @@ class Backend(Protocol):
         """Makes a sandbox whose guest will accept a connection. Raises SandboxFailure; leaves nothing behind then.
 
         ImageNotReady, a SandboxFailure whose text may go to the client, when the image has to be provided first.
+        """
+        ...
+
+    async def prepare_environment(self, spec: SandboxSpec) -> Environment | None:
+        """Returns the environment that a sandbox of the spec would see, without making one; None without packages.
+
+        Raises SandboxFailure as `create`: ImageNotReady while it is being made.
         """
         ...
 

@@ -97,11 +97,13 @@ def guest_config(
     memory_bytes: int,
     watch_memory: bool,
     preload: Sequence[str],
+    has_environment: bool = False,
 ) -> dict[str, object]:
     """The part of the guest's configuration that does not depend on how the daemon reaches it.
 
     `connections_max` is the length of the chain of tokens, one for each connection. `watch_memory`: the kernel limits
-    no memory here, so the supervisor looks at intervals and ends what takes too much.
+    no memory here, so the supervisor looks at intervals and ends what takes too much. `has_environment`: one is at
+    ENVIRONMENT_PATH, for the interpreter to import from.
     """
     return {
         "token_hash": chained(token, connections_max).hex(),
@@ -112,4 +114,5 @@ def guest_config(
         "watch_memory": watch_memory,
         "preload": list(preload),
         "egress": spec.egress,
+        "environment": has_environment,
     }

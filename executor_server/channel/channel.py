@@ -48,6 +48,7 @@ from executor_server.channel.endpoint import GuestEndpoint, RefusedError, Unreac
 from executor_server.channel.listener import take_listener
 from executor_server.channel.reading import ReadingControl
 from executor_server.channel.tokens import Tokens
+from executor_server.channel.writing import WritingControl
 from executor_server.core import SandboxFailure
 from executor_server.fairness import ReadingShares
 from executor_server.guest.wire.frames import (
@@ -99,11 +100,7 @@ class GuestChannel:
         self._first = True
         self._greeted = False
         self._window = Sequenced()
-        self._delivery = asyncio.Event()  # cleared while `delivered` waits for an acknowledgement
-        self._delivery.set()
-        self._writable = True
-        self._room = asyncio.Event()
-        self._room.set()
+        self._writing = WritingControl(self._window)
         self.reading = ReadingControl()
         self._shares: ReadingShares | None = None
         self._tenant = ""
@@ -263,8 +260,7 @@ class GuestChannel:
         """Ends the channel; `on_lost` is not called for it. Idempotent."""
         self._closing = True
         self._window.forget()
-        self._room.set()
-        self._delivery.set()
+        self._writing.close()
         self._release("the channel was closed")
 
     # -- receiving -----------------------------------------------------------------------------------------------
@@ -285,7 +281,7 @@ class GuestChannel:
     def _take(self, frame: Frame) -> None:
         before = self._window.acked
         self._window.acknowledge(frame.ack)
-        self._note_delivery(before)
+        self._writing.note_acknowledged(before)
         if frame.kind == Ready.kind:
             if self._ready is not None and not self._ready.done():
                 ready = Ready.read(frame.head)
@@ -318,7 +314,7 @@ class GuestChannel:
             return
         frame = self._window.send(message.kind, message.head(), body)
         self.on_send(message.kind, frame.seq, frame.prefix, body)
-        self._update_room()
+        self._writing.update()
         self.last_used_s = time.monotonic()
         if self._greeted:
             self._write_waiting()
@@ -346,11 +342,11 @@ class GuestChannel:
             self._first = False
         else:
             self._window.reconnect(taken)
-        self._note_delivery(before)
+        self._writing.note_acknowledged(before)
         self._greeted = True
         self.reading.greeted()
         self._write_waiting()
-        if not self._delivery.is_set():
+        if self._writing.awaits_delivery:
             self.ping()
 
     def _write_waiting(self) -> None:
@@ -362,33 +358,17 @@ class GuestChannel:
                 self._transport.write(frame.prefix)
                 self._transport.write(frame.body)
 
-    def _note_delivery(self, acked_before: int) -> None:
-        if self._window.acked > acked_before:
-            self._delivery.set()
-            self._update_room()
-
     async def delivered(self) -> None:
         """Waits until the guest has taken every frame that was sent so far, or the channel is closed."""
-        sent = self._window.sent
-        while self._window.acked < sent and not self._closing:
-            self._delivery.clear()
-            self.ping()
-            await self._delivery.wait()
+        await self._writing.delivered(self.ping)
 
     async def drain(self) -> None:
         """Waits until there is room for another chunk, or the channel is closed."""
-        await self._room.wait()
+        await self._writing.drain()
 
     def note_writable(self, writable: bool) -> None:
         """Called by the connection when its buffer is full, or has room again."""
-        self._writable = writable
-        self._update_room()
-
-    def _update_room(self) -> None:
-        if self._closing or (self._writable and not self._window.full):
-            self._room.set()
-        else:
-            self._room.clear()
+        self._writing.note_writable(writable)
 
 
 def _unexpected_frame(frame: Frame) -> None:

@@ -6,8 +6,6 @@ or the daemon's own enumerations.
 
 from __future__ import annotations
 
-import json
-
 from executor_api.limits import ARTIFACTS_MAX, DIRECTORY_ENTRIES_MAX, VARIABLES_NAMED_MAX
 from executor_server.core import (
     BlobChunk,
@@ -27,8 +25,8 @@ from executor_server.core import (
     VariablesState,
 )
 from executor_server.guest.wire import messages as wire
-from executor_server.guest.wire.frames import CHUNK_BYTES, MAX_MISSING_MODULES, Fields, Frame, FrameError
-from executor_server.guest.wire.schema import message_of, read_listed, read_object
+from executor_server.guest.wire.frames import CHUNK_BYTES, MAX_MISSING_MODULES, Frame, FrameError
+from executor_server.guest.wire.schema import message_of, read_listed, read_object, read_texts
 
 _MAX_IMPORTS_BYTES = 4096
 _MAX_MODULE_CHARS = 256
@@ -101,11 +99,7 @@ def read_modules(done: Frame) -> tuple[str, ...]:
 
 
 def _modules(body: bytes, at_most: int) -> tuple[str, ...]:
-    try:
-        listed = Fields({"modules": json.loads(body)})
-    except (ValueError, RecursionError) as error:
-        raise FrameError("modules that are not JSON") from error
-    names = listed.texts("modules", at_most, _MAX_MODULE_CHARS)
+    names = read_texts(body, at_most, _MAX_MODULE_CHARS, "modules")
     if not all(part.isidentifier() for name in names for part in name.split(".")):
         raise FrameError("a module that is no name")
     return tuple(names)

@@ -8,6 +8,7 @@ audit log that is not whole (audit verify). `policy diff` and `policy explain` h
 from __future__ import annotations
 
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 LATE_GROUPS = {
     "audit": "Verifies and shows the audit log.",
     "egress": "Checks which connections sessions may make.",
+    "env": "Lists, shows and removes environments of packages.",
     "policy": "Checks policy files, explains what they refuse, and compares them.",
     "token": "Makes, lists and revokes the tokens of tenants.",
 }
@@ -87,6 +89,12 @@ main.add_command(images)
 
 @main.command()
 @configured
+@click.option(
+    "--policy",
+    "policy_file",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Policy file; replaces policy.file. Default: the built-in policy.",
+)
 def serve(**options: Any) -> None:
     """Runs the daemon until SIGTERM or SIGINT; the first drains, a second hurries."""
     config = load_config(**options)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from executor_server.cli.policy_shared import (
 )
 from executor_server.cli.shared import configured, load_config
 from executor_server.config import NAME_FORM, ConfigError, is_name, read_bytes, validated
-from executor_server.core import NetworkRules, SessionSpec
+from executor_server.core import NetworkRules, PackagesSpec, SessionSpec
 from executor_server.policy import PolicyFile, secrets_named, unserved
 from executor_server.policy.explain.diff import Change, differences
 from executor_server.policy.explain.explanation import Explanation, Refusal, explain
@@ -173,13 +173,22 @@ def _answer(explanation: Explanation, tenant: str, paths: tuple[str, str]) -> It
 
 
 def _spec_lines(spec: SessionSpec) -> Iterator[str]:
-    granted = asdict(spec)
+    granted = asdict(replace(spec, sandbox=replace(spec.sandbox, packages=None)))
     for key in ("sandbox", "limits", "execution_default", "execution_max", "tools", "files", "audit"):
         yield f"  {key}: " + ", ".join(f"{name} {value}" for name, value in granted[key].items() if value is not None)
     yield f"  authorized_imports: {', '.join(spec.authorized_imports) or 'none'}"
     yield f"  denied_imports: {', '.join(spec.denied_imports) or 'none'}"
     yield f"  refused_language: {', '.join(spec.refused_language) or 'none'}"
     yield from _network_lines(spec.network)
+    yield f"  packages: {_packages_text(spec.sandbox.packages)}"
+
+
+def _packages_text(packages: PackagesSpec | None) -> str:
+    if packages is None:
+        return "those of the image"
+    newest = "" if packages.exclude_newer_s is None else f", at least {packages.exclude_newer_s:,.0f} s old"
+    which = ", ".join(packages.requirements) or f"all of {packages.lock_file} (sha256 {packages.lock_sha256})"
+    return f"{which}{newest}, at most {packages.max_environment_bytes:,} bytes"
 
 
 def _network_lines(network: NetworkRules) -> Iterator[str]:

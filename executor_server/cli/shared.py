@@ -67,7 +67,11 @@ def start_collector() -> None:
 
 
 def load_config(
-    config_path: Path | None, state_dir: Path | None, listen: Sequence[str] = (), backend: str | None = None
+    config_path: Path | None,
+    state_dir: Path | None,
+    listen: Sequence[str] = (),
+    backend: str | None = None,
+    policy_file: Path | None = None,
 ) -> Config:
     """Returns the configuration that the options choose. Ends the process with a sentence when it can't be used."""
     server: dict[str, Any] = {}
@@ -77,8 +81,9 @@ def load_config(
         server["backend"], server["other_backends"] = backend, ()
     if state_dir is not None:
         server["state_dir"] = state_dir.absolute()
+    policy = {"file": policy_file.absolute()} if policy_file is not None else {}
     try:
-        return load(config_path, {"server": server})
+        return load(config_path, {"server": server, "policy": policy})
     except ConfigError as error:
         fail_config(error)
 

@@ -7,6 +7,7 @@ directory. It must not know what the values are used for.
 from executor_server.config.backend_config import DockerImage, DockerSection, E2BImage, E2BSection, LocalImage
 from executor_server.config.config import Config, PoolSection, ServerSection, TracingSection, load, to_toml
 from executor_server.config.egress_config import EgressSection
+from executor_server.config.environments_config import EnvironmentsSection
 from executor_server.config.problems import (
     KeyPath,
     Problem,

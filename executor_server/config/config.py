@@ -17,7 +17,8 @@ from pydantic import AfterValidator, Field, model_validator
 
 from executor_server.config.backend_config import DockerSection, E2BSection, LocalSection
 from executor_server.config.egress_config import EgressSection
-from executor_server.config.problems import validated
+from executor_server.config.environments_config import EnvironmentsSection
+from executor_server.config.problems import contradiction, refuse, some_of, validated
 from executor_server.config.settings import (
     GIB,
     KIB,
@@ -36,6 +37,7 @@ from executor_server.config.settings import (
 )
 from executor_server.config.state_dir import default_state_dir
 from executor_server.config.toml_file import read_toml
+from executor_server.core import secret_names
 
 DEFAULT_TCP_ADDRESS = "127.0.0.1:50051"
 
@@ -128,6 +130,9 @@ class PoolSection(Section):
     """Sandboxes of the default image with the default limits to keep ready, when `warm` names none. 0: none."""
     warm: Annotated[tuple[WarmSection, ...], Field(max_length=64)] = ()
     """The kinds of sandboxes to keep ready, instead of the default kind."""
+    kinds_with_packages: Annotated[int, Field(strict=True, ge=0, le=64)] = 2
+    """Kinds of sandboxes with packages of which one is kept ready, besides: those that were asked for three times in
+    ten minutes, for an hour after the last time. 0: none."""
     concurrency: Annotated[int, Field(strict=True, gt=0, le=64)] = 1
     """Sandboxes that are made for the pool at a time."""
     backoff_s: Seconds = 1.0
@@ -252,11 +257,22 @@ class Config(Section):
     sessions: SessionsSection = SessionsSection()
     policy: PolicySection = PolicySection()
     egress: EgressSection = EgressSection()
+    environments: EnvironmentsSection = EnvironmentsSection()
     state: StateSection = StateSection()
     audit: AuditSection = AuditSection()
     metrics: MetricsSection = MetricsSection()
     tracing: TracingSection = TracingSection()
     log: LogSection = LogSection()
+
+    @model_validator(mode="after")
+    def _check_index_secret(self) -> Config:
+        key, header = ("environments", "index_authorization"), self.environments.index_authorization
+        for name in secret_names(header or ""):
+            if name not in self.egress.secrets:
+                has = f"it has {some_of(self.egress.secrets)}" if self.egress.secrets else "it has none"
+                text = f"names the secret {name!r}, which egress.secrets lacks; {has}"
+                refuse(self, [contradiction(key, text, header, also=[("egress", "secrets")])])
+        return self
 
     @property
     def listen_addresses(self) -> tuple[str, ...]:

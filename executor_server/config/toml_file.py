@@ -42,13 +42,13 @@ def parse_toml(data: bytes, file: str) -> dict[str, Any]:
     return tables
 
 
-def read_trusted(path: Path, kind: str) -> bytes:
+def read_trusted(path: Path, kind: str, *, max_bytes: int = MAX_FILE_BYTES) -> bytes:
     """Returns the bytes of a file of settings. Raises ConfigError when another user could have written it."""
-    return read_bytes(path, kind, is_trusted=True)
+    return read_bytes(path, kind, is_trusted=True, max_bytes=max_bytes)
 
 
-def read_bytes(path: Path, kind: str, *, is_trusted: bool = False) -> bytes:
-    """Returns the bytes of a file of settings, at most MAX_FILE_BYTES. Raises ConfigError. Never waits for a FIFO."""
+def read_bytes(path: Path, kind: str, *, is_trusted: bool = False, max_bytes: int = MAX_FILE_BYTES) -> bytes:
+    """Returns the bytes of a file of settings, at most `max_bytes`. Raises ConfigError. Never waits for a FIFO."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
         try:
@@ -58,13 +58,13 @@ def read_bytes(path: Path, kind: str, *, is_trusted: bool = False) -> bytes:
             if is_trusted and (why := untrusted(descriptor, path)) is not None:
                 raise ConfigError([f"The {kind} {path} {why}"])
             with os.fdopen(descriptor, "rb", closefd=False) as file:
-                data = file.read(MAX_FILE_BYTES + 1)
+                data = file.read(max_bytes + 1)
         finally:
             os.close(descriptor)
     except OSError as error:
         raise ConfigError([f"The {kind} {path} can't be read: {error.strerror}."]) from error
-    if len(data) > MAX_FILE_BYTES:
-        raise ConfigError([f"The {kind} {path} is larger than {MAX_FILE_BYTES:,} bytes."])
+    if len(data) > max_bytes:
+        raise ConfigError([f"The {kind} {path} is larger than {max_bytes:,} bytes."])
     return data
 
 

@@ -17,6 +17,7 @@ from executor_server.core.addresses import (
 from executor_server.core.errors import (
     BackendFull,
     BackendSilent,
+    EnvironmentFailed,
     ExecutorError,
     Forbidden,
     ImageNotReady,
@@ -84,6 +85,7 @@ from executor_server.core.network import (
     NetworkUsage,
     secret_names,
 )
+from executor_server.core.packages import PackagesSpec, Progress
 from executor_server.core.sqlite_file import (
     OtherVersionError,
     keep_checksums,

@@ -9,6 +9,8 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
+from executor_server.core.packages import Progress
+
 
 class Reason(enum.Enum):
     """The closed list of reasons that leave the daemon in google.rpc.ErrorInfo. docs/protocol.md explains each."""
@@ -31,6 +33,7 @@ class Reason(enum.Enum):
     TOOL_CALL_NOT_FOUND = "TOOL_CALL_NOT_FOUND"
     BLOB_NOT_FOUND = "BLOB_NOT_FOUND"
     FILE_NOT_FOUND = "FILE_NOT_FOUND"
+    ENVIRONMENT_NOT_FOUND = "ENVIRONMENT_NOT_FOUND"
     TOOL_CALL_ANSWERED = "TOOL_CALL_ANSWERED"
     EXECUTION_ENDED = "EXECUTION_ENDED"
     SESSION_LOST = "SESSION_LOST"
@@ -44,6 +47,7 @@ class Reason(enum.Enum):
     BACKEND_FULL = "BACKEND_FULL"
     BACKEND_UNAVAILABLE = "BACKEND_UNAVAILABLE"
     IMAGE_NOT_READY = "IMAGE_NOT_READY"
+    ENVIRONMENT_FAILED = "ENVIRONMENT_FAILED"
     DRAINING = "DRAINING"
     AUDIT_UNAVAILABLE = "AUDIT_UNAVAILABLE"
     INTERNAL = "INTERNAL"
@@ -107,11 +111,17 @@ class TooManySessions(ResourceExhausted):
 
 
 class Unavailable(ExecutorError):
-    """The daemon cannot do it now, through no fault of the caller; `retry_after_s` says when it may, where known."""
+    """The daemon cannot do it now, through no fault of the caller; `retry_after_s` says when it may, where known.
 
-    def __init__(self, reason: Reason, message: str, retry_after_s: float | None = None) -> None:
+    `progress`: of what the daemon is making, for which the caller waits.
+    """
+
+    def __init__(
+        self, reason: Reason, message: str, retry_after_s: float | None = None, *, progress: Progress | None = None
+    ) -> None:
         super().__init__(reason, message)
         self.retry_after_s = retry_after_s
+        self.progress = progress
 
 
 class ViolationKind(enum.Enum):
@@ -162,12 +172,20 @@ class BackendSilent(SandboxFailure):
 class ImageNotReady(SandboxFailure):
     """The image is not there, is being fetched, or can't serve. Its text goes to the client: it names no host path.
 
-    `retry_after_s` says when it may be ready; None when an operator has to act first.
+    `retry_after_s` says when it may be ready; None when an operator has to act first. `progress`: of making it.
     """
 
-    def __init__(self, message: str, retry_after_s: float | None = None) -> None:
+    def __init__(self, message: str, retry_after_s: float | None = None, *, progress: Progress | None = None) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
+        self.progress = progress
+
+
+class EnvironmentFailed(ImageNotReady):
+    """The environment can't be made of these packages: asking again for the same ones is of no use.
+
+    Its text goes to the client, and may be uv's own explanation, cut; it names no host and no path.
+    """
 
 
 class SpecUnsupported(SandboxFailure):

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import astuple, dataclass, field, replace
 
 from executor_server.core.network import NO_NETWORK, NO_NETWORK_USE, NetworkRules, NetworkUsage
+from executor_server.core.packages import PackagesSpec
 
 _FINGERPRINT_CHARS = 16
 
@@ -115,6 +116,7 @@ class SandboxSpec:
     backends: tuple[str, ...] = ()  # names, the preferred one first; empty: the daemon's own
     max_files: int = DEFAULT_MAX_FILES  # files, directories and links in each of its file systems
     egress: bool = False  # it has a listener for the egress proxy; its session's rules say what that lets through
+    packages: PackagesSpec | None = None  # it sees an environment of these; None: the image's packages alone
 
     @property
     def fingerprint(self) -> str:
@@ -195,6 +197,7 @@ class SessionFacts:
     warm: bool
     request_id: str = ""  # the request that made it
     audits_connections: bool = True  # each connection to the network gets an audit record, and not refusals alone
+    packages: tuple[str, ...] = ()  # requirements of its environment
 
 
 @dataclass(frozen=True)

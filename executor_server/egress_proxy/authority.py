@@ -19,10 +19,12 @@ from collections import OrderedDict
 from pathlib import Path
 
 from cryptography import x509
+from cryptography.hazmat.bindings import _rust
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from executor_server.egress_proxy.code_pages import CodePages
 from executor_server.egress_proxy.server_names import check_server_names
 
 KEY_NAME = "authority.key"
@@ -57,6 +59,7 @@ class Authority:
         self._certificate = certificate
         self._leaf_key = ec.generate_private_key(ec.SECP256R1())
         self._leaf_key_pem = _private_pem(self._leaf_key)
+        self._code = CodePages(_rust.__file__)
         self._contexts: OrderedDict[str, tuple[float, ssl.SSLContext]] = OrderedDict()
 
     @classmethod
@@ -75,6 +78,7 @@ class Authority:
         self._contexts.move_to_end(host)
         if len(self._contexts) > MAX_LEAVES:
             self._contexts.popitem(last=False)
+        self._code.release()
         return context
 
     def leaf(self, host: str) -> bytes:

@@ -25,9 +25,12 @@ from executor_server.guest.egress.endpoint import DeadlinePassed, LoopShare
 from executor_server.guest.egress.forward import (
     MAX_INFORMATIONAL_RESPONSES,
     RESPONSE_HEAD_LINES,
+    UPGRADE_HEADERS,
     Headers,
+    asks_for_websocket,
     end_to_end,
     has_header,
+    switching,
 )
 from executor_server.guest.egress.head import LineLimit, check_framing
 from executor_server.guest.egress.names import BadName, LiteralAddress, Target, parse_authority
@@ -130,8 +133,8 @@ class Exchange:
         headers: Headers = [(b"Host", _host_of(self._tunnel.target)), *kept, *filled]
         if has_header(request.headers, b"transfer-encoding"):
             headers.append((b"Transfer-Encoding", b"chunked"))
-        if _asks_for_websocket(request):
-            headers += [(b"Connection", b"Upgrade"), (b"Upgrade", b"websocket")]
+        if asks_for_websocket(request):
+            headers += UPGRADE_HEADERS
         if chosen:
             self._tunnel.secret_used = chosen[0].header
         return h11.Request(method=request.method, target=request.target, headers=headers)
@@ -226,7 +229,7 @@ class Exchange:
                 if self._informed > MAX_INFORMATIONAL_RESPONSES:
                     raise self._broken(server, "it sends informational responses without end")
                 if event.status_code == 101:
-                    await self._send_down(_switching(event))
+                    await self._send_down(switching(event))
                     return True
                 # A client of HTTP/1.0 knows none, and would take it for the response.
                 if request.http_version == b"1.1":
@@ -322,17 +325,6 @@ def _response(response: h11.Response) -> h11.Response:
         # The server's coding goes before its length (RFC 9112, section 6.3), so the length says nothing.
         headers = [(name, value) for name, value in headers if name.lower() != b"content-length"]
     return h11.Response(status_code=response.status_code, headers=headers, reason=response.reason)
-
-
-def _switching(response: h11.InformationalResponse) -> h11.InformationalResponse:
-    headers = [*end_to_end(response.headers), (b"Connection", b"Upgrade"), (b"Upgrade", b"websocket")]
-    return h11.InformationalResponse(status_code=101, headers=headers, reason=response.reason)
-
-
-def _asks_for_websocket(request: h11.Request) -> bool:
-    """Other protocols are not passed on: inside of them, HTTP/2 for one, requests would follow that are not checked."""
-    upgrades = [value.strip().lower() for name, value in request.headers if name == b"upgrade"]
-    return request.method == b"GET" and upgrades == [b"websocket"]
 
 
 def _is_for(host: str, target: Target) -> bool:

@@ -63,11 +63,11 @@ class DnsResolver:
 def _dns_resolver(servers: Sequence[str]) -> Resolver:
     """Imports all that a resolution needs: once the process has dropped its privileges, it may not find its files."""
     # The package is worth 7 MB, and most hosts do without; its other transports would be 6 MB more where they are
-    # installed.
+    # installed. Names come here in their ASCII form.
     import dns._features
 
-    for transport in ("doh", "doq", "trio"):
-        dns._features.force(transport, False)
+    for unneeded in ("doh", "doq", "trio", "idna", "dnssec"):
+        dns._features.force(unneeded, False)
     import dns.asyncbackend
     import dns.asyncresolver
     import dns.nameserver

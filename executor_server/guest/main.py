@@ -56,6 +56,7 @@ def read_config(values: dict[str, Any]) -> Config:
         mark=os.urandom(16).hex(),
         cpu_counter=_cpu_counter(values),
         egress_listener=_egress_listener(values),
+        has_environment=bool(values.get("environment")),
     )
 
 

@@ -39,7 +39,8 @@ from executor_server.journal.memory import TenantMemory
 from executor_server.journal.records import SegmentError
 from executor_server.journal.replay import replay
 from executor_server.journal.segments import SENT, RecordKind, Segments
-from executor_server.journal.state import JournalState, Outgoing, fingerprint
+from executor_server.journal.sent_frames import Outgoing
+from executor_server.journal.state import JournalState, fingerprint
 
 
 class JournalOwner(Protocol):
@@ -223,11 +224,11 @@ class Journal:
         """Records a frame that is about to leave."""
         if kind in SENT:
             self._write(prefix, body)
-            self._state.note_sent(seq, self._segments.segment)
+            self._state.sent.add(seq, self._segments.segment)
 
     def note_delivered(self, seq: int) -> None:
         """Notes that the guest has taken our frames up to this number."""
-        self._state.note_delivered(seq)
+        self._state.sent.note_delivered(seq)
 
     # -- frames of the guest -------------------------------------------------------------------------------------
 
@@ -344,13 +345,13 @@ class Journal:
 
     def resume(self, taken: int) -> list[Outgoing]:
         """Returns the frames to send again, before any other, to a guest that has taken ours up to this number."""
-        if self._state.to_send_again():  # else nothing is renumbered, and a full disk costs no idle session
+        if self._state.sent.to_send_again():  # else nothing is renumbered, and a full disk costs no idle session
             self._write(encode_frame(RecordKind.RESUMED, {"taken": taken}))
-            self._state.renumber(taken)
+            self._state.sent.renumber(taken)
         # The earlier daemon may have been killed between its STOPPED record and the frame. A second cancel is harmless.
         stopped = [execution_id for execution_id, execution in self.running.items() if execution.stopped]
         return [
-            *self._state.to_send_again(),
+            *self._state.sent.to_send_again(),
             *((Cancel(id=execution_id), b"") for execution_id in stopped),
         ]
 

@@ -318,10 +318,13 @@ class Registry:
         self._try("UPDATE sessions SET last_used_s = ?, generation = ?, puts = ?, gets = ? WHERE session_id = ?", rows)
         self._forget_rest()
 
-    def note_network(self, used: Mapping[str, NetworkUsage]) -> None:
-        """Notes what sessions have used of the network so far: their limits count from there in a later daemon."""
+    def note_network(self, used: Mapping[str, NetworkUsage]) -> bool:
+        """Notes what sessions have used of the network so far: their limits count from there in a later daemon.
+
+        Returns False when that fails.
+        """
         rows = [(_json(usage), session_id) for session_id, usage in used.items()]
-        self._try("UPDATE sessions SET network = ? WHERE session_id = ?", rows)
+        return self._try("UPDATE sessions SET network = ? WHERE session_id = ?", rows)
 
     def _try(self, statement: str, rows: Sequence[tuple[object, ...]]) -> bool:
         try:

@@ -49,7 +49,7 @@ class _Replay:
     def _read_record(self, record: Frame, segment: int) -> None:
         if record.kind in SENT:
             message = message_of(record)
-            self._state.note_sent(record.seq, segment, (message, record.body))
+            self._state.sent.add(record.seq, segment, (message, record.body))
             self._read_sent(message, record.body)
         elif record.kind == RecordKind.VERDICT:
             self._verdicts[record.head.text("id", 64)] = (
@@ -67,7 +67,7 @@ class _Replay:
         elif record.kind == RecordKind.LOST:
             self._state.lose(record.body.decode())
         elif record.kind == RecordKind.RESUMED:
-            self._state.renumber(record.head.integer("taken"))
+            self._state.sent.renumber(record.head.integer("taken"))
         else:
             self._read_event(record, segment)
 

@@ -42,7 +42,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections import deque
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -63,26 +62,14 @@ from executor_server.core import (
 from executor_server.guest.wire.frames import Fields, Frame, FrameError
 from executor_server.guest.wire.messages import Execute
 from executor_server.guest.wire.messages import Result as ResultMessage
-from executor_server.guest.wire.schema import Message, message_of
+from executor_server.guest.wire.schema import message_of
 from executor_server.journal.execution import Execution, ExecutionOwner
 from executor_server.journal.memory import UNSHARED, TenantMemory
 from executor_server.journal.segments import TAKEN
+from executor_server.journal.sent_frames import SentFrames
 from executor_server.journal.spans import SegmentSpans
 
-Outgoing = tuple[Message, bytes]
-"""A message of ours, with its body."""
-
 _MAX_EXECUTIONS = 2**20
-
-
-@dataclass(frozen=True)
-class _Undelivered:
-    """A frame of ours that the guest may not have."""
-
-    ordinal: int  # among all frames of ours in the journal; stays when `seq` is given again after a restart
-    seq: int  # the number by which the guest knows it
-    segment: int  # the segment of its record
-    frame: Outgoing | None  # itself, when it was read from the segments; else the channel keeps it
 
 
 @dataclass(frozen=True)
@@ -124,8 +111,7 @@ class JournalState:
         self.finished: dict[str, Execution] = {}  # the oldest first
         self.finished_bytes = 0
         self.undecided: dict[str, Undecided] = {}
-        self._undelivered: deque[_Undelivered] = deque()
-        self._sent_count = 0
+        self.sent = SentFrames()
         self._spans = SegmentSpans()
         self.replaying = False
         self.generation = generation
@@ -146,29 +132,6 @@ class JournalState:
             execution.leave()
         self.executions.clear()
         self.finished.clear()
-
-    # -- frames of ours ------------------------------------------------------------------------------------------
-
-    def note_sent(self, seq: int, segment: int, frame: Outgoing | None = None) -> None:
-        """Notes a written frame of ours as undelivered; with `frame` when it must be sent again from here."""
-        self._undelivered.append(_Undelivered(self._sent_count, seq, segment, frame))
-        self._sent_count += 1
-
-    def note_delivered(self, seq: int) -> None:
-        """Notes that the guest has taken our frames up to this number."""
-        while self._undelivered and self._undelivered[0].seq <= seq:
-            self._undelivered.popleft()
-
-    def renumber(self, taken: int) -> None:
-        """RESUMED: gives what the guest had not taken the numbers that follow; it is sent again under these."""
-        self.note_delivered(taken)
-        self._undelivered = deque(
-            replace(frame, seq=seq) for seq, frame in enumerate(self._undelivered, start=taken + 1)
-        )
-
-    def to_send_again(self) -> list[Outgoing]:
-        """Returns the frames that were read from the segments and are still undelivered."""
-        return [each.frame for each in self._undelivered if each.frame is not None]
 
     def begin(self, execute: Execute, source: bytes) -> Execution:
         """EXECUTE: adds an execution, which runs or waits behind others."""
@@ -241,7 +204,7 @@ class JournalState:
 
     def _arrived(self, frame: Frame) -> None:
         self.taken_seq = frame.seq
-        self.note_delivered(frame.ack)
+        self.sent.note_delivered(frame.ack)
 
     # -- ends ----------------------------------------------------------------------------------------------------
 
@@ -321,8 +284,7 @@ class JournalState:
 
     def unneeded_segments(self) -> set[int]:
         """Returns the ended segments that nothing needs any more (see the theory of operation), each once."""
-        pinned = {frame.segment for frame in self._undelivered}
-        pinned |= {waiting.segment for waiting in self.undecided.values()}
+        pinned = self.sent.segments | {waiting.segment for waiting in self.undecided.values()}
         return self._spans.drop_unneeded(pinned, self.executions)
 
     # -- snapshots -----------------------------------------------------------------------------------------------
@@ -334,8 +296,7 @@ class JournalState:
             "taken": self.taken_seq,
             "generation": self.generation,
             "oom_kills": self.oom_kills,
-            "sent": self._sent_count,
-            "on_their_way": {frame.ordinal: frame.seq for frame in self._undelivered},
+            **self.sent.snapshot(),
             "unjudged": list(self.undecided),
             "executions": [execution.snapshot() for execution in executions],
         }
@@ -362,7 +323,7 @@ class JournalState:
                 self.running[execution_id] = execution
         undecided = known.texts("unjudged", _MAX_EXECUTIONS)
         self.undecided = {name: result for name, result in self.undecided.items() if name in undecided}
-        self._restore_sent(known)
+        self.sent.restore(known)
 
     def _restored(self, execution_id: str, fields: Fields) -> Execution:
         its_fingerprint = bytes.fromhex(fields.text("fingerprint", 64))
@@ -372,14 +333,6 @@ class JournalState:
             execution = self._add(execution_id, its_fingerprint, fields.text("policy", 64))
         execution.restore(fields)
         return execution
-
-    def _restore_sent(self, known: Fields) -> None:
-        self._sent_count = known.integer("sent")
-        seqs = known.object("on_their_way")
-        if seqs is None:
-            raise FrameError("a snapshot that does not say what was on its way")
-        there = [frame for frame in self._undelivered if str(frame.ordinal) in seqs]
-        self._undelivered = deque(replace(frame, seq=seqs.integer(str(frame.ordinal))) for frame in there)
 
 
 def _without_discarded_output(result: Result) -> Result:

@@ -5,5 +5,5 @@ It owns the questions that are asked before something happens (admission), the n
 """
 
 from executor_server.lifecycle.admission import AdmissionController, Answer, StateFacts
-from executor_server.lifecycle.observer import Observer, Observers, SessionEnd
+from executor_server.lifecycle.observer import Observer, Observers, SessionEnd, pass_on
 from executor_server.lifecycle.running_queue import RunningQueue

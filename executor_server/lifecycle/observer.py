@@ -9,6 +9,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import TypeVar
 
 from executor_server.core import (
     EgressConnection,
@@ -22,6 +23,8 @@ from executor_server.core import (
     ToolCall,
 )
 from executor_server.lifecycle.admission import Answer, StateFacts
+
+T = TypeVar("T")
 
 
 class SessionEnd(enum.StrEnum):
@@ -106,8 +109,13 @@ class Observers(Observer):
     """Passes every notification on, in order."""
 
     def __init__(self, observers: Sequence[Observer]) -> None:
-        for name in (each for each in vars(Observer) if not each.startswith("_")):
-            setattr(self, name, partial(_notify, [getattr(observer, name) for observer in observers]))
+        pass_on(self, Observer, observers)
+
+
+def pass_on(to: T, kind: type[T], observers: Sequence[T]) -> None:
+    """Gives `to` the methods of `kind`, each of which calls that of every observer, in order."""
+    for name in (each for each in vars(kind) if not each.startswith("_")):
+        setattr(to, name, partial(_notify, [getattr(observer, name) for observer in observers]))
 
 
 def _notify(methods: Sequence[Callable[..., None]], *facts: object) -> None:

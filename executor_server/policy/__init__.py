@@ -1,4 +1,4 @@
-"""Decides what a client may have: profiles, tenants, limits, images, imports, tools.
+"""Decides what a client may have: profiles, tenants, limits, images, imports, tools, hosts, packages.
 
 It owns the policy file, the one place that makes a `SandboxSpec`, and the texts of refusals. Decisions are pure; the
 policy in force is replaced as a whole when its file changes. It must not know sessions, backends or the wire.
@@ -10,7 +10,7 @@ from executor_server.policy.decide import Policy, WarmSandboxes
 from executor_server.policy.file import PolicyFile, built_in_policy, load_policy, parse_policy
 from executor_server.policy.grants import PolicySummary
 from executor_server.policy.in_force import PolicyListener, PolicyStore
-from executor_server.policy.network import NetworkSummary
+from executor_server.policy.packages import PackagesSummary
 from executor_server.policy.profile import QuotasTable
 from executor_server.policy.requests import RequestedLimits, RequestedSession
 from executor_server.policy.session_rules import (

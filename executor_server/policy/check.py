@@ -14,6 +14,7 @@ from executor_server.core import secret_names
 from executor_server.policy.decide import Policy
 from executor_server.policy.file import PolicyFile
 from executor_server.policy.network import BACKENDS_WITHOUT_SECRETS
+from executor_server.policy.packages_table import PackagesTable
 from executor_server.policy.profile import Profile
 
 
@@ -32,7 +33,8 @@ def policy_for(
 ) -> Policy:
     """Returns the policy as a daemon of this configuration would have it.
 
-    Without a configuration file, `more_images` and `knows_secrets` let it have the images and secrets that it names.
+    Without a configuration file, `more_images` and `knows_secrets` let it have the images, the secrets and the index
+    that it names.
     """
     server = config.server
     return Policy(
@@ -42,6 +44,7 @@ def policy_for(
         other_images={other: configured_images(config, other) for other in server.other_backends},
         orphan_time_s=config.sessions.orphan_time_s,
         secrets=config.egress.secrets.keys() if knows_secrets else None,
+        own_index=config.environments.has_own_index or not knows_secrets,
     )
 
 
@@ -88,6 +91,7 @@ def _unserved(name: str, profile: Profile, config: Config) -> Iterator[Problem]:
             text = f"the daemon does not run the {backend} backend (server.other_backends), so none of these goes there"
             yield Problem((*path, "backends"), text)
     yield from _unserved_network(profile, (*path[:2], "network"), served, config)
+    yield from _unserved_packages(profile.packages, (*path[:2], "packages"), config)
     images = dict.fromkeys(image for backend in served for image in configured_images(config, backend))
     if sandbox.images is not None and not set(sandbox.images) & set(images):
         whose = f"the {served[0]} backend" if len(served) == 1 else f"the backends {' and '.join(served)}"
@@ -111,3 +115,9 @@ def _unserved_network(profile: Profile, path: KeyPath, served: Sequence[str], co
     if secrets and BACKENDS_WITHOUT_SECRETS.issuperset(served):
         text = f"the {' and '.join(served)} backend sets no headers, so no session gets these hosts"
         yield Problem((*path, "secrets"), text)
+
+
+def _unserved_packages(table: PackagesTable, path: KeyPath, config: Config) -> Iterator[Problem]:
+    if table.allows_any and not config.environments.has_own_index:
+        text = 'the configuration has no index of its own (environments.index_url), so "*" allows nothing'
+        yield Problem((*path, "allowed"), text)

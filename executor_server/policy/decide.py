@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Literal
 
 from executor_server.config import ConfigError, PoolSection
@@ -37,7 +38,6 @@ from executor_server.policy.grants import (
     import_violations,
     limit_violations,
     max_limits,
-    package_violations,
     session_limits,
     state_rules,
     tool_rules,
@@ -49,8 +49,22 @@ from executor_server.policy.network import (
     network_violations,
     secret_violations,
 )
+from executor_server.policy.packages import (
+    package_violations,
+    packages_spec,
+    packages_summary,
+    with_advice,
+    with_found,
+)
 from executor_server.policy.profile import Profile, QuotasTable
-from executor_server.policy.requests import RequestedLimits, RequestedSession, check_imports, check_request, invalid
+from executor_server.policy.requests import (
+    RequestedLimits,
+    RequestedSession,
+    check_imports,
+    check_packages,
+    check_request,
+    invalid,
+)
 from executor_server.policy.tightening import tightened_to, why_sandbox_must_go
 
 
@@ -81,13 +95,17 @@ class Policy:
         orphan_time_s: float,
         other_images: Mapping[str, Sequence[str]] | None = None,
         secrets: Collection[str] | None = None,
+        own_index: bool = False,
     ) -> None:
         """`other_images`: names of images, by the backend that runs beside the daemon's own. `secrets`: names of those
-        that the daemon is configured with; None when that is not known, and taken for all that the policy names."""
+        that the daemon is configured with; None when that is not known, and taken for all that the policy names.
+        `own_index`: packages come from an index that the daemon is configured with."""
         self._file = file
         self._choice = BackendChoice({backend: images, **(other_images or {})})
         self._orphan_time_s = orphan_time_s
         self._secrets = secrets
+        self._own_index = own_index
+        self._is_built_in = file.is_built_in
         self.version = file.version
         self.fingerprint = file.fingerprint
         self._profile_fingerprints = {name: profile.fingerprint for name, profile in file.profiles.items()}
@@ -136,12 +154,36 @@ class Policy:
         """True when some session may have a network."""
         return any(profile.network.has_hosts for profile in self._file.profiles.values())
 
+    @property
+    def grants_packages(self) -> bool:
+        """True when some session may have packages besides those of its image."""
+        return any(profile.packages.has_packages for profile in self._file.profiles.values())
+
+    @property
+    def lock_files(self) -> tuple[Path, ...]:
+        """The lock files that it was read with."""
+        locks = (profile.packages.lock for profile in self._file.profiles.values())
+        return tuple(sorted({lock.path for lock in locks if lock is not None}))
+
     # -- sessions
 
     def decide(self, principal: Principal, request: RequestedSession) -> SessionSpec:
         """Returns the approved session. Raises InvalidRequest, PolicyViolation."""
         check_request(request)
         return self._decide(*self._profile_of(principal.tenant), request)
+
+    def with_packages(self, spec: SessionSpec, modules: Sequence[str]) -> SessionSpec | None:
+        """Returns the spec of a new session with the packages of modules that it authorizes and its image lacks.
+
+        None when there is nothing to add: the profile does not say `packages.auto`, or grants none that these modules
+        may be in; or the session was approved by another policy than this.
+        """
+        profile = self._file.profiles.get(spec.policy.profile)
+        if profile is None or spec.policy.fingerprint != self.fingerprint or not profile.packages.auto:
+            return None
+        names = dict.fromkeys(name for module in modules for name in _authorized_below(module, spec))
+        packages = with_found(profile.packages, spec.sandbox.packages, names, own_index=self._own_index)
+        return None if packages is None else replace(spec, sandbox=replace(spec.sandbox, packages=packages))
 
     def authorize_imports(self, principal: Principal, spec: SessionSpec, imports: Sequence[str]) -> SessionSpec:
         """Returns the spec of a running session with more modules authorized. Its sandbox stays as it is.
@@ -180,6 +222,7 @@ class Policy:
             tools=tool_rules(profile),
             files=file_rules(profile),
             network=network_summary(profile),
+            packages=packages_summary(profile.packages, own_index=self._own_index),
             quotas=profile.quotas,
             state=state_rules(profile),
         )
@@ -235,7 +278,7 @@ class Policy:
         if name is None:
             return "the policy has no profile for its tenant any more"
         profile = self._file.profiles[name]
-        reason = why_sandbox_must_go(profile, self._choice, spec.sandbox, backend)
+        reason = why_sandbox_must_go(profile, self._choice, spec.sandbox, backend, own_index=self._own_index)
         if reason is not None:
             return reason
         fingerprint = self._profile_fingerprints[name]
@@ -255,11 +298,13 @@ class Policy:
         limits = session_limits(profile, request.limits)
         network = network_rules(profile, request.network)
         backends = self._choice.order_for(profile, request)
+        asked = check_packages(request.packages)
+        refused = tuple(package_violations(name, profile.packages, asked, own_index=self._own_index))
         violations = (
             *self._choice.violations(name, profile, request),
             *network_violations(name, profile, request.network),
             *secret_violations(name, network.secrets, self._secrets, backends),
-            *package_violations(name, request),
+            *(with_advice(refused) if self._is_built_in else refused),
             *limit_violations(name, profile, limits),
             *import_violations(name, profile, request.authorized_imports, profile.imports.denied),
         )
@@ -278,6 +323,7 @@ class Policy:
                 backends=able_to_serve(network, backends),
                 max_files=limits.max_files,
                 egress=network.any,
+                packages=packages_spec(profile.packages, asked),
             ),
             limits=limits,
             execution_default=execution_default(profile, request.limits, limits),
@@ -301,3 +347,9 @@ class Policy:
 
     def _can_serve(self, profile: Profile) -> bool:
         return bool(self._choice.backends_of(profile) and self._choice.images_of(profile))
+
+
+def _authorized_below(module: str, spec: SessionSpec) -> list[str]:
+    """Returns what is authorized of a module: "google" says little where "google.cloud.storage" is meant."""
+    below = [each.removesuffix(".*") for each in spec.authorized_imports if each.startswith(f"{module}.")]
+    return below or [module]

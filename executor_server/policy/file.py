@@ -95,6 +95,11 @@ class PolicyFile(Section):
                         yield contradiction(("tenants", name, key), text, value, also=[("tenants", owner, key)])
 
     @property
+    def is_built_in(self) -> bool:
+        """True when it says what the policy of a daemon without a policy file does."""
+        return self.fingerprint == built_in_policy().fingerprint
+
+    @property
     def fingerprint(self) -> str:
         """Short, and different for policies that grant different things, however they are written."""
         return fingerprint_of(self.model_dump(mode="json", exclude={"profiles": {"__all__": {"extends"}}}))

@@ -18,13 +18,13 @@ from executor_server.core import (
     StateRules,
     ToolRules,
     Violation,
-    ViolationKind,
     is_covered,
     is_denied,
 )
 from executor_server.policy.network import NetworkSummary
+from executor_server.policy.packages import PackagesSummary
 from executor_server.policy.profile import Profile, QuotasTable
-from executor_server.policy.requests import RequestedLimits, RequestedSession
+from executor_server.policy.requests import RequestedLimits
 from executor_server.policy.violations import above_ceiling, denied_import, not_allowed, rule_of
 
 _LIMIT_NAMES = tuple(f.name for f in fields(Limits))
@@ -50,6 +50,7 @@ class PolicySummary:
     tools: ToolRules
     files: FileRules
     network: NetworkSummary
+    packages: PackagesSummary
     quotas: QuotasTable
     state: StateRules
 
@@ -113,12 +114,6 @@ def audit_rules(profile: Profile) -> AuditRules:
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Violations. `name` is the profile's.
-
-
-def package_violations(name: str, request: RequestedSession) -> Iterator[Violation]:
-    for package in request.packages:
-        rule = rule_of(name, "sandbox.install_packages")
-        yield Violation("packages", ViolationKind.UNSUPPORTED, package, "none", rule)
 
 
 def limit_violations(name: str, profile: Profile, limits: Limits) -> Iterator[Violation]:

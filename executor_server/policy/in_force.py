@@ -1,7 +1,7 @@
 """The policy in force: read from its file, and replaced when the file's content means another policy.
 
 A file that can't be used changes nothing, and is reported as an error, once for each content. It is read again as soon
-as it changes: another content, another file under its name, another link to it.
+as it changes: another content, another file under its name, another link to it. So are the lock files that it names.
 
 The beginning of a policy file can be a valid policy, and one that knows fewer tenants. So a file is believed only when
 it has not changed for `SETTLE_S`. A new file that is written beside it and renamed is safe however slow the disk is.
@@ -32,7 +32,7 @@ _log = structlog.get_logger(__name__)
 
 # Device, inode, size, times of the content and of the inode; None: there is no file.
 _Signature = tuple[int, ...] | None
-_READ_AGAIN: _Signature = ()  # no file has this one
+_READ_AGAIN: tuple[_Signature, ...] = ()  # never those of files, of which there is one at least
 
 
 class PolicyListener:
@@ -66,7 +66,7 @@ class PolicyStore:
         self._make = make
         self._interval_s = interval_s
         self._listener = listener or PolicyListener()
-        self._seen = _signature(path) if path is not None else None
+        self._seen = _READ_AGAIN if path is None else (_signature(path),)
         self._reported = ""  # digest of the content and the problems that were last reported
         self._reading = asyncio.Lock()
         self._asked = asyncio.Event()
@@ -105,7 +105,7 @@ class PolicyStore:
                     await self._asked.wait()
             asked = self._asked.is_set()
             self._asked.clear()
-            if not asked and _signature(path) == self._seen:
+            if not asked and self._signatures(path) == self._seen:
                 continue
             try:
                 await self._read(path, asked=asked)
@@ -127,20 +127,24 @@ class PolicyStore:
                 self._report(hashlib.sha256(found + repr(error.problems).encode()).hexdigest(), error, asked=asked)
                 raise
             except asyncio.CancelledError:
-                self._seen = None  # the caller is gone in the middle of a reading: the watcher has to finish it
+                self._seen = _READ_AGAIN  # the caller is gone in the middle of a reading: the watcher has to finish it
                 raise
             self._reported = ""
             return self._take(policy, asked=asked)
 
     async def _read_settled(self, path: Path) -> bytes:
-        """Returns the content of a file that has not changed for SETTLE_S. Raises ConfigError."""
+        """Returns the content of a file that has not changed for SETTLE_S, nor have its locks. Raises ConfigError."""
         for _ in range(_MAX_READINGS):
-            before = self._seen = _signature(path)
+            before = self._seen = self._signatures(path)
             data = await asyncio.to_thread(read_trusted, path, "policy file")
             await asyncio.sleep(SETTLE_S)
-            if _signature(path) == before:
+            if self._signatures(path) == before:
                 return data
         raise ConfigError([f"The policy file {path} is being written all the time."])
+
+    def _signatures(self, path: Path) -> tuple[_Signature, ...]:
+        """The signatures of the policy file and of the locks that the policy in force was read with."""
+        return _signature(path), *map(_signature, self.current.lock_files)
 
     def _take(self, policy: Policy, *, asked: bool) -> bool:
         before = self.current

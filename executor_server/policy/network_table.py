@@ -13,6 +13,7 @@ from pydantic_core import InitErrorDetails
 
 from executor_server.config import GIB, MIB, Form, ReadForm, Seconds, Section, WrittenSize, contradiction, refuse
 from executor_server.core import secret_names
+from executor_server.guest.egress.rules import FRAMING_HEADERS
 from executor_server.policy.hosts import is_denied_host, meetings, pattern_of, undenied
 
 MAX_HOSTS = 256
@@ -26,23 +27,6 @@ PLAIN_HTTP = 80
 _METHOD = re.compile(r"[A-Z]{1,20}(?:-[A-Z]{1,20}){0,3}")
 # A field name of RFC 9110.
 _HEADER = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,64}")
-# Those of one connection, those that frame or route a message, and what a client and a server agree on before a body.
-_NOT_TO_BE_SET = frozenset(
-    {
-        "connection",
-        "content-length",
-        "expect",
-        "host",
-        "keep-alive",
-        "proxy-authenticate",
-        "proxy-authorization",
-        "proxy-connection",
-        "te",
-        "trailer",
-        "transfer-encoding",
-        "upgrade",
-    }
-)
 # Characters of a path by RFC 3986, without those that servers read in different ways: escapes, matrix parameters.
 _PATH = re.compile(r"(?:/[A-Za-z0-9._~!$&'()+,=:@-]*)*(?:/\*)?")
 _VALUE = re.compile(r"[!-~]+(?: +[!-~]+)*")
@@ -67,7 +51,7 @@ def _is_method(text: str) -> bool:
 def _header_of(text: str) -> str:
     if _HEADER.fullmatch(text) is None:
         raise ValueError("is no name of a header")
-    if text.lower() in _NOT_TO_BE_SET:
+    if text.lower() in FRAMING_HEADERS:
         raise ValueError("belongs to the connection or to the form of a message")
     return text
 

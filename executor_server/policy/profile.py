@@ -35,6 +35,7 @@ from executor_server.policy.forms import (
 )
 from executor_server.policy.limits import LimitsTable
 from executor_server.policy.network_table import NetworkTable
+from executor_server.policy.packages_table import PackagesTable
 
 # The modules that smolagents authorizes by itself (BASE_BUILTIN_MODULES), so that its prompts hold here too.
 SMOLAGENTS_BASE_IMPORTS = (
@@ -122,7 +123,8 @@ class SandboxTable(Section):
     """`"none"`, the only value. Hosts that a sandbox may reach are named in `[profiles.NAME.network]`, and a profile
     with some of them can't say `"none"` here."""
     install_packages: Annotated[Any, AfterValidator(NO_INSTALLATION)] = False
-    """True when code may install packages while it runs."""
+    """`false`, the only value. Packages that a session may ask for are named in `[profiles.NAME.packages]`, and a
+    profile with some of them can't say `false` here."""
 
 
 class ToolsTable(Section):
@@ -207,6 +209,7 @@ class Profile(Section):
     limits: LimitsTable = LimitsTable()
     sandbox: SandboxTable = SandboxTable()
     network: NetworkTable = NetworkTable()
+    packages: PackagesTable = PackagesTable()
     tools: ToolsTable = ToolsTable()
     files: FilesTable = FilesTable()
     state: StateTable = StateTable()
@@ -220,6 +223,15 @@ class Profile(Section):
             hosts = [("network", key) for key in ("default", "allowed") if getattr(self.network, key)]
             text = f"goes with no hosts, and {dotted(hosts[0])} has some; remove one of them"
             refuse(self, [contradiction(("sandbox", "network"), text, self.sandbox.network, also=hosts)])
+        return self
+
+    @model_validator(mode="after")
+    def _check_packages(self) -> Profile:
+        """As with `network`: a file that says false was written by someone who wants none."""
+        if "install_packages" in self.sandbox.model_fields_set and self.packages.has_packages:
+            key = ("packages", "allowed" if self.packages.allowed else "lock")
+            text = f"goes with no packages, and {dotted(key)} has some; remove one of them"
+            refuse(self, [contradiction(("sandbox", "install_packages"), text, False, also=[key])])
         return self
 
     @property

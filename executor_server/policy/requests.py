@@ -21,6 +21,14 @@ from executor_server.policy.forms import (
     MIN_TIME_S,
 )
 from executor_server.policy.hosts import pattern_of
+from executor_server.policy.requirement import (
+    MAX_MARKERS,
+    REQUIREMENT_FORM,
+    BadRequirement,
+    Requirement,
+    merged,
+    read_requirement,
+)
 
 MAX_REQUESTED_IMPORTS = 256
 MAX_REQUESTED_HOSTS = 64  # each is compared with every host of the policy
@@ -88,7 +96,7 @@ def check_request(request: RequestedSession) -> None:
     _check_text("image", request.image)
     _check_text("backend", request.backend)
     check_hosts(request.network)
-    _check_texts("packages", request.packages, MAX_REQUESTED_PACKAGES)
+    check_packages(request.packages)
     check_limits(request.limits)
     check_imports(request.authorized_imports)
     _check_labels(request.labels)
@@ -121,6 +129,24 @@ def check_hosts(patterns: Sequence[str]) -> None:
             pattern_of(text)
         except BadName as error:
             raise invalid(f"network[{index}]", str(error)) from error
+
+
+def check_packages(texts: Sequence[str]) -> tuple[Requirement, ...]:
+    """Returns the requirements in canonical form. Raises InvalidRequest for the first that is none, or for too many."""
+    if len(texts) > MAX_REQUESTED_PACKAGES:
+        raise invalid("packages", f"has more than {MAX_REQUESTED_PACKAGES} entries")
+    found: list[Requirement] = []
+    for index, text in enumerate(texts):
+        try:
+            found.append(read_requirement(text))
+        except BadRequirement as error:
+            raise invalid(f"packages[{index}]", f"{error}; write {REQUIREMENT_FORM}") from error
+        if len({each.marker for each in found if each.marker}) > MAX_MARKERS:
+            raise invalid("packages", f"has more than {MAX_MARKERS} different markers")
+    try:
+        return merged(found)
+    except BadRequirement as error:
+        raise invalid("packages", str(error)) from error
 
 
 def check_imports(patterns: Sequence[str]) -> None:

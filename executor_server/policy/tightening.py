@@ -22,6 +22,7 @@ from executor_server.core import (
 from executor_server.policy.backend_choice import BackendChoice
 from executor_server.policy.grants import audit_rules, execution_max, file_rules, max_limits, state_rules, tool_rules
 from executor_server.policy.network import tightened_network
+from executor_server.policy.packages import why_packages_must_go
 from executor_server.policy.profile import Profile
 from executor_server.policy.violations import number
 
@@ -30,7 +31,9 @@ _SANDBOX_LIMIT_NAMES = ("memory_bytes", "processes", "disk_bytes", "max_files")
 AnyLimits = TypeVar("AnyLimits", Limits, ExecutionLimits)
 
 
-def why_sandbox_must_go(profile: Profile, choice: BackendChoice, sandbox: SandboxSpec, backend: str) -> str | None:
+def why_sandbox_must_go(
+    profile: Profile, choice: BackendChoice, sandbox: SandboxSpec, backend: str, *, own_index: bool
+) -> str | None:
     """The reason why a sandbox, which can't be changed while it runs, is not allowed any more; None when it is."""
     if backend not in choice.backends_of(profile):
         return f"the policy does not allow the {backend} backend any more"
@@ -43,6 +46,8 @@ def why_sandbox_must_go(profile: Profile, choice: BackendChoice, sandbox: Sandbo
     cpus = profile.limits.cpus
     if cpus is not None and (sandbox.cpus is None or sandbox.cpus > cpus):
         return f"its sandbox may use more processors than the {number(cpus)} that the policy allows now"
+    if sandbox.packages is not None:
+        return why_packages_must_go(profile.packages, sandbox.packages, own_index=own_index)
     return None
 
 

@@ -3,6 +3,7 @@
 It must not know sessions: it hands over a sandbox with a connected guest and forgets it.
 """
 
+from executor_server.pool.asked_kinds import AskedSettings
 from executor_server.pool.creation_queue import CreationQueue
 from executor_server.pool.fail_over import BackendSet, FailOverSettings
 from executor_server.pool.kind import PoolStats, ReadySandbox

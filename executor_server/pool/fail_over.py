@@ -24,6 +24,7 @@ import structlog
 
 from executor_server.backends import (
     Backend,
+    Environment,
     HostFinding,
     KnownSandbox,
     MissingSandbox,
@@ -31,7 +32,7 @@ from executor_server.backends import (
     failures_of,
     outcomes_of,
 )
-from executor_server.core import BackendFull, ImageNotReady, SandboxFailure, SandboxSpec
+from executor_server.core import BackendFull, EnvironmentFailed, ImageNotReady, SandboxFailure, SandboxSpec
 from executor_server.pool.health import BackendHealth, HealthSettings
 
 T = TypeVar("T")
@@ -126,6 +127,20 @@ class BackendSet:
             try:
                 return await member.create_with(spec, use)
             except SandboxFailure as failure:
+                if _is_about_packages(failure):
+                    raise
+                failures.append((member.name, failure))
+        raise _most_helpful(failures)
+
+    async def prepare_environment(self, spec: SandboxSpec) -> Environment | None:
+        """Prepares it on the first backend that can. Raises as `create`."""
+        failures: list[tuple[str, SandboxFailure]] = []
+        for member in self._members_for(spec):
+            try:
+                return await member.prepare_environment(spec)
+            except SandboxFailure as failure:
+                if _is_about_packages(failure):
+                    raise
                 failures.append((member.name, failure))
         raise _most_helpful(failures)
 
@@ -254,6 +269,10 @@ class _Member:
         self._check_serves()
         return await self.backend.fingerprint(spec)
 
+    async def prepare_environment(self, spec: SandboxSpec) -> Environment | None:
+        self._check_serves()
+        return await self.backend.prepare_environment(spec)
+
     async def create_with(self, spec: SandboxSpec, use: Callable[[Sandbox], Awaitable[T]]) -> T:
         """Creates a sandbox. Raises SandboxFailure, at once while the backend is passed over."""
         self._check_serves()
@@ -263,6 +282,14 @@ class _Member:
     def _check_serves(self) -> None:
         if not self._serves:
             raise SandboxFailure(f"the {self.name} backend does not run: {self._logged}")
+
+
+def _is_about_packages(failure: SandboxFailure) -> bool:
+    """Returns True when another backend is not to be asked: the packages are at fault, or their environment is being
+    made here, and would be made there a second time."""
+    return isinstance(failure, EnvironmentFailed) or (
+        isinstance(failure, ImageNotReady) and failure.progress is not None
+    )
 
 
 def _most_helpful(failures: Sequence[tuple[str, SandboxFailure]]) -> SandboxFailure:

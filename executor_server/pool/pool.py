@@ -8,6 +8,8 @@ Where a kind may be made on several backends, sandboxes of the earliest are hand
 a later backend is discarded when an earlier backend has made its replacement, not before, and one at a time. So a
 backend that comes and goes, or is nearly full, does not empty the pool.
 
+Besides the configured kinds it keeps one sandbox each of the few kinds with packages that are asked for often.
+
 Accounting: each sandbox that was made is kept, or was a hit, or was discarded for exactly one of three reasons.
 """
 
@@ -15,16 +17,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 
 import structlog
 
 from executor_server.backends import Backend, Sandbox
 from executor_server.channel import READY_TIME_S, GuestChannel, GuestEndpoint, UnreachedError
-from executor_server.core import BackendFull, ImageNotReady, SandboxFailure, SandboxSpec
+from executor_server.core import BackendFull, EnvironmentFailed, ImageNotReady, SandboxFailure, SandboxSpec
 from executor_server.policy import WarmSandboxes
+from executor_server.pool.asked_kinds import AskedKinds, AskedSettings
 from executor_server.pool.fail_over import create_with
 from executor_server.pool.kind import Discard, Kind, PoolStats, ReadySandbox
 
@@ -49,6 +52,7 @@ class PoolSettings:
     ping_interval_s: float = 10.0
     check_interval_s: float = 5.0  # between two checks that kept ones are up to date
     stats_interval_s: float = 300.0
+    asked: AskedSettings = field(default_factory=AskedSettings)
 
 
 async def make_ready(backend: Backend, spec: SandboxSpec, *, warm: bool) -> ReadySandbox:
@@ -90,6 +94,8 @@ class WarmPool:
         self._backend = backend
         self._settings = settings
         self._kinds: dict[SandboxSpec, Kind] = {}
+        self._configured: dict[SandboxSpec, int] = {}
+        self._asked = AskedKinds(settings.asked)
         self._wanted = asyncio.Event()
         self._filled = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
@@ -99,9 +105,19 @@ class WarmPool:
 
     def keep_ready(self, kinds: Sequence[WarmSandboxes]) -> None:
         """Keeps these ready from here on, in the background; discards kept and unfinished ones of other specs."""
+        self._configured = {kind.spec: kind.size for kind in kinds}
+        self._asked.clear()
+        self._set_sizes(self._configured)
+
+    def _follow_requests(self) -> None:
+        """Keeps those that are asked for often, besides the configured ones."""
+        wanted = {**dict.fromkeys(self._asked.kept, 1), **self._configured}
+        if wanted.keys() != self._kinds.keys():
+            self._set_sizes(wanted)
+
+    def _set_sizes(self, wanted: Mapping[SandboxSpec, int]) -> None:
         if self._closed:
             return
-        wanted = {kind.spec: kind.size for kind in kinds}
         for kind in self._kinds.values():
             kind.size = wanted.get(kind.spec, 0)
             self._drop_surplus(kind)
@@ -129,7 +145,10 @@ class WarmPool:
         kind = self._kinds.get(spec)
         if kind is None:
             async with turn():
-                return await make_ready(self._backend, spec, warm=False)
+                ready = await make_ready(self._backend, spec, warm=False)
+            self._note_request(spec)
+            return ready
+        self._note_request(spec)
         self._wanted.set()
         kept = self._take_kept(kind)
         if kept is not None:
@@ -141,6 +160,11 @@ class WarmPool:
             ready = await make_ready(self._backend, spec, warm=False)
         kind.note_ready(_now_s() - started_s)
         return ready
+
+    def _note_request(self, spec: SandboxSpec) -> None:
+        if spec not in self._configured:
+            self._asked.note(spec, _now_s())
+            self._follow_requests()
 
     async def full(self) -> None:
         """Waits until every spec has its sandboxes."""
@@ -260,6 +284,9 @@ class WarmPool:
         except SandboxFailure as failure:
             kind.failed += 1
             wait_s = self._back_off(kind, failure)
+            if isinstance(failure, EnvironmentFailed):
+                self._asked.forget(kind.spec)
+                self._follow_requests()
             _log.warning("pool_refill_failed", image=kind.spec.image, error=str(failure), retry_after_s=wait_s)
             return
         except Exception:  # noqa: BLE001 - a background owner: a bug of ours must not end refilling for good
@@ -311,6 +338,8 @@ class WarmPool:
                 ready.channel.ping()
 
     async def _check(self) -> None:
+        self._asked.expire(_now_s())
+        self._follow_requests()
         for kind in list(self._kinds.values()):  # `keep_ready` may replace them meanwhile
             await self._check_kind(kind, dict.fromkeys(ready.sandbox.backend_name for ready in kind.kept))
             if kind.better:

@@ -14,9 +14,10 @@ from executor_api.v1 import admin_service_pb2 as admin_pb
 from executor_api.v1 import admin_service_pb2_grpc as admin_grpc
 from executor_server.admission import Quotas
 from executor_server.config import ConfigError, is_name
-from executor_server.core import InvalidRequest, Principal, Reason
+from executor_server.core import InvalidRequest, NotFound, Principal, Reason, SandboxFailure, Unavailable
+from executor_server.environments import EnvironmentService
 from executor_server.policy import Policy
-from executor_server.rpc import checks, to_wire
+from executor_server.rpc import checks, environments_to_wire, to_wire
 from executor_server.rpc.auth import current_principal
 from executor_server.rpc.handlers import Context
 from executor_server.sessions import SessionManager
@@ -38,12 +39,14 @@ class AdminService(admin_grpc.AdminServiceServicer):
         policy: Callable[[], Policy],
         reload: Callable[[], Awaitable[bool]],
         record: Callable[[Principal, str, str], None],
+        environments: EnvironmentService,
     ) -> None:
         self._sessions = sessions
         self._quotas = quotas
         self._policy = policy
         self._reload = reload
         self._record = record
+        self._environments = environments
 
     async def ListAllSessions(
         self, request: admin_pb.ListAllSessionsRequest, context: Context
@@ -73,6 +76,44 @@ class AdminService(admin_grpc.AdminServiceServicer):
         session_id = checks.identifier(request.session_id, "session_id")
         self._note("GetSessionNetwork", session_id)
         return to_wire.session_network_to(self._sessions.find(session_id))
+
+    async def ListEnvironments(
+        self, request: admin_pb.ListEnvironmentsRequest, context: Context
+    ) -> admin_pb.ListEnvironmentsResponse:
+        self._note("ListEnvironments")
+        statistics = self._environments.statistics()
+        return admin_pb.ListEnvironmentsResponse(
+            environments=map(environments_to_wire.environment_to, self._environments.list()),
+            builds=map(environments_to_wire.environment_build_to, self._environments.builds()),
+            total_bytes=statistics.total_bytes,
+            max_bytes=statistics.max_bytes,
+        )
+
+    async def GetEnvironment(
+        self, request: admin_pb.GetEnvironmentRequest, context: Context
+    ) -> admin_pb.GetEnvironmentResponse:
+        environment_id = checks.identifier(request.environment_id, "environment_id")
+        self._note("GetEnvironment", environment_id)
+        found = self._environments.show(environment_id)
+        if found is None:
+            raise NotFound(Reason.ENVIRONMENT_NOT_FOUND, f"there is no environment {environment_id!r}")
+        return environments_to_wire.environment_with_lock_to(found)
+
+    async def CollectEnvironments(
+        self, request: admin_pb.CollectEnvironmentsRequest, context: Context
+    ) -> admin_pb.CollectEnvironmentsResponse:
+        self._note("CollectEnvironments", str(request.max_bytes))
+        try:
+            collected = await self._environments.collect(request.max_bytes)
+        except SandboxFailure as failure:
+            _log.error("environments_not_collected", error=str(failure))
+            message = "the environments can't be measured or removed now; the daemon's log says why"
+            raise Unavailable(Reason.BACKEND_UNAVAILABLE, message) from failure
+        return admin_pb.CollectEnvironmentsResponse(
+            environment_ids=[each.environment_id for each in collected.evicted],
+            freed_bytes=collected.freed_bytes,
+            total_bytes=collected.total_bytes,
+        )
 
     async def Drain(self, request: admin_pb.DrainRequest, context: Context) -> admin_pb.DrainResponse:
         self._note("Drain", "resume" if request.resume else "")

@@ -18,6 +18,8 @@ from executor_api.v1 import admin_service_pb2_grpc as admin_grpc
 from executor_server.core import Address, AddressError, TcpAddress, UnixAddress, addresses
 
 CALL_TIME_S = 60.0
+COLLECTION_TIME_S = 600.0
+"""Seconds for the removal of environments: a disk may be slow with a million files."""
 MAX_PEM_BYTES = 1024 * 1024
 # A daemon may have many sessions, and each may list a thousand import patterns.
 MAX_RESPONSE_BYTES = 64 * 1024 * 1024
@@ -64,9 +66,19 @@ class AdminClient:
     def usage(self, tenant: str = "") -> dict[str, Any]:
         return self._call("GetUsage", admin_pb.GetUsageRequest(tenant=tenant))
 
-    def _call(self, method: str, request: Message) -> dict[str, Any]:
+    def environments(self) -> dict[str, Any]:
+        return self._call("ListEnvironments", admin_pb.ListEnvironmentsRequest())
+
+    def environment(self, environment_id: str) -> dict[str, Any]:
+        return self._call("GetEnvironment", admin_pb.GetEnvironmentRequest(environment_id=environment_id))
+
+    def collect_environments(self, max_bytes: int) -> dict[str, Any]:
+        request = admin_pb.CollectEnvironmentsRequest(max_bytes=max_bytes)
+        return self._call("CollectEnvironments", request, COLLECTION_TIME_S)
+
+    def _call(self, method: str, request: Message, time_s: float = CALL_TIME_S) -> dict[str, Any]:
         try:
-            response: Message = getattr(self._stub, method)(request, metadata=self._metadata, timeout=CALL_TIME_S)
+            response: Message = getattr(self._stub, method)(request, metadata=self._metadata, timeout=time_s)
         except grpc.RpcError as error:
             call: Any = error
             raise AdminError(f"{call.code().name}: {call.details()}") from error

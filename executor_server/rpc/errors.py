@@ -16,7 +16,7 @@ import inspect
 import logging
 import re
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import Any, NoReturn, TypeAlias, cast
 
 import grpc
@@ -52,6 +52,7 @@ MAX_MESSAGE_BYTES = 1000
 MAX_VIOLATIONS_BYTES = 2500
 MAX_FIELD_BYTES = 400
 MAX_MODULES_BYTES = 1500
+MAX_PROGRESS_BYTES = 60
 
 _STATUS_OF: dict[type[ExecutorError], grpc.StatusCode] = {
     InvalidRequest: grpc.StatusCode.INVALID_ARGUMENT,
@@ -88,8 +89,8 @@ async def refuse(context: Context, error: ExecutorError) -> NoReturn:
     """Ends the call with the status of `error`."""
     code = next(code for kind, code in _STATUS_OF.items() if isinstance(error, kind))
     message = _cut(error.message, MAX_MESSAGE_BYTES)
-    metadata = {"modules": _modules_to(error.modules)} if isinstance(error, ModulesMissing) else {}
-    details: list[Message] = [error_details_pb2.ErrorInfo(reason=error.reason.value, domain=DOMAIN, metadata=metadata)]
+    info = error_details_pb2.ErrorInfo(reason=error.reason.value, domain=DOMAIN, metadata=_metadata_of(error))
+    details: list[Message] = [info]
     if isinstance(error, InvalidRequest) and error.field:
         field = error_details_pb2.BadRequest.FieldViolation(
             field=_cut(error.field, MAX_FIELD_BYTES), description=message
@@ -102,6 +103,17 @@ async def refuse(context: Context, error: ExecutorError) -> NoReturn:
         retry.retry_delay.FromMilliseconds(round(error.retry_after_s * 1000))
         details.append(retry)
     await _abort(context, code, message, details)
+
+
+def _metadata_of(error: ExecutorError) -> Mapping[str, str]:
+    """Returns what programs read of an error, beside its reason."""
+    if isinstance(error, ModulesMissing):
+        return {"modules": _modules_to(error.modules)}
+    if isinstance(error, Unavailable) and error.progress is not None:
+        progress = error.progress
+        step, unit = _cut(progress.step, MAX_PROGRESS_BYTES), _cut(progress.unit, MAX_PROGRESS_BYTES)
+        return {"step": step, "done": str(progress.done), "total": str(progress.total), "unit": unit}
+    return {}
 
 
 class ErrorBorder(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]

@@ -51,6 +51,16 @@ def requested_session_from(request: service_pb.CreateSessionRequest) -> Requeste
     )
 
 
+def requested_environment_from(request: service_pb.PrepareEnvironmentRequest) -> RequestedSession:
+    """Returns the session that would have the environment: the policy decides about it as about any other."""
+    return RequestedSession(image=request.image, backend=request.backend, packages=tuple(request.packages))
+
+
+def needed_modules_from(request: service_pb.CreateSessionRequest) -> tuple[str, ...]:
+    checks.count(len(request.modules), TOOL_MODULES_MAX, "modules")
+    return tuple(checks.module_name(name, "modules") for name in request.modules)
+
+
 def requested_limits_from(message: pb.Limits) -> RequestedLimits:
     return RequestedLimits(**{field.name: value for field, value in message.ListFields()})
 

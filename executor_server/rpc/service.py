@@ -52,11 +52,25 @@ class ExecutorService(service_grpc.ExecutorServiceServicer):
         lease_id = checks.lease_id(request.lease_id) if request.lease_id else None
         session = await self._sessions.created(principal, request_id)
         if session is None:
+            modules = from_wire.needed_modules_from(request)
             spec = self._policy().decide(principal, from_wire.requested_session_from(request))
-            session = await self._sessions.create(principal, SessionRequest(request_id, spec, lease_id))
+            session = await self._sessions.create(principal, SessionRequest(request_id, spec, lease_id, modules))
         elif lease_id is not None:
             self._sessions.attach(session, lease_id)
         return service_pb.CreateSessionResponse(session=to_wire.session_to(session))
+
+    async def PrepareEnvironment(
+        self, request: service_pb.PrepareEnvironmentRequest, context: Context
+    ) -> service_pb.PrepareEnvironmentResponse:
+        principal = current_principal.get()
+        spec = self._policy().decide(principal, from_wire.requested_environment_from(request))
+        environment = await self._sessions.prepare_environment(principal, spec.sandbox)
+        return service_pb.PrepareEnvironmentResponse(
+            environment_id=environment.environment_id,
+            pins=environment.pins,
+            size_bytes=environment.size_bytes,
+            modules=environment.modules,
+        )
 
     async def GetSession(
         self, request: service_pb.GetSessionRequest, context: Context

@@ -40,7 +40,7 @@ from executor_server.core import (
     ToolCall,
     VariablesState,
 )
-from executor_server.policy import PolicySummary, QuotasTable
+from executor_server.policy import PackagesSummary, PolicySummary, QuotasTable
 from executor_server.sessions import Session, VariablesReply
 
 # By name, so that a member that is added on one side only fails at import and not at some client.
@@ -81,6 +81,9 @@ def session_to(session: Session) -> pb.Session:
         network=spec.network.allowed,
         denied_network=spec.network.denied,
         network_usage=network_usage_to(session.network.usage),
+        packages=spec.sandbox.packages.requirements if spec.sandbox.packages is not None else (),
+        environment_id=session.environment_id,
+        images_with_missing=session.images_with_missing,
     )
 
 
@@ -179,7 +182,12 @@ def policy_to(summary: PolicySummary) -> pb.Policy:
         network_rules=_network_rules_to(summary.network.rules, summary.network.default, summary.network.allowed),
         quotas=quotas_to(summary.quotas),
         state=pb.StateRules(**vars(summary.state)),
+        packages=_packages_policy_to(summary.packages),
     )
+
+
+def _packages_policy_to(packages: PackagesSummary) -> pb.PackagesPolicy | None:
+    return pb.PackagesPolicy(**vars(packages)) if packages != PackagesSummary() else None
 
 
 def _network_rules_to(rules: NetworkRules, default: Sequence[str], allowed: Sequence[str]) -> pb.NetworkRules | None:

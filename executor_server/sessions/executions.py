@@ -253,6 +253,7 @@ def facts_of(record: SessionRecord) -> SessionFacts:
         image=spec.sandbox.image,
         warm=record.warm,
         audits_connections=spec.network.audit == "connections",
+        packages=spec.sandbox.packages.requirements if spec.sandbox.packages is not None else (),
     )
 
 

@@ -13,13 +13,14 @@ from collections.abc import Callable, Coroutine, Sequence
 
 import structlog
 
-from executor_server.backends import Backend
+from executor_server.backends import Backend, Environment
 from executor_server.core import (
     ExecutorError,
     NotFound,
     PreconditionFailed,
     Principal,
     Reason,
+    SandboxSpec,
     SessionFacts,
     TooManySessions,
     Unavailable,
@@ -35,7 +36,7 @@ from executor_server.sessions.own_sessions import with_own_sessions
 from executor_server.sessions.policy_changes import End, Keep, Tighten, decide
 from executor_server.sessions.recovery import recover_sessions
 from executor_server.sessions.session import Session
-from executor_server.sessions.set_up import SessionFactory, SessionRequest
+from executor_server.sessions.set_up import SessionFactory, SessionRequest, prepare_environment
 from executor_server.sessions.shared import SessionHooks, SessionSettings
 from executor_server.sessions.teardown import Teardown
 
@@ -63,7 +64,9 @@ class SessionManager:
         self._registry = registry
         self._settings = settings
         self._sessions: dict[SessionKey, Session] = {}
-        self._factory = SessionFactory(pool, registry, settings, self._hooks, self._share)
+        self._factory = SessionFactory(
+            backend, pool, registry, settings, self._hooks, self._share, lambda: self._policy
+        )
         self._creations = Creations()
         self._leases = Leases(lambda key: self._sessions[key].spec.limits.owner_grace_s)
         self._teardown = Teardown(registry, self._hooks.observer)
@@ -121,10 +124,18 @@ class SessionManager:
             creation = self._creations.begin(key, self._create(principal, request), request.lease_id)
         return await self._made(creation)
 
-    def _require_room(self, principal: Principal) -> None:
+    async def prepare_environment(self, principal: Principal, spec: SandboxSpec) -> Environment:
+        """Does what the function `prepare_environment` does; raises Unavailable while the daemon drains, too."""
+        self._require_taking()
+        return await prepare_environment(self._backend, principal.tenant, spec)
+
+    def _require_taking(self) -> None:
         if self.draining:
             why = "the daemon is about to stop" if self._stopping else "an administrator is draining the daemon"
             raise Unavailable(Reason.DRAINING, f"{why}; it takes no new sessions")
+
+    def _require_room(self, principal: Principal) -> None:
+        self._require_taking()
         if len(self._sessions) + self._creations.under_way >= self._settings.max_sessions:
             message = f"the daemon has its {self._settings.max_sessions} sessions; end one, or try again later"
             refusal = TooManySessions(Reason.TOO_MANY_SESSIONS, message, retry_after_s=_RETRY_AFTER_S)
@@ -149,6 +160,7 @@ class SessionManager:
 
     async def _create(self, principal: Principal, request: SessionRequest) -> Session:
         started = time.monotonic()
+        await self._factory.require_environment(principal, request)
         try:
             give_back = await self._hooks.admission.session(principal, request.request_id, request.spec)
         except TooManySessions as refusal:
@@ -331,10 +343,12 @@ class SessionManager:
         self._end_overdue()
 
     def _note_network(self) -> None:
-        """Writes what sessions have used of the network since the last sweep."""
-        used = {each.session_id: usage for each in self._sessions.values() if (usage := each.network.unwritten())}
-        if used:
-            self._registry.note_network(used)
+        """Writes what sessions have used of the network since the last sweep; the next one does where that fails."""
+        networks = {each.session_id: each.network for each in self._sessions.values()}
+        used = {session_id: usage for session_id, each in networks.items() if (usage := each.unwritten())}
+        if used and self._registry.note_network(used):
+            for session_id, usage in used.items():
+                networks[session_id].note_written(usage)
 
     def _end_overdue(self) -> Sequence[asyncio.Task[None]]:
         """Begins to end sessions whose time is over, and those whose clients are overdue."""

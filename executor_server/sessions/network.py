@@ -142,6 +142,7 @@ class SessionNetwork:
         self._bound_bytes: int | None = None  # on all that is moved; None: no quota
         self._is_exhausted = False
         self._applied: tuple[int | None, bool] = (None, False)  # bound and exhaustion, as the proxy knows them
+        self._handed_out = asyncio.Event()  # or the attempt has ended
         self._is_begun = False  # the proxy may have the listener
         self._is_bound = False
         self._closed = False
@@ -159,11 +160,16 @@ class SessionNetwork:
             await configuring
             return
         opening = asyncio.create_task(self._open_or_lose())
+        opening.add_done_callback(lambda _: self._handed_out.set())
         try:
+            # The guest does one thing at a time. It hands its listener out quickly; while it is configured, which takes
+            # longer, the proxy takes the listener over.
+            await self._handed_out.wait()
             await configuring
             await opening
             self._session.require_alive()
         finally:
+            configuring.close()
             opening.cancel()
             await asyncio.gather(opening, return_exceptions=True)
 
@@ -208,6 +214,7 @@ class SessionNetwork:
     async def _bind(self) -> None:
         assert self._egress is not None, "a session without a network is bound"
         listener = await self._take_listener()
+        self._handed_out.set()
         self._set_window(self._admission.network_window(self._session.facts))
         session_id, rules, bound = self._session.session_id, self._session.spec.network, self._bound_bytes
         self._is_begun = True
@@ -332,15 +339,15 @@ class SessionNetwork:
         self.note_step()
 
     def unwritten(self) -> NetworkUsage | None:
-        """Returns the totals for the registry; None when they have not changed since the last call."""
+        """Returns the totals for the registry; None when it has them."""
         if self._step is None:  # no report has come
             return None
         self.note_step()
         usage = self._totals.usage
-        if usage == self._written:
-            return None
+        return usage if usage != self._written else None
+
+    def note_written(self, usage: NetworkUsage) -> None:
         self._written = usage
-        return usage
 
     def _notify(self, notice: Notice) -> None:
         """Adds a line to the log of the current step, if it has room for one more."""
@@ -357,10 +364,6 @@ class SessionNetwork:
     @property
     def usage(self) -> NetworkUsage:
         return self._totals.usage
-
-    @property
-    def open_connections(self) -> int:
-        return len(self._open)
 
     @property
     def state(self) -> NetworkState:

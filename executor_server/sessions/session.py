@@ -62,7 +62,9 @@ class Session:
         self.leased = False  # True when leases of clients hold it; set by the manager
         self.python_version = record.python_version
         self.create_time_s = record.create_time_s
-        self.missing_modules: tuple[str, ...] = ()  # authorized, and not in the image
+        self.missing_modules: tuple[str, ...] = ()  # needed or authorized, and not in the sandbox
+        self.images_with_missing: tuple[str, ...] = ()  # those that are known to have all of these
+        self.environment_id = hooks.environment_of(record.sandbox_id) if record.spec.sandbox.packages else ""
         self._admission = hooks.admission
         self._observer = hooks.observer
         self._sandbox = sandbox

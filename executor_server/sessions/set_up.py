@@ -10,25 +10,30 @@ from dataclasses import dataclass, replace
 
 import structlog
 
+from executor_server.backends import Backend, Environment
 from executor_server.core import (
-    BackendFull,
     ImageNotReady,
+    InvalidRequest,
     PreconditionFailed,
     Principal,
     Reason,
-    ResourceExhausted,
     SandboxFailure,
     SandboxSpec,
     SessionSpec,
-    SpecUnsupported,
     Unavailable,
 )
+from executor_server.environments import requested_by
 from executor_server.journal import Registry, RegistryError, SessionRecord
+from executor_server.policy import Policy
 from executor_server.pool import CreationQueue, ReadySandbox, WarmPool
-from executor_server.sessions.image_modules import ImageModules
+from executor_server.sessions.needed_packages import NeededPackages
+from executor_server.sessions.refusals import refusal_of
 from executor_server.sessions.session import Session
 from executor_server.sessions.shared import SessionHooks, SessionSettings
 from executor_server.sessions.teardown import close_session
+
+# Requests remembered that wait for an environment; the oldest is forgotten, and then admitted once more.
+_MAX_AWAITING = 1024
 
 _log = structlog.get_logger(__name__)
 
@@ -40,84 +45,154 @@ class SessionRequest:
     request_id: str
     spec: SessionSpec
     lease_id: str | None = None  # the client that the session will belong to; None: detached
+    modules: tuple[str, ...] = ()  # modules of its tools, besides the authorized imports
 
 
 class SessionFactory:
-    """Makes sessions whose guests are configured. `in_set_up` are those that it is working on."""
+    """Makes sessions whose guests are configured. `in_set_up` are those that it is working on.
+
+    It remembers which requests wait for an environment, until they come again.
+    """
 
     def __init__(
         self,
+        backend: Backend,
         pool: WarmPool,
         registry: Registry,
         settings: SessionSettings,
         hooks: SessionHooks,
         prepare: Callable[[Session], None],
+        policy: Callable[[], Policy | None],
     ) -> None:
-        """`prepare` is given each new session before its guest is asked for anything."""
+        """`prepare` is given each new session before its guest is asked for anything. `policy` returns the one in force
+        if there is one.
+        """
+        self._backend = backend
         self._pool = pool
         self._registry = registry
         self._settings = settings
         self._hooks = hooks
         self._prepare = prepare
         self._queue = CreationQueue(hooks.admission)
-        self._modules = ImageModules()
+        self._needs = NeededPackages(backend.fingerprint, policy)
+        self._awaiting: dict[tuple[str, str], None] = {}  # tenants and ids of requests, the oldest first
         self.in_set_up: set[Session] = set()
 
     async def make(self, principal: Principal, request: SessionRequest) -> Session:
         """Makes a session. A kept sandbox that dies of the set-up is replaced by a new one, once.
 
-        Raises ResourceExhausted, Unavailable, and what the guest refuses with (InvalidRequest: the prelude fails).
-        Nothing is left behind then.
+        Where the policy adds packages by itself, a sandbox whose image lacks modules is replaced by one that has them.
+
+        Raises ResourceExhausted, Unavailable, PreconditionFailed (the packages can't be had), and what the guest
+        refuses with (InvalidRequest: the prelude fails). Nothing is left behind then.
         """
-        while True:
-            ready = await self._take_sandbox(principal.tenant, request.spec.sandbox)
-            record = _record(principal, request, ready)
-            session = Session(record, ready.sandbox, ready.channel, self._registry, self._settings, self._hooks)
-            self._prepare(session)
-            self.in_set_up.add(session)
-            try:
-                session.begin()
-                await session.configure()
-                session.missing_modules = await self._modules.missing(
-                    ready.sandbox.fingerprint, request.spec.authorized_imports, session.requests.find_missing
-                )
-                # Until this row is written, a later daemon destroys the sandbox as one that belongs to no session.
-                self._registry.add(replace(record, connections=ready.channel.connections), request.lease_id)
-                return session
-            except PreconditionFailed as died:
-                await self._discard(session, "its sandbox died")
-                if not ready.warm:
-                    message = "a new sandbox died at once; the daemon's log says why"
-                    raise Unavailable(Reason.BACKEND_UNAVAILABLE, message) from died
-            except RegistryError as failure:
-                _log.error("session_not_written", error=str(failure))
-                await self._discard(session, "it could not be written down")
-                message = "the daemon can't write a session down now; its log says why"
-                raise Unavailable(Reason.BACKEND_UNAVAILABLE, message) from failure
-            except BaseException:
-                await self._discard(session, "it could not be set up")
+        with requested_by(principal.tenant):
+            spec = await self._needs.foreseen(request.spec, request.modules)
+            while True:
+                ready = await self._take_sandbox(principal, request, spec.sandbox)
+                granted = replace(request, spec=spec)
+                made = await self._set_up(principal, granted, ready, may_add=spec is request.spec)
+                if isinstance(made, Session):
+                    return made
+                spec = made
+
+    async def require_environment(self, principal: Principal, request: SessionRequest) -> None:
+        """Raises as `make` when the environment that this request waits for is not there yet.
+
+        Must be called before admission: a request that only asks how far its environment is uses up no quota, and has
+        been recorded once.
+        """
+        key = (principal.tenant, request.request_id)
+        if key not in self._awaiting:
+            return
+        spec = await self._needs.foreseen(request.spec, request.modules)
+        if spec.sandbox.packages is not None:
+            await prepare_environment(self._backend, principal.tenant, spec.sandbox)
+        self._awaiting.pop(key, None)
+
+    async def _set_up(
+        self, principal: Principal, request: SessionRequest, ready: ReadySandbox, *, may_add: bool
+    ) -> Session | SessionSpec:
+        """Makes a session in this sandbox; returns the spec of another sandbox to take when this one is of no use."""
+        record = _record(principal, request, ready)
+        session = Session(record, ready.sandbox, ready.channel, self._registry, self._settings, self._hooks)
+        self._prepare(session)
+        self.in_set_up.add(session)
+        try:
+            session.begin()
+            added = await self._configure(session, request, ready, may_add=may_add)
+            if added is not None:
+                await self._discard(session, "its image lacks modules that packages bring")
+                return added
+            # Until this row is written, a later daemon destroys the sandbox as one that belongs to no session.
+            self._registry.add(replace(record, connections=ready.channel.connections), request.lease_id)
+            return session
+        except PreconditionFailed as died:
+            await self._discard(session, "its sandbox died")
+            if not ready.warm:
+                message = "a new sandbox died at once; the daemon's log says why"
+                raise Unavailable(Reason.BACKEND_UNAVAILABLE, message) from died
+            return request.spec
+        except RegistryError as failure:
+            _log.error("session_not_written", error=str(failure))
+            await self._discard(session, "it could not be written down")
+            message = "the daemon can't write a session down now; its log says why"
+            raise Unavailable(Reason.BACKEND_UNAVAILABLE, message) from failure
+        except BaseException:
+            await self._discard(session, "it could not be set up")
+            raise
+        finally:
+            self.in_set_up.discard(session)
+
+    async def _configure(
+        self, session: Session, request: SessionRequest, ready: ReadySandbox, *, may_add: bool
+    ) -> SessionSpec | None:
+        """Configures the guest, and notes what its image lacks; returns the spec with packages that bring it."""
+        refusal: InvalidRequest | None = None
+        try:
+            await session.configure()
+        except InvalidRequest as refused:
+            if not may_add:
                 raise
-            finally:
-                self.in_set_up.discard(session)
+            refusal = refused  # perhaps because the prelude imports what packages can bring
+        spec = request.spec
+        session.missing_modules = await self._needs.missing(
+            ready.sandbox, spec, request.modules, session.requests.find_missing
+        )
+        session.images_with_missing = self._needs.images_with(session.missing_modules)
+        added = self._needs.added(spec, session.missing_modules, request.modules) if may_add else None
+        if added is None and refusal is not None:
+            raise refusal
+        return added
 
     async def _discard(self, session: Session, reason: str) -> None:
         await asyncio.shield(close_session(session, self._registry, reason))
 
-    async def _take_sandbox(self, tenant: str, spec: SandboxSpec) -> ReadySandbox:
+    async def _take_sandbox(self, principal: Principal, request: SessionRequest, spec: SandboxSpec) -> ReadySandbox:
         try:
-            return await self._pool.take(spec, lambda: self._queue.turn(tenant, spec))
-        except ImageNotReady as failure:
-            raise Unavailable(Reason.IMAGE_NOT_READY, str(failure), failure.retry_after_s) from failure
-        except BackendFull as failure:
-            _log.warning("backend_full", image=spec.image, error=str(failure), retry_after_s=failure.retry_after_s)
-            message = "there are as many sandboxes as there may be; end a session, or try again later"
-            raise ResourceExhausted(Reason.BACKEND_FULL, message, failure.retry_after_s) from failure
-        except SpecUnsupported as failure:
-            raise Unavailable(Reason.BACKEND_UNAVAILABLE, str(failure)) from failure
+            return await self._pool.take(spec, lambda: self._queue.turn(principal.tenant, spec))
         except SandboxFailure as failure:
-            _log.error("sandbox_not_made", image=spec.image, error=str(failure))
-            message = "no sandbox can be made now; the daemon's log says why"
-            raise Unavailable(Reason.BACKEND_UNAVAILABLE, message) from failure
+            if isinstance(failure, ImageNotReady) and failure.progress is not None:
+                self._awaiting[principal.tenant, request.request_id] = None
+                while len(self._awaiting) > _MAX_AWAITING:
+                    del self._awaiting[next(iter(self._awaiting))]
+            raise refusal_of(failure, spec) from failure
+
+
+async def prepare_environment(backend: Backend, tenant: str, spec: SandboxSpec) -> Environment:
+    """Returns the environment that a session with such a sandbox would have; makes neither.
+
+    Raises InvalidRequest (no packages are asked for), Unavailable (it is being made, with the progress, or can't be
+    made now), PreconditionFailed (it can't be made of these).
+    """
+    try:
+        with requested_by(tenant):
+            environment = await backend.prepare_environment(spec)
+    except SandboxFailure as failure:
+        raise refusal_of(failure, spec) from failure
+    if environment is None:
+        raise InvalidRequest(Reason.INVALID_FIELD, "packages: none are asked for", "packages")
+    return environment
 
 
 def _record(principal: Principal, request: SessionRequest, ready: ReadySandbox) -> SessionRecord:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -35,13 +35,14 @@ class SessionSettings:
 class SessionHooks:
     """The parts of the daemon that sessions work with.
 
-    They are asked before something happens in a session (admission), notified after it has (observer), and serve the
-    sessions that have a network (egress).
+    They are asked before something happens in a session (admission), notified after it has (observer), serve the
+    sessions that have a network (egress), and name the environment of a sandbox by its id (environment_of).
     """
 
     admission: AdmissionController = field(default_factory=AdmissionController)
     observer: Observer = field(default_factory=Observer)
     egress: Egress | None = None  # None: listeners in sandboxes are not served
+    environment_of: Callable[[str], str] = field(default=lambda _sandbox_id: "")
 
 
 class SessionServices(Protocol):

@@ -14,7 +14,7 @@ import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, disable_created_metrics
+from prometheus_client import CollectorRegistry, ProcessCollector
 
 from executor_server.core import (
     EgressConnection,
@@ -32,49 +32,14 @@ from executor_server.core import (
 from executor_server.guest.egress import reasons
 from executor_server.lifecycle import Answer, Observer, RunningQueue, SessionEnd, StateFacts
 from executor_server.policy import Policy, PolicyListener
+from executor_server.telemetry.environment_metrics import EnvironmentMetrics
+from executor_server.telemetry.instruments import OTHER, Book, Names
 
-PREFIX = "remote_executor_"
-OTHER = "other"
-"""The label of everything beyond the bound of distinct names."""
-
-# Distinct names per kind of label: profiles, images, tenants.
-MAX_NAMES = 200
 MAX_METHODS = 64
 
-# A warm session takes milliseconds, a program up to hours.
-_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1, 5, 30, 300, 1800)
 _LAG_SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 5)
 
-# Without this, each counter and histogram has a second series with its creation time, which has no use here.
-disable_created_metrics()  # type: ignore[no-untyped-call]  # it has no types
-
 _LIMIT_NAMES = frozenset(Limits.__dataclass_fields__)
-
-
-@dataclass(frozen=True)
-class Described:
-    """One metric, as docs/operations.md lists it."""
-
-    name: str
-    kind: str
-    labels: tuple[str, ...]
-    meaning: str
-
-
-class Names:
-    """Names that an operator chose, as labels: the first `most` are kept, the others become OTHER."""
-
-    def __init__(self, most: int = MAX_NAMES) -> None:
-        self._most = most
-        self._known: set[str] = set()
-
-    def label(self, name: str) -> str:
-        if name in self._known:
-            return name
-        if len(self._known) >= self._most:
-            return OTHER
-        self._known.add(name)
-        return name
 
 
 @dataclass
@@ -84,29 +49,6 @@ class _Running:
     known_s: float
     began_s: float | None = None
     calls: dict[str, float] = field(default_factory=dict)
-
-
-class _Book:
-    """Creates instruments and records their meaning for the documentation."""
-
-    def __init__(self, registry: CollectorRegistry) -> None:
-        self._registry = registry
-        self.entries: list[Described] = []
-
-    def counter(self, name: str, meaning: str, *labels: str) -> Counter:
-        self._enter(f"{name}_total", "counter", meaning, labels)
-        return Counter(f"{PREFIX}{name}", meaning, labels, registry=self._registry)
-
-    def gauge(self, name: str, meaning: str, *labels: str) -> Gauge:
-        self._enter(name, "gauge", meaning, labels)
-        return Gauge(f"{PREFIX}{name}", meaning, labels, registry=self._registry)
-
-    def histogram(self, name: str, meaning: str, *labels: str, buckets: Sequence[float] = _SECONDS) -> Histogram:
-        self._enter(name, "histogram", meaning, labels)
-        return Histogram(f"{PREFIX}{name}", meaning, labels, registry=self._registry, buckets=buckets)
-
-    def _enter(self, name: str, kind: str, meaning: str, labels: tuple[str, ...]) -> None:
-        self.entries.append(Described(f"{PREFIX}{name}", kind, labels, meaning))
 
 
 class Metrics(Observer, PolicyListener):
@@ -120,15 +62,16 @@ class Metrics(Observer, PolicyListener):
         self.images = Names()
         self._methods = {method: method.strip("/").rpartition(".")[2] for method in methods}
         self._unfinished = RunningQueue(self._begin)
-        book = _Book(self.registry)
+        book = Book(self.registry)
         self._make_session_instruments(book)
         self._make_network_instruments(book)
         self._make_service_instruments(book)
+        self.environments = EnvironmentMetrics(book)
         self.described = tuple(book.entries)
         self._build.labels(version, platform.python_version(), backend).set(1)
         ProcessCollector(registry=self.registry)
 
-    def _make_session_instruments(self, book: _Book) -> None:
+    def _make_session_instruments(self, book: Book) -> None:
         self._build = book.gauge("build_info", "1; its labels say what runs.", "version", "python", "backend")
         self._created = book.counter(
             "sessions_created",
@@ -173,7 +116,7 @@ class Metrics(Observer, PolicyListener):
             "state_bytes", "Bytes of states that were exported or restored.", "way", "profile"
         )
 
-    def _make_network_instruments(self, book: _Book) -> None:
+    def _make_network_instruments(self, book: Book) -> None:
         self._connections = book.counter(
             "egress_connections", "Connections of sandboxes that have ended, by the reason of the end.", "reason"
         )
@@ -187,7 +130,7 @@ class Metrics(Observer, PolicyListener):
             "reason",
         )
 
-    def _make_service_instruments(self, book: _Book) -> None:
+    def _make_service_instruments(self, book: Book) -> None:
         self._misbehaved = book.counter(
             "guest_protocol_violations", "Messages from sandboxes that violated the protocol."
         )

@@ -16,10 +16,12 @@ from prometheus_client.registry import Collector
 from executor_server.admission import Quotas
 from executor_server.audit import AuditStats
 from executor_server.core import SandboxSpec
+from executor_server.environments import Statistics
 from executor_server.policy import Policy
 from executor_server.pool import PoolStats
 from executor_server.sessions import Session
-from executor_server.telemetry.metrics import PREFIX, Described, Metrics, Names
+from executor_server.telemetry.instruments import PREFIX, Described, Names
+from executor_server.telemetry.metrics import Metrics
 
 SESSIONS = Described(
     f"{PREFIX}sessions",
@@ -76,6 +78,13 @@ _USED = {
 }
 _POOL_NAMES = {"ready_count": "ready", "ready_time_sum_s": "ready_seconds"}
 
+ENVIRONMENT_GAUGES = {
+    "environments": ("environments", "Environments of packages that there are."),
+    "environments_in_use": ("in_use", "Environments of packages that a sandbox has."),
+    "environments_building": ("building", "Environments of packages that are being made."),
+    "environments_queued": ("queued", "Environments of packages that wait to be made."),
+    "environments_disk_bytes": ("total_bytes", "Bytes on the disk of environments, their cache and builds."),
+}
 AUDIT_FAILING = Described(f"{PREFIX}audit_failing", "gauge", (), "1 while the audit log can't be written, else 0.")
 AUDIT_COUNTERS = {
     "records": "Records written to the audit log.",
@@ -96,6 +105,7 @@ DESCRIBED = (
         Described(f"{PREFIX}pool_{_POOL_NAMES.get(name, name)}_total", "counter", ("image",), text)
         for name, text in POOL_COUNTERS.items()
     ),
+    *(Described(f"{PREFIX}{name}", "gauge", (), text) for name, (_, text) in ENVIRONMENT_GAUGES.items()),
     AUDIT_FAILING,
     *(Described(f"{PREFIX}audit_{name}_total", "counter", (), text) for name, text in AUDIT_COUNTERS.items()),
 )
@@ -111,6 +121,7 @@ class Sources:
     quotas: Quotas
     audit: AuditStats | None  # None: there is no audit log
     backends: Callable[[], Mapping[str, str]] = dict  # their states, where several run
+    environments: Callable[[], Statistics] = Statistics
 
 
 class SourcesCollector(Collector):
@@ -134,6 +145,9 @@ class SourcesCollector(Collector):
         yield from self._pool()
         yield self._policy()
         yield from self._quotas()
+        statistics = self._sources.environments()
+        for name, (field, text) in ENVIRONMENT_GAUGES.items():
+            yield GaugeMetricFamily(f"{PREFIX}{name}", text, value=getattr(statistics, field))
         if self._sources.audit is not None:
             yield from _audit(self._sources.audit)
 

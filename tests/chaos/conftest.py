@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -34,3 +36,15 @@ def start(directory: Path) -> Iterator[StartDaemon]:
             return stack.enter_context(running_daemon(directory, "--config", str(path)))
 
         yield start
+
+
+@pytest.fixture
+def disk(directory: Path) -> Iterator[Path]:
+    """A small file system, which is soon full."""
+    if os.geteuid() != 0:
+        pytest.skip("only root can mount a small disk")
+    place = directory / "disk"
+    place.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=512k,mode=700", "none", place], check=True)
+    yield place
+    subprocess.run(["umount", place], check=True)

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import subprocess
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -90,18 +87,6 @@ def test_kills_under_load_leave_one_chain(start: StartDaemon) -> None:
 
 
 # -- a full disk
-
-
-@pytest.fixture
-def disk(directory: Path) -> Iterator[Path]:
-    """A small file system, which is soon full."""
-    if os.geteuid() != 0:
-        pytest.skip("only root can mount a small disk")
-    place = directory / "disk"
-    place.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=512k,mode=700", "none", place], check=True)
-    yield place
-    subprocess.run(["umount", place], check=True)
 
 
 def with_audit_on(disk: Path, *, fail_closed: bool) -> str:

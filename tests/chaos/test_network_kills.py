@@ -5,10 +5,8 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import signal
 import sqlite3
-import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -334,18 +332,6 @@ ended
         assert took_s < 45
     for name in hanging:
         internet.names.forget(name)
-
-
-@pytest.fixture
-def disk(directory: Path) -> Iterator[Path]:
-    """A small file system, which is soon full."""
-    if os.geteuid() != 0:
-        pytest.skip("only root can mount a small disk")
-    place = directory / "disk"
-    place.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=512k,mode=700", "none", place], check=True)
-    yield place
-    subprocess.run(["umount", place], check=True)
 
 
 def test_a_full_disk_of_the_audit_log_loses_no_connection_and_no_count(

@@ -43,13 +43,16 @@ from executor_server.core.model import (
     ToolCall,
     ToolSpec,
 )
+from executor_server.core.packages import PackagesSpec
 from executor_server.journal.execution import Execution, ToolFailure
 from executor_server.journal.registry import Registry
 from executor_server.policy.requests import RequestedLimits
+from executor_server.pool.asked_kinds import AskedSettings
 from executor_server.pool.pool import PoolSettings, WarmPool
 from executor_server.sessions import Session, SessionManager, SessionRequest, SessionSettings, VariablesReply
 from tests.contract.probes import Probe, probe_of, supervisor_of
 from tests.support.backends import require
+from tests.support.environments import ServedEnvironments
 from tests.support.fake_session import abandon
 from tests.support.specs import session_spec
 
@@ -150,7 +153,8 @@ class Harness:
     def __init__(self, backend: Backend, registry_dir: Path | None = None) -> None:
         self.backend = backend
         self._probe: Probe | None = None
-        self.pool = WarmPool(backend, PoolSettings())
+        # Sandboxes with packages are made when a session asks for one, and none is kept ready for the next.
+        self.pool = WarmPool(backend, PoolSettings(asked=AskedSettings(max_kinds=0)))
         self._state = tempfile.TemporaryDirectory(prefix="r-")
         self.registry = Registry(StateDir(registry_dir or Path(self._state.name)))
         settings = SessionSettings(sweep_interval_s=0.05, ping_interval_s=0.2)
@@ -203,6 +207,7 @@ class Harness:
         prelude: str = "",
         orphan_time_s: float = 60.0,
         egress: bool = False,
+        packages: PackagesSpec | None = None,
         **limits: Any,
     ) -> SessionSpec:
         """Creates a session with a spec that the test approves in place of the policy."""
@@ -215,6 +220,7 @@ class Harness:
             orphan_time_s,
             max_files=bounds.max_files,
             egress=egress,
+            packages=packages,
         )
         return session_spec(sandbox, bounds, imports, prelude)
 
@@ -287,12 +293,13 @@ def images_examined_once() -> Iterator[None]:
 
 
 @asynccontextmanager
-async def harness_on(python: Path, image: str = "base") -> AsyncIterator[Harness]:
-    """A harness on the local backend, with an image of this interpreter."""
+async def harness_on(python: Path, image: str = "base", preload: tuple[str, ...] = ()) -> AsyncIterator[Harness]:
+    """A harness on the local backend, with an image of this interpreter, and environments that are made by hand."""
     require("local")
     directory = Path(tempfile.mkdtemp(prefix="c-"))
     directory.chmod(0o755)
-    async with Harness(LocalBackend(directory, {image: LocalImage(python=python)})) as ready:
+    images, served = {image: LocalImage(python=python, preload=preload)}, ServedEnvironments(directory)
+    async with Harness(LocalBackend(directory, images, environments=lambda: served)) as ready:
         yield ready
     shutil.rmtree(directory)
 

@@ -32,7 +32,7 @@ from tests.support.backends import DOCKER_IMAGE, egress_bundle, make_backend
 from tests.support.engine import engine_client
 from tests.support.in_memory import MemoryBackend, MemoryHost, MemorySandbox
 from tests.support.killed_daemon import killed_daemon
-from tests.support.polling import eventually_async
+from tests.support.polling import eventually_async, has_ended
 
 MISSING = "missing"
 """An image that the backends of a probe know, and that does not exist."""
@@ -354,7 +354,7 @@ def _recorded_pid(directory: Path) -> int:
 
 
 async def _ended(process: psutil.Process) -> None:
-    assert await eventually_async(lambda: not process.is_running() or process.status() == psutil.STATUS_ZOMBIE)
+    assert await eventually_async(lambda: has_ended(process))
 
 
 def _ids_in(directory: Path) -> set[str]:

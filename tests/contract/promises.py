@@ -67,6 +67,8 @@ _HOST_PROCESSES = _by_supervisor("Nothing outside limits them; the supervisor se
 _HOST_DISK = _by_supervisor("The guest mounts memory of this size for all that is writable.")
 _HOST_CUT = _by_supervisor("The guest makes a network namespace of its own, with nothing in it but itself.")
 _NO_EGRESS = _not("A proxy beside the sandbox serves its listener, in the machine: e2b.md says how.")
+_NO_WORKSHOP = _not("Its environments are made on the daemon's host, and travel to its machines as archives.")
+_NO_PACKAGES = _not("It has the modules of the tests' own process. It says so.")
 _NO_STATE = _not("It writes no state down, and says so.")
 _CGROUP = Otherwise(Keeping.KEPT, "By a control group; on a host that lets us have none, by the supervisor.")
 _NOT_IN_THE_CLOUD = ("local", "docker", "fake")
@@ -150,6 +152,31 @@ PROMISES = (
         "label",
         "Creation",
         "A sandbox can be given its owner, or its part of the processors, at any time; that never fails.",
+    ),
+    # -- Packages
+    Promise(
+        "packages",
+        "Packages",
+        "A sandbox with packages has them ahead of the image's own: modules, programs, metadata.",
+        {"fake": _NO_PACKAGES},
+    ),
+    Promise(
+        "packages-inside",
+        "Packages",
+        "Code of an environment runs in the sandbox alone; no program can change an environment or see another.",
+        {"fake": _NO_PACKAGES},
+    ),
+    Promise(
+        "packages-held",
+        "Packages",
+        "An environment is held before its sandbox is made, and until nothing of that is left, also over a restart.",
+        {"fake": _NO_PACKAGES},
+    ),
+    Promise(
+        "packages-workshop",
+        "Packages",
+        "Environments are made and tried in sandboxes of the daemon's own, whose files have one owner.",
+        {"e2b": _NO_WORKSHOP, "fake": _NO_PACKAGES},
     ),
     # -- Running code
     Promise(

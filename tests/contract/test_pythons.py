@@ -38,6 +38,9 @@ async def test_a_session_lives_on_this_python(session: Session) -> None:
     assert (await harness.run(session, "while True:\n    pass", operations=1000)).outcome == "operation_limit"
     assert (await harness.run(session, "import time\ntime.sleep(1e6)", wall_time_s=0.2)).state == "kept"
     assert (await harness.run(session, "import os\nos._exit(3)")).state == "reset"
+    installing = await harness.run(session, "!pip install polars")
+    assert installing.outcome == "exception" and installing.state == "kept"
+    assert 'packages=["polars"]' in installing.ended.error.message  # type: ignore[union-attr]
     greeted = await harness.run(session, "import asyncio\nprint('ü')\nawait asyncio.sleep(0, sqrt(16))")
     assert (greeted.output, greeted.stdout) == (4.0, "ü\n")
     tools = await harness.run_with_tools(session, "tool(1) + 1", {"tool": lambda n: n * 2})

@@ -107,7 +107,7 @@ def test_the_network_of_a_granted_session_is_shown_without_secrets(file: Path) -
         "  network: max_connections 32, max_new_connections_per_minute 600, max_sent_bytes 104857600, "
         "max_received_bytes 1073741824, max_connection_s 3600.0, audit connections",
     ]
-    assert explain(file, {}).output.splitlines()[-1] == "  network: none"
+    assert "  network: none" in explain(file, {}).output.splitlines()
 
 
 def test_a_refused_host_is_explained_by_its_line(file: Path) -> None:

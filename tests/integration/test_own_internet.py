@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import http.client
 import json
 import os
@@ -24,6 +25,8 @@ from tests.support.internet.world import (
     open_internet,
 )
 from tests.support.own_addresses import addresses_of
+from tests.support.package_index.index import JSON_TYPE
+from tests.support.package_index.wheels import make_wheel
 from tests.support.polling import eventually
 
 TIMEOUT_S = 20.0
@@ -60,6 +63,22 @@ def test_each_site_answers_under_its_name_and_remembers_what_it_was_asked(intern
     assert b"<h1>Second page</h1>" in get(internet, f"www.{SUFFIX}", "/second")[1]
     refs = get(internet, f"git.{SUFFIX}", "/hello.git/info/refs?service=git-upload-pack")[1]
     assert b"refs/heads/main" in refs
+
+
+def test_a_test_gets_a_package_index_of_its_own(internet: Internet) -> None:
+    index = internet.package_index()
+    index.add(make_wheel("Some_Thing", "2.0", requires=["other>=1"]), yanked="a mistake", requires_python=">=3.9")
+    status, body = get(internet, index.host, "/simple/some-thing/", Accept=JSON_TYPE)
+    (file,) = json.loads(body)["files"]
+    assert (status, file["yanked"], file["requires-python"]) == (200, "a mistake", ">=3.9")
+    path = file["url"].removeprefix(f"https://{index.files_host}")
+    wheel = get(internet, index.files_host, path)[1]
+    assert (hashlib.sha256(wheel).hexdigest(), len(wheel)) == (file["hashes"]["sha256"], file["size"])
+    assert b"Requires-Dist: other>=1" in get(internet, index.files_host, f"{path}.metadata")[1]
+    page = get(internet, index.host, "/simple/some-thing/")[1].decode()
+    assert f"{path}#sha256={file['hashes']['sha256']}" in page and 'data-yanked="a mistake"' in page
+    assert get(internet, f"pypi.{SUFFIX}", "/simple/some-thing/")[0] == 404
+    assert index.requests[0] == "/simple/some-thing/"
 
 
 @pytest.mark.parametrize("site", BAD_CERTIFICATES)

@@ -32,7 +32,7 @@ from tests.support.audit import records
 from tests.support.backends import require
 from tests.support.daemon import Daemon, running_daemon
 from tests.support.internet.world import Internet
-from tests.support.polling import eventually
+from tests.support.polling import eventually, has_ended
 
 MIB = 2**20
 _IMPORTS = '["urllib.*", "socket", "ssl", "threading", "time", "json", "os"]'
@@ -336,7 +336,7 @@ def test_a_daemon_that_is_killed_in_mid_transfer_is_followed_by_one_that_counts_
                 proxy = proxy_of(first)
                 before = info().network_usage
                 first.kill()
-                assert eventually(lambda: not proxy.is_running() or proxy.status() == psutil.STATUS_ZOMBIE)
+                assert eventually(lambda: has_ended(proxy))
                 with world.daemon() as second:
                     result = running.result(60)
                     assert result.outcome is Outcome.SUCCEEDED

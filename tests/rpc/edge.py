@@ -18,6 +18,7 @@ from google.rpc import error_details_pb2, status_pb2
 from executor_api.v1 import executor_service_pb2 as pb
 from executor_api.v1 import executor_service_pb2_grpc as pb_grpc
 from executor_api.v1 import types_pb2
+from executor_server.backends.environments import Environment
 from executor_server.config.config import Config
 from executor_server.core.addresses import checked
 from executor_server.core.errors import NotFound, Reason
@@ -28,6 +29,7 @@ from executor_server.core.model import (
     OutputMode,
     Payload,
     Principal,
+    SandboxSpec,
     SessionSpec,
     StateManifest,
     ToolSpec,
@@ -49,6 +51,7 @@ from executor_server.sessions.network import NetworkState, OpenConnection
 
 TOKEN = "t" * 43
 AUTH = (("authorization", f"Bearer {TOKEN}"),)
+ENVIRONMENT = Environment("env-1", Path("/nowhere"), 7, ("numpy",), ("numpy==2.5.5",))
 
 
 @dataclass
@@ -106,6 +109,8 @@ class FakeSession:
     leased: bool = False
     lost_reason: str = ""
     missing_modules: tuple[str, ...] = ()
+    images_with_missing: tuple[str, ...] = ()
+    environment_id: str = ""
     network: FakeNetwork = field(default_factory=lambda: FakeNetwork())
     executions: dict[str, FakeExecution] = field(default_factory=dict)
     next_execution: FakeExecution = field(default_factory=FakeExecution)
@@ -180,8 +185,11 @@ class FakeSessions:
     sessions: dict[str, FakeSession] = field(default_factory=dict)
     raises: Exception | None = None
     held: dict[str, str] = field(default_factory=dict)
+    environment: Environment | Exception = ENVIRONMENT
+    requests: list[SessionRequest] = field(default_factory=list)
 
     async def create(self, principal: Principal, request: SessionRequest) -> FakeSession:
+        self.requests.append(request)
         if self.raises is not None:
             raise self.raises
         if request.lease_id is not None:
@@ -205,6 +213,11 @@ class FakeSessions:
 
     async def delete_by_request(self, principal: Principal, request_id: str) -> None:
         del self.sessions[self.get(principal, request_id).session_id]
+
+    async def prepare_environment(self, principal: Principal, spec: SandboxSpec) -> Environment:
+        if isinstance(self.environment, Exception):
+            raise self.environment
+        return self.environment
 
     def attach(self, session: FakeSession, lease_id: str) -> None:
         self.held[session.session_id] = lease_id

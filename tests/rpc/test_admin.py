@@ -127,7 +127,8 @@ class World:
 
     def service(self) -> AdminService:
         manager = cast("Any", self.manager)
-        return AdminService(manager, self.quotas, lambda: self.policy, self.reload, self.record)
+        environments = cast("Any", None)  # tests/rpc/test_admin_environments.py has some
+        return AdminService(manager, self.quotas, lambda: self.policy, self.reload, self.record, environments)
 
 
 @asynccontextmanager
@@ -318,7 +319,7 @@ async def run(address: str) -> Any:
 
 async def test_the_command_line_lists_sessions_as_a_table(run: Any) -> None:
     lines = (await run("sessions")).stdout.splitlines()
-    heads = ["SESSION", "TENANT", "PRINCIPAL", "STATE", "IMAGE", "BACKEND", "PROFILE", "CREATED", "EXPIRES"]
+    heads = ["SESSION", "TENANT", "PRINCIPAL", "STATE", "IMAGE", "BACKEND", "PROFILE", "CREATED", "EXPIRES", "PACKAGES"]
     assert lines[0].split() == heads
     assert lines[1].split()[:7] == ["s1", "acme", "ci", "idle", "base", "fake", "default"]
 

@@ -12,6 +12,7 @@ from executor_api.v1 import executor_service_pb2 as pb
 from executor_server.core import errors
 from executor_server.core.errors import Reason, Violation, ViolationKind
 from executor_server.core.model import Event, Log, Principal, Queued
+from executor_server.core.packages import Progress
 from tests.rpc.edge import AUTH, TOKEN, Edge, FakeExecution, FakeSession, refusal, refused, serving
 from tests.support.raw_http2 import raw_connection
 
@@ -48,6 +49,14 @@ async def test_a_retry_delay_is_said(edge: Edge) -> None:
     edge.sessions.raises = errors.ResourceExhausted(Reason.TOO_MANY_SESSIONS, "m", retry_after_s=1.5)
     found = await refusal(edge.stub.CreateSession(pb.CreateSessionRequest(request_id="r"), metadata=AUTH))
     assert (found.reason, found.retry_delay_s) == ("TOO_MANY_SESSIONS", 1.5)
+
+
+async def test_progress_of_what_is_being_made_is_said(edge: Edge) -> None:
+    progress = Progress("installing", 17, 23, "packages")
+    edge.sessions.raises = errors.Unavailable(Reason.IMAGE_NOT_READY, "m", 0.5, progress=progress)
+    found = await refusal(edge.stub.CreateSession(pb.CreateSessionRequest(request_id="r"), metadata=AUTH))
+    assert (found.reason, found.retry_delay_s) == ("IMAGE_NOT_READY", 0.5)
+    assert found.metadata == {"step": "installing", "done": "17", "total": "23", "unit": "packages"}
 
 
 async def test_every_violation_of_the_policy_is_a_field_of_the_answer(edge: Edge) -> None:

@@ -430,3 +430,14 @@ async def test_a_session_tells_its_effective_limits(edge: Edge) -> None:
     assert list(policy.backends) == ["local"] and not policy.HasField("network_rules")
     assert not session.network
     assert len(policy.max_limits.ListFields()) == 12
+
+
+async def test_modules_that_tools_need_are_names_and_bounded(edge: Edge) -> None:
+    request = pb.CreateSessionRequest(request_id="r", modules=["cv2", "google.protobuf"])
+    await edge.stub.CreateSession(request, metadata=AUTH)
+    assert edge.sessions.requests[-1].modules == ("cv2", "google.protobuf")
+    for wrong in (["a b"], [""], ["x"] * 257, ["../x"]):
+        request = pb.CreateSessionRequest(request_id="wrong", modules=wrong)
+        found = await refusal(edge.stub.CreateSession(request, metadata=AUTH))
+        assert found.reason in ("INVALID_FIELD", "TOO_LARGE") and "modules" in found.message
+    assert len(edge.sessions.requests) == 1

@@ -15,7 +15,8 @@ from executor_server.core.model import Event, Log, Outcome, Result, VariablesSta
 from executor_server.rpc.handlers import OWN_METHODS
 from executor_server.rpc.meter import metering
 from executor_server.rpc.tracing import call_tracing
-from executor_server.telemetry.metrics import PREFIX, Metrics
+from executor_server.telemetry.instruments import PREFIX
+from executor_server.telemetry.metrics import Metrics
 from executor_server.telemetry.tracing import Tracing
 from tests.rpc.edge import AUTH, FakeExecution, refused, serving
 from tests.support.polling import eventually_async
@@ -36,6 +37,7 @@ def value(metrics: Metrics, name: str, **labels: str) -> float | None:
 
 
 async def spans_of(tracing: Tracing, exporter: InMemorySpanExporter) -> list[ReadableSpan]:
+    """The finished spans. To be asked after the server has stopped: a call's answer may arrive before its span ends."""
     await tracing.close()
     return list(exporter.get_finished_spans())
 
@@ -89,7 +91,7 @@ async def test_the_clients_trace_goes_through_calls_and_streams(tmp_path: Path) 
         assert len([event async for event in edge.stub.Execute(EXECUTE, metadata=(*AUTH, TRACEPARENT))]) == 2
         attach = pb.AttachExecutionRequest(session_id="s1", execution_id="e1", after_event=1)
         assert len([event async for event in edge.stub.AttachExecution(attach, metadata=(*AUTH, TRACEPARENT))]) == 1
-        spans = await spans_of(tracing, exporter)
+    spans = await spans_of(tracing, exporter)
     traces = {span.name.rpartition("/")[2]: f"{span.context.trace_id:032x}" for span in spans}
     assert traces.keys() == {"CreateSession", "Execute", "AttachExecution"}
     assert traces["Execute"] == traces["AttachExecution"] == TRACE_ID != traces["CreateSession"]
@@ -108,7 +110,7 @@ async def test_a_span_says_how_its_call_ended(tmp_path: Path, raises: Any, code:
         else:
             call = edge.stub.GetSession(pb.GetSessionRequest(session_id="none"), metadata=AUTH)
         assert (await refused(call))[0] == code
-        (span,) = await spans_of(tracing, exporter)
+    (span,) = await spans_of(tracing, exporter)
     assert span.attributes is not None and span.attributes["rpc.grpc.status"] == code
     assert (span.status.status_code is StatusCode.ERROR) is fault
     assert "secret" not in span.to_json()
@@ -120,4 +122,4 @@ async def test_a_call_that_is_denied_leaves_no_span(tmp_path: Path) -> None:
     async with serving(tmp_path, interceptors=(call_tracing(tracing),)) as edge:
         denied = edge.stub.ListSessions(pb.ListSessionsRequest(), metadata=(TRACEPARENT,))
         assert (await refused(denied))[0] == "UNAUTHENTICATED"
-        assert await spans_of(tracing, exporter) == []
+    assert await spans_of(tracing, exporter) == []

@@ -24,7 +24,7 @@ from executor_server.egress import service as egress_module
 from executor_server.guest.egress import reasons
 from tests.support.egress_programs import PROGRAMS
 from tests.support.egress_service import SOON_S, RecordingSink, bind, egress_service
-from tests.support.polling import eventually
+from tests.support.polling import eventually_async, has_ended
 from tests.unit.egress.test_reports import CONNECTION, DENIAL
 
 RULES = NetworkRules(allowed=("a.example",))
@@ -159,11 +159,11 @@ async def test_process_ends_with_a_daemon_that_is_killed(tmp_path: Path) -> None
     )
     assert daemon.stdout is not None
     async with asyncio.timeout(SOON_S):
-        pid = int(await daemon.stdout.readline())
-    assert psutil.pid_exists(pid)
+        proxy = psutil.Process(int(await daemon.stdout.readline()))
+    assert not has_ended(proxy)
     daemon.send_signal(signal.SIGKILL)
     await daemon.wait()
-    eventually(lambda: not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE, timeout_s=5)
+    assert await eventually_async(lambda: has_ended(proxy), timeout_s=5)
 
 
 @pytest.mark.parametrize("stops", [signal.SIGSTOP, None], ids=["stopped", "busy"])
@@ -176,12 +176,12 @@ async def test_process_that_can_not_read_its_link_ends_with_the_daemon_all_the_s
     )
     assert daemon.stdout is not None
     async with asyncio.timeout(SOON_S):
-        pid = int(await daemon.stdout.readline())
+        proxy = psutil.Process(int(await daemon.stdout.readline()))
     if stops is not None:
-        os.kill(pid, stops)
+        proxy.send_signal(stops)
     daemon.send_signal(signal.SIGKILL)
     await daemon.wait()
-    eventually(lambda: not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE, timeout_s=5)
+    assert await eventually_async(lambda: has_ended(proxy), timeout_s=5)
 
 
 # ----------------------------------------------------------------------------------------------------------------------

@@ -37,7 +37,7 @@ EXECUTION = "the-execution"
 CALL = "the-call"
 METHODS = {method.name for method in pb.DESCRIPTOR.services_by_name["ExecutorService"].methods}
 # A lease of another tenant is answered like one that there is not (tests/unit/sessions/test_owners.py).
-NAME_NOTHING = {"CreateSession", "ListSessions", "GetPolicy", "RenewLease", "EndLease"}
+NAME_NOTHING = {"CreateSession", "PrepareEnvironment", "ListSessions", "GetPolicy", "RenewLease", "EndLease"}
 VALUE = types.Value(packed=types.Payload(inline=values.encode(1)))
 
 # Each call that names something, as a request or the messages of an upload, for a session.

@@ -24,6 +24,7 @@ from executor_server.backends.e2b import E2BBackend
 from executor_server.backends.local import LocalBackend
 from executor_server.config.backend_config import DockerImage, DockerSection, E2BSection
 from tests.support.certificates import Authority
+from tests.support.environments import ServedEnvironments
 
 CHECK_TIMEOUT_S = 60.0
 # The image of the tests, with the libraries that they use.
@@ -33,17 +34,20 @@ NETWORK_IMAGE = "remote-executor-tests/network"
 
 
 def make_backend(backend: str, state_dir: Path, *, e2b: E2BSection | None = None) -> Backend:
-    """A backend whose image is called "base" and has what the tests import.
+    """A backend whose image is called "base" and has what the tests import; its environments are made by hand.
 
     `e2b` says where a double of the cloud is, and what it wants to see.
     """
+    served = ServedEnvironments(state_dir)
     if backend == "docker":
         section = DockerSection(images={"base": DockerImage(reference=DOCKER_IMAGE)})
-        return DockerBackend(state_dir, section, egress_bundle=lambda: egress_bundle(state_dir))
+        return DockerBackend(
+            state_dir, section, egress_bundle=lambda: egress_bundle(state_dir), environments=lambda: served
+        )
     if backend == "e2b":
         assert e2b is not None
-        return E2BBackend(state_dir, e2b)
-    return LocalBackend(state_dir, egress_bundle=lambda: egress_bundle(state_dir))
+        return E2BBackend(state_dir, e2b, environments=lambda: served)
+    return LocalBackend(state_dir, egress_bundle=lambda: egress_bundle(state_dir), environments=lambda: served)
 
 
 def egress_bundle(state_dir: Path) -> Path:

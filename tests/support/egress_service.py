@@ -81,10 +81,6 @@ class BoundSession:
     sink: RecordingSink
     service: EgressService
 
-    @property
-    def proxy_url(self) -> str:
-        return f"http://{self.address[0]}:{self.address[1]}"
-
     async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         reader, writer = await asyncio.open_connection(*self.address)
         _clients.setdefault(self.service, []).append(writer)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from executor_server.backends.base import HostFinding, KnownSandbox
+from executor_server.backends.environments import Environment
 from executor_server.channel.endpoint import GuestEndpoint
 from executor_server.core.errors import SandboxFailure
 from executor_server.core.model import SandboxSpec
@@ -93,6 +94,7 @@ class FakeBackend:
         self.asked = 0
         self.failures = 0  # so many creations fail next
         self.prepare: Callable[[FakeGuest], object] = lambda guest: None
+        self.environment: Environment | None = None
         self.admission = asyncio.Event()
         self.admission.set()
 
@@ -129,6 +131,9 @@ class FakeBackend:
         sandbox = FakeSandbox(f"fake-{number}", guest)
         self.made.append(sandbox)
         return sandbox
+
+    async def prepare_environment(self, spec: SandboxSpec) -> Environment | None:
+        return self.environment
 
     async def check_host(self) -> Sequence[HostFinding]:
         return ()

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import threading
 from collections import defaultdict, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -104,12 +104,20 @@ class Refusal:
     message: str = "refused"
     more: tuple[Message, ...] = ()
     incident_id: str = ""
+    progress: Mapping[str, str] = field(default_factory=dict)
 
 
 def busy(code: grpc.StatusCode, reason: str, seconds: int = 0, nanos: int = 1_000_000) -> Refusal:
     """Returns a refusal with a retry delay."""
     delay = duration_pb2.Duration(seconds=seconds, nanos=nanos)
     return Refusal(code, reason, more=(error_details_pb2.RetryInfo(retry_delay=delay),))
+
+
+def building(step: str, done: int = 0, total: int = 0) -> Refusal:
+    """Returns the refusal of a daemon that is making the environment of a session's packages."""
+    progress = {"step": step, "done": str(done), "total": str(total), "unit": "packages" if total else ""}
+    waiting = busy(grpc.StatusCode.UNAVAILABLE, "IMAGE_NOT_READY")
+    return replace(waiting, message="the environment is being made", progress=progress)
 
 
 class FakeDaemon(services.ExecutorServiceServicer):
@@ -134,6 +142,7 @@ class FakeDaemon(services.ExecutorServiceServicer):
         self.file: list[pb.GetFileResponse] = []
         self.state: list[pb.ExportStateResponse] = []
         self.files: dict[str, bytes] = {}
+        self.session = _session()  # the description of each session
         self.sessions: list[types.Session] = [_session()]
         self.policy = _policy()
         self.leased = False  # True when it knows leases
@@ -217,12 +226,19 @@ class FakeDaemon(services.ExecutorServiceServicer):
         self._enter("CreateSession", request, context)
         return pb.CreateSessionResponse(session=self._described(request.lease_id))
 
+    def PrepareEnvironment(self, request: Any, context: Any) -> pb.PrepareEnvironmentResponse:
+        self._enter("PrepareEnvironment", request, context)
+        return pb.PrepareEnvironmentResponse(
+            environment_id="env-1", pins=["numpy==2.5.5"], size_bytes=7, modules=["numpy"]
+        )
+
     def GetSession(self, request: Any, context: Any) -> pb.GetSessionResponse:
         self._enter("GetSession", request, context)
         return pb.GetSessionResponse(session=self._described(request.lease_id))
 
     def _described(self, lease_id: str) -> types.Session:
-        session = _session()
+        session = types.Session()
+        session.CopyFrom(self.session)
         if self.leased and lease_id:
             session.leased = True
             session.limits.owner_grace_s = 0.1
@@ -345,6 +361,9 @@ def _session() -> types.Session:
     session.refused_language.append("dynamic_code")
     session.network.append("pypi.org:443")
     session.denied_network.append("gist.github.com")
+    session.packages.append("polars>=1")
+    session.environment_id = "env-1"
+    session.images_with_missing.append("data")
     session.network_usage.CopyFrom(types.NetworkUsage(connections=2, denied=1, sent_bytes=1000, received_bytes=234))
     return session
 
@@ -387,6 +406,7 @@ def _abort(context: grpc.ServicerContext, refusal: Refusal) -> None:
         info = error_details_pb2.ErrorInfo(reason=refusal.reason, domain="remote-executor")
         if refusal.incident_id:
             info.metadata["incident_id"] = refusal.incident_id
+        info.metadata.update(refusal.progress)
         details.append(info)
     status = status_pb2.Status(code=refusal.code.value[0], message=refusal.message)
     for detail in details:

@@ -7,18 +7,18 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from executor_server.config.state_dir import StateDir
 from executor_server.core.model import Log, OutputMode, Principal, Result
 from executor_server.journal.execution import Execution
 from executor_server.journal.registry import Registry, SessionRecord
-from executor_server.pool.pool import make_ready
+from executor_server.pool.pool import PoolSettings, WarmPool, make_ready
 from executor_server.sessions import SessionManager
 from executor_server.sessions.session import Session
 from executor_server.sessions.shared import SessionHooks, SessionSettings
 from tests.support.fake_backend import SPEC, FakeBackend, FakeSandbox
-from tests.support.fake_guest import TOKEN
+from tests.support.fake_guest import TOKEN, FakeGuest
 from tests.support.polling import eventually_async
 from tests.support.specs import EXECUTION_LIMITS, session_spec
 
@@ -82,3 +82,55 @@ async def hung_up(backend: FakeBackend) -> None:
     for sandbox in backend.made:
         connections = sandbox.guest.connections
         await eventually_async(lambda connections=connections: all(c.transport is None for c in connections))  # type: ignore[misc]
+
+
+class SessionDaemon:
+    """The sessions of one daemon. The backend and the state directory are all that outlives its `kill`."""
+
+    def __init__(
+        self, backend: FakeBackend, directory: Path, hooks: SessionHooks | None = None, **settings: Any
+    ) -> None:
+        self.backend = backend
+        self.registry = Registry(StateDir(directory))
+        self.pool = WarmPool(backend, PoolSettings())
+        self.manager = SessionManager(backend, self.pool, self.registry, SessionSettings(**settings), hooks)
+
+    @property
+    def guest(self) -> FakeGuest:
+        """The guest of the newest sandbox."""
+        return self.backend.made[-1].guest
+
+    async def kill(self) -> None:
+        """Stops all of it at once, without a notification."""
+        await abandon(self.manager)
+        self.registry.close()
+        await hung_up(self.backend)
+
+    async def close(self) -> None:
+        await self.manager.close()
+        await self.pool.close()
+        self.registry.close()
+
+
+D = TypeVar("D", bound=SessionDaemon)
+
+
+@asynccontextmanager
+async def successive_daemons(
+    backend: FakeBackend, make: Callable[..., D]
+) -> AsyncIterator[Callable[..., Awaitable[D]]]:
+    """Gives a function that kills the last daemon, if there is one, and starts the next, which `make` makes."""
+    daemons: list[D] = []
+
+    async def start(*arguments: Any, **settings: Any) -> D:
+        if daemons:
+            await daemons[-1].kill()
+        daemons.append(make(*arguments, **settings))
+        await daemons[-1].manager.recover()
+        return daemons[-1]
+
+    yield start
+    if daemons:
+        await daemons[-1].close()
+    await backend.close()
+    assert await eventually_async(lambda: len(asyncio.all_tasks()) == 1), "a task outlived the daemon"

@@ -12,12 +12,13 @@ import json
 import os
 import signal
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from executor_server.config.backend_config import E2BSection
 from executor_server.core.model import SandboxSpec
+from executor_server.core.packages import PackagesSpec
 from tests.support.backends import make_backend
 
 DEADLINE_S = 60.0
@@ -58,7 +59,10 @@ async def _sandbox(order: dict[str, Any]) -> dict[str, Any]:
     backend = _backend(order)
     await backend.start()
     await backend.adopt(())
-    made = await backend.create(SandboxSpec(**order["spec"]))
+    spec, asked = SandboxSpec(**order["spec"]), order["spec"]["packages"]
+    if asked is not None:
+        spec = replace(spec, packages=PackagesSpec(**{**asked, "requirements": tuple(asked["requirements"])}))
+    made = await backend.create(spec)
     return {"sandbox_id": made.sandbox_id, "token": made.endpoint.token.hex(), "fingerprint": made.fingerprint}
 
 

@@ -21,6 +21,7 @@ from typing import Any, ClassVar
 import psutil
 
 from executor_server.backends.base import HostFinding, KnownSandbox, PassiveSandbox, Sandbox
+from executor_server.backends.environments import Environment, refuse_packages
 from executor_server.backends.guest_archive import pack_guest
 from executor_server.backends.seccomp_program import filter_program
 from executor_server.backends.settings import sandbox_environment
@@ -155,6 +156,10 @@ class NestedBackend:
 
     async def fingerprint(self, spec: SandboxSpec) -> str:
         return "nested"
+
+    async def prepare_environment(self, spec: SandboxSpec) -> Environment | None:
+        refuse_packages(spec, self.name)
+        return None
 
     async def check_host(self) -> Sequence[HostFinding]:
         return ()

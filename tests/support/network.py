@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -57,13 +57,25 @@ def networked_daemon(internet: Internet, backend: str, rules: str, config: str =
     """A daemon on a backend with an image of network clients; `rules` is its policy file, `egress` are more keys of its
     section. Skips the test where the backend or the image is missing."""
     config += f"\n[pool]\nsize = 0\n{internet.config(**egress)}"
-    if backend == "docker":
-        require_network_image()
-        config += f'\n[docker.images]\nbase = "{NETWORK_IMAGE}"\n'
-    else:
-        require(backend)
-    with daemon_of(config, "--backend", backend, policy=rules) as running:
-        yield running
+    with ExitStack() as stack:
+        if backend == "docker":
+            require_network_image()
+            config += f'\n[docker.images]\nbase = "{NETWORK_IMAGE}"\n'
+        else:
+            require(backend)
+        if backend == "e2b":
+            config += stack.enter_context(_cloud_of(internet))
+        yield stack.enter_context(daemon_of(config, "--backend", backend, policy=rules))
+
+
+@contextmanager
+def _cloud_of(internet: Internet) -> Iterator[str]:
+    """A double of the cloud, whose machines have this host's programs and reach this internet; the section for it."""
+    from tests.support.e2b.threaded import ThreadedDouble  # takes E2B's SDK
+
+    with ThreadedDouble(outside=internet.addresses) as double:
+        keys = {"api_url": double.url, "sandbox_url": double.url, "api_key_file": str(double.api_key_file)}
+        yield "\n[e2b]\n" + "".join(f"{key} = {json.dumps(value)}\n" for key, value in keys.items())
 
 
 def networked_session(client: ExecutorClient, *hosts: str, **options: Any) -> Session:

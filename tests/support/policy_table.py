@@ -224,7 +224,7 @@ CASES = [
         "packages",
         "research",
         {"packages": ["requests"]},
-        (("packages", "UNSUPPORTED", "requests", "none", "sandbox.install_packages"),),
+        (("packages", "NOT_ALLOWED", "requests", "none", "packages.allowed"),),
     ),
     Case(
         "too much of everything",

@@ -7,6 +7,8 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
+import psutil
+
 T = TypeVar("T")
 
 POLL_TIMEOUT_S = 30.0
@@ -35,3 +37,11 @@ async def eventually_awaited(probe: Callable[[], Awaitable[T]], *, timeout_s: fl
     while not (value := await probe()) and time.monotonic() < deadline:  # noqa: ASYNC110 - as above
         await asyncio.sleep(POLL_INTERVAL_S)
     return value
+
+
+def has_ended(process: psutil.Process) -> bool:
+    """True when the process runs no more, whether its parent has reaped it or not."""
+    try:
+        return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:  # it was reaped between the two questions
+        return True

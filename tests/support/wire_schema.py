@@ -1,33 +1,48 @@
-"""The schema of the guest channel as text: what is compared with the snapshot of its version.
+"""The schemas of the guest's messages as text, to be compared with their snapshots.
 
-python -m tests.support.wire_schema     writes the snapshot of the version that is in force now
+python -m tests.support.wire_schema     writes the snapshots: that of the channel for the version in force now
 """
 
 from __future__ import annotations
 
 from pathlib import Path
+from types import ModuleType
 
-from executor_server.guest.wire import messages, session_rules
+from executor_server.guest.wire import link_messages, messages, session_rules
 from executor_server.guest.wire.frames import PROTOCOL_VERSION
+from executor_server.guest.wire.link_messages import LinkMessage
 from executor_server.guest.wire.schema import _REQUIRED, Field, Message, Record
 
-SNAPSHOT = Path(__file__).parents[1] / "unit" / "guest" / "wire" / f"schema_{PROTOCOL_VERSION}.txt"
-
-RECORDS: dict[str, type[Record]] = {
-    name: cls
-    for module in (session_rules, messages)
-    for name, cls in vars(module).items()
-    if isinstance(cls, type) and issubclass(cls, Record)
-}
+_SNAPSHOTS = Path(__file__).parents[1] / "unit" / "guest" / "wire"
+CHANNEL_SNAPSHOT = _SNAPSHOTS / f"schema_{PROTOCOL_VERSION}.txt"
+LINK_SNAPSHOT = _SNAPSHOTS / "schema_of_links.txt"
 
 
-def schema() -> str:
+def _records(*modules: ModuleType) -> list[type[Record]]:
+    """The messages and objects that these modules define."""
+    names = {module.__name__ for module in modules}
+    found = [cls for module in modules for cls in vars(module).values() if isinstance(cls, type)]
+    return [cls for cls in found if issubclass(cls, Record) and cls.__module__ in names and cls is not LinkMessage]
+
+
+CHANNEL_RECORDS = _records(session_rules, messages)
+LINK_RECORDS = _records(link_messages)
+
+
+def channel_schema() -> str:
+    return _schema(f"protocol {PROTOCOL_VERSION}", CHANNEL_RECORDS)
+
+
+def link_schema() -> str:
+    return _schema("links between the supervisor and its children", LINK_RECORDS)
+
+
+def _schema(title: str, records: list[type[Record]]) -> str:
     """Each message and each object within one, its fields in their order, with type, bounds and default."""
-    lines = [f"protocol {PROTOCOL_VERSION}"]
-    for name, cls in RECORDS.items():
-        if cls not in (Record, Message):
-            lines += ["", f"{name} = {cls.kind}" if issubclass(cls, Message) else name]
-            lines += [f"    {field_name}: {_form(field)}" for field_name, field in cls.fields.items()]
+    lines = [title]
+    for cls in records:
+        lines += ["", f"{cls.__name__} = {cls.kind}" if issubclass(cls, (Message, LinkMessage)) else cls.__name__]
+        lines += [f"    {field_name}: {_form(field)}" for field_name, field in cls.fields.items()]
     return "\n".join([*lines, ""])
 
 
@@ -44,4 +59,5 @@ def _bound(bound: object) -> str:
 
 
 if __name__ == "__main__":
-    SNAPSHOT.write_text(schema())
+    CHANNEL_SNAPSHOT.write_text(channel_schema())
+    LINK_SNAPSHOT.write_text(link_schema())

@@ -17,6 +17,7 @@ from executor_client._core.limits import NAMES_LISTED_MAX
 from executor_client._core.suggest import nearest
 from executor_client.errors import InvalidRequest, ProtocolError
 from executor_client.results import (
+    EnvironmentInfo,
     ErrorDetail,
     FileInfo,
     FileLimits,
@@ -25,6 +26,7 @@ from executor_client.results import (
     NetworkSecret,
     NetworkUsage,
     Outcome,
+    PackagesPolicy,
     Policy,
     PolicyRef,
     Quotas,
@@ -108,6 +110,18 @@ def session_from_wire(wire: pb.Session) -> SessionInfo:
         network=names_from_wire(wire.network, "hosts"),
         denied_network=names_from_wire(wire.denied_network, "denied hosts"),
         network_usage=_network_usage_from_wire(wire.network_usage),
+        packages=names_from_wire(wire.packages, "packages"),
+        environment_id=wire.environment_id,
+        images_with_missing=names_from_wire(wire.images_with_missing, "images"),
+    )
+
+
+def environment_from_wire(wire: service_pb.PrepareEnvironmentResponse) -> EnvironmentInfo:
+    return EnvironmentInfo(
+        environment_id=wire.environment_id,
+        pins=names_from_wire(wire.pins, "pins"),
+        size_bytes=wire.size_bytes,
+        modules=names_from_wire(wire.modules, "modules"),
     )
 
 
@@ -149,6 +163,7 @@ def policy_from_wire(wire: pb.Policy) -> Policy:
         allowed_tools=names_from_wire(wire.allowed_tools, "allowed tools"),
         files=_file_limits_from_wire(wire.files),
         network=_network_rules_from_wire(wire.network_rules),
+        packages=_packages_policy_from_wire(wire.packages),
         quotas=Quotas(**{name: getattr(wire.quotas, name) for name in QUOTA_NAMES if wire.quotas.HasField(name)}),
         state=_state_rules_from_wire(wire.state),
     )
@@ -180,6 +195,17 @@ def _network_rules_from_wire(wire: pb.NetworkRules) -> NetworkRules:
         max_sent_bytes=wire.max_sent_bytes,
         max_received_bytes=wire.max_received_bytes,
         max_connection_s=wire.max_connection_s,
+    )
+
+
+def _packages_policy_from_wire(wire: pb.PackagesPolicy) -> PackagesPolicy:
+    return PackagesPolicy(
+        allowed=names_from_wire(wire.allowed, "allowed packages"),
+        locked=names_from_wire(wire.locked, "locked packages"),
+        auto=wire.auto,
+        max_requirements=wire.max_requirements,
+        max_environment_bytes=wire.max_environment_bytes,
+        exclude_newer_s=wire.exclude_newer_s if wire.HasField("exclude_newer_s") else None,
     )
 
 

@@ -37,14 +37,24 @@ def warn(info: SessionInfo, authorized_imports: Iterable[str]) -> None:
 
 
 def refusal(info: SessionInfo, missing: Sequence[str], images: Sequence[str]) -> str:
-    """Returns the error for an agent's author, raised before the model is asked anything."""
-    others = [image for image in images if image != info.image]
-    elsewhere = f"take another image (the policy has {_listed(list(map(repr, others)))}), " if others else ""
+    """Returns the error for an agent's author, raised before the model is asked anything.
+
+    `images` are those that the policy has.
+    """
+    packages = ", ".join(f'"{name}"' for name in distributions_of(missing)[:_LISTED_MAX])
     return (
         f"Non-installed authorized modules: {_listed(missing)}. The image {info.image!r} does not have them: "
-        f"{elsewhere}install {_listed(distributions_of(missing))} in this one, "
+        f"{_elsewhere(info, images)}ask for packages=[{packages}], which the policy must allow, "
         "or remove them from the authorized imports"
     )
+
+
+def _elsewhere(info: SessionInfo, images: Sequence[str]) -> str:
+    having = [image for image in info.images_with_missing if image in images]
+    if having:
+        return f"take an image that has them ({_listed(list(map(repr, having)))}), "
+    others = [image for image in images if image != info.image]
+    return f"take another image (the policy has {_listed(list(map(repr, others)))}), " if others else ""
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterator
 
 from executor_client._core.terminal import aligned
-from executor_client.results import Limits, NetworkRules, NetworkSecret, Policy, StateRules
+from executor_client.results import Limits, NetworkRules, NetworkSecret, PackagesPolicy, Policy, StateRules
 
 
 def policy_lines(policy: Policy) -> list[str]:
@@ -20,6 +20,7 @@ def _rules(policy: Policy) -> Iterator[tuple[str, str]]:
     yield "backend", ", else ".join(policy.backends) or policy.backend or "none"
     yield "images", _listed(policy.images)
     yield from _network(policy.network)
+    yield from _packages(policy.packages)
     yield "imports", _listed(policy.default_imports)
     yield "  on request", _listed(policy.allowed_imports)
     yield "  never", _listed(policy.denied_imports)
@@ -55,6 +56,21 @@ def _network(rules: NetworkRules) -> Iterator[tuple[str, str]]:
 def _secret(secret: NetworkSecret) -> str:
     asked = " ".join(part for part in (", ".join(secret.methods), ", ".join(secret.paths)) if part)
     return f"{secret.header} is set by the daemon for {secret.host}" + (f" ({asked})" if asked else "")
+
+
+def _packages(packages: PackagesPolicy) -> Iterator[tuple[str, str]]:
+    if not packages:
+        yield "packages", "those of the image"
+        return
+    yield "packages", f"those of the image; on request: {_listed(packages.locked or packages.allowed)}"
+    if packages.locked:
+        yield "  locked", "asking for one brings all of them"
+    if packages.auto:
+        yield "  auto", "for modules that are authorized and missing"
+    if packages.exclude_newer_s is not None:
+        yield "  at least", f"{_number(packages.exclude_newer_s)} s old"
+    most = f"{packages.max_requirements:,} in a session, {packages.max_environment_bytes:,} bytes"
+    yield "  at most", most
 
 
 def _limits(policy: Policy) -> Iterator[tuple[str, ...]]:

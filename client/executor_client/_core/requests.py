@@ -44,10 +44,16 @@ def create_session(
     backend: str | None,
     network: Iterable[str],
     packages: Iterable[str],
+    modules: Iterable[str],
     lease_id: str,
 ) -> pb.CreateSessionRequest:
     """Makes a request with an id of its own, so that it can be repeated."""
-    lists = {"authorized_imports": authorized_imports, "network": network, "packages": packages}
+    lists = {
+        "authorized_imports": authorized_imports,
+        "network": network,
+        "packages": packages,
+        "modules": modules,
+    }
     for name, given in lists.items():
         if isinstance(given, str):
             raise InvalidRequest(f"{name} is a list, not one string")
@@ -64,6 +70,17 @@ def create_session(
         )
     except (TypeError, ValueError) as error:
         raise InvalidRequest(f"the session cannot be asked for like this: {error}") from error
+
+
+def prepare_environment(
+    packages: Iterable[str], image: str | None, backend: str | None
+) -> pb.PrepareEnvironmentRequest:
+    if isinstance(packages, str):
+        raise InvalidRequest("packages is a list, not one string")
+    try:
+        return pb.PrepareEnvironmentRequest(packages=list(packages), image=image or "", backend=backend or "")
+    except (TypeError, ValueError) as error:
+        raise InvalidRequest(f"the environment cannot be asked for like this: {error}") from error
 
 
 def authorize_imports(session_id: str, imports: Iterable[str]) -> pb.AuthorizeImportsRequest:

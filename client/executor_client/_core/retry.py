@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 from executor_client._core import status
-from executor_client._core.limits import BACKOFF_FIRST_S, BACKOFF_MAX_S, BUSY_SPREAD
+from executor_client._core.limits import BACKOFF_FIRST_S, BACKOFF_MAX_S, BUILD_RETRY_MIN_S, BUSY_SPREAD
 from executor_client._core.waiting import Awaited
 from executor_client.errors import ExecutorClientError
 from executor_client.waits import WaitKind
@@ -19,15 +19,16 @@ class Backoff:
         self._deadline_s: float | None = None
         self._next_s = BACKOFF_FIRST_S
 
-    def delay_s(self, now_s: float, *, retry_after_s: float = 0.0) -> float | None:
+    def delay_s(self, now_s: float, *, retry_after_s: float = 0.0, is_growing: bool = True) -> float | None:
         """Returns the seconds to wait before the next attempt; None when there is no time for one.
 
-        Never less than `retry_after_s`, the daemon's retry time, plus a random part of it up to the deadline.
+        Never less than `retry_after_s`, the daemon's retry time, plus a random part of it up to the deadline. With
+        `is_growing` False not much more either, however many attempts there were.
         """
         if self._deadline_s is None:
             self._deadline_s = now_s + self._timeout_s
         left_s = self._deadline_s - now_s
-        own_s = self._next_s * random.uniform(0.5, 1.0)
+        own_s = self._next_s * random.uniform(0.5, 1.0) if is_growing else BUILD_RETRY_MIN_S
         self._next_s = min(self._next_s * 2, BACKOFF_MAX_S)
         least_s = max(retry_after_s, own_s)
         if least_s >= left_s:
@@ -67,7 +68,9 @@ class Retries:
             (WaitKind.IMAGE, status.image_retry_after_s(error)),
         ):
             if retry_after_s is not None:
-                return self._backoff(kind).delay_s(now_s, retry_after_s=retry_after_s)
+                # A daemon that reports progress knows best when to ask again: a person watches, and steps are short.
+                is_growing = status.progress(error) is None
+                return self._backoff(kind).delay_s(now_s, retry_after_s=retry_after_s, is_growing=is_growing)
         return None
 
     def delay_s(self, error: ExecutorClientError, now_s: float) -> float | None:
@@ -89,5 +92,8 @@ def trouble(error: ExecutorClientError, address: str) -> tuple[Awaited, str]:
         reason = error.message if error.reason else "not reachable"
         return Awaited(WaitKind.DAEMON, f"the daemon at {address}"), reason
     if status.image_retry_after_s(error) is not None:
+        progress = status.progress(error)
+        if progress is not None:
+            return Awaited(WaitKind.IMAGE, "the environment", progress), str(progress)
         return Awaited(WaitKind.IMAGE, "the image"), error.message
     return Awaited(WaitKind.ROOM, f"the daemon at {address} to take this"), error.message

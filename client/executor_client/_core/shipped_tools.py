@@ -10,12 +10,10 @@ from executor_api.v1 import executor_service_pb2 as pb
 from executor_api.v1 import types_pb2
 from executor_client._core.limits import INLINE_BYTES_PER_MESSAGE_MAX
 from executor_client._core.tools import SANDBOX, Tool
-from executor_client.errors import InvalidRequest
+from executor_client.errors import InvalidRequest, ModulesMissing
 
 if TYPE_CHECKING:
     from executor_client._shipping import Shipped
-
-_MODULES_MISSING = "MODULES_MISSING"
 
 
 def ship_all(tools: Mapping[str, Tool], python: str) -> dict[str, Shipped]:
@@ -72,15 +70,14 @@ def explaining(shipped: Mapping[str, Shipped]) -> Iterator[None]:
     """Adds to the daemon's refusal what to install, where the image lacks modules."""
     try:
         yield
-    except InvalidRequest as error:
-        if error.reason != _MODULES_MISSING:
-            raise
+    except ModulesMissing as error:
         from executor_client._core.distributions import distributions_of
 
         # The daemon names the missing modules; these are the distributions of all modules that the tools import.
         needed = distributions_of(module for tool in shipped.values() for module in tool.modules)
-        raise InvalidRequest(
+        raise ModulesMissing(
             f"{error.message}. What these tools import is in the distributions {', '.join(needed)}: use an image that "
-            'has them, or the placement "host". Nothing is installed for them.',
+            'has them, a session with them as its packages, or the placement "host".',
             reason=error.reason,
+            modules=error.modules,
         ) from error

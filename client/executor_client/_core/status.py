@@ -6,7 +6,7 @@ connection, a message too large), and does not say what the daemon did.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from google.protobuf.message import DecodeError, Message
@@ -20,8 +20,10 @@ from executor_client.errors import (
     AuthorizationError,
     CallTimeoutError,
     DaemonError,
+    EnvironmentFailed,
     ExecutorClientError,
     InvalidRequest,
+    ModulesMissing,
     NotFoundError,
     PolicyViolationError,
     PreconditionError,
@@ -29,12 +31,17 @@ from executor_client.errors import (
     UnavailableError,
     Violation,
 )
+from executor_client.waits import Progress
 
 DOMAIN = "remote-executor"
 STATUS_DETAILS_KEY = "grpc-status-details-bin"
 DETAILS_MAX = 16
 VIOLATIONS_MAX = 256
 MESSAGE_CHARS_MAX = 20_000
+MODULES_MAX = 32
+PROGRESS_CHARS_MAX = 64
+"""Characters of a step or a unit."""
+_COUNT_DIGITS_MAX = 12
 
 
 @dataclass(frozen=True)
@@ -47,6 +54,8 @@ class Details:
     retry_after_s: float | None = None
     violations: tuple[Violation, ...] = ()
     omitted: int = 0
+    progress: Progress | None = None
+    modules: tuple[str, ...] = ()
 
 
 def translate(error: grpc.RpcError) -> ExecutorClientError:
@@ -80,10 +89,15 @@ def retry_after_s(error: ExecutorClientError) -> float | None:
 
 
 def image_retry_after_s(error: ExecutorClientError) -> float | None:
-    """Returns the retry time of a daemon that is fetching the image; None if it is not."""
+    """Returns the retry time of a daemon that is fetching the image or making the environment; None if it is not."""
     if not isinstance(error, UnavailableError) or error.reason != "IMAGE_NOT_READY" or error.retry_after_s is None:
         return None
     return error.retry_after_s if error.retry_after_s <= IMAGE_RETRY_MAX_S else None
+
+
+def progress(error: ExecutorClientError) -> Progress | None:
+    """Returns the progress of what the daemon is making; None if it did not say, or is making nothing."""
+    return error.progress if isinstance(error, UnavailableError) else None
 
 
 def breaks_stream(error: grpc.RpcError) -> bool:
@@ -106,6 +120,8 @@ def _details(message: str, metadata: object) -> Details:
     if status is None:
         return Details(message[:MESSAGE_CHARS_MAX])
     reason = incident_id = ""
+    making: Progress | None = None
+    modules: tuple[str, ...] = ()
     retry_after_s: float | None = None
     violations: tuple[Violation, ...] = ()
     omitted = 0
@@ -115,12 +131,29 @@ def _details(message: str, metadata: object) -> Details:
         listed = pb.Violations()
         if _unpack(detail, info) and info.domain == DOMAIN:
             reason, incident_id = info.reason, info.metadata.get("incident_id", "")
+            making = _progress(info.metadata)
+            modules = tuple(info.metadata.get("modules", "").split(",", MODULES_MAX)[:MODULES_MAX])
         elif _unpack(detail, retry):
             retry_after_s = max(0.0, retry.retry_delay.seconds + retry.retry_delay.nanos / 1e9)
         elif _unpack(detail, listed):
             violations = tuple(_violation(each) for each in listed.violations[:VIOLATIONS_MAX])
             omitted = listed.omitted + len(listed.violations) - len(violations)
-    return Details(message[:MESSAGE_CHARS_MAX], reason, incident_id, retry_after_s, violations, omitted)
+    return Details(
+        message[:MESSAGE_CHARS_MAX], reason, incident_id, retry_after_s, violations, omitted, making, modules
+    )
+
+
+def _progress(metadata: Mapping[str, str]) -> Progress | None:
+    step = metadata.get("step", "")[:PROGRESS_CHARS_MAX]
+    if not step:
+        return None
+    total = _count(metadata.get("total", ""))
+    unit = metadata.get("unit", "")[:PROGRESS_CHARS_MAX]
+    return Progress(step, min(_count(metadata.get("done", "")), total), total, unit)
+
+
+def _count(text: str) -> int:
+    return int(text) if text.isascii() and text.isdecimal() and len(text) <= _COUNT_DIGITS_MAX else 0
 
 
 def _violation(wire: pb.Violation) -> Violation:
@@ -164,22 +197,33 @@ def _permission_denied(details: Details) -> ExecutorClientError:
     return PolicyViolationError(message, reason=details.reason, violations=details.violations, omitted=details.omitted)
 
 
+def _invalid_argument(details: Details) -> ExecutorClientError:
+    if details.reason == "MODULES_MISSING":
+        return ModulesMissing(details.message, reason=details.reason, modules=filter(None, details.modules))
+    return InvalidRequest(details.message, reason=details.reason)
+
+
+def _precondition_failed(details: Details) -> ExecutorClientError:
+    make = EnvironmentFailed if details.reason == "ENVIRONMENT_FAILED" else PreconditionError
+    return make(details.message, reason=details.reason)
+
+
 def _simple(make: type[ExecutorClientError]) -> Callable[[Details], ExecutorClientError]:
     return lambda details: make(details.message, reason=details.reason)
 
 
 _ERRORS: dict[grpc.StatusCode, Callable[[Details], ExecutorClientError]] = {
-    grpc.StatusCode.INVALID_ARGUMENT: _simple(InvalidRequest),
+    grpc.StatusCode.INVALID_ARGUMENT: _invalid_argument,
     grpc.StatusCode.OUT_OF_RANGE: _simple(InvalidRequest),
     grpc.StatusCode.PERMISSION_DENIED: _permission_denied,
     grpc.StatusCode.UNAUTHENTICATED: _simple(AuthenticationError),
     grpc.StatusCode.NOT_FOUND: _simple(NotFoundError),
-    grpc.StatusCode.FAILED_PRECONDITION: _simple(PreconditionError),
+    grpc.StatusCode.FAILED_PRECONDITION: _precondition_failed,
     grpc.StatusCode.RESOURCE_EXHAUSTED: lambda details: ResourceExhaustedError(
         details.message, reason=details.reason, retry_after_s=details.retry_after_s
     ),
     grpc.StatusCode.UNAVAILABLE: lambda details: UnavailableError(
-        details.message, reason=details.reason, retry_after_s=details.retry_after_s
+        details.message, reason=details.reason, retry_after_s=details.retry_after_s, progress=details.progress
     ),
     grpc.StatusCode.CANCELLED: _simple(UnavailableError),
     grpc.StatusCode.DEADLINE_EXCEEDED: _simple(CallTimeoutError),

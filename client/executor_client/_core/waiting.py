@@ -1,4 +1,5 @@
-"""Reports to `on_wait` which waits last: each one after its first second, then at growing intervals.
+"""Reports to `on_wait` which waits last: each one after its first second, then at growing intervals, and whenever its
+progress changes.
 
 A call opens `Waits` and notes there what it begins to wait for and what it no longer waits for. Without a hook that
 costs neither a look at the clock nor a thread. With one, a `WaitTimer` reports what is due: a thread of the blocking
@@ -18,17 +19,18 @@ from types import TracebackType
 from typing import Self
 
 from executor_client._core.limits import WAIT_REASON_CHARS_MAX, WAIT_REPORTED_AFTER_S, WAIT_REPORTED_EVERY_S
-from executor_client.waits import OnWait, Wait, WaitKind
+from executor_client.waits import OnWait, Progress, Wait, WaitKind
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Awaited:
-    """The object of a wait."""
+    """The object of a wait, and how far it is, if that is known."""
 
     kind: WaitKind
     what: str
+    progress: Progress | None = None
 
 
 @dataclass
@@ -47,7 +49,9 @@ class _Lasting:
     def report(self, now_s: float) -> Wait:
         self.due_s = now_s + self.pause_s
         self.pause_s = min(self.pause_s * 2, WAIT_REPORTED_EVERY_S)
-        return Wait(self.awaited.kind, self.awaited.what, self.reason, now_s - self.began_s, self.gives_up_after_s)
+        waited_s = now_s - self.began_s
+        awaited = self.awaited
+        return Wait(awaited.kind, awaited.what, self.reason, waited_s, self.gives_up_after_s, awaited.progress)
 
 
 class Waits:
@@ -60,7 +64,7 @@ class Waits:
         self.due_s: float | None = None
 
     def begin(self, key: str, awaited: Awaited, *, reason: str = "", gives_up_after_s: float | None = None) -> None:
-        """Notes a wait. One of the same key and kind continues, with the new reason and bound."""
+        """Notes a wait. One of the same key and kind continues, with the new reason, bound and progress."""
         if self._timer is None:
             return
         now_s = time.monotonic()
@@ -68,6 +72,8 @@ class Waits:
         with self._lock:
             lasting = self._waits.get(key)
             if lasting is not None and lasting.awaited.kind is awaited.kind:
+                if awaited.progress is not None and awaited.progress != lasting.awaited.progress:
+                    lasting.due_s = min(lasting.due_s, max(now_s, lasting.began_s + WAIT_REPORTED_AFTER_S))
                 lasting.awaited, lasting.reason, lasting.gives_up_after_s = awaited, reason, gives_up_after_s
                 lasting.is_held = False
             else:

@@ -52,3 +52,5 @@ def _run(options: argparse.Namespace) -> int:
     except ExecutorClientError as error:
         console.fail(error.message)
         return EXIT_REFUSED
+    finally:
+        console.end_wait()

@@ -12,6 +12,7 @@ examples:
   executor run script.py                     run a file in a sandbox of its own
   executor run -c 'print(6 * 7)'             run a line
   executor run --imports numpy.* plot.py     authorize more modules
+  executor run --with polars script.py       have a package installed for it
   executor repl                              try things out
   executor ps; executor rm --all             list the sessions; end them
   executor run --help                        more about one command
@@ -25,6 +26,8 @@ examples:
   executor run script.py -- --fast                 what begins with a dash goes after --
   executor run --limit memory_bytes=2000000000 --limit wall_time_s=60 train.py
   executor run --network api.github.com fetch.py   reach a host, if the policy allows it
+  executor run --with 'polars>=1' --with pyarrow etl.py   with packages, if the policy allows them; a header of the
+                                                   script that names dependencies (PEP 723) does the same
   executor run --session 3f2a -c 'print(x)'        go on in a session, which stays
   executor run --save-images out plot.py           keep the figures
   cat script.py | executor run -                   read the program from standard input
@@ -35,6 +38,15 @@ examples:
   executor repl --imports numpy.*,pandas.*
   executor repl --session 3f2a              go on in a session, which stays
 Inside, `help` lists what can be typed besides Python. Tab completes names from the sandbox.
+"""
+
+_ENV_EXAMPLES = """\
+examples:
+  executor env build requirements.txt
+  executor env build pylock.toml            the versions of a lock (PEP 751)
+  executor env build script.py              the dependencies in its header (PEP 723)
+  executor env build --with polars          these
+Sessions that ask for the same packages and image begin at once, then.
 """
 
 _EXEC_EXAMPLES = """\
@@ -88,6 +100,7 @@ def make_parser() -> argparse.ArgumentParser:
     _add_cp(commands)
     _add_rm(commands)
     _command(commands, "policy", "tell what may be asked for")
+    _add_env(commands)
     _add_mcp(commands)
     return parser
 
@@ -156,6 +169,25 @@ def _add_rm(commands: Any) -> None:
     rm.add_argument("--all", action="store_true", help="all sessions that are yours")
 
 
+def _add_env(commands: Any) -> None:
+    env = _command(commands, "env", "have environments of packages made", _ENV_EXAMPLES)
+    actions = env.add_subparsers(metavar="ACTION", parser_class=_Parser, required=True)
+    build = actions.add_parser(
+        "build",
+        help="have an environment made, and wait for it",
+        description="Have an environment made, and wait for it.",
+        epilog=_ENV_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    build.set_defaults(command="env build")
+    build.add_argument(
+        "files", metavar="FILE", nargs="*", help="requirements.txt, pylock.toml, a script, or - for stdin"
+    )
+    _add_packages(build)
+    build.add_argument("--image", help="the image that it is for (default: the policy's)")
+    build.add_argument("--backend", help="the backend that it is for (default: the policy's first)")
+
+
 def _add_mcp(commands: Any) -> None:
     mcp = _command(commands, "mcp", "serve sandboxed Python to an MCP host, over stdin and stdout")
     mcp.description = (
@@ -186,6 +218,7 @@ def _add_output_options(parser: argparse.ArgumentParser) -> None:
 
 def _add_session_options(parser: argparse.ArgumentParser) -> None:
     _add_imports(parser)
+    _add_packages(parser)
     _add_network(parser)
     parser.add_argument("--image", help="the sandbox's image (default: the policy's)")
     _add_limits(parser)
@@ -217,6 +250,17 @@ def _add_network(parser: argparse.ArgumentParser) -> None:
         default=[],
         metavar="HOST",
         help="a host to reach, such as pypi.org, pypi.org:443 or *.example.com; can be repeated",
+    )
+
+
+def _add_packages(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--with",
+        dest="packages",
+        action="append",
+        default=[],
+        metavar="PACKAGE",
+        help="a package to have, such as polars or 'polars>=1'; can be repeated",
     )
 
 

@@ -14,11 +14,12 @@ from executor_client._core.local import path_below
 from executor_client._core.policy_text import policy_lines
 from executor_client._core.terminal import aligned
 from executor_client.checkpoint import Checkpoint
-from executor_client.cli import EXIT_FAILED, EXIT_REFUSED, EXIT_SUCCEEDED, repl
+from executor_client.cli import EXIT_FAILED, EXIT_REFUSED, EXIT_SUCCEEDED, environments, repl
 from executor_client.cli.console import Console
 from executor_client.cli.copying import copy
 from executor_client.cli.import_hints import show_end
 from executor_client.cli.naming import find_session, located, matching_id
+from executor_client.cli.script_header import ScriptHeader, read_header
 from executor_client.client import ExecutorClient
 from executor_client.errors import ExecutorClientError, InvalidRequest, NotFoundError
 from executor_client.results import ExecutionResult, FileInfo, SessionInfo, StateManifest
@@ -51,9 +52,11 @@ def _tls(options: argparse.Namespace) -> TlsConfig | None:
 
 def _run(client: ExecutorClient, options: argparse.Namespace, console: Console) -> int:
     name, code, arguments = _program(options)
+    header = _read_header(name, code, options, console)
     if arguments:
         options.imports = (*options.imports, *_MODULES_FOR_ARGUMENTS)
     with _session(client, options, console) as session:
+        header.check_python(session.info.python_version, session.info.image)
         if arguments:
             session.execute(f"import sys\nsys.argv = {[name, *arguments]!r}").raise_for_outcome()
         result = session.execute(code, on_event=console.show_event, limits=_step_limits(options))
@@ -73,6 +76,18 @@ def _program(options: argparse.Namespace) -> tuple[str, str, list[str]]:
         raise InvalidRequest("nothing to run: name a FILE, - for standard input, or give -c CODE")
     name = options.program or "-"
     return name, _read(name), options.arguments
+
+
+def _read_header(name: str, code: str, options: argparse.Namespace, console: Console) -> ScriptHeader:
+    """Reads the program's header, and adds the packages in it to those that are asked for. Raises InvalidRequest."""
+    header = read_header(code, name)
+    if header.unclosed_line:
+        console.remark(f"{name}, line {header.unclosed_line}: this header has no end (`# ///`), so it is none")
+    if header.dependencies and options.session:
+        console.remark("the packages in the script's header are not asked for: a session that is there keeps its own")
+    elif header.dependencies:
+        options.packages = list(dict.fromkeys([*options.packages, *header.dependencies]))
+    return header
 
 
 def _read(name: str) -> str:
@@ -104,7 +119,8 @@ def _session(client: ExecutorClient, options: argparse.Namespace, console: Conso
 
     Loads and saves a state if the options say so. Raises InvalidRequest for options that contradict each other.
     """
-    with _existing_session(client, options) if options.session else _new_session(client, options) as session:
+    session_of = _existing_session(client, options) if options.session else _new_session(client, options, console)
+    with session_of as session:
         if session.restored is not None:
             _show_omissions(session.restored, "restored", console)
         yield session
@@ -118,6 +134,7 @@ def _existing_session(client: ExecutorClient, options: argparse.Namespace) -> It
         "--image": options.image,
         "--limit": options.limits,
         "--network": options.network,
+        "--with": options.packages,
         "--state": options.state,
     }
     if clashing := [name for name, value in given.items() if value]:
@@ -128,13 +145,25 @@ def _existing_session(client: ExecutorClient, options: argparse.Namespace) -> It
     yield session
 
 
-def _new_session(client: ExecutorClient, options: argparse.Namespace) -> Session:
+def _new_session(client: ExecutorClient, options: argparse.Namespace, console: Console) -> Session:
     limits = dict(options.limits)
     if options.timeout is not None:
         limits["wall_time_s"] = options.timeout
     state = None if options.state is None else _load_state(options.state)
     labels = {"client": "executor"}
-    return client.create_session(options.image, options.imports, limits, labels, network=options.network, state=state)
+    modules = environments.modules_of(client, options, console) if options.packages else ()
+    session = client.create_session(
+        options.image,
+        options.imports,
+        limits,
+        labels,
+        network=options.network,
+        packages=options.packages,
+        state=state,
+    )
+    console.end_wait()
+    environments.authorize(session, modules)
+    return session
 
 
 def _step_limits(options: argparse.Namespace) -> dict[str, float] | None:
@@ -188,9 +217,9 @@ def _list_sessions(client: ExecutorClient, options: argparse.Namespace, console:
     if options.quiet:
         console.show_lines([info.session_id for info in infos])
         return EXIT_SUCCEEDED
-    header = ("SESSION", "STATE", "IMAGE", "BACKEND", "PYTHON", "GENERATION", "EXPIRES", "NETWORK", "MOVED", "LABELS")
+    header = ("SESSION", "STATE", "IMAGE", "BACKEND", "PYTHON", "GENERATION", "EXPIRES", "NETWORK", "MOVED")
     rows = [_row(info, _ID_CHARS, _CELL_CHARS) if not options.full else _row(info, None, None) for info in infos]
-    console.show_lines(aligned([header, *rows]))
+    console.show_lines(aligned([(*header, "PACKAGES", "LABELS"), *rows]))
     return EXIT_SUCCEEDED
 
 
@@ -201,7 +230,8 @@ def _row(info: SessionInfo, id_chars: int | None, cell_chars: int | None) -> tup
     cells = (info.session_id[:id_chars], _cut(state, cell_chars), info.image, info.backend, info.python_version)
     network = _cut(", ".join(info.network) or "none", cell_chars)
     moved = f"{info.network_usage.sent_bytes + info.network_usage.received_bytes:,} B" if info.network else "-"
-    return (*cells, str(info.generation), f"in {left_s} s", network, moved, _cut(labels, cell_chars))
+    packages = _cut(", ".join(info.packages) or "-", cell_chars)
+    return (*cells, str(info.generation), f"in {left_s} s", network, moved, packages, _cut(labels, cell_chars))
 
 
 def _cut(text: str, chars: int | None) -> str:
@@ -260,4 +290,5 @@ _COMMANDS: dict[str, Callable[[ExecutorClient, argparse.Namespace, Console], int
     "cp": _copy,
     "rm": _end_sessions,
     "policy": _show_policy,
+    "env build": environments.build,
 }

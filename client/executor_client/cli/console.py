@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, TextIO
 
 from executor_client._core.terminal import encodable, shown
 from executor_client._core.value_text import value_text
+from executor_client.cli.progress import ProgressReport
 from executor_client.events import ExecutionEvent, ImageEvent, LimitWarningEvent, LogEvent, OutputCutEvent, QueuedEvent
 from executor_client.results import ExecutionResult, Image, VariablesState
 from executor_client.waits import Wait
@@ -42,6 +43,7 @@ class Console:
         self._image_dir = image_dir
         self._raw = raw
         self._images = 0
+        self._progress = ProgressReport(self.remark)
 
     def show_event(self, event: ExecutionEvent) -> None:
         """Writes an event of an execution. The `on_event` of `execute`."""
@@ -60,9 +62,18 @@ class Console:
                 self.remark(f"warning: {event.used:,} of {event.budget:,} {event.limit} are used up")
 
     def show_wait(self, wait: Wait) -> None:
-        """Writes what the client waits for, on a terminal only. The client's `on_wait`."""
-        if sys.stderr.isatty():
+        """Shows what the client waits for, on a terminal only; the progress of an environment everywhere.
+
+        The client's `on_wait`.
+        """
+        if wait.progress is not None:
+            self._progress.show(wait.what, wait.progress)
+        elif sys.stderr.isatty():
             self.remark(str(wait))
+
+    def end_wait(self) -> None:
+        """Removes what `show_wait` left on the screen: the wait is over. Idempotent."""
+        self._progress.close()
 
     def show_end(self, result: ExecutionResult) -> None:
         """Writes why a program failed, and whether its variables were lost."""
@@ -114,6 +125,7 @@ class Console:
             self.remark(f"saved {path}")
 
     def _write(self, stream: TextIO, text: str, style: str = "") -> None:
+        self._progress.close()
         if not self._raw and _may_reach_a_terminal(stream):
             text = shown(text)
         text = encodable(text, stream.encoding or "utf-8")

@@ -24,6 +24,8 @@ from executor_client._core.terminal import encodable, escaped
 from executor_client.waits import Wait
 
 LINE_CHARS_MAX = 2_000
+COUNTS_SHOWN_EVERY_S = 5.0
+"""Seconds between two lines about one step of what is waited for."""
 REWRITTEN_SHOWN_EVERY_S = 3.0
 TAB_CELLS = 8
 
@@ -41,6 +43,21 @@ def show_wait(logger: Any, wait: Wait) -> None:
     """Logs a wait as one line on the agent's console; does nothing without a logger."""
     if logger is not None:
         logger.log(Text(_for(logger, escape(str(wait))), style="dim italic"), level=LogLevel.INFO)
+
+
+class WaitLog:
+    """Logs waits; of one whose progress is reported at each change, each step, and now and then a count."""
+
+    def __init__(self) -> None:
+        self._step = ""
+        self._shown_at_s = 0.0
+
+    def show(self, logger: Any, wait: Wait) -> None:
+        step = "" if wait.progress is None else wait.progress.step
+        if step and step == self._step and 0 <= wait.waited_s - self._shown_at_s < COUNTS_SHOWN_EVERY_S:
+            return
+        self._step, self._shown_at_s = step, wait.waited_s
+        show_wait(logger, wait)
 
 
 @dataclass

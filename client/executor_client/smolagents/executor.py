@@ -44,7 +44,7 @@ from executor_client._core.local import LocalPath
 from executor_client._core.requests import state_of
 from executor_client._core.suggest import names_arguments
 from executor_client._core.value_text import holds_values, text_chars, value_text
-from executor_client.smolagents.console import LogStream, escape, show_wait
+from executor_client.smolagents.console import LogStream, WaitLog, escape
 from executor_client.smolagents.failures import (
     CodeExecutionError,
     DaemonLost,
@@ -56,16 +56,10 @@ from executor_client.smolagents.failures import (
 )
 from executor_client.smolagents.files import AnswerFiles, Files, start_files
 from executor_client.smolagents.host_tools import placed_tools
-from executor_client.smolagents.lease import (
-    SessionGone,
-    SessionLease,
-    SessionRequest,
-    hosts_of,
-    refuse_beginnings,
-    weakly,
-)
+from executor_client.smolagents.lease import SessionGone, SessionLease, weakly
 from executor_client.smolagents.page import PAGE_EXPRESSION, Page, read_page
 from executor_client.smolagents.sandbox_tools import Placement, checked
+from executor_client.smolagents.session_request import SessionRequest, hosts_of, packages_of
 from executor_client.smolagents.state import BOOKKEEPING, PRINT_OUTPUTS, SessionState
 from executor_client.smolagents.step_logs import Shown, step_logs
 from executor_client.smolagents.unwrapping import unwrapped
@@ -97,6 +91,11 @@ class RemoteExecutor(PythonExecutor):  # type: ignore[misc]  # smolagents is unt
     to the local daemon's own; `image`, `backend` and `limits` to the policy's. `network` names hosts that the code may
     reach besides the policy's default ones. `logger`, an agent's, shows prints and waits as they happen. A given
     `client` is used instead of a new one, and is not closed.
+
+    `packages` are requirements, such as "scikit-learn>=1.5", that the sandbox has beside the packages of its image; the
+    modules that they bring must be authorized, too. Where the policy adds packages by itself (`packages.auto`), the
+    authorized imports are enough, and so are the modules that tools in the sandbox need. Without that, an authorized
+    module that the sandbox lacks is refused at first use, with the images that have it, as far as that is known.
 
     `labels` are the session's. Each session begins with `state`, a result of `Session.export_state`, and with `files`
     in its workspace: local paths, or a mapping from paths of the workspace to local paths or bytes. `session`, a
@@ -130,6 +129,7 @@ class RemoteExecutor(PythonExecutor):  # type: ignore[misc]  # smolagents is unt
         image: str | None = None,
         backend: str | None = None,
         network: Sequence[str] = (),
+        packages: Sequence[str] = (),
         limits: Mapping[str, Any] | Limits | None = None,
         labels: Mapping[str, str] | None = None,
         prelude: str = "",
@@ -151,12 +151,11 @@ class RemoteExecutor(PythonExecutor):  # type: ignore[misc]  # smolagents is unt
             prelude=prelude,
             backend=backend,
             network=hosts_of(network),
+            packages=packages_of(packages),
             labels=dict(labels or {}),
             state=state_of(state),
             files=start_files(files),
         )
-        if session is not None:
-            refuse_beginnings(request)
         self.additional_authorized_imports = list(additional_authorized_imports)
         self.logger = logger
         self.max_print_outputs_length = max_print_outputs_length or MAX_PRINT_OUTPUTS_LENGTH
@@ -169,6 +168,7 @@ class RemoteExecutor(PythonExecutor):  # type: ignore[misc]  # smolagents is unt
         self._tool_placement = checked(tool_placement)
         self._functions = dict(additional_functions or {})
         self._has_tools = False
+        self._wait_log = WaitLog()
         self._notice = ""
         self._lease = SessionLease(
             (lambda: client) if client is not None else self._connector(address, token, tls),
@@ -287,9 +287,7 @@ class RemoteExecutor(PythonExecutor):  # type: ignore[misc]  # smolagents is unt
             saved["address"] = self._address
         if self._tls is True:  # a TlsConfig names files of this machine
             saved["tls"] = True
-        for name in ("image", "backend", "limits", "labels", "prelude"):
-            if value := getattr(self._request, name):
-                saved[name] = dict(value) if isinstance(value, Mapping) else value
+        saved.update(self._request.saved())
         if self._tool_placement != "host":
             saved["tool_placement"] = self._tool_placement
         if self.max_print_outputs_length != MAX_PRINT_OUTPUTS_LENGTH:
@@ -305,7 +303,7 @@ class RemoteExecutor(PythonExecutor):  # type: ignore[misc]  # smolagents is unt
         return lambda: ExecutorClient(address, token=token, tls=tls, on_wait=on_wait)
 
     def _show_wait(self, wait: Wait) -> None:
-        show_wait(self.logger, wait)
+        self._wait_log.show(self.logger, wait)
 
     def _current_session(self) -> Session | None:
         return self._lease.current

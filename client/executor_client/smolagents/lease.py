@@ -23,6 +23,7 @@ from executor_client import (
     ExecutorClientError,
     InvalidRequest,
     Limits,
+    ModulesMissing,
     NotFoundError,
     PreconditionError,
     ReentrantExecution,
@@ -33,15 +34,10 @@ from executor_client import (
 )
 from executor_client._core import missing_modules
 from executor_client._core.status import is_session_gone
-from executor_client.smolagents.files import StartFile
+from executor_client.smolagents.session_request import SessionRequest, refuse_beginnings
 
 _Given = ParamSpec("_Given")
 _Made = TypeVar("_Made")
-
-# Names that smolagents' local executor offers without an import and CPython does not have as builtins.
-PRELUDE = """\
-from math import acos, asin, atan, atan2, ceil, cos, degrees, exp, floor, log, radians, sin, sqrt, tan
-"""
 
 
 class SessionGone(Exception):
@@ -52,62 +48,13 @@ class SessionGone(Exception):
         self.reason = reason
 
 
-@dataclass(frozen=True)
-class SessionRequest:
-    """The arguments with which each session is created."""
-
-    image: str | None
-    authorized_imports: tuple[str, ...]
-    limits: Mapping[str, Any]
-    prelude: str = ""
-    """Runs right after `PRELUDE`, in each interpreter."""
-    backend: str | None = None
-    network: tuple[str, ...] = ()
-    labels: Mapping[str, str] | None = None
-    state: bytes | None = None
-    files: tuple[StartFile, ...] = ()
-    """The initial files of each session's workspace."""
-
-    def make(self, client: ExecutorClient) -> Session:
-        with ExitStack() as on_failure:
-            session = on_failure.enter_context(
-                client.create_session(
-                    image=self.image,
-                    authorized_imports=self.authorized_imports,
-                    limits=self.limits or None,
-                    labels=self.labels,
-                    prelude=PRELUDE + self.prelude,
-                    backend=self.backend,
-                    network=self.network,
-                    state=self.state,
-                )
-            )
-            for file in self.files:
-                file.put(session)
-            on_failure.pop_all()
-        return session
-
-
-def hosts_of(network: Iterable[str]) -> tuple[str, ...]:
-    """Returns the hosts to ask for. Raises ValueError for one string, which is a list of letters to Python."""
-    if isinstance(network, str):
-        raise ValueError("network is a list of hosts, not one string")
-    return tuple(network)
-
-
-def refuse_beginnings(request: SessionRequest) -> None:
-    """Raises ValueError for arguments of a new session that are combined with `session=`."""
-    names = ("image", "limits", "prelude", "backend", "network", "labels", "state", "files")
-    given = [name for name in names if getattr(request, name)]
-    if given:
-        raise ValueError(f"session= goes on in a session that there is; {', '.join(given)} can be of a new one only")
-
-
 @dataclass
 class _Contents:
     """The contents that each session must have from outside the agent's code."""
 
     tools: dict[str, Tool] | None = None
+    tool_modules: tuple[str, ...] = ()
+    """Modules that shipped tools need and a session did not have."""
     variables: dict[str, Any] = field(default_factory=dict)
 
 
@@ -125,6 +72,9 @@ class SessionLease:
         request: SessionRequest,
         existing: Session | str | None = None,
     ) -> None:
+        """Raises ValueError for an existing session with arguments for a new one."""
+        if existing is not None:
+            refuse_beginnings(request)
         self._connect = connect
         self._owns_client = owns_client
         self._request = request
@@ -136,6 +86,7 @@ class SessionLease:
         self._limits = Limits()
         self._contents = _Contents()
         self._warned: set[str] = set()
+        self._has_run = False  # code of the agent, in the session that there is
 
     @property
     def variable_names(self) -> tuple[str, ...]:
@@ -174,7 +125,8 @@ class SessionLease:
                 if self._existing is not None:
                     session = self._client.get_session(self._existing)
                 else:
-                    session = on_failure.enter_context(self._request.make(self._client))
+                    session = self._request.make(self._client, self._contents.tool_modules)
+                    on_failure.enter_context(session)
                     self._require_modules(self._client, session.info)
             if self._contents.tools is not None:
                 session.register_tools(self._contents.tools)
@@ -183,6 +135,7 @@ class SessionLease:
             on_failure.pop_all()
         self._generation = session.generation
         self._limits = session.limits
+        self._has_run = False
         self._warned.clear()
         return session
 
@@ -194,6 +147,20 @@ class SessionLease:
             with suppress(ExecutorClientError):  # the message only suggests other images
                 images = client.get_policy().images
             raise InterpreterError(missing_modules.refusal(info, missing, images))
+
+    def _remake_with(self, modules: Iterable[str]) -> bool:
+        """Ends a session that has run nothing and lacks modules of its tools, so that the next one is made with the
+        packages that bring them. Returns False where the policy adds none."""
+        client, session = self._client, self._session
+        if client is None or session is None or not self.owns_session or self._has_run or self._contents.tool_modules:
+            return False
+        if not client.get_policy().packages.auto:
+            return False
+        self._contents.tool_modules = tuple(modules)
+        with self._lock:
+            self._session = None
+        session.close()
+        return True
 
     def set_variables(self, variables: Mapping[str, Any]) -> None:
         """Sets variables now and in every later interpreter. Raises `SessionGone` after doing so in a new session."""
@@ -211,7 +178,12 @@ class SessionLease:
             session.register_tools(tools)
             self._contents.tools = tools
 
-        self._put(put)
+        try:
+            self._put(put)
+        except ModulesMissing as missing:
+            if not self._remake_with(missing.modules):
+                raise
+            self._put(put)
 
     def _put(self, put: Callable[[Session], None]) -> None:
         try:
@@ -227,6 +199,7 @@ class SessionLease:
         Raises `SessionGone`, after replacing the session, when it is gone and there is no result.
         """
         session = self.session()
+        self._has_run = True
         with self._replacing():
             result = run(session)
         if result.state is VariablesState.LOST:

@@ -17,6 +17,7 @@ import hashlib
 import os
 import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import structlog
@@ -26,7 +27,7 @@ from executor_server.backends.directory import BackendDirectory, is_sandbox_id, 
 from executor_server.backends.docker.check import examine
 from executor_server.backends.docker.containers import check_socket
 from executor_server.backends.docker.engine import EngineFailure, ListedContainer
-from executor_server.backends.docker.guests import start_guest
+from executor_server.backends.docker.guests import Plan, start_guest
 from executor_server.backends.docker.images import Images
 from executor_server.backends.docker.probe import PreparedImage
 from executor_server.backends.docker.pulls import Pulls
@@ -39,6 +40,16 @@ from executor_server.backends.docker.resources import (
 )
 from executor_server.backends.docker.sandbox import DockerSandbox
 from executor_server.backends.egress_bundle import EgressBundle
+from executor_server.backends.environments import (
+    Environment,
+    Environments,
+    SandboxEnvironments,
+    Target,
+    Workshop,
+    environment_mount,
+    give_work,
+    mounts_of,
+)
 from executor_server.backends.settings import TOKEN_BYTES
 from executor_server.backends.teardown import Creations, check_none_left, destroy_failed, failures_of, swept
 from executor_server.config import DockerSection
@@ -55,12 +66,18 @@ class DockerBackend:
     """Implements `executor_server.backends.base.Backend`."""
 
     def __init__(
-        self, state_dir: Path, section: DockerSection, *, egress_bundle: Callable[[], Path] | None = None
+        self,
+        state_dir: Path,
+        section: DockerSection,
+        *,
+        egress_bundle: Callable[[], Path] | None = None,
+        environments: Callable[[], Environments] | None = None,
     ) -> None:
-        """`egress_bundle` is as the local backend's."""
+        """`egress_bundle` and `environments` are as the local backend's."""
         self._state_dir = state_dir.absolute()
         self._section = section
         self._egress_bundle = EgressBundle(egress_bundle)
+        self._environments = SandboxEnvironments(DockerSandbox.backend_name, environments)
         self._directory: BackendDirectory | None = None
         self._resources: Resources | None = None
         self._pulls: Pulls | None = None
@@ -99,12 +116,37 @@ class DockerBackend:
     async def fingerprint(self, spec: SandboxSpec) -> str:
         resources, images, _ = self._started()
         image = await images.ready(spec.image, may_pull=spec.may_pull)
-        return _fingerprint(spec, image.image_id, resources, await self._ca_bundle(spec, image))
+        plan = Plan(image, spec, (), await self._ca_bundle(spec, image))
+        return _fingerprint(plan, resources, await self._environments.ready(spec, _target(plan.spec, plan.image)))
+
+    async def prepare_environment(self, spec: SandboxSpec) -> Environment | None:
+        _, images, _ = self._started()
+        image = await images.ready(spec.image, may_pull=spec.may_pull)
+        return await self._environments.ready(spec, _target(spec, image))
 
     async def create(self, spec: SandboxSpec) -> DockerSandbox:
         resources, images, _ = self._started()
         with self._creations.one():
-            return await self._create(resources, images, spec)
+            plan = await self._plan(images, spec)
+            return await self._make(resources, images, plan, resources.users.take())
+
+    async def create_workshop(self, spec: SandboxSpec, workshop: Workshop) -> DockerSandbox:
+        """As `Workshops.create_workshop`.
+
+        The users of an Engine with userns-remap, or a rootless one, are others on the host: the files that a workshop
+        made would not be the daemon's to use.
+        """
+        resources, images, _ = self._started()
+        if workshop.work is not None and resources.facts.few_ids:
+            raise SpecUnsupported("environments can't be made in containers whose Engine gives them users of its own")
+        with self._creations.one():
+            plan = await self._plan(images, replace(spec, packages=None, egress=workshop.egress))
+            writes = workshop.work is not None
+            plan = replace(plan, mounts=mounts_of(workshop), shares_user=writes)
+            if workshop.work is not None:
+                give_work(workshop.work, resources.workshop_uid)
+            user = resources.workshop_uid if writes else resources.users.take()
+            return await self._make(resources, images, plan, user)
 
     async def close(self) -> None:
         resources, pulls, directory = self._resources, self._pulls, self._directory
@@ -121,21 +163,26 @@ class DockerBackend:
     # -----------------------------------------------------------------------------------------------------------------
     # Creation
 
-    async def _create(self, resources: Resources, images: Images, spec: SandboxSpec) -> DockerSandbox:
+    async def _plan(self, images: Images, spec: SandboxSpec) -> Plan:
         image = await images.ready(spec.image, may_pull=spec.may_pull)
         if image.confinement.weaknesses:  # `start` could not see them when there was no image to try
             raise SandboxFailure(f"the Engine does not confine a container: {' '.join(image.confinement.weaknesses)}")
-        ca_bundle = await self._ca_bundle(spec, image)
-        fingerprint = _fingerprint(spec, image.image_id, resources, ca_bundle)
+        return Plan(image, spec, images.preload(spec.image), await self._ca_bundle(spec, image))
+
+    async def _make(self, resources: Resources, images: Images, plan: Plan, user: int) -> DockerSandbox:
         token = secrets.token_bytes(TOKEN_BYTES)
-        sandbox = resources.new_sandbox(new_sandbox_id(), fingerprint, resources.users.take(), token, self._forget)
+        sandbox = resources.new_sandbox(new_sandbox_id(), "", user, token, self._forget)
         self._live[sandbox.sandbox_id] = sandbox
         try:
-            await start_guest(resources, sandbox, image, spec, images.preload(spec.image), ca_bundle)
+            environment = await self._environments.held(plan.spec, _target(plan.spec, plan.image), sandbox.sandbox_id)
+            if environment is not None:
+                plan = replace(plan, mounts=(environment_mount(environment.directory),))
+            sandbox.fingerprint = _fingerprint(plan, resources, environment)
+            await start_guest(resources, sandbox, plan)
         except BaseException as error:
             await destroy_failed(sandbox)
             if isinstance(error, EngineFailure) and error.status == _NOT_FOUND:
-                images.forget(spec.image)  # the image was removed after it was looked up
+                images.forget(plan.spec.image)  # the image was removed after it was looked up
             raise
         return sandbox
 
@@ -156,6 +203,7 @@ class DockerBackend:
         self._live.pop(sandbox.sandbox_id, None)
         if self._resources is not None:
             self._resources.users.release(sandbox.user)
+        self._environments.release(sandbox.sandbox_id)
         _log.debug("sandbox_destroyed", sandbox_id=sandbox.sandbox_id)
 
     def _started(self) -> tuple[Resources, Images, BackendDirectory]:
@@ -179,6 +227,7 @@ class DockerBackend:
             except SandboxFailure as failure:
                 _log.warning("sandbox_not_adopted", sandbox_id=one.sandbox_id, reason=str(failure))
         removed = await self.sweep()
+        self._environments.keep_only(adopted)
         if adopted or removed:
             _log.info("sandboxes_adopted", count=len(adopted), swept=removed)
         return adopted
@@ -222,9 +271,15 @@ class DockerBackend:
             await asyncio.to_thread(remove_sandbox_directory, directory.of(sandbox_id))
 
 
-def _fingerprint(spec: SandboxSpec, image_id: str, resources: Resources, ca_bundle: Path | None) -> str:
-    made_of = f"{spec.fingerprint}-{image_id.removeprefix('sha256:')[:_DIGEST_CHARS]}-{resources.guest.version}"
-    if ca_bundle is None:
-        return made_of
-    # The same content has the same path.
-    return f"{made_of}-{hashlib.sha256(os.fsencode(ca_bundle)).hexdigest()[:_DIGEST_CHARS]}"
+def _target(spec: SandboxSpec, image: PreparedImage) -> Target:
+    return Target(DockerSandbox.backend_name, spec.image, image.image_id)
+
+
+def _fingerprint(plan: Plan, resources: Resources, environment: Environment | None) -> str:
+    image_id = plan.image.image_id.removeprefix("sha256:")[:_DIGEST_CHARS]
+    parts = [plan.spec.fingerprint, image_id, resources.guest.version]
+    if plan.ca_bundle is not None:  # the same content has the same path
+        parts.append(hashlib.sha256(os.fsencode(plan.ca_bundle)).hexdigest()[:_DIGEST_CHARS])
+    if environment is not None:
+        parts.append(environment.environment_id)
+    return "-".join(parts)

@@ -77,6 +77,7 @@ class ContainerRequest:
     binds: tuple[Bind, ...] = ()
     runtime: str | None = None  # None: the Engine's default
     environment: Mapping[str, str] = field(default_factory=dict)  # besides what every sandbox has
+    shares_user: bool = False  # other containers run as its user, too
     keeps_log: bool = False  # a little of what its first process writes
 
 
@@ -102,7 +103,7 @@ def container_config(request: ContainerRequest, host: HostAbilities) -> dict[str
         "AttachStdin": False,
         "OpenStdin": False,
         "Tty": False,
-        "HostConfig": {**_isolation(request, host), **_files(request), **_limits(request.spec, host)},
+        "HostConfig": {**_isolation(request, host), **_files(request), **_limits(request, host)},
     }
 
 
@@ -161,7 +162,8 @@ def _hidden(volumes: Iterable[str], ours: tuple[str, ...]) -> dict[str, str]:
     return {place: _HIDDEN_VOLUME for place in sorted(places) if place not in ours}
 
 
-def _limits(spec: SandboxSpec, host: HostAbilities) -> dict[str, Any]:
+def _limits(request: ContainerRequest, host: HostAbilities) -> dict[str, Any]:
+    spec = request.spec
     limits: dict[str, Any] = {
         "Memory": spec.memory_bytes,
         "MemorySwap": spec.memory_bytes,  # memory and swap together
@@ -169,7 +171,8 @@ def _limits(spec: SandboxSpec, host: HostAbilities) -> dict[str, Any]:
         "Ulimits": [
             {"Name": name, "Soft": value, "Hard": value}
             for name, value in (
-                ("nproc", spec.processes),
+                # It counts the processes of a user, in whatever container they are.
+                *(() if request.shares_user else (("nproc", spec.processes),)),
                 ("nofile", OPEN_FILES),
                 ("core", 0),
                 ("fsize", spec.disk_bytes),

@@ -14,8 +14,8 @@ from __future__ import annotations
 import asyncio
 import re
 import secrets
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,9 +25,10 @@ import structlog
 from executor_server.backends.base import HostFinding, KnownSandbox
 from executor_server.backends.directory import BackendDirectory, is_sandbox_id, new_sandbox_id
 from executor_server.backends.e2b.access import open_cloud
+from executor_server.backends.e2b.archives import Archives
 from executor_server.backends.e2b.check import check_sdk, examine
 from executor_server.backends.e2b.failures import CloudFailure, Unanswered
-from executor_server.backends.e2b.guests import GuestFile
+from executor_server.backends.e2b.guests import Additions, GuestFile
 from executor_server.backends.e2b.lifetime import LifetimeRenewer
 from executor_server.backends.e2b.retry import with_retries
 from executor_server.backends.e2b.sandbox import SANDBOX_KEY, E2BSandbox, Lifetime, end_at_cloud
@@ -39,6 +40,9 @@ from executor_server.backends.e2b.sandbox_factory import (
     SandboxFactory,
 )
 from executor_server.backends.e2b.templates import Templates
+from executor_server.backends.e2b.uploads import upload_s
+from executor_server.backends.egress_bundle import EgressBundle
+from executor_server.backends.environments import Environment, Environments, Interpreter, SandboxEnvironments, Target
 from executor_server.backends.guest_archive import pack_guest
 from executor_server.backends.settings import TOKEN_BYTES
 from executor_server.backends.teardown import Creations, check_none_left, destroy_failed, failures_of, swept
@@ -71,7 +75,22 @@ class _HostCapabilities:
 class E2BBackend:
     """Implements `executor_server.backends.base.Backend`."""
 
-    def __init__(self, state_dir: Path, section: E2BSection) -> None:
+    def __init__(
+        self,
+        state_dir: Path,
+        section: E2BSection,
+        *,
+        egress_bundle: Callable[[], Path] | None = None,
+        environments: Callable[[], Environments] | None = None,
+        max_archive_bytes: int = 64 * 2**20,
+    ) -> None:
+        """`egress_bundle` and `environments` are as the local backend's; an environment travels to its machine as an
+        archive of `max_archive_bytes` at most. Without a bundle programs trust the authorities of their template.
+        """
+        self._environments = SandboxEnvironments(E2BSandbox.backend_name, environments)
+        self._archives = Archives(state_dir.absolute() / _KIND / "archives", max_archive_bytes)
+        self._examining = asyncio.Lock()
+        self._egress_bundle = None if egress_bundle is None else EgressBundle(egress_bundle)
         self._state_dir = state_dir.absolute()
         self._section = section
         self._capabilities: _HostCapabilities | None = None
@@ -107,11 +126,33 @@ class E2BBackend:
         if not sdk.ok:
             _log.warning("e2b_sdk_not_tried", detail=sdk.detail, remedy=sdk.remedy)
 
+    async def prepare_environment(self, spec: SandboxSpec) -> Environment | None:
+        environment = await self._environments.ready(spec, await self._target(spec))
+        if environment is not None:
+            await self._archives.packed(environment)  # one that is too large is refused now
+        return environment
+
+    async def _target(self, spec: SandboxSpec) -> Target:
+        """Describes the image to those who make environments. The first time costs a sandbox, which is asked."""
+        templates = self._started().factory.templates
+        image, prepared = templates.of(spec.image), None
+        if spec.packages is not None and self._environments.are_made:
+            async with self._examining:
+                if templates.known(spec.image) is None:
+                    trial = await self.create(replace(spec, packages=None, egress=False))
+                    await trial.destroy()
+                prepared = templates.known(spec.image)
+        if prepared is None:
+            return Target(E2BSandbox.backend_name, spec.image, image.template)
+        interpreter = Interpreter(prepared.version, prepared.machine, prepared.libc, prepared.libc_version)
+        return Target(E2BSandbox.backend_name, spec.image, image.template, interpreter)
+
     async def check_host(self) -> Sequence[HostFinding]:
         return await examine(self._section)
 
     async def fingerprint(self, spec: SandboxSpec) -> str:
-        return self._started().factory.fingerprint(spec)
+        environment = await self._environments.ready(spec, await self._target(spec))
+        return self._started().factory.fingerprint(spec, await self._ca_bundle(spec), environment)
 
     async def close(self) -> None:
         capabilities, self._capabilities = self._capabilities, None
@@ -133,12 +174,13 @@ class E2BBackend:
 
     async def create(self, spec: SandboxSpec) -> E2BSandbox:
         factory = self._started().factory
+        ca_bundle, target = await self._ca_bundle(spec), await self._target(spec)
         if len(self._live) >= self._section.max_sandboxes:
             raise BackendFull(f"all {self._section.max_sandboxes} E2B sandboxes are in use", RETRY_FULL_S)
         sandbox = factory.new_sandbox(
             new_sandbox_id(),
             image=factory.templates.of(spec.image),
-            fingerprint=factory.fingerprint(spec),
+            fingerprint="",
             token=secrets.token_bytes(TOKEN_BYTES),
             forget=self._forget,
             has_egress=spec.egress,
@@ -147,8 +189,12 @@ class E2BBackend:
         limit_s = _CREATION_REQUESTS * self._section.request_timeout_s
         with self._creations.one():
             try:
+                environment = await self._environments.held(spec, target, sandbox.sandbox_id)
+                sandbox.fingerprint = factory.fingerprint(spec, ca_bundle, environment)
+                packed = None if environment is None else await self._archives.packed(environment)
+                limit_s += 0.0 if packed is None else upload_s(len(packed.data))
                 async with asyncio.timeout(limit_s):
-                    await factory.build(sandbox, spec)
+                    await factory.build(sandbox, spec, Additions(ca_bundle, packed))
             except (TimeoutError, Unanswered) as failure:
                 # When there is a machine, the content of a request may be the reason for its silence.
                 kind = BackendSilent if sandbox.cloud_id is None else SandboxFailure
@@ -159,8 +205,15 @@ class E2BBackend:
                 raise
         return sandbox
 
+    async def _ca_bundle(self, spec: SandboxSpec) -> Path | None:
+        """Returns the file of certificate authorities that the sandbox gets. Raises SandboxFailure."""
+        if not spec.egress or self._egress_bundle is None:
+            return None
+        return await self._egress_bundle.path()
+
     def _forget(self, sandbox: E2BSandbox) -> None:
         self._live.pop(sandbox.sandbox_id, None)
+        self._environments.release(sandbox.sandbox_id)
 
     # -----------------------------------------------------------------------------------------------------------------
     # Machines that an earlier daemon, or a lost answer, left
@@ -183,6 +236,7 @@ class E2BBackend:
                 _log.warning("sandbox_not_adopted", sandbox_id=one.sandbox_id, reason=str(failure))
         await capabilities.renewer.renew_all()
         ended = await self.sweep()
+        self._environments.keep_only(adopted)
         if adopted or ended:
             _log.info("sandboxes_adopted", count=len(adopted), swept=ended)
         return adopted

@@ -38,14 +38,14 @@ from executor_server.backends.e2b.failures import (
     TryLater,
     Unanswered,
 )
+from executor_server.backends.e2b.uploads import upload_s
 
 _ROOT = "root"
 _PAGE_SANDBOXES = 100
 # Additional seconds for a pause: the cloud writes all of the sandbox's memory.
 _PAUSE_MORE_S = 60.0
 _MAX_PAGES = 100
-_SHOWN_CHARS = 200
-_READ_CHARS = 8_192
+_SHOWN_CHARS, _READ_CHARS = 200, 8_192
 # In the stream of a command: far more than one read of its output returns.
 _MESSAGE_BYTES_MAX = 4 * 2**20
 _CLOUD_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,127}")
@@ -104,8 +104,8 @@ class Machine:
 
     async def upload(self, path: str, data: bytes) -> None:
         """Makes the file and the directories above it, owned by root. Raises CloudFailure."""
-        async with self._cloud.request():
-            await self._sandbox.files.write(path, data, user=_ROOT)
+        async with self._cloud.request(upload_s(len(data))):
+            await self._sandbox.files.write(path, data, user=_ROOT, request_timeout=0)  # limited above
 
     async def run(self, command: str, *, timeout_s: float) -> str:
         """Runs the command as root and returns its standard output, or the beginning of it.
@@ -132,19 +132,25 @@ class Machine:
 
     async def start(self, command: str, on_output: Callable[[str], Awaitable[None]]) -> RunningCommand:
         """Starts a command as root, without a time limit. Raises CloudFailure."""
-        async with self._cloud.translated():
-            handle = await self._sandbox.commands.run(
-                command,
-                background=True,
-                user=_ROOT,
-                cwd="/",
-                stdin=True,
-                timeout=0,
-                request_timeout=self._cloud.access.request_timeout_s,
-                on_stdout=on_output,
-                on_stderr=_ignored,
-                retain_output=False,
-            )
+        handle: e2b.AsyncCommandHandle[Any] | None = None
+        try:
+            async with self._cloud.translated():
+                handle = await self._sandbox.commands.run(
+                    command,
+                    background=True,
+                    user=_ROOT,
+                    cwd="/",
+                    stdin=True,
+                    timeout=0,
+                    request_timeout=self._cloud.access.request_timeout_s,
+                    on_stdout=on_output,
+                    on_stderr=_ignored,
+                    retain_output=False,
+                )
+        except asyncio.CancelledError:
+            if handle is not None:  # the cancellation came with the answer
+                await handle.disconnect()
+            raise
         return RunningCommand(self._cloud, handle)
 
 
@@ -282,16 +288,25 @@ class Cloud:
 
     @asynccontextmanager
     async def translated(self) -> AsyncIterator[None]:
-        """Surrounds calls of the SDK, and turns their exceptions into CloudFailure."""
+        """Surrounds calls of the SDK, and turns their exceptions into CloudFailure.
+
+        A cancellation that comes meanwhile is always raised: the SDK mistakes it for a timeout, and `asyncio.wait_for`,
+        which its HTTP client waits with, loses one that comes with the answer (before CPython 3.12). The task would go
+        on, and a loop that its owner has cancelled would never end.
+        """
+        task = asyncio.current_task()
+        assert task is not None
+        cancellations = task.cancelling()  # a task that was cancelled before may be cleaning up
         try:
             yield
-        except CloudFailure:
-            raise
-        except Exception as error:  # noqa: BLE001 - the SDK's border: the head of this file says what comes across
-            task = asyncio.current_task()
-            if task is not None and task.cancelling():  # the SDK mistakes a cancellation for a timeout
+        except Exception as error:
+            if task.cancelling() > cancellations:
                 raise asyncio.CancelledError from None
+            if isinstance(error, CloudFailure):
+                raise
             raise _translated(error, self.harmless(str(error))) from None
+        if task.cancelling() > cancellations:
+            raise asyncio.CancelledError
 
     def harmless(self, text: str) -> str:
         """Returns the beginning of the text as one line, without the key or anything that looks like one."""

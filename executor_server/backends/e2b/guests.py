@@ -6,22 +6,31 @@ the walls between the code of agents and the programs that the cloud itself runs
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import structlog
 
+from executor_server.backends.e2b.archives import PackedEnvironment
 from executor_server.backends.e2b.failures import CommandFailed
 from executor_server.backends.e2b.retry import with_retries
 from executor_server.backends.e2b.templates import PYTHON, Prepared
 from executor_server.backends.guest_archive import GuestArchive
 from executor_server.backends.seccomp_program import UnsupportedArchitecture, filter_program
-from executor_server.backends.settings import egress_environment, guest_config, sandbox_environment, shm_bytes
+from executor_server.backends.settings import (
+    CA_BUNDLE,
+    egress_environment,
+    guest_config,
+    sandbox_environment,
+    shm_bytes,
+)
 from executor_server.core import SandboxFailure, SandboxSpec
 from executor_server.guest.wire.tokens import LONG_CHAIN_LENGTH
 
@@ -34,6 +43,8 @@ SANDBOX_UID = 65_533
 _DIRECTORY = "/opt/executor"
 _SOCKETS = "/run/executor"
 _START_TIMEOUT_S = 60.0
+# Additional seconds to unpack an environment.
+_UNPACK_TIMEOUT_S = 60.0
 # One part in so many of a machine's memory is reserved for the cloud's own programs and the supervisor.
 _RESERVED = 8
 
@@ -50,6 +61,17 @@ class GuestFile:
     @classmethod
     def of(cls, archive: GuestArchive) -> GuestFile:
         return cls(archive.version, archive.path.read_bytes())
+
+
+@dataclass(frozen=True)
+class Additions:
+    """The parts of a sandbox that not every one has."""
+
+    ca_bundle: Path | None = None  # certificate authorities that programs are to trust in place of the template's
+    environment: PackedEnvironment | None = None
+
+
+NOTHING_MORE = Additions()
 
 
 def relay_command(version: str, sandbox_id: str) -> str:
@@ -71,22 +93,56 @@ async def start_guest(
     token: bytes,
     spec: SandboxSpec,
     preload: Sequence[str],
+    additions: Additions = NOTHING_MORE,
 ) -> None:
     """Starts the guest; it listens when this returns. Raises SandboxFailure; the caller then ends the machine."""
+    ca_bundle, environment, timeout_s = additions.ca_bundle, additions.environment, _START_TIMEOUT_S
     path = _guest_path(guest.version)
     await with_retries(lambda: machine.upload(path, guest.data))
-    config = _config(prepared, sandbox_id=sandbox_id, token=token, spec=spec, preload=preload)
+    if ca_bundle is not None:
+        authorities = await _read(ca_bundle)
+        # Before the sandbox is made: it sees the machine's /etc as it is then, read-only.
+        await with_retries(lambda: machine.upload(CA_BUNDLE, authorities))
+    egress = egress_environment(None if ca_bundle is None else CA_BUNDLE) if spec.egress else {}
+    config = _config(
+        prepared,
+        sandbox_id=sandbox_id,
+        token=token,
+        spec=spec,
+        preload=preload,
+        egress=egress,
+        has_environment=environment is not None,
+    )
+    if environment is not None:
+        archive, data = f"{_DIRECTORY}/{environment.environment_id}.tar.gz", environment.data
+        await with_retries(lambda: machine.upload(archive, data))
+        config["packages"] = {"archive": archive, "version": prepared.version}
+        timeout_s += _UNPACK_TIMEOUT_S
     command = f"exec {PYTHON} -I -S {path} namespaces {shlex.quote(json.dumps(config))}"
     try:
         # Repeating it is harmless: the command finds the guest that it has started.
-        await with_retries(lambda: machine.run(command, timeout_s=_START_TIMEOUT_S))
+        await with_retries(lambda: machine.run(command, timeout_s=timeout_s))
     except CommandFailed as failed:
         reason = failed.stderr or f"exit code {failed.exit_code}"
         raise SandboxFailure(f"the guest does not start: {reason}") from failed
 
 
+async def _read(ca_bundle: Path) -> bytes:
+    try:
+        return await asyncio.to_thread(ca_bundle.read_bytes)
+    except OSError as error:
+        raise SandboxFailure(f"the certificate authorities can't be read: {error.strerror}") from error
+
+
 def _config(
-    prepared: Prepared, *, sandbox_id: str, token: bytes, spec: SandboxSpec, preload: Sequence[str]
+    prepared: Prepared,
+    *,
+    sandbox_id: str,
+    token: bytes,
+    spec: SandboxSpec,
+    preload: Sequence[str],
+    egress: Mapping[str, str],
+    has_environment: bool,
 ) -> dict[str, object]:
     memory_bytes = _memory_bytes(prepared, spec)
     try:
@@ -97,8 +153,7 @@ def _config(
         "socket": _socket_path(sandbox_id),
         "uid": SANDBOX_UID,
         "gid": SANDBOX_UID,
-        # The proxy terminates no TLS here, so that the certificate authorities are the template's.
-        "environment": sandbox_environment(spec.processes) | (egress_environment(None) if spec.egress else {}),
+        "environment": {**sandbox_environment(spec.processes), **egress},
         "processes": spec.processes,
         "disk_bytes": spec.disk_bytes,
         "max_files": spec.max_files,
@@ -111,6 +166,7 @@ def _config(
             memory_bytes=memory_bytes,
             watch_memory=True,
             preload=preload,
+            has_environment=has_environment,
         ),
     }
 

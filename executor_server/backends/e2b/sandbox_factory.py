@@ -6,15 +6,25 @@ import hashlib
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import structlog
 
 from executor_server.backends.e2b.failures import CloudFailure, Failed, Final, Missing, TryLater
-from executor_server.backends.e2b.guests import SANDBOX_UID, GuestFile, egress_command, relay_command, start_guest
+from executor_server.backends.e2b.guests import (
+    NOTHING_MORE,
+    SANDBOX_UID,
+    Additions,
+    GuestFile,
+    egress_command,
+    relay_command,
+    start_guest,
+)
 from executor_server.backends.e2b.retry import with_retries
 from executor_server.backends.e2b.sandbox import SANDBOX_KEY, E2BSandbox, Lifetime, cloud_clock_s
 from executor_server.backends.e2b.templates import Prepared, Templates
+from executor_server.backends.environments import Environment
 from executor_server.config import E2BImage
 from executor_server.core import BackendFull, SandboxFailure, SandboxSpec
 
@@ -46,11 +56,20 @@ class SandboxFactory:
     reconnect_s: float
     is_taken: Callable[[str], bool]  # True for the cloud's id of a machine that belongs to a sandbox here
 
-    def fingerprint(self, spec: SandboxSpec) -> str:
-        """Contains the template's name: the cloud does not say from which build a sandbox was made."""
+    def fingerprint(self, spec: SandboxSpec, ca_bundle: Path | None, environment: Environment | None) -> str:
+        """Contains the template's name: the cloud does not say from which build a sandbox was made.
+
+        `ca_bundle` are the certificate authorities that it gets; the path of another content is another one.
+        """
         template = self.templates.of(spec.image).template
         template_hash = hashlib.sha256(template.encode()).hexdigest()[:_TEMPLATE_HASH_CHARS]
-        return f"{spec.fingerprint}-{template_hash}-{self.guest.version}-{SANDBOX_UID}"
+        made_of = f"{spec.fingerprint}-{template_hash}-{self.guest.version}-{SANDBOX_UID}"
+        parts = [made_of]
+        if ca_bundle is not None:
+            parts.append(ca_bundle.stem)
+        if environment is not None:
+            parts.append(environment.environment_id)
+        return "-".join(parts)
 
     def new_sandbox(
         self,
@@ -77,7 +96,7 @@ class SandboxFactory:
             forget=forget,
         )
 
-    async def build(self, sandbox: E2BSandbox, spec: SandboxSpec) -> Prepared:
+    async def build(self, sandbox: E2BSandbox, spec: SandboxSpec, additions: Additions = NOTHING_MORE) -> Prepared:
         """Makes the machine, whose guest listens when this returns. Raises SandboxFailure; the caller destroys it."""
         image = self.templates.of(spec.image)
         machine = await self._make_machine(sandbox, spec, image)
@@ -91,6 +110,7 @@ class SandboxFactory:
                 token=sandbox.endpoint.token,
                 spec=spec,
                 preload=image.preload,
+                additions=additions,
             )
         except SandboxFailure as failure:
             self.templates.forget(spec.image)

@@ -31,9 +31,20 @@ _PROBE_TIMEOUT_S = 20.0
 # It separates the answer from the greeting of a login shell.
 _MARK = "executor-probe "
 _PROGRAM = f"""\
-import json, os, sys
+import json, os, subprocess, sys
+try:
+    libc = (os.confstr("CS_GNU_LIBC_VERSION") or "").split()
+except (ValueError, OSError):
+    libc = []
+if len(libc) != 2:
+    try:  # the loader of musl tells its version when it is run without a program
+        said = subprocess.run(["/lib/ld-musl-" + os.uname()[4] + ".so.1"], stderr=subprocess.PIPE).stderr.decode()
+        libc = ["musl", said.partition("Version ")[2].split()[0]]
+    except (OSError, LookupError):
+        libc = ["", "0.0"]
 print("\\n{_MARK}" + json.dumps({{"implementation": getattr(getattr(sys, "implementation", None), "name", "python"),
     "version": sys.version_info[:2], "machine": os.uname()[4], "user": os.getuid(),
+    "libc": libc[0], "libc_version": libc[1].split(".")[:2],
     "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")}}))
 """
 _PROBE = f"{PYTHON} -I -S -c {shlex.quote(_PROGRAM)}"
@@ -46,6 +57,8 @@ class Prepared:
     version: tuple[int, int]
     machine: str  # as uname -m
     memory_bytes: int
+    libc: str = ""  # "glibc", "musl" or, when it is another, empty
+    libc_version: tuple[int, int] = (0, 0)
 
 
 class NoAnswer(CloudFailure):
@@ -79,6 +92,10 @@ class Templates:
             except UnusablePython as unusable:
                 raise self.refuse(image, str(unusable)) from None
         return known
+
+    def known(self, image: str) -> Prepared | None:
+        """Returns the description of an image, once one of its sandboxes was examined."""
+        return self._prepared.get(image)
 
     def refuse(self, image: str, reason: str) -> ImageNotReady:
         """Remembers that it is unusable, with the reason, and returns the error to raise."""
@@ -119,6 +136,8 @@ def read_answer(output: str) -> Prepared:
         machine, version = printable(answer["machine"]), python_version(answer)
         if answer["user"] != 0:
             raise UnusablePython("has no root who could make a sandbox in it")
-        return Prepared(version, machine, int(answer["memory_bytes"]))
+        libc = printable(answer["libc"])
+        libc_version = int(answer["libc_version"][0]), int(answer["libc_version"][1])
+        return Prepared(version, machine, int(answer["memory_bytes"]), libc, libc_version)
     except UNREADABLE:
         raise ValueError("not the answer of the probe") from None

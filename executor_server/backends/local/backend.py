@@ -10,46 +10,45 @@ them up in order.
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import json
 import os
 import secrets
-import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import lru_cache
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import structlog
 
 from executor_server.backends.base import HostFinding, KnownSandbox
 from executor_server.backends.directory import SOCKET_NAME, BackendDirectory, new_sandbox_id
-from executor_server.backends.local.descriptors import read_within
+from executor_server.backends.environments import (
+    Environment,
+    Environments,
+    SandboxEnvironments,
+    Target,
+    Workshop,
+    environment_mount,
+    give_work,
+    mounts_of,
+)
+from executor_server.backends.local.building import Plan, build_sandbox
 from executor_server.backends.local.egress import EgressFiles
-from executor_server.backends.local.file_counts import limit_files
 from executor_server.backends.local.host import Examination, examine_host
 from executor_server.backends.local.images import Image, probe_image
-from executor_server.backends.local.layout import SANDBOX_ID
-from executor_server.backends.local.process import BwrapProcess
-from executor_server.backends.local.records import ProcessRecord, Record, write_record
 from executor_server.backends.local.recovery import recover, still_serves
 from executor_server.backends.local.resources import Resources
 from executor_server.backends.local.sandbox import LocalSandbox
 from executor_server.backends.local.system import neutral_directory
-from executor_server.backends.settings import BACKLOG, TOKEN_BYTES, guest_config
+from executor_server.backends.settings import TOKEN_BYTES
 from executor_server.backends.teardown import Creations, check_none_left, destroy_failed, failures_of
 from executor_server.backends.users import DEFAULT_UID_BASE, HostUsers
 from executor_server.channel import SocketEndpoint
 from executor_server.config import LocalImage
 from executor_server.core import ImageNotReady, SandboxFailure, SandboxSpec
-from executor_server.guest.wire.paths import GUEST_BOOT
-from executor_server.guest.wire.tokens import CHAIN_LENGTH
 
 DEFAULT_IMAGE = "base"
 # Below the state directory: a directory for each sandbox, and the files that all of them mount.
 _SANDBOXES, _RUNTIME = "sandboxes", "runtime"
-_CREATE_TIMEOUT_S = 20.0
 _SWEEP_TIMEOUT_S = 30.0
 
 _log = structlog.get_logger(__name__)
@@ -62,6 +61,7 @@ class _HostCapabilities:
     resources: Resources
     directory: BackendDirectory
     users: HostUsers | None
+    workshop_uid: int | None  # the user of the workshops that write; None: the daemon's own
     images: dict[str, Image]  # as they are now; those of `resources` are as they were at the start
 
 
@@ -70,7 +70,8 @@ class LocalBackend:
 
     `images` maps names to Python environments of this host; without any, "base" is the interpreter of the daemon.
     `egress_bundle` returns the file of the egress proxy's certificate authorities, or raises SandboxFailure; without
-    it, sandboxes can have no network.
+    it, sandboxes can have no network. `environments` returns the daemon's environments; without it, a spec with
+    packages raises SpecUnsupported.
     """
 
     def __init__(
@@ -80,11 +81,13 @@ class LocalBackend:
         *,
         bwrap: Path | None = None,
         egress_bundle: Callable[[], Path] | None = None,
+        environments: Callable[[], Environments] | None = None,
     ) -> None:
         self._state_dir = state_dir.absolute()
         self._images = dict(images or {DEFAULT_IMAGE: LocalImage(python=Path(sys.executable))})
         self._bwrap = bwrap
         self._egress_files = EgressFiles(egress_bundle)
+        self._environments = SandboxEnvironments(LocalSandbox.backend_name, environments)
         self._capabilities: _HostCapabilities | None = None
         self._live: set[LocalSandbox] = set()  # from before a sandbox has any part until no part is left
         self._creations = Creations()
@@ -103,9 +106,11 @@ class LocalBackend:
         except BaseException:
             directory.release()
             raise
-        # The first user is the examination's: at the next start it must not be that of an adopted sandbox.
-        users = HostUsers(found.uids[1:]) if found.uids else None
-        self._capabilities = _HostCapabilities(found.resources, directory, users, dict(found.resources.images))
+        # The first user is the examination's: at the next start it must not be that of an adopted sandbox. The second
+        # owns what workshops write, and so is the same for every daemon.
+        users, workshop_uid = (HostUsers(found.uids[2:]), found.uids[1]) if found.uids else (None, None)
+        images = dict(found.resources.images)
+        self._capabilities = _HostCapabilities(found.resources, directory, users, workshop_uid, images)
 
     async def adopt(self, known: Sequence[KnownSandbox]) -> Mapping[str, LocalSandbox]:
         capabilities = self._started()
@@ -115,6 +120,7 @@ class LocalBackend:
             sandbox.sandbox_id: sandbox for sandbox in found if sandbox.sandbox_id in tokens and still_serves(sandbox)
         }
         swept = await self._remove(capabilities, [sandbox for sandbox in found if sandbox.sandbox_id not in adopted])
+        self._environments.keep_only(adopted)
         if adopted or swept:
             _log.info("sandboxes_adopted", adopted=len(adopted), swept=swept)
         return adopted
@@ -127,22 +133,48 @@ class LocalBackend:
     async def fingerprint(self, spec: SandboxSpec) -> str:
         capabilities = self._started()
         resources = await self._resources(capabilities, spec)
-        return _fingerprint(resources, await self._image(capabilities, spec.image), spec)
+        image = await self._image(capabilities, spec.image)
+        return _fingerprint(resources, image, spec, await self._environments.ready(spec, _target(image)))
+
+    async def prepare_environment(self, spec: SandboxSpec) -> Environment | None:
+        image = await self._image(self._started(), spec.image)
+        return await self._environments.ready(spec, _target(image))
 
     async def create(self, spec: SandboxSpec) -> LocalSandbox:
         capabilities = self._started()
         with self._creations.one():
             image = await self._image(capabilities, spec.image)
+            plan = Plan(await self._resources(capabilities, spec), image, spec)
+            return await self._make(capabilities, plan, capabilities.users.take() if capabilities.users else None)
+
+    async def create_workshop(self, spec: SandboxSpec, workshop: Workshop) -> LocalSandbox:
+        capabilities = self._started()
+        spec = replace(spec, packages=None, egress=workshop.egress)
+        with self._creations.one():
+            image = await self._image(capabilities, spec.image)
             resources = await self._resources(capabilities, spec)
-            sandbox = self._new_sandbox(capabilities, _fingerprint(resources, image, spec))
-            try:
-                await _build(sandbox, resources, capabilities.directory.daemon_id, image, spec)
-            except BaseException as error:
-                await destroy_failed(sandbox)
-                if isinstance(error, OSError):  # no descriptors, memory or space left
-                    raise SandboxFailure(f"cannot make a sandbox: {error}") from error
-                raise
-            return sandbox
+            plan = Plan(resources, image, spec, mounts_of(workshop))
+            if workshop.work is None:
+                host_uid = capabilities.users.take() if capabilities.users else None
+            else:
+                host_uid = capabilities.workshop_uid
+                give_work(workshop.work, host_uid)
+            return await self._make(capabilities, plan, host_uid)
+
+    async def _make(self, capabilities: _HostCapabilities, plan: Plan, host_uid: int | None) -> LocalSandbox:
+        sandbox = self._new_sandbox(capabilities, host_uid)
+        try:
+            environment = await self._environments.held(plan.spec, _target(plan.image), sandbox.sandbox_id)
+            if environment is not None:
+                plan = replace(plan, mounts=(environment_mount(environment.directory),))
+            sandbox.fingerprint = _fingerprint(plan.resources, plan.image, plan.spec, environment)
+            await build_sandbox(sandbox, plan, capabilities.directory.daemon_id)
+        except BaseException as error:
+            await destroy_failed(sandbox)
+            if isinstance(error, OSError):  # no descriptors, memory or space left
+                raise SandboxFailure(f"cannot make a sandbox: {error}") from error
+            raise
+        return sandbox
 
     async def check_host(self) -> Sequence[HostFinding]:
         return (await self._examine()).findings
@@ -192,13 +224,12 @@ class LocalBackend:
     # -----------------------------------------------------------------------------------------------------------------
     # Sandboxes of this daemon and of earlier ones
 
-    def _new_sandbox(self, capabilities: _HostCapabilities, fingerprint: str) -> LocalSandbox:
-        host_uid = capabilities.users.take() if capabilities.users else None
+    def _new_sandbox(self, capabilities: _HostCapabilities, host_uid: int | None) -> LocalSandbox:
         sandbox_id = new_sandbox_id()
         directory = capabilities.directory.of(sandbox_id)
         endpoint = SocketEndpoint(directory / SOCKET_NAME, secrets.token_bytes(TOKEN_BYTES))
         forget = self._forgetting(capabilities.users)
-        sandbox = LocalSandbox(sandbox_id, directory, endpoint, fingerprint, forget, host_uid=host_uid)
+        sandbox = LocalSandbox(sandbox_id, directory, endpoint, "", forget, host_uid=host_uid)
         self._live.add(sandbox)
         return sandbox
 
@@ -222,6 +253,7 @@ class LocalBackend:
             self._live.discard(sandbox)
             if users and sandbox.host_uid is not None:
                 users.release(sandbox.host_uid)
+            self._environments.release(sandbox.sandbox_id)
 
         return forget
 
@@ -241,97 +273,12 @@ class LocalBackend:
         return len(results)
 
 
-def _fingerprint(resources: Resources, image: Image, spec: SandboxSpec) -> str:
+def _target(image: Image) -> Target:
+    return Target(LocalSandbox.backend_name, image.name, image.identity)
+
+
+def _fingerprint(resources: Resources, image: Image, spec: SandboxSpec, environment: Environment | None) -> str:
     layout = resources.layout
     network = f"-{layout.etc.name}" if spec.egress else ""  # another bundle makes another /etc
-    return f"{spec.fingerprint}-{image.identity}-{layout.guest.version}{network}"
-
-
-async def _build(sandbox: LocalSandbox, resources: Resources, daemon_id: str, image: Image, spec: SandboxSpec) -> None:
-    """Acquires the sandbox's parts on the host, step by step; `destroy` releases those that are there."""
-    deadline = asyncio.get_running_loop().time() + _CREATE_TIMEOUT_S
-    sandbox.directory.mkdir(mode=0o700)
-    with contextlib.ExitStack() as stack:
-        sandbox.cgroup = resources.make_cgroup(daemon_id, sandbox.sandbox_id, spec)
-        # Bound outside, in a directory that only we can enter: no file inside leads to the supervisor.
-        listener = stack.enter_context(_listen(sandbox.endpoint.socket_path))
-        ready_read, ready_write = os.pipe()
-        stack.callback(os.close, ready_read)
-        with contextlib.closing(os.fdopen(ready_write, "wb")):
-            cpu_fd = sandbox.cgroup.open_cpu_counter() if sandbox.cgroup is not None else None
-            if cpu_fd is not None:
-                stack.callback(os.close, cpu_fd)
-            config = _guest_config(resources, image, spec, sandbox, listener.fileno(), cpu_fd)
-            command = [str(image.python), "-I", "-S", "-c", GUEST_BOOT, json.dumps(config), str(ready_write)]
-            pass_fds = (listener.fileno(), ready_write, *(() if cpu_fd is None else (cpu_fd,)))
-            process = resources.start(image, spec, command, cgroup=sandbox.cgroup, pass_fds=pass_fds)
-            sandbox.process = process
-
-        def record(pid: int) -> None:
-            write_record(sandbox.directory, _record_of(sandbox, pid, process.popen.pid))
-
-        await process.confine_and_release(
-            host_uid=sandbox.host_uid, rlimits=resources.rlimits(spec), on_held=record, deadline=deadline
-        )
-        answer = await read_within(ready_read, 1, deadline)
-    if not answer:
-        state = "does not start in time" if answer is None else "ended at once"
-        raise SandboxFailure(f"the guest {state}: {process.last_words()}")
-    await _limit_files(process, spec)
-
-
-async def _limit_files(process: BwrapProcess, spec: SandboxSpec) -> None:
-    """Limits the files before anything is sent to the guest. A host that does not allow it serves all the same."""
-    assert process.init_pid is not None
-    try:
-        if os.geteuid() == 0:  # a few system calls
-            limit_files(process.init_pid, spec.max_files)
-        else:
-            await asyncio.to_thread(limit_files, process.init_pid, spec.max_files)
-    except OSError as error:
-        _warn_of_files(str(error))
-
-
-@lru_cache(maxsize=8)  # one warning for each reason
-def _warn_of_files(reason: str) -> None:
-    _log.warning("files_not_limited", reason=reason)
-
-
-def _listen(path: Path) -> socket.socket:
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        listener.bind(str(path))
-        listener.listen(BACKLOG)
-    except BaseException:
-        listener.close()
-        raise
-    return listener
-
-
-def _record_of(sandbox: LocalSandbox, first_pid: int, monitor_pid: int) -> Record:
-    return Record(
-        sandbox_id=sandbox.sandbox_id,
-        fingerprint=sandbox.fingerprint,
-        first=ProcessRecord.of(first_pid),
-        monitor=ProcessRecord.of(monitor_pid),
-        host_uid=sandbox.host_uid,
-        cgroup=sandbox.cgroup,
-    )
-
-
-def _guest_config(
-    resources: Resources, image: Image, spec: SandboxSpec, sandbox: LocalSandbox, listen_fd: int, cpu_fd: int | None
-) -> dict[str, object]:
-    return {
-        "listen_fd": listen_fd,
-        **({} if cpu_fd is None else {"cpu_fd": cpu_fd}),
-        "drop_to": None if sandbox.host_uid is None else [SANDBOX_ID, SANDBOX_ID],
-        **guest_config(
-            spec,
-            token=sandbox.endpoint.token,
-            connections_max=CHAIN_LENGTH,
-            memory_bytes=spec.memory_bytes,
-            watch_memory=not resources.limits_memory,
-            preload=image.preload,
-        ),
-    }
+    packages = f"-{environment.environment_id}" if environment else ""
+    return f"{spec.fingerprint}-{image.identity}-{layout.guest.version}{network}{packages}"

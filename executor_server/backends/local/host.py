@@ -150,7 +150,7 @@ def report_bytecode(found: Examination, image: Image) -> None:
             f"{count} of {uncompiled.total} packages in {directory} have no bytecode ({named}): each sandbox compiles "
             "them when it imports them, which takes seconds for one like pandas."
         )
-        remedy = f"Run: {image.python} -m compileall -q {directory} (uv leaves none without --compile-bytecode)."
+        remedy = f"Run: {image.python} -I -S -m compileall -q {directory} (uv leaves none without --compile-bytecode)."
         found.add(f"bytecode of image {image.name}", False, detail, remedy, required=False)
 
 

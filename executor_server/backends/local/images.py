@@ -30,9 +30,14 @@ _PYTHONS = ("bin/python", "bin/python3")  # in an environment's folder
 # Mounting one of these would show a sandbox what it must not see; an interpreter with such a prefix is a mistake.
 _NOT_A_PREFIX = tuple(Path(name) for name in ("/", "/home", "/root", "/var", "/etc", "/tmp", "/run", "/opt", "/srv"))
 
-# It imports its modules in C to see which libraries come with them, from wherever the linker finds them.
+# Packages can bring `.pth` files, whose lines run whenever `site` adds their directory: with -S it does not by itself,
+# and here only its part is called that finds the prefix of a virtual environment. Nothing that was installed there runs
+# on the host. The modules in C come with Python; they are imported to see which libraries come with them, from wherever
+# the linker finds them.
 _PROBE = """\
 import importlib, json, site, sys
+site.addsitedir = lambda *args, **options: None
+site.venv(set())
 for name in ("_bz2", "_ctypes", "_curses", "_dbm", "_gdbm", "_hashlib", "_lzma", "_sqlite3", "_ssl", "_tkinter",
              "_uuid", "_zstd", "pyexpat", "readline", "zlib"):
     try:
@@ -120,7 +125,7 @@ def _state(path: Path) -> tuple[int, ...] | None:
 def _describe(name: str, python: Path) -> dict[str, Any]:
     try:
         answer = subprocess.run(
-            [python, "-I", "-c", _PROBE],
+            [python, "-I", "-S", "-c", _PROBE],
             stdin=subprocess.DEVNULL,
             capture_output=True,
             env={"LANG": "C.UTF-8"},

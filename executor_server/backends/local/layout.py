@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from executor_server.backends.environments import Mount
 from executor_server.backends.guest_archive import GuestArchive
 from executor_server.backends.local.images import Image
 from executor_server.backends.local.system import SHOWN_DIRECTORIES, publish
@@ -88,11 +89,11 @@ class Layout:
     tools: Path
     guest: GuestArchive
 
-    def arguments(self, image: Image, spec: SandboxSpec) -> list[str]:
+    def arguments(self, image: Image, spec: SandboxSpec, mounts: Sequence[Mount] = ()) -> list[str]:
         """Arguments of bwrap for namespaces, environment and mounts; not the command."""
-        return [*_namespaces(), *_environment(image, spec), *self._mounts(image, spec)]
+        return [*_namespaces(), *_environment(image, spec), *self._mounts(image, spec, mounts)]
 
-    def _mounts(self, image: Image, spec: SandboxSpec) -> Iterator[str]:
+    def _mounts(self, image: Image, spec: SandboxSpec, mounts: Sequence[Mount]) -> Iterator[str]:
         for directory in SHOWN_DIRECTORIES:
             if directory.is_symlink():  # /lib -> usr/lib
                 yield from ("--symlink", str(directory.readlink()), str(directory))
@@ -119,6 +120,8 @@ class Layout:
         for link, target in image.links:
             yield from ("--symlink", target, str(link))
         yield from ("--ro-bind", str(self.guest.path), GUEST_PATH)
+        for mount in mounts:  # bwrap makes all mounts nosuid and, but for --dev-bind, nodev
+            yield from ("--ro-bind" if mount.read_only else "--bind", str(mount.source), mount.target)
         # Last, since bwrap could make no mount point after it. Neither reaches the mounts below them.
         yield from ("--remount-ro", "/dev", "--remount-ro", "/", "--chdir", WORKSPACE)
 

@@ -11,6 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from executor_server.backends.environments import Mount
 from executor_server.backends.guest_archive import pack_guest
 from executor_server.backends.local.bubblewrap import Bwrap
 from executor_server.backends.local.cgroups import Cgroup, CgroupTrees, NoCgroups
@@ -63,11 +64,12 @@ class Resources:
         command: Sequence[str],
         *,
         cgroup: Cgroup | None,
+        mounts: Sequence[Mount] = (),
         pass_fds: Sequence[int] = (),
         stdout: int = subprocess.DEVNULL,
     ) -> BwrapProcess:
-        """Starts a sandbox that waits to be confined and released."""
-        arguments = self.layout.arguments(image, spec)
+        """Starts a sandbox that waits to be confined and released. `mounts` come on top of those of every one."""
+        arguments = self.layout.arguments(image, spec, mounts)
         return start_bwrap(
             self.bwrap.path, arguments, command, seccomp=self.seccomp, cgroup=cgroup, pass_fds=pass_fds, stdout=stdout
         )

@@ -13,13 +13,15 @@ import marshal
 import traceback
 import warnings
 
+from ..wire.messages import ErrorDetail
+from . import install_lines
 from .imports import ImportDenied, Imports
 from .instrumentation import Sentinels, compile_tree, instrument, spans
 from .language import PolicyDenied, find_refused
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Optional, Sequence
+    from typing import Optional, Sequence
 
     from .control import Refusal
     from .rules import Rules
@@ -39,7 +41,7 @@ class Verdict:
         self,
         code: Optional[bytes] = None,
         outcome: str = "",
-        error: Optional[dict[str, Any]] = None,
+        error: Optional[ErrorDetail] = None,
         imports: Sequence[str] = (),
     ) -> None:
         self.code = code
@@ -107,16 +109,16 @@ def _syntax_error(error: SyntaxError, source: str, filename: str) -> Verdict:
     if error.text is None and error.offset:
         error.text = text  # the compiler, unlike the parser, has no source at hand
     _narrow(error)
-    error.msg = (error.msg or "invalid syntax")[:MAX_MESSAGE_CHARS]
+    error.msg = (install_lines.explanation(text) or error.msg or "invalid syntax")[:MAX_MESSAGE_CHARS]
     error.__cause__ = error.__context__ = None
-    detail = {
-        "type": type(error).__name__,
-        "message": error.msg,
-        "line": line,
-        "traceback": "".join(traceback.format_exception_only(type(error), error)),
-        "statement": text.strip()[:MAX_STATEMENT_CHARS],
-    }
-    return Verdict(outcome="exception", error=_encodable(detail))
+    detail = ErrorDetail(
+        type=type(error).__name__,
+        message=_encodable(error.msg),
+        line=line,
+        traceback=_encodable("".join(traceback.format_exception_only(type(error), error))),
+        statement=_encodable(text.strip()[:MAX_STATEMENT_CHARS]),
+    )
+    return Verdict(outcome="exception", error=detail)
 
 
 def _narrow(error: SyntaxError) -> None:
@@ -157,14 +159,14 @@ def _refused(
     name, message = type(refusal).__name__, str(refusal)
     text = _line_of(source, line).strip()[:MAX_SOURCE_LINE_CHARS]
     first, last = next(((span[0], span[1]) for span in statements if span[0] <= line <= span[1]), (line, line))
-    detail = {
-        "type": name,
-        "message": message,
-        "line": line,
-        "traceback": f'  File "{filename}", line {line}\n    {text}\n{name}: {message}\n',
-        "statement": "\n".join(source.splitlines()[first - 1 : last])[:MAX_STATEMENT_CHARS],
-    }
-    return Verdict(outcome=refusal.outcome, error=_encodable(detail), imports=imports)
+    detail = ErrorDetail(
+        type=name,
+        message=_encodable(message),
+        line=line,
+        traceback=_encodable(f'  File "{filename}", line {line}\n    {text}\n{name}: {message}\n'),
+        statement=_encodable("\n".join(source.splitlines()[first - 1 : last])[:MAX_STATEMENT_CHARS]),
+    )
+    return Verdict(outcome=refusal.outcome, error=detail, imports=imports)
 
 
 def _line_of(source: str, line: int) -> str:
@@ -172,9 +174,6 @@ def _line_of(source: str, line: int) -> str:
     return lines[line - 1] if 0 < line <= len(lines) else ""
 
 
-def _encodable(detail: dict[str, Any]) -> dict[str, Any]:
+def _encodable(text: str) -> str:
     """Escapes lone surrogates, which no UTF-8 text can carry."""
-    return {
-        key: value.encode("utf-8", "backslashreplace").decode() if isinstance(value, str) else value
-        for key, value in detail.items()
-    }
+    return text.encode("utf-8", "backslashreplace").decode()

@@ -10,8 +10,10 @@ import os
 import resource
 
 from ..wire import link
-from ..wire.frames import Fields
-from ..wire.lean import dumps, loads
+from ..wire.frames import FrameError
+from ..wire.lean import dumps
+from ..wire.link_messages import Check, RefusedSource, Verdict, message_of
+from ..wire.schema import read_object
 from ..wire.session_rules import CodeRules
 from .checker import check
 from .instrumentation import Sentinels
@@ -35,26 +37,23 @@ def checker_main(sock: socket.socket, config: Any) -> None:
     sentinels = Sentinels(config.mark)
     # Makes Python's lazy preparations now, while no client waits.
     check("0", "<warm-up>", rules=Rules(), output_mode="trailing_expression", sentinels=sentinels)
-    sent, rules = Rules().fields(), Rules()  # kept, as nearly all requests have the same
+    sent, rules = b"", Rules()  # kept, as nearly all requests have the same
     while True:
         try:
-            message = link.receive(sock, _MAX_REQUEST_BYTES)
+            packet = link.receive(sock, _MAX_REQUEST_BYTES)
         except link.LinkClosed:
             return
-        body = link.read_body(message)
-        size = message.head.integer("head")
-        request = loads(body[:size])
-        if request["rules"] != sent:
-            sent, rules = request["rules"], Rules.of(CodeRules.read(Fields(request["rules"])))
-        verdict = check(
-            body[size:].decode("utf-8", "surrogatepass"),
-            request["filename"],
-            rules=rules,
-            output_mode=request["mode"],
-            sentinels=sentinels,
-        )
-        if verdict.code is not None:
-            link.send(sock, {"t": "verdict", "ok": True, "imports": list(verdict.imports)}, verdict.code)
+        request, body = message_of(packet), link.read_body(packet)
+        if not isinstance(request, Check) or request.rules > len(body):
+            raise FrameError("not a source to check")  # a bug of ours: the supervisor's end is not agent code's
+        if body[: request.rules] != sent:
+            sent = body[: request.rules]
+            rules = Rules.of(read_object(CodeRules, sent, "rules"))
+        source = body[request.rules :].decode("utf-8", "surrogatepass")
+        checked = check(source, request.filename, rules=rules, output_mode=request.mode, sentinels=sentinels)
+        verdict = Verdict(ok=checked.code is not None, imports=list(checked.imports))
+        if checked.code is not None:
+            link.send(sock, verdict, checked.code)
         else:
-            refusal = {"outcome": verdict.outcome, "error": verdict.error}
-            link.send(sock, {"t": "verdict", "ok": False, "imports": list(verdict.imports)}, dumps(refusal))
+            assert checked.error is not None
+            link.send(sock, verdict, dumps(RefusedSource(outcome=checked.outcome, error=checked.error).head()))

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import traceback
 
+from ..wire.messages import ErrorDetail
 from . import offline
 from .control import ExecutionInterrupted
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import types
-    from typing import Any, Callable, Optional, Sequence
+    from typing import Callable, Optional, Sequence
 
 _MAX_MESSAGE_CHARS = 8_000
 _MAX_TRACEBACK_CHARS = 12_000
@@ -23,7 +24,7 @@ _ARCHIVE = __file__.partition("executor_guest")[0]
 
 def describe(
     error: BaseException, filename: str, source: str, spans: list[list[int]], network: Sequence[str] = ()
-) -> dict[str, Any]:
+) -> ErrorDetail:
     """Returns the type, message, traceback, line and statement of an exception, of the program's own frames.
 
     `network` names the hosts that the program may reach.
@@ -31,15 +32,17 @@ def describe(
     trace = _agent_traceback(error)
     line, top_line = _lines(trace, filename)
     name = "KeyboardInterrupt" if isinstance(error, ExecutionInterrupted) else type(error).__name__
-    is_offline = _is_offline(error)
+    is_offline = _is(offline.is_offline, error)
     note = f"\n{offline.note(network)}" if is_offline else ""
-    return {
-        "type": name[:256],
-        "message": text_of(error) + note,
-        "traceback": _format(error, trace, shorten=_keep_agent_frames if is_offline else _drop_own_frames, note=note),
-        "line": line,
-        "statement": _statement(source, spans, top_line),
-    }
+    if _is(offline.is_install, error):
+        note = f"{note}\n{offline.NOT_INSTALLED}"
+    return ErrorDetail(
+        type=name[:256],
+        message=text_of(error) + note,
+        traceback=_format(error, trace, shorten=_keep_agent_frames if is_offline else _drop_own_frames, note=note),
+        line=line,
+        statement=_statement(source, spans, top_line),
+    )
 
 
 def text_of(error: BaseException) -> str:
@@ -69,9 +72,9 @@ def _lines(trace: Optional[types.TracebackType], filename: str) -> tuple[int, in
     return innermost, outermost
 
 
-def _is_offline(error: BaseException) -> bool:
+def _is(kind: Callable[[BaseException], bool], error: BaseException) -> bool:
     try:
-        return offline.is_offline(error)
+        return kind(error)
     except Exception:  # noqa: BLE001 (a class of the program's own may have odd attributes)
         return False
 

@@ -20,6 +20,7 @@ import sys
 from _string import formatter_field_name_split, formatter_parser  # type: ignore[import-not-found]
 from ast import AST, Attribute, Call, Constant, Load, Name
 
+from ..wire.paths import ENVIRONMENT_PATH
 from .accesses import MatchClass, call, match_case, position
 from .standard_modules import STANDARD_MODULES
 
@@ -69,7 +70,7 @@ _names: set[str] = set()
 
 
 def module_names() -> set[str]:
-    """Returns names of attributes that may be modules: Python's, the image's, and usual aliases of both."""
+    """Returns names of attributes that may be modules: Python's, the image's, the environment's; and usual aliases."""
     if not _names:
         for name in (*STANDARD_MODULES, *_ALIASES, *_installed()):
             _names.update((name, f"_{name}", name.lstrip("_")))
@@ -83,7 +84,7 @@ def _installed() -> list[str]:
     roots = {sys.prefix, os.path.dirname(os.path.dirname(sys.executable)), "/usr", "/usr/local"}
     below = (f"{version}/site-packages", f"{version}/dist-packages", "python3/dist-packages")
     found: set[str] = set()
-    for directory in (f"{root}/lib/{each}" for root in roots for each in below):
+    for directory in (f"{ENVIRONMENT_PATH}/site", *(f"{root}/lib/{each}" for root in roots for each in below)):
         try:
             entries = os.listdir(directory)
         except OSError:

@@ -1,4 +1,5 @@
-"""Recognizes failures of programs that tried to reach a host directly, so that a note can say to the model what works.
+"""Recognizes failures of programs that tried to reach a host directly, or to install a package, so that a note can say
+to the model what works.
 
 Libraries only name the system call that failed. A sandbox has nothing but its own loopback: what is outside is reached
 through the egress proxy, by programs that heed it, or not at all.
@@ -16,10 +17,16 @@ NO_NETWORK = (
     "[this sandbox has no network: its session was granted none (policy: network.allowed); "
     "data can reach it as files, variables or answers of tools]"
 )
+NOT_INSTALLED = (
+    '[the package was not installed; a session has the packages that it is made with: packages=["NAME"] '
+    "(executor run --with NAME), where the policy allows them]"
+)
 # getaddrinfo's NONAME, AGAIN, FAIL and NODATA. Local names, as localhost, are found without a network.
 _NO_ADDRESS = (-2, -3, -4, -5)
 _NO_ROUTE = (errno.ENETUNREACH, errno.EHOSTUNREACH, errno.ENETDOWN)
 _MAX_EXCEPTIONS = 64
+_MAX_WORDS = 64
+_INSTALLERS = ("pip", "pip3", "uv")
 # Messages of the C library, curl and git in the output of a program or its child processes.
 _MESSAGES = (
     b"Name or service not known",
@@ -27,6 +34,22 @@ _MESSAGES = (
     b"No address associated with hostname",
     b"Network is unreachable",
     b"Could not resolve host",
+)
+
+
+# Messages of pip and uv that could not get a package, and of a sandbox that has neither.
+_INSTALLERS_MESSAGES = (
+    b"ERROR: No matching distribution found for ",
+    b"ERROR: Could not find a version that satisfies the requirement ",
+    b"error: externally-managed-environment",
+    b"No solution found when resolving dependencies",
+    b"error: Failed to fetch: ",
+    b"No module named pip",
+    b"No module named uv",
+    b"pip: not found",
+    b"pip: command not found",
+    b"uv: not found",
+    b"uv: command not found",
 )
 
 
@@ -69,3 +92,18 @@ def _is_cause(error: BaseException) -> bool:
 def says_offline(output: bytes) -> bool:
     """True when output has such a message: of a program that caught the exception, or of a child process."""
     return any(text in output for text in _MESSAGES)
+
+
+def says_not_installed(output: bytes) -> bool:
+    """True when output has a message of an installer that could not get a package, or that is not there."""
+    return any(text in output for text in _INSTALLERS_MESSAGES)
+
+
+def is_install(error: BaseException) -> bool:
+    """True for the failure of a child process that was to install a package: its output may have been caught."""
+    if type(error).__name__ != "CalledProcessError":
+        return False
+    command = getattr(error, "cmd", "")
+    words = command.split() if isinstance(command, str) else [str(word) for word in command[:_MAX_WORDS]]
+    programs = [word.rpartition("/")[2] for word in words]
+    return "install" in programs and any(program in _INSTALLERS for program in programs)

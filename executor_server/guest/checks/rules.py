@@ -8,6 +8,7 @@ wall.
 from __future__ import annotations
 
 from ..wire.frames import FrameError
+from ..wire.lean import dumps
 from ..wire.session_rules import LANGUAGE_RULES_MAX, CodeRules
 
 TYPE_CHECKING = False
@@ -72,15 +73,15 @@ class Rules:
         prefix = f"{module}."
         return next((pattern for pattern in self.denied if pattern.startswith(prefix)), "")
 
-    def fields(self) -> dict[str, Any]:
-        """Returns the rules as they are sent."""
+    def packed(self) -> bytes:
+        """Returns the rules as they are sent: CodeRules as JSON."""
         rules = CodeRules(
             authorized=list(self.authorized),
             denied=list(self.denied),
             refused=sorted(self.refused),
             network=list(self.network),
         )
-        return rules.head()
+        return dumps(rules.head())
 
     @classmethod
     def of(cls, rules: CodeRules) -> Rules:

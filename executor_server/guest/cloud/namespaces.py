@@ -28,6 +28,7 @@ CONFIG is a JSON object:
     uid, gid     user and group of the code inside; in no list of users
     environment  all variables that it finds; PATH, where none is given, leads to this Python first
     processes, disk_bytes, shm_bytes, max_files    limits
+    packages     the archive of an environment, and the version of the Python that it is for; or null
     seccomp      a classic BPF program as base64, or null
     guest        the guest's own configuration (main.py), without a socket
 """
@@ -41,18 +42,19 @@ import select
 import signal
 import sys
 import time
-from binascii import a2b_base64
 from struct import pack
 
 from ..wire import privileges
 from ..wire.lean import dumps, loads, socket
 from ..wire.paths import GUEST_BOOT
 from . import kernel
-from .root_files import Sizes, build_root
+from .config import Config
+from .environment import unpack
+from .root_files import build_root
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Callable, Optional
+    from typing import Callable, Optional
 
 _STARTED, _FAILED = 0, 1
 
@@ -79,19 +81,6 @@ class NamespaceFailure(Exception):
     """No sandbox could be made; the message is a clause with the reason."""
 
 
-class _Config:
-    def __init__(self, values: dict[str, Any]) -> None:
-        self.socket = str(values["socket"])
-        self.uid = int(values["uid"])
-        self.gid = int(values["gid"])
-        self.environment = {str(name): str(value) for name, value in values["environment"].items()}
-        self.processes = int(values["processes"])
-        self.sizes = Sizes(int(values["disk_bytes"]), int(values["shm_bytes"]), int(values["max_files"]))
-        self.seccomp = a2b_base64(values["seccomp"]) if values["seccomp"] is not None else None
-        self.guest: dict[str, Any] = values["guest"]
-        self.directory = os.path.dirname(self.socket)
-
-
 def main(arguments: list[str]) -> int:
     """Starts the sandbox; returns the exit code."""
     try:
@@ -104,11 +93,11 @@ def main(arguments: list[str]) -> int:
     return _STARTED
 
 
-def _read_config(arguments: list[str]) -> _Config:
+def _read_config(arguments: list[str]) -> Config:
     """Reads CONFIG, which the daemon wrote. The ids are checked, since a sandbox run by root has no walls."""
     try:
         (text,) = arguments
-        config = _Config(loads(text))
+        config = Config(loads(text))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise NamespaceFailure(f"its configuration is wrong: {type(error).__name__}: {error}") from error
     if not (0 < config.uid < _MAX_ID and 0 < config.gid < _MAX_ID):
@@ -116,7 +105,7 @@ def _read_config(arguments: list[str]) -> _Config:
     return config
 
 
-def _start_once(config: _Config) -> None:
+def _start_once(config: Config) -> None:
     """Starts the sandbox unless there is one.
 
     The lock on the parent directory makes a retry wait for a first command that is still starting: it would see the
@@ -136,10 +125,19 @@ def _start_once(config: _Config) -> None:
     except OSError as error:
         raise NamespaceFailure(f"no directory {config.directory}: {error.strerror}") from error
     try:
+        _unpack(config)
         _start(config)
     except BaseException:
         _remove(config)
         raise
+
+
+def _unpack(config: Config) -> None:
+    if config.packages is not None:
+        try:
+            unpack(config.packages)
+        except (OSError, ValueError) as error:
+            raise NamespaceFailure(f"no environment: {error}") from error
 
 
 def _close_inherited() -> None:
@@ -163,7 +161,7 @@ def _expect_listening(path: str) -> None:
         with_guest.close()
 
 
-def _remove(config: _Config) -> None:
+def _remove(config: Config) -> None:
     for remove, path in ((os.unlink, config.socket), (os.rmdir, config.directory)):
         try:
             remove(path)
@@ -174,7 +172,7 @@ def _remove(config: _Config) -> None:
 # -- outside ---------------------------------------------------------------------------------------------------------
 
 
-def _start(config: _Config) -> None:
+def _start(config: Config) -> None:
     deadline = time.monotonic() + _START_TIME_S
     ready_read, ready_write = os.pipe()
     inside = _Inside(config, _listen(config.socket), ready_write, _open_stderr())
@@ -248,7 +246,7 @@ class _Inside:
 
     __slots__ = ("config", "listener", "ready", "stderr")
 
-    def __init__(self, config: _Config, listener: socket.socket, ready: int, stderr: int) -> None:
+    def __init__(self, config: Config, listener: socket.socket, ready: int, stderr: int) -> None:
         self.config = config
         self.listener = listener
         self.ready = ready
@@ -271,7 +269,7 @@ def _become_sandbox(inside: _Inside) -> None:
         os._exit(1)
 
 
-def _steps(config: _Config) -> list[tuple[str, Callable[[_Inside], None]]]:
+def _steps(config: Config) -> list[tuple[str, Callable[[_Inside], None]]]:
     """Lists the steps in their order, each with the words for an error: "cannot … "."""
     return [
         ("leave its command", _leave_command),
@@ -314,7 +312,9 @@ def _build_files(inside: _Inside) -> None:
     shows the processes of the namespace of its mounter. As root, with CAP_SYS_ADMIN, so before `_become_user`. From
     here on no path leads to a file of the machine that is not shown on purpose.
     """
-    build_root(inside.config.directory, sys.argv[0], inside.config.sizes)
+    packages = inside.config.packages
+    environment = None if packages is None else packages.directory
+    build_root(inside.config.directory, sys.argv[0], inside.config.sizes, environment)
 
 
 def _set_name(_inside: _Inside) -> None:

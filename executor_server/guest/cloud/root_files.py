@@ -13,7 +13,7 @@ import os
 import stat
 import sys
 
-from ..wire.paths import GUEST_PATH
+from ..wire.paths import ENVIRONMENT_PATH, GUEST_PATH
 from . import kernel
 from .kernel import MS_BIND, MS_NODEV, MS_NOEXEC, MS_NOSUID, MS_PRIVATE, MS_RDONLY, MS_REC, MS_REMOUNT
 
@@ -57,11 +57,11 @@ class Sizes:
         self.max_files = max_files  # in each of them
 
 
-def build_root(root: str, guest: str, sizes: Sizes) -> None:
+def build_root(root: str, guest: str, sizes: Sizes, environment: Optional[str] = None) -> None:
     """Builds the file system at the directory `root`, and makes it the root of this mount namespace.
 
     The mount and pid namespaces must be the sandbox's own by now: /proc shows the processes of its mounter's namespace.
-    `guest` is the path of the guest's archive. Raises OSError.
+    `guest` is the path of the guest's archive, `environment` the directory of the environment. Raises OSError.
     """
     os.umask(0o022)
     # First: a shared mount would carry the mounts below into the machine, and the machine's later ones in here.
@@ -76,6 +76,9 @@ def build_root(root: str, guest: str, sizes: Sizes) -> None:
     _mount_proc(root)
     _mount_memory(_make_directory(root, "sys"), "0555", _EMPTY_BYTES, MS_RDONLY)
     _put_guest(root, guest)
+    if environment is not None:
+        _bind_read_only(environment, _make_directory(root, ENVIRONMENT_PATH))
+    _seal(f"{root}/run")
     # After the last mount point is made, since none can be made in it then. The mounts below keep their own flags.
     _seal(root)
     kernel.enter_root(root)
@@ -142,7 +145,6 @@ def _put_guest(root: str, guest: str) -> None:
     if os.path.isfile(hosts) and not os.path.islink(hosts):
         kernel.mount(root + _HOSTS_PATH, hosts, flags=MS_BIND)
         _seal(hosts)
-    _seal(f"{root}/run")
 
 
 def _mount_memory(target: str, mode: str, size_bytes: int, flags: int = 0, max_files: Optional[int] = None) -> None:

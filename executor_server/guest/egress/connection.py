@@ -11,7 +11,7 @@ from . import reasons
 from .endpoint import DeadlinePassed, Endpoint
 from .first_bytes import HTTPS_PORT, check_for
 from .forward import Exchange
-from .head import Head, HeadReader
+from .head import HTTP_PORT, Head, HeadReader, TunnelHeadReader
 from .names import Target
 from .protocols import Dialled, Terminator
 from .refusals import Ended, Refusal, response_to
@@ -96,7 +96,8 @@ class Connection:
             self.close(reason)
 
     async def _serve(self) -> None:
-        head = await self._read_head()
+        limits = self._session.limits
+        head = await self._read_head(HeadReader(limits.head_bytes, limits.head_lines))
         if head is None:
             return
         self.target = head.target
@@ -112,13 +113,11 @@ class Connection:
         else:
             await self._forward(head)
 
-    async def _read_head(self) -> Optional[Head]:
+    async def _read_head(self, reader: HeadReader, buffered: bytes = b"") -> Optional[Head]:
         """The head; None when the client sent nothing: browsers open connections that they may not need."""
-        limits = self._session.limits
-        reader = HeadReader(limits.head_bytes, limits.head_lines)
-        deadline = self._loop.time() + limits.head_s
-        head = None
+        deadline = self._loop.time() + self._session.limits.head_s
         try:
+            head = reader.feed(buffered) if buffered else None
             while head is None:
                 data = await self._client.receive(reader.wanted, deadline)
                 if not data and reader.is_empty:
@@ -159,6 +158,9 @@ class Connection:
         if terminator is not None:
             await terminator.terminate(self)
             return
+        if self.target.port == HTTP_PORT:
+            await self._forward_from_tunnel()
+            return
         check = check_for(self.target, self._session.limits)
         await Splice(self.client, dialled.sock, self, check, self._session.limits).run(self.buffered)
 
@@ -166,13 +168,25 @@ class Connection:
         """Rules with secrets need the plain text. Where there is no terminator, none is ever set."""
         return self._session.terminator if self.allowed.secrets else None
 
-    async def _forward(self, head: Head) -> None:
+    async def _forward_from_tunnel(self) -> None:
+        """Reads the request as one without a tunnel: a copy would let requests for other hosts follow it."""
+        limits = self._session.limits
+        buffered, self.buffered = self.buffered, b""
+        self._answered = False  # a refusal answers the request in the tunnel from here on
+        head = await self._read_head(TunnelHeadReader(self.target, limits.head_bytes, limits.head_lines), buffered)
+        if head is not None:
+            await self._forward(head, in_tunnel=True)
+
+    async def _forward(self, head: Head, *, in_tunnel: bool = False) -> None:
         assert self._upstream is not None
-        exchange = Exchange(self._client, self._upstream, head, self)
+        exchange = Exchange(self._client, self._upstream, head, self, in_tunnel=in_tunnel)
         try:
             await exchange.run()
         finally:
             self._answered = exchange.answered
+        if exchange.has_switched:
+            await Splice(self.client, self._upstream.sock, self, None, self._session.limits).run(b"")
+            return
         self._close_upstream(reasons.ENDED)
         self._session.leave(self)
         await self._client.linger(self._session.limits.linger_s)

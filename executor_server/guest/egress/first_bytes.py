@@ -1,12 +1,13 @@
 """The first bytes in a tunnel: they must be for the name that its CONNECT was checked for.
 
 A tunnel to an allowed name ends at an address that often serves many names: a server behind it picks one by the server
-name of the ClientHello, or by the Host of a request. So the first bytes are held until they name the host of the
-CONNECT. The ClientHello is read by OpenSSL itself: an own parser would read some other one than servers do.
+name of the ClientHello. So the first bytes are held until they name the host of the CONNECT. The ClientHello is read by
+OpenSSL itself: an own parser would read some other one than servers do. (Requests without TLS, on port 80, are not
+spliced at all: forward.py reads and writes them.)
 
 What this can't check: the requests inside of TLS (their Host may differ where the server allows it; rules with
-secrets, methods or paths terminate TLS for that), the inner name of an encrypted ClientHello, a second ClientHello
-after a HelloRetryRequest, and requests on port 80 behind the first one of a connection.
+secrets, methods or paths terminate TLS for that), the inner name of an encrypted ClientHello, and a second ClientHello
+after a HelloRetryRequest.
 """
 
 from __future__ import annotations
@@ -15,16 +16,12 @@ import ssl
 import sys
 from typing import Any, Optional, Protocol
 
-import h11
-
 from . import reasons
-from .head import LineLimit, absolute_target, check_framing
-from .names import BadName, LiteralAddress, Target, canonical_host, parse_authority
+from .names import BadName, Target, canonical_host
 from .protocols import Limits
-from .refusals import Refusal, response_to, shown
+from .refusals import Refusal, shown
 
 _HANDSHAKE_RECORD = b"\x16"
-HTTP_PORT = 80
 HTTPS_PORT = 443
 
 
@@ -38,8 +35,6 @@ class FirstBytes(Protocol):
 
 
 def check_for(target: Target, limits: Limits) -> FirstBytes:
-    if target.port == HTTP_PORT:
-        return FirstRequest(target, limits.head_bytes, limits.head_lines)
     return ServerName(target, limits.head_bytes, required=target.port == HTTPS_PORT)
 
 
@@ -163,70 +158,3 @@ def _context() -> ssl.SSLContext:
 
 
 _CONTEXT = _context()
-
-
-class FirstRequest:
-    """The first request in a tunnel to port 80 is for the name of the CONNECT."""
-
-    required = True
-
-    def __init__(self, target: Target, limit_bytes: int, limit_lines: int) -> None:
-        self._target = target
-        self._left = limit_bytes
-        self._lines = LineLimit(limit_lines)
-        self._machine = h11.Connection(h11.SERVER, max_incomplete_event_size=limit_bytes)
-
-    def feed(self, data: bytes) -> bool:
-        try:
-            return self._feed(data)
-        except Refusal as refusal:
-            refusal.parting = response_to(refusal)
-            raise
-
-    def _feed(self, data: bytes) -> bool:
-        self._left -= len(data)
-        if not self._lines.allows(data):
-            raise self._too_large()
-        self._machine.receive_data(data)
-        try:
-            event = self._machine.next_event()
-        except h11.RemoteProtocolError as error:
-            if error.error_status_hint == 431:
-                raise self._too_large() from error
-            message = f"the first bytes to {self._target} are no HTTP request: {shown(str(error))}"
-            raise Refusal(reasons.BAD_REQUEST, message) from error
-        if isinstance(event, h11.Request):
-            self._check(event)
-            return True
-        if self._left <= 0:
-            raise self._too_large()
-        return False
-
-    def _too_large(self) -> Refusal:
-        message = f"the first request to {self._target} has a head larger than the proxy reads"
-        return Refusal(reasons.HEAD_TOO_LARGE, message)
-
-    def _check(self, request: h11.Request) -> None:
-        check_framing(request)
-        hosts = [value.decode("latin-1") for name, value in request.headers if name == b"host"]
-        if hosts != [host for host in hosts if self._is_ours(host)] or not hosts:
-            self._misdirected(hosts[0] if hosts else "no host")
-        if request.target.startswith(b"/") or request.target == b"*":
-            return
-        # A server takes the host of an absolute target before the header's; CONNECT would ask it for a tunnel.
-        if request.method == b"CONNECT" or absolute_target(bytes(request.target))[0] != self._target:
-            self._misdirected(request.target.decode("ascii"))
-
-    def _is_ours(self, host: str) -> bool:
-        try:
-            return parse_authority(host, default_port=HTTP_PORT) == self._target
-        except LiteralAddress as error:
-            return error.target == self._target
-        except BadName:
-            return False
-
-    def _misdirected(self, other: str) -> None:
-        raise Refusal(
-            reasons.MISDIRECTED,
-            f"the tunnel was asked for {self._target}, and the request in it is for {shown(other)}",
-        )

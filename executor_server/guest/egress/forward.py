@@ -1,8 +1,9 @@
-"""One plain-HTTP request, passed on to the server of its URL, and the response passed back as it comes.
+"""One plain-HTTP request, passed on to its server, and the response passed back as it comes.
 
 Both sides are read and written by h11, so what leaves is framed by us: no length, no transfer coding and no header of
-one connection reaches the other one as it was written. Requests to the same proxy connection do not follow: it is
-closed.
+one connection reaches the other one as it was written. Requests to the same proxy connection do not follow, so that
+none for another host can hide behind the first: it is closed. In a tunnel a request may switch to WebSocket, if the
+server does; what follows then is no HTTP.
 """
 
 from __future__ import annotations
@@ -41,17 +42,33 @@ _HOP_BY_HOP = {
     b"transfer-encoding",
     b"upgrade",
 }
+UPGRADE_HEADERS: Headers = [(b"Connection", b"Upgrade"), (b"Upgrade", b"websocket")]
 # `Connection: content-length` must not take the length away from a body that is sent.
 _NEVER_HOP_BY_HOP = {b"content-length"}
 
 
-def request_for_server(head: Head) -> h11.Request:
-    """The request as the server gets it: Host is the name that was checked, whatever the sandbox sent."""
+def asks_for_websocket(request: h11.Request) -> bool:
+    """Other protocols are not passed on: inside of them, HTTP/2 for one, requests would follow that are not checked."""
+    upgrades = [value.strip().lower() for name, value in request.headers if name == b"upgrade"]
+    return request.method == b"GET" and upgrades == [b"websocket"]
+
+
+def switching(response: h11.InformationalResponse) -> h11.InformationalResponse:
+    """The server's answer that it switches to WebSocket, for the client."""
+    headers = [*end_to_end(response.headers), *UPGRADE_HEADERS]
+    return h11.InformationalResponse(status_code=101, headers=headers, reason=response.reason)
+
+
+def request_for_server(head: Head, *, switches: bool = False) -> h11.Request:
+    """The request as the server gets it: Host is the name that was checked, whatever the sandbox sent.
+
+    `switches`: it asks for WebSocket.
+    """
     chunked = has_header(head.request.headers, b"transfer-encoding")
     headers: Headers = [(b"Host", _host_of(head.target)), *end_to_end(head.request.headers)]
     if chunked:
         headers.append((b"Transfer-Encoding", b"chunked"))
-    headers.append((b"Connection", b"close"))
+    headers += UPGRADE_HEADERS if switches else [(b"Connection", b"close")]
     return h11.Request(method=head.request.method, target=head.path, headers=headers)
 
 
@@ -84,7 +101,10 @@ def _host_of(target: Target) -> bytes:
 class Exchange:
     """A request and its response, between two endpoints that stay the caller's."""
 
-    def __init__(self, client: Endpoint, upstream: Endpoint, head: Head, meter: Meter) -> None:
+    def __init__(
+        self, client: Endpoint, upstream: Endpoint, head: Head, meter: Meter, *, in_tunnel: bool = False
+    ) -> None:
+        self._asks_to_switch = in_tunnel and asks_for_websocket(head.request)
         self._client = client
         self._upstream = upstream
         self._head = head
@@ -95,6 +115,7 @@ class Exchange:
         self._informed = 0
         self._share = LoopShare()
         self.answered = False  # the response has begun
+        self.has_switched = False  # to WebSocket: all that follows, in both directions, is to be copied
 
     async def run(self) -> None:
         """Returns when the response has been sent. Raises Refusal, as long as nothing was answered; Ended; OSError."""
@@ -115,7 +136,7 @@ class Exchange:
 
     async def _upload(self) -> None:
         machine = self._head.machine
-        request = self._to_server.send(request_for_server(self._head))
+        request = self._to_server.send(request_for_server(self._head, switches=self._asks_to_switch))
         self._meter.count_sent(len(request) + len(machine.trailing_data[0]))
         await self._send_up(request)
         while True:
@@ -153,6 +174,9 @@ class Exchange:
                 self._meter.count_received(len(data))
                 self._check_lines(data)
                 self._to_server.receive_data(data)
+            elif isinstance(event, h11.InformationalResponse) and event.status_code == 101:
+                await self._switch(event)
+                return
             elif isinstance(event, h11.InformationalResponse):
                 await self._inform(event)
             elif isinstance(event, h11.Response):
@@ -199,6 +223,13 @@ class Exchange:
             await self._send_down(
                 h11.InformationalResponse(status_code=event.status_code, headers=headers, reason=event.reason)
             )
+
+    async def _switch(self, event: h11.InformationalResponse) -> None:
+        """h11 takes such an answer only where it was asked for. What came behind it was counted, and is sent."""
+        await self._send_down(switching(event))
+        self.answered = self.has_switched = True
+        await self._client.send(bytes(self._to_server.trailing_data[0]))
+        await self._send_up(bytes(self._to_client.trailing_data[0]))
 
     async def _send_down(self, event: h11.Event) -> None:
         try:

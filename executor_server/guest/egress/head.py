@@ -15,6 +15,7 @@ from . import reasons
 from .names import BadName, LiteralAddress, Target, parse_authority
 from .refusals import Refusal, shown
 
+HTTP_PORT = 80
 _SCHEME = b"http://"
 _END_OF_HEAD = re.compile(rb"\n\r?\n")
 _TOO_LARGE = "the head of the request is larger than the proxy reads"
@@ -84,6 +85,9 @@ class HeadReader:
             return None
         self.method = bytes(request.method)
         check_framing(request)
+        return self._understood(request)
+
+    def _understood(self, request: h11.Request) -> Head:
         if request.method == b"CONNECT":
             return self._connect(request)
         target, path = absolute_target(bytes(request.target))
@@ -114,6 +118,40 @@ class HeadReader:
         if self._machine.next_event().__class__ is not h11.EndOfMessage:
             raise Refusal(reasons.BAD_REQUEST, "a CONNECT has no body")
         return Head(_target_of(request.target.decode("ascii")), request, b"", self._machine)
+
+
+class TunnelHeadReader(HeadReader):
+    """Reads the head of a request inside of a tunnel, in the form for a server: it is for the host of the tunnel."""
+
+    def __init__(self, target: Target, head_bytes: int, head_lines: int) -> None:
+        super().__init__(head_bytes, head_lines)
+        self._target = target
+
+    def _understood(self, request: h11.Request) -> Head:
+        hosts = [value.decode("latin-1") for name, value in request.headers if name == b"host"]
+        if hosts != [host for host in hosts if self._is_ours(host)] or not hosts:
+            raise self._misdirected(hosts[0] if hosts else "no host")
+        path = bytes(request.target)
+        if request.method == b"CONNECT":  # it would ask the server for a tunnel
+            raise self._misdirected(path.decode("ascii"))
+        if not path.startswith(b"/") and path != b"*":
+            # A server takes the host of an absolute target before the header's.
+            target, path = absolute_target(path)
+            if target != self._target:
+                raise self._misdirected(str(target))
+        return Head(self._target, request, path, self._machine)
+
+    def _is_ours(self, host: str) -> bool:
+        try:
+            return parse_authority(host, default_port=HTTP_PORT) == self._target
+        except LiteralAddress as error:
+            return error.target == self._target
+        except BadName:
+            return False
+
+    def _misdirected(self, other: str) -> Refusal:
+        message = f"the tunnel was asked for {self._target}, and the request in it is for {shown(other)}"
+        return Refusal(reasons.MISDIRECTED, message)
 
 
 def _not_http(error: h11.RemoteProtocolError) -> Refusal:
@@ -147,7 +185,7 @@ def absolute_target(target: bytes) -> Tuple[Target, bytes]:
     if b"#" in target:
         raise Refusal(reasons.BAD_REQUEST, "the URL of a request has no fragment")
     authority, _, path = rest.partition(b"/")
-    return _target_of(authority.decode("ascii"), default_port=80), b"/" + path
+    return _target_of(authority.decode("ascii"), default_port=HTTP_PORT), b"/" + path
 
 
 def _target_of(authority: str, default_port: Optional[int] = None) -> Target:

@@ -44,7 +44,7 @@ class Refusal(Exception):
         self.host = host  # empty: the connection's target
         self.port = port
         self.address = address  # the address that was refused; never part of the message, see dial.py
-        self.parting = parting  # sent to a client that had its 200 already: a TLS alert, or a response in the tunnel
+        self.parting = parting  # sent to a client that had its 200 already: a TLS alert
 
 
 class Ended(Exception):

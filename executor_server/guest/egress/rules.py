@@ -32,8 +32,9 @@ AUDITS = ("connections", "denials")
 _TOKEN = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 _VALUE = re.compile(r"[!-~]+(?:[ \t]+[!-~]+)*")
 _PATH = re.compile(r"/[!-~]*")
-# Headers that frame or route a message: to set one would change what the request is.
-_FRAMING = frozenset(
+# Headers of one connection, those that frame or route a message, and those that client and server agree on before a
+# body: to set one would change what the request is.
+FRAMING_HEADERS = frozenset(
     {
         "connection",
         "content-length",
@@ -69,7 +70,7 @@ class SecretRule:
         if host.port is not None:
             raise ValueError(f"a secret's host must have no port: {host.text}")
         header = _text("a secret's header", values.get("header"), _TOKEN, MAX_HEADER_CHARACTERS)
-        if header.lower() in _FRAMING:
+        if header.lower() in FRAMING_HEADERS:
             raise ValueError(f"a secret's header must not be one that frames or routes a request: {header}")
         return cls(
             host,

@@ -38,7 +38,12 @@ class Splice:
     """Owns the readers and writers on both sockets while it runs; the sockets stay the caller's."""
 
     def __init__(
-        self, client: socket.socket, upstream: socket.socket, meter: Meter, first_bytes: FirstBytes, limits: Limits
+        self,
+        client: socket.socket,
+        upstream: socket.socket,
+        meter: Meter,
+        first_bytes: Optional[FirstBytes],
+        limits: Limits,
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self.limits = limits

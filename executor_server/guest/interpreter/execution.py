@@ -10,6 +10,8 @@ from ..checks.instrumentation import LastValue
 from ..checks.meter import OperationLimitExceeded
 from ..wire import link
 from ..wire.lean import dumps
+from ..wire.link_messages import NearLimit, Output, ProgramEnded, RunProgram
+from ..wire.messages import ErrorDetail
 from . import display
 from .fitness import why_unfit
 from .host_tools import encode_value
@@ -51,34 +53,45 @@ class Executions:
         if self._in_agent_code and not self._inbox.defer_interrupt():
             raise ExecutionInterrupted
 
-    def on_run(self, message: link.Message) -> None:
-        head = message.head
-        body = link.read_body(message)
-        size = head.integer("source")
-        source, filename = body[:size].decode("utf-8", "surrogatepass"), head.text("filename", 64)
-        self._streams.connect(message.fds)
-        linecache.cache[filename] = (size, None, source.splitlines(keepends=True), filename)
+    def on_run(self, program: RunProgram, packet: link.Packet) -> None:
+        body = link.read_body(packet)
+        source = body[: program.source].decode("utf-8", "surrogatepass")
+        self._streams.connect(packet.fds)
+        lines = source.splitlines(keepends=True)
+        linecache.cache[program.filename] = (program.source, None, lines, program.filename)
         self._last_value = LastValue()
-        code, spans = self._runtime.load(body[size:], self._last_value)
-        marks: dict[int, list[str]] = {}
-        for name, mark in head.values["marks"].items():
-            marks.setdefault(mark, []).append(name)
-        calls = {mark: lambda names=names: self._warn(names) for mark, names in marks.items()}
-        self._meter.start(head.integer("operations"), calls, head.values["of_session"])
+        code, spans = self._runtime.load(body[program.source :], self._last_value)
+        self._meter.start(program.operations, self._warnings(program), program.session_operations)
         self._enforcer.begin()
         hold_headroom()
-        outcome, detail = self._run(code, filename, source, spans)
+        outcome, detail = self._run(code, program.filename, source, spans)
         give_headroom()
         self._enforcer.end()
         operations = self._meter.finish()
         self._last_value = LastValue()
-        error = dumps(detail) if detail else b""
+        error = dumps(detail.head()) if detail else b""
         output, self._output = self._output, b""
-        end = {"t": "done", "filename": filename, "outcome": outcome, "operations": operations, "error": len(error)}
         # Before the end is reported: a pipe of the run that is open then is held by other processes.
         self._streams.disconnect()
-        why = why_unfit(self._streams.null, self._encode)
-        self._send({**end, "unfit": why} if why else end, error + output)
+        ended = ProgramEnded(
+            filename=program.filename,
+            outcome=outcome,
+            operations=operations,
+            error=len(error),
+            unfit=why_unfit(self._streams.null, self._encode),
+        )
+        self._send(ended, error + output)
+
+    def _warnings(self, program: RunProgram) -> dict[int, Callable[[], None]]:
+        """Returns what is called at some operations: warnings that a budget is nearly spent."""
+        marks: dict[int, list[str]] = {}
+        for limit, mark in (
+            ("operations", program.operations_mark),
+            ("session_operations", program.session_mark),
+        ):
+            if mark is not None:
+                marks.setdefault(mark, []).append(limit)
+        return {mark: lambda limits=limits: self._warn(limits) for mark, limits in marks.items()}  # type: ignore[misc]
 
     def _warn(self, limits: list[str]) -> None:
         """Reports that a budget is nearly spent, if it can; else the supervisor does when the program has ended."""
@@ -86,13 +99,13 @@ class Executions:
             return
         try:
             for limit in limits:
-                self._send({"t": "limit", "limit": limit})
+                self._send(NearLimit(limit=limit))
         except (RecursionError, MemoryError):
             return  # the program is at its own end; it must not meet ours
 
     def _run(
         self, code: types.CodeType, filename: str, source: str, spans: list[list[int]]
-    ) -> tuple[str, Optional[dict[str, Any]]]:
+    ) -> tuple[str, Optional[ErrorDetail]]:
         """Runs the code; sends its images and its value from within, where the deadline still holds."""
         try:
             try:
@@ -138,20 +151,20 @@ class Executions:
         if len(packed) <= link.INLINE_BYTES // 2:
             self._output = packed
         else:
-            self._send({"t": "output"}, packed)
+            self._send(Output(), packed)
 
     def _classify(
         self, error: BaseException, filename: str, source: str, spans: list[list[int]]
-    ) -> tuple[str, Optional[dict[str, Any]]]:
+    ) -> tuple[str, Optional[ErrorDetail]]:
         error = self._decisive() or error
         self._meter.finish()  # from here on, str() and repr() of the program's exceptions are free
         if isinstance(error, SystemExit):
-            return "exited", {"type": "SystemExit", "message": text_of(error), "exit_code": _exit_code(error)}
+            return "exited", ErrorDetail(type="SystemExit", message=text_of(error), exit_code=_exit_code(error))
         detail = describe(error, filename, source, spans, self._enforcer.rules.network)
         if isinstance(error, OperationLimitExceeded):
             return "operation_limit", detail
         if isinstance(error, MemoryError):
-            return "out_of_memory", {**detail, "message": detail["message"] or "out of memory"}
+            return "out_of_memory", detail.but(message=detail.message or "out of memory")
         if isinstance(error, Refusal):
             return error.outcome, detail
         return "exception", detail

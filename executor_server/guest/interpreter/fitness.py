@@ -13,7 +13,7 @@ import os
 import resource
 import sys
 
-from ..wire.link import MAX_REASON_CHARS
+from ..wire.link_messages import MAX_REASON_CHARS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

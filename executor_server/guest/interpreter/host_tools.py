@@ -19,6 +19,7 @@ from executor_api.limits import BLOB_BYTES_MAX
 
 from ..checks.control import ControlException, ExecutionInterrupted, FinalAnswerGiven
 from ..wire import link
+from ..wire.link_messages import CalledTool, ImageReply, LinkMessage, ShownImage, ToolReply, message_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -51,9 +52,9 @@ class Inbox:
         self._poll.register(sock, select.POLLIN)
         self._changed = threading.Condition(threading.Lock())
         self._leading = False
-        self._commands: deque[link.Message] = deque()
+        self._commands: deque[link.Packet] = deque()
         self._expected: set[str] = set()
-        self._replies: dict[str, link.Message] = {}
+        self._replies: dict[str, link.Packet] = {}
         self._main = threading.get_ident()
         self._careful = False  # true while an exception in the main thread would do harm
         self._interrupted = False
@@ -64,7 +65,7 @@ class Inbox:
             self._interrupted = True
         return self._careful
 
-    def command(self) -> link.Message:
+    def command(self) -> link.Packet:
         """Returns the next message that is not the reply to a tool call."""
         mine = self._enter()
         try:
@@ -72,14 +73,14 @@ class Inbox:
         finally:
             self._leave(mine)
 
-    def ask(self, call_id: str, send: Callable[[], None]) -> link.Message:
+    def ask(self, call_id: str, send: Callable[[], None]) -> link.Packet:
         """Sends a request and waits for its reply. A reply that an interrupted request left behind is dropped."""
         mine = self._enter()
-        message = None
+        reply = None
         try:
             self._expected.add(call_id)
             send()
-            message = self._wait(lambda: self._replies.pop(call_id, None), mine)
+            reply = self._wait(lambda: self._replies.pop(call_id, None), mine)
         finally:
             with self._changed:
                 self._expected.discard(call_id)
@@ -87,9 +88,9 @@ class Inbox:
             try:
                 self._leave(mine)
             except ExecutionInterrupted:
-                self._drop(message)
+                self._drop(reply)
                 raise
-        return message
+        return reply
 
     def _enter(self) -> bool:
         """Returns true in the main thread, which is careful from here on."""
@@ -108,12 +109,12 @@ class Inbox:
             self._interrupted = False
             raise ExecutionInterrupted
 
-    def _wait(self, take: Callable[[], Optional[link.Message]], mine: bool) -> link.Message:
+    def _wait(self, take: Callable[[], Optional[link.Packet]], mine: bool) -> link.Packet:
         with self._changed:
             while True:
-                message = take()
-                if message is not None:
-                    return message
+                packet = take()
+                if packet is not None:
+                    return packet
                 if self._leading:
                     # The main thread looks for an interrupt now and then: its handler can't notify a condition.
                     self._changed.wait(_INTERRUPT_POLL_S if mine else None)
@@ -126,17 +127,17 @@ class Inbox:
         """Reads one message, without the lock, and stores it for the thread that waits for it."""
         self._leading = True
         self._changed.release()
-        message = None
+        packet = None
         try:
-            message = self._receive(mine)
+            packet = self._receive(mine)
         finally:
             self._changed.acquire()
             self._leading = False
-            if message is not None:
-                self._store(message)
+            if packet is not None:
+                self._store(packet)
             self._changed.notify_all()
 
-    def _receive(self, mine: bool) -> link.Message:
+    def _receive(self, mine: bool) -> link.Packet:
         try:
             if mine:
                 self._careful = False  # from here on an interrupt loses nothing, nor does one that came before
@@ -147,20 +148,19 @@ class Inbox:
                 self._careful = True
         return link.receive(self._sock, MAX_VALUE_BYTES)
 
-    def _store(self, message: link.Message) -> None:
-        if message.head.text("t", 32) != "reply":
-            self._commands.append(message)
-            return
-        call_id = message.head.text("call", 64)
-        if call_id in self._expected:
-            self._replies[call_id] = message
+    def _store(self, packet: link.Packet) -> None:
+        message = message_of(packet)
+        if not isinstance(message, (ToolReply, ImageReply)):
+            self._commands.append(packet)
+        elif message.call in self._expected:
+            self._replies[message.call] = packet
         else:
-            self._drop(message)
+            self._drop(packet)
 
     @staticmethod
-    def _drop(message: Optional[link.Message]) -> None:
-        if message is not None and message.memfd is not None:
-            os.close(message.memfd)
+    def _drop(packet: Optional[link.Packet]) -> None:
+        if packet is not None and packet.memfd is not None:
+            os.close(packet.memfd)
 
 
 class ToolBox:
@@ -188,31 +188,35 @@ class ToolBox:
 
     def _call(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], *, final: bool) -> Any:
         packed = packed_arguments(name, args, kwargs, final=final)
-        return self._answer(name, self._ask({"t": "tool_call", "name": name}, packed, f"{name}()"))
+        call_id = self._next_call_id(f"{name}()")
+        return self._answer(name, self._ask(call_id, CalledTool(call=call_id, name=name), packed))
 
     def show(self, mime: str, source: str, data: bytes) -> None:
         """Sends an image, and waits until it is taken: what is printed after it then comes after it."""
-        taken = self._ask({"t": "image", "mime": mime, "source": source}, data, "display()")
-        left_out = taken.head.text("left_out", 256, default="")
-        if left_out:
-            print(f"[an image of {len(data)} bytes is not shown: {left_out}]", file=sys.stderr)
+        call_id = self._next_call_id("display()")
+        reply = message_of(self._ask(call_id, ShownImage(call=call_id, mime=mime, source=source), data))
+        assert isinstance(reply, ImageReply)
+        if reply.left_out:
+            print(f"[an image of {len(data)} bytes is not shown: {reply.left_out}]", file=sys.stderr)
 
-    def _ask(self, head: dict[str, Any], body: bytes, what: str) -> link.Message:
+    def _next_call_id(self, what: str) -> str:
         if os.getpid() != self._pid:
             raise RuntimeError(f"{what} speaks to the client and can only be called in the session's own process")
         with self._lock:
             self._calls += 1
-            call_id = f"c{self._calls}"
-        return self._inbox.ask(call_id, lambda: link.send(self._sock, {**head, "call": call_id}, body))
+            return f"c{self._calls}"
 
-    def _answer(self, name: str, message: link.Message) -> Any:
-        head = message.head
-        body = link.read_body(message)
-        if head.boolean("final", default=False):
+    def _ask(self, call_id: str, message: LinkMessage, body: bytes) -> link.Packet:
+        return self._inbox.ask(call_id, lambda: link.send(self._sock, message, body))
+
+    def _answer(self, name: str, packet: link.Packet) -> Any:
+        reply, body = message_of(packet), link.read_body(packet)
+        assert isinstance(reply, ToolReply)
+        if reply.final:
             raise FinalAnswerGiven
-        if head.boolean("ok"):
+        if reply.ok:
             return decode_value(body)
-        raise _tool_exception(name, head.text("type", 256), body.decode("utf-8", "replace"))
+        raise _tool_exception(name, reply.type, body.decode("utf-8", "replace"))
 
 
 def _tool_exception(name: str, type_name: str, message: str) -> Exception:

@@ -13,10 +13,33 @@ import os
 import sys
 import threading
 
+from executor_api.limits import VARIABLES_NAMED_MAX
+
 from ..checks.rules import Rules
 from ..wire import link
-from ..wire.lean import dumps, loads, signal
-from ..wire.schema import read_object
+from ..wire.lean import dumps, signal
+from ..wire.link_messages import (
+    Answered,
+    Booted,
+    CommitVariables,
+    DropTools,
+    ExportState,
+    FindModules,
+    ForgetVariables,
+    GetVariables,
+    LinkMessage,
+    PlaceTools,
+    RestoreState,
+    RunProgram,
+    SetRules,
+    ShipTools,
+    ToolPart,
+    Unfit,
+    Variable,
+    message_of,
+)
+from ..wire.messages import MAX_NAME_CHARS
+from ..wire.schema import read_object, read_texts
 from ..wire.session_rules import CodeRules
 from . import display
 from .execution import Executions, unless_final_answer
@@ -24,6 +47,7 @@ from .fitness import reason_of
 from .host_tools import Inbox, ToolBox, encode_value
 from .process import OwnProcess, settle
 from .runtime import Runtime
+from .session_site import prepare_installers
 from .session_tools import SessionTools
 from .shipped import missing_modules
 from .streams import Streams
@@ -41,6 +65,12 @@ def interpreter_main(sock: socket.socket, config: Any, modules: list[str]) -> No
     import site
 
     archive = sys.path.pop(0)
+    standard_library = len(sys.path)
+    if config.has_environment:
+        from .environment import add_environment
+
+        add_environment()  # first, so that it is ahead of the image's packages
+    prepare_installers(has_network=config.egress_listener is not None, ahead_of=standard_library)
     site.main()
     sys.argv = [""]
     interpreter = Interpreter(sock, config)
@@ -84,49 +114,51 @@ class Interpreter:
     def serve(self) -> None:
         signal.signal(signal.SIGINT, self._executions.on_interrupt)
         encode_value(0)  # makes Python's lazy preparations now, while no client waits
-        self._send({"t": "booted"})
-        handlers: dict[str, Callable[[link.Message], None]] = {
-            "settings": self._on_settings,
-            "tools": self._session_tools.on_tools,
-            "part": self._on_part,
-            "ship": self._on_ship,
-            "drop": self._session_tools.on_drop,
-            "run": self._executions.on_run,
-            "variable": self._variables.on_variable,
-            "commit": self._variables.on_commit,
-            "forget": self._variables.on_forget,
-            "get": self._variables.on_get,
-            "find": self._on_find,
-            "export": self._states.on_export,
-            "restore": self._states.on_restore,
+        self._send(Booted())
+        handlers: dict[type[LinkMessage], Callable[[Any, link.Packet], None]] = {
+            SetRules: self._on_rules,
+            PlaceTools: self._session_tools.on_tools,
+            ToolPart: self._on_part,
+            ShipTools: self._on_ship,
+            DropTools: self._session_tools.on_drop,
+            RunProgram: self._executions.on_run,
+            Variable: self._variables.on_variable,
+            CommitVariables: self._variables.on_commit,
+            ForgetVariables: self._variables.on_forget,
+            GetVariables: self._variables.on_get,
+            FindModules: self._on_find,
+            ExportState: self._states.on_export,
+            RestoreState: self._states.on_restore,
         }
         while True:
             try:
-                message = self._inbox.command()
-                handlers[message.head.text("t", 32)](message)
+                packet = self._inbox.command()
+                message = message_of(packet)
+                handlers[type(message)](message, packet)
             except link.LinkClosed:
                 return
             except Exception as problem:
                 # Exceptions of agent code are caught where it runs, so this is the guest's own code, which failed on
                 # what earlier programs left of the process. It must not be blamed on the next program.
-                self._send({"t": "unfit", "why": reason_of(problem)})
+                self._send(Unfit(why=reason_of(problem)))
                 raise
 
-    def _send(self, head: dict[str, Any], body: bytes = b"") -> None:
-        self._send_message(self._sock, head, body)
+    def _send(self, message: LinkMessage, body: bytes = b"") -> None:
+        self._send_message(self._sock, message, body)
 
-    def _on_settings(self, message: link.Message) -> None:
-        self._runtime.set_rules(Rules.of(read_object(CodeRules, link.read_body(message), "rules")))
+    def _on_rules(self, _message: SetRules, packet: link.Packet) -> None:
+        self._runtime.set_rules(Rules.of(read_object(CodeRules, link.read_body(packet), "rules")))
 
-    def _on_part(self, message: link.Message) -> None:
-        self._session_tools.take_part(message, view(message))
+    def _on_part(self, part: ToolPart, packet: link.Packet) -> None:
+        self._session_tools.take_part(part, view(packet))
 
-    def _on_ship(self, message: link.Message) -> None:
-        head, body = self._session_tools.make(message)
+    def _on_ship(self, ship: ShipTools, packet: link.Packet) -> None:
+        answer, body = self._session_tools.make(ship, packet)
         self._process.end_forks()
         self._streams.settle()  # output of the tools' own code belongs to no program
-        self._send(head, body)
+        self._send(answer, body)
 
-    def _on_find(self, command: link.Message) -> None:
+    def _on_find(self, _command: FindModules, packet: link.Packet) -> None:
         """Answers which modules the image lacks, before any program has run."""
-        self._send({"t": "op_done", "ok": True}, dumps(missing_modules(loads(link.read_body(command)))))
+        names = read_texts(link.read_body(packet), VARIABLES_NAMED_MAX, MAX_NAME_CHARS, "modules")
+        self._send(Answered(ok=True), dumps(missing_modules(names)))

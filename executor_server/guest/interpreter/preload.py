@@ -11,20 +11,21 @@ import importlib
 import os
 
 from ..wire.lean import signal
+from ..wire.link_messages import Importing, LinkMessage, NotImported
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Callable
+    from typing import Callable
 
 # Seconds to import one module; large ones take some on a loaded machine.
 MODULE_TIME_S = 30.0
 
 
-def import_ahead(modules: list[str], report: Callable[[dict[str, Any]], None]) -> None:
+def import_ahead(modules: list[str], report: Callable[[LinkMessage], None]) -> None:
     """Imports the modules one after the other. May end the process; raises no exception of a module."""
     own_pid = os.getpid()
     for name in modules:
-        report({"t": "importing", "name": name})
+        report(Importing(name=name))
         # The kernel's default action and no handler: code that never comes back to Python has to end too.
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         signal.setitimer(signal.ITIMER_REAL, MODULE_TIME_S)
@@ -32,7 +33,7 @@ def import_ahead(modules: list[str], report: Callable[[dict[str, Any]], None]) -
             importlib.import_module(name)
         except BaseException as error:  # noqa: BLE001 (the border of the image's code: sys.exit comes here too)
             if os.getpid() == own_pid:
-                report({"t": "not_imported", "name": name, "why": type(error).__name__[:64]})
+                report(NotImported(name=name, why=type(error).__name__[:64]))
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0)
         if os.getpid() != own_pid:

@@ -5,9 +5,22 @@ A program that reuses the name hides the tool, until tools are registered again.
 
 from __future__ import annotations
 
+from executor_api.limits import TOOLS_MAX
+
 from ..wire import link
-from ..wire.lean import dumps, loads
+from ..wire.lean import dumps
+from ..wire.link_messages import (
+    MAX_ANSWER_CHARS,
+    Answered,
+    DropTools,
+    PlacedTool,
+    PlaceTools,
+    ShipTools,
+    ToolPart,
+    placed_tools,
+)
 from ..wire.messages import MAX_NAME_CHARS
+from ..wire.schema import read_texts
 from .shipped import ShippedTools, ToolsRefused, Unmade
 
 TYPE_CHECKING = False
@@ -22,7 +35,7 @@ if TYPE_CHECKING:
 
 
 class SessionTools:
-    """Puts tools in place as the supervisor's messages "tools", "part", "ship" and "drop" say."""
+    """Puts tools in place as the supervisor's messages say."""
 
     def __init__(self, stub: Stub, guarded: Callable[..., Any], builtins: Builtins, main: types.ModuleType) -> None:
         """`guarded` calls a function with arguments and bounds the agent code that this runs."""
@@ -32,50 +45,49 @@ class SessionTools:
         self._shipped = ShippedTools(guarded)
         self._placed: dict[str, Any] = {}
 
-    def on_tools(self, message: link.Message) -> None:
+    def on_tools(self, _message: PlaceTools, packet: link.Packet) -> None:
         """Puts tools in place none of which is made here: stubs, and tools that are missing for a reason."""
-        stubs, _ = self._stubs(message)
+        stubs, _ = self._stubs(packet)
         self._shipped.clear(stubs)
         self._place(stubs)
 
-    def take_part(self, message: link.Message, data: Union[bytes, memoryview]) -> None:
+    def take_part(self, part: ToolPart, data: Union[bytes, memoryview]) -> None:
         """Takes a part of a tool that will be made."""
-        self._shipped.take_part(message.head.text("tool", MAX_NAME_CHARS), message.head.text("part", 32), data)
+        self._shipped.take_part(part.tool, part.part, data)
 
-    def make(self, message: link.Message) -> tuple[dict[str, Any], bytes]:
+    def make(self, ship: ShipTools, packet: link.Packet) -> tuple[Answered, bytes]:
         """Makes tools from the parts that came before and puts all in place. Returns the answer to the supervisor."""
-        stubs, shipped = self._stubs(message)
+        stubs, shipped = self._stubs(packet)
         problems = ""
         try:
-            if message.head.boolean("again"):
+            if ship.again:
                 made, problems = self._shipped.replace_again(shipped, stubs)
             else:
                 made = self._shipped.replace(shipped, stubs)
         except ToolsRefused as refused:
-            head = {"t": "op_done", "ok": False, "message": str(refused)[: link.MAX_MESSAGE_CHARS]}
-            return head, dumps(refused.modules)
+            return Answered(ok=False, message=str(refused)[:MAX_ANSWER_CHARS]), dumps(refused.modules)
         self._place({**stubs, **made})
-        return {"t": "op_done", "ok": True, "message": problems[: link.MAX_MESSAGE_CHARS]}, b""
+        return Answered(ok=True, message=problems[:MAX_ANSWER_CHARS]), b""
 
-    def on_drop(self, message: link.Message) -> None:
+    def on_drop(self, drop: DropTools, packet: link.Packet) -> None:
         """Replaces tools by ones that say why they are not there any more."""
-        dropped = {name: Unmade(name, why) for name, why in loads(link.read_body(message)).items()}
+        names = read_texts(link.read_body(packet), TOOLS_MAX, MAX_NAME_CHARS, "tools")
+        dropped = {name: Unmade(name, drop.why_not) for name in names}
         self._shipped.drop(dropped)
         self._placed.update(dropped)
         self._builtins.add(self._placed)
 
-    def _stubs(self, message: link.Message) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-        """Returns the tools that are not made here, and the specs of the others."""
+    def _stubs(self, packet: link.Packet) -> tuple[dict[str, Any], list[PlacedTool]]:
+        """Returns the tools that are not made here, and the descriptions of the others."""
         stubs: dict[str, Any] = {}
         others = []
-        for spec in loads(link.read_body(message)):
-            name = spec["name"]
-            if "why_not" in spec:
-                stubs[name] = Unmade(name, spec["why_not"])
-            elif "modules" in spec:
-                others.append(spec)
+        for tool in placed_tools(link.read_body(packet)):
+            if tool.why_not is not None:
+                stubs[tool.name] = Unmade(tool.name, tool.why_not)
+            elif tool.modules is not None:
+                others.append(tool)
             else:
-                stubs[name] = self._stub(name, spec["description"], spec["parameters"], spec["final"])
+                stubs[tool.name] = self._stub(tool.name, tool.description, tool.parameters, tool.final)
         return stubs, others
 
     def _place(self, tools: dict[str, Any]) -> None:

@@ -28,6 +28,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Callable, Iterable, Union
 
+    from ..wire.link_messages import PlacedTool
+
     Data = Union[bytes, memoryview]
 
 _MAX_REASON_CHARS = 1000
@@ -83,7 +85,7 @@ class ShippedTools:
         modules = {name: module for name, module in self._in_place.items() if name not in instead}
         self._settle(modules, {**self._offered, **instead})
 
-    def replace(self, specs: list[dict[str, Any]], stubs: dict[str, Any]) -> dict[str, Any]:
+    def replace(self, specs: list[PlacedTool], stubs: dict[str, Any]) -> dict[str, Any]:
         """Makes the tools of the list and replaces all that were in place; `stubs` are the session's other tools.
 
         Raises ToolsRefused when one can't be made; then all that were in place still are.
@@ -97,15 +99,15 @@ class ShippedTools:
         made: dict[str, Any] = {}
         for spec in specs:
             try:
-                made[spec["name"]] = self._guarded(self._make, spec, parts, making)
+                made[spec.name] = self._guarded(self._make, spec, parts, making)
             except BaseException as error:  # noqa: BLE001 (the border of the client's code)
                 making.undo()
                 self._offer(self._offered)
-                raise ToolsRefused(_listed({spec["name"]: _reason(error, spec["name"])})) from None
+                raise ToolsRefused(_listed({spec.name: _reason(error, spec.name)})) from None
         self._settle(making.modules, {**stubs, **made})
         return made
 
-    def replace_again(self, specs: list[dict[str, Any]], stubs: dict[str, Any]) -> tuple[dict[str, Any], str]:
+    def replace_again(self, specs: list[PlacedTool], stubs: dict[str, Any]) -> tuple[dict[str, Any], str]:
         """Makes the tools again in a new interpreter. Returns them and the reasons for those that can't be made."""
         parts, self._parts = self._parts, {}
         failures, _ = self._find_missing(specs)
@@ -113,7 +115,7 @@ class ShippedTools:
         self._offer(stubs)
         made: dict[str, Any] = {}
         for spec in specs:
-            name = spec["name"]
+            name = spec.name
             if name not in failures:
                 try:
                     made[name] = self._guarded(self._make, spec, parts, making)
@@ -124,49 +126,49 @@ class ShippedTools:
         self._settle({name: each for name, each in making.modules.items() if name not in failures}, {**stubs, **made})
         return made, _listed(failures)
 
-    def _find_missing(self, specs: list[dict[str, Any]]) -> tuple[dict[str, str], list[str]]:
+    def _find_missing(self, specs: list[PlacedTool]) -> tuple[dict[str, str], list[str]]:
         """Returns the reasons why tools can't be made, by tool, and the modules that are missing, each once."""
         failures: dict[str, str] = {}
         missing: dict[str, None] = {}
         for spec in specs:
             try:
-                lacking = self._guarded(_missing, spec["modules"])
+                lacking = self._guarded(_missing, spec.modules or [])
             except BaseException as error:  # noqa: BLE001 (the border of the image's code, which may be imported)
-                failures[spec["name"]] = f"its modules can't be looked for: {_reason(error)}"
+                failures[spec.name] = f"its modules can't be looked for: {_reason(error)}"
             else:
                 missing.update(dict.fromkeys(lacking))
                 if lacking:
-                    failures[spec["name"]] = f"the image has no module {', '.join(lacking)}"
+                    failures[spec.name] = f"the image has no module {', '.join(lacking)}"
         return failures, list(missing)
 
-    def _make(self, spec: dict[str, Any], parts: dict[tuple[str, str], Data], making: _Making) -> Any:
+    def _make(self, spec: PlacedTool, parts: dict[tuple[str, str], Data], making: _Making) -> Any:
         """Makes one tool. Raises any exception of its code."""
-        name = spec["name"]
+        name = spec.name
         if (name, "source") in parts:
             tool = self._run(spec, parts, making)
         else:
             tool = decode_value(parts[name, "value"])
         if not callable(tool):
             raise TypeError(f"it is no callable but of type {type(tool).__name__}")
-        if spec["description"] and isinstance(tool, types.FunctionType) and not tool.__doc__:
-            tool.__doc__ = spec["description"]
+        if spec.description and isinstance(tool, types.FunctionType) and not tool.__doc__:
+            tool.__doc__ = spec.description
         return tool
 
-    def _run(self, spec: dict[str, Any], parts: dict[tuple[str, str], Data], making: _Making) -> Any:
+    def _run(self, spec: PlacedTool, parts: dict[tuple[str, str], Data], making: _Making) -> Any:
         """Runs the source of a tool as a module and returns the object under the name of the entry."""
-        text = bytes(parts[spec["name"], "source"]).decode()
-        bindings = decode_value(parts[spec["name"], "bindings"]) if (spec["name"], "bindings") in parts else {}
+        text = bytes(parts[spec.name, "source"]).decode()
+        bindings = decode_value(parts[spec.name, "bindings"]) if (spec.name, "bindings") in parts else {}
         if not isinstance(bindings, dict) or not all(isinstance(key, str) for key in bindings):
             raise TypeError("its bindings are no dict of names")
-        filename, module = making.enter(spec["name"], text)
+        filename, module = making.enter(spec.name, text)
         names = vars(module)
         names["__builtins__"] = self._names
         names.update(bindings)
         # `dont_inherit`: the `from __future__` of this file is not the tool's.
         _exec(_compile(text, filename, "exec", dont_inherit=True), names)
-        if spec["entry"] not in names:
-            raise NameError(f"its source does not define {spec['entry']}")
-        return names[spec["entry"]]
+        if spec.entry not in names:
+            raise NameError(f"its source does not define {spec.entry}")
+        return names[spec.entry]
 
     def _offer(self, tools: dict[str, Any]) -> None:
         """Makes exactly these available to tools, behind Python's builtins."""

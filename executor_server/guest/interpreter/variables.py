@@ -6,14 +6,26 @@ import mmap
 import os
 import types
 
-from executor_api.limits import VARIABLES_BYTES_MAX, VARIABLES_MAX
+from executor_api.limits import VARIABLES_BYTES_MAX, VARIABLES_MAX, VARIABLES_NAMED_MAX
 from executor_api.values import EncodeError, OpaqueValue
 from executor_api.values.objects import type_name_of
 
 from ..checks.failures import text_of
 from ..wire import link
-from ..wire.lean import dumps, loads, signal
+from ..wire.lean import dumps, signal
+from ..wire.link_messages import (
+    MAX_ANSWER_CHARS,
+    Answered,
+    CommitVariables,
+    ExportedState,
+    ExportState,
+    ForgetVariables,
+    GetVariables,
+    RestoreState,
+    Variable,
+)
 from ..wire.messages import MAX_NAME_CHARS
+from ..wire.schema import read_texts
 from .host_tools import decode_value, encode_value
 
 TYPE_CHECKING = False
@@ -39,31 +51,31 @@ class Variables:
         self._staged: dict[str, Any] = {}
         self._staging_error = ""
 
-    def on_variable(self, message: link.Message) -> None:
-        name = message.head.text("name", MAX_NAME_CHARS)
+    def on_variable(self, variable: Variable, packet: link.Packet) -> None:
+        name = variable.name
         try:
-            self._staged[name] = self._guarded(decode_value, view(message))
+            self._staged[name] = self._guarded(decode_value, view(packet))
         except BaseException as error:  # noqa: BLE001 (the border of agent code: unpickling runs what it wants)
             self._staging_error = self._staging_error or f"variable {name}: {text_of(error)}"
 
-    def on_commit(self, _message: link.Message) -> None:
+    def on_commit(self, _message: CommitVariables, _packet: link.Packet) -> None:
         staged, failed = self._staged, self._staging_error
         self._staged, self._staging_error = {}, ""
         if not failed:
             self._namespace.update(staged)
-        self._send({"t": "op_done", "ok": not failed, "message": failed[: link.MAX_MESSAGE_CHARS]})
+        self._send(Answered(ok=not failed, message=failed[:MAX_ANSWER_CHARS]))
 
-    def on_forget(self, _message: link.Message) -> None:
+    def on_forget(self, _message: ForgetVariables, _packet: link.Packet) -> None:
         self._staged, self._staging_error = {}, ""
 
-    def on_get(self, command: link.Message) -> None:
+    def on_get(self, _message: GetVariables, packet: link.Packet) -> None:
         namespace = self._namespace
-        names = loads(link.read_body(command)) or [
+        names = read_texts(link.read_body(packet), VARIABLES_NAMED_MAX, MAX_NAME_CHARS, "names") or [
             name for name, value in list(namespace.items()) if _is_variable(name, value)
         ]
         if len(names) > VARIABLES_MAX:
             message = f"there are {len(names)} variables; at most {VARIABLES_MAX} can be got at once"
-            self._send({"t": "op_done", "ok": False, "message": message})
+            self._send(Answered(ok=False, message=message))
             return
         left_bytes = VARIABLES_BYTES_MAX
         try:
@@ -74,13 +86,13 @@ class Variables:
                     if left_bytes < 0:
                         why = f"all that are got at once have at most {VARIABLES_BYTES_MAX} bytes together; name fewer"
                         raise EncodeError(why)
-                    self._send({"t": "variable", "name": name}, packed)
+                    self._send(Variable(name=name), packed)
         except BaseException as error:  # noqa: BLE001 (the border of agent code: its __repr__ runs here)
             message = f"variable {name}: {text_of(error)}"
-            self._send({"t": "op_done", "ok": False, "message": message[: link.MAX_MESSAGE_CHARS]})
+            self._send(Answered(ok=False, message=message[:MAX_ANSWER_CHARS]))
             return
         missing = [name for name in names if name not in namespace]
-        self._send({"t": "op_done", "ok": True}, dumps(missing))
+        self._send(Answered(ok=True), dumps(missing))
 
     def _packed(self, value: Any) -> bytes:
         """Returns a variable, or an opaque value for one whose own code raises: the others are not lost over it."""
@@ -105,34 +117,34 @@ class States:
         self._sock = sock
         self._send = send
 
-    def on_export(self, command: link.Message) -> None:
+    def on_export(self, request: ExportState, _packet: link.Packet) -> None:
         from ..state.export import export
 
         runtime = self._runtime
         try:
-            max_bytes = command.head.integer("max_bytes")
-            memfd, manifest = runtime.guarded(export, runtime.world(), max_bytes, runtime.audit.off, _settle_copy)
+            memfd, manifest = runtime.guarded(
+                export, runtime.world(), request.max_bytes, runtime.audit.off, _settle_copy
+            )
         except BaseException as error:  # noqa: BLE001 (the border of agent code: it can have changed what is used here)
-            self._send({"t": "op_done", "ok": False, "message": text_of(error)[: link.MAX_MESSAGE_CHARS]})
+            self._send(Answered(ok=False, message=text_of(error)[:MAX_ANSWER_CHARS]))
             return
         try:
-            link.forward(self._sock, {"t": "state"}, memfd)
+            link.forward(self._sock, ExportedState(), memfd)
         finally:
             os.close(memfd)
-        self._send({"t": "op_done", "ok": True}, dumps(manifest))
+        self._send(Answered(ok=True), dumps(manifest))
 
-    def on_restore(self, command: link.Message) -> None:
+    def on_restore(self, _message: RestoreState, packet: link.Packet) -> None:
         from ..state.restore import restore
 
-        memfd = command.memfd
+        memfd = packet.memfd
         assert memfd is not None, "a state comes as a memory file"
         try:
-            manifest = restore(self._runtime.world(), memfd, command.size, self._runtime.guarded)
+            manifest = restore(self._runtime.world(), memfd, packet.size, self._runtime.guarded)
         except BaseException as error:  # noqa: BLE001 (the border of agent code: unpickling runs what it wants)
-            answer: dict[str, Any] = {"t": "op_done", "ok": False, "message": text_of(error)[: link.MAX_MESSAGE_CHARS]}
-            body = b""
+            answer, body = Answered(ok=False, message=text_of(error)[:MAX_ANSWER_CHARS]), b""
         else:
-            answer, body = {"t": "op_done", "ok": True}, dumps(manifest)
+            answer, body = Answered(ok=True), dumps(manifest)
         self._process.end_forks()
         self._streams.settle()  # output of unpickling belongs to no program
         self._send(answer, body)
@@ -143,16 +155,16 @@ def _settle_copy() -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
-def view(message: link.Message) -> Union[bytes, memoryview]:
+def view(packet: link.Packet) -> Union[bytes, memoryview]:
     """Returns the body where it lies: decoding a large value copies it once as it is."""
-    if message.memfd is None:
-        return message.body
+    if packet.memfd is None:
+        return packet.body
     try:
-        if not message.size:
+        if not packet.size:
             return b""  # an empty file can't be mapped
-        return memoryview(mmap.mmap(message.memfd, message.size, prot=mmap.PROT_READ))
+        return memoryview(mmap.mmap(packet.memfd, packet.size, prot=mmap.PROT_READ))
     finally:
-        os.close(message.memfd)
+        os.close(packet.memfd)
 
 
 def _is_variable(name: object, value: Any) -> bool:

@@ -12,20 +12,23 @@ from __future__ import annotations
 
 import time
 
-from ..wire.lean import dumps
-from .children import describe_exit
-from .run import CHECK_TIME_S, error
+from ..wire.link_messages import Check
+from ..wire.messages import ErrorDetail
+from .outcomes import describe_exit
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Optional
+    from typing import Optional
 
     from ..checks.rules import Rules
     from .child_processes import ChildProcesses
     from .run import Run
 
-    Refusal = tuple[str, Optional[dict[str, Any]]]
+    Refusal = tuple[str, Optional[ErrorDetail]]
     """An outcome and an error, with which the run ends."""
+
+# Seconds to parse, check and instrument one source.
+CHECK_TIME_S = 10.0
 
 
 class Checking:
@@ -34,20 +37,21 @@ class Checking:
     def __init__(self, child_processes: ChildProcesses) -> None:
         self._child_processes = child_processes
         self._rules: Optional[Rules] = None
+        self._packed_rules = b""
         self._began = 0.0
         self._alone = False
 
     def begin(self, run: Run, rules: Rules) -> None:
         self._began = run.started
         self._alone = False
-        self._rules = rules
+        if rules is not self._rules:  # nearly all runs have the same
+            self._rules, self._packed_rules = rules, rules.packed()
         self._send(run)
 
     def _send(self, run: Run) -> None:
-        assert self._rules is not None
-        head = dumps({"filename": run.filename, "mode": run.settings.mode, "rules": self._rules.fields()})
-        source = run.source.encode("utf-8", "surrogatepass")
-        self._child_processes.check({"t": "check", "head": len(head)}, head + source)
+        rules, source = self._packed_rules, run.source.encode("utf-8", "surrogatepass")
+        check = Check(filename=run.filename, mode=run.settings.mode, rules=len(rules))
+        self._child_processes.check(check, rules + source)
 
     def _repeat_alone(self, run: Run) -> None:
         self._alone = True
@@ -64,7 +68,7 @@ class Checking:
         # A checker that had half of a processor and is not done has a hard source; with less, others may have taken it.
         if self._alone or self._child_processes.check_cpu_s() >= (now - self._began) / 2:
             self._child_processes.renew_checker()
-            return "exception", error("SyntaxError", "the source takes too long to parse", line=1)
+            return "exception", _syntax_error("the source takes too long to parse")
         if now >= run.wall_deadline:
             self._child_processes.renew_checker()
             run.ended_by = "timeout"
@@ -79,4 +83,8 @@ class Checking:
             return None
         code, signum = describe_exit(status)
         how = f"signal {signum}" if signum is not None else f"exit code {code}"
-        return "exception", error("SyntaxError", f"the source cannot be parsed: the parser ended with {how}", line=1)
+        return "exception", _syntax_error(f"the source cannot be parsed: the parser ended with {how}")
+
+
+def _syntax_error(message: str) -> ErrorDetail:
+    return ErrorDetail(type="SyntaxError", message=message, line=1)

@@ -22,6 +22,7 @@ from ..files.transfers import MAX_BLOB_BYTES
 from ..wire import link
 from ..wire.frames import FrameError
 from ..wire.lean import signal, socket
+from ..wire.link_messages import Answered, Booted, Check, FindModules, PlaceTools, SetRules, message_of
 from ..wire.loop import READ, WRITE, Loop
 from .children import Child, ChildStuck, continue_everything, end_child, kill_everything, reap, spawn, stop_everything
 from .usage import Process, process_cpu_s
@@ -29,15 +30,16 @@ from .warm_interpreter import WarmInterpreter
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Callable, Optional, Protocol
+    from typing import Callable, Optional, Protocol
 
+    from ..wire.link_messages import LinkMessage
     from .config import Config, Programs
 
     class Listener(Protocol):
         """The supervisor, as its child processes see it."""
 
-        def on_message(self, message: link.Message) -> None: ...
-        def on_verdict(self, message: link.Message) -> None: ...
+        def on_message(self, packet: link.Packet) -> None: ...
+        def on_verdict(self, packet: link.Packet) -> None: ...
         def on_interpreter_exit(self, status: int) -> None: ...
         def on_checker_exit(self, status: int) -> None: ...
         def abandon(self) -> None: ...
@@ -47,9 +49,9 @@ if TYPE_CHECKING:
 _CHECKER_USES = 200
 # Seconds without a source after which the checker ends; starting another takes a millisecond or two.
 _CHECKER_REST_S = 10.0
-# Messages that do not use an interpreter. The last of each kind is sent to a warm one that takes its place, too; "find"
-# only until it is answered.
-_SET_UP = ("settings", "tools", "find")
+# Messages that do not use an interpreter. The last of each kind is sent to a warm one that takes its place, too;
+# FindModules only until it is answered.
+_SET_UP = (SetRules, PlaceTools, FindModules)
 
 
 class ChildProcesses:
@@ -69,7 +71,7 @@ class ChildProcesses:
         self._measured: Optional[Process] = None
         self._paused = False
         self._used = False  # true once the interpreter has got a message that uses it
-        self._set_up: dict[str, tuple[dict[str, Any], bytes]] = {}  # the last message of each kind in _SET_UP
+        self._set_up: dict[type[LinkMessage], tuple[LinkMessage, bytes]] = {}  # the last of each kind in _SET_UP
 
         def run_warm(sock: socket.socket, modules: list[str]) -> None:
             programs.interpreter(sock, config, modules)
@@ -94,7 +96,7 @@ class ChildProcesses:
     def start(self) -> None:
         self._programs.load()  # before the forks, which share the loaded modules
         self._used = False
-        self._set_up.pop("find", None)
+        self._set_up.pop(FindModules, None)
         self._set_interpreter(self._fork(lambda sock, config: self._programs.interpreter(sock, config, [])))
         self._start_checker()
 
@@ -117,16 +119,16 @@ class ChildProcesses:
     # -- sending -------------------------------------------------------------------------------------------------
 
     def post(
-        self, head: dict[str, Any], body: bytes = b"", memfd: Optional[int] = None, fds: tuple[int, ...] = ()
+        self, message: LinkMessage, body: bytes = b"", memfd: Optional[int] = None, fds: tuple[int, ...] = ()
     ) -> None:
         """Sends the interpreter a message; takes over the descriptors."""
         assert self._interpreter is not None
-        if head["t"] in _SET_UP:
-            self._set_up[head["t"]] = head, body
+        if isinstance(message, _SET_UP):
+            self._set_up[type(message)] = message, body
         else:
             self._claim()
         try:
-            self._interpreter.post(head, body, memfd, fds)
+            self._interpreter.post(message, body, memfd, fds)
         except ChildStuck:
             self._kill(self._interpreter)
         if self._interpreter.blocked:
@@ -136,7 +138,7 @@ class ChildProcesses:
         if self._interpreter is not None:
             os.kill(self._interpreter.pid, signal.SIGINT)
 
-    def check(self, head: dict[str, Any], body: bytes) -> None:
+    def check(self, message: Check, body: bytes) -> None:
         """Sends the checker a source."""
         self._claim()  # first, so that ending a warm interpreter is not measured with this source
         if self._checker is None:
@@ -146,7 +148,7 @@ class ChildProcesses:
         self._checker_used_at = time.monotonic()
         self._checker_cpu_s = process_cpu_s(self._checker.pid)
         try:
-            self._checker.post(head, body)
+            self._checker.post(message, body)
         except ChildStuck:
             self._kill(self._checker)
 
@@ -221,12 +223,12 @@ class ChildProcesses:
             self._watch_interpreter()
         self._receive(child, self._on_message)
 
-    def _on_message(self, message: link.Message) -> None:
-        kind = message.head.values.get("t")
-        if kind == "op_done":
-            self._set_up.pop("find", None)
-        self._supervisor.on_message(message)
-        if kind == "booted":
+    def _on_message(self, packet: link.Packet) -> None:
+        message = message_of(packet)
+        if isinstance(message, Answered):
+            self._set_up.pop(FindModules, None)
+        self._supervisor.on_message(packet)
+        if isinstance(message, Booted):
             self._start_warm()
 
     def _on_checker(self, events: int) -> None:
@@ -237,22 +239,22 @@ class ChildProcesses:
         self._watch_checker()
         self._receive(child, self._supervisor.on_verdict)
 
-    def _receive(self, child: Child, take: Callable[[link.Message], None]) -> None:
+    def _receive(self, child: Child, take: Callable[[link.Packet], None]) -> None:
         if child.given_up:
             return
         try:
-            message = link.receive(child.sock, MAX_BLOB_BYTES)
+            packet = link.receive(child.sock, MAX_BLOB_BYTES)
         except BlockingIOError:
             return
         except (link.LinkClosed, FrameError):
             self._kill(child)  # agent code has closed or abused it
             return
         try:
-            take(message)
-        except (ValueError, KeyError, TypeError, RecursionError):  # FrameError, or JSON of another shape
+            take(packet)
+        except FrameError:
             self._kill(child)
         finally:
-            message.close()
+            packet.close()
 
     def _flush(self, child: Child) -> None:
         try:
@@ -271,15 +273,15 @@ class ChildProcesses:
         if not self._used:
             self._warm.start(self._abandon)
 
-    def _take_warm(self, warm: Child, booted: link.Message) -> None:
+    def _take_warm(self, warm: Child, booted: link.Packet) -> None:
         """Puts the warm interpreter in the place of the unused one."""
         assert self._interpreter is not None
         self._forget(self._interpreter)
         end_child(self._interpreter)
         self._used = True
         self._set_interpreter(warm)
-        for head, body in self._set_up.values():
-            self.post(head, body)
+        for message, body in self._set_up.values():
+            self.post(message, body)
         self._supervisor.on_message(booted)
 
     # -- the children --------------------------------------------------------------------------------------------

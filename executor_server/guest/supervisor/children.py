@@ -15,7 +15,9 @@ from ..wire.lean import deque, signal, socket
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Callable, Optional
+    from typing import Callable, Optional
+
+    from ..wire.link_messages import LinkMessage
 
 # Messages that may wait for a child that does not read; one that lets more pile up is broken or hostile.
 MAX_WAITING = 4096
@@ -32,10 +34,10 @@ class ChildStuck(Exception):
 
 
 class _Waiting:
-    __slots__ = ("body", "fds", "head", "memfd")
+    __slots__ = ("body", "fds", "memfd", "message")
 
-    def __init__(self, head: dict[str, Any], body: bytes, memfd: Optional[int], fds: tuple[int, ...]) -> None:
-        self.head = head
+    def __init__(self, message: LinkMessage, body: bytes, memfd: Optional[int], fds: tuple[int, ...]) -> None:
+        self.message = message
         self.body = body
         self.memfd = memfd
         self.fds = fds
@@ -55,24 +57,24 @@ class Child:
         return bool(self._waiting)
 
     def post(
-        self, head: dict[str, Any], body: bytes = b"", memfd: Optional[int] = None, fds: tuple[int, ...] = ()
+        self, message: LinkMessage, body: bytes = b"", memfd: Optional[int] = None, fds: tuple[int, ...] = ()
     ) -> None:
         """Sends a message now or, when the link is full, as soon as it can. Takes over `memfd` and `fds`."""
-        message = _Waiting(head, body, memfd, fds)
+        waiting = _Waiting(message, body, memfd, fds)
         if len(self._waiting) >= MAX_WAITING:
-            _close(message)
+            _close(waiting)
             raise ChildStuck(f"{MAX_WAITING} messages wait for the child")
-        self._waiting.append(message)
+        self._waiting.append(waiting)
         self.flush()
 
     def flush(self) -> None:
         while self._waiting:
-            message = self._waiting[0]
+            first = self._waiting[0]
             try:
-                if message.memfd is not None:
-                    link.forward(self.sock, message.head, message.memfd)
+                if first.memfd is not None:
+                    link.forward(self.sock, first.message, first.memfd)
                 else:
-                    link.send(self.sock, message.head, message.body, message.fds)
+                    link.send(self.sock, first.message, first.body, first.fds)
             except BlockingIOError:
                 return
             except link.LinkClosed:
@@ -81,17 +83,17 @@ class Child:
                 # Agent code of the same uid can use up what passing a descriptor takes (ETOOMANYREFS).
                 raise ChildStuck(f"the child cannot be sent to: {error.strerror}") from error
             self._waiting.popleft()
-            _close(message)
+            _close(first)
 
     def close(self) -> None:
         self.sock.close()
-        for message in self._waiting:
-            _close(message)
+        for waiting in self._waiting:
+            _close(waiting)
         self._waiting.clear()
 
 
-def _close(message: _Waiting) -> None:
-    for fd in (*message.fds, *(() if message.memfd is None else (message.memfd,))):
+def _close(waiting: _Waiting) -> None:
+    for fd in (*waiting.fds, *(() if waiting.memfd is None else (waiting.memfd,))):
         os.close(fd)
 
 
@@ -187,16 +189,3 @@ def kill_everything() -> None:
         except ChildProcessError:
             return
         time.sleep(_REAP_STEP_S)
-
-
-def describe_exit(status: int) -> tuple[Optional[int], Optional[int]]:
-    """Returns (exit code, signal) of a wait status; one of them is None."""
-    if os.WIFSIGNALED(status):
-        return None, os.WTERMSIG(status)
-    return os.WEXITSTATUS(status), None
-
-
-def signal_name(signum: Optional[int]) -> str:
-    from signal import Signals
-
-    return Signals(signum).name if signum in signal.valid_signals() else f"signal {signum}"

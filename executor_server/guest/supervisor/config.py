@@ -18,6 +18,7 @@ class Config:
     __slots__ = (
         "cpu_counter",
         "egress_listener",
+        "has_environment",
         "mark",
         "memory_bytes",
         "orphan_time_s",
@@ -40,6 +41,7 @@ class Config:
         mark: str,
         cpu_counter: Optional[int] = None,
         egress_listener: Optional[int] = None,
+        has_environment: bool = False,
     ) -> None:
         self.token_hash = token_hash
         self.workspace = workspace
@@ -50,6 +52,7 @@ class Config:
         self.preload = preload  # modules that an interpreter imports before it is used
         self.cpu_counter = cpu_counter  # an open file of the sandbox's control group, if it has one
         self.egress_listener = egress_listener  # the descriptor of the egress proxy's listener, if it has one
+        self.has_environment = has_environment  # one is at ENVIRONMENT_PATH
         self.mark = mark  # random: the checker leaves it in code objects for the interpreter to replace
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ..wire.lean import deque
 from ..wire.messages import (
     Configure,
     Execute,
@@ -16,7 +17,7 @@ from ..wire.messages import (
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Union
+    from typing import Optional, Union
 
     JobRequest = Union[
         Configure, Restrict, Execute, RegisterTools, SetVariables, GetVariables, ExportState, RestoreState, FindModules
@@ -43,3 +44,43 @@ class Job:
         if isinstance(self.request, Configure):
             return self.request.settings < len(self.body)
         return not isinstance(self.request, Restrict)
+
+
+class JobQueue:
+    """The jobs that wait. While it is `held`, none is to be started."""
+
+    def __init__(self) -> None:
+        self._jobs: deque[Job] = deque()
+        self.held = False
+
+    @property
+    def ready(self) -> bool:
+        """True when a job waits and may be started."""
+        return bool(self._jobs) and not self.held
+
+    @property
+    def full(self) -> bool:
+        """True when no request but an execution may wait any more.
+
+        The daemon bounds the requests that its callers wait for; those that a caller has given up are here, too.
+        """
+        return len(self._jobs) >= MAX_JOBS
+
+    def add(self, job: Job) -> None:
+        self._jobs.append(job)
+
+    def put_back(self, job: Job) -> None:
+        """Adds a job that was begun and has to be begun again, before all others."""
+        self._jobs.appendleft(job)
+
+    def take(self) -> Job:
+        """Returns the next job; only when one is `ready`."""
+        return self._jobs.popleft()
+
+    def cancel(self, execution_id: str) -> Optional[Execute]:
+        """Removes an execution that waits, and returns it."""
+        for job in self._jobs:
+            if isinstance(job.request, Execute) and job.request.id == execution_id:
+                self._jobs.remove(job)
+                return job.request
+        return None

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 
-from ..checks.offline import says_offline
+from ..checks.offline import says_not_installed, says_offline
 from ..wire.channel import Channel
 from ..wire.frames import CHUNK_BYTES
 from ..wire.loop import READ, Loop
@@ -48,6 +48,7 @@ class LogRelay:
         self._background_bytes = 0
         self._unscanned_bytes = _SCANNED_BYTES
         self.offline = False  # the program, or a child of it, has printed that it could not reach something
+        self.not_installed = False  # it, or a child of it, has printed that a package could not be installed
         self._lines_open: set[str] = set()  # streams whose last line has no end yet
         self.due: Optional[float] = None  # when `flush` should be called
 
@@ -60,9 +61,10 @@ class LogRelay:
         return self._cutter.flooded
 
     def add(self, stream: str, data: bytes) -> None:
-        if self._unscanned_bytes > 0 and not self.offline:
+        if self._unscanned_bytes > 0:
             self._unscanned_bytes -= len(data)
-            self.offline = says_offline(data)
+            self.offline = self.offline or says_offline(data)
+            self.not_installed = self.not_installed or says_not_installed(data)
         now = self._cutter.feed(stream, data)
         if now and self._execution_id:
             self._pending.append((stream, now))

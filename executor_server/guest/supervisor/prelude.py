@@ -13,9 +13,10 @@ if TYPE_CHECKING:
     from typing import Optional
 
     from ..wire.channel import Channel
+    from ..wire.messages import ErrorDetail
     from ..wire.session_rules import ExecutionMax
     from .results import Results
-    from .runner import Detail, Runner
+    from .runner import Runner
 
 # Characters of the failed statement that an error quotes.
 _STATEMENT_CHARS = 200
@@ -49,8 +50,8 @@ class Prelude:
         self.due = False
         self._runner.begin("", self.source, self._settings)
 
-    def end(self, outcome: str, detail: Optional[Detail]) -> None:
-        failure = "" if outcome == "succeeded" else _failure(outcome, detail or {})
+    def end(self, outcome: str, detail: Optional[ErrorDetail]) -> None:
+        failure = "" if outcome == "succeeded" else _failure(outcome, detail)
         op, self._configuring = self._configuring, None
         if op is None:
             if failure:
@@ -61,9 +62,11 @@ class Prelude:
             self._channel.done(op)
 
 
-def _failure(outcome: str, detail: Detail) -> str:
+def _failure(outcome: str, detail: Optional[ErrorDetail]) -> str:
     """Returns one line, since neither the prelude's traceback nor its output is reported."""
-    statement = detail.get("statement", "").split("\n", 1)[0][:_STATEMENT_CHARS]
+    if detail is None:
+        return f"the prelude ended as {outcome}: "
+    statement = detail.statement.split("\n", 1)[0][:_STATEMENT_CHARS]
     place = f" at '{statement}'" if statement else ""
-    cause = ": ".join(part for part in (detail.get("type", ""), detail.get("message", "")) if part)
+    cause = ": ".join(part for part in (detail.type, detail.message) if part)
     return f"the prelude ended as {outcome}{place}: {cause}"

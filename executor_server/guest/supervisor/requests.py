@@ -17,10 +17,11 @@ import time
 from executor_api.limits import VARIABLES_BYTES_MAX, VARIABLES_MAX, VARIABLES_NAMED_MAX
 
 from ..files.transfers import Transfers
-from ..wire import link
+from ..wire import link, link_messages
 from ..wire.channel import Channel
-from ..wire.frames import MAX_MISSING_MODULES, Fields, FrameError
-from ..wire.lean import dumps, loads
+from ..wire.frames import MAX_MISSING_MODULES, FrameError
+from ..wire.lean import dumps
+from ..wire.link_messages import Answered, CommitVariables, DropTools, ForgetVariables, Variable
 from ..wire.messages import (
     MAX_NAME_CHARS,
     ExportState,
@@ -33,7 +34,7 @@ from ..wire.messages import (
     SetVariable,
     SetVariables,
 )
-from ..wire.schema import read_listed
+from ..wire.schema import read_listed, read_texts
 from ..wire.tools import listed_tools, places
 from .child_processes import ChildProcesses
 from .runner import Runner
@@ -143,45 +144,48 @@ class Requests:
             self._register_tools(request, body)
         elif isinstance(request, ExportState):
             self._current = _Request(ExportState, request.op)
-            self._child_processes.post({"t": "export", "max_bytes": request.max_bytes})
+            self._child_processes.post(link_messages.ExportState(max_bytes=request.max_bytes))
         elif isinstance(request, RestoreState):
             self._restore_state(request)
+        elif isinstance(request, FindModules):
+            self._current = _Request(FindModules, request.op)
+            self._child_processes.post(link_messages.FindModules(), body)
         else:
-            assert isinstance(request, (FindModules, GetVariables))
-            self._current = _Request(type(request), request.op)
-            self._child_processes.post({"t": "find" if isinstance(request, FindModules) else "get"}, body)
+            assert isinstance(request, GetVariables)
+            self._current = _Request(GetVariables, request.op)
+            self._child_processes.post(link_messages.GetVariables(), body)
 
     # -- variables -----------------------------------------------------------------------------------------------
 
     def _set_variables(self, request: SetVariables, body: bytes) -> None:
         position = request.listed
         for variable in _listed_variables(request, body):
-            head = {"t": "variable", "name": variable.name}
+            message = Variable(name=variable.name)
             if variable.blob is not None:
                 fd = self._transfers.take_blob(variable.blob)
                 if fd is None:
-                    self._child_processes.post({"t": "forget"})
-                    message = f"the bytes of variable {variable.name} are not there"
-                    self._channel.fail(request.op, "blob_not_found", message)
+                    self._child_processes.post(ForgetVariables())
+                    why = f"the bytes of variable {variable.name} are not there"
+                    self._channel.fail(request.op, "blob_not_found", why)
                     return
-                self._child_processes.post(head, memfd=fd)
+                self._child_processes.post(message, memfd=fd)
             else:
                 size = variable.inline or 0
-                self._child_processes.post(head, body[position : position + size])
+                self._child_processes.post(message, body[position : position + size])
                 position += size
         self._current = _Request(SetVariables, request.op)
-        self._child_processes.post({"t": "commit"})
+        self._child_processes.post(CommitVariables())
 
-    def on_variable(self, message: link.Message) -> None:
+    def on_variable(self, variable: Variable, packet: link.Packet) -> None:
         """Keeps a variable of the interpreter's answer. Raises FrameError."""
-        name, request = message.head.text("name", MAX_NAME_CHARS), self._current
+        request = self._current
         # The interpreter has the same limit, and refuses by itself; one that does not is under agent code's control.
         if request is None or request.kind is not GetVariables or len(request.gathered) >= VARIABLES_MAX:
             raise FrameError("a variable that was not asked for, or one too many")
-        if sum(size for _, _, size in request.gathered) + message.size > VARIABLES_BYTES_MAX:
+        if sum(size for _, _, size in request.gathered) + packet.size > VARIABLES_BYTES_MAX:
             raise FrameError("variables of too many bytes")
-        memfd = message.take_memfd()
-        request.gathered.append((name, message.body if memfd is None else memfd, message.size))
+        memfd = packet.take_memfd()
+        request.gathered.append((variable.name, packet.body if memfd is None else memfd, packet.size))
 
     def _send_variables(self, request: _Request, missing: list[str]) -> None:
         if sum(len(name) for name, _, _ in request.gathered) > _MAX_NAMES_CHARS:
@@ -221,17 +225,17 @@ class Requests:
                 return
             self._current = _Request(RestoreState, op)
             self._current.digest = request.digest
-            self._child_processes.post({"t": "restore"}, memfd=fd)
+            self._child_processes.post(link_messages.RestoreState(), memfd=fd)
 
-    def on_state(self, message: link.Message) -> None:
+    def on_state(self, packet: link.Packet) -> None:
         """Keeps the exported state. Raises FrameError."""
         request = self._current
         if request is None or request.kind is not ExportState or request.gathered:
             raise FrameError("a state that was not asked for, or one too many")
-        memfd = message.take_memfd()
+        memfd = packet.take_memfd()
         if memfd is None:
             raise FrameError("a state that is no memory file")
-        request.gathered.append(("", memfd, message.size))
+        request.gathered.append(("", memfd, packet.size))
 
     def _end_state(self, request: _Request, body: bytes) -> None:
         if request.kind is RestoreState:
@@ -258,9 +262,10 @@ class Requests:
 
     def forbid_tools(self, patterns: list[str]) -> None:
         """Drops the shipped tools that no pattern names."""
-        names = self._tools.forbid(patterns, "the policy does not allow it in the sandbox any more")
+        why_not = "the policy does not allow it in the sandbox any more"
+        names = self._tools.forbid(patterns, why_not)
         if names and self._child_processes.started:
-            self._child_processes.post({"t": "drop"}, dumps(names))
+            self._child_processes.post(DropTools(why_not=why_not), dumps(names))
 
     def give_up_tools(self) -> None:
         """Stops making shipped tools again: that has ended an interpreter, and would end the next one, too."""
@@ -304,17 +309,16 @@ class Requests:
             return 0
         return _MAX_MANIFEST_BYTES if self._current.kind in _OF_STATES else _MAX_NAMES_BYTES
 
-    def on_done(self, head: Fields, body: bytes) -> None:
+    def on_answer(self, answer: Answered, body: bytes) -> None:
         """Ends the current request with the interpreter's answer. Raises FrameError."""
         if self._current is None:
             raise FrameError("the end of a request that was not made")
-        request, ok = self._current, head.boolean("ok")
-        message = head.text("message", link.MAX_MESSAGE_CHARS, default="")
+        request, ok, message = self._current, answer.ok, answer.message
         if ok and request.kind in _OF_STATES:
             self._end_state(request, body)
             self._current = None
             return
-        names = Fields({"names": loads(body or b"[]")}).texts("names", VARIABLES_NAMED_MAX, MAX_NAME_CHARS)
+        names = read_texts(body or b"[]", VARIABLES_NAMED_MAX, MAX_NAME_CHARS, "names")
         self._current = None
         if request.tools is not None:
             self._end_tools(request, request.tools, ok=ok, message=message, missing=names)

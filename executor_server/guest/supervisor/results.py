@@ -5,7 +5,7 @@ from __future__ import annotations
 from ..wire import link
 from ..wire.frames import CHUNK_BYTES
 from ..wire.lean import dumps
-from ..wire.messages import Result
+from ..wire.messages import ErrorDetail, Result
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -13,7 +13,6 @@ if TYPE_CHECKING:
 
     from ..wire.channel import Channel
     from .run import Run
-    from .runner import Detail
 
 
 # Notices between two results; a session may be refused connections for hours while it executes nothing.
@@ -43,12 +42,12 @@ class Results:
         self.generation += 1
         self._variables_reset = True
 
-    def send(self, run: Run, outcome: str, detail: Optional[Detail]) -> None:
+    def send(self, run: Run, outcome: str, detail: Optional[ErrorDetail]) -> None:
         wall_time_s = run.wall_time_s()  # first: looking for artifacts and sending the value can take long
         for notice in self._notices:
             run.logs.say("stderr", notice)
         self._notices = []
-        error_body = dumps(detail) if detail else b""
+        error_body = dumps(detail.head()) if detail else b""
         artifacts, truncated = run.artifacts.found() if run.artifacts is not None else ([], False)
         listed = dumps([artifact.head() for artifact in artifacts]) if artifacts else b""
         payload, output = self._output_of(run) if outcome == "succeeded" else ({}, b"")

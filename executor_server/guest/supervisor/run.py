@@ -21,9 +21,8 @@ from executor_api.limits import (
 
 from ..files.artifacts import Artifacts
 from ..wire.channel import Channel
-from ..wire.frames import FrameError
-from ..wire.messages import ErrorDetail, Execute
-from ..wire.schema import read_object
+from ..wire.link_messages import RunProgram
+from ..wire.messages import Execute
 from ..wire.session_rules import ExecutionMax
 from .log_relay import LogRelay
 from .usage import CpuMeter
@@ -34,21 +33,11 @@ if TYPE_CHECKING:
 
 # Seconds from the interrupt to the kill: time for `finally` blocks and a traceback.
 GRACE_S = 1.5
-# Seconds to parse, check and instrument one source.
-CHECK_TIME_S = 10.0
 F_SETPIPE_SZ = 1031
 _PIPE_BYTES = 1024 * 1024
-# Outcomes that the interpreter may report; the supervisor and the daemon find all others themselves.
-OWN_OUTCOMES = frozenset(
-    ("succeeded", "exception", "import_denied", "policy_denied", "operation_limit", "out_of_memory", "exited")
-)
-# Bytes of an error as JSON.
-MAX_ERROR_BYTES = 1024 * 1024
 
 # The part of a budget that is spent when a warning is due.
 _WARN_NUMERATOR, _WARN_DENOMINATOR = 4, 5
-
-
 # Above what any machine executes in a second, and above the error of the kernel's clocks.
 _MAX_OPERATIONS_PER_S = 2 * 10**8
 _CPU_ERROR_S = 0.05
@@ -184,6 +173,11 @@ class Run:
     def visible(self) -> bool:
         return bool(self.execution_id)
 
+    def mark_of(self, limit: str) -> Optional[int]:
+        """Returns the operations at which the interpreter warns; None when it does not."""
+        warning = self.warnings.get(limit)
+        return warning.mark if warning is not None and 0 < warning.mark <= self.budget else None
+
     def take_image(self, size: int) -> str:
         """Counts an image to be sent; returns the reason when it must be left out instead."""
         if self.images >= IMAGES_MAX:
@@ -258,26 +252,6 @@ class Run:
         paused = self._paused_s + (now - self._paused_at if self._paused_at is not None else 0.0)
         return now - self.started - paused
 
-    def limit_error(self, detail: Optional[dict[str, Any]]) -> Optional[dict[str, Any]]:
-        """Returns the error of a run that the supervisor ended, with the program's place if it reported that."""
-        settings = self.settings
-        said = {
-            "timeout": ("TimeoutError", f"the execution took longer than wall_time_s = {settings.wall_time_s:g}"),
-            "cpu_limit": ("TimeoutError", f"the execution used more than cpu_time_s = {settings.cpu_time_s:g}"),
-            "output_limit": (
-                "OutputLimit",
-                f"the execution printed far more than output_bytes = {settings.output_bytes}",
-            ),
-            "out_of_memory": ("MemoryError", "the program used more memory than memory_bytes allows"),
-            "cancelled": ("Cancelled", "the execution was cancelled"),
-        }
-        type_name, message = said[self.ended_by or ""]
-        where = {key: value for key, value in (detail or {}).items() if key in ("traceback", "line", "statement")}
-        if where.get("traceback"):
-            # All lines but the last are the program's place. The last one names the interrupt: this error replaces it.
-            where["traceback"] = "\n".join([*where["traceback"].rstrip().split("\n")[:-1], f"{type_name}: {message}\n"])
-        return error(type_name, message, **where)
-
     def close(self) -> None:
         """Closes the run's pipes and its value."""
         for pipe in self.pipes:
@@ -304,21 +278,21 @@ class Budget:
     def is_spent(self) -> bool:
         return self._spent >= self.of_session
 
-    def grant(self, run: Run) -> tuple[dict[str, Any], list[str]]:
-        """Charges the run's budget. Returns the message's fields, and the limits that are nearly spent already."""
+    def charge(self, run: Run, source_bytes: int) -> RunProgram:
+        """Charges the run's budget; returns the message that starts its code."""
         asked, left = run.settings.operations, self.of_session - self._spent
         if run.visible:
             run.warnings = {"operations": Warning(asked), "session_operations": Warning(self.of_session, self._spent)}
         run.budget = min(asked, left)
         self._spent += run.budget
-        marks = {limit: warning.mark for limit, warning in run.warnings.items()}
-        reached = [limit for limit, mark in marks.items() if mark == 0]
-        fields = {
-            "operations": run.budget,
-            "marks": {limit: mark for limit, mark in marks.items() if 0 < mark <= run.budget},
-            "of_session": self.of_session if left < asked else None,
-        }
-        return fields, reached
+        return RunProgram(
+            filename=run.filename,
+            source=source_bytes,
+            operations=run.budget,
+            operations_mark=run.mark_of("operations"),
+            session_mark=run.mark_of("session_operations"),
+            session_operations=self.of_session if left < asked else None,
+        )
 
     def settle(self, run: Run) -> None:
         """The run has ended, and its interpreter has counted: takes back what is left."""
@@ -327,15 +301,3 @@ class Budget:
     def settle_dead(self, run: Run, cpu_time_s: float) -> None:
         """The count died with the interpreter: the charge is all that fits into the CPU time that it took."""
         self._spent -= run.budget - min(run.budget, int((cpu_time_s + _CPU_ERROR_S) * _MAX_OPERATIONS_PER_S))
-
-
-def error(type_name: str, message: str, **more: Any) -> dict[str, Any]:
-    """Returns an error as the channel carries it."""
-    return {"type": type_name, "message": message, **more}
-
-
-def read_error(data: bytes) -> dict[str, Any]:
-    """Reads the error that a program reports, and checks every field. Raises FrameError."""
-    if len(data) > MAX_ERROR_BYTES:
-        raise FrameError(f"an error of {len(data)} bytes")
-    return read_object(ErrorDetail, data, "an error").head()

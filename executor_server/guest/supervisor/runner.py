@@ -1,14 +1,10 @@
 """Runs executions: from the source through the checker and the interpreter to the result.
 
 One run at a time. The supervisor begins it, and gets `on_end` when it has ended. Deadlines, output and resources are
-measured here, outside the interpreter. Three invariants:
+measured here, outside the interpreter; what the program itself reports comes through program_reports.py.
 
-- The first cause that ends a run decides its outcome (`Run.ended_by`). A program that is interrupted for its time may
-  still report any error; only its traceback is used.
-- Order is what the program did: before a message of the interpreter becomes an event, the run's pipes are drained, so
-  that output written before an image or a tool call is reported before it. The program waits for the reply.
-- An end names its run. Agent code can forge the interpreter's messages, and so declare a run ended while its code goes
-  on; the true end, which comes later, must not end the next run.
+Invariant: the first cause that ends a run decides its outcome (`Run.ended_by`). A program that is interrupted for its
+time may still report any error; only its traceback is used.
 """
 
 from __future__ import annotations
@@ -16,44 +12,33 @@ from __future__ import annotations
 import os
 import time
 
-from executor_api.limits import VALUE_BYTES_MAX
-
-from ..checks.offline import note
+from ..checks.offline import NOT_INSTALLED, note
 from ..checks.rules import Rules
 from ..files.artifacts import Artifacts
 from ..files.transfers import Transfers
 from ..wire import link
 from ..wire.channel import Channel
-from ..wire.frames import Fields, FrameError
-from ..wire.lean import loads, signal
+from ..wire.frames import FrameError
+from ..wire.lean import signal
+from ..wire.link_messages import RefusedSource, Verdict, message_of
 from ..wire.loop import Loop
-from ..wire.messages import (
-    IMAGE_SOURCES,
-    IMAGE_TYPES,
-    MAX_IMPORT_CHARS,
-    MAX_IMPORTS,
-    MAX_NAME_CHARS,
-    Image,
-    LimitWarning,
-    ToolCall,
-)
+from ..wire.messages import ErrorDetail
+from ..wire.schema import read_object
 from . import memory, usage
 from .background import Background
 from .checking import Checking
 from .child_processes import ChildProcesses
-from .children import describe_exit, signal_name
 from .log_relay import ProgramOutput
-from .run import GRACE_S, MAX_ERROR_BYTES, OWN_OUTCOMES, Budget, Call, Phase, Pipe, Run, Settings, error, read_error
+from .outcomes import MAX_ERROR_BYTES, exit_error, limit_error
+from .program_reports import ProgramReports
+from .run import GRACE_S, Budget, Phase, Pipe, Run, Settings
 from .tool_calls import ToolCalls
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Callable, Optional, Union
+    from typing import Callable, Optional
 
     from .config import Config
-
-    Detail = dict[str, Any]
-    """An error as it travels: type, message, traceback, line, statement."""
 
 # Seconds between two looks at CPU time and memory, which cost as much as a short run.
 _WATCH_INTERVAL_S = 0.1
@@ -70,7 +55,7 @@ class Runner:
         child_processes: ChildProcesses,
         transfers: Transfers,
         cpu: usage.SandboxCpu,
-        on_end: Callable[[Run, str, Optional[Detail]], None],
+        on_end: Callable[[Run, str, Optional[ErrorDetail]], None],
     ) -> None:
         self._config = config
         self._channel = channel
@@ -88,6 +73,7 @@ class Runner:
         self.rules = Rules()
         self.budget = Budget()
         self.tool_calls = ToolCalls(child_processes, transfers)
+        self.reports = ProgramReports(self, channel, child_processes, self._output)
         self._checking = Checking(child_processes)
 
     @property
@@ -118,24 +104,26 @@ class Runner:
             self._background.show(self.run.logs, settings.output_bytes)
         if self.budget.is_spent:
             message = f"the session has spent its operations: session_operations = {self.budget.of_session}"
-            self.finish(self.run, "operation_limit", error("OperationLimitExceeded", message))
+            self.finish(self.run, "operation_limit", ErrorDetail(type="OperationLimitExceeded", message=message))
             return
         self._checking.begin(self.run, self.rules)
 
-    def on_verdict(self, message: link.Message) -> None:
-        """Starts the code, or ends the run: the checker has decided on the source."""
+    def on_verdict(self, packet: link.Packet) -> None:
+        """Starts the code, or ends the run: the checker has decided on the source. Raises FrameError."""
         run = self.run
         if run is None or run.phase != Phase.CHECKING:
             return
+        verdict = message_of(packet)
+        if not isinstance(verdict, Verdict):
+            raise FrameError(f"a message {verdict.kind!r} of the checker")
+        body = link.read_body(packet, None if verdict.ok else MAX_ERROR_BYTES)
+        refused = None if verdict.ok else read_object(RefusedSource, body, "a refusal")
         self._child_processes.release()
-        accepted = message.head.boolean("ok")
-        body = link.read_body(message, None if accepted else MAX_ERROR_BYTES)
-        run.imports = message.head.texts("imports", MAX_IMPORTS, MAX_IMPORT_CHARS)
-        if accepted:
+        run.imports = verdict.imports
+        if refused is None:
             self._start_code(run, body)
         else:
-            verdict = loads(body)
-            self.finish(run, verdict["outcome"], verdict["error"])
+            self.finish(run, refused.outcome, refused.error)
         self._child_processes.renew_checker(only_if_worn=True)
 
     def on_checker_exit(self, status: int) -> None:
@@ -159,27 +147,13 @@ class Runner:
         self._next_watch = time.monotonic() + _WATCH_INTERVAL_S
         self._output.watch(run)
         source = run.source.encode("utf-8", "surrogatepass")
-        grant, reached = self.budget.grant(run)
-        for limit in reached:
-            self._warn(run, limit)
-        head = {"t": "run", "filename": run.filename, "source": len(source), **grant}
+        message = self.budget.charge(run, len(source))
+        self.reports.warn(run, spent=0)
         fds = tuple(pipe.write_fd for pipe in run.pipes)
         if self._idle_of is not self._child_processes.interpreter:
             self._idle_of = self._child_processes.interpreter
             fds += self._background.open_idle()
-        self._child_processes.post(head, source + code, fds=fds)
-
-    def on_limit(self, head: Fields) -> None:
-        """Warns: the program has spent nearly all of a budget. Raises FrameError."""
-        run, limit = self.run, head.text("limit", 64)
-        if run is None or run.phase != Phase.RUNNING or limit not in run.warnings:
-            raise FrameError(f"a warning of {limit!r} that was not asked for")
-        self._output.drain(run)
-        self._warn(run, limit)
-
-    def _warn(self, run: Run, limit: str) -> None:
-        warning = run.warnings.pop(limit)
-        self._channel.send(LimitWarning(id=run.execution_id, limit=limit, used=warning.used, budget=warning.budget))
+        self._child_processes.post(message, source + code, fds=fds)
 
     # -- time and resources --------------------------------------------------------------------------------------
 
@@ -270,66 +244,6 @@ class Runner:
         if self.run is not None and self.run.artifacts is not None:
             self.run.artifacts.put_by_client(path, status)
 
-    # -- messages of the interpreter -----------------------------------------------------------------------------
-
-    def on_output(self, message: link.Message) -> None:
-        """Keeps the program's value, which comes by itself when it is large. Raises FrameError."""
-        run = self.run
-        if run is None or run.output is not None:
-            raise FrameError("a value that was not asked for")
-        if message.size > VALUE_BYTES_MAX:
-            raise FrameError(f"a value of {message.size} bytes")
-        run.output, run.output_size = _data(message), message.size
-
-    def on_image(self, message: link.Message) -> None:
-        run = self.run
-        left_out = ""
-        if run is not None and run.visible and not (left_out := run.take_image(message.size)):
-            mime, source = message.head.text("mime", 64), message.head.text("source", 32)
-            if mime not in IMAGE_TYPES or source not in IMAGE_SOURCES:
-                raise FrameError("an image of an unknown kind")
-            self._output.drain(run)
-            image = Image(id=run.execution_id, mime=mime, source=source)
-            self._channel.send_payload(image, _data(message), message.size)
-        # The reply lets the program go on; what it prints from here on belongs after the image.
-        self._child_processes.post({"t": "reply", "call": message.head.text("call", 64), "left_out": left_out})
-
-    def on_tool_call(self, message: link.Message) -> None:
-        run = self.run
-        call = Call(message.head.text("name", MAX_NAME_CHARS), message.head.text("call", 64), message.size)
-        if self.tool_calls.accept(run, call):
-            assert run is not None
-            self._output.drain(run)
-            event = ToolCall(id=run.execution_id, call=run.open_call(call), name=call.name)
-            self._channel.send_payload(event, _data(message), message.size)
-
-    @property
-    def max_end_bytes(self) -> int:
-        """Largest body of the message that ends a program: its error, and a value if it is small."""
-        runs = self.run is not None and self.run.phase == Phase.RUNNING
-        return MAX_ERROR_BYTES + link.INLINE_BYTES if runs else 0
-
-    def on_done(self, head: Fields, body: bytes) -> None:
-        """Ends the run: the program has ended, and the interpreter lives. Raises FrameError."""
-        run = self.run
-        # The name distinguishes this run's end from the late end of one that agent code has declared ended before.
-        if run is None or run.phase != Phase.RUNNING or head.text("filename", 64) != run.filename:
-            raise FrameError("the end of a run that does not run")
-        outcome = head.text("outcome", 32)
-        if outcome not in OWN_OUTCOMES:
-            raise FrameError(f"outcome {outcome!r} is not a program's own")
-        run.operations = head.integer("operations", 0, run.budget)
-        self.budget.settle(run)
-        detail_bytes = head.integer("error", 0, len(body))
-        detail = read_error(body[:detail_bytes]) if detail_bytes else None
-        self._output.drain(run)
-        if detail_bytes < len(body) and run.output is None:
-            run.output, run.output_size = body[detail_bytes:], len(body) - detail_bytes
-        for limit in [limit for limit, warning in run.warnings.items() if warning.mark <= run.operations]:
-            self._warn(run, limit)
-        self.tool_calls.refuse_open(run)
-        self.finish(run, outcome, detail)
-
     # -- ending --------------------------------------------------------------------------------------------------
 
     def finish_dead(self, status: Optional[int], cpu_time_s: float, why: str = "") -> None:
@@ -341,19 +255,15 @@ class Runner:
         assert run is not None
         self._output.drain(run)
         self.budget.settle_dead(run, cpu_time_s)
-        outcome, detail, signum = "crashed", None, None
+        outcome, detail = "crashed", None
         if why:
-            detail = error("Crash", f"the interpreter could not run the program after the ones before it: {why}")
-        if status is not None and run.ended_by is None:
-            code, signum = describe_exit(status)
-            if code is not None:
-                outcome = "exited"
-                message = f"the program ended its interpreter with exit code {code}"
-                detail = error("SystemExit", message, exit_code=code)
-            else:
-                detail = error("Crash", f"the interpreter was ended by {signal_name(signum)}")
+            message = f"the interpreter could not run the program after the ones before it: {why}"
+            detail = ErrorDetail(type="Crash", message=message)
+        died = status is not None and run.ended_by is None
+        if status is not None and died:
+            outcome, detail = exit_error(status)
         # Only the backend knows whether the kernel sent a SIGKILL for lack of memory.
-        suspect = run.ended_by is None and signum == signal.SIGKILL
+        suspect = died and os.WIFSIGNALED(status or 0) and os.WTERMSIG(status or 0) == signal.SIGKILL
         self.finish(run, outcome, detail, oom_suspect=suspect, cpu_time_s=cpu_time_s)
 
     def cpu_time_s(self) -> float:
@@ -368,18 +278,20 @@ class Runner:
         self,
         run: Run,
         outcome: str,
-        detail: Optional[Detail],
+        detail: Optional[ErrorDetail],
         *,
         oom_suspect: bool = False,
         cpu_time_s: Optional[float] = None,
     ) -> None:
         """Ends a run. The supervisor's decision, if there is one, overrides the program's own outcome."""
         if run.ended_by is not None:
-            outcome, detail = run.ended_by, run.limit_error(detail)
+            outcome, detail = run.ended_by, limit_error(run.ended_by, run.settings, detail)
         self._child_processes.release()
         run.logs.finish()
-        if run.logs.offline and (hint := note(self.rules.network)) not in (detail or {}).get("message", ""):
+        if run.logs.offline and (hint := note(self.rules.network)) not in (detail.message if detail else ""):
             run.logs.say_notice(f"{hint}\n")
+        if run.logs.not_installed and NOT_INSTALLED not in (detail.message if detail else ""):
+            run.logs.say_notice(f"{NOT_INSTALLED}\n")
         run.oom_suspect = oom_suspect
         run.cpu_time_s = self.cpu_time_s() if cpu_time_s is None else cpu_time_s
         self._charged_cpu_s += run.cpu_time_s
@@ -392,9 +304,3 @@ class Runner:
         self.run = None
         self._on_end(run, outcome, detail)
         run.close()
-
-
-def _data(message: link.Message) -> Union[bytes, int]:
-    """Returns the body, or the memory file that holds it, which is the caller's from here on."""
-    memfd = message.take_memfd()
-    return message.body if memfd is None else memfd

@@ -15,15 +15,8 @@ this process, which is undumpable and, as pid 1, ignores what it does not handle
 Therefore this process never runs agent code, never parses it and never unpickles or unmarshals anything. It never holds
 the daemon's token, a host path, or anything of another session: each child is forked from it and inherits its memory.
 
-Replacing the interpreter. When it dies or has to be killed, everything in the sandbox is killed with it: a process that
-survived could hold the old link, ports, and files, and act in the new generation. The generation rises, tools and
-prelude are put in place again, and the next result says that variables were reset. Two races are handled in
-`_replace_interpreter`:
-
-- A job must not start between the new interpreter's fork and its prelude, or it would run without it. The waiting jobs
-  are taken out of the queue until the prelude is due.
-- What is put in place may itself kill the interpreter, at once or after it has answered. It is tried again only while
-  something else may have been the cause; otherwise the sandbox would replace interpreters for ever.
+An interpreter that dies, or has to be killed, is replaced, and everything in the sandbox is killed with it
+(replacement.py).
 
 Ending. The loop ends when the daemon says SHUTDOWN, when no daemon has been heard for `orphan_time_s` (orphan_time.py),
 when the daemon breaks the protocol, or when no interpreter starts any more. Then everything in the sandbox is killed,
@@ -38,11 +31,10 @@ import time
 
 from ..checks.rules import Rules
 from ..files.transfers import Transfers
-from ..wire import link, messages
+from ..wire import link, link_messages, messages
 from ..wire.channel import Channel
 from ..wire.frames import PROTOCOL_VERSION, Frame, FrameError
-from ..wire.lean import deque, dumps, signal, socket
-from ..wire.link import MAX_REASON_CHARS
+from ..wire.lean import signal, socket
 from ..wire.loop import READ, Loop
 from ..wire.messages import Configure, Execute, Restrict
 from ..wire.schema import message_of, read_object
@@ -50,24 +42,23 @@ from ..wire.session_rules import SessionRules
 from . import usage
 from .child_processes import ChildProcesses
 from .children import kill_everything
-from .jobs import KINDS, MAX_JOBS, Job
+from .jobs import KINDS, MAX_JOBS, Job, JobQueue
 from .orphan_time import OrphanTime
 from .prelude import Prelude
+from .replacement import Replacement
 from .requests import Requests
 from .results import Results
-from .run import Phase, Run, Settings
+from .run import Run, Settings
 from .runner import Runner
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Optional
 
+    from ..wire.messages import ErrorDetail
     from .config import Config, Programs
     from .jobs import JobRequest
-    from .runner import Detail
 
-# Interpreters that die before they have started, after which none is tried again: the next would die, too.
-_MAX_BOOT_FAILURES = 3
 # Seconds of the loop's longest wait.
 _POLL_TIME_S = 60.0
 # Seconds without a word from the daemon after which the children are started, before and after it connects. They are
@@ -101,11 +92,17 @@ class Supervisor:
         self._requests = Requests(
             self._channel, self._child_processes, self._transfers, self._runner, self._results.notify
         )
+        self._jobs = JobQueue()
+        self._replacement = Replacement(
+            self._child_processes,
+            self._runner,
+            self._requests,
+            self._results,
+            self._prelude,
+            self._jobs,
+            self._start_child_processes,
+        )
         self._wakeup_read, self._wakeup_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        self._jobs: deque[Job] = deque()
-        self._restored = False  # prelude or tools were put into this interpreter, and no job has used it since
-        self._booted = False
-        self._boot_failures = 0
         self._unfit = ""  # the reason when the interpreter that just ended a run can't take another
         self._stop = False
 
@@ -116,7 +113,7 @@ class Supervisor:
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(self._wakeup_write, warn_on_full_buffer=False)
         self._loop.watch(self._wakeup_read, READ, self._on_wakeup)
-        while not (self._stop or self._channel.broken):
+        while not (self._stops or self._channel.broken):
             asked_s, began = self._turn_time_s(), time.monotonic()
             busy = self._loop.turn(asked_s)
             self._orphan_time.note_turn(began + asked_s)
@@ -132,6 +129,10 @@ class Supervisor:
         if self._channel.broken:
             sys.stderr.write(f"the daemon broke the protocol: {self._channel.broken}\n")
         kill_everything()
+
+    @property
+    def _stops(self) -> bool:
+        return self._stop or self._replacement.failed
 
     def _turn_time_s(self) -> float:
         if not self._child_processes.started:
@@ -211,23 +212,20 @@ class Supervisor:
             raise FrameError(f"frame kind {frame.kind} is not for a guest")
 
     def _add_job(self, request: JobRequest, body: bytes) -> None:
-        if not isinstance(request, Execute) and len(self._jobs) >= MAX_JOBS:
-            # The daemon bounds the requests that a caller waits for; those that a caller gave up are here, too.
+        if not isinstance(request, Execute) and self._jobs.full:
             self._channel.fail(request.op, "queue_full", f"{MAX_JOBS} requests of this session wait")
             return
         self._requests.claim_blobs(request, body)
-        self._jobs.append(Job(request, body))
+        self._jobs.add(Job(request, body))
         self._next_job()
 
     def _cancel(self, execution_id: str) -> None:
         if self._runner.cancel(execution_id):
             return
-        for job in self._jobs:
-            if isinstance(job.request, Execute) and job.request.id == execution_id:
-                self._jobs.remove(job)
-                run = Run(execution_id, "", Settings.of(job.request), 0, self._channel)
-                self._results.send(run, "cancelled", None)
-                return
+        request = self._jobs.cancel(execution_id)
+        if request is not None:
+            run = Run(execution_id, "", Settings.of(request), 0, self._channel)
+            self._results.send(run, "cancelled", None)
 
     # -- jobs ----------------------------------------------------------------------------------------------------
 
@@ -238,17 +236,17 @@ class Supervisor:
 
     def _next_job(self) -> None:
         # Prelude and tools wait while a warm interpreter may take this one's place, unless a job waits for them.
-        settled = bool(self._jobs) or not self._child_processes.imports_ahead
-        if self._prelude.due and settled and not (self._runner.busy or self._stop):
-            self._restored = True
+        settled = self._jobs.ready or not self._child_processes.imports_ahead
+        if self._prelude.due and settled and not (self._runner.busy or self._stops):
+            self._replacement.restored = True
             self._prelude.begin()
-        idle = not (self._prelude.due or self._runner.busy or self._requests.busy or self._stop)
+        idle = not (self._prelude.due or self._runner.busy or self._requests.busy or self._stops)
         if self._requests.tools_due and idle and settled:
-            self._restored = True
+            self._replacement.restored = True
             self._requests.make_tools_again()
-        while self._jobs and not (self._runner.busy or self._requests.busy or self._stop):
-            job = self._jobs.popleft()
-            self._restored = False
+        while self._jobs.ready and not (self._runner.busy or self._requests.busy or self._stops):
+            job = self._jobs.take()
+            self._replacement.restored = False
             if job.needs_interpreter:
                 if not self._child_processes.started:
                     self._start_child_processes()
@@ -283,116 +281,59 @@ class Supervisor:
 
     # -- messages and exits of the children ------------------------------------------------------------------------
 
-    def on_verdict(self, message: link.Message) -> None:
-        self._runner.on_verdict(message)
+    def on_verdict(self, packet: link.Packet) -> None:
+        self._runner.on_verdict(packet)
 
     def on_checker_exit(self, status: int) -> None:
         self._runner.on_checker_exit(status)
 
-    def on_message(self, message: link.Message) -> None:
+    def on_message(self, packet: link.Packet) -> None:
         """Handles a message of the interpreter, which agent code may have sent. Raises FrameError."""
-        message.close_fds()  # no message has any: a program could use up all that this process may have open
-        kind = message.head.text("t", 32)
-        if kind == "output":
-            self._runner.on_output(message)
-        elif kind == "image":
-            self._runner.on_image(message)
-        elif kind == "tool_call":
-            self._runner.on_tool_call(message)
-        elif kind == "variable":
-            self._requests.on_variable(message)
-        elif kind == "state":
-            self._requests.on_state(message)
-        elif kind == "op_done":
-            self._requests.on_done(message.head, link.read_body(message, self._requests.max_answer_bytes))
+        packet.close_fds()  # no message has any: a program could use up all that this process may have open
+        message = link_messages.message_of(packet)
+        if isinstance(message, link_messages.Output):
+            self._runner.reports.on_output(packet)
+        elif isinstance(message, link_messages.ShownImage):
+            self._runner.reports.on_image(message, packet)
+        elif isinstance(message, link_messages.CalledTool):
+            self._runner.reports.on_tool_call(message, packet)
+        elif isinstance(message, link_messages.Variable):
+            self._requests.on_variable(message, packet)
+        elif isinstance(message, link_messages.ExportedState):
+            self._requests.on_state(packet)
+        elif isinstance(message, link_messages.Answered):
+            self._requests.on_answer(message, link.read_body(packet, self._requests.max_answer_bytes))
             self._next_job()
-        elif kind == "done":
-            self._unfit = message.head.text("unfit", MAX_REASON_CHARS, default="")
-            self._runner.on_done(message.head, link.read_body(message, self._runner.max_end_bytes))
+        elif isinstance(message, link_messages.ProgramEnded):
+            self._unfit = message.unfit
+            self._runner.reports.on_done(message, link.read_body(packet, self._runner.reports.max_end_bytes))
         else:
-            link.read_body(message, 0)
-            if kind == "booted":
-                self._booted, self._boot_failures = True, 0
-            elif kind == "limit":
-                self._runner.on_limit(message.head)
-            elif kind == "unfit":
-                self._replace_interpreter(None, message.head.text("why", MAX_REASON_CHARS))
+            link.read_body(packet, 0)
+            if isinstance(message, link_messages.Booted):
+                self._replacement.note_booted()
+            elif isinstance(message, link_messages.NearLimit):
+                self._runner.reports.on_limit(message)
+            elif isinstance(message, link_messages.Unfit):
+                self._replace_interpreter(None, message.why)
             else:
-                raise FrameError(f"an unknown message {kind!r}")
+                raise FrameError(f"a message {message.kind!r} is not for the supervisor")
 
     def on_interpreter_exit(self, status: int) -> None:
         self._replace_interpreter(status)
 
-    def _post_settings(self) -> None:
-        self._child_processes.post({"t": "settings"}, dumps(self._runner.rules.fields()))
-
-    # -- replacing the interpreter -------------------------------------------------------------------------------
-
     def _replace_interpreter(self, status: Optional[int], why: str = "") -> None:
-        """Starts another interpreter in place of one that died (with this wait status) or is to be killed (None).
-
-        Ends what ran in the old one. `why` is the old one's own reason, if it could not go on.
-        """
-        cpu_time_s = self._runner.cpu_time_s()
-        run = self._runner.run
-        over_prelude = run is not None and not run.visible and run.phase == Phase.RUNNING
-        # Prelude and tools did not kill it at once. But no job has used it, so one of them did: neither is tried again.
-        over_both = self._restored and run is None and not self._requests.busy
-        if not self._renew_child_processes():
-            return
-        waiting, self._jobs = self._jobs, deque()  # none may start before the prelude has run again
-        if why and (run is None or run.phase != Phase.RUNNING):  # else it is that run's error
-            self._results.notify_reset(why)
-        self._end_what_ran(status, cpu_time_s, waiting, why)
-        self._jobs = waiting
-        if over_both:
-            if self._prelude.source:
-                self._results.notify("the interpreter died when the prelude had run; it is left out in this one\n")
-            self._requests.give_up_tools()
-        self._prelude.due = bool(self._prelude.source) and not (over_prelude or over_both)
+        self._replacement.replace(status, why)
         self._next_job()
 
-    def _renew_child_processes(self) -> bool:
-        """Kills everything in the sandbox and starts another interpreter; false when none starts any more."""
-        self._child_processes.stop()
-        self._results.note_replaced()
-        if not self._booted:
-            self._boot_failures += 1
-            if self._boot_failures >= _MAX_BOOT_FAILURES:
-                self._stop = True
-                return False
-        self._booted = False
-        self._start_child_processes()
-        return True
-
-    def _replace_unfit(self, run: Run, why: str) -> None:
-        """Replaces an interpreter in which no other run is possible after this one, whose result will say so."""
-        if run.visible:
-            self._results.notify_reset(why)
-        else:
-            self._results.notify(f"the prelude is left out, since the interpreter can't be used after it: {why}\n")
-        if self._renew_child_processes():
-            self._requests.on_interpreter_replaced()
-            self._prelude.due = bool(self._prelude.source) and run.visible
-
-    def _end_what_ran(self, status: Optional[int], cpu_time_s: float, waiting: deque[Job], why: str) -> None:
-        run = self._runner.run
-        if run is not None and run.phase == Phase.RUNNING:
-            self._runner.finish_dead(status, cpu_time_s, why)
-        elif run is not None:
-            # A process of an earlier execution killed the interpreter while this source was checked: it has not begun.
-            self._runner.run = None
-            if run.visible:
-                again = Execute(id=run.execution_id, asked={}, policy="", **run.settings.fields())
-                waiting.appendleft(Job(again, run.source.encode("utf-8", "replace")))
-        self._requests.on_interpreter_replaced()
+    def _post_settings(self) -> None:
+        self._child_processes.post(link_messages.SetRules(), self._runner.rules.packed())
 
     # -- the end of a run ----------------------------------------------------------------------------------------
 
-    def _on_run_end(self, run: Run, outcome: str, detail: Optional[Detail]) -> None:
+    def _on_run_end(self, run: Run, outcome: str, detail: Optional[ErrorDetail]) -> None:
         why, self._unfit = self._unfit, ""
         if why:
-            self._replace_unfit(run, why)
+            self._replacement.replace_unfit(run, why)
         if run.visible:
             self._results.send(run, outcome, detail)
         else:

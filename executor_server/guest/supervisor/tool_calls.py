@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import os
 
+from ..wire.link_messages import ToolReply
 from .run import Call
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Optional
+    from typing import Optional
 
     from ..files.transfers import Transfers
     from ..wire.messages import ToolResult
@@ -43,8 +44,7 @@ class ToolCalls:
 
     def refuse(self, call: Call, message: str) -> None:
         """Raises RuntimeError in the program, at the call."""
-        answer = {"t": "reply", "call": call.waiting_id, "ok": False, "type": "RuntimeError"}
-        self._child_processes.post(answer, message.encode())
+        self._child_processes.post(_refusal(call), message.encode())
 
     def refuse_open(self, run: Run) -> None:
         """Refuses the open calls of a run that has ended: its threads would wait for ever."""
@@ -59,13 +59,17 @@ class ToolCalls:
                 os.close(fd)
             return
         call = run.close_call(result.call)
-        answer: dict[str, Any] = {"t": "reply", "call": call.waiting_id, "ok": result.ok}
         if not result.ok:
-            answer["type"] = result.type or ""
+            reply = ToolReply(call=call.waiting_id, ok=False, type=result.type or "")
         elif result.blob is not None and fd is None:
-            answer.update(ok=False, type="RuntimeError")
-            body = b"the tool's answer did not arrive whole"
-        elif call.name in self.final_tools:
-            answer["final"] = True
-            run.final_call_id = run.final_call_id or result.call
-        self._child_processes.post(answer, body, memfd=fd)
+            reply, body = _refusal(call), b"the tool's answer did not arrive whole"
+        else:
+            final = call.name in self.final_tools
+            reply = ToolReply(call=call.waiting_id, ok=True, final=final)
+            if final:
+                run.final_call_id = run.final_call_id or result.call
+        self._child_processes.post(reply, body, memfd=fd)
+
+
+def _refusal(call: Call) -> ToolReply:
+    return ToolReply(call=call.waiting_id, ok=False, type="RuntimeError")

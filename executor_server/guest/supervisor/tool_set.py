@@ -9,12 +9,13 @@ import os
 
 from ..wire.frames import FrameError
 from ..wire.lean import dumps
+from ..wire.link_messages import PlacedTool, PlaceTools, ShipTools, ToolPart
 from ..wire.messages import RegisterTools
 from ..wire.tools import MAX_INLINE_BYTES, MAX_SHIPPED_BYTES, is_named, listed_tools, places
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Callable, Optional, Union
+    from typing import Callable, Optional, Union
 
     Post = Callable[..., None]
 
@@ -31,7 +32,7 @@ class ToolSet:
     """The tools of one registration. Owns their memory files."""
 
     def __init__(self) -> None:
-        self._listed: list[dict[str, Any]] = []
+        self._listed: list[PlacedTool] = []
         self._parts: list[tuple[int, str, Union[bytes, int]]] = []
 
     @classmethod
@@ -49,16 +50,15 @@ class ToolSet:
         position = request.listed
         shipped_bytes = 0
         for index, tool in enumerate(listed_tools(request, body)):
-            entry: dict[str, Any] = {
-                "name": tool.name,
-                "description": tool.description,
-                "parameters": tool.parameters,
-                "final": tool.final,
-            }
-            if tool.modules is not None:
-                entry["modules"] = tool.modules
-                entry["entry"] = tool.entry or ""
-            self._listed.append(entry)
+            placed = PlacedTool(
+                name=tool.name,
+                description=tool.description,
+                parameters=tool.parameters,
+                final=tool.final,
+                modules=tool.modules,
+                entry=tool.entry or "",
+            )
+            self._listed.append(placed)
             for part, place in places(tool):
                 if place.blob is not None:
                     data: Union[bytes, int, None] = take_blob(place.blob)
@@ -82,27 +82,31 @@ class ToolSet:
     @property
     def called(self) -> frozenset[str]:
         """Names of the tools whose calls the client answers."""
-        return frozenset(tool["name"] for tool in self._listed if "modules" not in tool)
+        return frozenset(tool.name for tool in self._listed if tool.modules is None)
 
     @property
     def final(self) -> frozenset[str]:
         """Names of the tools whose answer is the final one."""
-        return frozenset(tool["name"] for tool in self._listed if tool["final"])
+        return frozenset(tool.name for tool in self._listed if tool.final)
 
-    def forbid(self, patterns: list[str], why_not: str) -> dict[str, str]:
-        """Drops the shipped tools that no pattern names; returns their names, each with the reason."""
-        forbidden = {}
+    def forbid(self, patterns: list[str], why_not: str) -> list[str]:
+        """Drops the shipped tools that no pattern names; returns the names of those that were not dropped before."""
+        forbidden = []
         for index, tool in enumerate(self._listed):
-            is_allowed = any(is_named(pattern, tool["name"]) for pattern in patterns)
-            if "modules" in tool and not is_allowed and tool.get("why_not") != why_not:
-                tool["why_not"] = forbidden[tool["name"]] = why_not
+            is_allowed = any(is_named(pattern, tool.name) for pattern in patterns)
+            if tool.modules is not None and not is_allowed and tool.why_not != why_not:
+                self._listed[index] = tool.but(why_not=why_not)
+                forbidden.append(tool.name)
                 self._close([part for part in self._parts if part[0] == index])
         return forbidden
 
     def post_called(self, post: Post, why_not: str) -> None:
         """Gives an interpreter the tools that the client answers; the others raise an error with `why_not`."""
-        listed = [{"why_not": why_not, **tool} if "modules" in tool else tool for tool in self._listed]
-        post({"t": "tools"}, dumps(listed))
+        listed = [
+            tool if tool.modules is None or tool.why_not is not None else tool.but(why_not=why_not)
+            for tool in self._listed
+        ]
+        post(PlaceTools(), _packed(listed))
 
     def post_all(self, post: Post, *, again: bool) -> None:
         """Gives an interpreter all tools; it answers when it has made those that run in it.
@@ -110,12 +114,12 @@ class ToolSet:
         With `again`, they were made before, in another interpreter: each that can be made is kept, even if one fails.
         """
         for index, part, data in self._parts:
-            head = {"t": "part", "tool": self._listed[index]["name"], "part": part}
+            message = ToolPart(tool=self._listed[index].name, part=part)
             if isinstance(data, bytes):
-                post(head, data)
+                post(message, data)
             else:
-                post(head, memfd=os.dup(data))
-        post({"t": "ship", "again": again}, dumps(self._listed))
+                post(message, memfd=os.dup(data))
+        post(ShipTools(again=again), _packed(self._listed))
 
     def close(self) -> None:
         """Closes the memory files. Idempotent."""
@@ -126,3 +130,7 @@ class ToolSet:
             if isinstance(data, int):
                 os.close(data)
         self._parts = [part for part in self._parts if part not in parts]
+
+
+def _packed(tools: list[PlacedTool]) -> bytes:
+    return dumps([tool.head() for tool in tools])

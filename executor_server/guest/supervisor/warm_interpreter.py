@@ -13,6 +13,7 @@ import sys
 from ..wire import link
 from ..wire.frames import FrameError
 from ..wire.lean import socket
+from ..wire.link_messages import Booted, Importing, NotImported, message_of
 from ..wire.loop import READ, Loop
 from .children import Child, end_child, spawn
 
@@ -20,7 +21,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Callable, Optional
 
-    Receive = Callable[[Child, Callable[[link.Message], None]], None]
+    Receive = Callable[[Child, Callable[[link.Packet], None]], None]
 
 # Characters of a module's name in the line on standard error.
 _MAX_NAME_CHARS = 100
@@ -39,7 +40,7 @@ class WarmInterpreter:
         modules: list[str],
         program: Callable[[socket.socket, list[str]], None],
         receive: Receive,
-        on_ready: Callable[[Child, link.Message], None],
+        on_ready: Callable[[Child, link.Packet], None],
     ) -> None:
         self._loop = loop
         self._modules = list(modules)
@@ -108,35 +109,35 @@ class WarmInterpreter:
         """
         for _ in range(2 * len(self._modules)):
             try:
-                message = link.receive(child.sock, link.INLINE_BYTES)
+                packet = link.receive(child.sock, link.INLINE_BYTES)
             except (BlockingIOError, link.LinkClosed, FrameError):
                 return
             try:
-                if message.head.text("t", 32) != "booted":
-                    self._on_message(message)
+                if not isinstance(message_of(packet), Booted):
+                    self._on_message(packet)
             except FrameError:
                 return
             finally:
-                message.close()
+                packet.close()
 
     def _on_readable(self, _events: int) -> None:
         if self._child is not None:
             self._receive(self._child, self._on_message)
 
-    def _on_message(self, message: link.Message) -> None:
-        message.close_fds()  # no message has any
-        link.read_body(message, link.INLINE_BYTES)
-        kind = message.head.text("t", 32)
-        if kind == "importing":
-            self._importing = message.head.text("name", 4096)
-        elif kind == "not_imported":
-            self._leave_out(message.head.text("name", 4096), message.head.text("why", 64))
-        elif kind == "booted":
+    def _on_message(self, packet: link.Packet) -> None:
+        packet.close_fds()  # no message has any
+        link.read_body(packet, link.INLINE_BYTES)
+        message = message_of(packet)
+        if isinstance(message, Importing):
+            self._importing = message.name
+        elif isinstance(message, NotImported):
+            self._leave_out(message.name, message.why)
+        elif isinstance(message, Booted):
             child, self._child = self._child, None
             assert child is not None
-            self._on_ready(child, message)
+            self._on_ready(child, packet)
         else:
-            raise FrameError(f"an unknown message {kind!r}")
+            raise FrameError(f"a message {message.kind!r} of an interpreter that imports ahead")
 
     def _leave_out(self, name: str, why: str) -> None:
         """Imports a module ahead no more, and says so once on standard error."""

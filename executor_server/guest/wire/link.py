@@ -19,9 +19,9 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Optional
 
+    from .link_messages import LinkMessage
+
 INLINE_BYTES = 64 * 1024
-MAX_REASON_CHARS = 300  # a child's reason for not going on
-MAX_MESSAGE_CHARS = 4000  # a message in the interpreter's answer to a request
 _PACKET_BYTES = 4 + 64 * 1024 + INLINE_BYTES
 _MAX_FDS = 5  # a payload, stdout and stderr, and both of the time between runs
 
@@ -34,10 +34,10 @@ class LinkClosed(Exception):
     """The other end is gone."""
 
 
-class Message:
-    """A message that came. Its descriptors are the receiver's, until `take_memfd` hands the payload's on."""
+class Packet:
+    """A message as it came. Its descriptors are the receiver's, until `take_memfd` hands the payload's on."""
 
-    __slots__ = ("body", "fds", "head", "memfd", "size")
+    __slots__ = ("body", "fds", "head", "memfd", "message", "size")
 
     def __init__(self, head: Fields, body: bytes, memfd: Optional[int], size: int, fds: list[int]) -> None:
         self.head = head
@@ -45,6 +45,7 @@ class Message:
         self.memfd = memfd
         self.size = size  # bytes of the body, inline or in `memfd`
         self.fds = fds  # others that came along
+        self.message: Optional[LinkMessage] = None  # the head, once it was read (link_messages.py)
 
     def take_memfd(self) -> Optional[int]:
         """The memory file, from now on the caller's to close; None where the body came in the packet."""
@@ -140,32 +141,32 @@ def read_memfd(fd: int, size: int) -> bytes:
         os.close(fd)
 
 
-def read_body(message: Message, max_bytes: Optional[int] = None) -> bytes:
+def read_body(packet: Packet, max_bytes: Optional[int] = None) -> bytes:
     """The body of a message, wherever it is; closes its memory file. Raises FrameError for a larger one, unread."""
-    if max_bytes is not None and message.size > max_bytes:
-        raise FrameError(f"a body of {message.size} bytes, at most {max_bytes} are expected")
-    memfd = message.take_memfd()
-    return message.body if memfd is None else read_memfd(memfd, message.size)
+    if max_bytes is not None and packet.size > max_bytes:
+        raise FrameError(f"a body of {packet.size} bytes, at most {max_bytes} are expected")
+    memfd = packet.take_memfd()
+    return packet.body if memfd is None else read_memfd(memfd, packet.size)
 
 
-def send(sock: socket.socket, head: dict[str, Any], body: bytes = b"", fds: tuple[int, ...] = ()) -> None:
+def send(sock: socket.socket, message: LinkMessage, body: bytes = b"", fds: tuple[int, ...] = ()) -> None:
     """Sends one message. `fds` stay the caller's.
 
     Raises LinkClosed, and BlockingIOError where a non-blocking link is full.
     """
     if len(body) <= INLINE_BYTES:
-        _send_packet(sock, encode_head(head), body, fds)
+        _send_packet(sock, encode_head(message.head()), body, fds)
         return
     memfd = sealed_memfd([body])
     try:
-        _send_packet(sock, encode_head({**head, "memfd": True}), b"", (memfd, *fds))
+        _send_packet(sock, encode_head({**message.head(), "memfd": True}), b"", (memfd, *fds))
     finally:
         os.close(memfd)
 
 
-def forward(sock: socket.socket, head: dict[str, Any], memfd: int) -> None:
+def forward(sock: socket.socket, message: LinkMessage, memfd: int) -> None:
     """Sends one message whose body is an existing sealed memory file, which stays the caller's."""
-    _send_packet(sock, encode_head({**head, "memfd": True}), b"", (memfd,))
+    _send_packet(sock, encode_head({**message.head(), "memfd": True}), b"", (memfd,))
 
 
 def _send_packet(sock: socket.socket, head: bytes, body: bytes, fds: tuple[int, ...]) -> None:
@@ -177,7 +178,7 @@ def _send_packet(sock: socket.socket, head: bytes, body: bytes, fds: tuple[int, 
         raise LinkClosed("the other end is gone") from error
 
 
-def receive(sock: socket.socket, max_bytes: int) -> Message:
+def receive(sock: socket.socket, max_bytes: int) -> Packet:
     """The next message. Raises LinkClosed, FrameError, and BlockingIOError where none waits on a non-blocking link."""
     try:
         data, ancillary, flags, _ = sock.recvmsg(
@@ -202,11 +203,11 @@ def receive(sock: socket.socket, max_bytes: int) -> Message:
         head = decode_head(data[4 : 4 + head_length])
         if "memfd" not in head:
             body = data[4 + head_length :]
-            return Message(head, body, None, len(body), owned)
+            return Packet(head, body, None, len(body), owned)
         if not owned:
             raise FrameError("a payload without its memory file")
         size = checked_memfd(owned[0], max_bytes)
-        return Message(head, b"", owned[0], size, owned[1:])
+        return Packet(head, b"", owned[0], size, owned[1:])
     except BaseException:
         for fd in owned:
             os.close(fd)

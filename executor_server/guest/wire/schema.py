@@ -37,17 +37,19 @@ _ID_CHARACTERS = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz
 _ID_CHARS = 64
 _MAX_INTEGER = 2**63 - 1
 _REQUIRED = object()
+_KINDS = {Fields.text: str, Fields.integer: int}  # readers whose check `Record.read` makes by itself
 
 
 class Field:
     """One field: the function that checks its value, its bounds, and its default."""
 
-    __slots__ = ("bounds", "default", "reader")
+    __slots__ = ("bounds", "default", "kind", "reader")
 
     def __init__(self, default: Any, reader: Callable[..., Any], *bounds: Any) -> None:
         self.default = default
         self.reader = reader
         self.bounds = bounds
+        self.kind = _KINDS.get(reader)
 
 
 def text(max_chars: int, *, default: Any = _REQUIRED) -> Any:
@@ -145,20 +147,21 @@ class Record:
     fields: dict[str, Field] = {}  # noqa: RUF012 - each class has its own
     _blank: dict[str, Any] = {}  # noqa: RUF012 - the fields in their order, with their defaults
     _required: set[str] = set()  # noqa: RUF012
-    _is_flat = True  # no record is in it
+    _is_flat = True  # no record is in it, and no field that may be left out
 
     def __init_subclass__(cls) -> None:
         """Collects the fields. They stay in the class: an instance's values hide them, and removing them takes time."""
-        is_flat = cls._is_flat
+        own = [(name, field) for name, field in vars(cls).items() if type(field) is Field]
+        if not own:
+            return
         fields, blank, required = dict(cls.fields), dict(cls._blank), set(cls._required)
-        for name, field in vars(cls).items():
-            if type(field) is Field:
-                fields[name], blank[name] = field, field.default
-                if field.default is _REQUIRED:
-                    required.add(name)
-                if field.reader is _read_record or field.reader is _read_records:
-                    is_flat = False
-        cls.fields, cls._blank, cls._required, cls._is_flat = fields, blank, required, is_flat
+        for name, field in own:
+            fields[name], blank[name] = field, field.default
+            if field.default is _REQUIRED:
+                required.add(name)
+            if field.default is None or field.reader is _read_record or field.reader is _read_records:
+                cls._is_flat = False
+        cls.fields, cls._blank, cls._required = fields, blank, required
 
     def __init__(self, **values: Any) -> None:
         """Raises TypeError for a missing or unknown field, which is a bug of ours."""
@@ -177,12 +180,15 @@ class Record:
     def __eq__(self, other: object) -> bool:
         return type(self) is type(other) and self.__dict__ == other.__dict__
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in self.__dict__.items())})"
+
     __hash__ = None  # type: ignore[assignment]  # a list may be in it
 
     def head(self) -> dict[str, Any]:
         """Returns the fields as they are written, in the order of the class; those that are None are left out."""
         if self._is_flat:
-            return {name: value for name, value in self.__dict__.items() if value is not None}
+            return dict(self.__dict__)
         return {name: _written(value) for name, value in self.__dict__.items() if value is not None}
 
     def but(self: R, **changes: Any) -> R:
@@ -195,8 +201,16 @@ class Record:
         new, values = cls.__new__(cls), fields.values
         own = new.__dict__
         for name, field in cls.fields.items():
-            if name in values or field.default is _REQUIRED:
-                own[name] = field.reader(fields, name, *field.bounds)
+            if name in values:
+                value, bounds, fits = values[name], field.bounds, False
+                # Texts and integers, which nearly all fields are, are checked here in a third of the time of a reader.
+                if field.kind is str:
+                    fits = type(value) is str and len(value) <= bounds[0]
+                elif field.kind is int:
+                    fits = type(value) is int and bounds[0] <= value <= bounds[1]
+                own[name] = value if fits else field.reader(fields, name, *bounds)
+            elif field.default is _REQUIRED:
+                own[name] = field.reader(fields, name, *field.bounds)  # raises
             else:
                 own[name] = field.default
         return new
@@ -232,19 +246,24 @@ def message_of(frame: Frame) -> Message:
 
 def read_listed(cls: type[R], data: bytes, max_items: int, what: str) -> list[R]:
     """Reads a JSON list of records. Raises FrameError."""
-    try:
-        listed = loads(data)
-    except (ValueError, RecursionError) as error:
-        raise FrameError(f"{what} that are not JSON") from error
-    return [cls.read(fields) for fields in Fields({what: listed}).objects(what, max_items)]
+    return [cls.read(fields) for fields in Fields({what: _loaded(data, what)}).objects(what, max_items)]
+
+
+def read_texts(data: bytes, max_items: int, max_chars: int, what: str) -> list[str]:
+    """Reads a JSON list of texts. Raises FrameError."""
+    return Fields({what: _loaded(data, what)}).texts(what, max_items, max_chars)
 
 
 def read_object(cls: type[R], data: bytes, what: str) -> R:
     """Reads a record from JSON. Raises FrameError."""
-    try:
-        values = loads(data)
-    except (ValueError, RecursionError) as error:
-        raise FrameError(f"{what} that is not JSON") from error
+    values = _loaded(data, what)
     if not isinstance(values, dict):
-        raise FrameError(f"{what} that is not an object")
+        raise FrameError(f"{what}: not an object")
     return cls.read(Fields(values))
+
+
+def _loaded(data: bytes, what: str) -> Any:
+    try:
+        return loads(data)
+    except (ValueError, RecursionError) as error:
+        raise FrameError(f"{what}: not JSON") from error

@@ -15,7 +15,9 @@ from executor_server.config import dotted
 from executor_server.core import LANGUAGE_RULES, is_covered, is_denied
 from executor_server.policy.file import PolicyFile, Tenant
 from executor_server.policy.hosts import is_covered_host, is_denied_host, pattern_of
+from executor_server.policy.packages_table import ANY_PACKAGE, age_s
 from executor_server.policy.profile import Profile
+from executor_server.policy.requirement import Requirement, read_requirement
 
 Direction = Literal["looser", "tighter", ""]
 
@@ -102,7 +104,9 @@ def _values(profile: Profile) -> Iterator[tuple[str, Any]]:
 
 
 def _leaves(path: str, value: Any) -> Iterator[tuple[str, Any]]:
-    if isinstance(value, Mapping):
+    if path == "packages.imports":  # the keys are the author's, and not the same in every profile
+        yield path, tuple(f"{module} = {name}" for module, name in sorted(value.items()))
+    elif isinstance(value, Mapping):
         for key, each in value.items():
             yield from _leaves(f"{path}.{key}", each)
     else:
@@ -163,7 +167,24 @@ def _denies_fewer_hosts(old: Any, new: Any) -> bool:
     return all(is_denied_host(pattern_of(text), old) for text in new)
 
 
-_OF_PATTERNS = (_covers_imports, _denies_fewer, _covers_tools, _covers_hosts, _denies_fewer_hosts)
+def _covers_packages(old: Any, new: Any) -> bool:
+    had, has = _bounds(old), _bounds(new)
+    if ANY_PACKAGE in old:  # a name in the new list would narrow what the star covered in the old one
+        return ANY_PACKAGE in new and has.keys() <= had.keys() and all(had[each].is_within(has[each]) for each in has)
+    return all(each.is_within(has[name]) if name in has else ANY_PACKAGE in new for name, each in had.items())
+
+
+def _bounds(allowed: Collection[str]) -> dict[str, Requirement]:
+    found = (read_requirement(text) for text in allowed if text != ANY_PACKAGE)
+    return {each.name: each for each in found}
+
+
+def _counts_newer(old: Any, new: Any) -> bool:
+    """Compares the ages below which files of an index don't count."""
+    return (0 if new is None else age_s(new)) <= (0 if old is None else age_s(old))
+
+
+_OF_PATTERNS = (_covers_imports, _denies_fewer, _covers_tools, _covers_hosts, _denies_fewer_hosts, _covers_packages)
 _COMPARISONS: Mapping[str, Comparison | None] = {
     "on_reload": None,
     "imports.default": _covers_imports,
@@ -177,6 +198,11 @@ _COMPARISONS: Mapping[str, Comparison | None] = {
     "network.denied": _denies_fewer_hosts,
     "network.secrets": None,
     "network.audit": None,
+    "packages.allowed": _covers_packages,
+    "packages.lock": None,
+    "packages.exclude_newer": _counts_newer,
+    "packages.wheels_only": None,
+    "packages.imports": None,
     "audit.code": None,
     "audit.fail_closed": _less,
 }

@@ -31,6 +31,7 @@ from executor_server.policy.grants import PolicySummary
 from executor_server.policy.hosts import is_covered_host, is_denied_host, pattern_of
 from executor_server.policy.inheritance import lineage
 from executor_server.policy.network import CONFIGURED_SECRETS
+from executor_server.policy.packages import CONFIGURED_INDEX
 
 
 @dataclass(frozen=True)
@@ -127,14 +128,11 @@ def _place_of_invalid(written: _Written, error: ExecutorError) -> Place:
 
 
 def _place(written: _Written, question: Question, violation: Violation) -> Place:
-    if violation.rule in (CONFIGURED_BACKEND, CONFIGURED_SECRETS):
+    if violation.rule in (CONFIGURED_BACKEND, CONFIGURED_INDEX, CONFIGURED_SECRETS):
         return written.place_in_config(undotted(violation.rule))
     place = written.place(undotted(violation.rule))
     if violation.rule.endswith(".network.secrets"):
         return replace(place, advice=f"{place.advice}; or another backend first (sandbox.backends), which sets headers")
-    if violation.kind is ViolationKind.UNSUPPORTED:
-        advice = f"{dotted(undotted(violation.rule)[2:])}: no value of it would grant this, it can't be enforced yet"
-        return Place(advice, place.line)
     limit = violation.field.removeprefix("limits.")
     if ".limits.default." in violation.rule and getattr(question.limits, limit, None) is not None:
         return Place(f"nothing of the policy: the session itself asks for no more (limits.{limit} of the request)")

@@ -159,3 +159,103 @@ class GetSessionNetworkResponse(_message.Message):
     connections: _containers.RepeatedCompositeFieldContainer[OpenConnection]
     denials: _containers.RepeatedCompositeFieldContainer[DeniedConnection]
     def __init__(self, rules: _Optional[_Union[_types_pb2.NetworkRules, _Mapping]] = ..., usage: _Optional[_Union[_types_pb2.NetworkUsage, _Mapping]] = ..., exhausted: bool = ..., connections: _Optional[_Iterable[_Union[OpenConnection, _Mapping]]] = ..., denials: _Optional[_Iterable[_Union[DeniedConnection, _Mapping]]] = ...) -> None: ...
+
+class ListEnvironmentsRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class RequestedPackages(_message.Message):
+    __slots__ = ("packages",)
+    PACKAGES_FIELD_NUMBER: _ClassVar[int]
+    packages: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, packages: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class Environment(_message.Message):
+    __slots__ = ("environment_id", "size_bytes", "create_time", "use_time", "sandboxes", "tenants", "requests", "images", "pins")
+    ENVIRONMENT_ID_FIELD_NUMBER: _ClassVar[int]
+    SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    CREATE_TIME_FIELD_NUMBER: _ClassVar[int]
+    USE_TIME_FIELD_NUMBER: _ClassVar[int]
+    SANDBOXES_FIELD_NUMBER: _ClassVar[int]
+    TENANTS_FIELD_NUMBER: _ClassVar[int]
+    REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    IMAGES_FIELD_NUMBER: _ClassVar[int]
+    PINS_FIELD_NUMBER: _ClassVar[int]
+    environment_id: str
+    size_bytes: int
+    create_time: _timestamp_pb2.Timestamp
+    use_time: _timestamp_pb2.Timestamp
+    sandboxes: int
+    tenants: _containers.RepeatedScalarFieldContainer[str]
+    requests: _containers.RepeatedCompositeFieldContainer[RequestedPackages]
+    images: _containers.RepeatedScalarFieldContainer[str]
+    pins: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, environment_id: _Optional[str] = ..., size_bytes: _Optional[int] = ..., create_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., use_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., sandboxes: _Optional[int] = ..., tenants: _Optional[_Iterable[str]] = ..., requests: _Optional[_Iterable[_Union[RequestedPackages, _Mapping]]] = ..., images: _Optional[_Iterable[str]] = ..., pins: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class EnvironmentBuild(_message.Message):
+    __slots__ = ("packages", "image", "tenant", "progress", "is_refresh", "age_s")
+    PACKAGES_FIELD_NUMBER: _ClassVar[int]
+    IMAGE_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    PROGRESS_FIELD_NUMBER: _ClassVar[int]
+    IS_REFRESH_FIELD_NUMBER: _ClassVar[int]
+    AGE_S_FIELD_NUMBER: _ClassVar[int]
+    packages: _containers.RepeatedScalarFieldContainer[str]
+    image: str
+    tenant: str
+    progress: str
+    is_refresh: bool
+    age_s: float
+    def __init__(self, packages: _Optional[_Iterable[str]] = ..., image: _Optional[str] = ..., tenant: _Optional[str] = ..., progress: _Optional[str] = ..., is_refresh: bool = ..., age_s: _Optional[float] = ...) -> None: ...
+
+class ListEnvironmentsResponse(_message.Message):
+    __slots__ = ("environments", "builds", "total_bytes", "max_bytes")
+    ENVIRONMENTS_FIELD_NUMBER: _ClassVar[int]
+    BUILDS_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_BYTES_FIELD_NUMBER: _ClassVar[int]
+    MAX_BYTES_FIELD_NUMBER: _ClassVar[int]
+    environments: _containers.RepeatedCompositeFieldContainer[Environment]
+    builds: _containers.RepeatedCompositeFieldContainer[EnvironmentBuild]
+    total_bytes: int
+    max_bytes: int
+    def __init__(self, environments: _Optional[_Iterable[_Union[Environment, _Mapping]]] = ..., builds: _Optional[_Iterable[_Union[EnvironmentBuild, _Mapping]]] = ..., total_bytes: _Optional[int] = ..., max_bytes: _Optional[int] = ...) -> None: ...
+
+class GetEnvironmentRequest(_message.Message):
+    __slots__ = ("environment_id",)
+    ENVIRONMENT_ID_FIELD_NUMBER: _ClassVar[int]
+    environment_id: str
+    def __init__(self, environment_id: _Optional[str] = ...) -> None: ...
+
+class GetEnvironmentResponse(_message.Message):
+    __slots__ = ("environment", "modules", "interpreter", "platform", "uv_version", "lock_sha256", "lock")
+    ENVIRONMENT_FIELD_NUMBER: _ClassVar[int]
+    MODULES_FIELD_NUMBER: _ClassVar[int]
+    INTERPRETER_FIELD_NUMBER: _ClassVar[int]
+    PLATFORM_FIELD_NUMBER: _ClassVar[int]
+    UV_VERSION_FIELD_NUMBER: _ClassVar[int]
+    LOCK_SHA256_FIELD_NUMBER: _ClassVar[int]
+    LOCK_FIELD_NUMBER: _ClassVar[int]
+    environment: Environment
+    modules: _containers.RepeatedScalarFieldContainer[str]
+    interpreter: str
+    platform: str
+    uv_version: str
+    lock_sha256: str
+    lock: str
+    def __init__(self, environment: _Optional[_Union[Environment, _Mapping]] = ..., modules: _Optional[_Iterable[str]] = ..., interpreter: _Optional[str] = ..., platform: _Optional[str] = ..., uv_version: _Optional[str] = ..., lock_sha256: _Optional[str] = ..., lock: _Optional[str] = ...) -> None: ...
+
+class CollectEnvironmentsRequest(_message.Message):
+    __slots__ = ("max_bytes",)
+    MAX_BYTES_FIELD_NUMBER: _ClassVar[int]
+    max_bytes: int
+    def __init__(self, max_bytes: _Optional[int] = ...) -> None: ...
+
+class CollectEnvironmentsResponse(_message.Message):
+    __slots__ = ("environment_ids", "freed_bytes", "total_bytes")
+    ENVIRONMENT_IDS_FIELD_NUMBER: _ClassVar[int]
+    FREED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_BYTES_FIELD_NUMBER: _ClassVar[int]
+    environment_ids: _containers.RepeatedScalarFieldContainer[str]
+    freed_bytes: int
+    total_bytes: int
+    def __init__(self, environment_ids: _Optional[_Iterable[str]] = ..., freed_bytes: _Optional[int] = ..., total_bytes: _Optional[int] = ...) -> None: ...

@@ -65,6 +65,21 @@ class AdminServiceStub(object):
                 request_serializer=executor__api_dot_v1_dot_admin__service__pb2.GetSessionNetworkRequest.SerializeToString,
                 response_deserializer=executor__api_dot_v1_dot_admin__service__pb2.GetSessionNetworkResponse.FromString,
                 _registered_method=True)
+        self.ListEnvironments = channel.unary_unary(
+                '/executor_api.v1.AdminService/ListEnvironments',
+                request_serializer=executor__api_dot_v1_dot_admin__service__pb2.ListEnvironmentsRequest.SerializeToString,
+                response_deserializer=executor__api_dot_v1_dot_admin__service__pb2.ListEnvironmentsResponse.FromString,
+                _registered_method=True)
+        self.GetEnvironment = channel.unary_unary(
+                '/executor_api.v1.AdminService/GetEnvironment',
+                request_serializer=executor__api_dot_v1_dot_admin__service__pb2.GetEnvironmentRequest.SerializeToString,
+                response_deserializer=executor__api_dot_v1_dot_admin__service__pb2.GetEnvironmentResponse.FromString,
+                _registered_method=True)
+        self.CollectEnvironments = channel.unary_unary(
+                '/executor_api.v1.AdminService/CollectEnvironments',
+                request_serializer=executor__api_dot_v1_dot_admin__service__pb2.CollectEnvironmentsRequest.SerializeToString,
+                response_deserializer=executor__api_dot_v1_dot_admin__service__pb2.CollectEnvironmentsResponse.FromString,
+                _registered_method=True)
 
 
 class AdminServiceServicer(object):
@@ -114,6 +129,29 @@ class AdminServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListEnvironments(self, request, context):
+        """Returns the environments of packages, the last used first, and those that are being made. Repeating is harmless.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetEnvironment(self, request, context):
+        """Returns one environment with its lock. NOT_FOUND. Repeating is harmless.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def CollectEnvironments(self, request, context):
+        """Removes environments that no sandbox has, the least recently used first, until so much is left on the disk; returns
+        when they are gone. Packages whose environment could not be made may be tried again then. UNAVAILABLE (the disk
+        fails). Repeated: removes those that no sandbox has any more.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -146,6 +184,21 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.GetSessionNetwork,
                     request_deserializer=executor__api_dot_v1_dot_admin__service__pb2.GetSessionNetworkRequest.FromString,
                     response_serializer=executor__api_dot_v1_dot_admin__service__pb2.GetSessionNetworkResponse.SerializeToString,
+            ),
+            'ListEnvironments': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListEnvironments,
+                    request_deserializer=executor__api_dot_v1_dot_admin__service__pb2.ListEnvironmentsRequest.FromString,
+                    response_serializer=executor__api_dot_v1_dot_admin__service__pb2.ListEnvironmentsResponse.SerializeToString,
+            ),
+            'GetEnvironment': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetEnvironment,
+                    request_deserializer=executor__api_dot_v1_dot_admin__service__pb2.GetEnvironmentRequest.FromString,
+                    response_serializer=executor__api_dot_v1_dot_admin__service__pb2.GetEnvironmentResponse.SerializeToString,
+            ),
+            'CollectEnvironments': grpc.unary_unary_rpc_method_handler(
+                    servicer.CollectEnvironments,
+                    request_deserializer=executor__api_dot_v1_dot_admin__service__pb2.CollectEnvironmentsRequest.FromString,
+                    response_serializer=executor__api_dot_v1_dot_admin__service__pb2.CollectEnvironmentsResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -311,6 +364,87 @@ class AdminService(object):
             '/executor_api.v1.AdminService/GetSessionNetwork',
             executor__api_dot_v1_dot_admin__service__pb2.GetSessionNetworkRequest.SerializeToString,
             executor__api_dot_v1_dot_admin__service__pb2.GetSessionNetworkResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListEnvironments(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/executor_api.v1.AdminService/ListEnvironments',
+            executor__api_dot_v1_dot_admin__service__pb2.ListEnvironmentsRequest.SerializeToString,
+            executor__api_dot_v1_dot_admin__service__pb2.ListEnvironmentsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetEnvironment(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/executor_api.v1.AdminService/GetEnvironment',
+            executor__api_dot_v1_dot_admin__service__pb2.GetEnvironmentRequest.SerializeToString,
+            executor__api_dot_v1_dot_admin__service__pb2.GetEnvironmentResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CollectEnvironments(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/executor_api.v1.AdminService/CollectEnvironments',
+            executor__api_dot_v1_dot_admin__service__pb2.CollectEnvironmentsRequest.SerializeToString,
+            executor__api_dot_v1_dot_admin__service__pb2.CollectEnvironmentsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -8,7 +8,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class CreateSessionRequest(_message.Message):
-    __slots__ = ("request_id", "image", "authorized_imports", "limits", "labels", "prelude", "backend", "network", "packages", "lease_id")
+    __slots__ = ("request_id", "image", "authorized_imports", "limits", "labels", "prelude", "backend", "network", "packages", "lease_id", "modules")
     class LabelsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -26,6 +26,7 @@ class CreateSessionRequest(_message.Message):
     NETWORK_FIELD_NUMBER: _ClassVar[int]
     PACKAGES_FIELD_NUMBER: _ClassVar[int]
     LEASE_ID_FIELD_NUMBER: _ClassVar[int]
+    MODULES_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     image: str
     authorized_imports: _containers.RepeatedScalarFieldContainer[str]
@@ -36,13 +37,36 @@ class CreateSessionRequest(_message.Message):
     network: _containers.RepeatedScalarFieldContainer[str]
     packages: _containers.RepeatedScalarFieldContainer[str]
     lease_id: str
-    def __init__(self, request_id: _Optional[str] = ..., image: _Optional[str] = ..., authorized_imports: _Optional[_Iterable[str]] = ..., limits: _Optional[_Union[_types_pb2.Limits, _Mapping]] = ..., labels: _Optional[_Mapping[str, str]] = ..., prelude: _Optional[str] = ..., backend: _Optional[str] = ..., network: _Optional[_Iterable[str]] = ..., packages: _Optional[_Iterable[str]] = ..., lease_id: _Optional[str] = ...) -> None: ...
+    modules: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, request_id: _Optional[str] = ..., image: _Optional[str] = ..., authorized_imports: _Optional[_Iterable[str]] = ..., limits: _Optional[_Union[_types_pb2.Limits, _Mapping]] = ..., labels: _Optional[_Mapping[str, str]] = ..., prelude: _Optional[str] = ..., backend: _Optional[str] = ..., network: _Optional[_Iterable[str]] = ..., packages: _Optional[_Iterable[str]] = ..., lease_id: _Optional[str] = ..., modules: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class CreateSessionResponse(_message.Message):
     __slots__ = ("session",)
     SESSION_FIELD_NUMBER: _ClassVar[int]
     session: _types_pb2.Session
     def __init__(self, session: _Optional[_Union[_types_pb2.Session, _Mapping]] = ...) -> None: ...
+
+class PrepareEnvironmentRequest(_message.Message):
+    __slots__ = ("packages", "image", "backend")
+    PACKAGES_FIELD_NUMBER: _ClassVar[int]
+    IMAGE_FIELD_NUMBER: _ClassVar[int]
+    BACKEND_FIELD_NUMBER: _ClassVar[int]
+    packages: _containers.RepeatedScalarFieldContainer[str]
+    image: str
+    backend: str
+    def __init__(self, packages: _Optional[_Iterable[str]] = ..., image: _Optional[str] = ..., backend: _Optional[str] = ...) -> None: ...
+
+class PrepareEnvironmentResponse(_message.Message):
+    __slots__ = ("environment_id", "pins", "size_bytes", "modules")
+    ENVIRONMENT_ID_FIELD_NUMBER: _ClassVar[int]
+    PINS_FIELD_NUMBER: _ClassVar[int]
+    SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    MODULES_FIELD_NUMBER: _ClassVar[int]
+    environment_id: str
+    pins: _containers.RepeatedScalarFieldContainer[str]
+    size_bytes: int
+    modules: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, environment_id: _Optional[str] = ..., pins: _Optional[_Iterable[str]] = ..., size_bytes: _Optional[int] = ..., modules: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class GetSessionRequest(_message.Message):
     __slots__ = ("session_id", "lease_id")

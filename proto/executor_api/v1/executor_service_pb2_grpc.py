@@ -46,6 +46,11 @@ class ExecutorServiceStub(object):
                 request_serializer=executor__api_dot_v1_dot_executor__service__pb2.CreateSessionRequest.SerializeToString,
                 response_deserializer=executor__api_dot_v1_dot_executor__service__pb2.CreateSessionResponse.FromString,
                 _registered_method=True)
+        self.PrepareEnvironment = channel.unary_unary(
+                '/executor_api.v1.ExecutorService/PrepareEnvironment',
+                request_serializer=executor__api_dot_v1_dot_executor__service__pb2.PrepareEnvironmentRequest.SerializeToString,
+                response_deserializer=executor__api_dot_v1_dot_executor__service__pb2.PrepareEnvironmentResponse.FromString,
+                _registered_method=True)
         self.GetSession = channel.unary_unary(
                 '/executor_api.v1.ExecutorService/GetSession',
                 request_serializer=executor__api_dot_v1_dot_executor__service__pb2.GetSessionRequest.SerializeToString,
@@ -167,7 +172,19 @@ class ExecutorServiceServicer(object):
         """Makes a session: a sandbox with one interpreter. Repeated with the same request_id: the same session, unchanged.
         INVALID_ARGUMENT (a field's form), PERMISSION_DENIED (more than the policy grants; every violation is listed),
         RESOURCE_EXHAUSTED (too many sessions; the message lists the caller's own), UNAVAILABLE (no sandbox can be made
-        now; with reason IMAGE_NOT_READY: the image is missing or is being fetched).
+        now; with reason IMAGE_NOT_READY: the image is missing or is being fetched, or the environment of the packages is
+        being made), FAILED_PRECONDITION with reason ENVIRONMENT_FAILED (it can't be made of these packages).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def PrepareEnvironment(self, request, context):
+        """Returns the environment that CreateSession with the same packages, image and backend would give its sandbox, and
+        begins to make it where it is not there yet. Makes no session. To be repeated while the answer is UNAVAILABLE with
+        reason IMAGE_NOT_READY, whose metadata has the progress (docs/protocol.md).
+        INVALID_ARGUMENT and PERMISSION_DENIED as CreateSession; UNAVAILABLE (it is being made, or can't be made now),
+        FAILED_PRECONDITION with reason ENVIRONMENT_FAILED (it can't be made of these). Repeating is harmless.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -368,6 +385,11 @@ def add_ExecutorServiceServicer_to_server(servicer, server):
                     request_deserializer=executor__api_dot_v1_dot_executor__service__pb2.CreateSessionRequest.FromString,
                     response_serializer=executor__api_dot_v1_dot_executor__service__pb2.CreateSessionResponse.SerializeToString,
             ),
+            'PrepareEnvironment': grpc.unary_unary_rpc_method_handler(
+                    servicer.PrepareEnvironment,
+                    request_deserializer=executor__api_dot_v1_dot_executor__service__pb2.PrepareEnvironmentRequest.FromString,
+                    response_serializer=executor__api_dot_v1_dot_executor__service__pb2.PrepareEnvironmentResponse.SerializeToString,
+            ),
             'GetSession': grpc.unary_unary_rpc_method_handler(
                     servicer.GetSession,
                     request_deserializer=executor__api_dot_v1_dot_executor__service__pb2.GetSessionRequest.FromString,
@@ -508,6 +530,33 @@ class ExecutorService(object):
             '/executor_api.v1.ExecutorService/CreateSession',
             executor__api_dot_v1_dot_executor__service__pb2.CreateSessionRequest.SerializeToString,
             executor__api_dot_v1_dot_executor__service__pb2.CreateSessionResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PrepareEnvironment(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/executor_api.v1.ExecutorService/PrepareEnvironment',
+            executor__api_dot_v1_dot_executor__service__pb2.PrepareEnvironmentRequest.SerializeToString,
+            executor__api_dot_v1_dot_executor__service__pb2.PrepareEnvironmentResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -172,7 +172,7 @@ class Limits(_message.Message):
     def __init__(self, wall_time_s: _Optional[float] = ..., cpu_time_s: _Optional[float] = ..., operations: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., processes: _Optional[int] = ..., output_bytes: _Optional[int] = ..., disk_bytes: _Optional[int] = ..., idle_time_s: _Optional[float] = ..., session_time_s: _Optional[float] = ..., session_operations: _Optional[int] = ..., owner_grace_s: _Optional[float] = ..., max_files: _Optional[int] = ...) -> None: ...
 
 class Session(_message.Message):
-    __slots__ = ("session_id", "state", "generation", "backend", "image", "limits", "authorized_imports", "python_version", "create_time", "expire_time", "warm", "labels", "lost_reason", "policy", "denied_imports", "refused_language", "missing_modules", "leased", "network", "denied_network", "network_usage")
+    __slots__ = ("session_id", "state", "generation", "backend", "image", "limits", "authorized_imports", "python_version", "create_time", "expire_time", "warm", "labels", "lost_reason", "policy", "denied_imports", "refused_language", "missing_modules", "leased", "network", "denied_network", "network_usage", "packages", "environment_id", "images_with_missing")
     class LabelsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -201,6 +201,9 @@ class Session(_message.Message):
     NETWORK_FIELD_NUMBER: _ClassVar[int]
     DENIED_NETWORK_FIELD_NUMBER: _ClassVar[int]
     NETWORK_USAGE_FIELD_NUMBER: _ClassVar[int]
+    PACKAGES_FIELD_NUMBER: _ClassVar[int]
+    ENVIRONMENT_ID_FIELD_NUMBER: _ClassVar[int]
+    IMAGES_WITH_MISSING_FIELD_NUMBER: _ClassVar[int]
     session_id: str
     state: SessionState
     generation: int
@@ -222,7 +225,10 @@ class Session(_message.Message):
     network: _containers.RepeatedScalarFieldContainer[str]
     denied_network: _containers.RepeatedScalarFieldContainer[str]
     network_usage: NetworkUsage
-    def __init__(self, session_id: _Optional[str] = ..., state: _Optional[_Union[SessionState, str]] = ..., generation: _Optional[int] = ..., backend: _Optional[str] = ..., image: _Optional[str] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., authorized_imports: _Optional[_Iterable[str]] = ..., python_version: _Optional[str] = ..., create_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., expire_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., warm: bool = ..., labels: _Optional[_Mapping[str, str]] = ..., lost_reason: _Optional[str] = ..., policy: _Optional[_Union[PolicyRef, _Mapping]] = ..., denied_imports: _Optional[_Iterable[str]] = ..., refused_language: _Optional[_Iterable[str]] = ..., missing_modules: _Optional[_Iterable[str]] = ..., leased: bool = ..., network: _Optional[_Iterable[str]] = ..., denied_network: _Optional[_Iterable[str]] = ..., network_usage: _Optional[_Union[NetworkUsage, _Mapping]] = ...) -> None: ...
+    packages: _containers.RepeatedScalarFieldContainer[str]
+    environment_id: str
+    images_with_missing: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, session_id: _Optional[str] = ..., state: _Optional[_Union[SessionState, str]] = ..., generation: _Optional[int] = ..., backend: _Optional[str] = ..., image: _Optional[str] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., authorized_imports: _Optional[_Iterable[str]] = ..., python_version: _Optional[str] = ..., create_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., expire_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., warm: bool = ..., labels: _Optional[_Mapping[str, str]] = ..., lost_reason: _Optional[str] = ..., policy: _Optional[_Union[PolicyRef, _Mapping]] = ..., denied_imports: _Optional[_Iterable[str]] = ..., refused_language: _Optional[_Iterable[str]] = ..., missing_modules: _Optional[_Iterable[str]] = ..., leased: bool = ..., network: _Optional[_Iterable[str]] = ..., denied_network: _Optional[_Iterable[str]] = ..., network_usage: _Optional[_Union[NetworkUsage, _Mapping]] = ..., packages: _Optional[_Iterable[str]] = ..., environment_id: _Optional[str] = ..., images_with_missing: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class PolicyRef(_message.Message):
     __slots__ = ("profile", "version", "fingerprint")
@@ -520,8 +526,24 @@ class NetworkRules(_message.Message):
     max_connection_s: float
     def __init__(self, default_hosts: _Optional[_Iterable[str]] = ..., allowed_hosts: _Optional[_Iterable[str]] = ..., denied_hosts: _Optional[_Iterable[str]] = ..., secrets: _Optional[_Iterable[_Union[NetworkSecret, _Mapping]]] = ..., max_connections: _Optional[int] = ..., max_new_connections_per_minute: _Optional[int] = ..., max_sent_bytes: _Optional[int] = ..., max_received_bytes: _Optional[int] = ..., max_connection_s: _Optional[float] = ...) -> None: ...
 
+class PackagesPolicy(_message.Message):
+    __slots__ = ("allowed", "locked", "auto", "max_requirements", "max_environment_bytes", "exclude_newer_s")
+    ALLOWED_FIELD_NUMBER: _ClassVar[int]
+    LOCKED_FIELD_NUMBER: _ClassVar[int]
+    AUTO_FIELD_NUMBER: _ClassVar[int]
+    MAX_REQUIREMENTS_FIELD_NUMBER: _ClassVar[int]
+    MAX_ENVIRONMENT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    EXCLUDE_NEWER_S_FIELD_NUMBER: _ClassVar[int]
+    allowed: _containers.RepeatedScalarFieldContainer[str]
+    locked: _containers.RepeatedScalarFieldContainer[str]
+    auto: bool
+    max_requirements: int
+    max_environment_bytes: int
+    exclude_newer_s: float
+    def __init__(self, allowed: _Optional[_Iterable[str]] = ..., locked: _Optional[_Iterable[str]] = ..., auto: bool = ..., max_requirements: _Optional[int] = ..., max_environment_bytes: _Optional[int] = ..., exclude_newer_s: _Optional[float] = ...) -> None: ...
+
 class Policy(_message.Message):
-    __slots__ = ("policy", "default_limits", "max_limits", "default_imports", "allowed_imports", "images", "backend", "tool_placements", "network", "denied_imports", "refused_language", "allowed_tools", "files", "execution_default_limits", "execution_max_limits", "quotas", "backends", "state", "network_rules")
+    __slots__ = ("policy", "default_limits", "max_limits", "default_imports", "allowed_imports", "images", "backend", "tool_placements", "network", "denied_imports", "refused_language", "allowed_tools", "files", "execution_default_limits", "execution_max_limits", "quotas", "backends", "state", "network_rules", "packages")
     POLICY_FIELD_NUMBER: _ClassVar[int]
     DEFAULT_LIMITS_FIELD_NUMBER: _ClassVar[int]
     MAX_LIMITS_FIELD_NUMBER: _ClassVar[int]
@@ -541,6 +563,7 @@ class Policy(_message.Message):
     BACKENDS_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     NETWORK_RULES_FIELD_NUMBER: _ClassVar[int]
+    PACKAGES_FIELD_NUMBER: _ClassVar[int]
     policy: PolicyRef
     default_limits: Limits
     max_limits: Limits
@@ -560,4 +583,5 @@ class Policy(_message.Message):
     backends: _containers.RepeatedScalarFieldContainer[str]
     state: StateRules
     network_rules: NetworkRules
-    def __init__(self, policy: _Optional[_Union[PolicyRef, _Mapping]] = ..., default_limits: _Optional[_Union[Limits, _Mapping]] = ..., max_limits: _Optional[_Union[Limits, _Mapping]] = ..., default_imports: _Optional[_Iterable[str]] = ..., allowed_imports: _Optional[_Iterable[str]] = ..., images: _Optional[_Iterable[str]] = ..., backend: _Optional[str] = ..., tool_placements: _Optional[_Iterable[str]] = ..., network: _Optional[str] = ..., denied_imports: _Optional[_Iterable[str]] = ..., refused_language: _Optional[_Iterable[str]] = ..., allowed_tools: _Optional[_Iterable[str]] = ..., files: _Optional[_Union[FileLimits, _Mapping]] = ..., execution_default_limits: _Optional[_Union[Limits, _Mapping]] = ..., execution_max_limits: _Optional[_Union[Limits, _Mapping]] = ..., quotas: _Optional[_Union[Quotas, _Mapping]] = ..., backends: _Optional[_Iterable[str]] = ..., state: _Optional[_Union[StateRules, _Mapping]] = ..., network_rules: _Optional[_Union[NetworkRules, _Mapping]] = ...) -> None: ...
+    packages: PackagesPolicy
+    def __init__(self, policy: _Optional[_Union[PolicyRef, _Mapping]] = ..., default_limits: _Optional[_Union[Limits, _Mapping]] = ..., max_limits: _Optional[_Union[Limits, _Mapping]] = ..., default_imports: _Optional[_Iterable[str]] = ..., allowed_imports: _Optional[_Iterable[str]] = ..., images: _Optional[_Iterable[str]] = ..., backend: _Optional[str] = ..., tool_placements: _Optional[_Iterable[str]] = ..., network: _Optional[str] = ..., denied_imports: _Optional[_Iterable[str]] = ..., refused_language: _Optional[_Iterable[str]] = ..., allowed_tools: _Optional[_Iterable[str]] = ..., files: _Optional[_Union[FileLimits, _Mapping]] = ..., execution_default_limits: _Optional[_Union[Limits, _Mapping]] = ..., execution_max_limits: _Optional[_Union[Limits, _Mapping]] = ..., quotas: _Optional[_Union[Quotas, _Mapping]] = ..., backends: _Optional[_Iterable[str]] = ..., state: _Optional[_Union[StateRules, _Mapping]] = ..., network_rules: _Optional[_Union[NetworkRules, _Mapping]] = ..., packages: _Optional[_Union[PackagesPolicy, _Mapping]] = ...) -> None: ...

@@ -6,6 +6,8 @@ import asyncio
 import contextlib
 import socket
 import ssl
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ from executor_server.guest.egress import reasons
 from executor_server.guest.egress.protocols import Tunnel, Used
 from executor_server.guest.egress.refusals import Refusal
 from tests.support.certificates import Authority
-from tests.support.egress_engine import SESSION, SOON_S, Engine, Recorder, client_hello, echo, engine
+from tests.support.egress_engine import SESSION, SOON_S, Engine, Handler, Recorder, client_hello, echo, engine
 
 MIB = 2**20
 
@@ -289,18 +291,98 @@ async def test_other_ports_take_any_protocol_and_check_a_clienthello_all_the_sam
         (b"SSH-2.0-client\r\n\r\n", reasons.BAD_REQUEST),
     ],
 )  # fmt: skip
-async def test_first_request_in_a_tunnel_to_80_is_for_the_name(request_head: bytes, reason: str) -> None:
-    connector = PortConnector()
-    async with engine(connector=connector) as running:
-        connector.ports[80] = await running.start_server(echo)
-        running.allow("a.example:80")
+async def test_request_in_a_tunnel_to_80_is_for_the_name(request_head: bytes, reason: str) -> None:
+    async with web_server(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok") as (running, heads):
         reader, _ = await running.tunnel("a.example:80", request_head)
-        if not reason:
-            assert await _exactly(reader, len(request_head)) == request_head
-            return
         answer = await _rest(reader)
+        if not reason:
+            assert (_status(answer), answer[-2:]) == (200, b"ok")
+            assert [_header(head, b"Host") for head in heads] == [b"a.example"]
+            return
         assert _status(answer) == (421 if reason == reasons.MISDIRECTED else 400)
         assert running.recorder.denials[0]["reason"] == reason
+        assert heads == []
+
+
+@asynccontextmanager
+async def web_server(response: bytes, then: Handler = echo) -> AsyncIterator[tuple[Engine, list[bytes]]]:
+    """An engine with a server at port 80 of a.example: it notes each head, answers the first, and serves the rest."""
+    heads: list[bytes] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        heads.append(await reader.readuntil(b"\r\n\r\n"))
+        writer.write(response)
+        if b" 101 " in response:
+            await then(reader, writer)
+        elif more := await reader.read(65536):
+            heads.append(more)
+
+    connector = PortConnector()
+    async with engine(connector=connector) as running:
+        connector.ports[80] = await running.start_server(serve)
+        running.allow("a.example:80")
+        yield running, heads
+
+
+_GET = b"GET / HTTP/1.1\r\nHost: a.example\r\n"
+_EVIL = b"GET /evil HTTP/1.1\r\nHost: other.example\r\n\r\n"
+_OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: keep-alive\r\n\r\nok"
+_WEBSOCKET = _GET + b"Upgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Key: key\r\n\r\n"
+_SWITCHING = b"HTTP/1.1 101 Switching\r\nUpgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Accept: a\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        _GET + b"\r\n",
+        _GET + b"Connection: keep-alive\r\n\r\n",
+        _GET + b"Upgrade: h2c\r\nConnection: Upgrade, HTTP2-Settings\r\nHTTP2-Settings: x\r\n\r\n",
+        _GET + b"Upgrade: websocket, h2c\r\nConnection: Upgrade\r\n\r\n",
+        _WEBSOCKET,
+        b"POST / HTTP/1.1\r\nHost: a.example\r\nContent-Length: 0\r\n\r\n",
+    ],
+)
+async def test_a_request_for_another_host_can_not_follow_in_a_tunnel_to_80(first: bytes) -> None:
+    """At once, behind the first, and later, when it was answered as one that leaves the connection open."""
+    async with web_server(_OK) as (running, heads):
+        reader, _ = await running.tunnel("a.example:80", first + _EVIL)
+        assert b"\r\nConnection: close" in (answer := await _rest(reader)) and _status(answer) == 200
+        reader, writer = await running.tunnel("a.example:80", first)
+        async with asyncio.timeout(SOON_S):
+            assert _status(await reader.readuntil(b"ok")) == 200
+        writer.write(_EVIL)
+        assert await _rest(reader) == b""
+        await running.recorder.last_closed(2)
+        assert len(heads) == 2
+        assert not any(b"evil" in head or b"other.example" in head or b"h2c" in head for head in heads)
+
+
+async def test_a_tunnel_to_80_may_switch_to_websocket() -> None:
+    """All that came behind the two heads is passed on and counted, and what follows is copied."""
+    early, late = b"early frame", b"late frame"
+    async with web_server(_SWITCHING + b"greeting") as (running, heads):
+        reader, writer = await running.tunnel("a.example:80", _WEBSOCKET + early)
+        async with asyncio.timeout(SOON_S):
+            head = await reader.readuntil(b"\r\n\r\n")
+        assert _status(head) == 101
+        assert (_header(head, b"Upgrade"), _header(head, b"Sec-WebSocket-Accept")) == (b"websocket", b"a")
+        assert (_header(heads[0], b"Upgrade"), _header(heads[0], b"Sec-WebSocket-Key")) == (b"websocket", b"key")
+        assert await _exactly(reader, len(b"greeting" + early)) == b"greeting" + early
+        writer.write(late)
+        assert await _exactly(reader, len(late)) == late
+        writer.write_eof()
+        assert await _rest(reader) == b""
+        closed = await running.recorder.last_closed()
+        assert closed["sent_bytes"] == len(heads[0] + early + late)
+        assert closed["received_bytes"] == len(_SWITCHING + b"greeting" + early + late)
+
+
+async def test_a_server_that_switches_unasked_is_not_followed() -> None:
+    async with web_server(_SWITCHING) as (running, heads):
+        for first in (_GET + b"\r\n", _GET + b"Upgrade: h2c\r\nConnection: Upgrade\r\n\r\n"):
+            reader, _ = await running.tunnel("a.example:80", first + _EVIL)
+            assert _status(await _rest(reader)) == 502
+        assert len(heads) == 2
 
 
 # ----------------------------------------------------------------------------------------------------------------------

@@ -29,6 +29,7 @@ from executor_client import (
     NetworkUsage,
     NotFoundError,
     OpaqueValue,
+    PackagesPolicy,
     PolicyRef,
     PolicyViolationError,
     PreconditionError,
@@ -53,6 +54,8 @@ def test_session_is_asked_for_and_described(client: Any, daemon: FakeDaemon) -> 
     assert (session.info.denied_imports, session.info.refused_language) == (("os",), ("dynamic_code",))
     assert (session.network, session.info.denied_network) == (("pypi.org:443",), ("gist.github.com",))
     assert session.info.network_usage == NetworkUsage(2, 1, 1000, 234)
+    assert (session.info.packages, session.info.environment_id) == (("polars>=1",), "env-1")
+    assert session.info.images_with_missing == ("data",)
     session.close()
     session.close()
     assert daemon.names() == ["CreateSession", "DeleteSession"]
@@ -92,6 +95,20 @@ def test_policy_is_told_whole(client: Any) -> None:
     assert policy.network
 
 
+def test_packages_of_a_policy_are_told_whole(client: Any, daemon: FakeDaemon) -> None:
+    assert client.get_policy().packages == PackagesPolicy() and not client.get_policy().packages
+    daemon.policy = types.Policy(
+        packages=types.PackagesPolicy(
+            allowed=["pandas>=2", "*"], auto=True, max_requirements=3, max_environment_bytes=2**33, exclude_newer_s=0.5
+        )
+    )
+    assert client.get_policy().packages == PackagesPolicy(
+        allowed=("pandas>=2", "*"), auto=True, max_requirements=3, max_environment_bytes=2**33, exclude_newer_s=0.5
+    )
+    daemon.policy = types.Policy(packages=types.PackagesPolicy(locked=["x==1"]))
+    assert client.get_policy().packages == PackagesPolicy(locked=("x==1",)) and client.get_policy().packages
+
+
 def test_a_daemon_that_knows_no_network_has_none(client: Any, daemon: FakeDaemon) -> None:
     daemon.policy = types.Policy(network="none")
     assert client.get_policy().network == NetworkRules() and not client.get_policy().network
@@ -109,10 +126,15 @@ def test_list_without_end_is_not_taken(client: Any, daemon: FakeDaemon, monkeypa
         getattr(daemon.policy.network_rules, name).extend(["x"] * 3)
         with pytest.raises(ProtocolError, match="more than 2"):
             client.get_policy()
+    for name in ("allowed", "locked"):
+        daemon.policy = types.Policy()
+        getattr(daemon.policy.packages, name).extend(["x"] * 3)
+        with pytest.raises(ProtocolError, match="more than 2"):
+            client.get_policy()
     daemon.policy = types.Policy(network_rules=types.NetworkRules(secrets=[types.NetworkSecret()] * 3))
     with pytest.raises(ProtocolError, match="more than 2"):
         client.get_policy()
-    for name in ("denied_imports", "network", "denied_network"):
+    for name in ("denied_imports", "network", "denied_network", "packages", "images_with_missing"):
         daemon.sessions = [types.Session(state=types.SESSION_STATE_IDLE)]
         getattr(daemon.sessions[0], name).extend(["x"] * 3)
         with pytest.raises(ProtocolError, match="more than 2"):

@@ -15,7 +15,15 @@ import pytest
 
 from executor_api.v1 import executor_service_pb2 as pb
 from executor_api.v1 import types_pb2 as types
-from executor_client import ExecutorClient, UnavailableError, Wait, WaitKind
+from executor_client import (
+    EnvironmentFailed,
+    ExecutorClient,
+    PreconditionError,
+    Progress,
+    UnavailableError,
+    Wait,
+    WaitKind,
+)
 from tests.support.fake_daemon import (
     SESSION,
     TOKEN,
@@ -24,6 +32,7 @@ from tests.support.fake_daemon import (
     Cut,
     FakeDaemon,
     Refusal,
+    building,
     busy,
     log,
     result,
@@ -106,8 +115,15 @@ def test_what_ends_quickly_is_not_told(client: Any, daemon: FakeDaemon, watcher:
             30.0,
         ),
         (busy(grpc.StatusCode.UNAVAILABLE, "IMAGE_NOT_READY"), WaitKind.IMAGE, "the image", "refused", 600.0),
+        (
+            building("installing", 17, 23),
+            WaitKind.IMAGE,
+            "the environment",
+            "installing, 17 of 23 packages",
+            600.0,
+        ),
     ],
-    ids=["away", "draining", "full", "image"],
+    ids=["away", "draining", "full", "image", "environment"],
 )
 def test_wait_before_a_call_is_made_again_is_told(
     client: Any,
@@ -124,6 +140,23 @@ def test_wait_before_a_call_is_made_again_is_told(
     wait = watcher.first()
     assert (wait.kind, wait.reason, wait.gives_up_after_s) == (kind, reason, gives_up_after_s)
     assert wait.what == what.replace("ADDRESS", daemon.address) and 0.02 <= wait.waited_s < 20
+
+
+@pytest.mark.usefixtures("impatient")
+def test_progress_of_an_environment_is_told(client: Any, daemon: FakeDaemon, watcher: Watcher) -> None:
+    refuse_until_reported(daemon, watcher, "CreateSession", building("installing", 17, 23), WaitKind.IMAGE)
+    client.create_session(packages=["polars"])
+    assert watcher.first().progress == Progress("installing", 17, 23, "packages")
+    asked = [request for name, request in daemon.requests if name == "CreateSession"]
+    assert list(asked[-1].packages) == ["polars"] and len({request.request_id for request in asked}) == 1
+
+
+def test_environment_that_cannot_be_made_is_an_error_of_its_own(client: Any, daemon: FakeDaemon) -> None:
+    words = "because a and b contradict each other, no version of a can be used"
+    daemon.refusals["CreateSession"].append(Refusal(grpc.StatusCode.FAILED_PRECONDITION, "ENVIRONMENT_FAILED", words))
+    with pytest.raises(EnvironmentFailed, match=words) as caught:
+        client.create_session(packages=["a", "b"])
+    assert caught.value.reason == "ENVIRONMENT_FAILED" and isinstance(caught.value, PreconditionError)
 
 
 @pytest.mark.usefixtures("impatient")

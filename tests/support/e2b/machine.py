@@ -26,9 +26,11 @@ from typing import Any
 
 from executor_server.backends.local.bubblewrap import find_bwrap
 from executor_server.backends.local.descriptors import kill, read_within, wait_readable
-from executor_server.backends.local.images import Image, probe_image
+from executor_server.backends.local.images import probe_image
+from tests.support.e2b.wall import Wall
 
-SYSTEM_DIRECTORIES = tuple(Path(name) for name in ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32"))
+SYSTEM_DIRECTORIES = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
+ETC_DIRECTORIES = tuple(f"/etc/{name}" for name in ("alternatives", "chromium", "chromium.d", "fonts", "ssl/certs"))
 INSIDE = Path(__file__).parent / "inside"
 PLACE = "/.e2b"
 _RUN = f"import sys; sys.path.insert(0, {PLACE!r}); from inside.runner import main; main()"
@@ -104,11 +106,19 @@ class Machine:
     """Started by `start`, ended by `destroy`; belongs to the event loop that started it."""
 
     def __init__(
-        self, environment: Mapping[str, str], *, has_python: bool, outside: Mapping[str, str] | None = None
+        self,
+        environment: Mapping[str, str],
+        *,
+        has_python: bool,
+        outside: Mapping[str, str] | None = None,
+        root: Path | None = None,
     ) -> None:
-        """`outside`: addresses by their names; with it the machine has the network of this host."""
+        """`outside`: addresses by their names; with it the machine reaches them through a wall. `root`: a directory with
+        the files of another system, whose programs it has in place of this host's."""
+        self._programs = _programs_of_host() if root is None else _programs_of(root)
         self._environment = environment
         self._outside = outside
+        self.wall = Wall(outside or {})
         self._has_python = has_python
         self._process: subprocess.Popen[bytes] | None = None
         self._first: int | None = None  # the first process of bubblewrap's namespace, as the host numbers it
@@ -121,7 +131,6 @@ class Machine:
         self._writer: asyncio.StreamWriter | None = None
         self._ended = asyncio.Event()
         self._ending = asyncio.Lock()
-        self.is_frozen = False
 
     @property
     def has_ended(self) -> bool:
@@ -155,6 +164,9 @@ class Machine:
                         said = stderr_file.read(10_000).decode(errors="replace").strip()
                         raise MachineMissing(f"a sandbox did not start: {said}") from error
             self._reader = asyncio.create_task(self._read(reader))
+            if self._outside is not None:
+                assert self._first is not None
+                await self.wall.open(self._first)
         except BaseException:
             if ours is not None:
                 ours.close()
@@ -166,15 +178,7 @@ class Machine:
         try:
             # In this thread and not in a helper: the process dies with the thread that started it.
             self._process = subprocess.Popen(  # noqa: ASYNC220
-                [
-                    *_bwrap_arguments(info_write, has_network=self._outside is not None),
-                    "--",
-                    str(_image().python),
-                    "-I",
-                    "-B",
-                    "-c",
-                    _RUN,
-                ],
+                [*_bwrap_arguments(info_write, self._programs), "--", self._programs.python, "-I", "-B", "-c", _RUN],
                 stdin=config,
                 stdout=subprocess.DEVNULL,
                 stderr=stderr_file,
@@ -198,17 +202,14 @@ class Machine:
         self._first_fd = os.pidfd_open(self._first)
 
     def _config(self, fd: int) -> dict[str, Any]:
-        image = _image()
-        directories = [str(place) for place in (*SYSTEM_DIRECTORIES, *image.directories) if not place.is_symlink()]
-        directories = [place for place in directories if Path(place).is_dir()]
-        system_links = [(place, place.readlink()) for place in SYSTEM_DIRECTORIES if place.is_symlink()]
-        path = f"{image.python.parent}:{_SYSTEM_PATH}" if self._has_python else _SYSTEM_PATH
+        programs = self._programs
+        path = f"{Path(programs.python).parent}:{_SYSTEM_PATH}" if self._has_python else _SYSTEM_PATH
         return {
             "socket": fd,
             "first_id": _FIRST_HOST_ID + secrets.randbelow(_HOST_ID_SLOTS) * _IDS,
             "disk_bytes": DISK_BYTES,
-            "directories": [*directories, *_mounted_etc(), f"{PLACE}/inside"],
-            "links": [(str(link), str(target)) for link, target in (*system_links, *image.links)],
+            "directories": [*programs.directories, f"{PLACE}/inside"],
+            "links": list(programs.links.items()),
             "hidden": [] if self._has_python else [(place, "python") for place in _PROGRAMS],
             "etc": {**_ETC, "hosts": _ETC["hosts"] + _hosts(self._outside or {})},
             "has_network": self._outside is not None,
@@ -240,6 +241,7 @@ class Machine:
             os.close(self._first_fd)
             self._first_fd = None
         self._end()
+        await self.wall.close()
         if self._reader is not None:
             self._reader.cancel()
             await asyncio.gather(self._reader, return_exceptions=True)
@@ -261,7 +263,6 @@ class Machine:
         Returns when all have stopped: a signal takes time, and until then they run and fork.
         """
         assert self._first is not None
-        self.is_frozen = True
         async with asyncio.timeout(FREEZE_TIMEOUT_S):
             while running := [pid for pid in _descendants(self._first) if not self._stands_still(pid)]:
                 for pid in running:
@@ -280,7 +281,6 @@ class Machine:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGCONT)
         self._frozen = []
-        self.is_frozen = False
 
     # Talking with the runner
 
@@ -404,40 +404,48 @@ async def _read_frame(reader: asyncio.StreamReader) -> dict[str, Any]:
     return message
 
 
+@dataclass(frozen=True)
+class _Programs:
+    """The read-only part of a machine's files, by the paths in it."""
+
+    python: str
+    directories: Mapping[str, str]  # to the directories of this host
+    links: Mapping[str, str]  # to their targets
+
+
 @functools.cache
-def _image() -> Image:
-    return probe_image("double", Path(sys.executable))
+def _programs_of_host() -> _Programs:
+    """Returns this host's system, and the Python environment that the tests run in."""
+    image = probe_image("double", Path(sys.executable))
+    own = _programs_of(Path("/"))
+    directories = {**own.directories, **{str(place): str(place) for place in image.directories}}
+    return _Programs(str(image.python), directories, {**own.links, **{str(a): str(b) for a, b in image.links}})
 
 
-def _mounted_etc() -> Iterator[str]:
-    return (place for place in ("/etc/alternatives", "/etc/fonts", "/etc/ssl/certs") if Path(place).is_dir())
+def _programs_of(root: Path) -> _Programs:
+    """Returns the system in a directory, with its own Python."""
+    places = {name: root / name[1:] for name in (*SYSTEM_DIRECTORIES, *ETC_DIRECTORIES)}
+    directories = {name: str(place) for name, place in places.items() if place.is_dir() and not place.is_symlink()}
+    links = {name: str(place.readlink()) for name, place in places.items() if place.is_symlink()}
+    return _Programs("/usr/bin/python3", directories, links)
 
 
 def _hosts(addresses: Mapping[str, str]) -> str:
     return "".join(f"{address} {name}\n" for name, address in addresses.items())
 
 
-def _bwrap_arguments(info_fd: int, *, has_network: bool) -> Iterator[str]:
-    image = _image()
+def _bwrap_arguments(info_fd: int, programs: _Programs) -> Iterator[str]:
     yield from (str(find_bwrap().path), "--info-fd", str(info_fd), "--die-with-parent", "--as-pid-1", "--new-session")
-    yield from ("--unshare-pid", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try")
-    if not has_network:
-        yield "--unshare-net"
-    for directory in SYSTEM_DIRECTORIES:
-        if directory.is_symlink():
-            yield from ("--symlink", str(directory.readlink()), str(directory))
-        elif directory.is_dir():
-            yield from ("--ro-bind", str(directory), str(directory))
+    yield from ("--unshare-pid", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try", "--unshare-net")
     # The machine's root has no rights here: the directories above its files must be open to all.
-    places = [Path(PLACE, "inside"), *image.directories, *(link for link, _ in image.links), *map(Path, _mounted_etc())]
+    places = map(Path, (f"{PLACE}/inside", *programs.directories, *programs.links))
     for parent in sorted({parent for place in places for parent in place.parents} - {Path("/")}):
-        yield from ("--perms", "0755", "--dir", str(parent))
-    for name in _mounted_etc():
-        yield from ("--ro-bind", name, name)
-    for place in image.directories:
-        yield from ("--ro-bind", str(place), str(place))
-    for link, target in image.links:
-        yield from ("--symlink", target, str(link))
+        if str(parent) not in programs.directories:
+            yield from ("--perms", "0755", "--dir", str(parent))
+    for name, place in sorted(programs.directories.items()):
+        yield from ("--ro-bind", place, name)
+    for name, target in programs.links.items():
+        yield from ("--symlink", target, name)
     yield from ("--ro-bind", str(INSIDE), f"{PLACE}/inside", "--dir", "/proc", "--dir", "/dev")
     for name in ("null", "zero", "full", "random", "urandom", "tty"):
         yield from ("--dev-bind", f"/dev/{name}", f"/dev/{name}")

@@ -29,12 +29,12 @@ from tests.support.e2b import envd, interpreter
 from tests.support.e2b.answers import ApiError, Cut, Outgoing, connect_error, strike
 from tests.support.e2b.faults import Fault, Kind, Request, Rule, Storm
 from tests.support.e2b.machine import Machine, MachineError, MachineMissing
+from tests.support.e2b.wall import Wall
 
 ENVD_PORT, INTERPRETER_PORT = "49983", "49999"
 ENVD_VERSION = "0.6.7"
 DEFAULT_LIFETIME_S = 300
 LIFETIME_MAX_S = 24 * 3600
-BODY_BYTES_MAX = 64 * 2**20
 LOG_ENTRIES_MAX = 100_000
 PAGE_MAX = 100
 T = TypeVar("T")
@@ -46,6 +46,7 @@ class Template:
     template_id: str
     has_python: bool = True
     has_interpreter: bool = False
+    root: Path | None = None  # the files of another system than this host
 
 
 TEMPLATES = (
@@ -66,7 +67,6 @@ class DoubleSandbox:
     started_at: float
     end_at: float
     machine: Machine
-    network: dict[str, Any] | None = None  # as it was set last
     state: str = "running"
     contexts: dict[str, interpreter.Context] = field(default_factory=dict)
     timer: asyncio.TimerHandle | None = None
@@ -76,12 +76,16 @@ class DoubleSandbox:
     def metadata(self) -> dict[str, str]:
         return self.asked.get("metadata") or {}
 
+    @property
+    def wall(self) -> Wall:
+        return self.machine.wall
+
 
 class Double:
     """Serves from `async with` on, in the event loop of its caller.
 
     `max_sandboxes` may run at one time; `port` 0 is any that is free. `outside`: addresses by their names; machines then
-    have this host's network and these names. The hosts that they are to let out are kept, and not enforced.
+    know these names, and reach those that they are to let out. Without it they have no network at all.
     """
 
     def __init__(
@@ -228,7 +232,10 @@ class Double:
         lifetime_s = _lifetime(asked)
         self._reserve()
         try:
-            machine = Machine(asked.get("envVars") or {}, has_python=template.has_python, outside=self._outside)
+            machine = Machine(
+                asked.get("envVars") or {}, has_python=template.has_python, outside=self._outside, root=template.root
+            )
+            machine.wall.network = {"allow_internet_access": asked.get("allow_internet_access", True)}
             await machine.start()
         finally:
             self._creating -= 1
@@ -389,7 +396,7 @@ class Double:
                 await self._end(self._known(sandbox_id))
                 return web.Response(status=204)
             case "PUT", ["sandboxes", sandbox_id, "network"]:
-                self._known(sandbox_id).network = await _object(request)
+                self._known(sandbox_id).wall.network = await _object(request)
                 return web.Response(status=204)
             case "POST", ["sandboxes", sandbox_id, action]:
                 return await self._act(self._known(sandbox_id), action, await _object(request))

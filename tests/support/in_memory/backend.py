@@ -13,6 +13,7 @@ from typing import ClassVar
 
 from executor_server.backends.base import HostFinding, KnownSandbox
 from executor_server.backends.directory import new_sandbox_id
+from executor_server.backends.environments import Environment, refuse_packages
 from executor_server.core.errors import BackendFull, ImageNotReady, SandboxFailure
 from executor_server.core.model import SandboxSpec
 from executor_server.guest.wire.tokens import CHAIN_LENGTH
@@ -162,6 +163,7 @@ class MemoryBackend:
         return self._fingerprint(spec)
 
     def _fingerprint(self, spec: SandboxSpec) -> str:
+        refuse_packages(spec, self.name)
         if spec.image not in self._images:
             raise SandboxFailure(f"no image {spec.image!r} is configured")
         if spec.image not in self._host.images:
@@ -193,6 +195,10 @@ class MemoryBackend:
 
     def _forget(self, sandbox_id: str) -> None:
         self._live.pop(sandbox_id, None)
+
+    async def prepare_environment(self, spec: SandboxSpec) -> Environment | None:
+        refuse_packages(spec, self.name)
+        return None
 
     async def check_host(self) -> Sequence[HostFinding]:
         return [HostFinding("memory", ok=not self._host.down, detail="It keeps everything in this process.")]

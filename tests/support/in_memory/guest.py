@@ -23,7 +23,8 @@ from executor_server.guest.files.transfers import Transfers
 from executor_server.guest.interpreter.host_tools import _tool_exception, decode_value, encode_value
 from executor_server.guest.interpreter.shipped import missing_modules
 from executor_server.guest.supervisor.log_relay import LogRelay
-from executor_server.guest.supervisor.run import GRACE_S, Call, Phase, Run, Settings, Warning, error
+from executor_server.guest.supervisor.outcomes import limit_error
+from executor_server.guest.supervisor.run import GRACE_S, Call, Phase, Run, Settings, Warning
 from executor_server.guest.wire.frames import CHUNK_BYTES, PROTOCOL_VERSION, Frame, FrameError
 from executor_server.guest.wire.messages import (
     BlobBegin,
@@ -31,6 +32,7 @@ from executor_server.guest.wire.messages import (
     BlobDrop,
     Cancel,
     Configure,
+    ErrorDetail,
     Execute,
     ExportState,
     FileData,
@@ -307,7 +309,7 @@ class MemoryGuest:
         run = self._run = Run(execution_id, source, settings, self._count, self.channel)  # type: ignore[arg-type]
         if self._spent >= self._session_operations:
             message = f"the session has spent its operations: session_operations = {self._session_operations}"
-            self._finish(run, "operation_limit", error("OperationLimitExceeded", message))
+            self._finish(run, "operation_limit", ErrorDetail(type="OperationLimitExceeded", message=message))
             return
         grant = self._grant(run)
         ties = Ties(
@@ -459,9 +461,9 @@ class MemoryGuest:
         self._interpreter.set_tools(self._tools)
         self._prelude_due = bool(self._prelude) and not over_prelude
 
-    def _finish(self, run: Run, outcome: str, detail: dict[str, Any] | None, output: bytes = b"") -> None:
+    def _finish(self, run: Run, outcome: str, detail: ErrorDetail | None, output: bytes = b"") -> None:
         if run.ended_by is not None:
-            outcome, detail, output = run.ended_by, run.limit_error(detail), b""
+            outcome, detail, output = run.ended_by, limit_error(run.ended_by, run.settings, detail), b""
         self._run = None
         if run.visible:
             self._send_result(run, outcome, detail, output)
@@ -469,9 +471,8 @@ class MemoryGuest:
             self._end_prelude(outcome, detail)
         self._loop.call_soon(self._next_job)
 
-    def _end_prelude(self, outcome: str, detail: dict[str, Any] | None) -> None:
-        known = detail or {}
-        failed = "" if outcome == "succeeded" else f"the prelude ended as {outcome}: {known.get('message', '')}"
+    def _end_prelude(self, outcome: str, detail: ErrorDetail | None) -> None:
+        failed = "" if outcome == "succeeded" else f"the prelude ended as {outcome}: {detail.message if detail else ''}"
         op, self._configuring = self._configuring, None
         if op is not None and failed:
             self.channel.fail(op, "prelude_failed", failed)
@@ -480,11 +481,11 @@ class MemoryGuest:
         elif failed:
             self._notices.append(f"{failed}\n")
 
-    def _send_result(self, run: Run, outcome: str, detail: dict[str, Any] | None, output: bytes) -> None:
+    def _send_result(self, run: Run, outcome: str, detail: ErrorDetail | None, output: bytes) -> None:
         run.logs.finish()
         _say_all(run.logs, self._notices)
         self._notices = []
-        details = json.dumps(detail).encode() if detail else b""
+        details = json.dumps(detail.head()).encode() if detail else b""
         result = Result(
             id=run.execution_id,
             outcome=outcome,

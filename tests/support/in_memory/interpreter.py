@@ -34,6 +34,7 @@ from executor_server.guest.checks.rule_enforcer import RuleEnforcer
 from executor_server.guest.checks.rules import Rules
 from executor_server.guest.interpreter.guard import guard
 from executor_server.guest.interpreter.host_tools import packed_arguments
+from executor_server.guest.wire.messages import ErrorDetail
 
 # Modules that only compute. Others could end, block or change the tests' own process.
 IMPORTABLE = frozenset(
@@ -94,7 +95,7 @@ class Ended:
     """The end of a program, in the guest's words; with `died`, the interpreter ended with it."""
 
     outcome: str
-    error: dict[str, Any] | None
+    error: ErrorDetail | None
     operations: int
     output: bytes = b""
     imports: list[str] = field(default_factory=list)
@@ -314,15 +315,13 @@ def _each(function: Callable[[str], None], names: list[str]) -> None:
         function(name)
 
 
-def _classified(
-    failed: BaseException, filename: str, source: str, spans: list[list[int]]
-) -> tuple[str, dict[str, Any]]:
+def _classified(failed: BaseException, filename: str, source: str, spans: list[list[int]]) -> tuple[str, ErrorDetail]:
     if isinstance(failed, InterpreterEnded):
         message = f"the program ended its interpreter with exit code {failed.code}"
-        return "exited", {"type": "SystemExit", "message": message, "exit_code": failed.code & 0xFF}
+        return "exited", ErrorDetail(type="SystemExit", message=message, exit_code=failed.code & 0xFF)
     if isinstance(failed, SystemExit):
         code = failed.code if isinstance(failed.code, int) else int(failed.code is not None)
-        return "exited", {"type": "SystemExit", "message": text_of(failed), "exit_code": code & 0xFF}
+        return "exited", ErrorDetail(type="SystemExit", message=text_of(failed), exit_code=code & 0xFF)
     detail = describe(failed, filename, source, spans)
     if isinstance(failed, OperationLimitExceeded):
         return "operation_limit", detail

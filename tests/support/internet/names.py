@@ -97,10 +97,6 @@ class NameServer:
         """The name does not exist any more."""
         self._behaviours.pop(name, None)
 
-    def lookups(self, name: str) -> int:
-        """Returns how often the name's IPv4 addresses were asked for."""
-        return sum(question.name == name and question.kind == "A" for question in self.questions)
-
     async def start(self, address: str) -> _Listening:
         """Serves on that address until the returned object is closed. Raises OSError."""
         loop = asyncio.get_running_loop()

@@ -67,6 +67,7 @@ class RawServer:
             writer.write(data)
             seen.sent_bytes += len(data)
             await writer.drain()
+            await asyncio.sleep(0)  # the above does not wait where there is room, and a lost connection has room
 
         if seen.command in ("echo", "sink"):
             while data := await reader.read(_READ_BYTES):

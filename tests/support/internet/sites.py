@@ -3,7 +3,7 @@
 The host of a request says which of them answers, whatever name stands before it:
 
     files.   bytes: what a test has put there, `/bytes/N`, `/endless`, and `/upload`, which counts
-    pypi.    a simple index (PEP 503) of the wheels that the world has
+    pypi.    package indexes (tests/support/package_index): one of the world, and those that tests made
     git.     repositories over git's smart protocol
     ws.      a WebSocket that sends back what it gets
     api.     JSON that shows the request as it arrived
@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import html
 import os
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
@@ -26,6 +25,7 @@ from pathlib import Path
 from aiohttp import WSMsgType, web
 
 from tests.support.internet import odd
+from tests.support.package_index.index import PackageIndex
 
 CHUNK = bytes(64 * 1024)
 _MOST_UPLOADED_BYTES = 4 * 2**30
@@ -60,7 +60,7 @@ class Sites:
     suffix: str
     repositories: Path  # bare git repositories
     files: dict[str, bytes] = field(default_factory=dict)  # path to content
-    wheels: dict[str, dict[str, bytes]] = field(default_factory=dict)  # project to file name to content
+    indexes: list[PackageIndex] = field(default_factory=list)  # the first one answers under every other name
     requests: list[Request] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -101,7 +101,7 @@ class Sites:
         return await self._sites[site](request)
 
     async def _files(self, request: web.BaseRequest) -> web.StreamResponse:
-        _, _, first, *more = [*request.path.split("/"), "", ""]
+        _, _, first, *_ = [*request.path.split("/"), "", ""]
         if request.method in ("POST", "PUT"):
             return web.json_response({"received_bytes": await _counted(request)})
         if request.path in self.files:
@@ -110,21 +110,17 @@ class Sites:
             return await _stream(request, int(first))
         if request.path == "/endless":
             return await _stream(request, None)
-        if request.path.startswith("/packages/") and first in self.wheels and more[0] in self.wheels[first]:
-            return web.Response(body=self.wheels[first][more[0]], content_type="application/octet-stream")
+        if request.path.startswith("/packages/"):
+            return await self._index_of(request).answer_file(request)
         return web.Response(status=404, text="there is no such file\n")
 
     async def _index(self, request: web.BaseRequest) -> web.StreamResponse:
-        """The wheels' own links lead to another host, as the public index's do."""
-        project = request.path.removeprefix("/simple/").strip("/")
-        if request.path == "/simple/":
-            links = [f'<a href="/simple/{name}/">{name}</a>' for name in self.wheels]
-        elif project in self.wheels:
-            base = f"{request.scheme}://files.{self.suffix}/packages/{project}"
-            links = [f'<a href="{base}/{name}">{html.escape(name)}</a>' for name in self.wheels[project]]
-        else:
-            return web.Response(status=404, text="there is no such project\n")
-        return web.Response(text=f"<!DOCTYPE html><body>{'<br>'.join(links)}</body>", content_type="text/html")
+        return await self._index_of(request).answer_page(request)
+
+    def _index_of(self, request: web.BaseRequest) -> PackageIndex:
+        """The index that has this host for its pages or its files."""
+        host = request.host.lower().partition(":")[0]
+        return next((index for index in self.indexes if host in (index.host, index.files_host)), self.indexes[0])
 
     async def _git(self, request: web.BaseRequest) -> web.StreamResponse:
         """Runs git's own server, which speaks CGI."""
@@ -202,5 +198,8 @@ async def _stream(request: web.BaseRequest, size_bytes: int | None) -> web.Strea
         while size_bytes is None or size_bytes > 0:
             chunk = CHUNK if size_bytes is None else CHUNK[:size_bytes]
             await response.write(chunk)
+            # Where there is room, the above does not wait. On a connection that is lost there always is, and the event loop
+            # has to run before the library learns of the loss.
+            await asyncio.sleep(0)
             size_bytes = None if size_bytes is None else size_bytes - len(chunk)
     return response

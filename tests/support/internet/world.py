@@ -22,10 +22,12 @@ from aiohttp import web
 
 from tests.support.certificates import Authority, Pair, self_signed
 from tests.support.internet import names
-from tests.support.internet.goods import make_repository, make_wheel
+from tests.support.internet.goods import make_repository
 from tests.support.internet.raw import RawServer
 from tests.support.internet.sites import Sites
 from tests.support.own_addresses import reserved_address, why_no_addresses
+from tests.support.package_index.index import PackageIndex
+from tests.support.package_index.wheels import make_wheel
 
 T = TypeVar("T")
 
@@ -43,6 +45,7 @@ BAD_CERTIFICATES = ("expired", "selfsigned", "stranger", "unknown")
 """Sites whose certificate does not verify: it has ended, is its own authority, is for another name, or is signed by an
 authority that no client knows. Names before them are theirs too."""
 
+_SITES = ("api", "files", "git", "odd", "pypi", "raw", "ws", "www", *BAD_CERTIFICATES)
 _START_TIMEOUT_S = 30.0
 _STOP_TIMEOUT_S = 30.0
 _SHUTDOWN_S = 0.1  # for handlers of requests whose clients are still there
@@ -90,6 +93,17 @@ class Internet:
         name = f"n{next(_numbers)}.{site}.{SUFFIX}"
         self.names.address(name, self.address)
         return name
+
+    def package_index(self) -> PackageIndex:
+        """A new and empty package index, at names of its own."""
+        index = PackageIndex(self.name("pypi"), self.name("files"))
+        self.sites.indexes.append(index)
+        return index
+
+    @property
+    def addresses(self) -> dict[str, str]:
+        """The addresses of its sites, by their names."""
+        return {f"{site}.{SUFFIX}": self.address for site in _SITES}
 
     @property
     def ca_file(self) -> Path:
@@ -150,15 +164,14 @@ def require_internet() -> Iterator[Internet]:
 
 
 def _furnish(world: Internet) -> None:
-    for site in ("api", "files", "git", "odd", "pypi", "raw", "ws", "www", *BAD_CERTIFICATES):
-        world.names.address(f"{site}.{SUFFIX}", world.address)
+    for name, address in world.addresses.items():
+        world.names.address(name, address)
     world.sites.files["/hello.txt"] = b"hello from outside\n"
-    for project, source, requires in (
-        ("egress_hello", "import egress_words\nprint(egress_words.GREETING)\n", ("egress_words",)),
-        ("egress_words", "GREETING = 'hello from a wheel'\n", ()),
-    ):
-        name, content = make_wheel(project, "1.0", source, requires=requires)
-        world.sites.wheels.setdefault(project.replace("_", "-"), {})[name] = content
+    index = PackageIndex(f"pypi.{SUFFIX}", f"files.{SUFFIX}")
+    hello = "import egress_words\nprint(egress_words.GREETING)\n"
+    index.add(make_wheel("egress_hello", files={"egress_hello.py": hello}, requires=["egress_words"]))
+    index.add(make_wheel("egress_words", files={"egress_words.py": "GREETING = 'hello from a wheel'\n"}))
+    world.sites.indexes.append(index)
     make_repository(
         world.sites.repositories / "hello.git", {"README": "hello from a repository\n", "lib/a.py": "A = 1\n"}
     )

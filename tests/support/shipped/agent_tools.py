@@ -520,14 +520,6 @@ class OfLangChain:
         return given
 
 
-class OfGradio:
-    name = "graded"
-    description = "Is Gradio's."
-
-    def run(self, x):
-        return x
-
-
 class MCPAdaptTool(Plain):
     """By its name, what adapts a tool of an MCP server."""
 

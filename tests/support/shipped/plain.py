@@ -406,24 +406,6 @@ class Slotted:
 slotted = Slotted()
 
 
-class Thrifty:
-    """Leaves behind what it can make again."""
-
-    def __init__(self, n):
-        self.n = n
-        self.stream = open(os.devnull)  # noqa: SIM115, PTH123
-
-    def __getstate__(self):
-        return {"n": self.n}
-
-    def __setstate__(self, state):
-        self.n = state["n"]
-        self.stream = "made again"
-
-    def __call__(self):
-        return self.n
-
-
 def _make_local_class(prefix):
     class Local:
         def __init__(self, n):

@@ -14,8 +14,9 @@ from executor_server.admission.egress_windows import MAX_WINDOW_BYTES, MIN_WINDO
 from executor_server.admission.quotas import Quotas
 from executor_server.admission.usage_store import UsageStore
 from executor_server.policy.profile import QuotasTable
+from tests.support.clock import Clock
 from tests.support.polling import eventually_async
-from tests.unit.admission.test_quotas import NOON_S, Clock, facts
+from tests.unit.admission.test_quotas import NOON_S, facts
 
 MIB = 2**20
 
@@ -25,7 +26,7 @@ class Tenant:
 
     def __init__(self, quota_bytes: int | None, sessions: int, store: UsageStore | None = None) -> None:
         self.quota_bytes = quota_bytes
-        self.clock = Clock()
+        self.clock = Clock(NOON_S)
         self.quotas = Quotas(lambda _: QuotasTable(egress_bytes_per_hour=self.quota_bytes), store, self.clock)
         self.sessions = [Proxied(self, f"s{number}") for number in range(sessions)]
         self.asked: list[str] = []

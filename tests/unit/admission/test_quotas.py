@@ -30,23 +30,16 @@ from executor_server.core.model import (
     VariablesState,
 )
 from executor_server.policy.profile import QuotasTable
+from tests.support.clock import Clock
 from tests.support.polling import eventually_async
 
 LIMITS = ExecutionLimits(wall_time_s=60.0, cpu_time_s=120.0, operations=1000, output_bytes=1000)
 NOON_S = 1_800_000_000.0
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.now_s = NOON_S
-
-    def __call__(self) -> float:
-        return self.now_s
-
-
 @pytest.fixture
 def clock() -> Clock:
-    return Clock()
+    return Clock(NOON_S)
 
 
 def quotas_with(clock: Callable[[], float], store: UsageStore | None = None, **limits: float) -> Quotas:

@@ -16,6 +16,7 @@ from executor_server.core.model import Principal
 from executor_server.core.network import EgressConnection, EgressDenial, NetworkRules, NetworkSecret
 from executor_server.guest.egress import reasons
 from tests.support.audit import PRINCIPAL, audit_log, facts, records
+from tests.support.clock import Clock
 from tests.support.fake_backend import SPEC
 from tests.support.specs import session_spec
 
@@ -24,13 +25,6 @@ CLOSED = replace(
     OPENED, sent_bytes=10, received_bytes=20, duration_s=1.5, reason=reasons.ENDED, secret_used="Authorization"
 )
 DENIAL = EgressDenial("x.example", 443, reasons.NOT_ALLOWED, "x.example:443 is not allowed for this session")
-
-
-class Clock:
-    now_s = 1000.0
-
-    def __call__(self) -> float:
-        return self.now_s
 
 
 @pytest.fixture

@@ -26,16 +26,10 @@ from executor_server.lifecycle.observer import SessionEnd
 from executor_server.policy.decide import Policy
 from executor_server.policy.file import built_in_policy
 from tests.support.audit import PRINCIPAL, audit_log, facts, records
+from tests.support.clock import Clock
 
 DENIED = Unauthenticated(Reason.UNAUTHENTICATED, "no")
 UNKNOWN = NotFound(Reason.SESSION_NOT_FOUND, "there is no session 'x'")
-
-
-class Clock:
-    now_s = 1000.0
-
-    def __call__(self) -> float:
-        return self.now_s
 
 
 @pytest.fixture

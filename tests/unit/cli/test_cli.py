@@ -60,6 +60,15 @@ def test_a_wrong_configuration_is_told_problem_by_problem(tmp_path: Path) -> Non
     assert "pool.sise: no such key" in result.output
 
 
+def test_a_daemon_can_be_given_its_policy_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A daemon that is refused packages names this option, so that one file is enough to allow them."""
+    monkeypatch.chdir(tmp_path)
+    Path("policy.toml").write_text("default = 'default'\n[profiles.default.packages]\nallowed = ['x @ file:///x']\n")
+    result = run("serve", "--state-dir", str(tmp_path / "s"), "--policy", "policy.toml")
+    assert result.exit_code == EXIT_CONFIG
+    assert "profiles.default.packages.allowed.0: is an address" in result.output
+
+
 def test_an_address_that_others_could_reach_is_refused(tmp_path: Path) -> None:
     result = run("serve", "--state-dir", str(tmp_path / "s"), "--listen", "0.0.0.0:50051")
     assert result.exit_code == EXIT_PLACE

@@ -8,7 +8,6 @@ import tarfile
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -18,6 +17,7 @@ from executor_client import InvalidRequest, ProtocolError
 from executor_client._core import archives, local
 from executor_client._core.archives import directory_content, unpack
 from executor_client._core.local import NewFile, check_name, content_of, path_below
+from tests.support.tars import archive, edited, member, tree
 
 
 @pytest.fixture
@@ -26,28 +26,6 @@ def target(tmp_path: Path) -> Iterator[Path]:
     (tmp_path / "outside").mkdir()
     yield tmp_path / "target"
     assert list((tmp_path / "outside").iterdir()) == []
-
-
-def archive(*members: tarfile.TarInfo, format: int = tarfile.PAX_FORMAT) -> bytes:
-    raw = io.BytesIO()
-    with tarfile.open(fileobj=raw, mode="w", format=format) as tar:
-        for member in members:
-            member.size = 1 if member.isreg() else 0
-            tar.addfile(member, io.BytesIO(b"x"))
-    return raw.getvalue()
-
-
-def member(name: str, kind: bytes = tarfile.REGTYPE, **fields: Any) -> tarfile.TarInfo:
-    info = tarfile.TarInfo(name)
-    info.type = kind
-    for key, value in fields.items():
-        setattr(info, key, value)
-    return info
-
-
-def tree(directory: Path) -> dict[str, bytes | None]:
-    found = sorted(directory.rglob("*"))
-    return {str(path.relative_to(directory)): path.read_bytes() if path.is_file() else None for path in found}
 
 
 def test_a_directory_is_packed_and_unpacked_the_same(tmp_path: Path, target: Path) -> None:
@@ -144,13 +122,7 @@ def test_any_bytes_are_unpacked_or_refused(bytes_or_edits: bytes | list[tuple[in
 def _edited(bytes_or_edits: bytes | list[tuple[int, int]]) -> bytes:
     if isinstance(bytes_or_edits, bytes):
         return bytes_or_edits
-    data = bytearray(SEED)
-    for position, value in bytes_or_edits:
-        data[position] = value
-        block = position - position % 512
-        data[block + 148 : block + 156] = b" " * 8
-        data[block + 148 : block + 156] = b"%06o\0 " % sum(data[block : block + 512])
-    return bytes(data)
+    return edited(SEED, bytes_or_edits)
 
 
 @pytest.mark.parametrize(

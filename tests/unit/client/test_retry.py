@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from executor_client._core.limits import BUSY_SPREAD, IMAGE_RETRY_MAX_S
+from executor_client._core.limits import BUILD_RETRY_MIN_S, BUSY_SPREAD, IMAGE_RETRY_MAX_S
 from executor_client._core.retry import Backoff, Retries
 from executor_client.errors import ExecutorClientError, NotFoundError, ResourceExhaustedError, UnavailableError
+from executor_client.waits import Progress
 from executor_server.backends.docker import pulls
 
 
@@ -109,6 +110,19 @@ def test_image_is_waited_for_while_it_is_fetched_and_not_after_that_failed() -> 
     assert retries.delay_s(fetching(pulls._FAILURE_KEPT_S), 10.0) is None
     assert retries.delay_s(fetching(None), 10.0) is None
     assert pulls._RETRY_S <= IMAGE_RETRY_MAX_S < pulls._FAILURE_KEPT_S
+
+
+def test_environment_is_asked_for_as_often_as_the_daemon_says_however_long_it_takes(
+    chance: Callable[[float], None],
+) -> None:
+    chance(1.0)
+    retries = Retries(away_timeout_s=0, busy_timeout_s=0, image_timeout_s=600)
+    building = UnavailableError(
+        "it is being made", reason="IMAGE_NOT_READY", retry_after_s=0.5, progress=Progress("resolving")
+    )
+    assert {retries.delay_s(building, float(now_s)) for now_s in range(100)} == {0.5 * (1 + BUSY_SPREAD)}
+    building.retry_after_s = 0.0
+    assert retries.delay_s(building, 100.0) == BUILD_RETRY_MIN_S
 
 
 def test_image_is_not_waited_for_longer_than_its_time() -> None:

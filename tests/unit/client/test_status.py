@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from executor_api.v1 import types_pb2
 from executor_client._core.status import VIOLATIONS_MAX, breaks_stream, translate
-from executor_client.errors import ExecutorClientError, PolicyViolationError
+from executor_client.errors import ExecutorClientError, PolicyViolationError, UnavailableError
+from executor_client.waits import Progress
 
 
 class Error(grpc.RpcError):
@@ -62,6 +63,30 @@ def test_number_of_violations_is_bounded() -> None:
     error = translate(Error(grpc.StatusCode.PERMISSION_DENIED, "", details(many)))
     assert isinstance(error, PolicyViolationError)
     assert len(error.violations) == VIOLATIONS_MAX
+
+
+def making(**metadata: str) -> Progress | None:
+    info = error_details_pb2.ErrorInfo(reason="IMAGE_NOT_READY", domain="remote-executor", metadata=metadata)
+    error = translate(Error(grpc.StatusCode.UNAVAILABLE, "", details(info)))
+    assert isinstance(error, UnavailableError)
+    return error.progress
+
+
+def test_progress_is_read_and_an_image_that_is_fetched_has_none() -> None:
+    assert making(step="resolving") == Progress("resolving")
+    assert making(step="installing", done="17", total="23", unit="packages") == Progress(
+        "installing", 17, 23, "packages"
+    )
+    assert making() is None and making(done="1", total="2") is None
+
+
+@given(st.text(), st.text(), st.text(), st.text())
+def test_progress_of_a_hostile_daemon_is_bounded(step: str, done: str, total: str, unit: str) -> None:
+    progress = making(step=step, done=done, total=total, unit=unit)
+    if progress is not None:
+        assert 0 <= progress.done <= max(progress.total, 0) < 10**12
+        assert len(progress.step) <= 64 and len(progress.unit) <= 64
+    assert making(step="x", done="9" * 5_000, total="-3") == Progress("x")
 
 
 @pytest.mark.parametrize(("code", "broken"), [("UNAVAILABLE", True), ("INTERNAL", True), ("NOT_FOUND", False)])

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from executor_client import Wait, WaitKind
+from executor_client import Progress, Wait, WaitKind
 from executor_client._aio.timer import AsyncTimer
 from executor_client._core.limits import WAIT_REASON_CHARS_MAX, WAIT_REPORTED_AFTER_S, WAIT_REPORTED_EVERY_S
 from executor_client._core.waiting import NO_WAITS, Awaited, Waits, WaitTimer
@@ -78,6 +78,20 @@ def test_wait_that_is_begun_again_goes_on_with_what_is_new(timer: HandTimer) -> 
             watch.begin("a", IMAGE, reason=f"{percent} %")
             timer.pass_time(1)
     assert [(wait.waited_s, wait.reason) for wait in timer.reported] == [(1, "0 %"), (3, "20 %")]
+
+
+def test_each_change_of_progress_is_told_at_once_after_the_first_moment(timer: HandTimer) -> None:
+    steps = [Progress("installing", done, 23, "packages") for done in (0, 0, 5, 17)]
+    with Waits(timer) as watch:
+        for progress in steps:
+            watch.begin("a", Awaited(WaitKind.IMAGE, "the environment", progress), reason=str(progress))
+            timer.pass_time(0.5)
+    assert [(wait.waited_s, wait.progress) for wait in timer.reported] == [
+        (1.0, steps[1]),
+        (1.25, steps[2]),
+        (1.75, steps[3]),
+    ]
+    assert str(timer.reported[-1]) == "waiting for the environment: installing, 17 of 23 packages, 2 s"
 
 
 def test_wait_of_another_kind_begins_anew(timer: HandTimer) -> None:

@@ -530,7 +530,7 @@ def known(bench: Bench) -> dict[str, Any]:
             )
             for name, each in journal._state.executions.items()
         },
-        "undelivered": sorted(frame.seq for frame in journal._state._undelivered),
+        "undelivered": sorted(journal._state.sent.seqs),
     }
 
 

@@ -277,7 +277,7 @@ VIOLATIONS: list[tuple[str, RequestedSession, tuple[str, ViolationKind, str, str
     (
         "",
         RequestedSession(packages=("requests",)),
-        ("packages", UNSUPPORTED, "requests", "none", "profiles.a.sandbox.install_packages"),
+        ("packages", NOT_ALLOWED, "requests", "none", "profiles.a.packages.allowed"),
     ),
 ]
 

@@ -151,7 +151,7 @@ REFUSALS: list[tuple[dict[str, Any], str, int, str]] = [
     ({"image": "data"}, "image", 17, "sandbox.images of profile mine"),
     ({"network": ["a.example"]}, "network", 13, "network.allowed is not written, so it has its default"),
     ({"connections": ["a.example:443"]}, "connections", 13, "network.default is not written, so it has its default"),
-    ({"packages": ["a"]}, "packages", 13, "sandbox.install_packages: no value of it would grant this"),
+    ({"packages": ["a"]}, "packages", 13, "packages.allowed is not written, so it has its default"),
     ({"limits": {"processes": 5000}}, "limits.processes", 13, "limits.max.processes is not written, so it has its"),
     ({"execution": {"wall_time_s": 55}}, "limits.wall_time_s", 11, "limits.execution_max.wall_time_s of profile base"),
     ({"execution": {"cpu_time_s": 500}}, "limits.cpu_time_s", 13, "limits.default.cpu_time_s is not written, so it"),
@@ -177,6 +177,17 @@ def test_a_refusal_names_the_line_behind_it(asked: dict[str, Any], field: str, l
     assert refusal.place.line.number == line
     assert refusal.place.line.text == POLICY.splitlines()[line - 1]
     assert refusal.place.advice.startswith(advice)
+
+
+def test_a_package_that_only_an_own_index_could_give_names_the_configuration() -> None:
+    text = POLICY + "\n[profiles.mine.packages]\nallowed = ['*', 'x>1']\n"
+    (refusal,) = explained({"packages": ["y"]}, text=text).refusals
+    assert refusal.message.startswith("packages: asked for y, allowed is x>1; others where the daemon has an index of")
+    assert refusal.place.is_in_config
+    advice = "environments.index_url of the daemon's configuration, which is not set; no policy can change it"
+    assert refusal.place.advice == advice
+    (bounded,) = explained({"packages": ["x<1"]}, text=text).refusals
+    assert bounded.place.line is not None and bounded.place.line.text == "allowed = ['*', 'x>1']"
 
 
 def test_a_default_that_is_not_written_is_told_where_it_would_go() -> None:

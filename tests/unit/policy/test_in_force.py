@@ -22,7 +22,6 @@ from tests.support.polling import eventually_async
 
 FIRST = 'version = "1"\ndefault = "all"\n[profiles.all]\n'
 SECOND = FIRST.replace('"1"', '"2"')
-OTHERS_TOO = FIRST + '[tenants.a]\nprofile = "all"\n'
 
 
 class Heard(PolicyListener):
@@ -164,6 +163,23 @@ async def test_who_asks_and_goes_away_takes_nothing_along(bench: Bench) -> None:
 
 
 # -- watched
+
+
+async def test_a_lock_that_changes_is_another_policy(watched: Bench, tmp_path: Path) -> None:
+    lock = tmp_path / "pylock.toml"
+    wheel = f'wheels = [{{ url = "https://a.example/x-1-py3-none-any.whl", hashes = {{ sha256 = "{"ab" * 32}" }} }}]'
+    text = f'lock-version = "1.0"\ncreated-by = "uv"\n[[packages]]\nname = "x"\nversion = "1"\n{wheel}\n'
+    lock.write_text(text)
+    watched.replace(SECOND + f"packages.lock = '{lock}'\n")
+    assert await watched.comes_to_be("2")
+    before = watched.store.current.fingerprint
+    lock.write_text(text + "# another content\n")
+    assert await eventually_async(lambda: watched.store.current.fingerprint != before)
+    lock.write_text("nonsense")
+    assert await watched.refuses()
+    assert watched.version == "2", "the policy before it stays in force"
+    lock.write_text(text)
+    assert await eventually_async(lambda: watched.store.current.fingerprint == before)
 
 
 async def test_a_file_that_is_replaced_or_written_over_is_noticed(watched: Bench) -> None:

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from executor_server.core.errors import BackendFull, ImageNotReady, SandboxFailure, SpecUnsupported
+from executor_server.core.errors import BackendFull, EnvironmentFailed, ImageNotReady, SandboxFailure, SpecUnsupported
 from executor_server.core.model import SandboxSpec
 from executor_server.fairness.fair_semaphore import FairSemaphore
 from executor_server.lifecycle.admission import AdmissionController
@@ -74,6 +74,7 @@ async def test_who_comes_after_a_failure_tries() -> None:
     "failure",
     [
         ImageNotReady("it is being fetched"),
+        EnvironmentFailed("a and b contradict each other"),
         BackendFull("no place", 1.0),
         SpecUnsupported("it has no network"),
         ValueError("a bug"),

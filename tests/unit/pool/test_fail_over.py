@@ -12,8 +12,16 @@ from structlog.testing import capture_logs
 
 from executor_server.backends.base import HostFinding, KnownSandbox, Sandbox
 from executor_server.backends.missing import MissingSandbox
-from executor_server.core.errors import BackendFull, BackendSilent, ImageNotReady, SandboxFailure, SpecUnsupported
+from executor_server.core.errors import (
+    BackendFull,
+    BackendSilent,
+    EnvironmentFailed,
+    ImageNotReady,
+    SandboxFailure,
+    SpecUnsupported,
+)
 from executor_server.core.model import SandboxSpec
+from executor_server.core.packages import Progress
 from executor_server.pool.fail_over import BackendSet, FailOverSettings
 from executor_server.pool.health import HealthSettings
 from tests.support.fake_backend import SPEC, FakeBackend
@@ -536,3 +544,24 @@ async def test_all_are_closed_whatever_happens_to_one(bench: Bench) -> None:
 
 async def test_findings_say_whose_they_are(bench: Bench) -> None:
     assert [finding.subject for finding in await bench.both.check_host()] == ["docker: wall", "e2b: wall"]
+
+
+BUILDING = ImageNotReady("it is being made", 0.5, progress=Progress("resolving"))
+CONTRADICTION = EnvironmentFailed("a and b contradict each other")
+
+
+@pytest.mark.parametrize("failure", [BUILDING, CONTRADICTION])
+async def test_packages_are_asked_of_one_backend_and_are_not_its_fault(bench: Bench, failure: SandboxFailure) -> None:
+    bench.docker.wrong["create"] = failure
+    for _ in range(3):
+        assert await bench.failure() is failure
+    assert (bench.docker.creations, bench.e2b.creations) == (3, 0)
+    assert bench.both.states() == {"docker": "up", "e2b": "up"}
+    bench.docker.wrong.clear()
+    assert await bench.factory() == "docker", "it is not passed over"
+
+
+async def test_an_environment_is_made_on_a_backend_that_works(bench: Bench) -> None:
+    bench.docker.wrong["create"] = DOWN
+    bench.e2b.wrong["create"] = BUILDING
+    assert await bench.failure() is BUILDING

@@ -13,10 +13,12 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from executor_server.core.errors import BackendFull, ImageNotReady, SandboxFailure
+from executor_server.core.errors import BackendFull, EnvironmentFailed, ImageNotReady, SandboxFailure
 from executor_server.core.model import SandboxSpec
+from executor_server.core.packages import PackagesSpec
 from executor_server.guest.wire.frames import Kind
 from executor_server.policy.decide import WarmSandboxes
+from executor_server.pool.asked_kinds import AskedSettings
 from executor_server.pool.kind import PoolStats
 from executor_server.pool.pool import PoolSettings, WarmPool, make_ready
 from tests.support.fake_backend import SPEC, FakeBackend, FakeSandbox
@@ -469,3 +471,56 @@ async def test_a_check_that_breaks_does_not_end_refilling(backend: Backend, make
     await full(pool)
     await pool.take(SPEC)
     await full(pool)
+
+
+# -- kinds with packages that are asked for often
+
+POLARS, NUMPY = (replace(SPEC, packages=PackagesSpec((name,))) for name in ("polars", "numpy"))
+TWICE = AskedSettings(max_kinds=1, requests=2, within_s=600.0, kept_s=600.0)
+
+
+async def take(pool: WarmPool, spec: SandboxSpec) -> bool:
+    """Takes a sandbox and drops it; True if it was ready."""
+    ready = await pool.take(spec)
+    ready.channel.close()
+    await ready.sandbox.destroy()
+    return ready.warm
+
+
+async def test_packages_that_are_asked_for_often_have_a_sandbox_ready(backend: Backend, make_pool: Any) -> None:
+    pool = await make_pool(size=0, asked=TWICE)
+    assert [await take(pool, POLARS), await take(pool, POLARS)] == [False, False]
+    await full(pool)
+    assert pool.stats()[POLARS].depth == 1
+    assert await take(pool, POLARS)
+    await full(pool)
+    assert [await take(pool, NUMPY), await take(pool, NUMPY)] == [False, False]
+    await full(pool)
+    assert pool.stats().keys() == {SPEC, NUMPY}, "there is room for one"
+    assert await eventually_async(lambda: len(backend.living) == 1)
+
+
+async def test_another_policy_forgets_what_was_asked_for(backend: Backend, make_pool: Any) -> None:
+    pool = await make_pool(size=0, asked=TWICE)
+    await take(pool, POLARS)
+    await take(pool, POLARS)
+    await full(pool)
+    pool.keep_ready([])
+    assert pool.stats() == {}
+    assert await eventually_async(lambda: not backend.living)
+    assert not await take(pool, POLARS)
+    assert pool.stats() == {}
+
+
+async def test_packages_that_can_not_be_had_any_more_are_not_tried_again(backend: Backend, make_pool: Any) -> None:
+    pool = await make_pool(size=0, asked=TWICE)
+    await take(pool, POLARS)
+    backend.admission.clear()
+    taking = asyncio.create_task(take(pool, POLARS))
+    assert await eventually_async(lambda: backend.asked == 2)
+    backend.missing[POLARS] = EnvironmentFailed("it was yanked")
+    backend.admission.set()
+    assert not await taking
+    assert await eventually_async(lambda: backend.asked == 3 and POLARS not in pool.stats())
+    with pytest.raises(EnvironmentFailed):
+        await pool.take(POLARS)

@@ -7,19 +7,12 @@ import pytest
 from executor_server.core.errors import Reason, ResourceExhausted
 from executor_server.sessions import leases
 from executor_server.sessions.leases import Leases, Released, renew_after_s
+from tests.support.clock import Clock
 
 ONE, TWO, THREE = ("t", "one"), ("t", "two"), ("t", "three")
 A, B = "a" * 32, "b" * 32
 GRACE_S = 100.0
 LATE_S = GRACE_S + renew_after_s(GRACE_S)
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now_s = 1000.0
-
-    def __call__(self) -> float:
-        return self.now_s
 
 
 class Bench:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import socket
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
@@ -11,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from executor_server.config.state_dir import StateDir
 from executor_server.core.errors import InvalidRequest, NotFound, Reason, Unavailable
 from executor_server.core.model import Outcome, Principal, SessionFacts
 from executor_server.core.network import (
@@ -27,13 +27,11 @@ from executor_server.guest.egress import reasons
 from executor_server.guest.wire.frames import Frame, Kind
 from executor_server.journal.registry import Registry
 from executor_server.lifecycle import AdmissionController, Observer
-from executor_server.pool.pool import PoolSettings, WarmPool
-from executor_server.sessions import Session, SessionHooks, SessionManager, SessionRequest, SessionSettings
+from executor_server.sessions import Session, SessionHooks, SessionRequest
 from executor_server.sessions import network as network_module
 from tests.support.fake_backend import SPEC, FakeBackend
 from tests.support.fake_egress import FakeEgress
-from tests.support.fake_guest import FakeGuest
-from tests.support.fake_session import abandon, execute, hung_up, outcome_of
+from tests.support.fake_session import SessionDaemon, execute, outcome_of, successive_daemons
 from tests.support.polling import eventually_async
 from tests.support.specs import session_spec
 
@@ -80,38 +78,30 @@ class Windows(AdmissionController):
         return self.window
 
 
-class Daemon:
-    """A manager on fake sandboxes and a fake proxy. The backend and the state directory are all that a kill leaves."""
+class Daemon(SessionDaemon):
+    """Sessions with a fake egress proxy, which a kill ends too."""
 
-    def __init__(self, backend: FakeBackend, directory: Path, egress: FakeEgress | None) -> None:
-        self.backend = backend
+    def __init__(self, backend: FakeBackend, directory: Path, egress: FakeEgress | None = None) -> None:
         self.egress = egress or FakeEgress()
         self.notes, self.windows = Notes(), Windows()
-        self.registry = Registry(StateDir(directory))
-        hooks = SessionHooks(self.windows, self.notes, self.egress)
-        self.manager = SessionManager(
-            backend, WarmPool(backend, PoolSettings()), self.registry, SessionSettings(), hooks
-        )
+        super().__init__(backend, directory, SessionHooks(self.windows, self.notes, self.egress))
 
     async def create(self, *, has_network: bool = True, **more: Any) -> Session:
         rules = RULES if has_network else NO_NETWORK
         spec = session_spec(replace(SPEC, egress=has_network), network=rules, **more)
         return await self.manager.create(OWNER, SessionRequest("r", spec))
 
-    @property
-    def guest(self) -> FakeGuest:
-        return self.backend.made[-1].guest
-
     def notices(self) -> list[str]:
         return [frame.body.decode() for frame in self.guest.of_kind(Kind.NOTE)]
 
     async def kill(self) -> None:
-        """Stops all of it at once, its proxy too, without a notification."""
-        await abandon(self.manager)
-        self.registry.close()
+        await super().kill()
         for session in self.egress.sessions.values():
             session.listener.close()
-        await hung_up(self.backend)
+
+    async def close(self) -> None:
+        await super().close()
+        assert not self.egress.sessions, "a session that has ended is still served"
 
 
 @pytest.fixture
@@ -127,22 +117,8 @@ async def start(tmp_path: Path, listener: socket.socket) -> AsyncIterator[Any]:
     """Starts a daemon, after the last one was killed."""
     backend = FakeBackend(tmp_path)
     backend.prepare = lambda guest: setattr(guest, "egress_listener", listener)
-    daemons: list[Daemon] = []
-
-    async def start(egress: FakeEgress | None = None) -> Daemon:
-        if daemons:
-            await daemons[-1].kill()
-        daemons.append(Daemon(backend, tmp_path, egress))
-        await daemons[-1].manager.recover()
-        return daemons[-1]
-
-    yield start
-    if daemons:
-        await daemons[-1].manager.close()
-        daemons[-1].registry.close()
-        assert not daemons[-1].egress.sessions, "a session that has ended is still served"
-    await backend.close()
-    assert await eventually_async(lambda: len(asyncio.all_tasks()) == 1), "a task outlived the daemon"
+    async with successive_daemons(backend, functools.partial(Daemon, backend, tmp_path)) as start:
+        yield start
 
 
 @pytest.fixture
@@ -557,10 +533,9 @@ async def test_a_full_disk_costs_neither_counts_nor_notices(daemon: Daemon, monk
     assert "max_connection_s" in logs
     assert result.network == NetworkUsage(1, 0, 10, 20)
     monkeypatch.undo()
-    daemon.egress.move(session.session_id, 1, 1)
     daemon.manager._sweep()
     (record,) = daemon.registry.load()
-    assert record.network == NetworkUsage(1, 0, 11, 21), "written once there is room again"
+    assert record.network == NetworkUsage(1, 0, 10, 20), "written once there is room again, though nothing has changed"
 
 
 async def test_use_is_written_when_it_has_changed_and_not_otherwise(
@@ -568,7 +543,12 @@ async def test_use_is_written_when_it_has_changed_and_not_otherwise(
 ) -> None:
     session = await daemon.create()
     written: list[Any] = []
-    monkeypatch.setattr(daemon.registry, "note_network", written.append)
+
+    def note(used: Any) -> bool:
+        written.append(used)
+        return True
+
+    monkeypatch.setattr(daemon.registry, "note_network", note)
     for _ in range(3):
         daemon.manager._sweep()
         daemon.egress.move(session.session_id, 1, 1)

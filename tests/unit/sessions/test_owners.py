@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -11,31 +12,21 @@ from typing import Any
 import pytest
 
 from executor_server.admission.quotas import Quotas
-from executor_server.config.state_dir import StateDir
 from executor_server.core.errors import NotFound, Reason, ResourceExhausted, TooManySessions
 from executor_server.core.model import Principal, SessionFacts
-from executor_server.journal.registry import Registry
 from executor_server.lifecycle.admission import AdmissionController
 from executor_server.lifecycle.observer import Observer, SessionEnd
 from executor_server.policy.profile import QuotasTable
-from executor_server.pool.pool import PoolSettings, WarmPool
-from executor_server.sessions import Session, SessionManager, SessionRequest, SessionSettings
+from executor_server.sessions import Session, SessionRequest
 from executor_server.sessions.shared import SessionHooks
+from tests.support.clock import Clock
 from tests.support.fake_backend import SPEC, FakeBackend
-from tests.support.fake_session import abandon, hung_up
+from tests.support.fake_session import SessionDaemon, successive_daemons
 from tests.support.polling import eventually_async
 from tests.support.specs import LIMITS, session_spec
 
 ALICE, BOB = Principal("alice", "a"), Principal("bob", "b")
 A, B = "a" * 32, "b" * 32
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now_s = 1000.0
-
-    def __call__(self) -> float:
-        return self.now_s
 
 
 class Ends(Observer):
@@ -56,22 +47,19 @@ class OneSession(AdmissionController):
         return self.quotas.reserve_session(principal.tenant)
 
 
-class Daemon:
+class Daemon(SessionDaemon):
     def __init__(
         self,
         backend: FakeBackend,
         directory: Path,
         clock: Clock,
-        admission: AdmissionController | None,
+        admission: AdmissionController | None = None,
         **settings: Any,
     ) -> None:
-        self.backend = backend
         self.clock = clock
         self.ends = Ends()
-        self.registry = Registry(StateDir(directory))
-        self.pool = WarmPool(backend, PoolSettings())
         hooks = SessionHooks(admission or AdmissionController(), self.ends)
-        self.manager = SessionManager(backend, self.pool, self.registry, SessionSettings(**settings), hooks)
+        super().__init__(backend, directory, hooks, **settings)
         self.manager._leases._clock = clock
         self.manager._leases.restart_all()
 
@@ -91,31 +79,17 @@ class Daemon:
     def ids(self, owner: Principal = ALICE) -> list[str]:
         return [session.session_id for session in self.manager.list(owner)]
 
-    async def kill(self) -> None:
-        await abandon(self.manager)
-        self.registry.close()
-        await hung_up(self.backend)
+    async def close(self) -> None:
+        self.backend.admission.set()
+        await super().close()
 
 
 @pytest.fixture
 async def start(tmp_path: Path) -> AsyncIterator[Any]:
     """Starts a daemon, after the last one was killed."""
-    backend, clock, daemons = FakeBackend(tmp_path), Clock(), list[Daemon]()
-
-    async def start(admission: AdmissionController | None = None, **settings: Any) -> Daemon:
-        if daemons:
-            await daemons[-1].kill()
-        daemons.append(Daemon(backend, tmp_path, clock, admission, **settings))
-        await daemons[-1].manager.recover()
-        return daemons[-1]
-
-    yield start
-    backend.admission.set()
-    await daemons[-1].manager.close()
-    await daemons[-1].pool.close()
-    daemons[-1].registry.close()
-    await backend.close()
-    assert await eventually_async(lambda: len(asyncio.all_tasks()) == 1), "a task outlived the daemon"
+    backend, clock = FakeBackend(tmp_path), Clock()
+    async with successive_daemons(backend, functools.partial(Daemon, backend, tmp_path, clock)) as start:
+        yield start
 
 
 # -- with their clients

@@ -9,20 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from executor_server.config.state_dir import StateDir
 from executor_server.core.errors import InvalidRequest, NotFound, PolicyViolation, Unavailable
 from executor_server.core.model import Outcome, OutputMode, Principal
 from executor_server.guest.wire.frames import Frame, Kind
 from executor_server.journal.execution import Execution
-from executor_server.journal.registry import Registry
 from executor_server.policy.decide import Policy
 from executor_server.policy.file import parse_policy
 from executor_server.policy.requests import RequestedLimits, RequestedSession
-from executor_server.pool.pool import PoolSettings, WarmPool
-from executor_server.sessions import Session, SessionHooks, SessionManager, SessionRequest, SessionSettings
+from executor_server.sessions import Session, SessionHooks, SessionRequest
 from tests.support.fake_backend import FakeBackend
-from tests.support.fake_guest import FakeGuest
-from tests.support.fake_session import result_of
+from tests.support.fake_session import SessionDaemon, result_of
 from tests.support.polling import eventually_async
 from tests.support.watching import FakeAdmission, Witness
 
@@ -39,24 +35,15 @@ STRICTER = "imports.denied = ['os']\nlimits.default.wall_time_s = 5.0\nlimits.ma
 NEW = policy("new", "tighten", STRICTER)
 
 
-class Bench:
-    def __init__(self, backend: FakeBackend, registry: Registry) -> None:
-        self.backend = backend
-        self.registry = registry
+class Bench(SessionDaemon):
+    def __init__(self, backend: FakeBackend, directory: Path) -> None:
         self.admission, self.witness = FakeAdmission(), Witness()
-        pool = WarmPool(backend, PoolSettings())
-        self.manager = SessionManager(
-            backend, pool, registry, SessionSettings(), SessionHooks(self.admission, self.witness)
-        )
+        super().__init__(backend, directory, SessionHooks(self.admission, self.witness))
         self.manager.follow(OLD)
 
     async def create(self, request_id: str = "r", by: Policy = OLD) -> Session:
         spec = by.decide(OWNER, RequestedSession(authorized_imports=("os", "json")))
         return await self.manager.create(OWNER, SessionRequest(request_id, spec))
-
-    @property
-    def guest(self) -> FakeGuest:
-        return self.backend.made[-1].guest
 
     def is_there(self, session: Session) -> bool:
         return session in self.manager.list(OWNER)
@@ -64,11 +51,10 @@ class Bench:
 
 @pytest.fixture
 async def bench(tmp_path: Path) -> AsyncIterator[Bench]:
-    backend, registry = FakeBackend(tmp_path), Registry(StateDir(tmp_path))
-    bench = Bench(backend, registry)
+    backend = FakeBackend(tmp_path)
+    bench = Bench(backend, tmp_path)
     yield bench
-    await bench.manager.close()
-    registry.close()
+    await bench.close()
     assert not backend.living
     assert await eventually_async(lambda: len(asyncio.all_tasks()) == 1), "a task outlived the manager"
 

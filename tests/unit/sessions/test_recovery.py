@@ -12,33 +12,23 @@ from typing import Any
 
 import pytest
 
-from executor_server.config.state_dir import StateDir
 from executor_server.core.errors import NotFound, PreconditionFailed, Reason, ResourceExhausted, SandboxFailure
 from executor_server.core.model import BlobRef, Outcome, Principal
 from executor_server.guest.wire.frames import Frame, Kind
 from executor_server.guest.wire.tokens import CHAIN_LENGTH, chained, is_next
 from executor_server.journal.registry import Registry, SessionUse
 from executor_server.journal.segments import Segments
-from executor_server.pool.pool import PoolSettings, WarmPool
-from executor_server.sessions import Session, SessionManager, SessionRequest, SessionSettings
+from executor_server.sessions import Session, SessionRequest
 from tests.support.fake_backend import SPEC, FakeBackend
 from tests.support.fake_guest import TOKEN, FakeGuest, Network
-from tests.support.fake_session import abandon, execute, hung_up, outcome_of
+from tests.support.fake_session import SessionDaemon, execute, outcome_of, successive_daemons
 from tests.support.polling import eventually_async
 from tests.support.specs import LIMITS, session_spec
 
 OWNER = Principal("tenant", "name")
 
 
-class Daemon:
-    """The backend's sandboxes and the state directory: all that a kill leaves."""
-
-    def __init__(self, backend: FakeBackend, directory: Path, **settings: Any) -> None:
-        self.backend = backend
-        self.registry = Registry(StateDir(directory))
-        pool = WarmPool(backend, PoolSettings())
-        self.manager = SessionManager(backend, pool, self.registry, SessionSettings(**settings))
-
+class Daemon(SessionDaemon):
     async def create(self, request_id: str = "r", **limits: float) -> Session:
         spec = session_spec(SPEC, replace(LIMITS, **limits), ("math",), labels={"a": "b"})  # type: ignore[arg-type]
         return await self.manager.create(OWNER, SessionRequest(request_id, spec))
@@ -46,32 +36,13 @@ class Daemon:
     def session(self, name: str) -> Session:
         return self.manager.get(OWNER, name)
 
-    async def kill(self) -> None:
-        """Stops all of it at once, without a notification."""
-        await abandon(self.manager)
-        self.registry.close()
-        await hung_up(self.backend)
-
 
 @pytest.fixture
 async def start(tmp_path: Path) -> AsyncIterator[Any]:
     """Starts a daemon, after the last one was killed."""
     backend = FakeBackend(tmp_path)
-    daemons: list[Daemon] = []
-
-    async def start(**settings: Any) -> Daemon:
-        if daemons:
-            await daemons[-1].kill()
-        daemons.append(Daemon(backend, tmp_path, **settings))
-        await daemons[-1].manager.recover()
-        return daemons[-1]
-
-    yield start
-    if daemons:
-        await daemons[-1].manager.close()
-        daemons[-1].registry.close()
-    await backend.close()
-    assert await eventually_async(lambda: len(asyncio.all_tasks()) == 1), "a task outlived the daemon"
+    async with successive_daemons(backend, lambda **settings: Daemon(backend, tmp_path, **settings)) as start:
+        yield start
 
 
 def guest_of(daemon: Daemon, number: int = -1) -> FakeGuest:

@@ -25,11 +25,10 @@ from executor_server.guest.wire.frames import Frame, Kind
 from executor_server.journal.execution import ToolFailure
 from executor_server.journal.registry import Registry
 from executor_server.lifecycle.admission import Answer
-from executor_server.pool.pool import PoolSettings, WarmPool
-from executor_server.sessions import Session, SessionHooks, SessionManager, SessionRequest, SessionSettings
+from executor_server.sessions import Session, SessionHooks, SessionRequest
 from tests.support.fake_backend import SPEC, FakeBackend
 from tests.support.fake_guest import FakeGuest
-from tests.support.fake_session import abandon, execute, result_of
+from tests.support.fake_session import SessionDaemon, execute, result_of, successive_daemons
 from tests.support.polling import eventually_async
 from tests.support.specs import session_spec
 from tests.support.watching import CLOSED_TEXT, FakeAdmission, Witness
@@ -39,44 +38,20 @@ FILE = {"path": "f", "size": 2, "directory": False, "modified": 1.0}
 OPEN = session_spec(SPEC)
 
 
-class Daemon:
+class Daemon(SessionDaemon):
     def __init__(self, backend: FakeBackend, directory: Path) -> None:
-        self.backend = backend
         self.admission, self.witness = FakeAdmission(), Witness()
-        self.registry = Registry(StateDir(directory))
-        pool = WarmPool(backend, PoolSettings())
-        self.manager = SessionManager(
-            backend, pool, self.registry, SessionSettings(), SessionHooks(self.admission, self.witness)
-        )
+        super().__init__(backend, directory, SessionHooks(self.admission, self.witness))
 
     async def create(self, request_id: str = "r", **rules: Any) -> Session:
         return await self.manager.create(OWNER, SessionRequest(request_id, replace(OPEN, **rules)))
-
-    @property
-    def guest(self) -> FakeGuest:
-        return self.backend.made[-1].guest
-
-    async def kill(self) -> None:
-        await abandon(self.manager)
-        self.registry.close()
 
 
 @pytest.fixture
 async def start(tmp_path: Path) -> AsyncIterator[Callable[[], Any]]:
     backend = FakeBackend(tmp_path)
-    daemons: list[Daemon] = []
-
-    async def start() -> Daemon:
-        if daemons:
-            await daemons[-1].kill()
-        daemons.append(Daemon(backend, tmp_path))
-        await daemons[-1].manager.recover()
-        return daemons[-1]
-
-    yield start
-    await daemons[-1].manager.close()
-    daemons[-1].registry.close()
-    await backend.close()
+    async with successive_daemons(backend, lambda: Daemon(backend, tmp_path)) as start:
+        yield start
 
 
 @pytest.fixture

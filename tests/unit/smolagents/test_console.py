@@ -13,20 +13,18 @@ from rich.console import Console
 from rich.live import Live
 from smolagents.monitoring import AgentLogger, LogLevel
 
-from executor_client import Wait, WaitKind
+from executor_client import Progress, Wait, WaitKind
 from executor_client.smolagents import RemoteExecutor
-from executor_client.smolagents.console import LINE_CHARS_MAX, REWRITTEN_SHOWN_EVERY_S, LogStream, escape, show_wait
+from executor_client.smolagents.console import (
+    LINE_CHARS_MAX,
+    REWRITTEN_SHOWN_EVERY_S,
+    LogStream,
+    WaitLog,
+    escape,
+    show_wait,
+)
+from tests.support.clock import Clock
 from tests.support.fake_daemon import TOKEN, serve
-
-
-class Clock:
-    """A clock that a test moves."""
-
-    def __init__(self) -> None:
-        self.now_s = 100.0
-
-    def __call__(self) -> float:
-        return self.now_s
 
 
 class Shown:
@@ -37,7 +35,7 @@ class Shown:
         file = io.TextIOWrapper(self._raw, encoding=encoding, write_through=True)
         self.console = Console(file=file, width=width, force_terminal=True, color_system=None, highlight=False)
         self.logger = AgentLogger(console=self.console)
-        self.clock = Clock()
+        self.clock = Clock(100.0)
         self.stream = LogStream(self.logger, chars_max, self.clock)
         self._encoding = encoding
 
@@ -203,3 +201,26 @@ def test_executor_shows_what_its_client_waits_for(monkeypatch: pytest.MonkeyPatc
 
 def test_wait_without_a_console_is_not_shown() -> None:
     show_wait(None, Wait(WaitKind.TOOL, "the tool", "", 1, None))
+
+
+def test_wait_with_progress_is_a_line_for_each_step_and_now_and_then() -> None:
+    console, log = Shown(), WaitLog()
+    steps = [
+        ("resolving", 1, 0),
+        ("installing", 2, 1),
+        ("installing", 3, 9),
+        ("installing", 7, 20),
+        ("first import", 8, 0),
+    ]
+    for step, waited_s, done in steps:
+        progress = Progress(step, done, 23 if done else 0, "packages")
+        log.show(console.logger, Wait(WaitKind.IMAGE, "the environment", str(progress), waited_s, None, progress))
+    log.show(console.logger, Wait(WaitKind.TOOL, "the tool", "", 1, None))
+    shown = [line.removeprefix("waiting for ") for line in console.text().splitlines()]
+    assert shown == [
+        "the environment: resolving, 1 s",
+        "the environment: installing, 1 of 23 packages, 2 s",
+        "the environment: installing, 20 of 23 packages, 7 s",
+        "the environment: first import, 8 s",
+        "the tool, 1 s",
+    ]

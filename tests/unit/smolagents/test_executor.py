@@ -12,11 +12,22 @@ from typing import Any
 import grpc
 import pytest
 from rich.console import Console
+from smolagents import tool
+from smolagents.local_python_executor import InterpreterError
 from smolagents.monitoring import AgentLogger
 
 from examples.scripted import Reply, ScriptedModel
 from executor_api.v1 import types_pb2 as types
-from executor_client import InvalidRequest, Limits, OpaqueValue, Outcome, PolicyViolationError, ResourceExhaustedError
+from executor_client import (
+    EnvironmentFailed,
+    InvalidRequest,
+    Limits,
+    ModulesMissing,
+    OpaqueValue,
+    Outcome,
+    PolicyViolationError,
+    ResourceExhaustedError,
+)
 from executor_client.smolagents import (
     CodeAgent,
     CodeExecutionError,
@@ -47,6 +58,84 @@ def executor(daemon: FakeDaemon, shown: io.StringIO) -> Iterator[RemoteExecutor]
 
 def warning(limit: str) -> types.Event:
     return types.Event(limit_warning=types.LimitWarningEvent(limit=limit, used=8_000, budget=10_000))
+
+
+def test_packages_are_asked_for_with_the_session_and_saved(daemon: FakeDaemon) -> None:
+    packages = ["scikit-learn>=1.5", "polars"]
+    with RemoteExecutor(address=daemon.address, token=TOKEN, packages=packages) as executor:
+        executor("1")
+        assert executor.saved_kwargs() == {"address": daemon.address, "packages": packages}
+    (created,) = [request for name, request in daemon.requests if name == "CreateSession"]
+    assert list(created.packages) == packages and not created.modules
+    with pytest.raises(ValueError, match="packages is a list of packages, not one string"):
+        RemoteExecutor(packages="polars")
+    with pytest.raises(ValueError, match="packages can be of a new one only"):
+        RemoteExecutor(packages=["polars"], session="x")
+
+
+def test_what_is_authorized_and_missing_is_said_before_the_model_is_asked(daemon: FakeDaemon) -> None:
+    daemon.session.missing_modules.extend(["sklearn", "PIL"])
+    daemon.session.images_with_missing.extend(["elsewhere"])
+    for having, advice in (("data", "take an image that has them ('data'), "), ("elsewhere", "")):
+        daemon.session.images_with_missing[:] = [having]
+        daemon.policy.images[:] = ["base", "data"] if advice else ["base"]
+        with (
+            RemoteExecutor(["sklearn", "PIL"], address=daemon.address, token=TOKEN) as executor,
+            pytest.raises(InterpreterError) as refused,
+        ):
+            executor.send_tools({})
+        assert str(refused.value) == (
+            "Non-installed authorized modules: sklearn, PIL. The image 'base' does not have them: "
+            f'{advice}ask for packages=["pillow", "scikit-learn"], which the policy must allow, '
+            "or remove them from the authorized imports"
+        )
+
+
+def test_packages_that_can_not_be_had_stop_the_run_before_the_model_is_asked(daemon: FakeDaemon) -> None:
+    words = "no wheel of it fits Python 3.11"
+    daemon.refusals["CreateSession"].append(Refusal(grpc.StatusCode.FAILED_PRECONDITION, "ENVIRONMENT_FAILED", words))
+    executor = RemoteExecutor(address=daemon.address, token=TOKEN, packages=["a"])
+    with executor, pytest.raises(EnvironmentFailed, match=words):
+        executor.send_tools({})
+
+
+@tool
+def shipped() -> int:
+    """Returns how many rows there are."""
+    import polars  # type: ignore[import-not-found, unused-ignore]
+
+    return int(polars.DataFrame({"x": [1]}).height)
+
+
+LACKING = Refusal(
+    grpc.StatusCode.INVALID_ARGUMENT, "MODULES_MISSING", "shipped: no polars", progress={"modules": "polars"}
+)
+
+
+@pytest.mark.parametrize("auto", [True, False])
+def test_modules_of_shipped_tools_are_added_by_a_policy_that_does_so(daemon: FakeDaemon, auto: bool) -> None:
+    daemon.policy.packages.auto = auto
+    daemon.refusals["RegisterTools"].append(LACKING)
+    with RemoteExecutor(address=daemon.address, token=TOKEN, tool_placement="sandbox") as executor:
+        if not auto:
+            with pytest.raises(ModulesMissing, match="a session with them as its packages") as refused:
+                executor.send_tools({"shipped": shipped})
+            assert refused.value.modules == ("polars",)
+            return
+        executor.send_tools({"shipped": shipped})
+        executor("1")
+    made = [list(request.modules) for name, request in daemon.requests if name == "CreateSession"]
+    assert made == [[], ["polars"]]
+    assert daemon.names().count("DeleteSession") == 2
+
+
+def test_modules_that_stay_missing_are_refused_at_the_second_time(daemon: FakeDaemon) -> None:
+    daemon.policy.packages.auto = True
+    daemon.refusals["RegisterTools"].extend([LACKING, LACKING])
+    with RemoteExecutor(address=daemon.address, token=TOKEN, tool_placement="sandbox") as executor:
+        with pytest.raises(ModulesMissing):
+            executor.send_tools({"shipped": shipped})
+        assert daemon.names().count("CreateSession") == 2
 
 
 def test_hosts_are_asked_for_with_the_session(daemon: FakeDaemon) -> None:

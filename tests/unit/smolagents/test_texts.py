@@ -11,7 +11,7 @@ from smolagents.utils import AgentError
 from executor_client import ErrorDetail, ExecutionResult, Limits, Outcome, VariablesState
 from executor_client._core.failure_text import TRACEBACK_LINES_MAX
 from executor_client.smolagents.failures import CodeExecutionError, Restored, describe
-from executor_client.smolagents.lease import PRELUDE
+from executor_client.smolagents.session_request import PRELUDE
 
 LIMITS = Limits(memory_bytes=2**20)
 

@@ -44,7 +44,8 @@ from executor_server.policy.profile import Profile, QuotasTable
 from executor_server.pool.kind import PoolStats
 from executor_server.telemetry import endpoint
 from executor_server.telemetry.endpoint import MetricsEndpoint, page
-from executor_server.telemetry.metrics import OTHER, PREFIX, Metrics, Names
+from executor_server.telemetry.instruments import OTHER, PREFIX, Names
+from executor_server.telemetry.metrics import Metrics
 from executor_server.telemetry.sources import DESCRIBED, Sources, SourcesCollector
 from executor_server.telemetry.timed_admission import TimedAdmission
 from tests.support.specs import POLICY, session_spec

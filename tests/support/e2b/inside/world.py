@@ -13,6 +13,7 @@ import ctypes
 import fcntl
 import os
 import pwd
+import shutil
 import socket
 import struct
 from typing import Any
@@ -85,7 +86,10 @@ def _make_root(config: dict[str, Any]) -> None:
         os.chmod(f"{NEW_ROOT}/{name}", 0o1777)
     for path in config["directories"]:
         os.makedirs(NEW_ROOT + path, exist_ok=True)
-        _mount(path, NEW_ROOT + path, None, MS_BIND | MS_REC)
+        if path.startswith("/etc/"):  # a machine's own /etc is one file system, which a sandbox in it sees as a whole
+            shutil.copytree(path, NEW_ROOT + path, symlinks=True, dirs_exist_ok=True)
+        else:
+            _mount(path, NEW_ROOT + path, None, MS_BIND | MS_REC)
     for path, target in config["links"]:
         os.makedirs(os.path.dirname(NEW_ROOT + path), exist_ok=True)
         os.symlink(target, NEW_ROOT + path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from collections.abc import Iterator
 
@@ -99,6 +100,54 @@ async def test_a_cancellation_that_the_sdk_mistakes_for_a_timeout_stays_one(clou
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
+
+
+@pytest.mark.parametrize("answer", [None, KeyError("clientID"), CommandFailed(3, "why")])
+async def test_a_cancellation_that_comes_with_the_answer_is_not_lost(cloud: Cloud, answer: Exception | None) -> None:
+    """CPython 3.11 loses it in `asyncio.wait_for`, which the SDK's HTTP client waits with, and returns the answer. A daemon
+    that swept its cloud at short intervals never stopped, because the sweeper went on after it was cancelled."""
+    waiting = asyncio.Event()
+    answered: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    rounds = 0
+
+    async def ask_forever() -> None:
+        nonlocal rounds
+        while rounds < 10:
+            rounds += 1
+            with contextlib.suppress(CloudFailure):
+                async with cloud.request():
+                    waiting.set()
+                    await asyncio.wait_for(answered, 10)
+
+    task = asyncio.create_task(ask_forever())
+    await waiting.wait()
+    if answer is None:
+        answered.set_result(None)
+    else:
+        answered.set_exception(answer)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert rounds == 1
+
+
+async def test_a_task_that_was_cancelled_can_still_ask_while_it_cleans_up(cloud: Cloud) -> None:
+    waiting = asyncio.Event()
+
+    async def asked() -> CloudFailure:
+        try:
+            waiting.set()
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            async with cloud.request():
+                pass
+            return await translated(cloud, KeyError("clientID"))
+        raise AssertionError("it was not cancelled")
+
+    task = asyncio.create_task(asked())
+    await waiting.wait()
+    task.cancel()
+    assert isinstance(await task, CloudFailure)
 
 
 async def test_a_cancellation_passes_through(cloud: Cloud) -> None:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import base64
 import json
 import shlex
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from executor_server.backends.e2b import guests
 from executor_server.backends.e2b.failures import CloudFailure, CommandFailed
-from executor_server.backends.e2b.guests import GuestFile, relay_command, start_guest
+from executor_server.backends.e2b.guests import Additions, GuestFile, relay_command, start_guest
 from executor_server.backends.e2b.templates import Prepared
 from executor_server.core.errors import SandboxFailure
 from executor_server.core.model import SandboxSpec
@@ -43,7 +45,13 @@ class Machine:
         return ""
 
 
-async def started(machine: Machine, prepared: Prepared, sandbox_id: str = "f" * 16) -> Any:
+async def started(
+    machine: Machine,
+    prepared: Prepared,
+    sandbox_id: str = "f" * 16,
+    spec: SandboxSpec = SPEC,
+    ca_bundle: Path | None = None,
+) -> Any:
     """Returns the configuration that the namespace command got."""
     await start_guest(
         machine,  # type: ignore[arg-type]
@@ -51,8 +59,9 @@ async def started(machine: Machine, prepared: Prepared, sandbox_id: str = "f" * 
         guest=GUEST,
         sandbox_id=sandbox_id,
         token=TOKEN,
-        spec=SPEC,
+        spec=spec,
         preload=["numpy"],
+        additions=Additions(ca_bundle=ca_bundle),
     )
     words = shlex.split(machine.commands[-1])
     assert words[:6] == ["exec", "python3", "-I", "-S", "/opt/executor/guest-abc123.pyz", "namespaces"]
@@ -85,6 +94,21 @@ async def test_nothing_of_the_daemon_s_environment_is_passed_on(monkeypatch: pyt
     machine = Machine()
     await started(machine, Prepared((3, 9), "x86_64", 2**32))
     assert "canary" not in machine.commands[-1]
+
+
+async def test_programs_with_a_network_trust_the_template_or_the_authorities_that_are_given(tmp_path: Path) -> None:
+    prepared, spec = Prepared((3, 9), "x86_64", 2**32), replace(SPEC, egress=True)
+    without = (await started(Machine(), prepared, spec=spec))["environment"]
+    assert without["https_proxy"] == "http://127.0.0.1:3128"
+    assert "SSL_CERT_FILE" not in without
+    bundle, machine = tmp_path / "ca-1.pem", Machine()
+    bundle.write_bytes(b"certificates")
+    environment = (await started(machine, prepared, spec=spec, ca_bundle=bundle))["environment"]
+    named = {environment[name] for name in ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "GIT_SSL_CAINFO")}
+    assert [machine.files[path] for path in named] == [b"certificates"]
+    bundle.unlink()
+    with pytest.raises(SandboxFailure, match="authorities can't be read"):
+        await started(Machine(), prepared, spec=spec, ca_bundle=bundle)
 
 
 async def test_a_small_machine_leaves_some_of_its_memory_to_the_cloud_s_programs() -> None:

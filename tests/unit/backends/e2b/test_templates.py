@@ -17,6 +17,7 @@ from executor_server.config.backend_config import E2BImage
 from executor_server.core.errors import ImageNotReady, SandboxFailure
 
 ANSWER = {"implementation": "cpython", "version": [3, 9], "machine": "x86_64", "user": 0, "memory_bytes": 2**29}
+ANSWER |= {"libc": "glibc", "libc_version": ["2", "36"]}
 
 
 def said(**changes: Any) -> str:

@@ -40,7 +40,7 @@ def test_packages_without_bytecode_are_reported_with_the_command_to_run(packages
     (finding,) = found.findings
     assert (finding.subject, finding.ok, finding.required) == ("bytecode of image base", False, False)
     assert f"2 of 2 packages in {packages} have no bytecode (numpy, pandas)" in finding.detail
-    assert f"{packages}/bin/python -m compileall -q {packages} " in finding.remedy
+    assert f"{packages}/bin/python -I -S -m compileall -q {packages} " in finding.remedy
 
 
 def test_packages_that_the_remedy_compiled_are_not_reported(packages: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 
 from executor_server.backends.local.images import probe_image
 from executor_server.core.errors import SandboxFailure
+from tests.support.interpreters import require_python
 
 
 def interpreter(
@@ -36,6 +38,30 @@ def test_a_virtual_environment_brings_the_python_that_it_was_made_from(tmp_path:
     image = probe_image("x", venv / "bin/python")
     assert image.python == venv / "bin/python"
     assert (image.directories, image.links) == ((base, venv), ())
+
+
+@pytest.mark.parametrize("version", ["3.9", "3.10", "3.11", "3.12", "3.13", "system"])
+@pytest.mark.parametrize("has_system_packages", [False, True])
+def test_nothing_that_was_installed_in_an_environment_runs_on_the_host(
+    tmp_path: Path, version: str, has_system_packages: bool
+) -> None:
+    """Lines of a .pth file ran with every start of the interpreter that asked it for its directories, as the daemon."""
+    base = Path("/usr/bin/python3") if version == "system" else require_python(version)
+    if not base.exists():
+        pytest.skip("the system has no Python")
+    env, mark = tmp_path / "env", tmp_path / "mark"
+    options = ["--system-site-packages"] if has_system_packages else []
+    subprocess.run([base, "-m", "venv", "--without-pip", *options, env], check=True, capture_output=True)
+    (packages,) = env.glob("lib/python*/site-packages")
+    (packages / "evil.pth").write_text(f"import os; open({str(mark)!r}, 'w').close()\n")
+    (packages / "sitecustomize.py").write_text(f"open({str(mark)!r}, 'w').close()\n")
+    image = probe_image("x", env)
+    assert not mark.exists()
+    assert image.packages[0] == packages
+    assert any(not place.is_relative_to(env) for place in image.packages) is has_system_packages
+    assert env in image.directories
+    subprocess.run([env / "bin/python", "-I", "-c", ""], check=True)
+    assert mark.exists(), "an ordinary start would have run it"
 
 
 def test_a_prefix_inside_another_is_mounted_once(tmp_path: Path) -> None:

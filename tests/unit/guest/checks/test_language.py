@@ -13,6 +13,7 @@ from executor_server.guest.checks.checker import check
 from executor_server.guest.checks.instrumentation import LAST_STATEMENT, TRAILING_EXPRESSION
 from executor_server.guest.checks.language import LISTED_BUILTINS, PolicyDenied, explanation
 from executor_server.guest.checks.rules import LANGUAGE_RULES, Rules
+from executor_server.guest.wire.messages import ErrorDetail
 from executor_server.policy.profile import LanguageTable
 from tests.support.agent_program import SENTINELS, Agent
 from tests.support.language_corpus import BASE, MORE_PYTHON, ORDINARY, REFUSED
@@ -29,7 +30,7 @@ def _refusal(agent: Agent, source: str) -> str:
     )
     if verdict.error is not None:
         assert verdict.outcome == "policy_denied", verdict.error
-        return str(verdict.error["message"])
+        return str(verdict.error.message)
     ended = agent.run(source)
     refusal = agent.enforcer.refusal
     assert refusal is not None or ended.error is None, ended.error
@@ -93,13 +94,13 @@ def test_refusal_says_what_and_where_and_by_which_rule() -> None:
     verdict = check(source, "<execution-1>", rules=rules, output_mode=TRAILING_EXPRESSION, sentinels=SENTINELS)
     message = explanation("dunder_access", "Attribute __class__")
     assert verdict.outcome == "policy_denied"
-    assert verdict.error == {
-        "type": "PolicyDenied",
-        "message": message,
-        "line": 3,
-        "traceback": f'  File "<execution-1>", line 3\n    y = x.__class__\nPolicyDenied: {message}\n',
-        "statement": "if x:\n    y = x.__class__",
-    }
+    assert verdict.error == ErrorDetail(
+        type="PolicyDenied",
+        message=message,
+        line=3,
+        traceback=f'  File "<execution-1>", line 3\n    y = x.__class__\nPolicyDenied: {message}\n',
+        statement="if x:\n    y = x.__class__",
+    )
     assert message.startswith("Attribute __class__ is not allowed: names of the form __x__ are refused (language.")
 
 
@@ -109,7 +110,7 @@ def test_of_several_refusals_the_first_line_counts() -> None:
     def verdict(source: str) -> tuple[str, int]:
         seen = check(source, "f", rules=rules, output_mode=TRAILING_EXPRESSION, sentinels=SENTINELS)
         assert seen.error is not None
-        return seen.outcome, seen.error["line"]
+        return seen.outcome, seen.error.line
 
     assert verdict("x.__dict__\nimport os") == ("policy_denied", 1)
     assert verdict("import os\nx.__dict__") == ("import_denied", 1)

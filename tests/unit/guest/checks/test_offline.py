@@ -5,11 +5,21 @@ from __future__ import annotations
 import errno
 import linecache
 import socket
+import subprocess
+import sys
 
 import pytest
 
 from executor_server.guest.checks.failures import describe
-from executor_server.guest.checks.offline import NO_NETWORK, is_offline, note, says_offline
+from executor_server.guest.checks.offline import (
+    NO_NETWORK,
+    NOT_INSTALLED,
+    is_install,
+    is_offline,
+    note,
+    says_not_installed,
+    says_offline,
+)
 from tests.support.agent_program import Agent
 
 UNKNOWN = "Name or service not known"
@@ -47,13 +57,13 @@ def test_the_note_stands_once_under_a_short_traceback_with_the_program_s_own_lin
     error = Agent().run(source).error
     assert error is not None
     detail = describe(error, filename, source, [[1, 99]])
-    assert detail["message"].count(NO_NETWORK) == detail["traceback"].count(NO_NETWORK) == 1
-    assert detail["traceback"].endswith(f"{NO_NETWORK}\n")
-    assert detail["traceback"].splitlines()[-2].endswith(detail["message"].splitlines()[-2])
+    assert detail.message.count(NO_NETWORK) == detail.traceback.count(NO_NETWORK) == 1
+    assert detail.traceback.endswith(f"{NO_NETWORK}\n")
+    assert detail.traceback.splitlines()[-2].endswith(detail.message.splitlines()[-2])
     own = [line for line in source.splitlines() if "pypi.org" in line or line == "load()"]
-    assert all(line.strip() in detail["traceback"] for line in own)
-    assert len(detail["traceback"].splitlines()) <= 24, "as much as the client shows"
-    assert detail["line"] > 0
+    assert all(line.strip() in detail.traceback for line in own)
+    assert len(detail.traceback.splitlines()) <= 24, "as much as the client shows"
+    assert detail.line > 0
 
 
 @pytest.mark.parametrize(
@@ -86,13 +96,45 @@ def test_an_exception_of_odd_attributes_is_described() -> None:
     source = "class Odd(Exception):\n    @property\n    def exceptions(self): raise OSError(101)\nraise Odd('odd')"
     error = Agent().run(source).error
     assert error is not None
-    assert describe(error, "<execution-1>", source, [])["message"] == "odd"
+    assert describe(error, "<execution-1>", source, []).message == "odd"
 
 
 def test_the_failure_is_found_in_output() -> None:
     assert says_offline(b"curl: (6) Could not resolve host: pypi.org\n")
     assert says_offline(f"<urlopen error [Errno -2] {UNKNOWN}>".encode())
     assert not says_offline(b"all is well")
+
+
+PIP = b"ERROR: Could not find a version that satisfies the requirement polars (from versions: none)\n"
+
+
+def test_a_package_that_could_not_be_installed_is_found_in_output() -> None:
+    for output in (PIP, b"/usr/bin/python3: No module named pip\n", b"sh: 1: pip: not found\n"):
+        assert says_not_installed(output) and not says_offline(output)
+    assert not says_not_installed(b"Successfully installed polars-1.0\n")
+
+
+@pytest.mark.parametrize(
+    ("command", "installs"),
+    [
+        ([sys.executable, "-m", "pip", "install", "polars"], True),
+        (["/usr/bin/pip", "install", "polars"], True),
+        ("uv pip install polars", True),
+        (["pip", "list"], False),
+        (["make", "install"], False),
+        (["ls"], False),
+    ],
+)
+def test_a_child_that_was_to_install_is_recognized_by_its_command(command: str | list[str], installs: bool) -> None:
+    assert is_install(subprocess.CalledProcessError(1, command)) is installs
+
+
+def test_a_failed_install_says_how_packages_are_had() -> None:
+    source = "import subprocess\nraise subprocess.CalledProcessError(1, ['pip', 'install', 'polars'])"
+    error = Agent().run(source).error
+    assert error is not None
+    message = describe(error, "<execution-1>", source, []).message
+    assert message.endswith(f"\n{NOT_INSTALLED}") and 'packages=["NAME"]' in message
 
 
 ALLOWED = ("pypi.org:443", "*.pythonhosted.org:443")
@@ -103,7 +145,7 @@ def test_a_program_that_goes_around_the_proxy_learns_what_leads_out() -> None:
     source = "import socket\nsocket.create_connection(('pypi.org', 443))"
     error = Agent().run(source).error
     assert error is not None
-    message = describe(error, "<execution-1>", source, [[1, 99]], ALLOWED)["message"]
+    message = describe(error, "<execution-1>", source, [[1, 99]], ALLOWED).message
     assert message.endswith(f"\n{note(ALLOWED)}") and NO_NETWORK not in message
     assert "http_proxy" in message and "allowed: pypi.org:443, *.pythonhosted.org:443" in message
 
@@ -112,4 +154,4 @@ def test_a_refusal_of_the_proxy_is_explained_by_the_proxy_alone() -> None:
     source = "raise OSError('Tunnel connection failed: 403 x.org:443 is not allowed for this session')"
     error = Agent().run(source).error
     assert error is not None
-    assert describe(error, "<execution-1>", source, [[1, 99]], ALLOWED)["message"] == str(error)
+    assert describe(error, "<execution-1>", source, [[1, 99]], ALLOWED).message == str(error)

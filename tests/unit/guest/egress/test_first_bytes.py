@@ -100,17 +100,3 @@ def test_other_ports_pass_whatever_is_no_clienthello(data: bytes) -> None:
 def test_other_ports_do_not_pass_a_clienthello_for_another_name() -> None:
     assert _check(port=8443).feed(HELLO) is True
     assert _reason(_check(port=8443), OTHER[:1], OTHER[1:]) == reasons.SERVER_NAME
-
-
-def test_first_request_to_port_80_may_come_in_pieces() -> None:
-    request = b"GET / HTTP/1.1\r\nHost: a.example\r\n\r\n"
-    check = _check(port=80)
-    assert [check.feed(request[at : at + 1]) for at in range(len(request))] == [False] * (len(request) - 1) + [True]
-
-
-def test_first_request_to_port_80_that_is_too_large_is_refused_with_a_response() -> None:
-    for head in (b"GET / HTTP/1.1\r\nX: " + b"x" * 20_000, b"GET / HTTP/1.1\r\n" + b"a:\r\n" * 1000):
-        with pytest.raises(Refusal) as refused:
-            _check(port=80).feed(head)
-        assert refused.value.reason == reasons.HEAD_TOO_LARGE
-        assert refused.value.parting.startswith(b"HTTP/1.1 431 ")

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from executor_server.guest.egress import reasons
-from executor_server.guest.egress.head import Head, HeadReader
+from executor_server.guest.egress.head import Head, HeadReader, TunnelHeadReader
+from executor_server.guest.egress.names import Target
 from executor_server.guest.egress.refusals import PHRASE_CHARACTERS, Refusal, response_to, shown
 
 LIMIT_BYTES = 16384
@@ -211,3 +212,18 @@ def test_status_fits_the_reason(reason: str, status: int) -> None:
 def test_shown_text_is_short_and_printable(text: str) -> None:
     assert len(shown(text)) <= 101
     assert shown(text).isprintable()
+
+
+def test_a_request_in_a_tunnel_may_come_in_pieces() -> None:
+    request = b"GET /path?x=1 HTTP/1.1\r\nHost: A.example\r\n\r\n"
+    reader = TunnelHeadReader(Target("a.example", 80), LIMIT_BYTES, LIMIT_LINES)
+    *pieces, head = [reader.feed(request[at : at + 1]) for at in range(len(request))]
+    assert set(pieces) == {None}
+    assert head is not None and (head.target, head.path) == (Target("a.example", 80), b"/path?x=1")
+
+
+@pytest.mark.parametrize("head", [b"GET / HTTP/1.1\r\nX: " + b"x" * 20_000, b"GET / HTTP/1.1\r\n" + b"a:\r\n" * 1000])
+def test_a_head_in_a_tunnel_is_bounded_too(head: bytes) -> None:
+    with pytest.raises(Refusal) as refused:
+        TunnelHeadReader(Target("a.example", 80), LIMIT_BYTES, LIMIT_LINES).feed(head)
+    assert refused.value.reason == reasons.HEAD_TOO_LARGE

@@ -22,6 +22,7 @@ from executor_server.guest.files.archives import ArchiveDownload, ArchiveUpload
 from executor_server.guest.files.workspace import PathRefused
 from executor_server.guest.wire.frames import CHUNK_BYTES
 from tests.support.descriptors import none_left_open
+from tests.support.tars import archive, edited, member, tree
 
 LONG = "/".join(["a long name of a directory"] * 6) + "/fïle"
 
@@ -58,12 +59,6 @@ def pack(root: Path, path: str = "", max_bytes: int = 10**7, piece_bytes: int = 
         download.close()
 
 
-def tree(root: Path) -> dict[str, bytes | None]:
-    return {
-        str(path.relative_to(root)): path.read_bytes() if path.is_file() else None for path in sorted(root.rglob("*"))
-    }
-
-
 def make_tree(root: Path) -> dict[str, bytes | None]:
     (root / LONG).parent.mkdir(parents=True)
     (root / LONG).write_bytes(b"deep")
@@ -73,24 +68,6 @@ def make_tree(root: Path) -> dict[str, bytes | None]:
     (root / "run").write_text("#!/bin/sh\n")
     (root / "run").chmod(0o750)
     return tree(root)
-
-
-def archive(*members: tarfile.TarInfo, content: bytes = b"x", format: int = tarfile.PAX_FORMAT) -> bytes:
-    raw = io.BytesIO()
-    with tarfile.open(fileobj=raw, mode="w", format=format) as tar:
-        for member in members:
-            if member.isreg():
-                member.size = len(content)
-            tar.addfile(member, io.BytesIO(content))
-    return raw.getvalue()
-
-
-def member(name: str, kind: bytes = tarfile.REGTYPE, **fields: Any) -> tarfile.TarInfo:
-    info = tarfile.TarInfo(name)
-    info.type = kind
-    for key, value in fields.items():
-        setattr(info, key, value)
-    return info
 
 
 @pytest.mark.parametrize("piece_bytes", [100, 512, 10_000, CHUNK_BYTES])
@@ -360,14 +337,7 @@ def test_any_bytes_are_unpacked_or_refused(bytes_or_edits: bytes | list[tuple[in
 def _edited(bytes_or_edits: bytes | list[tuple[int, int]]) -> bytes:
     if isinstance(bytes_or_edits, bytes):
         return bytes_or_edits
-    data = bytearray(SEED)
-    for position, value in bytes_or_edits:
-        data[position] = value
-        start = position - position % 512
-        block = data[start : start + 512]
-        block[148:156] = b" " * 8
-        data[start + 148 : start + 156] = b"%06o\0 " % sum(block)
-    return bytes(data)
+    return edited(SEED, bytes_or_edits)
 
 
 def test_what_is_left_out_is_named_with_its_reason(tmp_path: Path) -> None:

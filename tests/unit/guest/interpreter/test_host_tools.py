@@ -9,7 +9,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -17,11 +17,29 @@ from executor_api.values import decode, encode
 from executor_server.guest.checks.control import ExecutionInterrupted, FinalAnswerGiven
 from executor_server.guest.interpreter.host_tools import Inbox, ToolBox, ToolError
 from executor_server.guest.wire import link
+from executor_server.guest.wire.link_messages import (
+    CalledTool,
+    ImageReply,
+    LinkMessage,
+    PlaceTools,
+    SetRules,
+    ShownImage,
+    ToolReply,
+    message_of,
+)
 from tests.support.descriptors import none_left_open
 from tests.support.polling import eventually
 
 MAX_BYTES = 10**7
 LARGE = b"x" * (link.INLINE_BYTES + 1)
+
+
+class Request(NamedTuple):
+    """A message of the interpreter that waits for its reply."""
+
+    call: str
+    message: CalledTool | ShownImage
+    body: bytes
 
 
 class Supervisor:
@@ -37,16 +55,17 @@ class Supervisor:
         self.sock.close()
         self._theirs.close()
 
-    def request(self) -> dict[str, Any]:
-        """Receives the next request; its body is under "body"."""
-        message = link.receive(self.sock, MAX_BYTES)
-        body = message.body if message.memfd is None else link.read_memfd(message.memfd, message.size)
-        return {**message.head.values, "body": body}
+    def request(self) -> Request:
+        """Receives the next request."""
+        packet = link.receive(self.sock, MAX_BYTES)
+        message = message_of(packet)
+        assert isinstance(message, (CalledTool, ShownImage))
+        return Request(message.call, message, link.read_body(packet))
 
-    def reply(self, call_id: str, body: bytes = b"", **more: Any) -> None:
-        link.send(self.sock, {"t": "reply", "call": call_id, "ok": True, **more}, body)
+    def reply(self, call_id: str, body: bytes = b"", *, ok: bool = True, **more: Any) -> None:
+        link.send(self.sock, ToolReply(call=call_id, ok=ok, **more), body)
 
-    def serve(self, answer: Callable[[dict[str, Any]], None], count: int = 1) -> threading.Thread:
+    def serve(self, answer: Callable[[Request], None], count: int = 1) -> threading.Thread:
         def run() -> None:
             for _ in range(count):
                 answer(self.request())
@@ -100,18 +119,18 @@ def test_each_thread_gets_its_own_reply_in_whatever_order_they_come(supervisor: 
         caller.start()
     requests = [supervisor.request() for _ in range(count)]
     for request in reversed(requests):
-        (number,), _ = decode(request["body"])
-        supervisor.reply(request["call"], encode((number, b"x" * size)))
+        (number,), _ = decode(request.body)
+        supervisor.reply(request.call, encode((number, b"x" * size)))
     for caller in callers:
         caller.join()
     assert got == {number: (number, b"x" * size) for number in range(count)}
 
 
 def test_a_command_that_a_waiting_call_receives_is_kept_for_whom_it_is(supervisor: Supervisor) -> None:
-    def answer(request: dict[str, Any]) -> None:
-        link.send(supervisor.sock, {"t": "tools"}, b"1")
-        link.send(supervisor.sock, {"t": "settings"}, b"2")
-        supervisor.reply(request["call"], encode(None))
+    def answer(request: Request) -> None:
+        link.send(supervisor.sock, PlaceTools(), b"1")
+        link.send(supervisor.sock, SetRules(), b"2")
+        supervisor.reply(request.call, encode(None))
 
     server = supervisor.serve(answer)
     assert supervisor.tools.stub("tool", "", [])() is None
@@ -126,9 +145,9 @@ def test_a_thread_leads_on_when_the_leader_has_its_reply(supervisor: Supervisor)
     other.start()
     first = supervisor.request()
 
-    def answer(request: dict[str, Any]) -> None:
-        supervisor.reply(first["call"], encode(1))
-        supervisor.reply(request["call"], encode(2))
+    def answer(request: Request) -> None:
+        supervisor.reply(first.call, encode(1))
+        supervisor.reply(request.call, encode(2))
 
     server = supervisor.serve(answer)
     assert tool("mine") == 2
@@ -164,13 +183,13 @@ def test_every_waiting_thread_learns_that_the_link_is_gone(supervisor: Superviso
 def test_an_interrupted_call_ends_and_its_late_reply_is_dropped_and_closed(supervisor: Supervisor) -> None:
     late: list[str] = []
 
-    def answer(request: dict[str, Any]) -> None:
+    def answer(request: Request) -> None:
         if not late:
-            late.append(request["call"])
+            late.append(request.call)
             interrupt()
         else:
             supervisor.reply(late[0], LARGE)
-            supervisor.reply(request["call"], encode("right"))
+            supervisor.reply(request.call, encode("right"))
 
     server = supervisor.serve(answer, count=2)
     tool = supervisor.tools.stub("tool", "", [])
@@ -184,23 +203,23 @@ def test_an_interrupted_call_ends_and_its_late_reply_is_dropped_and_closed(super
     assert not supervisor.inbox._replies
 
 
-@pytest.mark.parametrize("kind", ["reply", "settings"])
+@pytest.mark.parametrize("kind", [ToolReply, SetRules])
 def test_an_interrupt_while_a_message_is_taken_comes_after_it(
-    supervisor: Supervisor, kind: str, monkeypatch: pytest.MonkeyPatch
+    supervisor: Supervisor, kind: type[LinkMessage], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Raising in between would lose a command, or the descriptor of a reply."""
     receive = link.receive
-    taken: list[link.Message] = []
+    taken: list[link.Packet] = []
 
-    def receive_interrupted(sock: socket.socket, max_bytes: int) -> link.Message:
-        message = receive(sock, max_bytes)
+    def receive_interrupted(sock: socket.socket, max_bytes: int) -> link.Packet:
+        packet = receive(sock, max_bytes)
         if threading.current_thread() is threading.main_thread() and not taken:
-            taken.append(message)
+            taken.append(packet)
             signal.raise_signal(signal.SIGINT)
-        return message
+        return packet
 
-    def answer(request: dict[str, Any]) -> None:
-        link.send(supervisor.sock, {"t": kind, "call": request["call"], "ok": True}, LARGE)
+    def answer(request: Request) -> None:
+        link.send(supervisor.sock, SetRules() if kind is SetRules else ToolReply(call=request.call, ok=True), LARGE)
 
     server = supervisor.serve(answer)
     monkeypatch.setattr(link, "receive", receive_interrupted)
@@ -208,7 +227,7 @@ def test_an_interrupt_while_a_message_is_taken_comes_after_it(
         supervisor.tools.stub("tool", "", [])()
     server.join()
     assert taken
-    if kind == "settings":
+    if kind is SetRules:
         command = supervisor.inbox.command()
         assert command is taken[0]
         assert command.memfd is not None
@@ -226,7 +245,7 @@ def test_an_interrupt_while_another_thread_leads_ends_the_waiting_call(superviso
     with interruptible(supervisor.inbox), pytest.raises(ExecutionInterrupted):
         tool()
     server.join()
-    supervisor.reply(first["call"], encode("led on"))
+    supervisor.reply(first.call, encode("led on"))
     leader.join()
     assert got == ["led on"]
 
@@ -235,7 +254,7 @@ def test_an_interrupt_while_another_thread_leads_ends_the_waiting_call(superviso
 
 
 def outcome(supervisor: Supervisor, body: bytes = b"", **reply: Any) -> Any:
-    server = supervisor.serve(lambda request: supervisor.reply(request["call"], body, **reply))
+    server = supervisor.serve(lambda request: supervisor.reply(request.call, body, **reply))
     try:
         return supervisor.tools.stub("tool", "", [])(1, a=2)
     finally:
@@ -243,17 +262,17 @@ def outcome(supervisor: Supervisor, body: bytes = b"", **reply: Any) -> Any:
 
 
 def test_arguments_go_out_as_they_were_given(supervisor: Supervisor) -> None:
-    seen: list[dict[str, Any]] = []
+    seen: list[Request] = []
 
-    def answer(request: dict[str, Any]) -> None:
+    def answer(request: Request) -> None:
         seen.append(request)
-        supervisor.reply(request["call"], encode(None))
+        supervisor.reply(request.call, encode(None))
 
     server = supervisor.serve(answer)
     supervisor.tools.stub("search", "Finds.", ["query"])(1, a=[2])
     server.join()
-    assert decode(seen[0]["body"]) == ((1,), {"a": [2]})
-    assert (seen[0]["t"], seen[0]["name"]) == ("tool_call", "search")
+    assert decode(seen[0].body) == ((1,), {"a": [2]})
+    assert seen[0].message == CalledTool(call=seen[0].call, name="search")
 
 
 def test_a_final_answer_ends_the_program(supervisor: Supervisor) -> None:
@@ -282,16 +301,17 @@ def test_an_exception_of_the_host_is_of_its_type_where_that_is_an_ordinary_built
 
 
 def test_an_image_waits_until_it_is_taken(supervisor: Supervisor) -> None:
-    seen: list[dict[str, Any]] = []
+    seen: list[Request] = []
 
-    def answer(request: dict[str, Any]) -> None:
+    def answer(request: Request) -> None:
         seen.append(request)
-        supervisor.reply(request["call"])
+        link.send(supervisor.sock, ImageReply(call=request.call))
 
     server = supervisor.serve(answer)
     supervisor.tools.show("image/png", "figure", LARGE)
     server.join()
-    assert (seen[0]["mime"], seen[0]["source"], seen[0]["body"]) == ("image/png", "figure", LARGE)
+    ((call, message, body),) = seen
+    assert (message, body) == (ShownImage(call=call, mime="image/png", source="figure"), LARGE)
 
 
 def test_a_forked_process_can_not_call_tools(supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch) -> None:

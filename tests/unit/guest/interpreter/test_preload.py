@@ -6,18 +6,18 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from executor_server.guest.interpreter.preload import import_ahead
+from executor_server.guest.wire.link_messages import Importing, LinkMessage, NotImported
 
 HANG = """\
 import sys
 from executor_server.guest.interpreter import preload
 preload.MODULE_TIME_S = 0.05
 sys.path.insert(0, sys.argv[1])
-preload.import_ahead(["colorsys", "hangs"], lambda head: print(head["name"], flush=True))
+preload.import_ahead(["colorsys", "hangs"], lambda message: print(message.name, flush=True))
 """
 
 
@@ -25,15 +25,15 @@ def test_it_names_each_module_before_it_and_those_that_fail(tmp_path: Path, monk
     (tmp_path / "exits_ahead.py").write_text("raise SystemExit")
     monkeypatch.syspath_prepend(tmp_path)
     handler = signal.getsignal(signal.SIGALRM)
-    reported: list[dict[str, Any]] = []
+    reported: list[LinkMessage] = []
     import_ahead(["exits_ahead", "missing.ahead", "colorsys"], reported.append)
     signal.signal(signal.SIGALRM, handler)
-    assert [(head["t"], head["name"], head.get("why")) for head in reported] == [
-        ("importing", "exits_ahead", None),
-        ("not_imported", "exits_ahead", "SystemExit"),
-        ("importing", "missing.ahead", None),
-        ("not_imported", "missing.ahead", "ModuleNotFoundError"),
-        ("importing", "colorsys", None),
+    assert reported == [
+        Importing(name="exits_ahead"),
+        NotImported(name="exits_ahead", why="SystemExit"),
+        Importing(name="missing.ahead"),
+        NotImported(name="missing.ahead", why="ModuleNotFoundError"),
+        Importing(name="colorsys"),
     ]
 
 

@@ -13,6 +13,7 @@ import pytest
 from executor_api.values import encode
 from executor_server.guest.interpreter.shipped import ShippedTools, ToolsRefused
 from executor_server.guest.wire.frames import MAX_MISSING_MODULES
+from executor_server.guest.wire.link_messages import PlacedTool
 
 
 @pytest.fixture
@@ -36,11 +37,18 @@ class Tools:
         self.guarded += 1
         return function(*args)
 
-    def stage(self, sources: dict[str, str], modules: dict[str, list[str]]) -> list[dict[str, Any]]:
+    def stage(self, sources: dict[str, str], modules: dict[str, list[str]]) -> list[PlacedTool]:
         for name, text in sources.items():
             self.shipped.take_part(name, "source", text.encode())
         return [
-            {"name": name, "entry": "tool", "modules": modules.get(name, []), "description": f"about {name}"}
+            PlacedTool(
+                name=name,
+                description=f"about {name}",
+                parameters=[],
+                final=False,
+                modules=modules.get(name, []),
+                entry="tool",
+            )
             for name in sources
         ]
 

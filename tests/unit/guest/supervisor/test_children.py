@@ -12,8 +12,10 @@ from collections.abc import Iterator
 import pytest
 
 from executor_server.guest.supervisor import children, usage
-from executor_server.guest.supervisor.children import Child, ChildStuck, describe_exit
+from executor_server.guest.supervisor.children import Child, ChildStuck
+from executor_server.guest.supervisor.outcomes import describe_exit
 from executor_server.guest.wire import link
+from executor_server.guest.wire.link_messages import Booted, Variable, message_of
 from tests.support.descriptors import none_left_open
 
 MAX_BYTES = 10**6
@@ -34,7 +36,7 @@ def fill(child: Child) -> int:
     """Posts until the link is full; the last message waits."""
     count = 0
     while not child.blocked:
-        child.post({"n": count}, bytes(link.INLINE_BYTES))
+        child.post(Variable(name=str(count)), bytes(link.INLINE_BYTES))
         count += 1
     return count
 
@@ -46,14 +48,13 @@ def devnull() -> int:
 def test_what_does_not_fit_waits_and_goes_out_in_order(pair: tuple[Child, socket.socket]) -> None:
     child, theirs = pair
     count = fill(child)
-    child.post({"n": count}, b"payload", fds=(devnull(),))
-    child.post({"n": count + 1}, memfd=link.sealed_memfd([b"file"]))
+    child.post(Variable(name=str(count)), b"payload", fds=(devnull(),))
+    child.post(Variable(name=str(count + 1)), memfd=link.sealed_memfd([b"file"]))
     taken: list[int] = []
     while len(taken) < count + 2:
-        message = link.receive(theirs, MAX_BYTES)
-        taken.append(message.head.integer("n"))
-        for fd in (*message.fds, *([message.memfd] if message.memfd is not None else [])):
-            os.close(fd)
+        packet = link.receive(theirs, MAX_BYTES)
+        taken.append(int(packet.head.text("name")))
+        packet.close()
         child.flush()
     assert taken == list(range(count + 2))
     assert not child.blocked
@@ -62,11 +63,11 @@ def test_what_does_not_fit_waits_and_goes_out_in_order(pair: tuple[Child, socket
 def test_what_waits_for_a_child_that_is_closed_or_dead_is_closed(pair: tuple[Child, socket.socket]) -> None:
     child, theirs = pair
     fill(child)
-    child.post({}, memfd=link.sealed_memfd([b"file"]), fds=(devnull(),))
+    child.post(Booted(), memfd=link.sealed_memfd([b"file"]), fds=(devnull(),))
     theirs.close()
     with none_left_open():
         child.flush()
-        child.post({}, fds=(devnull(),))
+        child.post(Booted(), fds=(devnull(),))
     assert not child.blocked
 
 
@@ -74,10 +75,10 @@ def test_no_more_than_a_limit_waits(pair: tuple[Child, socket.socket], monkeypat
     child, _ = pair
     monkeypatch.setattr(children, "MAX_WAITING", 3)
     fill(child)
-    child.post({})
-    child.post({})
+    child.post(Booted())
+    child.post(Booted())
     with none_left_open(), pytest.raises(ChildStuck):
-        child.post({}, memfd=link.sealed_memfd([b"file"]), fds=(devnull(),))
+        child.post(Booted(), memfd=link.sealed_memfd([b"file"]), fds=(devnull(),))
 
 
 def spawn_and_reap(target: object, abandon: object = lambda: None) -> tuple[Child, int]:
@@ -90,11 +91,11 @@ def test_a_child_has_its_end_of_the_link_and_abandons_the_rest() -> None:
     read_fd, write_fd = os.pipe()
 
     def target(sock: socket.socket) -> None:
-        link.send(sock, {"t": "hello"})
+        link.send(sock, Booted())
         os.write(write_fd, b"never")
 
     child, status = spawn_and_reap(target, lambda: os.close(write_fd))
-    assert link.receive(child.sock, MAX_BYTES).head.text("t") == "hello"
+    assert message_of(link.receive(child.sock, MAX_BYTES)) == Booted()
     assert describe_exit(status) == (70, None)
     os.close(write_fd)
     assert os.read(read_fd, 1) == b""

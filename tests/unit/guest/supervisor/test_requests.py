@@ -15,6 +15,7 @@ from executor_server.core.model import BlobRef, ShippedTool, ToolSpec
 from executor_server.guest.supervisor.requests import REQUEST_TIME_S, Requests
 from executor_server.guest.wire import link
 from executor_server.guest.wire.frames import Fields, FrameError
+from executor_server.guest.wire.link_messages import Answered, LinkMessage, PlaceTools, ShipTools, ToolPart, Variable
 from executor_server.guest.wire.messages import GetVariables, RegisterTools
 from tests.support.descriptors import none_left_open
 
@@ -27,7 +28,7 @@ class Bench:
 
     def __init__(self) -> None:
         self.answers: list[tuple[Any, ...]] = []
-        self.posted: list[str] = []
+        self.posted: list[type[LinkMessage]] = []
         self.notices: list[str] = []
         self.runner: Any = SimpleNamespace(tool_calls=SimpleNamespace(tools=frozenset(), final_tools=frozenset()))
         channel: Any = SimpleNamespace(
@@ -38,17 +39,17 @@ class Bench:
         transfers: Any = SimpleNamespace(take_blob=lambda blob_id: link.sealed_memfd([b"xyz"]))
         self.requests = Requests(channel, child_processes, transfers, cast(Any, self.runner), self.notices.append)
 
-    def _post(self, head: dict[str, Any], body: bytes = b"", memfd: int | None = None) -> None:
+    def _post(self, message: LinkMessage, body: bytes = b"", memfd: int | None = None) -> None:
         if memfd is not None:
             link.read_memfd(memfd, 3)
-        self.posted.append(head["t"])
+        self.posted.append(type(message))
 
     def register(self, *tools: ToolSpec) -> None:
         listed_bytes, body = packed_tools(tools)
         self.requests.begin(RegisterTools(op=7, listed=listed_bytes), body)
 
     def answer(self, body: Any = None, **head: Any) -> None:
-        self.requests.on_done(Fields(head), b"" if body is None else json.dumps(body).encode())
+        self.requests.on_answer(Answered.read(Fields(head)), b"" if body is None else json.dumps(body).encode())
 
 
 @pytest.fixture
@@ -127,13 +128,13 @@ def test_tools_are_made_again_in_the_next_interpreter_and_not_in_the_one_after_i
     bench.requests.on_interpreter_replaced()
     assert bench.requests.tools_due
     bench.requests.make_tools_again()
-    assert (bench.posted[-2:], bench.requests.tools_due) == (["part", "ship"], False)
+    assert (bench.posted[-2:], bench.requests.tools_due) == ([ToolPart, ShipTools], False)
     bench.answer(ok=True, message="a: no")
     assert bench.notices == ["tools could not be made again in the new interpreter: a: no\n"]
     bench.requests.on_interpreter_replaced()
     bench.requests.make_tools_again()
     bench.requests.on_interpreter_replaced()
-    assert (bench.posted[-1], bench.requests.tools_due) == ("tools", False)
+    assert (bench.posted[-1], bench.requests.tools_due) == (PlaceTools, False)
     assert bench.notices[1:] == [
         "the interpreter died or hung when tools were made again in it; none of them is there any more\n"
     ]
@@ -147,9 +148,8 @@ def test_tools_are_made_again_in_the_next_interpreter_and_not_in_the_one_after_i
 
 def test_a_variable_that_nobody_asked_for_stays_its_messages(bench: Bench) -> None:
     """The receiver of the message closes its descriptor: not twice, and not never."""
-    for head in ({"name": "x"}, {"name": 5}):
-        message = link.Message(Fields(head), b"", link.sealed_memfd([b"x"]), 1, [])
-        with pytest.raises(FrameError):
-            bench.requests.on_variable(message)
-        assert message.memfd is not None
-        message.close()
+    packet = link.Packet(Fields({}), b"", link.sealed_memfd([b"x"]), 1, [])
+    with pytest.raises(FrameError):
+        bench.requests.on_variable(Variable(name="x"), packet)
+    assert packet.memfd is not None
+    packet.close()

@@ -10,18 +10,9 @@ from executor_server.guest.files.artifacts import Artifacts
 from executor_server.guest.supervisor.results import Results
 from executor_server.guest.supervisor.run import Run, Settings
 from executor_server.guest.wire.messages import Result
+from tests.support.clock import Clock
 
 _SETTINGS = Settings(mode="last_expression", wall_time_s=60, cpu_time_s=60, operations=1000, output_bytes=1000)
-
-
-class Clock:
-    """Stands still but for what is said to take long."""
-
-    def __init__(self) -> None:
-        self.now_s = 1000.0
-
-    def monotonic(self) -> float:
-        return self.now_s
 
 
 class SlowArtifacts(Artifacts):

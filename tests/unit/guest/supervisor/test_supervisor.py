@@ -10,17 +10,19 @@ from typing import Any, cast
 from executor_server.guest.supervisor.orphan_time import FROZEN_TIME_S, OrphanTime
 from executor_server.guest.supervisor.supervisor import Supervisor
 from executor_server.guest.wire import link
+from executor_server.guest.wire.link_messages import Booted
 from tests.support.descriptors import none_left_open
 
 
 def test_descriptors_that_nobody_asked_for_are_closed() -> None:
     """Otherwise a program could use up all descriptors that the supervisor may have open."""
     ours, theirs = link.make_pair()
-    state = cast(Any, SimpleNamespace())
+    booted: list[bool] = []
+    state = cast(Any, SimpleNamespace(_replacement=SimpleNamespace(note_booted=lambda: booted.append(True))))
     with open(os.devnull) as file, none_left_open():  # noqa: PTH123 - its descriptor
-        link.send(theirs, {"t": "booted"}, b"", (file.fileno(),) * 3)
+        link.send(theirs, Booted(), b"", (file.fileno(),) * 3)
         Supervisor.on_message(state, link.receive(ours, 1000))
-    assert state._booted
+    assert booted
     ours.close()
     theirs.close()
 

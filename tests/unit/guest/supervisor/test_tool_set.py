@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from typing import Any
 
 import pytest
 
@@ -13,6 +12,7 @@ from executor_server.core.model import BlobRef, ShippedTool, ToolSource, ToolSpe
 from executor_server.guest.supervisor.tool_set import PartMissing, ToolSet, TooMuchShipped
 from executor_server.guest.wire import link
 from executor_server.guest.wire.frames import CHUNK_BYTES, FrameError
+from executor_server.guest.wire.link_messages import LinkMessage, PlaceTools, ShipTools, ToolPart, placed_tools
 from executor_server.guest.wire.messages import RegisterTools
 from executor_server.guest.wire.tools import MAX_SHIPPED_BYTES
 from tests.support.descriptors import none_left_open
@@ -37,12 +37,12 @@ class Posted:
     """Records the messages to an interpreter."""
 
     def __init__(self) -> None:
-        self.messages: list[tuple[dict[str, Any], bytes]] = []
+        self.messages: list[tuple[LinkMessage, bytes]] = []
 
-    def __call__(self, head: dict[str, Any], body: bytes = b"", memfd: int | None = None) -> None:
+    def __call__(self, message: LinkMessage, body: bytes = b"", memfd: int | None = None) -> None:
         if memfd is not None:
             body = link.read_memfd(memfd, os.fstat(memfd).st_size)
-        self.messages.append((head, body))
+        self.messages.append((message, body))
 
 
 def test_what_the_daemon_packs_is_posted_whole_and_as_often_as_needed() -> None:
@@ -51,17 +51,17 @@ def test_what_the_daemon_packs_is_posted_whole_and_as_often_as_needed() -> None:
         for again in (False, True):
             posted = Posted()
             tools.post_all(posted, again=again)
-            *parts, (head, listed) = posted.messages
-            assert [(part["t"], part["tool"], part["part"], body) for part, body in parts] == [
-                ("part", "a", "source", "x = 'ä'".encode()),
-                ("part", "a", "bindings", b"bindings"),
-                ("part", "b", "source", b"y = 1"),
-                ("part", "b", "bindings", b"a large"),
-                ("part", "c", "value", b"value"),
+            *parts, (ship, listed) = posted.messages
+            assert parts == [
+                (ToolPart(tool="a", part="source"), "x = 'ä'".encode()),
+                (ToolPart(tool="a", part="bindings"), b"bindings"),
+                (ToolPart(tool="b", part="source"), b"y = 1"),
+                (ToolPart(tool="b", part="bindings"), b"a large"),
+                (ToolPart(tool="c", part="value"), b"value"),
             ]
-            assert head == {"t": "ship", "again": again}
-            assert [(tool["name"], tool.get("entry"), tool.get("modules")) for tool in json.loads(listed)] == [
-                ("asked", None, None),
+            assert ship == ShipTools(again=again)
+            assert [(tool.name, tool.entry, tool.modules) for tool in placed_tools(listed)] == [
+                ("asked", "", None),
                 ("a", "x", ["json"]),
                 ("b", "y", []),
                 ("c", "", []),
@@ -76,22 +76,22 @@ def test_an_interpreter_that_has_not_made_them_is_told_why() -> None:
     posted = Posted()
     tools = read(HOST, VALUE)
     tools.post_called(posted, "later")
-    ((head, listed),) = posted.messages
-    assert head == {"t": "tools"}
-    assert [(tool["name"], tool.get("why_not")) for tool in json.loads(listed)] == [("asked", None), ("c", "later")]
+    ((place, listed),) = posted.messages
+    assert place == PlaceTools()
+    assert [(tool.name, tool.why_not) for tool in placed_tools(listed)] == [("asked", None), ("c", "later")]
 
 
 def test_what_is_forbidden_is_let_go_of_once_and_says_why() -> None:
     with none_left_open():
         tools = read(HOST, SOURCE, LARGE, VALUE, blobs={"blob": b"a large"})
-        assert tools.forbid(["a", "c*"], "no more") == {"b": "no more"}
-        assert tools.forbid(["a", "c*"], "no more") == {}
+        assert tools.forbid(["a", "c*"], "no more") == ["b"]
+        assert tools.forbid(["a", "c*"], "no more") == []
         posted = Posted()
         tools.post_all(posted, again=True)
-        assert {head.get("tool") for head, _ in posted.messages} == {"a", "c", None}
-        assert tools.forbid([], "no more") == {"a": "no more", "c": "no more"}
+        assert {message.tool for message, _ in posted.messages if isinstance(message, ToolPart)} == {"a", "c"}
+        assert tools.forbid([], "no more") == ["a", "c"]
         tools.post_called(posted, "later")
-        listed = {tool["name"]: tool.get("why_not") for tool in json.loads(posted.messages[-1][1])}
+        listed = {tool.name: tool.why_not for tool in placed_tools(posted.messages[-1][1])}
         assert listed == {"asked": None, "a": "no more", "b": "no more", "c": "no more"}
         assert not tools.has_shipped
 

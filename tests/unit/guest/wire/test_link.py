@@ -12,6 +12,7 @@ import pytest
 
 from executor_server.guest.wire import link
 from executor_server.guest.wire.frames import FrameError
+from executor_server.guest.wire.link_messages import Booted, Variable, message_of
 from tests.support.descriptors import none_left_open
 
 MAX_BYTES = 1_000_000
@@ -38,36 +39,36 @@ def packed(head: bytes, body: bytes = b"") -> bytes:
 @pytest.mark.parametrize("size", [0, 1, link.INLINE_BYTES, link.INLINE_BYTES + 1, MAX_BYTES])
 def test_a_body_of_any_size_comes_whole(pair: Pair, size: int) -> None:
     body = os.urandom(size)
-    link.send(pair[0], {"t": "x"}, body)
-    message = link.receive(pair[1], MAX_BYTES)
-    assert (message.head.text("t"), message.size) == ("x", size)
-    assert (message.memfd is not None) == (size > link.INLINE_BYTES)
-    assert (message.body if message.memfd is None else link.read_memfd(message.memfd, message.size)) == body
+    link.send(pair[0], Variable(name="x"), body)
+    packet = link.receive(pair[1], MAX_BYTES)
+    assert (message_of(packet), packet.size) == (Variable(name="x"), size)
+    assert (packet.memfd is not None) == (size > link.INLINE_BYTES)
+    assert (packet.body if packet.memfd is None else link.read_memfd(packet.memfd, packet.size)) == body
 
 
 def test_descriptors_come_along_and_stay_the_sender_s(pair: Pair) -> None:
     read_fd, write_fd = os.pipe()
-    link.send(pair[0], {}, bytes(link.INLINE_BYTES + 1), (read_fd, write_fd))
-    message = link.receive(pair[1], MAX_BYTES)
-    assert message.memfd is not None
-    assert len(message.fds) == 2
-    os.write(message.fds[1], b"x")
+    link.send(pair[0], Booted(), bytes(link.INLINE_BYTES + 1), (read_fd, write_fd))
+    packet = link.receive(pair[1], MAX_BYTES)
+    assert packet.memfd is not None
+    assert len(packet.fds) == 2
+    os.write(packet.fds[1], b"x")
     assert os.read(read_fd, 1) == b"x"
-    for fd in (message.memfd, *message.fds, read_fd, write_fd):
+    for fd in (packet.memfd, *packet.fds, read_fd, write_fd):
         os.close(fd)
 
 
 def test_a_forwarded_memory_file_stays_the_sender_s(pair: Pair) -> None:
     memfd = link.sealed_memfd([b"one", b"two"])
-    link.forward(pair[0], {}, memfd)
-    message = link.receive(pair[1], MAX_BYTES)
-    assert message.memfd is not None
-    assert link.read_memfd(message.memfd, message.size) == link.read_memfd(memfd, 6) == b"onetwo"
+    link.forward(pair[0], Booted(), memfd)
+    packet = link.receive(pair[1], MAX_BYTES)
+    assert packet.memfd is not None
+    assert link.read_memfd(packet.memfd, packet.size) == link.read_memfd(memfd, 6) == b"onetwo"
 
 
 def test_messages_keep_their_boundaries(pair: Pair) -> None:
     for number in range(5):
-        link.send(pair[0], {"n": number}, b"x" * number)
+        link.send(pair[0], Booted(), b"x" * number)
     assert [link.receive(pair[1], MAX_BYTES).body for _ in range(5)] == [b"x" * number for number in range(5)]
 
 
@@ -107,7 +108,7 @@ def too_large() -> int:
 def test_only_a_sealed_memory_file_within_the_limit_is_a_payload(pair: Pair, make: Callable[[], int]) -> None:
     """Anything else could change while it is read, or block the reader."""
     fd = make()
-    link.forward(pair[0], {}, fd)
+    link.forward(pair[0], Booted(), fd)
     os.close(fd)
     with pytest.raises(FrameError):
         link.receive(pair[1], MAX_BYTES)
@@ -160,7 +161,7 @@ def test_an_empty_packet_and_a_closed_end_are_the_end(pair: Pair) -> None:
         link.receive(pair[1], MAX_BYTES)
     for body in (b"", bytes(link.INLINE_BYTES + 1)):
         with pytest.raises(link.LinkClosed):
-            link.send(pair[1], {}, body)
+            link.send(pair[1], Booted(), body)
 
 
 def test_a_link_that_is_full_or_empty_does_not_block(pair: Pair) -> None:
@@ -171,6 +172,6 @@ def test_a_link_that_is_full_or_empty_does_not_block(pair: Pair) -> None:
     sent = 0
     with pytest.raises(BlockingIOError):
         while True:
-            link.send(pair[0], {}, bytes(link.INLINE_BYTES))
+            link.send(pair[0], Booted(), bytes(link.INLINE_BYTES))
             sent += 1
     assert sent >= 1, "a full packet has room"

@@ -1,4 +1,4 @@
-"""The schema of the guest channel: what is written is read again, nothing else is, and no field changes unnoticed."""
+"""The schemas of channel and links: what is written is read again, nothing else is, and no field changes unnoticed."""
 
 from __future__ import annotations
 
@@ -11,11 +11,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from executor_server.guest.wire.frames import Fields, FrameError, Kind, decode_head, encode_head
+from executor_server.guest.wire.link import Packet
+from executor_server.guest.wire.link_messages import RunProgram, message_of
 from executor_server.guest.wire.messages import Done, Execute, FileEntry, Log, Pong, Result
 from executor_server.guest.wire.schema import _REQUIRED, Field, Message, Record
-from tests.support.wire_schema import RECORDS, SNAPSHOT, schema
+from tests.support.wire_schema import (
+    CHANNEL_RECORDS,
+    CHANNEL_SNAPSHOT,
+    LINK_RECORDS,
+    LINK_SNAPSHOT,
+    channel_schema,
+    link_schema,
+)
 
-CLASSES = [cls for cls in RECORDS.values() if cls not in (Record, Message)]
+CLASSES = [*CHANNEL_RECORDS, *LINK_RECORDS]
 FIELDS = [(cls, name) for cls in CLASSES for name in cls.fields]
 _TEXT = st.text(st.characters(), max_size=30)
 
@@ -25,8 +34,13 @@ def test_no_field_changes_without_another_protocol_version() -> None:
 
     A change needs a higher PROTOCOL_VERSION (frames.py); `python -m tests.support.wire_schema` writes its snapshot.
     """
-    assert SNAPSHOT.exists(), "a new version of the protocol has no snapshot yet"
-    assert schema() == SNAPSHOT.read_text()
+    assert CHANNEL_SNAPSHOT.exists(), "a new version of the protocol has no snapshot yet"
+    assert channel_schema() == CHANNEL_SNAPSHOT.read_text()
+
+
+def test_no_field_between_supervisor_and_children_changes_by_accident() -> None:
+    """Both ends are of one version, so a change needs no other: `python -m tests.support.wire_schema` writes it."""
+    assert link_schema() == LINK_SNAPSHOT.read_text()
 
 
 def test_each_kind_of_frame_has_one_message() -> None:
@@ -69,7 +83,8 @@ def _made(cls: type[Record]) -> st.SearchStrategy[Record]:
 def test_what_is_written_is_read_again(value: Record) -> None:
     head = decode_head(encode_head(value.head()))
     assert type(value).read(head) == value
-    assert [name for name in type(value).fields if name in head] == list(head.values), "in the order of the class"
+    written = [name for name in head.values if name != "t"]  # the kind of a message on a link
+    assert [name for name in type(value).fields if name in head] == written, "in the order of the class"
 
 
 _WRONG: dict[str, list[Any]] = {
@@ -115,6 +130,20 @@ def test_a_field_takes_its_type_and_bounds_and_nothing_else(cls: type[Record], n
 
 def test_a_field_that_is_not_known_is_ignored() -> None:
     assert Log.read(Fields({"id": "e", "stream": "stdout", "later": [1]})) == Log(id="e", stream="stdout")
+
+
+def test_a_message_on_a_link_is_of_its_kind_and_is_read_once() -> None:
+    program = RunProgram(filename="<execution-1>", source=3, operations=5)
+    packet = Packet(decode_head(encode_head(program.head())), b"1+1code", None, 7, [])
+    assert packet.head.values["t"] == "run"
+    assert message_of(packet) == program
+    assert message_of(packet) is message_of(packet)
+
+
+@pytest.mark.parametrize("head", [{}, {"t": 1}, {"t": "none"}, {"t": "run"}, {"t": "run", "filename": "f"}])
+def test_a_message_of_no_kind_or_without_its_fields_is_refused(head: dict[str, Any]) -> None:
+    with pytest.raises(FrameError):
+        message_of(Packet(Fields(head), b"", None, 0, []))
 
 
 def test_none_is_a_field_that_is_left_out() -> None:
@@ -185,8 +214,8 @@ def test_the_schema_imports_nothing_heavy() -> None:
     """A sandbox is not ready before it is loaded; `dataclasses` alone would take a fifth of the time that there is."""
     heavy = {"dataclasses", "enum", "typing", "inspect", "re", "json", "collections.abc"}
     program = (
-        "import sys; sys.path.insert(0, 'proto'); before = set(sys.modules); import executor_server.guest.wire.messages;"
-        "import executor_server.guest.wire.sequenced; print(*(set(sys.modules) - before))"
+        "import sys; sys.path.insert(0, 'proto'); before = set(sys.modules);"
+        "import executor_server.guest.wire.link_messages, executor_server.guest.wire.sequenced; print(*(set(sys.modules) - before))"
     )
     done = subprocess.run([sys.executable, "-I", "-S", "-c", f"import sys; sys.path.insert(0, '.'); {program}"],
                           capture_output=True, text=True, check=True, timeout=60)  # fmt: skip

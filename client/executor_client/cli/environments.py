@@ -1,0 +1,54 @@
+"""`executor env build`, and the environments of the sessions that other commands make."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+
+from executor_client._core.terminal import aligned
+from executor_client.cli import EXIT_SUCCEEDED
+from executor_client.cli.console import Console
+from executor_client.cli.package_files import packages_of
+from executor_client.client import ExecutorClient
+from executor_client.errors import InvalidRequest, PolicyViolationError
+from executor_client.session import Session
+
+PATTERNS_MAX = 256
+"""Import patterns of one call; the protocol's limit."""
+
+
+def build(client: ExecutorClient, options: argparse.Namespace, console: Console) -> int:
+    """Has an environment made of the packages that files and options name, and shows what it has."""
+    packages = [*options.packages, *(package for file in options.files for package in packages_of(file))]
+    if not packages:
+        raise InvalidRequest("nothing to build: name a FILE, or packages with --with")
+    environment = client.prepare_environment(dict.fromkeys(packages), options.image, backend=options.backend)
+    console.end_wait()
+    rows = [("environment", environment.environment_id), ("size", f"{environment.size_bytes:,} bytes")]
+    console.show_lines(aligned([*rows, ("packages", ", ".join(environment.pins))]))
+    return EXIT_SUCCEEDED
+
+
+def modules_of(client: ExecutorClient, options: argparse.Namespace, console: Console) -> tuple[str, ...]:
+    """Waits for the environment of a session that is about to be made, and returns the modules in it."""
+    environment = client.prepare_environment(options.packages, options.image)
+    console.end_wait()
+    return environment.modules
+
+
+def authorize(session: Session, modules: Sequence[str]) -> None:
+    """Authorizes the modules of the environment that was asked for, as far as the policy allows.
+
+    A refused one is no failure yet: the program may not import it, and hears of it when it does.
+    """
+    patterns = [f"{module}.*" for module in modules[:PATTERNS_MAX]]
+    while patterns:
+        try:
+            session.authorize_imports(patterns)
+            return
+        except PolicyViolationError as refusal:
+            refused = {violation.requested for violation in refusal.violations}
+            allowed = [pattern for pattern in patterns if pattern not in refused]
+            if len(allowed) == len(patterns):
+                return
+            patterns = allowed

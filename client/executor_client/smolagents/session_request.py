@@ -1,0 +1,88 @@
+"""The arguments with which an executor makes its sessions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+from executor_client import ExecutorClient, Session
+from executor_client.smolagents.files import StartFile
+
+# Names that smolagents' local executor offers without an import and CPython does not have as builtins.
+PRELUDE = """\
+from math import acos, asin, atan, atan2, ceil, cos, degrees, exp, floor, log, radians, sin, sqrt, tan
+"""
+
+
+@dataclass(frozen=True)
+class SessionRequest:
+    """The arguments with which each session is created."""
+
+    image: str | None
+    authorized_imports: tuple[str, ...]
+    limits: Mapping[str, Any]
+    prelude: str = ""
+    """Runs right after `PRELUDE`, in each interpreter."""
+    backend: str | None = None
+    network: tuple[str, ...] = ()
+    packages: tuple[str, ...] = ()
+    labels: Mapping[str, str] | None = None
+    state: bytes | None = None
+    files: tuple[StartFile, ...] = ()
+    """The initial files of each session's workspace."""
+
+    def make(self, client: ExecutorClient, modules: Iterable[str] = ()) -> Session:
+        """Makes a session; `modules` are those that its tools are known to need."""
+        with ExitStack() as on_failure:
+            session = on_failure.enter_context(
+                client.create_session(
+                    image=self.image,
+                    authorized_imports=self.authorized_imports,
+                    limits=self.limits or None,
+                    labels=self.labels,
+                    prelude=PRELUDE + self.prelude,
+                    backend=self.backend,
+                    network=self.network,
+                    packages=self.packages,
+                    modules=modules,
+                    state=self.state,
+                )
+            )
+            for file in self.files:
+                file.put(session)
+            on_failure.pop_all()
+        return session
+
+    def saved(self) -> dict[str, Any]:
+        """Returns the arguments that a saved agent keeps, as JSON values: none that belong to this process."""
+        saved: dict[str, Any] = {}
+        for name in ("image", "backend", "limits", "labels", "prelude"):
+            if value := getattr(self, name):
+                saved[name] = dict(value) if isinstance(value, Mapping) else value
+        if self.packages:
+            saved["packages"] = list(self.packages)
+        return saved
+
+
+def hosts_of(network: Iterable[str]) -> tuple[str, ...]:
+    """Returns the hosts to ask for. Raises ValueError for one string, which is a list of letters to Python."""
+    if isinstance(network, str):
+        raise ValueError("network is a list of hosts, not one string")
+    return tuple(network)
+
+
+def packages_of(packages: Iterable[str]) -> tuple[str, ...]:
+    """Returns the packages to ask for. Raises ValueError for one string."""
+    if isinstance(packages, str):
+        raise ValueError("packages is a list of packages, not one string")
+    return tuple(packages)
+
+
+def refuse_beginnings(request: SessionRequest) -> None:
+    """Raises ValueError for arguments of a new session that are combined with `session=`."""
+    names = ("image", "limits", "prelude", "backend", "network", "packages", "labels", "state", "files")
+    given = [name for name in names if getattr(request, name)]
+    if given:
+        raise ValueError(f"session= goes on in a session that there is; {', '.join(given)} can be of a new one only")

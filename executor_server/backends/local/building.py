@@ -1,0 +1,137 @@
+"""Makes the parts of a sandbox on the host, one after the other, until its guest accepts connections."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import socket
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+import structlog
+
+from executor_server.backends.environments import Mount, have_environment
+from executor_server.backends.local.descriptors import read_within
+from executor_server.backends.local.file_counts import limit_files
+from executor_server.backends.local.images import Image
+from executor_server.backends.local.layout import SANDBOX_ID
+from executor_server.backends.local.process import BwrapProcess
+from executor_server.backends.local.records import ProcessRecord, Record, write_record
+from executor_server.backends.local.resources import Resources
+from executor_server.backends.local.sandbox import LocalSandbox
+from executor_server.backends.settings import BACKLOG, guest_config
+from executor_server.core import SandboxFailure, SandboxSpec
+from executor_server.guest.wire.paths import GUEST_BOOT
+from executor_server.guest.wire.tokens import CHAIN_LENGTH
+
+_CREATE_TIMEOUT_S = 20.0
+
+_log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The parts that a sandbox is made of."""
+
+    resources: Resources
+    image: Image
+    spec: SandboxSpec
+    mounts: tuple[Mount, ...] = ()  # besides those of every sandbox
+
+
+async def build_sandbox(sandbox: LocalSandbox, plan: Plan, daemon_id: str) -> None:
+    """Acquires the sandbox's parts on the host, step by step; `destroy` releases those that are there.
+
+    Raises SandboxFailure or OSError.
+    """
+    deadline = asyncio.get_running_loop().time() + _CREATE_TIMEOUT_S
+    resources, spec = plan.resources, plan.spec
+    sandbox.directory.mkdir(mode=0o700)
+    with contextlib.ExitStack() as stack:
+        sandbox.cgroup = resources.make_cgroup(daemon_id, sandbox.sandbox_id, spec)
+        # Bound outside, in a directory that only we can enter: no file inside leads to the supervisor.
+        listener = stack.enter_context(_listen(sandbox.endpoint.socket_path))
+        ready_read, ready_write = os.pipe()
+        stack.callback(os.close, ready_read)
+        with contextlib.closing(os.fdopen(ready_write, "wb")):
+            cpu_fd = sandbox.cgroup.open_cpu_counter() if sandbox.cgroup is not None else None
+            if cpu_fd is not None:
+                stack.callback(os.close, cpu_fd)
+            config = _guest_config(plan, sandbox, listener.fileno(), cpu_fd)
+            command = [str(plan.image.python), "-I", "-S", "-c", GUEST_BOOT, json.dumps(config), str(ready_write)]
+            pass_fds = (listener.fileno(), ready_write, *(() if cpu_fd is None else (cpu_fd,)))
+            process = resources.start(
+                plan.image, spec, command, cgroup=sandbox.cgroup, mounts=plan.mounts, pass_fds=pass_fds
+            )
+            sandbox.process = process
+
+        def record(pid: int) -> None:
+            write_record(sandbox.directory, _record_of(sandbox, pid, process.popen.pid))
+
+        await process.confine_and_release(
+            host_uid=sandbox.host_uid, rlimits=resources.rlimits(spec), on_held=record, deadline=deadline
+        )
+        answer = await read_within(ready_read, 1, deadline)
+    if not answer:
+        state = "does not start in time" if answer is None else "ended at once"
+        raise SandboxFailure(f"the guest {state}: {process.last_words()}")
+    await _limit_files(process, spec)
+
+
+async def _limit_files(process: BwrapProcess, spec: SandboxSpec) -> None:
+    """Limits the files before anything is sent to the guest. A host that does not allow it serves all the same."""
+    assert process.init_pid is not None
+    try:
+        if os.geteuid() == 0:  # a few system calls
+            limit_files(process.init_pid, spec.max_files)
+        else:
+            await asyncio.to_thread(limit_files, process.init_pid, spec.max_files)
+    except OSError as error:
+        _warn_of_files(str(error))
+
+
+@lru_cache(maxsize=8)  # one warning for each reason
+def _warn_of_files(reason: str) -> None:
+    _log.warning("files_not_limited", reason=reason)
+
+
+def _listen(path: Path) -> socket.socket:
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        listener.bind(str(path))
+        listener.listen(BACKLOG)
+    except BaseException:
+        listener.close()
+        raise
+    return listener
+
+
+def _record_of(sandbox: LocalSandbox, first_pid: int, monitor_pid: int) -> Record:
+    return Record(
+        sandbox_id=sandbox.sandbox_id,
+        fingerprint=sandbox.fingerprint,
+        first=ProcessRecord.of(first_pid),
+        monitor=ProcessRecord.of(monitor_pid),
+        host_uid=sandbox.host_uid,
+        cgroup=sandbox.cgroup,
+    )
+
+
+def _guest_config(plan: Plan, sandbox: LocalSandbox, listen_fd: int, cpu_fd: int | None) -> dict[str, object]:
+    return {
+        "listen_fd": listen_fd,
+        **({} if cpu_fd is None else {"cpu_fd": cpu_fd}),
+        "drop_to": None if sandbox.host_uid is None else [SANDBOX_ID, SANDBOX_ID],
+        **guest_config(
+            plan.spec,
+            token=sandbox.endpoint.token,
+            connections_max=CHAIN_LENGTH,
+            memory_bytes=plan.spec.memory_bytes,
+            watch_memory=not plan.resources.limits_memory,
+            preload=plan.image.preload,
+            has_environment=have_environment(plan.mounts),
+        ),
+    }

@@ -1,0 +1,18 @@
+"""Environments: directories of packages, made once of a lock outside of any session, checked, and mounted read-only.
+
+It owns their store on disk, which requests they answer, and the steps that make one: resolving, installing and the
+first import, each in a workshop, a sandbox for the daemon's own work. It must not know sessions, clients or policies:
+it is given packages that were approved, and nothing in it decides who may have them.
+"""
+
+from executor_server.environments.builder import UvBuilder
+from executor_server.environments.building import Builder, Built, Lock, OnProgress
+from executor_server.environments.foreign import foreign_python
+from executor_server.environments.listing import BuildInfo, Collected, EnvironmentInfo, Evicted, Statistics
+from executor_server.environments.observer import BuildEnd, EnvironmentObserver, EnvironmentUse, Outcome
+from executor_server.environments.places import Places
+from executor_server.environments.requester import current_requester, requested_by
+from executor_server.environments.service import EnvironmentService
+from executor_server.environments.settings import EnvironmentSettings
+from executor_server.environments.uv import ForeignPython
+from executor_server.environments.uv_workshops import Bench, BuildSettings

@@ -1,0 +1,82 @@
+"""Runs uv in a workshop, with nothing of the sandbox's environment, and passes on what it says, line by line.
+
+Lines to the daemon: {"python": ...} first, then {"line": ...} for each of uv's, and {"exit": n} or {"unusable": why}.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import resource
+import subprocess
+import sys
+import sysconfig
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+_MAX_LINE_BYTES = 4096
+_MAX_LINES = 4000
+
+
+def main(task: dict[str, Any]) -> None:
+    """Runs the command. `task`: command, environment, directory, input, output (a path or None), file_bytes.
+
+    In the command and in the values of the environment, "{python}" stands for the interpreter.
+    """
+    say(python=describe())
+    os.makedirs(task["directory"], mode=0o755, exist_ok=True)
+    # A file that an archive pretends to be small stops here, and uv says so; SIGXFSZ would end it without a word.
+    # The sandbox may have a lower limit already, which can't be raised.
+    most = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+    file_bytes = task["file_bytes"] if most == resource.RLIM_INFINITY else min(task["file_bytes"], most)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (file_bytes, file_bytes))
+    os.umask(0o022)
+    command = [word.replace("{python}", sys.executable) for word in task["command"]]
+    output = os.open(task["output"] or os.devnull, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    try:
+        child = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=output,
+            stderr=subprocess.PIPE,
+            env=task["environment"],
+            cwd=task["directory"],
+            restore_signals=False,
+        )
+    except OSError as error:
+        say(unusable=error.strerror or str(error))
+        return
+    finally:
+        os.close(output)
+    stderr = child.stderr
+    assert child.stdin is not None and stderr is not None
+    try:
+        child.stdin.write(task["input"].encode())
+        child.stdin.close()
+    except BrokenPipeError:  # it ended before it read anything, and says why
+        pass
+    for count, line in enumerate(iter(lambda: stderr.readline(_MAX_LINE_BYTES), b"")):
+        if count < _MAX_LINES:
+            say(line=line.decode("utf-8", "replace").rstrip("\n"))
+    say(exit=child.wait())
+
+
+def describe() -> dict[str, str]:
+    """Describes the interpreter, as far as wheels depend on it."""
+    kind, version = platform.libc_ver()
+    libc = f"manylinux_{version.replace('.', '_')}" if kind == "glibc" else "musllinux"
+    threading = "t" if sysconfig.get_config_var("Py_GIL_DISABLED") else ""
+    return {
+        "version": "{}.{}".format(*sys.version_info[:2]) + threading,
+        "cache_tag": sys.implementation.cache_tag,
+        "platform": f"{platform.machine()}-{libc}",
+        "executable": sys.executable,
+    }
+
+
+def say(**what: object) -> None:
+    """Sends a line to the daemon."""
+    print(json.dumps(what), flush=True)

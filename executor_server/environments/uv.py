@@ -1,0 +1,261 @@
+"""uv: which one the daemon uses, its command lines, and what it says.
+
+uv runs in workshops only, without any configuration of the host's: its environment is what `environment` returns, the
+index is the configured one, nothing is ever built from source (that would run a package's code where the cache can be
+written), and what is installed fits the hashes of a lock.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import re
+import shutil
+import stat
+import subprocess
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from executor_server.backends import CA_BUNDLE, egress_environment
+from executor_server.core import Progress, SandboxFailure
+from executor_server.guest.wire.paths import PROGRAMS_PATH, WORK_PATH
+
+UV_PATH = f"{PROGRAMS_PATH}/uv"
+CACHE_PATH = f"{WORK_PATH}/cache"
+INSTALLING = "installing"
+"""The directory in `work` in which packages are installed, each time in a directory of its own."""
+
+_VERSION_TIMEOUT_S = 20.0
+_VERSION = re.compile(r"uv (\d+\.\d+\.\d+[0-9A-Za-z.+-]{0,32})")
+_ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
+_URL = re.compile(r"https?://[^\s`'\"<>)]+")
+_INSIDE_PATH = re.compile(r"(?:/run/executor|/tmp|/workspace)(?:/[^\s`'\":,)]*)?")
+_MAX_EXPLANATION_CHARS = 2000
+_MAX_EXPLANATION_LINES = 30
+
+
+class UvMissing(SandboxFailure):
+    """There is no uv that can be used. The message says what to do; it is for the administrator."""
+
+
+@dataclass(frozen=True)
+class Uv:
+    """The program, and the version that it says it is."""
+
+    path: Path
+    version: str
+
+
+def find_uv(configured: Path | None = None) -> Uv:
+    """Returns the configured uv, else the one of the daemon's own environment, else the one on PATH.
+
+    Blocks, and runs it once. Raises UvMissing.
+    """
+    problems = []
+    for path in [configured] if configured is not None else _candidates():
+        try:
+            return Uv(path, _version_of(path))
+        except (OSError, subprocess.SubprocessError, ValueError) as error:
+            problems.append(f"{path} cannot be used: {error}")
+    raise UvMissing(
+        "; ".join(problems)
+        or "uv is missing, which makes environments of packages: install remote-executor[server], "
+        "or name one as uv in [environments]"
+    )
+
+
+def _candidates() -> Iterator[Path]:
+    package = importlib.util.find_spec("uv")
+    if package is not None:
+        import uv
+
+        with contextlib.suppress(FileNotFoundError):
+            yield Path(uv.find_uv_bin())
+    if found := shutil.which("uv"):
+        yield Path(found)
+
+
+def _version_of(path: Path) -> str:
+    answer = subprocess.run(
+        [path, "--version"],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        env={"UV_NO_CONFIG": "1"},
+        timeout=_VERSION_TIMEOUT_S,
+        check=True,
+    ).stdout
+    match = _VERSION.match(answer)
+    if match is None:
+        raise ValueError("it does not answer as uv does")
+    return match[1]
+
+
+def place_uv(uv: Uv, programs: Path) -> None:
+    """Puts uv into the directory of workshops' programs, as a file that every user can run and none can change.
+
+    Blocks. Replaces another one at once, so a workshop sees one of them. Raises OSError.
+    """
+    target = programs / "uv"
+    with contextlib.suppress(FileNotFoundError):
+        if os.path.samestat(uv.path.stat(), target.stat()) or _is_copy(uv.path, target):
+            return
+    scratch = Path(tempfile.mkdtemp(prefix=".uv-", dir=programs))
+    try:
+        copy = scratch / "uv"
+        # A copy, as a link would give this file the mode of the original, and change with it.
+        shutil.copyfile(uv.path, copy)
+        copy.chmod(0o555)
+        os.utime(copy, ns=(uv.path.stat().st_atime_ns, uv.path.stat().st_mtime_ns))
+        copy.replace(target)
+    finally:
+        shutil.rmtree(scratch)
+
+
+def _is_copy(original: Path, copy: Path) -> bool:
+    first, second = original.stat(), copy.stat()
+    same = (first.st_size, first.st_mtime_ns) == (second.st_size, second.st_mtime_ns)
+    return same and stat.S_IMODE(second.st_mode) == 0o555
+
+
+@dataclass(frozen=True)
+class ForeignPython:
+    """The Python of a target that is not the one of the workshop."""
+
+    version: str  # "3.12"
+    platform: str  # as uv calls it: "x86_64-manylinux_2_28"
+
+    @property
+    def interpreter(self) -> str:
+        """The name of its kind in a lock."""
+        return f"cpython-{self.version}"
+
+
+def environment(*, ca_bundle: str = CA_BUNDLE) -> dict[str, str]:
+    """All environment variables that uv gets."""
+    return {
+        **egress_environment(ca_bundle),
+        "HOME": "/tmp",
+        "LANG": "C.UTF-8",
+        "NO_COLOR": "1",
+        "PATH": "/usr/bin:/bin",
+        "UV_CACHE_DIR": CACHE_PATH,
+        "UV_CONCURRENT_DOWNLOADS": "32",
+        "UV_HTTP_TIMEOUT": "30",
+        "UV_KEYRING_PROVIDER": "disabled",
+        "UV_NO_CONFIG": "1",
+        "UV_PYTHON_DOWNLOADS": "never",
+    }
+
+
+def compile_command(index_url: str, exclude_newer_s: float | None, foreign: ForeignPython | None) -> list[str]:
+    """Returns the command that resolves the requirements on its input, and prints a lock."""
+    newest: Sequence[str] = ()
+    if exclude_newer_s is not None:
+        moment = datetime.now(UTC) - timedelta(seconds=exclude_newer_s)
+        newest = ("--exclude-newer", moment.strftime("%Y-%m-%dT%H:%M:%SZ"))
+    return [
+        *(UV_PATH, "pip", "compile", "-"),
+        *("--generate-hashes", "--no-build", "--no-header", "--no-annotate", "--no-progress"),
+        *("--default-index", index_url),
+        *newest,
+        *_python_options(foreign),
+    ]
+
+
+def install_command(index_url: str, lock: str, target: str, foreign: ForeignPython | None) -> list[str]:
+    """Returns the command that installs exactly the packages of a lock, by its path, into a directory."""
+    return [
+        *(UV_PATH, "pip", "install", "--requirements", lock, "--target", target),
+        *("--require-hashes", "--no-deps", "--no-build", "--link-mode", "hardlink", "--no-progress"),
+        *("--default-index", index_url),
+        *_python_options(foreign),
+    ]
+
+
+def _python_options(foreign: ForeignPython | None) -> Sequence[str]:
+    own = ("--python", "{python}")  # the program that runs uv knows where it is
+    if foreign is None:
+        return own
+    return (*own, "--python-version", foreign.version, "--python-platform", foreign.platform)
+
+
+# uv has one exit code for these and for every other error, so its text decides. Where that changes, a build that could
+# have been repeated is not, and nothing else happens.
+_PASSING = (
+    "error sending request",
+    "error decoding response body",
+    "operation timed out",
+    "Request failed after",
+    "HTTP status server error",
+    "HTTP status client error (403",  # the egress proxy's answer, too
+    "HTTP status client error (429",
+    "os error 28",  # the disk is full
+    "tcp connect error",
+    "dns error",
+)
+_COUNTED = re.compile(r"(Resolved|Prepared|Installed|Audited) (\d{1,6}) packages? in ")
+_DOWNLOADING = re.compile(r"\s*(Downloading|Downloaded) ([A-Za-z0-9._-]{1,200})(?: \(.*\))?")
+
+
+@dataclass
+class Listener:
+    """Follows what uv says while it works: progress for a person, and the text of its errors."""
+
+    step: str
+    total: int = 0  # packages; 0: not known
+    said: list[str] = field(default_factory=list)
+    done: int = 0
+    _loading: set[str] = field(default_factory=set)
+
+    def take(self, line: str) -> Progress | None:
+        """Takes a line; returns the progress, when that has changed."""
+        line = _ANSI.sub("", line)
+        if len(self.said) < 400:
+            self.said.append(line)
+        if (match := _DOWNLOADING.fullmatch(line)) is not None:
+            started, name = match[1] == "Downloading", match[2]
+            if started:
+                self._loading.add(name)
+            elif name in self._loading:
+                self._loading.discard(name)
+            # A package that is not announced is small, or in the cache.
+            return self._progress(self.total - len(self._loading))
+        if (match := _COUNTED.match(line)) is not None and match[1] in ("Prepared", "Installed"):
+            return self._progress(self.total)
+        return None
+
+    def _progress(self, done: int) -> Progress | None:
+        done = min(max(done, 0), self.total)
+        if done == self.done:
+            return None
+        self.done = done
+        return Progress(self.step, done, self.total, "packages")
+
+    @property
+    def may_pass(self) -> bool:
+        """True when uv failed for what has nothing to do with the packages: the index, the way there, the disk."""
+        return any(cause in line for line in self.said for cause in _PASSING)
+
+    @property
+    def explanation(self) -> str:
+        """uv's own explanation of its failure, for a client: without addresses and paths, and cut."""
+        lines = [_cleaned(line) for line in self.said if not _is_progress(line)]
+        text = "\n".join(line for line in lines if line)
+        first = text.split("\n")[:_MAX_EXPLANATION_LINES]
+        cut = "\n".join(first)[:_MAX_EXPLANATION_CHARS]
+        return cut if len(cut) == len(text) else f"{cut} ..."
+
+
+def _is_progress(line: str) -> bool:
+    beginnings = ("Using CPython", "Using Python", "Resolved ", "Prepared ", "Installed ", "warning: ")
+    return line.startswith(beginnings) or _DOWNLOADING.fullmatch(line) is not None
+
+
+def _cleaned(line: str) -> str:
+    line = _INSIDE_PATH.sub("(a file of the build)", _URL.sub("the index", line))
+    return "".join(character for character in line if character.isprintable()).rstrip()

@@ -1,0 +1,255 @@
+"""Runs uv in workshops that can write to its cache, watches how much it writes, and makes an answer of its end."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from executor_server.backends import Workshop, Workshops
+from executor_server.core import EnvironmentFailed, ImageNotReady, NetworkRules, SandboxSpec
+from executor_server.egress import Egress
+from executor_server.environments import tree
+from executor_server.environments.building import OnProgress
+from executor_server.environments.disk_watch import DiskWatch, Volume
+from executor_server.environments.inside_programs import program
+from executor_server.environments.places import Places
+from executor_server.environments.uv import ForeignPython, Listener, Uv, environment, find_uv, place_uv
+from executor_server.environments.workshop import Network, Order, RunningWorkshop, WorkshopTimeout, open_workshop
+from executor_server.guest.egress import reasons
+
+MIB = 2**20
+RETRY_S = 30.0
+"""Seconds after which a build that an index prevented is worth another attempt."""
+_MEMORY_BYTES = 2048 * MIB
+_DISK_BYTES = 1024 * MIB
+_PROCESSES = 256
+_ORPHAN_TIME_S = 60.0
+_WATCH_INTERVAL_S = 0.5
+_WATCH_PAUSES = 10  # times as long as measuring takes: it may have a tenth of the time
+# Connections of uv at one time and in a minute: it reads pages and files of many packages at once, from two hosts. Each
+# one that is refused is tried again by uv, and costs seconds.
+_MAX_CONNECTIONS = 256
+_MAX_NEW_CONNECTIONS_PER_MINUTE = 6000
+# The cache has some files besides those of an environment.
+_VOLUME_FACTOR = 1.25
+
+_log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True)
+class Bench:
+    """The workshops in which the environments for a target are made."""
+
+    workshops: Workshops
+    image: str  # the workshops are made of it
+    foreign: ForeignPython | None = None  # the target's Python, where it is not that of the image
+
+
+@dataclass(frozen=True)
+class BuildSettings:
+    """The administrator's settings for builds."""
+
+    index_url: str
+    network: NetworkRules  # hosts of the index, and the secrets that it asks for
+    build_timeout_s: float
+    uv: Path | None = None  # None: the daemon's own
+    max_entries: int = tree.MAX_ENTRIES
+    first_import_time_s: float = 60.0  # modules that are not imported by then have no bytecode
+
+
+@dataclass(frozen=True)
+class Python:
+    """The Python of a workshop, as it describes itself."""
+
+    version: str  # "3.12", "3.13t"
+    platform: str  # "x86_64-manylinux_2_36"
+    executable: str
+
+    @property
+    def interpreter(self) -> str:
+        """The name of its kind in a lock."""
+        return f"cpython-{self.version}"
+
+
+@dataclass(frozen=True)
+class UvTask:
+    """A command of uv, and what it may write."""
+
+    command: list[str]
+    max_environment_bytes: int
+    text: str = ""  # its input
+    output: str | None = None  # path of its output in the workshop
+    directory: str = "/tmp"  # made when it is not there
+
+
+class UvWorkshops:
+    """Makes workshops for uv, and runs it."""
+
+    def __init__(self, places: Places, settings: BuildSettings, egress: Egress) -> None:
+        self._places = places
+        self._settings = settings
+        self._network = Network(
+            egress,
+            replace(
+                settings.network,
+                max_connections=_MAX_CONNECTIONS,
+                max_new_connections_per_minute=_MAX_NEW_CONNECTIONS_PER_MINUTE,
+            ),
+        )
+        self._uv: Uv | None = None
+        self._placing = asyncio.Lock()
+        self._watch = DiskWatch(str(places.work), places.cache.name)
+        self._measuring = asyncio.Lock()
+        self._limits: dict[object, Volume] = {}  # one for each workshop that there is
+
+    async def placed(self) -> Uv:
+        """Finds uv, and puts it where workshops see it. Raises UvMissing, OSError."""
+        async with self._placing:
+            if self._uv is None:
+                self._uv = await asyncio.to_thread(find_uv, self._settings.uv)
+            await asyncio.to_thread(place_uv, self._uv, self._places.programs)
+            return self._uv
+
+    @asynccontextmanager
+    async def open(self, bench: Bench, max_environment_bytes: int) -> AsyncIterator[RunningWorkshop]:
+        """A workshop that can write to the cache and reach the index. Raises SandboxFailure."""
+        order = Order(
+            bench.workshops,
+            workshop_spec(bench.image, egress=True, disk_bytes=max(_DISK_BYTES, max_environment_bytes)),
+            Workshop(work=self._places.work, programs=self._places.programs, egress=True),
+            self._network,
+        )
+        this = object()
+        if not self._limits:
+            async with self._measuring:
+                await asyncio.to_thread(self._watch.begin)
+        self._limits[this] = Volume(
+            int(self._settings.max_entries * _VOLUME_FACTOR), int(max_environment_bytes * _VOLUME_FACTOR)
+        )
+        try:
+            async with open_workshop(order) as workshop:
+                yield workshop
+        finally:
+            del self._limits[this]
+
+    async def run(
+        self, workshop: RunningWorkshop, bench: Bench, task: UvTask, listener: Listener, on_progress: OnProgress
+    ) -> Python:
+        """Runs uv to its end; returns the Python that it ran beside.
+
+        Raises EnvironmentFailed with uv's explanation, ImageNotReady for what may pass, SandboxFailure.
+        """
+        run = _Run(listener, on_progress)
+        running = asyncio.create_task(
+            workshop.run(program("run_uv", _task(task)), time_s=self._settings.build_timeout_s, on_line=run.take)
+        )
+        watching = asyncio.create_task(self._watch_volume())
+        try:
+            await asyncio.wait([running, watching], return_when=asyncio.FIRST_COMPLETED)
+            await (watching if watching.done() else running)
+        except WorkshopTimeout as timeout:
+            limit_s = self._settings.build_timeout_s
+            raise ImageNotReady(f"the packages could not be had within {limit_s:g} s", RETRY_S) from timeout
+        finally:
+            for each in (running, watching):
+                each.cancel()
+            await asyncio.gather(running, watching, return_exceptions=True)
+        return run.end(bench, was_denied=any(denial.reason == reasons.NOT_ALLOWED for denial in workshop.denials))
+
+    async def _watch_volume(self) -> None:
+        """Ends with an error when more is written than the builds that run may write."""
+        pause_s = _WATCH_INTERVAL_S
+        while True:
+            await asyncio.sleep(pause_s)
+            limit = sum(self._limits.values(), Volume())
+            began_s = time.monotonic()
+            async with self._measuring:
+                found = await asyncio.to_thread(self._watch.measure, limit)
+            pause_s = max(_WATCH_INTERVAL_S, _WATCH_PAUSES * (time.monotonic() - began_s))
+            if not found.fits(limit):
+                _log.warning("build_too_large", entries=found.entries, size_bytes=found.size_bytes)
+                if len(self._limits) == 1:
+                    raise EnvironmentFailed("these packages unpack to more bytes or files than an environment may have")
+                raise ImageNotReady("several environments together are too large to be made at one time", RETRY_S)
+
+
+def workshop_spec(image: str, *, egress: bool, disk_bytes: int = _DISK_BYTES) -> SandboxSpec:
+    """Returns the spec of a workshop. No policy is asked, as no session's code runs there.
+
+    `disk_bytes` bounds the largest file that can be written anywhere in it, so it is that of an environment for uv.
+    """
+    return SandboxSpec(
+        image=image,
+        memory_bytes=_MEMORY_BYTES,
+        processes=_PROCESSES,
+        disk_bytes=disk_bytes,
+        orphan_time_s=_ORPHAN_TIME_S,
+        egress=egress,
+    )
+
+
+def _task(task: UvTask) -> dict[str, Any]:
+    return {
+        "command": task.command,
+        "environment": environment(),
+        "directory": task.directory,
+        "input": task.text,
+        "output": task.output,
+        "file_bytes": task.max_environment_bytes,
+    }
+
+
+@dataclass
+class _Run:
+    """One run of uv, as its program reports it."""
+
+    listener: Listener
+    on_progress: OnProgress
+    described: dict[str, Any] = field(default_factory=dict)
+    exit_code: int | None = None
+    unusable: str = ""
+
+    def take(self, said: dict[str, Any]) -> None:
+        match said:
+            case {"line": str(line)}:
+                if (progress := self.listener.take(line)) is not None:
+                    self.on_progress(progress)
+            case {"python": dict(described)}:
+                self.described = described
+            case {"exit": int(code)}:
+                self.exit_code = code
+            case {"unusable": str(why)}:
+                self.unusable = "".join(each for each in why[:200] if each.isprintable())
+
+    def end(self, bench: Bench, *, was_denied: bool) -> Python:
+        if self.unusable:
+            raise EnvironmentFailed(
+                f"uv can't run in the image {bench.image!r} ({self.unusable}): its C library or processor is another "
+                "one than the daemon's; a statically linked uv can be named as uv in [environments]"
+            )
+        python = self._python()
+        if self.exit_code is None or python is None:
+            raise ImageNotReady("the program that makes environments did not report its end", RETRY_S)
+        if self.exit_code and was_denied:
+            raise ImageNotReady(
+                "the packages can't be had: the index, or its files, are on a host or port that is not allowed to be "
+                "reached; the daemon's log names it, and index_hosts in [environments] allows it"
+            )
+        if self.exit_code:
+            explanation = self.listener.explanation or "uv ended without an explanation"
+            if self.listener.may_pass:
+                raise ImageNotReady(f"the packages can't be had now: {explanation}", RETRY_S)
+            raise EnvironmentFailed(f"the packages can't be installed: {explanation}")
+        return python
+
+    def _python(self) -> Python | None:
+        texts = [self.described.get(name) for name in ("version", "platform", "executable")]
+        checked = [text for text in texts if isinstance(text, str) and 0 < len(text) < 1000 and text.isprintable()]
+        return Python(*checked) if len(checked) == len(texts) else None

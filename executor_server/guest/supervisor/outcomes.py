@@ -1,0 +1,64 @@
+"""The errors of runs whose end the supervisor found: it interrupted or killed them, or their interpreter died.
+
+A program may report any error of its own. Where the supervisor ended the run, its reason is the error, and of the
+program's report only the place is used.
+"""
+
+from __future__ import annotations
+
+import os
+
+from ..wire.lean import signal
+from ..wire.messages import ErrorDetail
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Optional
+
+    from .run import Settings
+
+# Bytes of an error as JSON.
+MAX_ERROR_BYTES = 1024 * 1024
+
+
+def limit_error(ended_by: str, settings: Settings, reported: Optional[ErrorDetail]) -> ErrorDetail:
+    """Returns the error of a run that the supervisor ended, with the program's place if it reported that."""
+    said = {
+        "timeout": ("TimeoutError", f"the execution took longer than wall_time_s = {settings.wall_time_s:g}"),
+        "cpu_limit": ("TimeoutError", f"the execution used more than cpu_time_s = {settings.cpu_time_s:g}"),
+        "output_limit": ("OutputLimit", f"the execution printed far more than output_bytes = {settings.output_bytes}"),
+        "out_of_memory": ("MemoryError", "the program used more memory than memory_bytes allows"),
+        "cancelled": ("Cancelled", "the execution was cancelled"),
+    }
+    type_name, message = said[ended_by]
+    if reported is None:
+        return ErrorDetail(type=type_name, message=message)
+    traceback = reported.traceback
+    if traceback:
+        # All lines but the last are the program's place. The last one names the interrupt: this error replaces it.
+        traceback = "\n".join([*traceback.rstrip().split("\n")[:-1], f"{type_name}: {message}\n"])
+    return ErrorDetail(
+        type=type_name, message=message, traceback=traceback, line=reported.line, statement=reported.statement
+    )
+
+
+def exit_error(status: int) -> tuple[str, ErrorDetail]:
+    """Returns the outcome and the error of a run whose interpreter ended by itself, with this wait status."""
+    code, signum = describe_exit(status)
+    if code is None:
+        return "crashed", ErrorDetail(type="Crash", message=f"the interpreter was ended by {_signal_name(signum)}")
+    message = f"the program ended its interpreter with exit code {code}"
+    return "exited", ErrorDetail(type="SystemExit", message=message, exit_code=code)
+
+
+def describe_exit(status: int) -> tuple[Optional[int], Optional[int]]:
+    """Returns (exit code, signal) of a wait status; one of them is None."""
+    if os.WIFSIGNALED(status):
+        return None, os.WTERMSIG(status)
+    return os.WEXITSTATUS(status), None
+
+
+def _signal_name(signum: Optional[int]) -> str:
+    from signal import Signals
+
+    return Signals(signum).name if signum in signal.valid_signals() else f"signal {signum}"

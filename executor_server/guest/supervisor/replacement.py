@@ -1,0 +1,116 @@
+"""Replaces the interpreter when it dies, has to be killed, or can't run another program.
+
+Everything in the sandbox is killed with it: a process that survived could hold the old link, ports, and files, and act
+in the new generation. The generation rises, tools and prelude are put in place again, and the next result says that
+variables were reset. Two races are handled here:
+
+- A job must not start between the new interpreter's fork and its prelude, or it would run without it. The queue of jobs
+  is held until the prelude is due.
+- What is put in place may itself kill the interpreter, at once or after it has answered. It is tried again only while
+  something else may have been the cause; otherwise the sandbox would replace interpreters for ever.
+"""
+
+from __future__ import annotations
+
+from ..wire.messages import Execute
+from .child_processes import ChildProcesses
+from .jobs import Job, JobQueue
+from .prelude import Prelude
+from .requests import Requests
+from .results import Results
+from .run import Phase, Run
+from .runner import Runner
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Callable, Optional
+
+# Interpreters that die before they have started, after which none is tried again: the next would die, too.
+_MAX_BOOT_FAILURES = 3
+
+
+class Replacement:
+    """Knows which interpreter has started and what has used it. `start` starts the children."""
+
+    def __init__(
+        self,
+        child_processes: ChildProcesses,
+        runner: Runner,
+        requests: Requests,
+        results: Results,
+        prelude: Prelude,
+        jobs: JobQueue,
+        start: Callable[[], None],
+    ) -> None:
+        self._child_processes = child_processes
+        self._runner = runner
+        self._requests = requests
+        self._results = results
+        self._prelude = prelude
+        self._jobs = jobs
+        self._start = start
+        self._boot_failures = 0
+        self._booted = False
+        self.restored = False  # prelude or tools were put into this interpreter, and no job has used it since
+        self.failed = False  # no interpreter starts any more
+
+    def note_booted(self) -> None:
+        self._booted, self._boot_failures = True, 0
+
+    def replace(self, status: Optional[int], why: str = "") -> None:
+        """Starts another interpreter in place of one that died (with this wait status) or is to be killed (None).
+
+        Ends what ran in the old one. `why` is the old one's own reason, if it could not go on.
+        """
+        cpu_time_s = self._runner.cpu_time_s()
+        run = self._runner.run
+        over_prelude = run is not None and not run.visible and run.phase == Phase.RUNNING
+        # Prelude and tools did not kill it at once. But no job has used it, so one of them did: neither is tried again.
+        over_both = self.restored and run is None and not self._requests.busy
+        if not self._renew():
+            return
+        self._jobs.held = True
+        if why and (run is None or run.phase != Phase.RUNNING):  # else it is that run's error
+            self._results.notify_reset(why)
+        self._end_what_ran(status, cpu_time_s, why)
+        self._jobs.held = False
+        if over_both:
+            if self._prelude.source:
+                self._results.notify("the interpreter died when the prelude had run; it is left out in this one\n")
+            self._requests.give_up_tools()
+        self._prelude.due = bool(self._prelude.source) and not (over_prelude or over_both)
+
+    def replace_unfit(self, run: Run, why: str) -> None:
+        """Replaces an interpreter in which no other run is possible after this one, whose result will say so."""
+        if run.visible:
+            self._results.notify_reset(why)
+        else:
+            self._results.notify(f"the prelude is left out, since the interpreter can't be used after it: {why}\n")
+        if self._renew():
+            self._requests.on_interpreter_replaced()
+            self._prelude.due = bool(self._prelude.source) and run.visible
+
+    def _renew(self) -> bool:
+        """Kills everything in the sandbox and starts another interpreter; false when none starts any more."""
+        self._child_processes.stop()
+        self._results.note_replaced()
+        if not self._booted:
+            self._boot_failures += 1
+            if self._boot_failures >= _MAX_BOOT_FAILURES:
+                self.failed = True
+                return False
+        self._booted = False
+        self._start()
+        return True
+
+    def _end_what_ran(self, status: Optional[int], cpu_time_s: float, why: str) -> None:
+        run = self._runner.run
+        if run is not None and run.phase == Phase.RUNNING:
+            self._runner.finish_dead(status, cpu_time_s, why)
+        elif run is not None:
+            # A process of an earlier execution killed the interpreter while this source was checked: it has not begun.
+            self._runner.run = None
+            if run.visible:
+                again = Execute(id=run.execution_id, asked={}, policy="", **run.settings.fields())
+                self._jobs.put_back(Job(again, run.source.encode("utf-8", "replace")))
+        self._requests.on_interpreter_replaced()

@@ -1,0 +1,89 @@
+"""The lock of a profile's packages, a pylock.toml of PEP 751: read when the policy is, and known by its digest since.
+
+Of its content the policy needs which distributions it has, and that each can be installed without running code of
+theirs: from wheels with SHA-256 hashes. They are fetched from the daemon's index, wherever the lock has them from.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from packaging.pylock import Package, Pylock, PylockUnsupportedVersionError, PylockValidationError
+
+from executor_server.config import MIB, ConfigError, parse_toml, read_trusted
+
+MAX_LOCK_BYTES = 4 * MIB
+MAX_LOCKED = 1024
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+_CHOSEN = re.compile(r"\b(?:extras?|dependency_groups)\b")
+LOCK_FORM = "the path of a lock file of PEP 751, such as `uv export --format pylock.toml` writes"
+
+
+@dataclass(frozen=True)
+class Locked:
+    """A distribution of a lock."""
+
+    name: str  # by PEP 503
+    version: str  # canonical
+
+    def __str__(self) -> str:
+        return f"{self.name}=={self.version}"
+
+
+@dataclass(frozen=True)
+class LockFile:
+    """A lock file as it was when it was read."""
+
+    path: Path
+    sha256: str  # digest of its content, in hex
+    distributions: tuple[Locked, ...]  # sorted; one may be there in several versions, for different markers
+
+    def versions_of(self, name: str) -> tuple[str, ...]:
+        """The versions of a distribution; empty when the lock does not have it."""
+        return tuple(each.version for each in self.distributions if each.name == name)
+
+
+def read_lock(path: Path) -> LockFile:
+    """Reads a lock file that no other user could write. Raises ValueError with a clause."""
+    if not path.is_absolute():
+        raise ValueError("is no absolute path")
+    try:
+        data = read_trusted(path, "lock file", max_bytes=MAX_LOCK_BYTES)
+        distributions = _distributions_in(data)
+    except ConfigError as error:
+        raise ValueError(f"can't be used: {error.problems[0]}") from error
+    return LockFile(path, hashlib.sha256(data).hexdigest(), distributions)
+
+
+@functools.lru_cache(maxsize=4)
+def _distributions_in(data: bytes) -> tuple[Locked, ...]:
+    """Profiles that inherit a lock read the same bytes, which take a second for each megabyte. Raises ValueError."""
+    try:
+        lock = Pylock.from_dict(parse_toml(data, "lock file"))
+    except (PylockValidationError, PylockUnsupportedVersionError) as error:
+        raise ValueError(f"is no lock file of PEP 751: {error}") from error
+    if len(lock.packages) > MAX_LOCKED:
+        raise ValueError(f"has more than {MAX_LOCKED:,} packages")
+    if not lock.packages:
+        raise ValueError("has no packages")
+    return tuple(sorted({_locked(package) for package in lock.packages}, key=str))
+
+
+def _locked(package: Package) -> Locked:
+    """Raises ValueError for a package that can't be installed from an index without running code of its own."""
+    name = package.name
+    if package.version is None:
+        raise ValueError(f"has {name} without a version")
+    if not package.wheels:
+        raise ValueError(f"has no wheel of {name}, and a source runs its own code while it is built")
+    if any(wheel.url is None for wheel in package.wheels):
+        raise ValueError(f"has a wheel of {name} that comes from no index")
+    if not all(_SHA256.fullmatch(str(wheel.hashes.get("sha256"))) for wheel in package.wheels):
+        raise ValueError(f"has a wheel of {name} without a SHA-256 hash")
+    if package.marker is not None and _CHOSEN.search(str(package.marker)) is not None:
+        raise ValueError(f"has {name} for some extras or groups only; export the lock for one choice of them")
+    return Locked(name, str(package.version))

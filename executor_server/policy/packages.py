@@ -1,0 +1,206 @@
+"""The packages of a session: what a profile grants of those asked for, and what is left when the policy changes.
+
+Pure functions. A package is granted with the profile's bounds added to those that were asked for, so whatever is
+installed is within both. Its dependencies come with it, whatever they are: they are the choice of its authors, not of
+the client. An extra brings dependencies that the client chooses, so each has to be allowed by name.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from executor_server.core import PackagesSpec, Violation, ViolationKind
+from executor_server.policy.distributions import candidates, is_pythons
+from executor_server.policy.lock_file import LockFile
+from executor_server.policy.packages_table import ANY_PACKAGE, PackagesTable
+from executor_server.policy.requirement import BadRequirement, Requirement, read_granted, read_requirement
+from executor_server.policy.violations import above_ceiling, listed, not_allowed, number, rule_of, shortened
+
+CONFIGURED_INDEX = "environments.index_url"
+"""The rule behind a refusal that no policy can change: a key of the daemon's configuration."""
+
+_ADVISED_NAMES = 5
+
+
+@dataclass(frozen=True)
+class PackagesSummary:
+    """The packages that sessions of a profile may ask for."""
+
+    allowed: tuple[str, ...] = ()  # with bounds; "*" where every package of the index may be asked for
+    locked: tuple[str, ...] = ()  # "name==version" of the lock
+    auto: bool = False
+    max_requirements: int = 0
+    max_environment_bytes: int = 0
+    exclude_newer_s: float | None = None
+
+
+def packages_summary(table: PackagesTable, *, own_index: bool) -> PackagesSummary:
+    if not table.has_packages:
+        return PackagesSummary()
+    return PackagesSummary(
+        allowed=tuple(text for text in table.allowed if text != ANY_PACKAGE or own_index),
+        locked=tuple(map(str, table.lock.distributions)) if table.lock is not None else (),
+        auto=table.auto,
+        max_requirements=table.max_requirements,
+        max_environment_bytes=table.max_environment_bytes,
+        exclude_newer_s=None if table.lock is not None else table.exclude_newer_s,
+    )
+
+
+def packages_spec(table: PackagesTable, asked: Sequence[Requirement]) -> PackagesSpec | None:
+    """Returns what is approved of requirements that no violation was found for; None when there are none."""
+    if not asked:
+        return None
+    if table.lock is not None:
+        return _whole(table, table.lock)
+    texts = sorted({_bounded(table, each).text for each in asked})
+    return PackagesSpec(
+        tuple(texts), exclude_newer_s=table.exclude_newer_s, max_environment_bytes=table.max_environment_bytes
+    )
+
+
+def _whole(table: PackagesTable, lock: LockFile) -> PackagesSpec:
+    """One environment for all: the packages of a lock were chosen to go together."""
+    return PackagesSpec((), str(lock.path), lock.sha256, None, table.max_environment_bytes)
+
+
+def _bounded(table: PackagesTable, asked: Requirement) -> Requirement:
+    bound = table.bounds.get(asked.name)
+    return asked if bound is None else asked.within((), bound.specifiers)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Violations. `name` is the profile's. `own_index`: the daemon has one, so "*" stands for what its operator put there.
+
+
+def package_violations(
+    name: str, table: PackagesTable, asked: Sequence[Requirement], *, own_index: bool
+) -> Iterator[Violation]:
+    """Violations for packages that the profile does not grant, each with what it grants of them."""
+    for each in asked:
+        violation = _lock_violation(name, table.lock, each) if table.lock is not None else None
+        if table.lock is None:
+            violation = _violation(name, table, each, own_index=own_index)
+        if violation is not None:
+            yield violation
+    names = {each.name for each in asked}
+    if table.has_packages and len(names) > table.max_requirements:
+        yield above_ceiling("packages", len(names), table.max_requirements, rule_of(name, "packages.max_requirements"))
+
+
+def with_advice(violations: Sequence[Violation]) -> tuple[Violation, ...]:
+    """Adds to the violations of a daemon without a policy file how its only user can allow the packages."""
+    if not violations:
+        return ()
+    names = ", ".join(json.dumps(read_requirement(each.requested).name) for each in violations[:_ADVISED_NAMES])
+    advice = (
+        "none: the daemon has no policy file. Its owner can allow them by a file of three lines, "
+        f'`default = "default"`, `[profiles.default.packages]` and `allowed = [{names}]`, '
+        "which `executor-server serve --policy FILE` reads"
+    )
+    return (*violations[:-1], replace(violations[-1], allowed=advice))
+
+
+def _violation(name: str, table: PackagesTable, asked: Requirement, *, own_index: bool) -> Violation | None:
+    bound, rule = table.bounds.get(asked.name), rule_of(name, "packages.allowed")
+    if bound is None and table.allows_any:
+        return None if own_index else _index_violation(table, asked)
+    if bound is None:
+        return not_allowed("packages", asked.text, table.allowed, rule, "none")
+    within = asked.within((), bound.specifiers).versions
+    # Bounds that exclude each other already go to the resolver, which explains them.
+    is_outside = within.is_unsatisfiable() and not asked.versions.is_unsatisfiable()
+    if is_outside or not set(asked.extras) <= set(bound.extras):
+        return not_allowed("packages", asked.text, [bound.text], rule)
+    return None
+
+
+def _index_violation(table: PackagesTable, asked: Requirement) -> Violation:
+    named = listed((text for text in table.allowed if text != ANY_PACKAGE), "none")
+    allowed = f"{named}; others where the daemon has an index of its own"
+    return Violation("packages", ViolationKind.UNSUPPORTED, shortened(asked.text), allowed, CONFIGURED_INDEX)
+
+
+def _lock_violation(name: str, lock: LockFile, asked: Requirement) -> Violation | None:
+    rule, versions = rule_of(name, "packages.lock"), lock.versions_of(asked.name)
+    if not versions:
+        names = dict.fromkeys(each.name for each in lock.distributions)
+        return not_allowed("packages", asked.text, names, rule, "none")
+    if asked.extras or not any(asked.versions.contains(each, prereleases=True) for each in versions):
+        return not_allowed("packages", asked.text, (f"{asked.name}=={each}" for each in versions), rule)
+    return None
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Modules that are authorized and missing
+
+
+def with_found(
+    table: PackagesTable, spec: PackagesSpec | None, modules: Iterable[str], *, own_index: bool
+) -> PackagesSpec | None:
+    """Adds the packages of missing modules that may be asked for, up to the most; None when there are none to add."""
+    if table.lock is not None:
+        locked = {each.name for each in table.lock.distributions}
+        found = any(name in locked for module in modules for name in _candidates(table, module))
+        return _whole(table, table.lock) if found and spec is None else None
+    asked = tuple(map(read_granted, spec.requirements)) if spec is not None else ()
+    names = {each.name for each in asked}
+    added: dict[str, Requirement] = {}
+    for module in modules:
+        options = _candidates(table, module)
+        if names.isdisjoint(options) and added.keys().isdisjoint(options):
+            added |= _first_granted(table, options, own_index=own_index)
+    room = max(table.max_requirements - len(names), 0)
+    more = tuple(added.values())[:room]
+    return packages_spec(table, (*asked, *more)) if more else None
+
+
+def _candidates(table: PackagesTable, module: str) -> tuple[str, ...]:
+    """Names of packages that a module may be in: none for modules of Python, and for what can't be one."""
+    if is_pythons(module):
+        return ()
+    return tuple(name for name in map(_name_of, candidates(module, table.imports)) if name)
+
+
+def _name_of(text: str) -> str:
+    """The text as the name of a package; empty when it can't be one."""
+    try:
+        return read_requirement(text).name
+    except BadRequirement:
+        return ""
+
+
+def _first_granted(table: PackagesTable, names: Sequence[str], *, own_index: bool) -> dict[str, Requirement]:
+    for name in names:
+        if _violation("", table, Requirement(name), own_index=own_index) is None:
+            return {name: Requirement(name)}
+    return {}
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Tightening
+
+
+def why_packages_must_go(table: PackagesTable, spec: PackagesSpec, *, own_index: bool) -> str | None:
+    """The reason why packages that a sandbox has are not allowed any more; None when they are."""
+    if spec.max_environment_bytes > table.max_environment_bytes:
+        most = number(table.max_environment_bytes)
+        return f"its packages may have {number(spec.max_environment_bytes)} bytes, and the policy allows {most} now"
+    lock_sha256 = table.lock.sha256 if table.lock is not None else ""
+    if spec.lock_sha256 != lock_sha256:
+        return "its packages are not those of the lock that the policy has now"
+    if lock_sha256:
+        return None
+    if (table.exclude_newer_s or 0) > (spec.exclude_newer_s or 0):
+        return "its packages may be newer than the policy allows now"
+    if len(spec.requirements) > table.max_requirements:
+        return f"it has {len(spec.requirements)} packages, and the policy allows {table.max_requirements} now"
+    for text in spec.requirements:
+        has = read_granted(text)
+        bound = table.bounds.get(has.name)
+        is_any = bound is None and table.allows_any and own_index
+        if not is_any and (bound is None or not has.is_within(bound)):
+            return f"the policy does not allow the package {shortened(text)} any more"
+    return None

@@ -1,0 +1,169 @@
+"""Packages on the command lines, with a real daemon, uv and an index of the tests: asked for, built, listed, removed."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.support.audit import records
+from tests.support.backends import require
+from tests.support.daemon import Daemon, daemon_of
+from tests.support.internet.world import Internet
+from tests.support.package_index.index import PackageIndex
+from tests.support.package_index.wheels import make_wheel
+from tests.support.screen import run_on_terminal
+
+TIMEOUT_S = 120.0
+EXECUTOR = [sys.executable, "-m", "executor_client.cli"]
+SERVER = [sys.executable, "-m", "executor_server"]
+SCRIPT = """\
+# /// script
+# requires-python = ">=3.9"
+# dependencies = ["glaze>=1", "kiln"]
+# ///
+import glaze
+import kiln
+print(glaze.VERSION, kiln.VERSION, kiln.heat())
+"""
+
+
+@dataclass
+class World:
+    daemon: Daemon
+    index: PackageIndex
+    directory: Path
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return {**os.environ, "EXECUTOR_STATE_DIR": str(self.daemon.state_dir)}
+
+    def executor(self, *arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
+        return self._run([*EXECUTOR, *arguments], stdin)
+
+    def server(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        return self._run([*SERVER, *arguments], "")
+
+    def _run(self, command: list[str], stdin: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            command, env=self.environment, input=stdin, capture_output=True, text=True, timeout=TIMEOUT_S
+        )
+
+    def written(self, name: str, text: str) -> str:
+        (self.directory / name).write_text(text)
+        return str(self.directory / name)
+
+
+@pytest.fixture
+def world(internet: Internet, tmp_path: Path) -> Iterator[World]:
+    require("local")
+    index = internet.package_index()
+    index.add(make_wheel("glaze", "1.0"))
+    index.add(make_wheel("glaze", "2.0"))
+    kiln = "import glaze\nVERSION = '1.0'\ndef heat():\n    return f'hot {glaze.VERSION}'\n"
+    index.add(make_wheel("kiln", "1.0", {"kiln.py": kiln}, requires=["glaze>=1"]))
+    index.add(make_wheel("clay", "1.0"))
+    config = (
+        f'{internet.config()}\n[environments]\nindex_url = "{index.url}"\n'
+        f'index_hosts = ["{index.host}:443", "{index.files_host}:443"]\n'
+    )
+    policy = (
+        'default = "potters"\n[profiles.potters]\nimports.allowed = ["*"]\n'
+        '[profiles.potters.packages]\nallowed = ["glaze", "kiln"]\n'
+    )
+    with daemon_of(config, policy=policy) as daemon:
+        yield World(daemon, index, tmp_path)
+
+
+def test_a_script_gets_the_packages_of_its_header_and_the_next_run_starts_warm(world: World) -> None:
+    script = world.written("s.py", SCRIPT)
+    done = world.executor("run", script)
+    assert (done.returncode, done.stdout) == (0, "2.0 1.0 hot 2.0\n"), done.stderr + world.daemon.log.read_text()
+    world.index.forget_requests()
+    again = world.executor("run", script)
+    assert (again.returncode, again.stdout) == (0, "2.0 1.0 hot 2.0\n"), again.stderr
+    assert world.index.requests == [], "the environment is there"
+
+
+def test_a_package_that_the_policy_does_not_allow_is_refused_by_name(world: World) -> None:
+    refused = world.executor("run", "--with", "clay", "-c", "import clay")
+    assert refused.returncode == 2
+    assert "packages: asked for clay, allowed is glaze, kiln (profiles.potters.packages.allowed)" in refused.stderr
+    assert world.index.requests == []
+
+
+def test_an_environment_is_built_listed_shown_and_removed(world: World) -> None:
+    requirements = world.written("requirements.txt", "kiln  # with glaze\n")
+    built = world.executor("env", "build", requirements)
+    assert built.returncode == 0, built.stderr + world.daemon.log.read_text()
+    rows = dict(line.split(maxsplit=1) for line in built.stdout.splitlines())
+    assert rows["packages"] == "glaze==2.0, kiln==1.0"
+    environment_id = rows["environment"]
+
+    listed = json.loads(world.server("env", "list", "--json").stdout)
+    (found,) = listed["environments"]
+    assert (found["environment_id"], found["sandboxes"], found["tenants"]) == (environment_id, 0, ["local"])
+    assert found["pins"] == ["glaze==2.0", "kiln==1.0"]
+    table = world.server("env", "list").stdout.splitlines()
+    assert table[1].split()[0] == environment_id and table[1].endswith("kiln")
+
+    shown = world.server("env", "show", environment_id)
+    assert shown.returncode == 0 and "\nkiln==1.0\n" in shown.stdout and "--hash" not in shown.stdout
+    assert "--hash=sha256:" in world.server("env", "show", environment_id, "--json").stdout
+    unknown = world.server("env", "show", "env-0")
+    assert (unknown.returncode, unknown.stderr) == (1, "NOT_FOUND: there is no environment 'env-0'\n")
+
+    (record,) = [each for each in records(world.daemon.state_dir / "audit") if each["kind"] == "environment_built"]
+    assert (record["environment"], record["tenant"], record["outcome"]) == (environment_id, "local", "made")
+    assert (
+        record["lock_sha256"] == json.loads(world.server("env", "show", environment_id, "--json").stdout)["lock_sha256"]
+    )
+
+
+def test_a_lock_is_built_in_its_versions(world: World) -> None:
+    lock = (
+        'lock-version = "1.0"\ncreated-by = "test"\n[[packages]]\nname = "glaze"\nversion = "1.0"\n'
+        'wheels = [{ name = "glaze-1.0-py3-none-any.whl", hashes = { sha256 = "aa" } }]\n'
+    )
+    built = world.executor("env", "build", world.written("pylock.toml", lock))
+    assert built.returncode == 0, built.stderr
+    assert "packages     glaze==1.0" in built.stdout.splitlines()
+
+
+def test_gc_leaves_what_a_sandbox_has_and_is_recorded(world: World) -> None:
+    with world.daemon.client() as client, client.create_session(packages=["kiln"]):
+        kept = world.server("env", "gc", "--json")
+        assert kept.returncode == 0, kept.stderr
+        listed = json.loads(world.server("env", "list", "--json").stdout)["environments"]
+        assert ["kiln"] in [each["requests"][0]["packages"] for each in listed], "a sandbox has it"
+    called = [each for each in records(world.daemon.state_dir / "audit") if each["kind"] == "admin_called"]
+    assert {"method": "CollectEnvironments", "target": "0"}.items() <= called[0].items()
+
+
+def test_what_can_not_be_resolved_is_explained(world: World) -> None:
+    failed = world.executor("env", "build", "--with", "kiln", "--with", "glaze<1")
+    assert failed.returncode == 2
+    assert "only glaze>=1.0 is available and you require glaze<1" in failed.stderr, "uv's own explanation"
+
+
+def test_waiting_is_a_bar_on_a_terminal_and_leaves_nothing_there(world: World) -> None:
+    world.index.projects["kiln"][0].behaviour = "slow"  # so that the wait is long enough to be reported
+    script = world.written("s.py", SCRIPT)
+    shown = run_on_terminal([*EXECUTOR, "run", script], world.environment, columns=100)
+    assert shown.exit_code == 0, shown.raw
+    assert "the environment: " in shown.raw and "━" in shown.raw
+    assert [line for line in shown.lines if line] == ["2.0 1.0 hot 2.0"]
+
+
+def test_waiting_is_a_line_for_each_step_elsewhere(world: World) -> None:
+    world.index.projects["kiln"][0].behaviour = "slow"  # so that the wait is long enough to be reported
+    done = world.executor("run", "--with", "kiln", "-c", "import kiln; print(kiln.VERSION)")
+    assert (done.returncode, done.stdout) == (0, "1.0\n"), done.stderr
+    steps = [line for line in done.stderr.splitlines() if line.startswith("[making the environment: ")]
+    assert steps and len(steps) == len({step.split(",")[0] for step in steps}), "each step is one line"

@@ -1,0 +1,147 @@
+"""Tests that only `make test-all` runs: the long ones whose claim a cheaper test of `make test` makes, too.
+
+Each entry names a test and the parameters that are left to `make test-all`, and says what `make test` still runs of the
+same claim. An entry that names no test fails tests/unit/test_long_tests.py.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+
+
+@dataclass(frozen=True)
+class Long:
+    """A test of a file; `test` is the beginning of its name. Empty `parameters`: all of them."""
+
+    file: str
+    test: str
+    kept: str  # the test of the same claim that `make test` runs
+    parameters: tuple[str, ...] = ()  # substrings of the part of the id in brackets
+
+    def names(self, file: str, test: str) -> bool:
+        """True for this test of this file; `test` is its name with the parameters."""
+        name, _, parameters = test.partition("[")
+        if file != self.file or not name.startswith(self.test):
+            return False
+        return not self.parameters or any(each in parameters.rstrip("]").split("-") for each in self.parameters)
+
+
+_DOCKER, _E2B = ("docker",), ("e2b",)
+_LOCAL_TOO = "the same test on the local backend"
+_RESTARTS = "tests/chaos/test_daemon_restarts.py"
+_ENGINE = "tests/chaos/test_docker_engine.py"
+_KILLS = "tests/chaos/test_network_kills.py"
+_FAIL_OVER = "tests/integration/test_fail_over.py"
+_BROWSER = "tests/integration/test_vision_browser.py"
+_CPU = "tests/contract/test_cpu_accounting.py"
+_SECRETS = "tests/integration/test_network_secrets.py"
+
+LONG = (
+    Long(
+        "tests/features/test_features.py",
+        "test_the_feature",
+        "the table against our own executors and smolagents' local one",
+        _DOCKER,
+    ),
+    Long(_RESTARTS, "test_killed", _LOCAL_TOO, _DOCKER),
+    Long(_RESTARTS, "test_full_journal", _LOCAL_TOO, _DOCKER),
+    Long(_RESTARTS, "test_large_answer", _LOCAL_TOO, _DOCKER),
+    Long(_RESTARTS, "test_time_without", _LOCAL_TOO, _DOCKER),
+    Long(_RESTARTS, "test_daemon_that_can_not_start", _LOCAL_TOO, _DOCKER),
+    Long(_ENGINE, "test_executions_under_an_engine_that_is_restarted", "the other signal", ("9",)),
+    Long(_ENGINE, "test_a_daemon_that_is_told_to_stop_without_its_engine", "the other signal", ("19",)),
+    Long(_ENGINE, "test_sessions_whose_engine_was_restarted", "the other signal", ("15",)),
+    Long(_ENGINE, "test_of_many_sessions", "test_leaks.py on the local backend"),
+    Long(_ENGINE, "test_with_live_restore", "the tests of engines that restart"),
+    Long(_FAIL_OVER, "test_a_backend_that_sessions_are_on", "test_a_cloud_that_is_away"),
+    Long(_FAIL_OVER, "test_sessions_of_a_backend_that_does_not_come_back", "test_sessions_on_both_outlive"),
+    Long(_FAIL_OVER, "test_a_client_waits_for_a_place", "test_who_finds_the_account_full"),
+    Long(_FAIL_OVER, "test_a_daemon_starts_with_the_backends", "test_a_cloud_that_is_away"),
+    Long(_FAIL_OVER, "test_the_pool_keeps", "tests/unit/pool"),
+    Long(_BROWSER, "test_a_new_interpreter", "the example, and the pages"),
+    Long(_BROWSER, "test_a_session_that_is_gone", "the example, and the pages"),
+    Long(_BROWSER, "test_a_browser_that_the_agent_killed", "the example, and the pages"),
+    Long(_KILLS, "test_names_whose_server", _LOCAL_TOO, _DOCKER),
+    Long(_KILLS, "test_a_full_disk", _LOCAL_TOO, _DOCKER),
+    Long(_KILLS, "test_a_connection_that_is_begun", _LOCAL_TOO, _DOCKER),
+    Long(_KILLS, "test_the_bytes_of_a_session", _LOCAL_TOO, _DOCKER),
+    Long(_KILLS, "test_a_stopped_proxy", _LOCAL_TOO, _DOCKER),
+    Long(_KILLS, "test_a_proxy_that_is_killed_again", _LOCAL_TOO, _DOCKER),
+    Long(_KILLS, "test_a_session_that_ends", _LOCAL_TOO, _DOCKER),
+    Long(_KILLS, "test_transfers_in_full_flight", _LOCAL_TOO, _DOCKER),
+    Long(
+        "tests/integration/test_examples.py",
+        "test_example_runs_as_a_script",
+        "the other examples, and the page of examples/gradio_chat.py in tests/features",
+        ("gradio_chat",),
+    ),
+    Long(
+        "tests/integration/test_e2b_backend.py",
+        "test_a_creation_survives",
+        "the faults cut_before and garbage",
+        ("status", "status_after", "delay", "cut_after", "truncated"),
+    ),
+    Long(
+        "tests/integration/test_images.py",
+        "test_an_image_shows_nothing",
+        "the same test for the image data",
+        ("base", "browser"),
+    ),
+    Long(
+        "tests/integration/test_mcp_life.py",
+        "test_the_end_of_the_connection",
+        "the end of the server's input",
+        ("close_both", "terminate", "close_stdout"),
+    ),
+    Long(_SECRETS, "test_the_token_is_set_for", _LOCAL_TOO, _DOCKER),
+    Long(
+        "tests/integration/test_round_trips.py",
+        "test_a_hundred_megabytes",
+        "the same test with an array",
+        ("image", "table"),
+    ),
+    Long(
+        "tests/chaos/test_e2b_faults.py",
+        "test_no_fault_is_hidden",
+        "faults at create, connect, stdin and end",
+        ("relay", "namespaces", "relay again", "stdin later", "probe", "lifetime", "pause", "start", "upload"),
+    ),
+    Long("tests/integration/test_policy_table.py", "test_each_request", _LOCAL_TOO, _DOCKER),
+    Long(_CPU, "test_children", _LOCAL_TOO, ("docker", "e2b")),
+    Long("tests/integration/test_state_export.py", "test_a_state_of_docker", "from Docker to local", _E2B),
+    Long(
+        "tests/contract/test_foreign_modules.py",
+        "test_",
+        "CPython 3.9, 3.13 and the daemon's own with libraries",
+        ("3.10", "3.11", "3.12"),
+    ),
+    Long(
+        "tests/integration/test_state_pythons.py",
+        "test_a_state_goes",
+        "to CPython 3.9 and 3.13",
+        ("3.10", "3.12"),
+    ),
+    Long("tests/integration/test_browser_e2b.py", "test_", "tests/integration/test_browser_network.py, on Docker"),
+    Long("tests/integration/test_docker_engines.py", "test_an_engine_that_ends", "tests/chaos/test_docker_engine.py"),
+)
+
+
+def is_long(file: str, test: str) -> bool:
+    """True for a test that `make test` leaves to `make test-all`."""
+    return any(each.names(file, test) for each in LONG)
+
+
+def leave_out_long(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Deselects them, unless one was asked for by its whole id."""
+    asked = set(config.args)
+    long = [
+        item
+        for item in items
+        if item.nodeid not in asked and is_long(item.nodeid.partition("::")[0], item.nodeid.rpartition("::")[2])
+    ]
+    if long:
+        config.hook.pytest_deselected(items=long)
+        gone = set(long)
+        items[:] = [item for item in items if item not in gone]

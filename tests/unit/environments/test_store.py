@@ -1,0 +1,317 @@
+"""The store of environments: bytes are checked before they are believed, and removed by whole environments."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from structlog.testing import capture_logs
+
+from executor_server.backends.environments import Environment
+from executor_server.core import ImageNotReady, SandboxFailure
+from executor_server.environments import EnvironmentService, EnvironmentSettings, catalog
+from executor_server.environments.holds import Holds
+from tests.support.fake_builder import IMAGE, packages
+from tests.unit.environments.conftest import Bench, made
+
+NUMPY = packages("numpy")
+SANDBOX = "0123456789abcdef"
+
+
+def _append(path: Path) -> None:
+    path.write_bytes(path.read_bytes() + b"x")
+
+
+def _flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(bytes(data))
+
+
+def _truncate(path: Path) -> None:
+    os.truncate(path, path.stat().st_size - 1)
+
+
+def _empty(path: Path) -> None:
+    os.truncate(path, 0)
+
+
+def _link(path: Path) -> None:
+    copy = path.with_name("copy")
+    path.rename(copy)
+    path.symlink_to(copy)
+
+
+def _pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+FILES = (
+    "tree/site/numpy/__init__.py",
+    "tree/site/numpy/data.txt",
+    "tree/site/numpy/__pycache__/__init__.cpython-312.pyc",
+    "files.json",
+    "manifest.json",
+)
+DAMAGES: list[Callable[[Path], object]] = [_append, _flip, _truncate, _empty, _link, _pipe, Path.unlink]
+
+
+async def stopped_after_one(bench: Bench) -> Path:
+    """Returns the directory of an environment that an earlier daemon made."""
+    environment = await made(await bench.service(), NUMPY)
+    await bench.close()
+    return environment.directory.parent
+
+
+async def rebuilt(bench: Bench) -> Environment:
+    environment = await made(await bench.service(), NUMPY)
+    assert bench.builder.made[environment.environment_id] == 2 and bench.builder.resolved.total() == 1
+    module = (environment.directory / "site/numpy/__init__.py").read_bytes()
+    assert (environment.directory / "site/numpy/data.txt").read_text() == "numpy==1.0"
+    assert len(module) == bench.builder.file_bytes and module == bench.builder.content_of("numpy==1.0")
+    return environment
+
+
+@pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: damage.__name__)
+@pytest.mark.parametrize("file", FILES)
+async def test_damaged_file_is_told_and_the_environment_made_again(
+    bench: Bench, file: str, damage: Callable[[Path], object]
+) -> None:
+    """The damage of a file that uv's cache has too, as the same inode, must not come back."""
+    directory = await stopped_after_one(bench)
+    damage(directory / file)
+    with capture_logs() as logs:
+        await rebuilt(bench)
+    assert any(line["event"] in ("environment_damaged", "environment_not_believed") for line in logs)
+    if file.startswith("tree"):
+        assert [reason for _, reason in bench.observer.evicted] == ["it was damaged"]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda tree: (tree / "site/numpy/new.py").write_text("evil = True"),
+        lambda tree: (tree / "site/new").mkdir(),
+        lambda tree: (tree / "site/new.pth").symlink_to("/etc/passwd"),
+        lambda tree: (tree / "site/numpy/data.txt").chmod(0o666),
+        lambda tree: shutil.rmtree(tree / "site/numpy"),
+        lambda tree: (tree / "site/numpy").chmod(0o777),
+    ],
+    ids=["file", "directory", "link", "mode", "missing", "mode of a directory"],
+)
+async def test_tree_that_is_not_the_listed_one_is_not_believed(bench: Bench, change: Callable[[Path], object]) -> None:
+    change(await stopped_after_one(bench) / "tree")
+    await rebuilt(bench)
+
+
+async def test_list_and_manifest_that_were_changed_together_are_not_believed(bench: Bench) -> None:
+    directory = await stopped_after_one(bench)
+    listed = json.loads((directory / "files.json").read_text())
+    listed["site/numpy/new.py"] = [0o644, 0, "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"]
+    (directory / "files.json").write_text(json.dumps(listed))
+    (directory / "tree/site/numpy/new.py").touch()
+    await rebuilt(bench)
+
+
+async def test_undamaged_environment_is_checked_once_in_a_daemons_life(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await stopped_after_one(bench)
+    service = await bench.service()
+    with capture_logs() as logs:
+        first = await made(service, NUMPY)
+        assert [line["event"] for line in logs].count("environment_checked") == 1
+        monkeypatch.setattr(asyncio, "to_thread", None)  # from here on no thread is needed
+        assert await service.ready(NUMPY, IMAGE) == first
+    assert bench.builder.made.total() == 1
+
+
+async def test_environment_that_was_removed_by_hand_is_made_again(bench: Bench) -> None:
+    service = await bench.service()
+    environment = await made(service, NUMPY)
+    shutil.rmtree(environment.directory.parent)
+    assert await made(service, NUMPY) == environment
+    assert bench.builder.made.total() == 2
+
+
+async def test_start_removes_what_a_killed_daemon_left(bench: Bench) -> None:
+    await stopped_after_one(bench)
+    half = bench.places.staging / "new-0123/tree/site"
+    unfinished = bench.places.cache / ".tmpAbC"
+    for directory in (half, unfinished, bench.places.work / "install-1"):
+        directory.mkdir(parents=True)
+        (directory / "half.py").touch()
+    service = await bench.service()
+    assert list(bench.places.staging.iterdir()) == []
+    await made(service, packages("pandas"))  # workshops of the killed daemon have gone by the first build
+    assert [path.name for path in bench.places.work.iterdir()] == ["cache"]
+    assert not unfinished.exists() and (bench.places.cache / "archive-v0").is_dir()
+
+
+async def test_damaged_environment_in_use_stays_as_it_is_until_its_sandbox_has_gone(bench: Bench) -> None:
+    service = await bench.service()
+    environment = await made(service, NUMPY)
+    service.hold(environment.environment_id, "local", SANDBOX)
+    await bench.close()
+    _flip(environment.directory / FILES[0].removeprefix("tree/"))
+    mounted = os.open(environment.directory, os.O_RDONLY)
+    try:
+        service = await bench.service()
+        await made(service, NUMPY)
+        assert os.listdir(mounted) == ["site"]  # noqa: PTH208 - as a mount sees it
+        (aside,) = bench.places.damaged.iterdir()
+        service.release(SANDBOX)
+        await service.collect(2**40)
+        assert not aside.exists()
+    finally:
+        os.close(mounted)
+
+
+@pytest.mark.parametrize("damage", [_empty, _flip], ids=["empty", "flip"])
+async def test_index_that_is_damaged_costs_a_resolution(bench: Bench, damage: Callable[[Path], object]) -> None:
+    environment = await made(await bench.service(), NUMPY)
+    await bench.close()
+    index = bench.places.index
+    if damage is _flip:
+        index.write_bytes(b"SQLite format 3\0" + os.urandom(8000))
+    else:
+        damage(index)
+    assert await made(await bench.service(), NUMPY) == environment
+    assert bench.builder.resolved.total() == 2 and bench.builder.made.total() == 1
+
+
+@pytest.mark.parametrize("table", ["requests", "locks", "uses"])
+async def test_row_that_was_changed_is_not_believed(bench: Bench, table: str) -> None:
+    environment = await made(await bench.service(), NUMPY)
+    await bench.close()
+    shutil.rmtree(environment.directory.parent)  # so that the lock is needed
+    database = sqlite3.connect(bench.places.index)
+    change = {"requests": "resolved_s = 4e9", "locks": "lock = replace(lock, '1.0', '6.6')", "uses": "used_s = 4e9"}
+    database.execute(f"UPDATE {table} SET {change[table]}")
+    database.commit()
+    database.close()
+    service = await bench.service()
+    again = await made(service, NUMPY)
+    assert again.environment_id == environment.environment_id and again.pins == ("numpy==1.0",)
+    info = service.show(again.environment_id)
+    assert info is not None and info.used_s == bench.now_s
+    assert bench.builder.resolved.total() == (1 if table == "uses" else 2)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Holds and eviction
+
+
+async def test_hold_survives_the_daemon_and_ends_with_its_sandbox(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(catalog, "_ANSWER_S", 0.0)
+    service = await bench.service()
+    environment = await made(service, NUMPY)
+    service.hold(environment.environment_id, "local", SANDBOX)
+    service.hold(environment.environment_id, "local", SANDBOX)
+    await bench.close()
+    service = await bench.service()
+    service.keep_only("docker", [])
+    service.keep_only("local", [SANDBOX])
+    assert (await service.collect()).evicted == () and environment.directory.is_dir()
+    service.keep_only("local", [])
+    (evicted,) = (await service.collect()).evicted
+    assert evicted.environment_id == environment.environment_id and not environment.directory.exists()
+
+
+async def test_environment_is_not_evicted_between_answer_and_hold(bench: Bench) -> None:
+    service = await bench.service()
+    environment = await made(service, NUMPY)
+    assert (await service.collect()).evicted == ()
+    service.hold(environment.environment_id, "local", SANDBOX)
+    assert (await service.collect()).evicted == ()
+
+
+async def test_holding_what_is_not_there_is_refused(bench: Bench) -> None:
+    service = await bench.service()
+    with pytest.raises(SandboxFailure, match="not open"):
+        service.hold("env-none", "local", SANDBOX)
+    await made(service, NUMPY)
+    with pytest.raises(SandboxFailure, match="not there"):
+        service.hold("env-none", "local", SANDBOX)
+
+
+@pytest.mark.parametrize("name", ["..", "a/b", "", "a.b", "x" * 65])
+def test_no_id_of_a_sandbox_leads_out_of_the_directory(tmp_path: Path, name: str) -> None:
+    with pytest.raises(SandboxFailure, match="no id"):
+        Holds(tmp_path).add("env-1", "local", name)
+    assert list(tmp_path.iterdir()) == []
+
+
+async def test_least_recently_used_are_evicted_when_there_is_too_much(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(catalog, "_ANSWER_S", 0.0)
+    bench.builder.file_bytes = 100_000
+    service = await bench.service()
+    environments = {}
+    for name in ("first", "second", "third"):
+        bench.now_s += 1000
+        environments[name] = await made(service, packages(name))
+    bench.now_s += 1000
+    await service.ready(packages("first"), IMAGE)
+    total = (await service.collect(2**40)).total_bytes
+    collected = await service.collect(total - 50_000)
+    assert [each.environment_id for each in collected.evicted] == [environments["second"].environment_id]
+    assert collected.evicted[0].freed_bytes < 100_000 < collected.freed_bytes  # its wheel went, too
+    assert collected.total_bytes <= total - 100_000
+    assert service.statistics().total_bytes == collected.total_bytes
+    assert bench.observer.evicted == [(environments["second"].environment_id, "an administrator made room")]
+    with pytest.raises(ImageNotReady):
+        bench.builder.may_make.clear()
+        await service.ready(packages("second"), IMAGE)
+    bench.builder.may_make.set()
+
+
+async def test_wheels_that_no_environment_has_go_first(bench: Bench) -> None:
+    service = await bench.service()
+    environment = await made(service, NUMPY)
+    unlinked = bench.places.cache / "archive-v0/old"
+    unlinked.mkdir()
+    (unlinked / "module.py").write_bytes(bytes(100_000))
+    total = (await service.collect(2**40)).total_bytes
+    collected = await service.collect(total - 1)
+    assert collected.evicted == () and not unlinked.exists() and environment.directory.is_dir()
+    assert (bench.places.cache / "archive-v0/numpy==1.0").is_dir()
+
+
+async def test_files_that_environments_share_count_once(bench: Bench) -> None:
+    bench.builder.file_bytes = 1_000_000
+    service = await bench.service()
+    for number in range(20):
+        await made(service, packages("numpy", f"p{number}-tiny") if number else NUMPY)
+        bench.builder.file_bytes = 100  # numpy's are there already
+    total = (await service.collect(2**40)).total_bytes
+    assert 1_000_000 < total < 3_000_000  # and not twenty millions; directories and small files take a block each
+
+
+async def test_builds_make_room_by_themselves(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(catalog, "_ANSWER_S", 0.0)
+    bench.builder.file_bytes = 500_000
+    service = await bench.service(EnvironmentSettings(max_bytes=1_200_000))
+    for number in range(6):
+        bench.now_s += 1000
+        last = await made(service, packages(f"p{number}"))
+    await collected(service)
+    assert last.environment_id in {info.environment_id for info in service.list()}
+    assert 0 < service.statistics().total_bytes <= 1_200_000
+
+
+async def collected(service: EnvironmentService) -> None:
+    """Waits for what collects in the background."""
+    task = service._collecting
+    assert task is not None
+    await task

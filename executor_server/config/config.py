@@ -18,6 +18,7 @@ from pydantic import AfterValidator, Field, model_validator
 from executor_server.config.backend_config import DockerSection, E2BSection, LocalSection
 from executor_server.config.egress_config import EgressSection
 from executor_server.config.environments_config import EnvironmentsSection
+from executor_server.config.fleet_config import FleetSection
 from executor_server.config.problems import contradiction, refuse, some_of, validated
 from executor_server.config.settings import (
     GIB,
@@ -258,6 +259,7 @@ class Config(Section):
     policy: PolicySection = PolicySection()
     egress: EgressSection = EgressSection()
     environments: EnvironmentsSection = EnvironmentsSection()
+    fleet: FleetSection = FleetSection()
     state: StateSection = StateSection()
     audit: AuditSection = AuditSection()
     metrics: MetricsSection = MetricsSection()

@@ -3,12 +3,32 @@ import datetime
 from executor_api.v1 import types_pb2 as _types_pb2
 from google.protobuf import timestamp_pb2 as _timestamp_pb2
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from collections.abc import Iterable as _Iterable, Mapping as _Mapping
 from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
+
+class NodeState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    NODE_STATE_UNSPECIFIED: _ClassVar[NodeState]
+    NODE_STATE_CONNECTING: _ClassVar[NodeState]
+    NODE_STATE_SERVING: _ClassVar[NodeState]
+    NODE_STATE_DRAINING: _ClassVar[NodeState]
+    NODE_STATE_WAITING: _ClassVar[NodeState]
+    NODE_STATE_SILENT: _ClassVar[NodeState]
+    NODE_STATE_LOST: _ClassVar[NodeState]
+    NODE_STATE_REFUSED: _ClassVar[NodeState]
+NODE_STATE_UNSPECIFIED: NodeState
+NODE_STATE_CONNECTING: NodeState
+NODE_STATE_SERVING: NodeState
+NODE_STATE_DRAINING: NodeState
+NODE_STATE_WAITING: NodeState
+NODE_STATE_SILENT: NodeState
+NODE_STATE_LOST: NodeState
+NODE_STATE_REFUSED: NodeState
 
 class ListAllSessionsRequest(_message.Message):
     __slots__ = ("tenant",)
@@ -43,20 +63,36 @@ class KillSessionResponse(_message.Message):
     def __init__(self) -> None: ...
 
 class DrainRequest(_message.Message):
-    __slots__ = ("resume",)
+    __slots__ = ("resume", "node", "move")
     RESUME_FIELD_NUMBER: _ClassVar[int]
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    MOVE_FIELD_NUMBER: _ClassVar[int]
     resume: bool
-    def __init__(self, resume: bool = ...) -> None: ...
+    node: str
+    move: bool
+    def __init__(self, resume: bool = ..., node: _Optional[str] = ..., move: bool = ...) -> None: ...
 
 class DrainResponse(_message.Message):
-    __slots__ = ("draining", "sessions", "busy")
+    __slots__ = ("draining", "sessions", "busy", "moved")
     DRAINING_FIELD_NUMBER: _ClassVar[int]
     SESSIONS_FIELD_NUMBER: _ClassVar[int]
     BUSY_FIELD_NUMBER: _ClassVar[int]
+    MOVED_FIELD_NUMBER: _ClassVar[int]
     draining: bool
     sessions: int
     busy: int
-    def __init__(self, draining: bool = ..., sessions: _Optional[int] = ..., busy: _Optional[int] = ...) -> None: ...
+    moved: _containers.RepeatedCompositeFieldContainer[MovedSession]
+    def __init__(self, draining: bool = ..., sessions: _Optional[int] = ..., busy: _Optional[int] = ..., moved: _Optional[_Iterable[_Union[MovedSession, _Mapping]]] = ...) -> None: ...
+
+class MovedSession(_message.Message):
+    __slots__ = ("session_id", "new_session_id", "problem")
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    NEW_SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    PROBLEM_FIELD_NUMBER: _ClassVar[int]
+    session_id: str
+    new_session_id: str
+    problem: str
+    def __init__(self, session_id: _Optional[str] = ..., new_session_id: _Optional[str] = ..., problem: _Optional[str] = ...) -> None: ...
 
 class ReloadRequest(_message.Message):
     __slots__ = ()
@@ -259,3 +295,60 @@ class CollectEnvironmentsResponse(_message.Message):
     freed_bytes: int
     total_bytes: int
     def __init__(self, environment_ids: _Optional[_Iterable[str]] = ..., freed_bytes: _Optional[int] = ..., total_bytes: _Optional[int] = ...) -> None: ...
+
+class GetFleetRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class GetFleetResponse(_message.Message):
+    __slots__ = ("nodes", "front_id", "term", "control_fingerprint", "parked")
+    NODES_FIELD_NUMBER: _ClassVar[int]
+    FRONT_ID_FIELD_NUMBER: _ClassVar[int]
+    TERM_FIELD_NUMBER: _ClassVar[int]
+    CONTROL_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    PARKED_FIELD_NUMBER: _ClassVar[int]
+    nodes: _containers.RepeatedCompositeFieldContainer[FleetNode]
+    front_id: str
+    term: int
+    control_fingerprint: str
+    parked: int
+    def __init__(self, nodes: _Optional[_Iterable[_Union[FleetNode, _Mapping]]] = ..., front_id: _Optional[str] = ..., term: _Optional[int] = ..., control_fingerprint: _Optional[str] = ..., parked: _Optional[int] = ...) -> None: ...
+
+class FleetNode(_message.Message):
+    __slots__ = ("node", "link_address", "address", "state", "problem", "epoch", "program_version", "sessions", "creating", "max_sessions", "warm", "load", "lease_left_s", "labels")
+    class LabelsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    LINK_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    PROBLEM_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    PROGRAM_VERSION_FIELD_NUMBER: _ClassVar[int]
+    SESSIONS_FIELD_NUMBER: _ClassVar[int]
+    CREATING_FIELD_NUMBER: _ClassVar[int]
+    MAX_SESSIONS_FIELD_NUMBER: _ClassVar[int]
+    WARM_FIELD_NUMBER: _ClassVar[int]
+    LOAD_FIELD_NUMBER: _ClassVar[int]
+    LEASE_LEFT_S_FIELD_NUMBER: _ClassVar[int]
+    LABELS_FIELD_NUMBER: _ClassVar[int]
+    node: str
+    link_address: str
+    address: str
+    state: NodeState
+    problem: str
+    epoch: int
+    program_version: str
+    sessions: int
+    creating: int
+    max_sessions: int
+    warm: int
+    load: float
+    lease_left_s: float
+    labels: _containers.ScalarMap[str, str]
+    def __init__(self, node: _Optional[str] = ..., link_address: _Optional[str] = ..., address: _Optional[str] = ..., state: _Optional[_Union[NodeState, str]] = ..., problem: _Optional[str] = ..., epoch: _Optional[int] = ..., program_version: _Optional[str] = ..., sessions: _Optional[int] = ..., creating: _Optional[int] = ..., max_sessions: _Optional[int] = ..., warm: _Optional[int] = ..., load: _Optional[float] = ..., lease_left_s: _Optional[float] = ..., labels: _Optional[_Mapping[str, str]] = ...) -> None: ...

@@ -80,6 +80,11 @@ class AdminServiceStub(object):
                 request_serializer=executor__api_dot_v1_dot_admin__service__pb2.CollectEnvironmentsRequest.SerializeToString,
                 response_deserializer=executor__api_dot_v1_dot_admin__service__pb2.CollectEnvironmentsResponse.FromString,
                 _registered_method=True)
+        self.GetFleet = channel.unary_unary(
+                '/executor_api.v1.AdminService/GetFleet',
+                request_serializer=executor__api_dot_v1_dot_admin__service__pb2.GetFleetRequest.SerializeToString,
+                response_deserializer=executor__api_dot_v1_dot_admin__service__pb2.GetFleetResponse.FromString,
+                _registered_method=True)
 
 
 class AdminServiceServicer(object):
@@ -152,6 +157,14 @@ class AdminServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetFleet(self, request, context):
+        """Returns the nodes of a fleet as its front sees them. FAILED_PRECONDITION (this daemon is no front).
+        Repeating is harmless.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -199,6 +212,11 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.CollectEnvironments,
                     request_deserializer=executor__api_dot_v1_dot_admin__service__pb2.CollectEnvironmentsRequest.FromString,
                     response_serializer=executor__api_dot_v1_dot_admin__service__pb2.CollectEnvironmentsResponse.SerializeToString,
+            ),
+            'GetFleet': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetFleet,
+                    request_deserializer=executor__api_dot_v1_dot_admin__service__pb2.GetFleetRequest.FromString,
+                    response_serializer=executor__api_dot_v1_dot_admin__service__pb2.GetFleetResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -445,6 +463,33 @@ class AdminService(object):
             '/executor_api.v1.AdminService/CollectEnvironments',
             executor__api_dot_v1_dot_admin__service__pb2.CollectEnvironmentsRequest.SerializeToString,
             executor__api_dot_v1_dot_admin__service__pb2.CollectEnvironmentsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetFleet(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/executor_api.v1.AdminService/GetFleet',
+            executor__api_dot_v1_dot_admin__service__pb2.GetFleetRequest.SerializeToString,
+            executor__api_dot_v1_dot_admin__service__pb2.GetFleetResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -1,0 +1,111 @@
+"""The messages between a front and its nodes, as values; fleet_service.proto says what each field means."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+PROTOCOL = 1
+"""The version of the protocol between front and nodes."""
+
+
+@dataclass(frozen=True)
+class FrontHello:
+    front_id: str
+    term: int
+    report_interval_s: float
+    lease_s: float
+    fence_s: float
+    lost_epoch: int = 0
+    protocol: int = PROTOCOL
+    program_version: str = ""
+
+
+@dataclass(frozen=True)
+class NodeHello:
+    node: str
+    epoch: int
+    instance: str
+    address: str
+    labels: Mapping[str, str] = field(default_factory=dict)
+    protocol: int = PROTOCOL
+    program_version: str = ""
+
+
+@dataclass(frozen=True)
+class NodeBackend:
+    name: str
+    ready: bool = True
+    images: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class WarmKind:
+    """A kind of sandbox that a node keeps ready."""
+
+    backend: str
+    image: str
+    network: bool = False
+    environment_id: str = ""
+
+
+@dataclass(frozen=True)
+class NodeSession:
+    session_id: str  # empty while it is being created
+    tenant: str
+    request_id: str
+    lost: bool = False
+
+
+@dataclass(frozen=True)
+class TenantUse:
+    """The use of a tenant on one node: executions now, sums over the last hour."""
+
+    executions: int = 0
+    cpu_time_s: float = 0.0
+    output_bytes: int = 0
+    egress_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class NodeReport:
+    sequence: int
+    epoch: int
+    max_sessions: int
+    draining: bool = False
+    control_fingerprint: str = ""
+    control_problem: str = ""
+    load: float = 0.0
+    backends: tuple[NodeBackend, ...] = ()
+    warm: Mapping[WarmKind, int] = field(default_factory=dict)
+    full: bool = False
+    opened: tuple[NodeSession, ...] = ()
+    closed: tuple[str, ...] = ()
+    creating: tuple[NodeSession, ...] = ()
+    tenants: Mapping[str, TenantUse] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Allowance:
+    """The use that a node may allow a tenant until the next renewal, its own so far included; None: no quota."""
+
+    executions: int | None = None
+    cpu_time_s: float | None = None
+    output_bytes: int | None = None
+    egress_bytes: int | None = None
+
+
+@dataclass(frozen=True)
+class Renewal:
+    sequence: int
+    allowances: Mapping[str, Allowance] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Control:
+    """The policy and the tokens of the fleet, as the contents of their files."""
+
+    policy: bytes
+    tokens: bytes
+    fingerprint: str
+    state_key: bytes = field(default=b"", repr=False)

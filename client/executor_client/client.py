@@ -97,19 +97,20 @@ class ExecutorClient:
         network: Iterable[str] = (),
         packages: Iterable[str] = (),
         modules: Iterable[str] = (),
+        node_labels: Mapping[str, str] | None = None,
         state: bytes | None = None,
         detached: bool = False,
     ) -> Session:
         """Makes a session. Raises PolicyViolationError when more is asked for than the policy grants.
 
         What is not asked for is as the policy has it. `network` names hosts that the code wants to reach besides the
-        policy's default ones: `"pypi.org"` (ports 443 and 80), `"*.example.com:443"`.
+        policy's default ones: `"pypi.org"` (ports 443 and 80), `"*.example.com:443"`. The node of a fleet that makes it
+        has all `node_labels`.
 
         `packages` are requirements, such as `"scikit-learn>=1.5"`, that its sandbox has beside the image's packages.
         The daemon makes an environment of them, once for all sessions that ask for the same, and the call waits for it
-        as for an image, within `image_timeout_s`. Raises EnvironmentFailed when it can't be made. A policy may add
-        packages by itself (`packages.auto`): those of authorized modules, and of `modules`, which tools of the session
-        need, that the image lacks.
+        as for an image. Raises EnvironmentFailed when it can't be made. A policy may add packages by itself
+        (`packages.auto`): those of authorized modules, and of `modules`, which its tools need, that the image lacks.
 
         `state` is the result of `Session.export_state`, of a session of any backend: the new session begins with
         it, and `Session.restored` says what was restored. If nothing of it can be restored, no session is made.
@@ -130,6 +131,7 @@ class ExecutorClient:
             network=network,
             packages=packages,
             modules=modules,
+            node_labels=node_labels,
             lease_id="" if detached else lease.lease_id,
         )
         beginning = requests.state_of(state)

@@ -190,6 +190,8 @@ class SessionInfo:
     `packages` are the requirements of its environment, beside the packages of the image: those that were asked for, and
     those that the policy added because `authorized_imports` needs them. `environment_id` names that environment.
     `images_with_missing` are images that have all of the `missing_modules`, as far as the daemon has seen.
+
+    `node` is the node of a fleet that has the session, and `address` the one at which that node serves clients.
     """
 
     session_id: str
@@ -217,6 +219,8 @@ class SessionInfo:
     packages: tuple[str, ...] = ()
     environment_id: str = ""  # empty without packages
     images_with_missing: tuple[str, ...] = ()
+    node: str = ""  # empty: the daemon belongs to no fleet
+    address: str = ""  # empty: that of the client
 
 
 @dataclass(frozen=True)

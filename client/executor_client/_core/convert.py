@@ -113,6 +113,8 @@ def session_from_wire(wire: pb.Session) -> SessionInfo:
         packages=names_from_wire(wire.packages, "packages"),
         environment_id=wire.environment_id,
         images_with_missing=names_from_wire(wire.images_with_missing, "images"),
+        node=wire.node,
+        address=wire.address,
     )
 
 

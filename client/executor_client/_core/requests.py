@@ -45,6 +45,7 @@ def create_session(
     network: Iterable[str],
     packages: Iterable[str],
     modules: Iterable[str],
+    node_labels: Mapping[str, str] | None,
     lease_id: str,
 ) -> pb.CreateSessionRequest:
     """Makes a request with an id of its own, so that it can be repeated."""
@@ -67,6 +68,7 @@ def create_session(
             labels=dict(labels or {}),
             prelude=prelude,
             lease_id=lease_id,
+            node_labels=dict(node_labels or {}),
         )
     except (TypeError, ValueError) as error:
         raise InvalidRequest(f"the session cannot be asked for like this: {error}") from error

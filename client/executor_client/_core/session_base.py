@@ -10,13 +10,19 @@ from executor_client._core.waiting import Awaited
 from executor_client.results import Limits, PolicyRef, SessionInfo, StateManifest
 from executor_client.waits import WaitKind
 
-_LONG_ID = re.compile(r"([0-9a-f]{8})[0-9a-f]{24}")
+_LONG_ID = re.compile(r"([a-z0-9-]{1,24}-)?([0-9a-f]{32})")
 
 
-def short_id(session_id: str) -> str:
-    """Returns the beginning of a session's id, for people; `executor ps` shows the same."""
+def short_id(session_id: str, digits: int = 8) -> str:
+    """Returns the beginning of a session's id, for people: the node's name, if it has one, and the first digits."""
     found = _LONG_ID.fullmatch(session_id)
-    return found[1] if found else session_id
+    return f"{found[1] or ''}{found[2][:digits]}" if found else session_id
+
+
+def begins(session_id: str, prefix: str) -> bool:
+    """True when a person who writes the prefix may mean this session. The node's name may be left out."""
+    found = _LONG_ID.fullmatch(session_id)
+    return session_id.startswith(prefix) or (found is not None and found[2].startswith(prefix))
 
 
 class SessionBase:

@@ -221,6 +221,7 @@ def _add_session_options(parser: argparse.ArgumentParser) -> None:
     _add_packages(parser)
     _add_network(parser)
     parser.add_argument("--image", help="the sandbox's image (default: the policy's)")
+    _add_node_labels(parser)
     _add_limits(parser)
     parser.add_argument("--timeout", type=float, metavar="S", help="the same as --limit wall_time_s=S")
     parser.add_argument(
@@ -264,6 +265,18 @@ def _add_packages(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _add_node_labels(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--node-label",
+        dest="node_labels",
+        type=_label,
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="a label that the node of a fleet must have, such as zone=a; can be repeated",
+    )
+
+
 def _add_limits(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--limit",
@@ -285,6 +298,13 @@ def _positive(text: str) -> int:
     if number < 1:
         raise ValueError(text)
     return number
+
+
+def _label(text: str) -> tuple[str, str]:
+    name, separator, value = text.partition("=")
+    if not (name and separator):
+        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=VALUE, as in zone=a")
+    return name, value
 
 
 def _limit(text: str) -> tuple[str, float | int | str]:

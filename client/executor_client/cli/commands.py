@@ -12,6 +12,7 @@ from pathlib import Path
 from executor_client._core.endpoint import TlsConfig
 from executor_client._core.local import path_below
 from executor_client._core.policy_text import policy_lines
+from executor_client._core.session_base import short_id
 from executor_client._core.terminal import aligned
 from executor_client.checkpoint import Checkpoint
 from executor_client.cli import EXIT_FAILED, EXIT_REFUSED, EXIT_SUCCEEDED, environments, repl
@@ -25,7 +26,7 @@ from executor_client.errors import ExecutorClientError, InvalidRequest, NotFound
 from executor_client.results import ExecutionResult, FileInfo, SessionInfo, StateManifest
 from executor_client.session import Session
 
-_ID_CHARS = 12
+_ID_DIGITS = 12
 _CELL_CHARS = 40
 _MODULES_FOR_ARGUMENTS = ("sys",)
 
@@ -135,6 +136,7 @@ def _existing_session(client: ExecutorClient, options: argparse.Namespace) -> It
         "--limit": options.limits,
         "--network": options.network,
         "--with": options.packages,
+        "--node-label": options.node_labels,
         "--state": options.state,
     }
     if clashing := [name for name, value in given.items() if value]:
@@ -159,6 +161,7 @@ def _new_session(client: ExecutorClient, options: argparse.Namespace, console: C
         labels,
         network=options.network,
         packages=options.packages,
+        node_labels=dict(options.node_labels),
         state=state,
     )
     console.end_wait()
@@ -218,16 +221,17 @@ def _list_sessions(client: ExecutorClient, options: argparse.Namespace, console:
         console.show_lines([info.session_id for info in infos])
         return EXIT_SUCCEEDED
     header = ("SESSION", "STATE", "IMAGE", "BACKEND", "PYTHON", "GENERATION", "EXPIRES", "NETWORK", "MOVED")
-    rows = [_row(info, _ID_CHARS, _CELL_CHARS) if not options.full else _row(info, None, None) for info in infos]
+    rows = [_row(info, _ID_DIGITS, _CELL_CHARS) if not options.full else _row(info, None, None) for info in infos]
     console.show_lines(aligned([(*header, "PACKAGES", "LABELS"), *rows]))
     return EXIT_SUCCEEDED
 
 
-def _row(info: SessionInfo, id_chars: int | None, cell_chars: int | None) -> tuple[str, ...]:
+def _row(info: SessionInfo, id_digits: int | None, cell_chars: int | None) -> tuple[str, ...]:
     left_s = max(0, int((info.expire_time - datetime.now(UTC)).total_seconds()))
     labels = ",".join(f"{key}={value}" for key, value in sorted(info.labels.items()))
     state = f"{info.state.value} ({info.lost_reason})" if info.lost_reason else info.state.value
-    cells = (info.session_id[:id_chars], _cut(state, cell_chars), info.image, info.backend, info.python_version)
+    session_id = info.session_id if id_digits is None else short_id(info.session_id, id_digits)
+    cells = (session_id, _cut(state, cell_chars), info.image, info.backend, info.python_version)
     network = _cut(", ".join(info.network) or "none", cell_chars)
     moved = f"{info.network_usage.sent_bytes + info.network_usage.received_bytes:,} B" if info.network else "-"
     packages = _cut(", ".join(info.packages) or "-", cell_chars)

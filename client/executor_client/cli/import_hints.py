@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
+from executor_client._core.session_base import short_id
 from executor_client.cli.console import Console
 from executor_client.results import ExecutionResult, Outcome, SessionInfo
 from executor_client.session import Session
@@ -30,7 +31,8 @@ def import_hint(result: ExecutionResult, info: SessionInfo, option: str) -> str:
         return ""
     names = ",".join(_refused(result, info)) or "NAME"
     if not option:
-        return f"`executor repl --session {info.session_id[:12]} --imports {names}` authorizes it, if the policy allows"
+        session_id = short_id(info.session_id, 12)
+        return f"`executor repl --session {session_id} --imports {names}` authorizes it, if the policy allows"
     return f"{option.format(names)} authorizes it, if the policy allows; `executor policy` tells"
 
 

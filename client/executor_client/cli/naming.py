@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from executor_client._core.session_base import begins
 from executor_client.client import ExecutorClient
 from executor_client.errors import InvalidRequest, NotFoundError
 from executor_client.session import Session
@@ -29,7 +30,7 @@ def located(text: str) -> Located | None:
 
 def matching_id(ids: Sequence[str], prefix: str) -> str:
     """Returns the one id that equals the prefix or starts with it. Raises NotFoundError, InvalidRequest."""
-    matching = [prefix] if prefix in ids else [each for each in ids if each.startswith(prefix)]
+    matching = [prefix] if prefix in ids else [each for each in ids if begins(each, prefix)]
     if not matching:
         raise NotFoundError(f"there is no session {prefix!r}; `executor ps` lists those there are")
     if len(matching) > 1:

@@ -97,10 +97,10 @@ class RemoteExecutor(PythonExecutor):  # type: ignore[misc]  # smolagents is unt
     authorized imports are enough, and so are the modules that tools in the sandbox need. Without that, an authorized
     module that the sandbox lacks is refused at first use, with the images that have it, as far as that is known.
 
-    `labels` are the session's. Each session begins with `state`, a result of `Session.export_state`, and with `files`
-    in its workspace: local paths, or a mapping from paths of the workspace to local paths or bytes. `session`, a
-    `Session` or the id of one, is used instead of a new session: it is neither ended nor replaced, and arguments for
-    creating a session can't be combined with it.
+    `labels` are the session's, `node_labels` those that its node of a fleet must have. Each session begins with
+    `state`, a result of `Session.export_state`, and with `files` in its workspace: local paths, or a mapping from paths
+    of the workspace to local paths or bytes. `session`, a `Session` or the id of one, is used instead of a new session:
+    it is neither ended nor replaced, and arguments for creating a session can't be combined with it.
 
     `tool_placement` is "host": tools run in this process; "sandbox": tools that can run there do; or a mapping from
     tool names to one of the two, with "*" for all other names ("host" by default).
@@ -132,6 +132,7 @@ class RemoteExecutor(PythonExecutor):  # type: ignore[misc]  # smolagents is unt
         packages: Sequence[str] = (),
         limits: Mapping[str, Any] | Limits | None = None,
         labels: Mapping[str, str] | None = None,
+        node_labels: Mapping[str, str] | None = None,
         prelude: str = "",
         state: bytes | None = None,
         files: Files = None,
@@ -153,6 +154,7 @@ class RemoteExecutor(PythonExecutor):  # type: ignore[misc]  # smolagents is unt
             network=hosts_of(network),
             packages=packages_of(packages),
             labels=dict(labels or {}),
+            node_labels=dict(node_labels or {}),
             state=state_of(state),
             files=start_files(files),
         )
@@ -162,8 +164,7 @@ class RemoteExecutor(PythonExecutor):  # type: ignore[misc]  # smolagents is unt
         self._print_outputs: dict[str, Any] = {PRINT_OUTPUTS: ""}
         self.last_images: list[PIL.Image.Image] = []
         self.last_artifacts: list[FileInfo] = []
-        self._address = address
-        self._tls = tls
+        self._address, self._tls = address, tls
         self._request = request
         self._tool_placement = checked(tool_placement)
         self._functions = dict(additional_functions or {})

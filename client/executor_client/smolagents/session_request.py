@@ -29,6 +29,7 @@ class SessionRequest:
     network: tuple[str, ...] = ()
     packages: tuple[str, ...] = ()
     labels: Mapping[str, str] | None = None
+    node_labels: Mapping[str, str] | None = None
     state: bytes | None = None
     files: tuple[StartFile, ...] = ()
     """The initial files of each session's workspace."""
@@ -47,6 +48,7 @@ class SessionRequest:
                     network=self.network,
                     packages=self.packages,
                     modules=modules,
+                    node_labels=self.node_labels,
                     state=self.state,
                 )
             )
@@ -58,7 +60,7 @@ class SessionRequest:
     def saved(self) -> dict[str, Any]:
         """Returns the arguments that a saved agent keeps, as JSON values: none that belong to this process."""
         saved: dict[str, Any] = {}
-        for name in ("image", "backend", "limits", "labels", "prelude"):
+        for name in ("image", "backend", "limits", "labels", "node_labels", "prelude"):
             if value := getattr(self, name):
                 saved[name] = dict(value) if isinstance(value, Mapping) else value
         if self.packages:
@@ -82,7 +84,7 @@ def packages_of(packages: Iterable[str]) -> tuple[str, ...]:
 
 def refuse_beginnings(request: SessionRequest) -> None:
     """Raises ValueError for arguments of a new session that are combined with `session=`."""
-    names = ("image", "limits", "prelude", "backend", "network", "packages", "labels", "state", "files")
+    names = ("image", "limits", "prelude", "backend", "network", "packages", "labels", "node_labels", "state", "files")
     given = [name for name in names if getattr(request, name)]
     if given:
         raise ValueError(f"session= goes on in a session that there is; {', '.join(given)} can be of a new one only")

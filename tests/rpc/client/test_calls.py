@@ -62,13 +62,17 @@ def test_session_is_asked_for_and_described(client: Any, daemon: FakeDaemon) -> 
 
 
 def test_more_can_be_asked_for_by_name(client: Any, daemon: FakeDaemon) -> None:
-    client.create_session(backend="docker", network=["example.com"], packages=["numpy==2", "pandas"])
+    more = {"network": ["example.com"], "packages": ["numpy==2", "pandas"], "node_labels": {"zone": "a"}}
+    client.create_session(backend="docker", **more)
     request = daemon.requests[0][1]
+    assert dict(request.node_labels) == {"zone": "a"}
     assert (request.backend, list(request.network)) == ("docker", ["example.com"])
     assert list(request.packages) == ["numpy==2", "pandas"]
     for name in ("authorized_imports", "network", "packages"):
         with pytest.raises(InvalidRequest, match=f"{name} is a list"):
             client.create_session(**{name: "numpy"})
+    with pytest.raises(InvalidRequest, match="cannot be asked for like this"):
+        client.create_session(node_labels={"zone": 1})
 
 
 def test_policy_is_told_whole(client: Any) -> None:

@@ -60,6 +60,16 @@ def warning(limit: str) -> types.Event:
     return types.Event(limit_warning=types.LimitWarningEvent(limit=limit, used=8_000, budget=10_000))
 
 
+def test_labels_of_the_node_are_asked_for_with_the_session_and_saved(daemon: FakeDaemon) -> None:
+    labels = {"zone": "a"}
+    with RemoteExecutor(address=daemon.address, token=TOKEN, node_labels=labels) as executor:
+        executor("1")
+        assert executor.saved_kwargs() == {"address": daemon.address, "node_labels": labels}
+    assert [dict(request.node_labels) for name, request in daemon.requests if name == "CreateSession"] == [labels]
+    with pytest.raises(ValueError, match="node_labels can be of a new one only"):
+        RemoteExecutor(node_labels=labels, session="x")
+
+
 def test_packages_are_asked_for_with_the_session_and_saved(daemon: FakeDaemon) -> None:
     packages = ["scikit-learn>=1.5", "polars"]
     with RemoteExecutor(address=daemon.address, token=TOKEN, packages=packages) as executor:

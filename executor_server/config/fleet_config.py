@@ -35,7 +35,7 @@ class FleetSection(Section):
     """Seconds between two reports of a node."""
     lease_s: Seconds = 3.0
     """Seconds for which a node may serve after a report that the front has answered. One second after them the front
-    tells the node's sessions lost."""
+    declares the node's sessions lost."""
     fence_s: Seconds = 10.0
     """Seconds without a lease after which a node ends its sandboxes."""
     # -- of a node

@@ -17,6 +17,7 @@ class FrontHello:
     lease_s: float
     fence_s: float
     lost_epoch: int = 0
+    instance: str = ""
     protocol: int = PROTOCOL
     program_version: str = ""
 
@@ -65,6 +66,7 @@ class TenantUse:
     cpu_time_s: float = 0.0
     output_bytes: int = 0
     egress_bytes: int = 0
+    creations: int = 0  # within the last minute
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ class LinkResponse(_message.Message):
     def __init__(self, hello: _Optional[_Union[NodeHello, _Mapping]] = ..., report: _Optional[_Union[NodeReport, _Mapping]] = ...) -> None: ...
 
 class FrontHello(_message.Message):
-    __slots__ = ("front_id", "term", "protocol", "program_version", "report_interval_s", "lease_s", "fence_s", "lost_epoch")
+    __slots__ = ("front_id", "term", "protocol", "program_version", "report_interval_s", "lease_s", "fence_s", "lost_epoch", "instance")
     FRONT_ID_FIELD_NUMBER: _ClassVar[int]
     TERM_FIELD_NUMBER: _ClassVar[int]
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
@@ -34,6 +34,7 @@ class FrontHello(_message.Message):
     LEASE_S_FIELD_NUMBER: _ClassVar[int]
     FENCE_S_FIELD_NUMBER: _ClassVar[int]
     LOST_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    INSTANCE_FIELD_NUMBER: _ClassVar[int]
     front_id: str
     term: int
     protocol: int
@@ -42,7 +43,8 @@ class FrontHello(_message.Message):
     lease_s: float
     fence_s: float
     lost_epoch: int
-    def __init__(self, front_id: _Optional[str] = ..., term: _Optional[int] = ..., protocol: _Optional[int] = ..., program_version: _Optional[str] = ..., report_interval_s: _Optional[float] = ..., lease_s: _Optional[float] = ..., fence_s: _Optional[float] = ..., lost_epoch: _Optional[int] = ...) -> None: ...
+    instance: str
+    def __init__(self, front_id: _Optional[str] = ..., term: _Optional[int] = ..., protocol: _Optional[int] = ..., program_version: _Optional[str] = ..., report_interval_s: _Optional[float] = ..., lease_s: _Optional[float] = ..., fence_s: _Optional[float] = ..., lost_epoch: _Optional[int] = ..., instance: _Optional[str] = ...) -> None: ...
 
 class NodeHello(_message.Message):
     __slots__ = ("node", "epoch", "instance", "protocol", "program_version", "address", "labels")
@@ -150,18 +152,20 @@ class NodeSession(_message.Message):
     def __init__(self, session_id: _Optional[str] = ..., tenant: _Optional[str] = ..., request_id: _Optional[str] = ..., lost: bool = ...) -> None: ...
 
 class NodeTenant(_message.Message):
-    __slots__ = ("tenant", "executions", "cpu_time_s", "output_bytes", "egress_bytes")
+    __slots__ = ("tenant", "executions", "cpu_time_s", "output_bytes", "egress_bytes", "creations")
     TENANT_FIELD_NUMBER: _ClassVar[int]
     EXECUTIONS_FIELD_NUMBER: _ClassVar[int]
     CPU_TIME_S_FIELD_NUMBER: _ClassVar[int]
     OUTPUT_BYTES_FIELD_NUMBER: _ClassVar[int]
     EGRESS_BYTES_FIELD_NUMBER: _ClassVar[int]
+    CREATIONS_FIELD_NUMBER: _ClassVar[int]
     tenant: str
     executions: int
     cpu_time_s: float
     output_bytes: int
     egress_bytes: int
-    def __init__(self, tenant: _Optional[str] = ..., executions: _Optional[int] = ..., cpu_time_s: _Optional[float] = ..., output_bytes: _Optional[int] = ..., egress_bytes: _Optional[int] = ...) -> None: ...
+    creations: int
+    def __init__(self, tenant: _Optional[str] = ..., executions: _Optional[int] = ..., cpu_time_s: _Optional[float] = ..., output_bytes: _Optional[int] = ..., egress_bytes: _Optional[int] = ..., creations: _Optional[int] = ...) -> None: ...
 
 class Renewal(_message.Message):
     __slots__ = ("sequence", "allowances")

@@ -47,7 +47,7 @@ class FleetServiceServicer(object):
     """
 
     def Link(self, request_iterator, context):
-        """The link between a front and a node. The front sends its hello; the node ends what the front has told lost, and
+        """The link between a front and a node. The front sends its hello; the node ends what the front has declared lost, and
         answers with its own. Then the node reports, every report_interval_s, and the front answers each report with a
         renewal of the node's lease. The first report after a hello is full. FAILED_PRECONDITION (reason NODE_REFUSED):
         another front holds the node, or this one's term is over, or the versions do not fit.

@@ -37,6 +37,7 @@ LATE_GROUPS = {
     "audit": "Verifies and shows the audit log.",
     "egress": "Checks which connections sessions may make.",
     "env": "Lists, shows and removes environments of packages.",
+    "fleet": "Makes the certificates of a fleet.",
     "policy": "Checks policy files, explains what they refuse, and compares them.",
     "token": "Makes, lists and revokes the tokens of tenants.",
 }

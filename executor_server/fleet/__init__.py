@@ -4,3 +4,33 @@ It owns leases and epochs, the front's knowledge of its nodes, placement, and th
 time as an argument and does no I/O, so that a simulation can run it with any network. It must not know gRPC: the calls
 between front and nodes are in `rpc.fleet`.
 """
+
+from executor_server.fleet.certificates import (
+    DAYS,
+    FRONT,
+    MAX_DAYS,
+    CertificateError,
+    Credentials,
+    Issued,
+    Member,
+    authority_expire_time,
+    is_node_name,
+    issue_front,
+    issue_node,
+    member_of,
+    read_credentials,
+)
+from executor_server.fleet.messages import (
+    PROTOCOL,
+    Allowance,
+    Control,
+    FrontHello,
+    NodeBackend,
+    NodeHello,
+    NodeReport,
+    NodeSession,
+    Renewal,
+    TenantUse,
+    WarmKind,
+    fingerprint_of,
+)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -109,5 +110,11 @@ class Control:
 
     policy: bytes
     tokens: bytes
-    fingerprint: str
+    fingerprint: str  # from `fingerprint_of`
     state_key: bytes = field(default=b"", repr=False)
+
+
+def fingerprint_of(policy: bytes, tokens: bytes, state_key: bytes) -> str:
+    """Identifies a control. The digest of each part goes in, so that no two divisions of the same bytes are equal."""
+    parts = b"".join(hashlib.sha256(part).digest() for part in (policy, tokens, state_key))
+    return hashlib.sha256(parts).hexdigest()

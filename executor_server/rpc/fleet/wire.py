@@ -121,6 +121,7 @@ def _front_hello_from(message: pb.FrontHello) -> FrontHello:
         lease_s=lease_s,
         fence_s=_number(message.fence_s, MIN_LEASE_S, MAX_FENCE_S, "hello.fence_s"),
         lost_epoch=_count(message.lost_epoch, "hello.lost_epoch"),
+        instance=checks.identifier(message.instance, "hello.instance"),
         protocol=message.protocol,
         program_version=_text(message.program_version, MAX_VERSION_CHARS, "hello.program_version"),
     )
@@ -277,6 +278,7 @@ def _use_from(message: pb.NodeTenant) -> TenantUse:
         cpu_time_s=_number(message.cpu_time_s, 0, MAX_NUMBER, f"{field}.cpu_time_s"),
         output_bytes=_count(message.output_bytes, f"{field}.output_bytes"),
         egress_bytes=_count(message.egress_bytes, f"{field}.egress_bytes"),
+        creations=message.creations,
     )
 
 

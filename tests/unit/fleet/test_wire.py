@@ -50,6 +50,7 @@ front_hellos = st.builds(
     lease_s=st.floats(2, wire.MAX_LEASE_S),
     fence_s=st.floats(wire.MIN_LEASE_S, wire.MAX_FENCE_S),
     lost_epoch=numbers,
+    instance=identifiers,
     protocol=numbers_32,
     program_version=texts,
 )
@@ -108,7 +109,7 @@ reports = st.builds(
     ).map(tuple),
     closed=st.lists(session_ids, max_size=4).map(tuple),
     creating=st.lists(st.builds(NodeSession, st.just(""), tenants, identifiers), max_size=4).map(tuple),
-    tenants=st.dictionaries(tenants, st.builds(TenantUse, numbers_32, amounts, numbers, numbers), max_size=4),
+    tenants=st.dictionaries(tenants, st.builds(TenantUse, numbers_32, amounts, numbers, numbers, numbers_32), max_size=4),
 )
 
 
@@ -133,7 +134,7 @@ def test_bytes_of_a_hostile_end_are_a_message_or_refused(data: bytes) -> None:
 
 
 def hello(change: Callable[[pb.FrontHello], object]) -> pb.LinkRequest:
-    message = wire.request_to(FrontHello("front", 1, 0.5, 3.0, 10.0))
+    message = wire.request_to(FrontHello("front", 1, 0.5, 3.0, 10.0, instance="i"))
     change(message.hello)
     return message
 
@@ -152,6 +153,7 @@ def set_to(**fields: Any) -> Callable[[Any], None]:
         {"front_id": ""},
         {"front_id": "a b"},
         {"front_id": "x" * 65},
+        {"instance": ""},
         {"term": 0},
         {"term": 2**63},
         {"lost_epoch": 2**64 - 1},

@@ -25,7 +25,9 @@ class OtherVersionError(sqlite3.DatabaseError):
         self.version = version
 
 
-def open_file(path: Path, tables: str, version: int, *, synchronous: Literal["NORMAL", "OFF"]) -> sqlite3.Connection:
+def open_file(
+    path: Path, tables: str, version: int, *, synchronous: Literal["FULL", "NORMAL", "OFF"]
+) -> sqlite3.Connection:
     """Opens the file, or creates it with these tables. A statement outside of `transaction` commits at once.
 
     Raises OtherVersionError, sqlite3.Error when the file is damaged, OSError.

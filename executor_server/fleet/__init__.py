@@ -14,12 +14,12 @@ from executor_server.fleet.certificates import (
     Issued,
     Member,
     authority_expire_time,
-    is_node_name,
     issue_front,
     issue_node,
     member_of,
     read_credentials,
 )
+from executor_server.fleet.ids import is_node_name
 from executor_server.fleet.messages import (
     PROTOCOL,
     Allowance,

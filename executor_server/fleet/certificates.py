@@ -15,7 +15,6 @@ from __future__ import annotations
 import datetime
 import fcntl
 import os
-import re
 import stat
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -30,6 +29,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from executor_server.fleet.ids import is_node_name
+
 FRONT_NAME = "front.fleet.internal"
 NODE_DOMAIN = "node.fleet.internal"
 AUTHORITY_NAME, CERTIFICATE_NAME, KEY_NAME = "ca.pem", "cert.pem", "key.pem"
@@ -40,7 +41,6 @@ MAX_DAYS = 3650
 """Days for which an authority is valid, and a member's certificate at most."""
 
 _ORGANIZATION = "remote-executor fleet"
-_NODE = re.compile(r"[a-z0-9]([a-z0-9-]{0,22}[a-z0-9])?")
 _CLOCK_ERROR = datetime.timedelta(hours=1)
 _MAX_FILE_BYTES = 2**16
 
@@ -89,10 +89,6 @@ class Credentials:
     certificate: bytes
     key: bytes = field(repr=False)
     expire_time: datetime.datetime
-
-
-def is_node_name(text: str) -> bool:
-    return _NODE.fullmatch(text) is not None
 
 
 def member_of(names: Sequence[str]) -> Member | None:

@@ -86,11 +86,13 @@ class NodeReport:
     closed: tuple[str, ...] = ()
     creating: tuple[NodeSession, ...] = ()
     tenants: Mapping[str, TenantUse] = field(default_factory=dict)
+    renewed: int = 0
 
 
 @dataclass(frozen=True)
 class Allowance:
-    """The use that a node may allow a tenant until the next renewal, its own so far included; None: no quota."""
+    """The use that a node may allow a tenant until the next renewal that names it, its own so far included; None: no
+    quota."""
 
     executions: int | None = None
     cpu_time_s: float | None = None

@@ -225,6 +225,7 @@ def _report_from(message: pb.NodeReport, node: str) -> NodeReport:
         closed=closed,
         creating=tuple(map(_creation_from, message.creating)),
         tenants={_tenant(tenant, "report"): _use_from(each) for tenant, each in tenants.items()},
+        renewed=_count(message.renewed, "report.renewed"),
     )
 
 

@@ -84,7 +84,7 @@ class Control(_message.Message):
     def __init__(self, policy: _Optional[bytes] = ..., tokens: _Optional[bytes] = ..., fingerprint: _Optional[str] = ..., state_key: _Optional[bytes] = ...) -> None: ...
 
 class NodeReport(_message.Message):
-    __slots__ = ("sequence", "epoch", "draining", "control_fingerprint", "control_problem", "max_sessions", "load", "backends", "warm", "full", "opened", "closed", "creating", "tenants")
+    __slots__ = ("sequence", "epoch", "draining", "control_fingerprint", "control_problem", "max_sessions", "load", "backends", "warm", "full", "opened", "closed", "creating", "tenants", "renewed")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     DRAINING_FIELD_NUMBER: _ClassVar[int]
@@ -99,6 +99,7 @@ class NodeReport(_message.Message):
     CLOSED_FIELD_NUMBER: _ClassVar[int]
     CREATING_FIELD_NUMBER: _ClassVar[int]
     TENANTS_FIELD_NUMBER: _ClassVar[int]
+    RENEWED_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     epoch: int
     draining: bool
@@ -113,7 +114,8 @@ class NodeReport(_message.Message):
     closed: _containers.RepeatedScalarFieldContainer[str]
     creating: _containers.RepeatedCompositeFieldContainer[NodeSession]
     tenants: _containers.RepeatedCompositeFieldContainer[NodeTenant]
-    def __init__(self, sequence: _Optional[int] = ..., epoch: _Optional[int] = ..., draining: bool = ..., control_fingerprint: _Optional[str] = ..., control_problem: _Optional[str] = ..., max_sessions: _Optional[int] = ..., load: _Optional[float] = ..., backends: _Optional[_Iterable[_Union[NodeBackend, _Mapping]]] = ..., warm: _Optional[_Iterable[_Union[WarmKind, _Mapping]]] = ..., full: bool = ..., opened: _Optional[_Iterable[_Union[NodeSession, _Mapping]]] = ..., closed: _Optional[_Iterable[str]] = ..., creating: _Optional[_Iterable[_Union[NodeSession, _Mapping]]] = ..., tenants: _Optional[_Iterable[_Union[NodeTenant, _Mapping]]] = ...) -> None: ...
+    renewed: int
+    def __init__(self, sequence: _Optional[int] = ..., epoch: _Optional[int] = ..., draining: bool = ..., control_fingerprint: _Optional[str] = ..., control_problem: _Optional[str] = ..., max_sessions: _Optional[int] = ..., load: _Optional[float] = ..., backends: _Optional[_Iterable[_Union[NodeBackend, _Mapping]]] = ..., warm: _Optional[_Iterable[_Union[WarmKind, _Mapping]]] = ..., full: bool = ..., opened: _Optional[_Iterable[_Union[NodeSession, _Mapping]]] = ..., closed: _Optional[_Iterable[str]] = ..., creating: _Optional[_Iterable[_Union[NodeSession, _Mapping]]] = ..., tenants: _Optional[_Iterable[_Union[NodeTenant, _Mapping]]] = ..., renewed: _Optional[int] = ...) -> None: ...
 
 class NodeBackend(_message.Message):
     __slots__ = ("name", "ready", "images")

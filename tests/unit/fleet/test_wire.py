@@ -109,7 +109,10 @@ reports = st.builds(
     ).map(tuple),
     closed=st.lists(session_ids, max_size=4).map(tuple),
     creating=st.lists(st.builds(NodeSession, st.just(""), tenants, identifiers), max_size=4).map(tuple),
-    tenants=st.dictionaries(tenants, st.builds(TenantUse, numbers_32, amounts, numbers, numbers, numbers_32), max_size=4),
+    tenants=st.dictionaries(
+        tenants, st.builds(TenantUse, numbers_32, amounts, numbers, numbers, numbers_32), max_size=4
+    ),
+    renewed=numbers,
 )
 
 

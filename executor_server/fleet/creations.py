@@ -13,9 +13,10 @@ from dataclasses import dataclass
 
 from executor_server.admission.window import Window
 from executor_server.core import Reason, ResourceExhausted, TooManySessions
-from executor_server.fleet.ids import node_of
-from executor_server.fleet.member import MemberState
+from executor_server.fleet.ids import epoch_of, node_of
+from executor_server.fleet.member import Member, MemberState
 from executor_server.fleet.members import Members
+from executor_server.fleet.messages import NodeReport
 from executor_server.fleet.session_index import Creation, KnownSession
 from executor_server.fleet.store import Tombstone
 from executor_server.policy import QuotasTable
@@ -48,6 +49,7 @@ class Creations:
         self._sessions = members.sessions
         self._quotas_of = quotas_of
         self._windows: dict[str, Window] = {}
+        members.on_first_report.append(self._learn)
 
     def find(self, tenant: str, request_id: str) -> Earlier | None:
         """Returns what an earlier call with this request has led to, if anything."""
@@ -93,7 +95,7 @@ class Creations:
         After True the creation is over. A node that answers with an id that is not its own has made nothing: False.
         """
         member = self._members.get(creation.node)
-        if member is None or not self._is_current(creation) or node_of(session_id) != member.name:
+        if member is None or not self._is_current(creation) or not _is_of(member, session_id):
             self.refused(creation, is_full=False)
             return False
         if session_id not in member.sessions and session_id not in member.closed_early:
@@ -136,11 +138,22 @@ class Creations:
             return False
         return member.state is not MemberState.LOST and member.epoch == creation.epoch
 
-    def _count_in_minute(self, tenant: str, most: int | None, now_s: float) -> None:
+    def _learn(self, report: NodeReport, now_s: float) -> None:
+        """Counts what an earlier front has had a node create within the last minute, as if it had just been."""
+        for tenant, use in report.tenants.items():
+            if use.creations:
+                self._window(tenant, now_s).add(use.creations, now_s)
+
+    def _window(self, tenant: str, now_s: float) -> Window:
         window = self._windows.get(tenant)
         if window is None:
-            self._drop_old_windows(now_s)
+            if len(self._windows) >= _MAX_WINDOWS:
+                self._windows = {name: each for name, each in self._windows.items() if each.total(now_s)}
             window = self._windows[tenant] = Window(_WINDOW_PARTS, _PART_S)
+        return window
+
+    def _count_in_minute(self, tenant: str, most: int | None, now_s: float) -> None:
+        window = self._window(tenant, now_s)
         if most is not None and window.total(now_s) >= most:
             wait_s = window.wait_s(most, now_s)
             raise ResourceExhausted(
@@ -150,6 +163,6 @@ class Creations:
             )
         window.add(1, now_s)
 
-    def _drop_old_windows(self, now_s: float) -> None:
-        if len(self._windows) >= _MAX_WINDOWS:
-            self._windows = {name: window for name, window in self._windows.items() if window.total(now_s)}
+
+def _is_of(member: Member, session_id: str) -> bool:
+    return node_of(session_id) == member.name and epoch_of(session_id) == member.epoch

@@ -1,13 +1,19 @@
-"""The ids of sessions in a fleet: `NODE-RANDOM`, so that an id alone says which node has the session."""
+"""The ids of sessions in a fleet: `NODE-EPOCHRANDOM`.
+
+An id alone says which node has the session, and under which epoch of that node it began. So a front can say of any id
+of an epoch that is over that the session is lost, even when it has forgotten the session, or never knew it.
+"""
 
 from __future__ import annotations
 
 import re
 import secrets
 
-_RANDOM_BYTES = 16
+MAX_EPOCH = 2**32 - 1
+_EPOCH_DIGITS = 8
+_RANDOM_BYTES = 12
 _NODE = re.compile(r"[a-z0-9]([a-z0-9-]{0,22}[a-z0-9])?")
-_RANDOM = re.compile(r"[0-9a-f]{32}")
+_TAIL = re.compile(r"[0-9a-f]{32}")
 
 
 def is_node_name(text: str) -> bool:
@@ -15,12 +21,17 @@ def is_node_name(text: str) -> bool:
     return _NODE.fullmatch(text) is not None
 
 
-def new_session_id(node: str) -> str:
-    assert is_node_name(node)
-    return f"{node}-{secrets.token_hex(_RANDOM_BYTES)}"
+def new_session_id(node: str, epoch: int) -> str:
+    assert is_node_name(node) and 0 < epoch <= MAX_EPOCH
+    return f"{node}-{epoch:0{_EPOCH_DIGITS}x}{secrets.token_hex(_RANDOM_BYTES)}"
 
 
 def node_of(session_id: str) -> str | None:
     """Returns the node that the id names; None for an id that no node of a fleet has made."""
-    node, _, random = session_id.rpartition("-")
-    return node if is_node_name(node) and _RANDOM.fullmatch(random) else None
+    node, _, tail = session_id.rpartition("-")
+    return node if is_node_name(node) and _TAIL.fullmatch(tail) else None
+
+
+def epoch_of(session_id: str) -> int:
+    """Returns the epoch in which the session began. Requires that `node_of` names a node."""
+    return int(session_id.rpartition("-")[2][:_EPOCH_DIGITS], 16)

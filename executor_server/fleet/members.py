@@ -12,8 +12,10 @@ Invariants; those of node_lease.py are the other half:
    the renewal is handed out, so a renewal that is sent late, or twice, makes no difference.
 2. Durable first. The epoch of a node is on the disk before its first renewal; lost_epoch and the tombstones are on the
    disk before any session of theirs is declared lost. When writing fails, nothing is lost yet, and nothing is renewed.
-3. Lost is final. No epoch up to lost_epoch is linked, and no report of a session with a tombstone is accepted.
-4. One instance. While a node is not lost, no other state directory can link under its name, and no lower epoch.
+3. Lost is final. No epoch up to lost_epoch is linked, and all sessions in a report are of the epoch of its link, as
+   their ids say. lost_epoch never falls.
+4. One instance. While a node is not lost, no other state directory can link under its name, and no lower epoch. When
+   it is lost, lost_epoch is the highest epoch seen, so a node with an old state directory gets an epoch above all.
 5. One link. A report on any link but the present one renews nothing. Sequences rise by one on a link; a gap ends it.
 6. Checked before changed. A report that is refused changes nothing but its link, and renews nothing.
 7. Bounded. A node can make the front remember at most `MAX_NODE_SESSIONS` sessions, whatever it reports.
@@ -27,7 +29,7 @@ import secrets
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from executor_server.fleet.ids import node_of
+from executor_server.fleet.ids import epoch_of, node_of
 from executor_server.fleet.member import Link, Lost, Member, MemberState, Whereabouts
 from executor_server.fleet.messages import FrontHello, NodeHello, NodeReport
 from executor_server.fleet.report_checks import MAX_NODE_SESSIONS, check_hello, check_report
@@ -39,7 +41,10 @@ MAX_NODES = 4096
 TICK_S = 0.25
 """Seconds between two calls of `tick`."""
 STALL_S = 1.0
-"""A longer time between two ticks means that the front was stopped. Then it waits as long before it decides."""
+"""A longer time between two ticks means that the front was stopped. Then it gives its nodes the time of a lease again,
+to link and to report."""
+MAX_EPOCH_STEP = 2**20
+"""A node can't use up the epochs that its name has."""
 HOLD_S = 2.0
 """Seconds after the front's start in which it waits for the first reports of its nodes before it places sessions."""
 _MAX_CLOSED_EARLY = 1024
@@ -54,6 +59,7 @@ class Members:
         self.timing = timing
         self.sessions = SessionIndex()
         self.on_change: list[Callable[[Member], None]] = []
+        self.on_first_report: list[Callable[[NodeReport, float], None]] = []
         self._store = store
         self._instance = secrets.token_hex(16)
         self._start = start = store.begin(timing.lease_s)
@@ -62,6 +68,7 @@ class Members:
         longest_lease_s = max(timing.lease_s, start.earlier_lease_s)
         self._not_before_s = now_s + longest_lease_s + MARGIN_S
         self._unseen_until_s = self._not_before_s + timing.fence_s
+        self._losses: list[Lost] = []
         self._members: dict[str, Member] = {}
         for each in store.nodes():
             state = MemberState.LOST if each.epoch <= each.lost_epoch else MemberState.UNSEEN
@@ -113,6 +120,9 @@ class Members:
         """
         check_hello(hello)
         member = self._members.get(hello.node)
+        known = member.epoch if member is not None else 0
+        if hello.epoch > known + MAX_EPOCH_STEP:
+            raise NodeRefused(f"epoch {hello.epoch} can't follow epoch {known}")
         if member is None:
             member = self._new_member(hello, now_s)
         else:
@@ -195,6 +205,10 @@ class Members:
         link.sequence = report.sequence
         member.renewed_s = now_s
         member.is_full = False
+        if not member.has_reported:
+            member.has_reported = True
+            for notify in self.on_first_report:
+                notify(report, now_s)
         self._apply(member, link, report, now_s)
         member.report = replace(report, opened=(), closed=(), creating=(), tenants={})
         self.changed(member)
@@ -210,8 +224,6 @@ class Members:
             raise NodeRefused(f"report {report.sequence} came after report {link.sequence}: some are missing")
         fresh = 0
         for each in report.opened:
-            if self.sessions.tombstone(each.session_id) is not None:
-                raise NodeRefused(f"session {each.session_id} was declared lost")
             known = self.sessions.find(each.session_id)
             fresh += known is None
             if known is not None and known.request != (each.tenant, each.request_id):
@@ -264,14 +276,19 @@ class Members:
     # -- losses ----------------------------------------------------------------------------------------------------
 
     def tick(self, now_s: float) -> list[Lost]:
-        """Declares lost what must be lost by now; to be called every `TICK_S`. Raises sqlite3.Error: call it again."""
+        """Declares lost what must be lost by now; to be called every `TICK_S`.
+
+        Raises sqlite3.Error when a loss can't be written: the next call tries again, and returns the earlier ones too.
+        """
         if now_s - self._ticked_s > STALL_S:
-            self._not_before_s = max(self._not_before_s, now_s + STALL_S)
+            self._not_before_s = max(self._not_before_s, now_s + self.timing.lease_s + MARGIN_S)
         self._ticked_s = now_s
         self.sessions.prune(self._ahead_s + now_s - TOMBSTONE_TIME_S)
-        if now_s < self._not_before_s:
-            return []
-        return [self._lose(member, now_s) for member in list(self._members.values()) if self._is_over(member, now_s)]
+        if now_s >= self._not_before_s:
+            for member in [each for each in self._members.values() if self._is_over(each, now_s)]:
+                self._losses.append(self._lose(member, now_s))
+        losses, self._losses = self._losses, []
+        return losses
 
     def _is_over(self, member: Member, now_s: float) -> bool:
         if member.state is MemberState.LOST:
@@ -313,7 +330,10 @@ class Members:
     # -- finding ---------------------------------------------------------------------------------------------------
 
     def where(self, session_id: str, now_s: float) -> tuple[Whereabouts, Member | None, Tombstone | None]:
-        """Returns what a call for a session needs: its node when that is linked, the tombstone when it is lost."""
+        """Returns what a call for a session needs: its node when that is linked, the tombstone when it is lost.
+
+        A lost session has no tombstone when this front never knew it, or has forgotten it: then its node is returned.
+        """
         tombstone = self.sessions.tombstone(session_id)
         if tombstone is not None:
             return Whereabouts.LOST, None, tombstone
@@ -322,9 +342,9 @@ class Members:
             return Whereabouts.UNKNOWN, None, None
         member = self._members.get(node)
         if member is None:
-            return (Whereabouts.UNKNOWN if self.is_settled(now_s) else Whereabouts.WAIT), None, None
-        if member.state is MemberState.LOST:
-            return Whereabouts.UNKNOWN, member, None
+            return (Whereabouts.UNKNOWN if now_s >= self._not_before_s else Whereabouts.WAIT), None, None
+        if epoch_of(session_id) <= member.lost_epoch:
+            return Whereabouts.LOST, member, None
         return (Whereabouts.NODE if member.state is MemberState.LINKED else Whereabouts.WAIT), member, None
 
     def take_surplus(self, node: str) -> list[str]:

@@ -27,7 +27,9 @@ Invariants:
 Together with invariants 1 to 3 of members.py: when the front reports a session lost, the lease under which the node
 served it is over, the front gives no further one to that epoch, and no other front can.
 
-The clock is `timing.lease_clock`: it does not follow the date. A clock that runs backwards counts as stopped.
+The clock is `timing.lease_clock`: it does not follow the date, and goes on while the machine is suspended. A clock that
+runs backwards counts as stopped. Only the time until the sandboxes are ended is running time: a machine that was
+suspended together with its front ends nothing when both wake.
 """
 
 from __future__ import annotations
@@ -37,10 +39,11 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
+from executor_server.fleet.ids import MAX_EPOCH
 from executor_server.fleet.messages import PROTOCOL, FrontHello, Renewal
 from executor_server.fleet.timing import NodeRefused, Timing
 
-MAX_EPOCH = 2**62
+_MAX_TERM = 2**62
 _MAX_ID_CHARS = 64
 # Reports that wait for their answers: older ones can't renew a lease any more.
 _MAX_UNANSWERED = 64
@@ -70,20 +73,31 @@ class NodeLease:
     """The lease and the epoch of one node. Times are of one clock that never stops."""
 
     def __init__(
-        self, record: NodeRecord, persist: Callable[[NodeRecord], None], timing: Timing, started_s: float
+        self,
+        record: NodeRecord,
+        persist: Callable[[NodeRecord], None],
+        timing: Timing,
+        started_s: float,
+        running_s: Callable[[], float] | None = None,
     ) -> None:
-        """`timing` holds until a front has said another one. `persist` writes the record durably, or raises."""
+        """`timing` holds until a front has said another one. `persist` writes the record durably, or raises.
+
+        `running_s`: a clock that stands while the machine is suspended. A machine that wakes has no lease, but it
+        ends its sandboxes only when its front does not renew it after that.
+        """
         self._record = record
         self._persist = persist
         self._timing = timing
         self._now_s = started_s
+        self._running_s = running_s or (lambda: self._now_s)
         self._until_s = started_s  # end of the lease; without one, the start
+        self._until_running_s = self._running_s()  # the same by the other clock
         self._leased = False
         self._ending = False
         self._lost_epoch = 0
         self._sequence = 0
         self._renewed = 0
-        self._unanswered: OrderedDict[int, float] = OrderedDict()  # time of sending, by sequence
+        self._unanswered: OrderedDict[int, tuple[float, float]] = OrderedDict()  # times of sending, by sequence
 
     @property
     def record(self) -> NodeRecord:
@@ -103,9 +117,9 @@ class NodeLease:
         return self._until_s
 
     @property
-    def fenced_at_s(self) -> float:
-        """The time at which the sandboxes must be ended if no answer comes before."""
-        return self._until_s + self._timing.fence_s
+    def fenced_in_s(self) -> float:
+        """Seconds of running time until the sandboxes must be ended if no answer comes before."""
+        return self._until_running_s + self._timing.fence_s - self._running_s()
 
     @property
     def renewed_sequence(self) -> int:
@@ -150,7 +164,7 @@ class NodeLease:
         terms = _with_term(record.terms, hello)
         self._write(replace(record, front_id=hello.front_id, front_instance=hello.instance, terms=terms))
         if not record.front_id:  # nothing was there to end so far
-            self._until_s = self._now_s
+            self._until_s, self._until_running_s = self._now_s, self._running_s()
         self._timing = timing
         self._unanswered.clear()
         self._renewed = 0
@@ -160,7 +174,7 @@ class NodeLease:
         """Returns the sequence of the next report. Call it before the report is handed to the connection."""
         self._note_time(now_s)
         self._sequence += 1
-        self._unanswered[self._sequence] = self._now_s
+        self._unanswered[self._sequence] = self._now_s, self._running_s()
         while len(self._unanswered) > _MAX_UNANSWERED:
             self._unanswered.popitem(last=False)
         return self._sequence
@@ -168,14 +182,15 @@ class NodeLease:
     def renewed(self, renewal: Renewal, now_s: float) -> bool:
         """Extends the lease by an answer on the present link. Returns False when it does not."""
         self._note_time(now_s)
-        sent_s = self._unanswered.get(renewal.sequence)
-        if sent_s is None or self._ending:
+        sent = self._unanswered.get(renewal.sequence)
+        if sent is None or self._ending:
             return False
         while self._unanswered and next(iter(self._unanswered)) <= renewal.sequence:
             self._unanswered.popitem(last=False)
         self._renewed = renewal.sequence
         self._leased = True
-        self._until_s = max(self._until_s, sent_s + self._timing.lease_s)
+        self._until_s = max(self._until_s, sent[0] + self._timing.lease_s)
+        self._until_running_s = max(self._until_running_s, sent[1] + self._timing.lease_s)
         return True
 
     @property
@@ -189,12 +204,12 @@ class NodeLease:
         epoch = max(self._record.epoch, self._lost_epoch) + 1
         self._write(replace(self._record, epoch=epoch, front_id=""))
         self._ending = self._leased = False
-        self._until_s = self._note_time(now_s)
+        self._until_s, self._until_running_s = self._note_time(now_s), self._running_s()
 
     def _note_time(self, now_s: float) -> float:
         """Begins the end when no answer has come for fence_s; an epoch without a front has nothing to end."""
         self._now_s = max(self._now_s, now_s)
-        if self._record.front_id and self._now_s >= self.fenced_at_s:
+        if self._record.front_id and self.fenced_in_s <= 0:
             self._begin_ending()
         return self._now_s
 
@@ -214,7 +229,7 @@ def _checked(hello: FrontHello) -> Timing:
         raise NodeRefused(f"the front speaks version {hello.protocol} of the fleet's protocol, this node {PROTOCOL}")
     if not 0 < len(hello.front_id) <= _MAX_ID_CHARS:
         raise NodeRefused(f"front_id must have 1 to {_MAX_ID_CHARS} characters")
-    if not (0 < hello.term < MAX_EPOCH and 0 <= hello.lost_epoch < MAX_EPOCH):
+    if not (0 < hello.term < _MAX_TERM and 0 <= hello.lost_epoch < MAX_EPOCH):
         raise NodeRefused("term or lost_epoch is out of range")
     timing = Timing(hello.report_interval_s, hello.lease_s, hello.fence_s)
     try:

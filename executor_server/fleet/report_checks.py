@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sized
 
-from executor_server.fleet.ids import is_node_name, node_of
+from executor_server.fleet.ids import MAX_EPOCH, epoch_of, is_node_name, node_of
 from executor_server.fleet.messages import PROTOCOL, NodeHello, NodeReport, NodeSession, TenantUse
-from executor_server.fleet.node_lease import MAX_EPOCH
 from executor_server.fleet.timing import NodeRefused
 
-MAX_NODE_SESSIONS = 10_000
+MAX_NODE_SESSIONS = 32_768
 MAX_NODE_TENANTS = 10_000
 MAX_BACKENDS = 16
 MAX_IMAGES = 1024
@@ -32,7 +31,7 @@ def check_hello(hello: NodeHello) -> None:
         raise NodeRefused(f"the node speaks version {hello.protocol} of the fleet's protocol, the front {PROTOCOL}")
     if not is_node_name(hello.node):
         raise NodeRefused("the node's name must be 1 to 24 of a-z, 0-9 and inner hyphens")
-    _check_number("epoch", hello.epoch, 1, MAX_EPOCH)
+    _check_number("epoch", hello.epoch, 1, MAX_EPOCH - 1)
     _check_text("instance", hello.instance, least=1)
     _check_text("address", hello.address)
     _check_text("program_version", hello.program_version)
@@ -44,8 +43,8 @@ def check_hello(hello: NodeHello) -> None:
 
 def check_report(report: NodeReport, node: str) -> None:
     """Raises NodeRefused. The lists may still contradict those of earlier reports."""
-    _check_number("sequence", report.sequence, 1, MAX_EPOCH)
-    _check_number("renewed", report.renewed, 0, MAX_EPOCH)
+    _check_number("sequence", report.sequence, 1, MAX_BYTES)
+    _check_number("renewed", report.renewed, 0, MAX_BYTES)
     _check_number("max_sessions", report.max_sessions, 0, MAX_NODE_SESSIONS)
     _check_number("load", report.load, 0, MAX_LOAD)
     _check_text("control_fingerprint", report.control_fingerprint)
@@ -74,13 +73,13 @@ def _check_sessions(report: NodeReport, node: str) -> None:
     _check_count("creating", report.creating, MAX_NODE_SESSIONS)
     for session in report.opened:
         _check_session(session)
-        if node_of(session.session_id) != node:
-            raise NodeRefused("opened: a session's id must begin with the node's name, and end with 32 hex digits")
+        if node_of(session.session_id) != node or epoch_of(session.session_id) != report.epoch:
+            raise NodeRefused("opened: the id of a session must name this node, and the epoch of the report")
     for session in report.creating:
         _check_session(session)
     for session_id in report.closed:
         if node_of(session_id) != node:
-            raise NodeRefused("closed: a session's id must begin with the node's name, and end with 32 hex digits")
+            raise NodeRefused("closed: the id of a session must name this node")
     _check_unique("opened", (session.session_id for session in report.opened), len(report.opened))
 
 

@@ -65,6 +65,19 @@ def test_an_answer_on_an_earlier_link_renews_nothing() -> None:
     assert node.lease.serves(102.9), "the lease itself goes on"
 
 
+def test_a_machine_that_was_suspended_serves_nothing_and_ends_nothing_when_it_wakes() -> None:
+    running_s = [50.0]
+    lease = NodeLease(NodeRecord("instance"), lambda _: None, TIMING, 100.0, lambda: running_s[0])
+    assert lease.hello(HELLO, 100.0)
+    assert lease.renewed(Renewal(lease.report_sent(100.0)), 100.0)
+    assert lease.state(1000.0) is NodeState.LAPSED
+    assert lease.fenced_in_s == TIMING.lease_s + TIMING.fence_s
+    assert lease.renewed(Renewal(lease.report_sent(1000.0)), 1000.0)
+    assert lease.serves(1000.0)
+    running_s[0] += TIMING.lease_s + TIMING.fence_s
+    assert lease.state(1013.0) is NodeState.FENCED
+
+
 def test_a_lapsed_node_serves_again_when_it_is_renewed_before_the_fence() -> None:
     node = Node()
     node.serve_from(100.0)

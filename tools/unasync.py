@@ -27,6 +27,7 @@ TARGETS = {
     "aio_session.py": "session.py",
     "aio_files.py": "files.py",
     "_aio/transport.py": "_sync/transport.py",
+    "_aio/transports.py": "_sync/transports.py",
 }
 
 PROSE: dict[str, tuple[tuple[str, str], ...]] = {
@@ -68,6 +69,7 @@ PROSE: dict[str, tuple[tuple[str, str], ...]] = {
         ("The asyncio client's", "The blocking client's"),
         ("Belongs to the event loop that runs when it is made.", "Thread-safe."),
     ),
+    "_aio/transports.py": (("The asyncio client's", "The blocking client's"),),
 }
 
 DROPPED = ("async", "await")

@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from executor_api.v1 import executor_service_pb2 as pb
-from executor_client._aio import AsyncTransport, wait_for
+from executor_client._aio import AsyncSessionTransport, AsyncTransports, wait_for
 from executor_client._core import convert, endpoint, missing_modules, requests
 from executor_client._core.endpoint import TlsConfig
 from executor_client._core.limits import (
@@ -52,6 +52,12 @@ class AsyncExecutorClient:
     interpreter exits, when no object refers to them any more, and `owner_grace_s` (a limit) after the process was
     killed or lost the daemon. A session that another client has found by `get_session` stays as long as that one does.
 
+    The front of a fleet names the node that has a session, and the session's calls go there, with the same token: from
+    a front on this machine to this machine only; with a `ca` of one's own to each host that it vouches for; else to the
+    front's own host and to hosts below its parent domain. Hosts of other machines are bounded by `fleet_domain` (by
+    default $EXECUTOR_FLEET_DOMAIN) where it is given. Another address raises ConfigurationError. A session is LOST with
+    its node as soon as the front says so, within five seconds of the node's end.
+
     Raises ConfigurationError.
     """
 
@@ -69,6 +75,7 @@ class AsyncExecutorClient:
         image_timeout_s: float = IMAGE_TIMEOUT_S,
         max_concurrent_tools: int = MAX_CONCURRENT_TOOLS,
         on_wait: OnWait | None = None,
+        fleet_domain: str | None = None,
     ) -> None:
         timeouts = Timeouts(
             connect_s=connect_timeout_s,
@@ -77,7 +84,8 @@ class AsyncExecutorClient:
             busy_s=busy_timeout_s,
             image_s=image_timeout_s,
         )
-        self._transport = AsyncTransport(endpoint.resolve(address, token, tls), timeouts, on_wait)
+        self._transports = AsyncTransports(endpoint.resolve(address, token, tls, fleet_domain), timeouts, on_wait)
+        self._transport = self._transports.front
         self._max_concurrent_tools = max_concurrent_tools
         self._lease = self._new_lease()
 
@@ -148,14 +156,15 @@ class AsyncExecutorClient:
 
     async def _made(self, lease: ClientLease, request: pb.CreateSessionRequest) -> AsyncSession:
         """Makes a session, or has none left behind that may have been made."""
+        is_made = False
         try:
             awaited = requests.sandbox(request)
             response = await self._leased(lease, self._transport.stub.CreateSession, request, awaited)
-            session = self._session(convert.session_from_wire(response.session))
-            lease.made(session, session.info)
+            is_made = True
+            session = self._session(lease, convert.session_from_wire(response.session), made=True)
             missing_modules.warn(session.info, request.authorized_imports)
         except BaseException as error:
-            if requests.may_be_made(error, heard=self._transport.answered):
+            if is_made or requests.may_be_made(error, heard=self._transport.answered):
                 with contextlib.suppress(TimeoutError):
                     await wait_for(lease.take_back(request.request_id), TAKE_BACK_WAIT_S)
             raise
@@ -184,9 +193,7 @@ class AsyncExecutorClient:
         lease = self._own_lease()
         request = pb.GetSessionRequest(session_id=session_id, lease_id=lease.lease_id)
         response = await self._leased(lease, self._transport.stub.GetSession, request)
-        session = self._session(convert.session_from_wire(response.session))
-        lease.found(session, session.info)
-        return session
+        return self._session(lease, convert.session_from_wire(response.session), made=False)
 
     async def list_sessions(self) -> list[SessionInfo]:
         """Lists the caller's own sessions."""
@@ -206,7 +213,7 @@ class AsyncExecutorClient:
         self._transport.check_caller()
         with contextlib.suppress(TimeoutError):
             await wait_for(self._lease.end(), CLOSE_TIMEOUT_S)
-        await self._transport.close()
+        await self._transports.close()
 
     def _new_lease(self) -> ClientLease:
         return ClientLease(self._transport.endpoint, self._transport.timeouts)
@@ -230,8 +237,12 @@ class AsyncExecutorClient:
             lease.unknown()
         return response
 
-    def _session(self, info: SessionInfo) -> AsyncSession:
-        return AsyncSession(self._transport, info, self._lease, max_concurrent_tools=self._max_concurrent_tools)
+    def _session(self, lease: ClientLease, info: SessionInfo, *, made: bool) -> AsyncSession:
+        """Raises ConfigurationError for a session at an address that the token may not be sent to."""
+        transport = AsyncSessionTransport(self._transports, info)
+        session = AsyncSession(transport, info, lease, max_concurrent_tools=self._max_concurrent_tools)
+        transport.held = lease.hold(session, info, transport.current.endpoint, made=made)
+        return session
 
     async def __aenter__(self) -> Self:
         return self

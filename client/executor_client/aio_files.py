@@ -15,7 +15,7 @@ from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import BinaryIO
 
-from executor_client._aio import AsyncTransport, blocking_items, run_blocking
+from executor_client._aio import AsyncSessionTransport, blocking_items, run_blocking
 from executor_client._core import archives, convert, requests
 from executor_client._core.file_reader import FileReader
 from executor_client._core.limits import FILE_BYTES_MAX, transfer_timeout_s
@@ -28,7 +28,7 @@ from executor_client.results import FileInfo, FileList
 class AsyncSessionFiles:
     """The files of one session's workspace. The disk's work is done in threads."""
 
-    def __init__(self, transport: AsyncTransport, session_id: str, session: object = None) -> None:
+    def __init__(self, transport: AsyncSessionTransport, session_id: str, session: object = None) -> None:
         """Keeps a reference to `session` as long as this object lives: a session ends when none refers to it."""
         self._session = session
         self._transport = transport

@@ -15,7 +15,7 @@ from typing import Any, Literal, Self
 from executor_api.limits import VARIABLES_BYTES_MAX, VARIABLES_MAX
 from executor_api.v1 import executor_service_pb2 as pb
 from executor_api.v1 import types_pb2
-from executor_client._aio import ALLOWS_COROUTINES, AsyncToolCalls, AsyncToolPool, AsyncTransport, Lock, notify, sleep
+from executor_client._aio import ALLOWS_COROUTINES, AsyncSessionTransport, AsyncToolCalls, AsyncToolPool, Lock, notify
 from executor_client._aio import OnEvent as OnEvent
 from executor_client._core import convert, requests, shipped_tools
 from executor_client._core import tools as host_tools
@@ -25,7 +25,8 @@ from executor_client._core.execution import Execution
 from executor_client._core.limits import CANCEL_GRACE_S, CLOSE_TIMEOUT_S, STATE_BYTES_MAX, transfer_timeout_s
 from executor_client._core.quiet_grpc import grpc
 from executor_client._core.requests import InlineBudget, LimitsLike
-from executor_client._core.session_base import SessionBase
+from executor_client._core.session_base import SessionBase, SessionLost
+from executor_client._core.status import SessionElsewhere
 from executor_client._core.suggest import names_arguments
 from executor_client._core.tools import Answer, Tool
 from executor_client._core.tracing import current_trace
@@ -45,7 +46,7 @@ class AsyncSession(SessionBase):
     """
 
     def __init__(
-        self, transport: AsyncTransport, info: SessionInfo, lease: ClientLease, *, max_concurrent_tools: int
+        self, transport: AsyncSessionTransport, info: SessionInfo, lease: ClientLease, *, max_concurrent_tools: int
     ) -> None:
         super().__init__(info)
         self._lease = lease
@@ -62,8 +63,10 @@ class AsyncSession(SessionBase):
     async def refresh(self) -> SessionInfo:
         """Asks the daemon for the session's present state."""
         request = pb.GetSessionRequest(session_id=self.session_id)
-        response = await self._transport.call(self._transport.stub.GetSession, request)
-        return self._described(response.session)
+        response = await self._transport.call_front("GetSession", request)
+        info = self._described(response.session)
+        self._transport.described(info)
+        return info
 
     async def keep_alive(self) -> SessionInfo:
         """Starts the session's idle time again."""
@@ -157,6 +160,7 @@ class AsyncSession(SessionBase):
             cause: grpc.RpcError | EventGap | None = None
             try:
                 async for message in stream:
+                    self._transport.current.answered = True
                     fed = execution.feed(message)
                     if execution.assembler.result is not None:
                         await stream.finish()
@@ -172,7 +176,14 @@ class AsyncSession(SessionBase):
                 stream.cancel()
             if calls.failure is not None:
                 raise calls.failure
-            await sleep(execution.interrupted(cause, time.monotonic()))
+            try:
+                delay_s = execution.interrupted(cause, time.monotonic())
+                await self._transport.pause(delay_s, is_away=execution.is_away)
+            except SessionElsewhere as elsewhere:
+                execution.redirected()
+                self._transport.follow(elsewhere)
+            except SessionLost as lost:
+                return execution.assembler.lost(lost.why, self._generation)
 
     async def _abandon(self, execution: Execution, *, wait: bool) -> None:
         """Cancels an execution whose caller has stopped waiting; with `wait`, gives it a moment to end.
@@ -351,13 +362,8 @@ class AsyncSession(SessionBase):
                 return
             request = pb.DeleteSessionRequest(session_id=self.session_id)
             with contextlib.suppress(NotFoundError):
-                await self._transport.repeat(
-                    lambda: self._transport.once(self._transport.stub.DeleteSession, request),
-                    within_s=within_s,
-                    awaited=self._turn("to end"),
-                )
+                await self._transport.delete(request, within_s, self._turn("to end"))
             self._closed = True
-            self._lease.closed(self.session_id)
         await self._tool_pool.close()
 
     async def __aenter__(self) -> Self:

@@ -24,7 +24,7 @@ from executor_client._core.requests import LimitsLike
 from executor_client._core.suggest import names_arguments
 from executor_client._core.transport_base import Timeouts
 from executor_client._core.waiting import Awaited
-from executor_client._sync import ClientLease, Transport, wait_for
+from executor_client._sync import ClientLease, SessionTransport, Transports, wait_for
 from executor_client.errors import ExecutorClientError, InvalidRequest
 from executor_client.results import EnvironmentInfo, Policy, SessionInfo
 from executor_client.session import Session
@@ -51,6 +51,12 @@ class ExecutorClient:
     interpreter exits, when no object refers to them any more, and `owner_grace_s` (a limit) after the process was
     killed or lost the daemon. A session that another client has found by `get_session` stays as long as that one does.
 
+    The front of a fleet names the node that has a session, and the session's calls go there, with the same token: from
+    a front on this machine to this machine only; with a `ca` of one's own to each host that it vouches for; else to the
+    front's own host and to hosts below its parent domain. Hosts of other machines are bounded by `fleet_domain` (by
+    default $EXECUTOR_FLEET_DOMAIN) where it is given. Another address raises ConfigurationError. A session is LOST with
+    its node as soon as the front says so, within five seconds of the node's end.
+
     Raises ConfigurationError.
     """
 
@@ -68,6 +74,7 @@ class ExecutorClient:
         image_timeout_s: float = IMAGE_TIMEOUT_S,
         max_concurrent_tools: int = MAX_CONCURRENT_TOOLS,
         on_wait: OnWait | None = None,
+        fleet_domain: str | None = None,
     ) -> None:
         timeouts = Timeouts(
             connect_s=connect_timeout_s,
@@ -76,7 +83,8 @@ class ExecutorClient:
             busy_s=busy_timeout_s,
             image_s=image_timeout_s,
         )
-        self._transport = Transport(endpoint.resolve(address, token, tls), timeouts, on_wait)
+        self._transports = Transports(endpoint.resolve(address, token, tls, fleet_domain), timeouts, on_wait)
+        self._transport = self._transports.front
         self._max_concurrent_tools = max_concurrent_tools
         self._lease = self._new_lease()
 
@@ -147,14 +155,15 @@ class ExecutorClient:
 
     def _made(self, lease: ClientLease, request: pb.CreateSessionRequest) -> Session:
         """Makes a session, or has none left behind that may have been made."""
+        is_made = False
         try:
             awaited = requests.sandbox(request)
             response = self._leased(lease, self._transport.stub.CreateSession, request, awaited)
-            session = self._session(convert.session_from_wire(response.session))
-            lease.made(session, session.info)
+            is_made = True
+            session = self._session(lease, convert.session_from_wire(response.session), made=True)
             missing_modules.warn(session.info, request.authorized_imports)
         except BaseException as error:
-            if requests.may_be_made(error, heard=self._transport.answered):
+            if is_made or requests.may_be_made(error, heard=self._transport.answered):
                 with contextlib.suppress(TimeoutError):
                     wait_for(lease.take_back(request.request_id), TAKE_BACK_WAIT_S)
             raise
@@ -183,9 +192,7 @@ class ExecutorClient:
         lease = self._own_lease()
         request = pb.GetSessionRequest(session_id=session_id, lease_id=lease.lease_id)
         response = self._leased(lease, self._transport.stub.GetSession, request)
-        session = self._session(convert.session_from_wire(response.session))
-        lease.found(session, session.info)
-        return session
+        return self._session(lease, convert.session_from_wire(response.session), made=False)
 
     def list_sessions(self) -> list[SessionInfo]:
         """Lists the caller's own sessions."""
@@ -205,7 +212,7 @@ class ExecutorClient:
         self._transport.check_caller()
         with contextlib.suppress(TimeoutError):
             wait_for(self._lease.end(), CLOSE_TIMEOUT_S)
-        self._transport.close()
+        self._transports.close()
 
     def _new_lease(self) -> ClientLease:
         return ClientLease(self._transport.endpoint, self._transport.timeouts)
@@ -229,8 +236,12 @@ class ExecutorClient:
             lease.unknown()
         return response
 
-    def _session(self, info: SessionInfo) -> Session:
-        return Session(self._transport, info, self._lease, max_concurrent_tools=self._max_concurrent_tools)
+    def _session(self, lease: ClientLease, info: SessionInfo, *, made: bool) -> Session:
+        """Raises ConfigurationError for a session at an address that the token may not be sent to."""
+        transport = SessionTransport(self._transports, info)
+        session = Session(transport, info, lease, max_concurrent_tools=self._max_concurrent_tools)
+        transport.held = lease.hold(session, info, transport.current.endpoint, made=made)
+        return session
 
     def __enter__(self) -> Self:
         return self

@@ -21,7 +21,7 @@ from executor_client._core.file_reader import FileReader
 from executor_client._core.limits import FILE_BYTES_MAX, transfer_timeout_s
 from executor_client._core.local import Content, LocalPath, NewFile, content_of
 from executor_client._core.requests import Upload
-from executor_client._sync import Transport, blocking_items, run_blocking
+from executor_client._sync import SessionTransport, blocking_items, run_blocking
 from executor_client.errors import ExecutorClientError
 from executor_client.results import FileInfo, FileList
 
@@ -29,7 +29,7 @@ from executor_client.results import FileInfo, FileList
 class SessionFiles:
     """The files of one session's workspace. Thread-safe."""
 
-    def __init__(self, transport: Transport, session_id: str, session: object = None) -> None:
+    def __init__(self, transport: SessionTransport, session_id: str, session: object = None) -> None:
         """Keeps a reference to `session` as long as this object lives: a session ends when none refers to it."""
         self._session = session
         self._transport = transport

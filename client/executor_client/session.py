@@ -25,12 +25,13 @@ from executor_client._core.execution import Execution
 from executor_client._core.limits import CANCEL_GRACE_S, CLOSE_TIMEOUT_S, STATE_BYTES_MAX, transfer_timeout_s
 from executor_client._core.quiet_grpc import grpc
 from executor_client._core.requests import InlineBudget, LimitsLike
-from executor_client._core.session_base import SessionBase
+from executor_client._core.session_base import SessionBase, SessionLost
+from executor_client._core.status import SessionElsewhere
 from executor_client._core.suggest import names_arguments
 from executor_client._core.tools import Answer, Tool
 from executor_client._core.tracing import current_trace
 from executor_client._core.values import unpack_or_opaque
-from executor_client._sync import ALLOWS_COROUTINES, ClientLease, Lock, ToolCalls, ToolPool, Transport, notify, sleep
+from executor_client._sync import ALLOWS_COROUTINES, ClientLease, Lock, SessionTransport, ToolCalls, ToolPool, notify
 from executor_client._sync import OnEvent as OnEvent
 from executor_client.checkpoint import Checkpoint, StateReader
 from executor_client.errors import ConnectionLost, ExecutorClientError, NotFoundError, ProtocolError, UnavailableError
@@ -45,7 +46,7 @@ class Session(SessionBase):
     """
 
     def __init__(
-        self, transport: Transport, info: SessionInfo, lease: ClientLease, *, max_concurrent_tools: int
+        self, transport: SessionTransport, info: SessionInfo, lease: ClientLease, *, max_concurrent_tools: int
     ) -> None:
         super().__init__(info)
         self._lease = lease
@@ -62,8 +63,10 @@ class Session(SessionBase):
     def refresh(self) -> SessionInfo:
         """Asks the daemon for the session's present state."""
         request = pb.GetSessionRequest(session_id=self.session_id)
-        response = self._transport.call(self._transport.stub.GetSession, request)
-        return self._described(response.session)
+        response = self._transport.call_front("GetSession", request)
+        info = self._described(response.session)
+        self._transport.described(info)
+        return info
 
     def keep_alive(self) -> SessionInfo:
         """Starts the session's idle time again."""
@@ -155,6 +158,7 @@ class Session(SessionBase):
             cause: grpc.RpcError | EventGap | None = None
             try:
                 for message in stream:
+                    self._transport.current.answered = True
                     fed = execution.feed(message)
                     if execution.assembler.result is not None:
                         stream.finish()
@@ -170,7 +174,14 @@ class Session(SessionBase):
                 stream.cancel()
             if calls.failure is not None:
                 raise calls.failure
-            sleep(execution.interrupted(cause, time.monotonic()))
+            try:
+                delay_s = execution.interrupted(cause, time.monotonic())
+                self._transport.pause(delay_s, is_away=execution.is_away)
+            except SessionElsewhere as elsewhere:
+                execution.redirected()
+                self._transport.follow(elsewhere)
+            except SessionLost as lost:
+                return execution.assembler.lost(lost.why, self._generation)
 
     def _abandon(self, execution: Execution, *, wait: bool) -> None:
         """Cancels an execution whose caller has stopped waiting; with `wait`, gives it a moment to end.
@@ -349,13 +360,8 @@ class Session(SessionBase):
                 return
             request = pb.DeleteSessionRequest(session_id=self.session_id)
             with contextlib.suppress(NotFoundError):
-                self._transport.repeat(
-                    lambda: self._transport.once(self._transport.stub.DeleteSession, request),
-                    within_s=within_s,
-                    awaited=self._turn("to end"),
-                )
+                self._transport.delete(request, within_s, self._turn("to end"))
             self._closed = True
-            self._lease.closed(self.session_id)
         self._tool_pool.close()
 
     def __enter__(self) -> Self:

@@ -1,7 +1,8 @@
 """The asyncio side of the client's transport: what needs an event loop.
 
 Owns the channel and its streams, host tools as tasks, the timers that report waits, and the primitives of `runtime`.
-`transport`, like the asyncio client itself, is written once: `make unasync` writes the blocking one from it. The other
+`transport` and `transports`, like the asyncio client itself, are written once: `make unasync` writes the blocking
+ones from them. The other
 modules each have a counterpart in `_sync`, written by hand, with the same names less their "Async": all that differs
 between the two clients is in them.
 
@@ -10,4 +11,4 @@ Must not know `_sync`, nor the clients and sessions above it.
 
 from executor_client._aio.runtime import Lock, OnEvent, blocking_items, notify, run_blocking, sleep, wait_for
 from executor_client._aio.tool_calls import ALLOWS_COROUTINES, AsyncToolCalls, AsyncToolPool
-from executor_client._aio.transport import AsyncTransport
+from executor_client._aio.transports import AsyncSessionTransport, AsyncTransports

@@ -163,6 +163,16 @@ class Assembler:
         called = ToolCallEvent(event.number, call.call_id, call.name)
         return ToolRequest(called, arguments, lambda: self._blobs.release(call.arguments.packed))
 
+    def lost(self, reason: str, generation: int) -> ExecutionResult:
+        """Returns the result of an execution that was lost with its sandbox, as its daemon would have given it."""
+        wire = pb.ExecutionResult(
+            outcome=pb.OUTCOME_LOST,
+            variables_state=pb.VARIABLES_STATE_LOST,
+            generation=generation,
+            error=pb.ErrorDetail(type="SandboxLost", message=reason),
+        )
+        return self._result(wire)
+
     def _result(self, wire: pb.ExecutionResult) -> ExecutionResult:
         if len(wire.artifacts) > ARTIFACTS_MAX:
             raise ProtocolError(f"more than {ARTIFACTS_MAX} artifacts of one execution")

@@ -14,12 +14,12 @@ from contextlib import contextmanager
 from executor_api.v1 import executor_service_pb2 as pb
 from executor_client._core import status
 from executor_client._core.assembler import Assembler, EventGap, ToolRequest
-from executor_client._core.limits import REATTACH_FOR_GAPS_MAX, TOOL_NAME_SHOWN_MAX
+from executor_client._core.limits import REATTACH_FOR_GAPS_MAX, REDIRECTS_MAX, TOOL_NAME_SHOWN_MAX
 from executor_client._core.quiet_grpc import grpc
 from executor_client._core.retry import Retries, trouble
 from executor_client._core.tracing import Metadata
 from executor_client._core.waiting import Awaited, Waits
-from executor_client.errors import ConnectionLost, DaemonError, ExecutorClientError, UnavailableError
+from executor_client.errors import ConnectionLost, DaemonError, ExecutorClientError, ProtocolError, UnavailableError
 from executor_client.events import ExecutionEvent, QueuedEvent
 from executor_client.waits import WaitKind
 
@@ -33,12 +33,15 @@ class Execution:
         self.assembler = Assembler(request.execution_id)
         # The daemon has refused it, so there is nothing to cancel.
         self.refused = False
+        # The last stream ended because the daemon was not there any more.
+        self.is_away = False
         self.trace = trace
         self.waits = waits
         self._address = address
         self._request = request
         self._retries = retries
         self._gaps = 0
+        self._redirects = 0
 
     @property
     def session_id(self) -> str:
@@ -89,6 +92,7 @@ class Execution:
         `cause` is None for a stream that ended without an error. Raises the error for the caller when another stream
         cannot help.
         """
+        self.is_away = False
         if isinstance(cause, EventGap):
             self._gaps += 1
             if self._gaps > REATTACH_FOR_GAPS_MAX:
@@ -111,8 +115,16 @@ class Execution:
                 reason=error.reason if error is not None else "",
             ) from cause
         # The connection broke, whatever gRPC calls it.
+        self.is_away = True
         self._waits_out(error if isinstance(error, UnavailableError) else UnavailableError("the stream broke off"))
         return delay_s
+
+    def redirected(self) -> None:
+        """Notes that another daemon has the session, where the execution is asked for next. Raises ProtocolError."""
+        self._redirects += 1
+        self.refused = False
+        if self._redirects > REDIRECTS_MAX:
+            raise ProtocolError(f"the session was not found at {REDIRECTS_MAX} addresses, each named by the one before")
 
     def _waits_out(self, error: ExecutorClientError) -> None:
         awaited, reason = trouble(error, self._address)

@@ -42,6 +42,17 @@ MODULES_MAX = 32
 PROGRESS_CHARS_MAX = 64
 """Characters of a step or a unit."""
 _COUNT_DIGITS_MAX = 12
+_AWAY_REASONS = ("", "DRAINING", "NODE_FENCED")
+"""Reasons of an UnavailableError: no daemon answers, it is about to restart, a node waits for its front."""
+_CROWDED_REASONS = ("AUDIT_UNAVAILABLE", "NO_NODE")
+
+
+class SessionElsewhere(PreconditionError):
+    """The session is at another address, and the daemon that was asked passes no calls on."""
+
+    def __init__(self, message: str, *, address: str) -> None:
+        super().__init__(message, reason="NODE_ELSEWHERE")
+        self.address = address
 
 
 @dataclass(frozen=True)
@@ -56,6 +67,7 @@ class Details:
     omitted: int = 0
     progress: Progress | None = None
     modules: tuple[str, ...] = ()
+    address: str = ""
 
 
 def translate(error: grpc.RpcError) -> ExecutorClientError:
@@ -68,7 +80,7 @@ def translate(error: grpc.RpcError) -> ExecutorClientError:
 
 def is_transport_failure(error: ExecutorClientError) -> bool:
     """True when repeating a call may help, because no daemon was there or it is about to restart."""
-    return isinstance(error, UnavailableError) and error.reason in ("", "DRAINING")
+    return isinstance(error, UnavailableError) and error.reason in _AWAY_REASONS
 
 
 def is_session_gone(error: ExecutorClientError) -> bool:
@@ -77,12 +89,12 @@ def is_session_gone(error: ExecutorClientError) -> bool:
 
 
 def retry_after_s(error: ExecutorClientError) -> float | None:
-    """Returns the retry time of a daemon that has no capacity or no audit log now; None if it names none.
+    """Returns the retry time of a daemon that has no capacity, no audit log or no node now; None if it names none.
 
     An image that is being fetched takes longer, and has `image_retry_after_s`.
     """
     if isinstance(error, ResourceExhaustedError) or (
-        isinstance(error, UnavailableError) and error.reason == "AUDIT_UNAVAILABLE"
+        isinstance(error, UnavailableError) and error.reason in _CROWDED_REASONS
     ):
         return error.retry_after_s
     return None
@@ -107,7 +119,7 @@ def breaks_stream(error: grpc.RpcError) -> bool:
     """
     if error.code() not in _STREAM_BREAKS:
         return False
-    return _details("", error.trailing_metadata() or ()).reason in ("", "DRAINING")
+    return _details("", error.trailing_metadata() or ()).reason in _AWAY_REASONS
 
 
 _STREAM_BREAKS = frozenset(
@@ -119,7 +131,7 @@ def _details(message: str, metadata: object) -> Details:
     status = _status(metadata)
     if status is None:
         return Details(message[:MESSAGE_CHARS_MAX])
-    reason = incident_id = ""
+    reason = incident_id = address = ""
     making: Progress | None = None
     modules: tuple[str, ...] = ()
     retry_after_s: float | None = None
@@ -131,7 +143,7 @@ def _details(message: str, metadata: object) -> Details:
         listed = pb.Violations()
         if _unpack(detail, info) and info.domain == DOMAIN:
             reason, incident_id = info.reason, info.metadata.get("incident_id", "")
-            making = _progress(info.metadata)
+            making, address = _progress(info.metadata), info.metadata.get("address", "")
             modules = tuple(info.metadata.get("modules", "").split(",", MODULES_MAX)[:MODULES_MAX])
         elif _unpack(detail, retry):
             retry_after_s = max(0.0, retry.retry_delay.seconds + retry.retry_delay.nanos / 1e9)
@@ -139,7 +151,7 @@ def _details(message: str, metadata: object) -> Details:
             violations = tuple(_violation(each) for each in listed.violations[:VIOLATIONS_MAX])
             omitted = listed.omitted + len(listed.violations) - len(violations)
     return Details(
-        message[:MESSAGE_CHARS_MAX], reason, incident_id, retry_after_s, violations, omitted, making, modules
+        message[:MESSAGE_CHARS_MAX], reason, incident_id, retry_after_s, violations, omitted, making, modules, address
     )
 
 
@@ -204,6 +216,8 @@ def _invalid_argument(details: Details) -> ExecutorClientError:
 
 
 def _precondition_failed(details: Details) -> ExecutorClientError:
+    if details.reason == "NODE_ELSEWHERE" and details.address:
+        return SessionElsewhere(details.message, address=details.address)
     make = EnvironmentFailed if details.reason == "ENVIRONMENT_FAILED" else PreconditionError
     return make(details.message, reason=details.reason)
 

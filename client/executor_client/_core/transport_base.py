@@ -43,7 +43,8 @@ class TransportBase:
         self.answered = False
         self._timer = timer
         self._listened: bool | None = None  # a daemon listened before the first call; None: not probed yet
-        self._probed = False  # for the reason why a daemon that has never answered does not
+        # For the reason why a daemon that has never answered does not. A node was there a moment ago: it is waited for.
+        self._probed = self.endpoint.is_node
 
     def waits(self) -> Waits:
         """Returns the waits of one call, to be noted."""
@@ -55,17 +56,24 @@ class TransportBase:
         return Execution(request, retries, trace, waits, self.endpoint.address)
 
     def _call_retries(self, within_s: float) -> Retries:
-        """Returns the retries of one call. A daemon that has answered before gets more time than one that has not."""
-        connect_s = CONNECT_TIMEOUT_S if self.timeouts.connect_s is None else self.timeouts.connect_s
-        away_s = self.timeouts.reconnect_s if self.answered else connect_s
+        """Returns the retries of one call."""
         return Retries(
-            away_timeout_s=min(within_s, away_s),
+            away_timeout_s=min(within_s, self._away_timeout_s),
             busy_timeout_s=min(within_s, self.timeouts.busy_s),
             image_timeout_s=min(within_s, self.timeouts.image_s),
         )
 
     @property
-    def _answer(self) -> Awaited:
+    def _away_timeout_s(self) -> float:
+        """A daemon that has answered before gets more time than one that has not. A node has answered its front."""
+        return self.timeouts.reconnect_s if self.answered or self.endpoint.is_node else self.connect_timeout_s
+
+    @property
+    def connect_timeout_s(self) -> float:
+        return CONNECT_TIMEOUT_S if self.timeouts.connect_s is None else self.timeouts.connect_s
+
+    @property
+    def answer(self) -> Awaited:
         return Awaited(WaitKind.DAEMON, f"an answer of the daemon at {self.endpoint.address}")
 
     def _begin_attempt(self, waits: Waits, awaited: Awaited | None) -> None:

@@ -2,7 +2,7 @@
 
 Owns what needs threads: the channel and its streams, host tools on a bounded pool, the thread that reports waits, the
 primitives of `runtime`, and the thread that renews a client's lease, which serves the asyncio client too.
-`transport` is generated from the one in `_aio`.
+`transport` and `transports` are generated from those in `_aio`.
 
 Must not know `_aio`, nor the clients and sessions above it.
 """
@@ -10,4 +10,4 @@ Must not know `_aio`, nor the clients and sessions above it.
 from executor_client._sync.lease import ClientLease
 from executor_client._sync.runtime import Lock, OnEvent, blocking_items, notify, run_blocking, sleep, wait_for
 from executor_client._sync.tool_calls import ALLOWS_COROUTINES, ToolCalls, ToolPool
-from executor_client._sync.transport import Transport
+from executor_client._sync.transports import SessionTransport, Transports

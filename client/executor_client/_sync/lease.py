@@ -1,83 +1,57 @@
 """A client's lease on its sessions: they live as long as the client does, and end with it.
 
-A client makes its sessions under a lease, a random number, which a thread renews. When the process is killed, the
-daemon ends the sessions after their `owner_grace_s`. They end sooner at `close`, at the interpreter's exit, when a
+A client makes its sessions under a lease, a random number, which threads renew (`renewer`). When the process is killed,
+the daemon ends the sessions after their `owner_grace_s`. They end sooner at `close`, at the interpreter's exit, when a
 session that the client made is garbage-collected, and when the client is, with all of its sessions.
 
-`ClientLease` is the object that the client and its sessions refer to. `_Renewer` is the thread's side; it refers to
-none of them, so that it keeps none of them alive. A finalizer may run at any allocation, in any thread, with any lock
-held. So it only puts a job into a queue whose `put` is reentrant (`SimpleQueue`), and the thread does the rest. A
-forked child neither renews nor ends its parent's lease.
-
-The thread starts with the first session, so that a client without one costs nothing. It has a connection of its own,
-for the asyncio client too: an event loop that is busy for minutes must not lose its sessions. Nor must an interrupt
-lose them: one that arrives while gRPC begins a call leaves a lock of that channel taken.
+`ClientLease` is the object that the client and its sessions refer to. A finalizer of theirs may run at any allocation,
+in any thread, with any lock held: it only leaves a job to a renewer.
 """
 
 from __future__ import annotations
 
-import atexit
-import contextlib
-import logging
 import os
-import queue
 import secrets
 import threading
-import time
 import weakref
-from collections import deque
-from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass
-from functools import partial
-from typing import Any
 
 from executor_api.v1 import executor_service_pb2 as pb
 from executor_client._core.endpoint import Endpoint
-from executor_client._core.limits import (
-    EXIT_TIMEOUT_S,
-    LEASE_CALL_TIMEOUT_S,
-    LEASE_RENEW_FIRST_S,
-    LEASE_RENEW_MIN_S,
-    LEASE_RETRY_S,
-    LEASE_TICK_S,
-    LEASE_UNENDED_MAX,
-)
 from executor_client._core.transport_base import Timeouts
-from executor_client._sync.transport import Transport
-from executor_client.errors import ExecutorClientError, InvalidRequest, NotFoundError, UnavailableError
+from executor_client._sync.renewer import Closed, Collected, End, Hold, Renewer, TakeBack, new_future
+from executor_client.errors import InvalidRequest
 from executor_client.results import SessionInfo
-
-_log = logging.getLogger(__name__)
-
-# The renewers of this process that have a thread.
-_running: set[_Renewer] = set()
-
-
-def _steady_s() -> float:
-    """Returns a clock that runs while the machine sleeps, if there is one, so that a lease is due right after it."""
-    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
 
 class ClientLease:
-    """The lease of one client. Its sessions refer to it too, so it is collected with the last of them."""
+    """The lease of one client. Its sessions refer to it too, so it is collected with the last of them.
+
+    It is one lease for each daemon that has sessions of the client: the one that the client was given, and the nodes
+    that it has named. They are renewed by themselves, so that no node that hangs delays another's renewal.
+    """
 
     def __init__(self, endpoint: Endpoint, timeouts: Timeouts) -> None:
-        self._renewer = _Renewer(endpoint, timeouts)
+        self._lease_id = secrets.token_hex(16)
+        self._pid = os.getpid()
+        self._timeouts = timeouts
+        self._front = Renewer(self._lease_id, endpoint, timeouts)
+        self._renewers = {endpoint.address: self._front}
+        self._lock = threading.Lock()
         self._confirmed = False  # the daemon has leased a session of ours
         self._unknown = False  # the daemon is too old to know leases
-        finalizer = weakref.finalize(self, self._renewer.abandon)
+        finalizer = weakref.finalize(self, _abandon, self._renewers)
         finalizer.atexit = False  # see _end_all
 
     @property
     def is_foreign(self) -> bool:
         """True when it was made by the process that this one was forked from."""
-        return self._renewer.pid != os.getpid()
+        return self._pid != os.getpid()
 
     @property
     def lease_id(self) -> str:
         """The id for a request; empty where the daemon knows no leases."""
-        return "" if self._unknown else self._renewer.lease_id
+        return "" if self._unknown else self._lease_id
 
     def is_refusal(self, request: pb.CreateSessionRequest | pb.GetSessionRequest, error: InvalidRequest) -> bool:
         """True when a daemon may have refused a request because it knows no leases; `request` then names none.
@@ -93,249 +67,85 @@ class ClientLease:
         """Notes that a request succeeded without the lease and not with it: this daemon knows no leases."""
         self._unknown = True
 
-    def made(self, session: object, info: SessionInfo) -> None:
-        """Notes a session that the client made; it ends when its object `session` is collected."""
-        self._hold(session, info, made=True)
+    def hold(self, session: object, info: SessionInfo, endpoint: Endpoint, *, made: bool) -> HeldSession | None:
+        """Notes a session at an endpoint; None if it is detached.
 
-    def found(self, session: object, info: SessionInfo) -> None:
-        """Notes a session that was made earlier; it does not end when its object is collected."""
-        self._hold(session, info, made=False)
-
-    def _hold(self, session: object, info: SessionInfo, *, made: bool) -> None:
+        One that the client made ends when its object `session` is collected; one that it has found does not.
+        """
         if info.detached:
-            return
+            return None
         self._confirmed = True
-        self._renewer.post(_Hold(info.session_id, made, info.limits.owner_grace_s or 0.0))
-        finalizer = weakref.finalize(session, self._renewer.post, _Collected(info.session_id))
+        held = HeldSession(self, info, self.at(endpoint), made=made)
+        finalizer = weakref.finalize(session, held.collected)
         finalizer.atexit = False
+        return held
 
-    def closed(self, session_id: str) -> None:
-        """Notes that the session was deleted."""
-        self._renewer.post(_Closed(session_id))
+    def at(self, endpoint: Endpoint) -> Renewer:
+        """Returns the renewer for the sessions at an endpoint."""
+        with self._lock:
+            renewer = self._renewers.get(endpoint.address)
+            if renewer is None:
+                renewer = self._renewers[endpoint.address] = Renewer(self._lease_id, endpoint, self._timeouts)
+            return renewer
 
     def take_back(self, request_id: str) -> Future[None]:
         """Ends, in the background, a session whose CreateSession was given up. The future is done when it has ended."""
-        ended = _future()
-        self._renewer.post(_TakeBack(request_id, ended), start=True)
+        ended = new_future()
+        self._front.post(TakeBack(request_id, ended), start=True)
         return ended
 
     def end(self) -> Future[None]:
         """Ends the lease, and all sessions that it alone holds. Takes no longer than a call may, whatever is wrong."""
-        return self._renewer.end()
+        with self._lock:
+            renewers = list(self._renewers.values())
+        return _when_all([each.end() for each in renewers])
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Jobs of the thread
+class HeldSession:
+    """A session under the lease of its client, at the daemon that has it now."""
+
+    def __init__(self, lease: ClientLease, info: SessionInfo, renewer: Renewer, *, made: bool) -> None:
+        self._lease = lease
+        self._job = Hold(info.session_id, made, info.limits.owner_grace_s or 0.0)
+        self._renewer = renewer
+        renewer.post(self._job)
+
+    def moved(self, endpoint: Endpoint) -> None:
+        """Notes that the daemon at another endpoint has the session."""
+        renewer = self._lease.at(endpoint)
+        if renewer is not self._renewer:
+            self.closed()
+            self._renewer = renewer
+            renewer.post(self._job)
+
+    def closed(self) -> None:
+        """Notes that the session was deleted, or is lost."""
+        self._renewer.post(Closed(self._job.session_id))
+
+    def collected(self) -> None:
+        """Notes, from a finalizer, that an object of the session was collected."""
+        self._renewer.post(Collected(self._job.session_id))
 
 
-@dataclass(frozen=True)
-class _Hold:
-    session_id: str
-    made: bool
-    grace_s: float
+def _abandon(renewers: dict[str, Renewer]) -> None:
+    """Ends a lease from a finalizer: the client and all of its sessions were collected."""
+    for each in list(renewers.values()):
+        each.post(End())
 
 
-@dataclass(frozen=True)
-class _Closed:
-    session_id: str
+def _when_all(futures: list[Future[None]]) -> Future[None]:
+    """Returns a future that is done when all of these are."""
+    if len(futures) == 1:
+        return futures[0]
+    ended, left, lock = new_future(), [len(futures)], threading.Lock()
 
+    def one_more(_: Future[None]) -> None:
+        with lock:
+            left[0] -= 1
+            is_last = left[0] == 0
+        if is_last:
+            ended.set_result(None)
 
-@dataclass(frozen=True)
-class _Collected:
-    session_id: str
-
-
-@dataclass(frozen=True)
-class _TakeBack:
-    request_id: str
-    ended: Future[None]
-
-
-@dataclass(frozen=True)
-class _End:
-    """The last job: later ones are dropped."""
-
-
-def _future() -> Future[None]:
-    """Returns a future that a caller who stops waiting cannot cancel."""
-    future: Future[None] = Future()
-    future.set_running_or_notify_cancel()
-    return future
-
-
-_Job = _Hold | _Closed | _Collected | _TakeBack | _End
-
-
-@dataclass
-class _Held:
-    """A session under the lease: whether the client made it, and the number of its objects."""
-
-    made: bool = False
-    objects: int = 0
-
-
-class _Renewer:
-    """Renews one lease, and ends sessions, in a thread of its own."""
-
-    def __init__(self, endpoint: Endpoint, timeouts: Timeouts) -> None:
-        self.lease_id = secrets.token_hex(16)
-        self.pid = os.getpid()
-        self._endpoint, self._timeouts = endpoint, timeouts
-        self._transport: Transport | None = None
-        self._jobs: queue.SimpleQueue[_Job] = queue.SimpleQueue()
-        self._thread: threading.Thread | None = None
-        self._ended = _future()  # shared by all callers of `end`: the finalizer of the client may be the first
-        self._start_lock = threading.Lock()
-        self._held: dict[str, _Held] = {}
-        # Requests to end sessions that no daemon answered. Past the bound the daemon's own grace ends those sessions.
-        self._unended: deque[pb.DeleteSessionRequest] = deque(maxlen=LEASE_UNENDED_MAX)
-        self._renew_s = LEASE_RENEW_FIRST_S
-        self._due_s = 0.0
-
-    # Called by the client's threads and by finalizers
-
-    def post(self, job: _Job, *, start: bool = False) -> None:
-        """Leaves a job to the thread. Does nothing in a forked child, whose objects are copies of the parent's."""
-        if self.pid != os.getpid():
-            return
-        self._jobs.put(job)
-        if start or isinstance(job, _Hold):
-            self._start()
-
-    def _start(self) -> None:
-        with self._start_lock:
-            if self._thread is not None:
-                return
-            thread = threading.Thread(target=self._run, name="executor-lease", daemon=True)
-            try:
-                thread.start()
-            except RuntimeError as error:  # the interpreter is ending; the daemon ends the sessions after their grace
-                _log.debug("no thread for lease %s: %s", self.lease_id, error)
-                return
-            self._thread = thread
-            _running.add(self)
-
-    def abandon(self) -> None:
-        """Ends the lease from a finalizer: the client and all of its sessions were collected."""
-        self.post(_End())
-
-    def end(self) -> Future[None]:
-        """Ends the lease. The future is done when it has ended, at once if there is nothing to end."""
-        if self.pid == os.getpid() and self._thread is not None:
-            self._jobs.put(_End())
-            return self._ended
-        nothing = _future()
-        nothing.set_result(None)
-        return nothing
-
-    # Called in the thread
-
-    def _run(self) -> None:
-        while not isinstance(job := self._next_job(), _End):
-            self._guarded(partial(self._do, job))
-        self._guarded(self._finish)
-        _running.discard(self)
-        self._ended.set_result(None)
-
-    def _guarded(self, work: Callable[[], None]) -> None:
-        try:
-            work()
-        except ExecutorClientError as error:
-            _log.debug("lease %s: %s", self.lease_id, error)
-        except Exception:  # noqa: BLE001 - a background owner: a bug of ours must not cost the client its sessions
-            _log.exception("the lease of a client's sessions")
-
-    def _next_job(self) -> _Job | None:
-        """Waits for the next job; None when the lease is due. In short steps: a sleeping machine wakes no queue."""
-        while True:
-            left_s = self._due_s - _steady_s()
-            if self._held and left_s <= 0:
-                return None
-            with contextlib.suppress(queue.Empty):
-                return self._jobs.get(timeout=min(left_s, LEASE_TICK_S) if self._held else None)
-
-    def _do(self, job: _Job | None) -> None:
-        match job:
-            case _Hold():
-                if not self._held:
-                    self._renew_s = LEASE_RENEW_FIRST_S
-                    self._due_s = _steady_s() + self._renew_s
-                # The first renewal's answer says how often; until then it is a tenth of the grace.
-                self._renew_s = max(min(self._renew_s, job.grace_s / 10), LEASE_RENEW_MIN_S)
-                self._due_s = min(self._due_s, _steady_s() + self._renew_s)
-                held = self._held.setdefault(job.session_id, _Held())
-                held.made = held.made or job.made
-                held.objects += 1
-            case _Closed():
-                self._held.pop(job.session_id, None)
-            case _Collected():
-                self._collected(job.session_id)
-            case _TakeBack():
-                try:
-                    self._delete(pb.DeleteSessionRequest(request_id=job.request_id))
-                finally:
-                    job.ended.set_result(None)
-            case _:
-                self._renew()
-
-    def _collected(self, session_id: str) -> None:
-        held = self._held.get(session_id)
-        if held is None:
-            return
-        held.objects -= 1
-        if held.objects == 0 and held.made:
-            del self._held[session_id]
-            self._delete(pb.DeleteSessionRequest(session_id=session_id))
-
-    def _delete(self, request: pb.DeleteSessionRequest) -> None:
-        try:
-            self._call("DeleteSession", request)
-        except NotFoundError:
-            pass  # it has ended; or its CreateSession has not arrived, and will be refused
-        except UnavailableError:
-            self._unended.append(request)  # repeated with the next renewal; without one, the end of the lease ends it
-            raise
-
-    def _renew(self) -> None:
-        self._due_s = _steady_s() + min(self._renew_s, LEASE_RETRY_S)  # unless it is answered first
-        renewed = self._call("RenewLease", pb.RenewLeaseRequest(lease_id=self.lease_id))
-        self._renew_s = max(renewed.renew_after_s, LEASE_RENEW_MIN_S)
-        self._due_s = _steady_s() + self._renew_s
-        if renewed.sessions == 0:
-            self._held.clear()  # all of them have ended; later ones are still in the queue
-        for _ in range(len(self._unended)):
-            self._delete(self._unended.popleft())
-
-    def _finish(self) -> None:
-        """Ends the lease, and with it the sessions that it alone holds. If no daemon answers, the grace ends them."""
-        try:
-            if self._held or self._unended:
-                self._call("EndLease", pb.EndLeaseRequest(lease_id=self.lease_id))
-        finally:
-            if self._transport is not None:
-                self._transport.close()
-
-    def _call(self, name: str, request: object) -> Any:
-        """Makes one bounded attempt of a call. Raises ExecutorClientError."""
-        if self._transport is None:
-            self._transport = Transport(self._endpoint, self._timeouts)
-        return self._transport.once(getattr(self._transport.stub, name), request, LEASE_CALL_TIMEOUT_S)
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# The end of the process
-
-
-def _end_all() -> None:
-    """Ends the leases of all clients at exit, at the same time, each in its thread, within a bound.
-
-    No thread can start any more, and none needs to. A daemon that does not answer costs the whole bound.
-    """
-    deadline_s = time.monotonic() + EXIT_TIMEOUT_S
-    for ended in [each.end() for each in list(_running)]:
-        with contextlib.suppress(TimeoutError):
-            ended.result(max(deadline_s - time.monotonic(), 0.0))
-
-
-atexit.register(_end_all)
-os.register_at_fork(after_in_child=_running.clear)
+    for future in futures:
+        future.add_done_callback(one_more)
+    return ended

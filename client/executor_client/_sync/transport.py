@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Generator
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from executor_api.v1 import executor_service_pb2 as pb
 from executor_client._core import probe
 from executor_client._core.endpoint import Endpoint
+from executor_client._core.status import is_transport_failure
 from executor_client._core.tracing import Metadata
 from executor_client._core.transport_base import Timeouts, TransportBase, is_unreached
 from executor_client._core.waiting import Awaited
@@ -22,12 +23,24 @@ from executor_client.waits import OnWait
 T = TypeVar("T")
 
 
+class Pause(Protocol):
+    """Waits before the next attempt; `is_away` when no daemon has answered the last one."""
+
+    def __call__(self, delay_s: float, *, is_away: bool) -> None: ...
+
+
 class Transport(TransportBase):
     """Owns the channel and makes the calls. Thread-safe."""
 
     def __init__(self, endpoint: Endpoint, timeouts: Timeouts, on_wait: OnWait | None = None) -> None:
         self._channel = Channel(endpoint)
         super().__init__(self._channel, timeouts, None if on_wait is None else Timer(on_wait))
+
+    def beside(self, endpoint: Endpoint) -> Transport:
+        """Returns a transport to another endpoint, which reports its waits with this one's."""
+        transport = Transport(endpoint, self.timeouts)
+        transport._timer = self._timer
+        return transport
 
     def check_caller(self) -> None:
         """Raises ConfigurationError where this transport cannot be used."""
@@ -71,13 +84,20 @@ class Transport(TransportBase):
 
     def call(self, method: Callable[..., Any], request: Any, awaited: Awaited | None = None) -> Any:
         """Makes a call with one answer, repeated where that may help. `awaited` names the wait in reports."""
-        return self.repeat(lambda: self.once(method, request), awaited=awaited or self._answer)
+        return self.repeat(lambda: self.once(method, request), awaited=awaited or self.answer)
 
-    def repeat(self, attempt: Callable[[], T], *, within_s: float = math.inf, awaited: Awaited | None = None) -> T:
+    def repeat(
+        self,
+        attempt: Callable[[], T],
+        *,
+        within_s: float = math.inf,
+        awaited: Awaited | None = None,
+        pause: Pause | None = None,
+    ) -> T:
         """Repeats an attempt while no daemon can be reached, and while the daemon names a time to retry.
 
         Each of these waits ends with its timeout, and at the latest after `within_s`. `awaited` names the wait for the
-        answer in reports.
+        answer in reports. `pause` waits between two attempts, and may raise what makes another one useless.
         """
         self._probe_first()
         retries = self._call_retries(within_s)
@@ -93,7 +113,11 @@ class Transport(TransportBase):
                     if delay_s is None:
                         cause = self._diagnosis() if is_unreached(error) else None
                         raise self._unanswered(error, cause) from error
-                sleep(delay_s)
+                    is_away = is_transport_failure(error)
+                if pause is None:
+                    sleep(delay_s)
+                else:
+                    pause(delay_s, is_away=is_away)
 
     def _diagnosis(self) -> str | None:
         """Returns why no daemon answers, if that can be found out. Each of its steps has a time limit."""

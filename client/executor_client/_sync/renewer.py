@@ -1,0 +1,264 @@
+"""The threads that renew the leases of clients, and end sessions in the background: one for each lease and daemon.
+
+A `Renewer` refers neither to the client nor to its sessions, so that it keeps none of them alive. They leave it jobs
+in a queue whose `put` is reentrant (`SimpleQueue`), because finalizers do so too. A forked child neither renews nor
+ends its parent's lease.
+
+The thread starts with the first session, so that a client without one costs nothing. It has a connection of its own,
+for the asyncio client too: an event loop that is busy for minutes must not lose its sessions. Nor must an interrupt
+lose them: one that arrives while gRPC begins a call leaves a lock of that channel taken.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import logging
+import os
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from executor_api.v1 import executor_service_pb2 as pb
+from executor_client._core.endpoint import Endpoint
+from executor_client._core.limits import (
+    EXIT_TIMEOUT_S,
+    LEASE_CALL_TIMEOUT_S,
+    LEASE_RENEW_FIRST_S,
+    LEASE_RENEW_MIN_S,
+    LEASE_RETRY_S,
+    LEASE_TICK_S,
+    LEASE_UNENDED_MAX,
+)
+from executor_client._core.transport_base import Timeouts
+from executor_client._sync.transport import Transport
+from executor_client.errors import ExecutorClientError, NotFoundError, UnavailableError
+
+_log = logging.getLogger(__name__)
+
+# The renewers of this process that have a thread.
+_running: set[Renewer] = set()
+
+
+def _steady_s() -> float:
+    """Returns a clock that runs while the machine sleeps, if there is one, so that a lease is due right after it."""
+    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Jobs of the thread
+
+
+@dataclass(frozen=True)
+class Hold:
+    session_id: str
+    made: bool
+    grace_s: float
+
+
+@dataclass(frozen=True)
+class Closed:
+    session_id: str
+
+
+@dataclass(frozen=True)
+class Collected:
+    session_id: str
+
+
+@dataclass(frozen=True)
+class TakeBack:
+    request_id: str
+    ended: Future[None]
+
+
+@dataclass(frozen=True)
+class End:
+    """The last job: later ones are dropped."""
+
+
+def new_future() -> Future[None]:
+    """Returns a future that a caller who stops waiting cannot cancel."""
+    future: Future[None] = Future()
+    future.set_running_or_notify_cancel()
+    return future
+
+
+_Job = Hold | Closed | Collected | TakeBack | End
+
+
+@dataclass
+class _Held:
+    """A session under the lease: whether the client made it, and the number of its objects."""
+
+    made: bool = False
+    objects: int = 0
+
+
+class Renewer:
+    """Renews a lease at one daemon, and ends sessions there, in a thread of its own."""
+
+    def __init__(self, lease_id: str, endpoint: Endpoint, timeouts: Timeouts) -> None:
+        self.lease_id = lease_id
+        self.pid = os.getpid()
+        self._endpoint, self._timeouts = endpoint, timeouts
+        self._transport: Transport | None = None
+        self._jobs: queue.SimpleQueue[_Job] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._ended = new_future()  # shared by all callers of `end`: the finalizer of the client may be the first
+        self._start_lock = threading.Lock()
+        self._held: dict[str, _Held] = {}
+        # Requests to end sessions that no daemon answered. Past the bound the daemon's own grace ends those sessions.
+        self._unended: deque[pb.DeleteSessionRequest] = deque(maxlen=LEASE_UNENDED_MAX)
+        self._renew_s = LEASE_RENEW_FIRST_S
+        self._due_s = 0.0
+
+    # Called by the client's threads and by finalizers
+
+    def post(self, job: _Job, *, start: bool = False) -> None:
+        """Leaves a job to the thread. Does nothing in a forked child, whose objects are copies of the parent's."""
+        if self.pid != os.getpid():
+            return
+        self._jobs.put(job)
+        if start or isinstance(job, Hold):
+            self._start()
+
+    def _start(self) -> None:
+        with self._start_lock:
+            if self._thread is not None:
+                return
+            thread = threading.Thread(target=self._run, name="executor-lease", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError as error:  # the interpreter is ending; the daemon ends the sessions after their grace
+                _log.debug("no thread for lease %s: %s", self.lease_id, error)
+                return
+            self._thread = thread
+            _running.add(self)
+
+    def end(self) -> Future[None]:
+        """Ends the lease. The future is done when it has ended, at once if there is nothing to end."""
+        if self.pid == os.getpid() and self._thread is not None:
+            self._jobs.put(End())
+            return self._ended
+        nothing = new_future()
+        nothing.set_result(None)
+        return nothing
+
+    # Called in the thread
+
+    def _run(self) -> None:
+        while not isinstance(job := self._next_job(), End):
+            self._guarded(partial(self._do, job))
+        self._guarded(self._finish)
+        _running.discard(self)
+        self._ended.set_result(None)
+
+    def _guarded(self, work: Callable[[], None]) -> None:
+        try:
+            work()
+        except ExecutorClientError as error:
+            _log.debug("lease %s: %s", self.lease_id, error)
+        except Exception:  # noqa: BLE001 - a background owner: a bug of ours must not cost the client its sessions
+            _log.exception("the lease of a client's sessions")
+
+    def _next_job(self) -> _Job | None:
+        """Waits for the next job; None when the lease is due. In short steps: a sleeping machine wakes no queue."""
+        while True:
+            left_s = self._due_s - _steady_s()
+            if self._held and left_s <= 0:
+                return None
+            with contextlib.suppress(queue.Empty):
+                return self._jobs.get(timeout=min(left_s, LEASE_TICK_S) if self._held else None)
+
+    def _do(self, job: _Job | None) -> None:
+        match job:
+            case Hold():
+                if not self._held:
+                    self._renew_s = LEASE_RENEW_FIRST_S
+                    self._due_s = _steady_s() + self._renew_s
+                # The first renewal's answer says how often; until then it is a tenth of the grace.
+                self._renew_s = max(min(self._renew_s, job.grace_s / 10), LEASE_RENEW_MIN_S)
+                self._due_s = min(self._due_s, _steady_s() + self._renew_s)
+                held = self._held.setdefault(job.session_id, _Held())
+                held.made = held.made or job.made
+                held.objects += 1
+            case Closed():
+                self._held.pop(job.session_id, None)
+            case Collected():
+                self._collected(job.session_id)
+            case TakeBack():
+                try:
+                    self._delete(pb.DeleteSessionRequest(request_id=job.request_id))
+                finally:
+                    job.ended.set_result(None)
+            case _:
+                self._renew()
+
+    def _collected(self, session_id: str) -> None:
+        held = self._held.get(session_id)
+        if held is None:
+            return
+        held.objects -= 1
+        if held.objects == 0 and held.made:
+            del self._held[session_id]
+            self._delete(pb.DeleteSessionRequest(session_id=session_id))
+
+    def _delete(self, request: pb.DeleteSessionRequest) -> None:
+        try:
+            self._call("DeleteSession", request)
+        except NotFoundError:
+            pass  # it has ended; or its CreateSession has not arrived, and will be refused
+        except UnavailableError:
+            self._unended.append(request)  # repeated with the next renewal; without one, the end of the lease ends it
+            raise
+
+    def _renew(self) -> None:
+        self._due_s = _steady_s() + min(self._renew_s, LEASE_RETRY_S)  # unless it is answered first
+        renewed = self._call("RenewLease", pb.RenewLeaseRequest(lease_id=self.lease_id))
+        self._renew_s = max(renewed.renew_after_s, LEASE_RENEW_MIN_S)
+        self._due_s = _steady_s() + self._renew_s
+        if renewed.sessions == 0:
+            self._held.clear()  # all of them have ended; later ones are still in the queue
+        for _ in range(len(self._unended)):
+            self._delete(self._unended.popleft())
+
+    def _finish(self) -> None:
+        """Ends the lease, and with it the sessions that it alone holds. If no daemon answers, the grace ends them."""
+        try:
+            if self._held or self._unended:
+                self._call("EndLease", pb.EndLeaseRequest(lease_id=self.lease_id))
+        finally:
+            if self._transport is not None:
+                self._transport.close()
+
+    def _call(self, name: str, request: object) -> Any:
+        """Makes one bounded attempt of a call. Raises ExecutorClientError."""
+        if self._transport is None:
+            self._transport = Transport(self._endpoint, self._timeouts)
+        return self._transport.once(getattr(self._transport.stub, name), request, LEASE_CALL_TIMEOUT_S)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The end of the process
+
+
+def _end_all() -> None:
+    """Ends the leases of all clients at exit, at the same time, each in its thread, within a bound.
+
+    No thread can start any more, and none needs to. A daemon that does not answer costs the whole bound.
+    """
+    deadline_s = time.monotonic() + EXIT_TIMEOUT_S
+    for ended in [each.end() for each in list(_running)]:
+        with contextlib.suppress(TimeoutError):
+            ended.result(max(deadline_s - time.monotonic(), 0.0))
+
+
+atexit.register(_end_all)
+os.register_at_fork(after_in_child=_running.clear)

@@ -1,0 +1,236 @@
+# Made of _aio/transports.py by tools/unasync.py: change that, and run `make unasync`.
+"""The blocking client's transports to the front and the nodes of a fleet, and the transport of one session.
+
+A daemon that belongs to no fleet is the front of its sessions and has them too; then nothing here costs anything.
+
+The front of a fleet names the address of the node that has a session. The calls of the session go there, by the rule of
+`redirects`. Only the front knows that a session is lost with its node: the client asks it while the node does not
+answer, and goes on waiting for the node as long as the front says nothing else.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Callable, Generator
+from typing import Any, TypeVar
+
+from executor_api.v1 import executor_service_pb2 as pb
+from executor_client._core import convert
+from executor_client._core.channel import closed
+from executor_client._core.endpoint import Endpoint
+from executor_client._core.execution import Execution
+from executor_client._core.limits import FRONT_ASK_EVERY_S, FRONT_ASK_TIMEOUT_S, NODES_MAX, REDIRECTS_MAX
+from executor_client._core.redirects import redirected
+from executor_client._core.session_base import Held, SessionLost
+from executor_client._core.status import SessionElsewhere
+from executor_client._core.stubs import CurrentStub
+from executor_client._core.tracing import Metadata
+from executor_client._core.transport_base import Timeouts
+from executor_client._core.waiting import Awaited, Waits
+from executor_client._sync.channel import EventStream
+from executor_client._sync.runtime import sleep
+from executor_client._sync.transport import Transport
+from executor_client.errors import ExecutorClientError, ProtocolError, UnavailableError
+from executor_client.results import SessionInfo, SessionState
+from executor_client.waits import OnWait
+
+T = TypeVar("T")
+
+
+class Transports:
+    """Owns the client's transport to its daemon, `front`, and one to each address that the daemon has named."""
+
+    def __init__(self, endpoint: Endpoint, timeouts: Timeouts, on_wait: OnWait | None = None) -> None:
+        self.front = Transport(endpoint, timeouts, on_wait)
+        self._nodes: dict[str, Transport] = {}
+        self._lock = threading.Lock()
+        self._is_closed = False
+
+    def at(self, address: str) -> Transport:
+        """Returns the transport to an address that the daemon has named; to the daemon itself for an empty one.
+
+        Raises ConfigurationError for an address that the token may not be sent to.
+        """
+        if not address:
+            return self.front
+        with self._lock:
+            if self._is_closed:
+                raise closed()
+            if address not in self._nodes:
+                endpoint = redirected(self.front.endpoint, address)
+                if endpoint is self.front.endpoint:
+                    return self.front
+                if len(self._nodes) >= NODES_MAX:
+                    raise ProtocolError(f"the daemon has named more than {NODES_MAX} nodes")
+                self._nodes[address] = self.front.beside(endpoint)
+            return self._nodes[address]
+
+    def close(self) -> None:
+        with self._lock:
+            self._is_closed = True
+        for transport in (self.front, *self._nodes.values()):
+            transport.close()
+
+
+class SessionTransport:
+    """The transport of one session: at its node, which may change, with the front beside it."""
+
+    def __init__(self, transports: Transports, info: SessionInfo) -> None:
+        """Raises ConfigurationError for a node that the token may not be sent to."""
+        self._transports = transports
+        self._session_id = info.session_id
+        self._address = info.address
+        self._asked_s = -math.inf
+        self._unreached_s = math.inf
+        self._loss: SessionLost | None = None
+        self.current = transports.at(info.address)
+        """The transport that calls use now."""
+        self.held: Held | None = None
+        """The session's entry in the lease of the client, which moves with it; None for a detached session."""
+
+    @property
+    def front(self) -> Transport:
+        return self._transports.front
+
+    @property
+    def stub(self) -> CurrentStub:
+        return CurrentStub(lambda: self.current.stub)
+
+    @property
+    def timeouts(self) -> Timeouts:
+        return self.current.timeouts
+
+    # Calls
+
+    def once(self, method: Callable[..., Any], request: Any, timeout_s: float | None = None) -> Any:
+        """Makes one attempt of a call with one answer."""
+        return self.current.once(method, request, timeout_s)
+
+    def upload(self, method: Callable[..., Any], requests: Any, timeout_s: float | None = None) -> Any:
+        """Makes one attempt of a call with a stream of requests."""
+        return self.current.upload(method, requests, timeout_s)
+
+    def read(self, method: Callable[..., Any], request: Any, timeout_s: float | None = None) -> Generator[Any, None]:
+        """Makes one attempt of a call with a stream of answers. A reader that stops early cancels the call."""
+        return self.current.read(method, request, timeout_s)
+
+    def call(self, method: Callable[..., Any], request: Any, awaited: Awaited | None = None) -> Any:
+        """Makes a call with one answer, repeated where that may help. `awaited` names the wait in reports."""
+        awaited = awaited or self.current.answer
+        return self.repeat(lambda: self.once(method, request), awaited=awaited)
+
+    def repeat(self, attempt: Callable[[], T], *, within_s: float = math.inf, awaited: Awaited | None = None) -> T:
+        """Repeats an attempt as `Transport.repeat` does, and where another node has the session.
+
+        Raises SessionLost when the front says so.
+        """
+        for _ in range(REDIRECTS_MAX):
+            self.check()
+            try:
+                return self.current.repeat(attempt, within_s=within_s, awaited=awaited, pause=self.pause)
+            except SessionElsewhere as elsewhere:
+                self.follow(elsewhere)
+        raise ProtocolError(f"the session was not found at {REDIRECTS_MAX} addresses, each named by the one before")
+
+    def call_front(self, method: str, request: Any) -> Any:
+        """Makes a call with one answer at the front, which also knows the sessions of nodes that are gone."""
+        return self.front.call(getattr(self.front.stub, method), request)
+
+    # Executions
+
+    def waits(self) -> Waits:
+        return self.current.waits()
+
+    def execution(self, request: pb.ExecuteRequest, trace: Metadata, waits: Waits) -> Execution:
+        """Returns the client's state of an execution. Raises SessionLost when the session is known to be lost."""
+        self.check()
+        return self.current.execution(request, trace, waits)
+
+    def open(
+        self, request: pb.ExecuteRequest | pb.AttachExecutionRequest, trace: Metadata, timeout_s: float | None = None
+    ) -> EventStream:
+        """Starts a stream of an execution's events, which all belong to the trace of the first."""
+        return self.current.open(request, trace, timeout_s)
+
+    # The node
+
+    def pause(self, delay_s: float, *, is_away: bool) -> None:
+        """Waits before the next attempt. Asks the front meanwhile, if the node is away. Raises SessionLost."""
+        if not is_away or self.current is self.front:
+            sleep(delay_s)
+            return
+        until_s = time.monotonic() + delay_s
+        node = self.current
+        while node is self.current:
+            self._ask()
+            left_s = until_s - time.monotonic()
+            if left_s <= 0:
+                return
+            sleep(min(left_s, FRONT_ASK_EVERY_S))
+
+    def _ask(self) -> None:
+        """Asks the front for the session, unless that was done a moment ago. A front that is away says nothing."""
+        now_s = time.monotonic()
+        if now_s < self._asked_s + FRONT_ASK_EVERY_S:
+            return
+        self._asked_s = now_s
+        request = pb.GetSessionRequest(session_id=self._session_id)
+        try:
+            response = self.front.once(self.front.stub.GetSession, request, FRONT_ASK_TIMEOUT_S)
+            info = convert.session_from_wire(response.session)
+        except ExecutorClientError:
+            return  # not even the front's NOT_FOUND is the end: one that has just begun does not know all nodes yet
+        if info.state is SessionState.LOST:
+            self._lose(info)
+        self.described(info)
+        self.check()
+        if not self.current.answered:
+            self._never_reached(now_s)
+
+    def _never_reached(self, now_s: float) -> None:
+        """Raises UnavailableError for a node that answers the front and that this client has not reached for long."""
+        self._unreached_s = min(self._unreached_s, now_s)
+        if now_s - self._unreached_s >= self.current.connect_timeout_s:
+            raise UnavailableError(
+                f"the session is at {self.current.endpoint.address}, says the daemon at {self.front.endpoint.address}, "
+                "but it can't be reached from here: have the front pass the calls on (fleet.proxy), or open the network"
+            )
+
+    def described(self, info: SessionInfo) -> None:
+        """Takes in what the front has said of the session. Raises ConfigurationError as the constructor does."""
+        if info.state is SessionState.LOST and self._address and not info.address:
+            self._lose(info)  # no node has it any more
+        elif info.address and info.address != self._address:
+            self._move(info.address)
+
+    def follow(self, elsewhere: SessionElsewhere) -> None:
+        """Goes on at the address that a daemon has named instead of an answer. Raises ConfigurationError."""
+        self._move(elsewhere.address)
+
+    def check(self) -> None:
+        """Raises SessionLost when the front has said that the session is lost."""
+        if self._loss is not None:
+            raise self._loss
+
+    def _move(self, address: str) -> None:
+        self.current, self._address = self._transports.at(address), address
+        self._unreached_s = math.inf
+        if self.held is not None:
+            self.held.moved(self.current.endpoint)
+
+    def _lose(self, info: SessionInfo) -> None:
+        self._loss = SessionLost(info.lost_reason)
+        if self.held is not None:
+            self.held.closed()
+
+    def delete(self, request: pb.DeleteSessionRequest, within_s: float, awaited: Awaited) -> None:
+        """Deletes the session; at the front, which remembers it, when it was lost with its node."""
+        try:
+            self.repeat(lambda: self.once(self.stub.DeleteSession, request), within_s=within_s, awaited=awaited)
+        except SessionLost:
+            front = self.front
+            front.repeat(lambda: front.once(front.stub.DeleteSession, request), within_s=within_s, awaited=awaited)
+        if self.held is not None:
+            self.held.closed()

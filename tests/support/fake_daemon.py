@@ -143,6 +143,7 @@ class FakeDaemon(services.ExecutorServiceServicer):
         self.state: list[pb.ExportStateResponse] = []
         self.files: dict[str, bytes] = {}
         self.session = _session()  # the description of each session
+        self.found: types.Session | None = None  # the description of those that GetSession finds, where it differs
         self.sessions: list[types.Session] = [_session()]
         self.policy = _policy()
         self.leased = False  # True when it knows leases
@@ -234,7 +235,7 @@ class FakeDaemon(services.ExecutorServiceServicer):
 
     def GetSession(self, request: Any, context: Any) -> pb.GetSessionResponse:
         self._enter("GetSession", request, context)
-        return pb.GetSessionResponse(session=self._described(request.lease_id))
+        return pb.GetSessionResponse(session=self.found or self._described(request.lease_id))
 
     def _described(self, lease_id: str) -> types.Session:
         session = types.Session()

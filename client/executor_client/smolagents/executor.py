@@ -72,7 +72,7 @@ MAX_PRINT_OUTPUTS_LENGTH = 50_000
 WRITTEN_CHARS_MAX = 1 << 30
 """Characters of a step's value as text, before smolagents cuts it. Only values with shared parts can have more."""
 
-_DAEMON_GONE_REASONS = ("", "DRAINING")
+_DAEMON_GONE_REASONS = ("", "DRAINING", "NODE_FENCED")
 _REFUSALS = (PolicyViolationError, AuthorizationError, AuthenticationError, ResourceExhaustedError)
 
 

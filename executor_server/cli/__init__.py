@@ -39,6 +39,7 @@ LATE_GROUPS = {
     "env": "Lists, shows and removes environments of packages.",
     "fleet": "Makes the certificates of a fleet.",
     "policy": "Checks policy files, explains what they refuse, and compares them.",
+    "ray": "Makes a fleet on Ray, shows it, and ends it.",
     "token": "Makes, lists and revokes the tokens of tenants.",
 }
 """Groups of commands that are imported when one of their commands runs: the module of each, and its help."""

@@ -19,6 +19,13 @@ from executor_server.fleet.certificates import (
     member_of,
     read_credentials,
 )
+from executor_server.fleet.enrolment import (
+    SignedCertificate,
+    accept_certificate,
+    is_certified,
+    request_certificate,
+    sign_request,
+)
 from executor_server.fleet.ids import is_node_name
 from executor_server.fleet.messages import (
     PROTOCOL,

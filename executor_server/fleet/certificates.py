@@ -119,7 +119,7 @@ def member_in(certificate: x509.Certificate) -> Member | None:
 
 def issue_front(directory: Path, days: int = DAYS) -> Issued:
     """Makes the authority where there is none, and the front's certificate. Raises CertificateError."""
-    with _held(directory, make=True):
+    with held(directory, make=True):
         if not (directory / AUTHORITY_KEY_NAME).exists():
             _make_authority(directory)
         return _issue(directory, FRONT, directory / "front", days)
@@ -131,7 +131,7 @@ def issue_node(directory: Path, node: str, days: int = DAYS) -> Issued:
         raise CertificateError(
             f"A node can't be called {node!r}: a name is 1 to 24 of a-z 0-9 -, with no - at its ends."
         )
-    with _held(directory, make=False):
+    with held(directory, make=False):
         return _issue(directory, Member("node", node), directory / "nodes" / node, days)
 
 
@@ -165,8 +165,8 @@ def _make_authority(directory: Path) -> None:
     )
     # The key goes last: where this is interrupted there is no authority that could sign, and the certificate goes.
     try:
-        _write(directory / AUTHORITY_NAME, _pem(certificate))
-        _write(directory / AUTHORITY_KEY_NAME, _private_pem(key))
+        write_private(directory / AUTHORITY_NAME, pem(certificate))
+        write_private(directory / AUTHORITY_KEY_NAME, private_pem(key))
     except BaseException:
         (directory / AUTHORITY_NAME).unlink(missing_ok=True)
         raise
@@ -175,24 +175,24 @@ def _make_authority(directory: Path) -> None:
 def _issue(directory: Path, member: Member, folder: Path, days: int) -> Issued:
     if not 1 <= days <= MAX_DAYS:
         raise CertificateError(f"A certificate can be valid for 1 to {MAX_DAYS:,} days, not for {days:,}.")
-    authority, authority_key = _read_authority(directory)
+    authority, authority_key = read_authority(directory)
     folder.parent.mkdir(mode=0o700, exist_ok=True)
     folder.mkdir(mode=0o700, exist_ok=True)
     try:
-        key = _read_key(folder / KEY_NAME)
+        key = read_key(folder / KEY_NAME)
     except FileNotFoundError:
         key = ec.generate_private_key(ec.SECP256R1())
         (folder / CERTIFICATE_NAME).unlink(missing_ok=True)  # it is of another key
-        _write(folder / KEY_NAME, _private_pem(key))
-    certificate = _certificate(member, key, authority, authority_key, days)
-    _write(folder / AUTHORITY_NAME, _pem(authority))
-    _write(folder / CERTIFICATE_NAME, _pem(certificate))
+        write_private(folder / KEY_NAME, private_pem(key))
+    certificate = signed(member, key.public_key(), authority, authority_key, days)
+    write_private(folder / AUTHORITY_NAME, pem(authority))
+    write_private(folder / CERTIFICATE_NAME, pem(certificate))
     return Issued(member, folder, certificate.not_valid_after_utc)
 
 
-def _certificate(
+def signed(
     member: Member,
-    key: ec.EllipticCurvePrivateKey,
+    key: ec.EllipticCurvePublicKey,
     authority: x509.Certificate,
     authority_key: ec.EllipticCurvePrivateKey,
     days: int,
@@ -202,7 +202,7 @@ def _certificate(
         x509.CertificateBuilder()
         .subject_name(_subject(member.name))
         .issuer_name(authority.subject)
-        .public_key(key.public_key())
+        .public_key(key)
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - _CLOCK_ERROR)
         .not_valid_after(min(now + datetime.timedelta(days=days), authority.not_valid_after_utc))
@@ -210,7 +210,7 @@ def _certificate(
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(_key_usage(signs_certificates=False), critical=True)
         .add_extension(x509.ExtendedKeyUsage([_usage_of(member)]), critical=False)
-        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
         .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(authority_key.public_key()), critical=False)
         .sign(authority_key, hashes.SHA256())
     )
@@ -239,7 +239,7 @@ def read_credentials(folder: Path, role: Role) -> Credentials:
     certificate = _read_certificate(folder / CERTIFICATE_NAME)
     path = folder / CERTIFICATE_NAME
     try:
-        key = _read_key(folder / KEY_NAME)
+        key = read_key(folder / KEY_NAME)
     except FileNotFoundError:
         raise CertificateError(f"The folder {folder} has no {KEY_NAME}.") from None
     try:
@@ -257,7 +257,7 @@ def read_credentials(folder: Path, role: Role) -> Credentials:
     for what, each in (("certificate", certificate), ("authority", authority)):
         _check_time(what, path, each)
     expire_time = min(certificate.not_valid_after_utc, authority.not_valid_after_utc)
-    return Credentials(member, _pem(authority), _pem(certificate), _private_pem(key), expire_time)
+    return Credentials(member, pem(authority), pem(certificate), private_pem(key), expire_time)
 
 
 def _check_time(what: str, path: Path, certificate: x509.Certificate) -> None:
@@ -274,11 +274,11 @@ def _check_time(what: str, path: Path, certificate: x509.Certificate) -> None:
         )
 
 
-def _read_authority(directory: Path) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
+def read_authority(directory: Path) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
     path = directory / AUTHORITY_NAME
     certificate = _read_certificate(path)
     try:
-        key = _read_key(directory / AUTHORITY_KEY_NAME)
+        key = read_key(directory / AUTHORITY_KEY_NAME)
     except FileNotFoundError:
         raise CertificateError(f"The directory {directory} has no {AUTHORITY_KEY_NAME}.") from None
     if key.public_key() != certificate.public_key():
@@ -296,7 +296,7 @@ def _read_certificate(path: Path) -> x509.Certificate:
         raise CertificateError(f"The file {path} is no certificate in PEM form.") from error
 
 
-def _read_key(path: Path) -> ec.EllipticCurvePrivateKey:
+def read_key(path: Path) -> ec.EllipticCurvePrivateKey:
     """Raises CertificateError, FileNotFoundError."""
     try:
         key = serialization.load_pem_private_key(_read_file(path, private=True), password=None)
@@ -334,7 +334,7 @@ def _read_file(path: Path, *, private: bool) -> bytes:
 
 
 @contextmanager
-def _held(directory: Path, *, make: bool) -> Iterator[None]:
+def held(directory: Path, *, make: bool) -> Iterator[None]:
     """Holds the directory: two commands at one time would make two authorities."""
     try:
         if make:
@@ -353,7 +353,7 @@ def _held(directory: Path, *, make: bool) -> Iterator[None]:
         os.close(lock)
 
 
-def _write(path: Path, data: bytes) -> None:
+def write_private(path: Path, data: bytes) -> None:
     """Writes a file that only this user can read, whole or not at all."""
     fd, name = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)  # with the rights 0600
     try:
@@ -367,11 +367,11 @@ def _write(path: Path, data: bytes) -> None:
         raise
 
 
-def _pem(certificate: x509.Certificate) -> bytes:
+def pem(certificate: x509.Certificate | x509.CertificateSigningRequest) -> bytes:
     return certificate.public_bytes(serialization.Encoding.PEM)
 
 
-def _private_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
+def private_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
     return key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )

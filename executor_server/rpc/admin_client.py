@@ -76,6 +76,9 @@ class AdminClient:
         request = admin_pb.CollectEnvironmentsRequest(max_bytes=max_bytes)
         return self._call("CollectEnvironments", request, COLLECTION_TIME_S)
 
+    def fleet(self) -> dict[str, Any]:
+        return self._call("GetFleet", admin_pb.GetFleetRequest())
+
     def _call(self, method: str, request: Message, time_s: float = CALL_TIME_S) -> dict[str, Any]:
         try:
             response: Message = getattr(self._stub, method)(request, metadata=self._metadata, timeout=time_s)

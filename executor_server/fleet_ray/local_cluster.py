@@ -1,0 +1,216 @@
+"""A Ray cluster on this machine alone: some raylets at loopback addresses of their own, for trials and for the demo.
+
+`cluster.json` says which processes are ours. It is written before the first start, with the directory that Ray's
+processes have in their command lines, so that a start that was killed halfway leaves nothing that `stop_cluster` would
+not find. The end of this cluster ends no other Ray of the machine, which `ray stop` would.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from executor_server.fleet_ray.daemon import FleetError, OwnDaemon
+from executor_server.fleet_ray.layout import NAME_LABEL, RESOURCE
+from executor_server.fleet_ray.processes import ProcessIdentity, identity_of, session_members, write_whole
+
+MAX_NODES = 16
+START_TIME_S = 180.0
+"""Seconds for all nodes to run; a loaded machine of two cores takes a minute for three."""
+STOP_TIME_S = 5.0
+"""Seconds that Ray's processes get to end in order; after them they are killed."""
+POLL_S = 0.1
+MAX_FILE_BYTES = 64 * 1024
+
+# Short, since the path of Ray's sockets below it has at most 107 bytes.
+_TEMPORARY_PREFIX = "rx-ray-"
+_OBJECT_STORE_BYTES = 80 * 1024 * 1024
+"""About the least that Ray takes. Nothing of a session passes through it."""
+_SETTINGS = {
+    # A raylet that is dead is known as such in about a second; it takes 14 s by default.
+    "RAY_health_check_initial_delay_ms": "1000",
+    "RAY_health_check_period_ms": "500",
+    "RAY_health_check_timeout_ms": "500",
+    "RAY_health_check_failure_threshold": "3",
+    # Workers are started for our actors only, and a daemon gets the priority of who starts the cluster.
+    "RAY_enable_worker_prestart": "0",
+    "RAY_prestart_worker_first_driver": "0",
+    "RAY_worker_niceness": "0",
+    "RAY_AUTH_MODE": "token",
+    "RAY_USAGE_STATS_ENABLED": "0",
+}
+
+
+class ClusterError(FleetError):
+    """The local cluster could not be started."""
+
+
+@dataclass(frozen=True)
+class LocalCluster:
+    """The content of `cluster.json`."""
+
+    temporary: Path
+    port: int
+    number: int
+
+    @property
+    def address(self) -> str:
+        return f"{_host(0)}:{self.port}"
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Variables for Ray's part of a process that belongs to the cluster."""
+        # The token keeps other users of this machine out: who reaches a cluster without one can run code in it.
+        return {**_SETTINGS, "RAY_AUTH_TOKEN_PATH": str(self.temporary / "token")}
+
+    @property
+    def nodes(self) -> list[OwnDaemon]:
+        """Each is the leader of the session (setsid) that all processes of a Ray node are in."""
+        return [OwnDaemon(self.temporary, f"local-{index + 1}") for index in range(self.number)]
+
+    def processes(self) -> list[ProcessIdentity]:
+        """Returns all processes: in the sessions of the nodes, or with the directory in their arguments."""
+        leaders = [identity for node in self.nodes if (identity := node.identity()) is not None]
+        found = {member for leader in leaders for member in session_members(leader.pid)}
+        return sorted(found | _processes_with(str(self.temporary)), key=lambda process: process.pid)
+
+
+def read_cluster(path: Path) -> LocalCluster | None:
+    """Returns the cluster that the file describes; None where there is none. Raises ClusterError."""
+    try:
+        with path.open("rb") as file:
+            fields = json.loads(file.read(MAX_FILE_BYTES))
+        return LocalCluster(Path(fields["temporary"]), int(fields["port"]), int(fields["number"]))
+    except FileNotFoundError:
+        return None
+    except (ValueError, KeyError, TypeError) as error:
+        raise ClusterError(f"The file {path} does not describe a cluster; remove it when no Ray of it runs.") from error
+
+
+def start_cluster(path: Path, number: int) -> LocalCluster:
+    """Starts a cluster of so many nodes and describes it in the file. Raises FleetError; nothing runs then."""
+    cluster = LocalCluster(Path(tempfile.mkdtemp(prefix=_TEMPORARY_PREFIX, dir="/tmp")), _free_port(), number)
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    fields = {"temporary": str(cluster.temporary), "port": cluster.port, "number": number}
+    write_whole(path, json.dumps(fields).encode())
+    try:
+        write_whole(cluster.temporary / "token", secrets.token_hex(32).encode())
+        _start_nodes(cluster)
+    except BaseException:
+        stop_cluster(path)
+        raise
+    return cluster
+
+
+def stop_cluster(path: Path) -> list[ProcessIdentity]:
+    """Ends the cluster that the file describes, and removes its files; returns what had to be killed. Idempotent."""
+    cluster = read_cluster(path)
+    if cluster is None:
+        return []
+    # Looked for before the leaders end: what stays in a leader's session is found by its number no more then.
+    seen = set(cluster.processes())
+    for node in reversed(cluster.nodes):
+        if (leader := node.identity()) is not None:
+            leader.send(signal.SIGTERM)
+    deadline = time.monotonic() + STOP_TIME_S
+    killed: list[ProcessIdentity] = []
+    while left := _alive(seen | set(cluster.processes())):
+        if time.monotonic() > deadline:
+            # Again and again: a process that is killed may have started another meanwhile.
+            killed += [process for process in left if process.send(signal.SIGKILL)]
+        time.sleep(POLL_S)
+    shutil.rmtree(cluster.temporary, ignore_errors=True)
+    path.unlink()
+    return killed
+
+
+def _alive(processes: Iterable[ProcessIdentity]) -> list[ProcessIdentity]:
+    return [process for process in processes if process.is_alive]
+
+
+def _start_nodes(cluster: LocalCluster) -> None:
+    deadline = time.monotonic() + START_TIME_S
+    # The server for remote drivers can't be left out, so it gets a port that nothing else wants.
+    head = [
+        "--head",
+        f"--port={cluster.port}",
+        f"--temp-dir={cluster.temporary}",
+        "--include-dashboard=false",
+        f"--ray-client-server-port={_free_port()}",
+    ]
+    _start_node(cluster, 0, head)
+    _wait_until(deadline, cluster.nodes[:1], lambda: _answers(_host(0), cluster.port))
+    for index in range(1, cluster.number):
+        _start_node(cluster, index, [f"--address={cluster.address}"])
+    for node in cluster.nodes:
+        _wait_until(deadline, cluster.nodes, partial(_has_started, node))
+
+
+def _start_node(cluster: LocalCluster, index: int, options: Sequence[str]) -> None:
+    node = cluster.nodes[index]
+    # `env`, since a detached process gets nothing of Ray from its starter.
+    settings = [f"{name}={value}" for name, value in cluster.environment.items()]
+    command = [
+        *("env", *settings, sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--disable-usage-stats"),
+        *("--num-cpus=1", "--num-gpus=0", f"--object-store-memory={_OBJECT_STORE_BYTES}"),
+        *(f"--node-ip-address={_host(index)}", f"--resources={json.dumps({RESOURCE: 1})}"),
+        *(f"--labels={NAME_LABEL}={node.name}", *options),
+    ]
+    node.start(command)
+
+
+def _wait_until(deadline: float, nodes: Sequence[OwnDaemon], condition: Callable[[], bool]) -> None:
+    while not condition():
+        for node in nodes:
+            if node.identity() is None:
+                raise ClusterError(f"Ray's node {node.name} has ended:\n{node.log_tail()}")
+        if time.monotonic() > deadline:
+            tails = "\n".join(node.log_tail() for node in nodes)
+            raise ClusterError(f"Ray did not start within {START_TIME_S:g} s:\n{tails}")
+        time.sleep(POLL_S)
+
+
+def _processes_with(text: str) -> set[ProcessIdentity]:
+    found: set[ProcessIdentity] = set()
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            arguments = path.read_bytes()
+        except OSError:  # it has ended, or is another user's
+            continue
+        pid = int(path.parent.name)
+        if text.encode() in arguments and (identity := identity_of(pid)) is not None:
+            found.add(identity)
+    return found
+
+
+def _host(index: int) -> str:
+    """Returns the address of a node. 127.0.0.1 is the one that Ray would replace by an address of the network."""
+    return f"127.0.0.{index + 2}"
+
+
+def _has_started(node: OwnDaemon) -> bool:
+    return "Ray runtime started" in node.log_tail()
+
+
+def _answers(host: str, port: int) -> bool:
+    try:
+        socket.create_connection((host, port), timeout=1).close()
+    except OSError:
+        return False
+    return True
+
+
+def _free_port() -> int:
+    with socket.socket() as trial:
+        trial.bind((_host(0), 0))
+        return int(trial.getsockname()[1])

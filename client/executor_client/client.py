@@ -53,9 +53,9 @@ class ExecutorClient:
 
     The front of a fleet names the node that has a session, and the session's calls go there, with the same token: from
     a front on this machine to this machine only; with a `ca` of one's own to each host that it vouches for; else to the
-    front's own host and to hosts below its parent domain. Hosts of other machines are bounded by `fleet_domain` (by
-    default $EXECUTOR_FLEET_DOMAIN) where it is given. Another address raises ConfigurationError. A session is LOST with
-    its node as soon as the front says so, within five seconds of the node's end.
+    front's own host and to hosts below it. `fleet_domain`, by default $EXECUTOR_FLEET_DOMAIN, is the domain of nodes on
+    other machines where they have another. Any other address raises ConfigurationError. A session is LOST with its node
+    as soon as the front says so, within five seconds of the node's end.
 
     Raises ConfigurationError.
     """

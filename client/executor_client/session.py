@@ -25,7 +25,7 @@ from executor_client._core.execution import Execution
 from executor_client._core.limits import CANCEL_GRACE_S, CLOSE_TIMEOUT_S, STATE_BYTES_MAX, transfer_timeout_s
 from executor_client._core.quiet_grpc import grpc
 from executor_client._core.requests import InlineBudget, LimitsLike
-from executor_client._core.session_base import SessionBase, SessionLost
+from executor_client._core.session_base import SessionBase
 from executor_client._core.status import SessionElsewhere
 from executor_client._core.suggest import names_arguments
 from executor_client._core.tools import Answer, Tool
@@ -34,7 +34,14 @@ from executor_client._core.values import unpack_or_opaque
 from executor_client._sync import ALLOWS_COROUTINES, ClientLease, Lock, SessionTransport, ToolCalls, ToolPool, notify
 from executor_client._sync import OnEvent as OnEvent
 from executor_client.checkpoint import Checkpoint, StateReader
-from executor_client.errors import ConnectionLost, ExecutorClientError, NotFoundError, ProtocolError, UnavailableError
+from executor_client.errors import (
+    ConnectionLost,
+    ExecutorClientError,
+    NotFoundError,
+    PreconditionError,
+    ProtocolError,
+    UnavailableError,
+)
 from executor_client.files import SessionFiles
 from executor_client.results import ExecutionResult, FileInfo, FileList, SessionInfo
 
@@ -174,14 +181,23 @@ class Session(SessionBase):
                 stream.cancel()
             if calls.failure is not None:
                 raise calls.failure
-            try:
-                delay_s = execution.interrupted(cause, time.monotonic())
-                self._transport.pause(delay_s, is_away=execution.is_away)
-            except SessionElsewhere as elsewhere:
-                execution.redirected()
-                self._transport.follow(elsewhere)
-            except SessionLost as lost:
-                return execution.assembler.lost(lost.why, self._generation)
+            lost = self._await_next(execution, cause)
+            if lost is not None:
+                return lost
+
+    def _await_next(self, execution: Execution, cause: grpc.RpcError | EventGap | None) -> ExecutionResult | None:
+        """Waits before the next stream. Returns the result instead when the execution was lost with its node."""
+        try:
+            delay_s = execution.interrupted(cause, time.monotonic())
+            self._transport.pause(delay_s, is_away=execution.is_away)
+        except SessionElsewhere as elsewhere:
+            self._transport.follow(elsewhere, execution.redirected())
+        except (NotFoundError, PreconditionError) as error:
+            lost = self._transport.loss(error)
+            if lost is None or not execution.may_have_begun:
+                raise lost or error from error
+            return execution.assembler.lost(lost.why, self._generation)
+        return None
 
     def _abandon(self, execution: Execution, *, wait: bool) -> None:
         """Cancels an execution whose caller has stopped waiting; with `wait`, gives it a moment to end.

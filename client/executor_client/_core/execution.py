@@ -14,12 +14,12 @@ from contextlib import contextmanager
 from executor_api.v1 import executor_service_pb2 as pb
 from executor_client._core import status
 from executor_client._core.assembler import Assembler, EventGap, ToolRequest
-from executor_client._core.limits import REATTACH_FOR_GAPS_MAX, REDIRECTS_MAX, TOOL_NAME_SHOWN_MAX
+from executor_client._core.limits import REATTACH_FOR_GAPS_MAX, TOOL_NAME_SHOWN_MAX
 from executor_client._core.quiet_grpc import grpc
 from executor_client._core.retry import Retries, trouble
 from executor_client._core.tracing import Metadata
 from executor_client._core.waiting import Awaited, Waits
-from executor_client.errors import ConnectionLost, DaemonError, ExecutorClientError, ProtocolError, UnavailableError
+from executor_client.errors import ConnectionLost, DaemonError, ExecutorClientError, UnavailableError
 from executor_client.events import ExecutionEvent, QueuedEvent
 from executor_client.waits import WaitKind
 
@@ -33,8 +33,8 @@ class Execution:
         self.assembler = Assembler(request.execution_id)
         # The daemon has refused it, so there is nothing to cancel.
         self.refused = False
-        # The last stream ended because the daemon was not there any more.
-        self.is_away = False
+        # The last stream ended because the daemon was not there any more; one of them did.
+        self.is_away = self.was_away = False
         self.trace = trace
         self.waits = waits
         self._address = address
@@ -51,10 +51,16 @@ class Execution:
     def execution_id(self) -> str:
         return self._request.execution_id
 
+    @property
+    def may_have_begun(self) -> bool:
+        """True when an event has come, or when it is unknown whether a request has arrived."""
+        return self.was_away or self.assembler.last_number > 0
+
     def opening(self) -> pb.ExecuteRequest | pb.AttachExecutionRequest:
         """Returns the request whose stream brings the missing events."""
         # A stream that is open and silent is no trouble, but does not prove that the trouble is over.
         self.waits.hold("trouble")
+        self.refused = False
         return self._request if self.assembler.last_number == 0 else self.attachment()
 
     def attachment(self) -> pb.AttachExecutionRequest:
@@ -115,16 +121,14 @@ class Execution:
                 reason=error.reason if error is not None else "",
             ) from cause
         # The connection broke, whatever gRPC calls it.
-        self.is_away = True
+        self.is_away = self.was_away = True
         self._waits_out(error if isinstance(error, UnavailableError) else UnavailableError("the stream broke off"))
         return delay_s
 
-    def redirected(self) -> None:
-        """Notes that another daemon has the session, where the execution is asked for next. Raises ProtocolError."""
+    def redirected(self) -> int:
+        """Counts the redirects: another daemon has the session, where the execution is asked for next."""
         self._redirects += 1
-        self.refused = False
-        if self._redirects > REDIRECTS_MAX:
-            raise ProtocolError(f"the session was not found at {REDIRECTS_MAX} addresses, each named by the one before")
+        return self._redirects
 
     def _waits_out(self, error: ExecutorClientError) -> None:
         awaited, reason = trouble(error, self._address)

@@ -49,7 +49,7 @@ NODE_BACKOFF_MAX_S = 0.3
 FRONT_ASK_EVERY_S = 0.3
 """Seconds between two questions to the front, whether a session whose node does not answer is lost."""
 FRONT_ASK_TIMEOUT_S = 1.0
-REDIRECTS_MAX = 3
+REDIRECTS_MAX = 1
 """Addresses that one call follows, one after the other."""
 NODES_MAX = 4096
 """Nodes that one client connects to; a fleet has no more."""

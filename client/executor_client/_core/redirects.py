@@ -8,7 +8,7 @@ front. So the address must be one that the token may be sent to:
 - From a front whose TLS has an authority of the user's own (`TlsConfig.ca`): each host that this authority vouches for;
   of those the hosts below `fleet_domain`, where one is given.
 - From a front with a certificate of the public authorities: the front's own host, and hosts below `fleet_domain`, by
-  default the front's parent domain if that has at least two labels.
+  default those below the front's own host. Its siblings may be strangers (`me.github.io`), who have certificates too.
 
 Each other address raises ConfigurationError, and nothing is sent there. An address is a text from the network: only the
 forms HOST:PORT, [IPV6]:PORT and unix:/PATH are read, not the other targets that gRPC knows.
@@ -33,7 +33,7 @@ _TCP = re.compile(r"(?:\[([0-9a-f:.]+)\]|([a-z0-9._-]+)):([0-9]{1,5})", re.ASCII
 _SCHEMES = frozenset(
     ("dns", "google-c2p", "google-c2p-experimental", "ipv4", "ipv6", "unix", "unix-abstract", "vsock", "xds")
 )
-_PARENT_LABELS_MIN = 2
+_OWN_AUTHORITIES_MAX = 16
 
 
 def redirected(front: Endpoint, address: str) -> Endpoint:
@@ -75,14 +75,10 @@ def _check_host(front: Endpoint, address: str, host: str) -> None:
     own = host_of(front.address).lower().removesuffix(".")
     if host == own:
         return
-    domain = front.fleet_domain
-    if domain is None and front.tls.ca is not None:
+    if front.fleet_domain is None and front.tls.ca is not None and not _is_bundle(front.tls.ca):
         return  # the handshake fails unless that authority vouches for the host
-    if domain is None:
-        domain = _parent(own)
-    if domain is None:
-        raise _refusal(front, address, f"name the domain of the nodes (fleet_domain=..., {FLEET_DOMAIN_VARIABLE})")
-    if not host.endswith(f".{domain}"):
+    domain = front.fleet_domain or own
+    if _is_ip(domain) or not host.endswith(f".{domain}"):
         raise _refusal(
             front, address, f"that is not below {domain}; fleet_domain=... or {FLEET_DOMAIN_VARIABLE} names another"
         )
@@ -105,12 +101,12 @@ def _host_and_port(front: Endpoint, address: str) -> tuple[str, int]:
     return host, port
 
 
-def _parent(host: str) -> str | None:
-    """Returns the parent domain of a host, unless it is a whole top-level domain, or the host is no name."""
-    if _is_ip(host) or not is_name(host):
-        return None
-    parent = host.partition(".")[2]
-    return parent if parent.count(".") + 1 >= _PARENT_LABELS_MIN else None
+def _is_bundle(ca: Path | str) -> bool:
+    """True for a file of so many authorities that they are the public ones."""
+    try:
+        return Path(ca).read_bytes().count(b"-----BEGIN CERTIFICATE-----") > _OWN_AUTHORITIES_MAX
+    except OSError:
+        return False  # then no connection is made
 
 
 def _is_ip(host: str) -> bool:

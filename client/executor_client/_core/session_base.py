@@ -13,17 +13,19 @@ from executor_client.errors import PreconditionError
 from executor_client.results import Limits, PolicyRef, SessionInfo, StateManifest
 from executor_client.waits import WaitKind
 
-_LONG_ID = re.compile(r"([a-z0-9-]{1,24}-)?([0-9a-f]{32})")
+# In a fleet the node's name and its epoch, eight digits that all of its sessions have, come before the random ones.
+_LONG_ID = re.compile(r"([a-z0-9-]{1,24}-[0-9a-f]{8}(?=[0-9a-f]{24}$))?([0-9a-f]{24,32})")
 
 
 def short_id(session_id: str, digits: int = 8) -> str:
-    """Returns the beginning of a session's id, for people: the node's name, if it has one, and the first digits."""
+    """Returns the beginning of a session's id with so many random digits, for people."""
     found = _LONG_ID.fullmatch(session_id)
     return f"{found[1] or ''}{found[2][:digits]}" if found else session_id
 
 
 def begins(session_id: str, prefix: str) -> bool:
-    """True when a person who writes the prefix may mean this session. The node's name may be left out."""
+    """True when a person who writes the prefix may mean this session. What comes before the random digits may be left
+    out."""
     found = _LONG_ID.fullmatch(session_id)
     return session_id.startswith(prefix) or (found is not None and found[2].startswith(prefix))
 

@@ -32,7 +32,7 @@ from executor_client._core.waiting import Awaited, Waits
 from executor_client._sync.channel import EventStream
 from executor_client._sync.runtime import sleep
 from executor_client._sync.transport import Transport
-from executor_client.errors import ExecutorClientError, ProtocolError, UnavailableError
+from executor_client.errors import ExecutorClientError, NotFoundError, ProtocolError, UnavailableError
 from executor_client.results import SessionInfo, SessionState
 from executor_client.waits import OnWait
 
@@ -82,6 +82,7 @@ class SessionTransport:
         self._transports = transports
         self._session_id = info.session_id
         self._address = info.address
+        self._is_of_fleet = bool(info.node)
         self._asked_s = -math.inf
         self._unreached_s = math.inf
         self._loss: SessionLost | None = None
@@ -126,13 +127,16 @@ class SessionTransport:
 
         Raises SessionLost when the front says so.
         """
-        for _ in range(REDIRECTS_MAX):
+        redirects = 0
+        while True:
             self.check()
             try:
                 return self.current.repeat(attempt, within_s=within_s, awaited=awaited, pause=self.pause)
             except SessionElsewhere as elsewhere:
-                self.follow(elsewhere)
-        raise ProtocolError(f"the session was not found at {REDIRECTS_MAX} addresses, each named by the one before")
+                redirects += 1
+                self.follow(elsewhere, redirects)
+            except NotFoundError as error:
+                raise self.loss(error) or error from error
 
     def call_front(self, method: str, request: Any) -> Any:
         """Makes a call with one answer at the front, which also knows the sessions of nodes that are gone."""
@@ -205,9 +209,32 @@ class SessionTransport:
         elif info.address and info.address != self._address:
             self._move(info.address)
 
-    def follow(self, elsewhere: SessionElsewhere) -> None:
-        """Goes on at the address that a daemon has named instead of an answer. Raises ConfigurationError."""
+    def follow(self, elsewhere: SessionElsewhere, redirects: int) -> None:
+        """Goes on at the address that a daemon has named instead of an answer, the call's number `redirects`.
+
+        Raises ConfigurationError as the constructor does, and the error itself when one has led to another.
+        """
+        if redirects > REDIRECTS_MAX:
+            raise elsewhere
         self._move(elsewhere.address)
+
+    def loss(self, error: ExecutorClientError) -> SessionLost | None:
+        """Returns the loss of the session with its node, when that is behind an error; None for any other.
+
+        A node that was cut off has ended its sandboxes. It knows that an earlier epoch had the session, or nothing of
+        it; the front knows the reason.
+        """
+        if isinstance(error, SessionLost):
+            return error
+        if not self._is_of_fleet or error.reason not in ("SESSION_LOST", "SESSION_NOT_FOUND"):
+            return None
+        self._asked_s = -math.inf
+        try:
+            if self.current is not self.front:
+                self._ask()
+        except SessionLost as lost:
+            return lost
+        return SessionLost(error.message) if error.reason == "SESSION_LOST" else None
 
     def check(self) -> None:
         """Raises SessionLost when the front has said that the session is lost."""

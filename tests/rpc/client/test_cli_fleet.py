@@ -20,14 +20,14 @@ def address(daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_sessions_of_a_fleet_are_shown_and_found_with_and_without_the_node(
     daemon: FakeDaemon, capsys: Captured
 ) -> None:
-    ids = [f"node-{number}-3f2a{number}{'0' * 27}" for number in (1, 2)]
+    ids = [f"node-{number}-000000013f2a{number}{'0' * 19}" for number in (1, 2)]
     daemon.sessions = [types.Session(session_id=each, state=types.SESSION_STATE_IDLE) for each in ids]
     assert cli.main(["ps"]) == 0
     assert [line.split()[0] for line in capsys.readouterr().out.splitlines()[1:]] == [
-        "node-1-3f2a10000000",
-        "node-2-3f2a20000000",
+        "node-1-000000013f2a10000000",
+        "node-2-000000013f2a20000000",
     ]
-    for prefix, found in (("node-1", ids[0]), ("node-2-3f", ids[1]), ("3f2a1", ids[0])):
+    for prefix, found in (("node-1", ids[0]), ("node-2-000000013f", ids[1]), ("3f2a1", ids[0])):
         assert cli.main(["ls", prefix]) == 0
         asked = [request.session_id for name, request in daemon.requests if name == "GetSession"]
         assert asked[-1] == found

@@ -16,9 +16,9 @@ from executor_api.v1 import types_pb2 as types
 from executor_client import (
     CallTimeoutError,
     ConfigurationError,
+    NotFoundError,
     Outcome,
     PreconditionError,
-    ProtocolError,
     SessionState,
     UnavailableError,
     VariablesState,
@@ -244,6 +244,44 @@ def test_a_session_that_is_described_as_lost_with_its_node_is_lost(client: Any, 
     assert node.daemon.names() == []
 
 
+@pytest.mark.parametrize("code", [grpc.StatusCode.NOT_FOUND, grpc.StatusCode.FAILED_PRECONDITION])
+def test_a_node_that_has_ended_its_sandboxes_is_not_the_one_to_say_why(
+    client: Any, daemon: FakeDaemon, node: Node, code: grpc.StatusCode
+) -> None:
+    session = client.create_session()
+    node.daemon.journal = [log("so far\n"), result()]
+    node.daemon.cuts.append(Cut(1))
+    reason = "SESSION_NOT_FOUND" if code is grpc.StatusCode.NOT_FOUND else "SESSION_LOST"
+    node.daemon.refusals["AttachExecution"].append(Refusal(code, reason))
+    node.daemon.barriers["AttachExecution"] = threading.Event()
+
+    def lose_and_go_on(_: object) -> None:
+        lose(daemon)
+        node.daemon.barriers["AttachExecution"].set()
+
+    ended = session.execute("work()", on_event=lose_and_go_on)
+    assert (ended.outcome, ended.logs, ended.error.message) == (Outcome.LOST, "so far\n", REASON)
+
+
+def test_an_execution_that_a_node_does_not_begin_is_refused(client: Any, daemon: FakeDaemon, node: Node) -> None:
+    session = client.create_session()
+    for method in ("Execute", "KeepAlive"):
+        node.daemon.refusals[method].append(Refusal(grpc.StatusCode.NOT_FOUND, "SESSION_NOT_FOUND"))
+    lose(daemon)
+    with pytest.raises(PreconditionError, match=REASON):
+        session.execute("1")
+
+
+def test_a_session_that_has_ended_on_its_node_is_not_found(client: Any, daemon: FakeDaemon, node: Node) -> None:
+    session = client.create_session()
+    for method in ("Execute", "KeepAlive"):
+        node.daemon.refusals[method].append(Refusal(grpc.StatusCode.NOT_FOUND, "SESSION_NOT_FOUND"))
+    daemon.refusals["GetSession"].extend([Refusal(grpc.StatusCode.NOT_FOUND, "SESSION_NOT_FOUND")] * 2)
+    for call in (session.keep_alive, lambda: session.execute("1")):
+        with pytest.raises(NotFoundError):
+            call()
+
+
 def test_the_sandbox_that_a_node_has_lost_is_the_nodes_to_describe(client: Any, daemon: FakeDaemon, node: Node) -> None:
     session = client.create_session()
     daemon.session.state, daemon.session.lost_reason = types.SESSION_STATE_LOST, "killed"
@@ -361,10 +399,11 @@ def test_a_session_that_is_always_elsewhere_is_not_followed_for_ever(
     session = client.create_session()
     for method in ("Execute", "KeepAlive"):
         node.daemon.refusals[method].extend([elsewhere(node.daemon.address)] * 20)
-    with pytest.raises(ProtocolError, match="not found at 3 addresses"):
-        session.keep_alive()
-    with pytest.raises(ProtocolError, match="not found at 3 addresses"):
-        session.execute("1")
+    for call in (session.keep_alive, lambda: session.execute("1")):
+        with pytest.raises(PreconditionError) as refused:
+            call()
+        assert refused.value.reason == "NODE_ELSEWHERE"
+    assert node.daemon.names() == ["KeepAlive"] * 2 + ["Execute"] * 2
 
 
 def test_another_address_is_followed_by_the_same_rule(client: Any, daemon: FakeDaemon, node: Node) -> None:

@@ -21,5 +21,5 @@ def test_a_checkpoint_shows_itself_on_one_line_and_never_its_bytes() -> None:
 def test_a_session_is_called_by_a_short_name() -> None:
     assert short_id("204256f953c3cf5beac6806b95f34519") == "204256f9"
     assert short_id("named-session") == "named-session"
-    assert short_id("node-1-204256f953c3cf5beac6806b95f34519") == "node-1-204256f9"
-    assert short_id("node-1-204256f953c3cf5beac6806b95f34519", 12) == "node-1-204256f953c3"
+    assert short_id("node-1-0000000153c3cf5beac6806b95f34519") == "node-1-0000000153c3cf5b"
+    assert short_id("node-1-0000000153c3cf5beac6806b95f34519", 12) == "node-1-0000000153c3cf5beac6"

@@ -170,13 +170,13 @@ def test_a_given_domain_bounds_the_hosts(tls: TlsConfig, domain: str) -> None:
 # A front with a certificate of the public authorities
 
 
-def test_public_authorities_vouch_for_the_fronts_own_host_and_those_beside_it() -> None:
-    at = front("Front.fleet.example.com.:443", PUBLIC)
-    for host in ("front.fleet.example.com", "node-1.fleet.example.com", "a.b.fleet.example.com"):
+def test_public_authorities_vouch_for_the_fronts_own_host_and_those_below_it() -> None:
+    at = front("Fleet.example.com.:443", PUBLIC)
+    for host in ("fleet.example.com", "node-1.fleet.example.com", "a.b.fleet.example.com"):
         node = redirected(at, f"{host}:50051")
         assert (node.address, node.tls, node.token) == (f"{host}:50051", PUBLIC, "secret")
     for host in (
-        "fleet.example.com",
+        "example.com",
         "node.example.com",
         "evil.example",
         "evilfleet.example.com",
@@ -189,8 +189,8 @@ def test_public_authorities_vouch_for_the_fronts_own_host_and_those_beside_it() 
         assert "fleet.example.com" in refused(at, f"{host}:50051")
 
 
-@pytest.mark.parametrize("address", ["example.com:443", "front:443", "203.0.113.7:443", "[2001:db8::7]:443"])
-def test_a_front_without_a_parent_domain_may_name_its_own_host_only(address: str) -> None:
+@pytest.mark.parametrize("address", ["front:443", "203.0.113.7:443", "[2001:db8::7]:443"])
+def test_an_address_has_no_names_below_it(address: str) -> None:
     at = front(address, PUBLIC)
     own = address.rpartition(":")[0]
     assert redirected(at, f"{own}:50051").address == f"{own}:50051"
@@ -198,9 +198,21 @@ def test_a_front_without_a_parent_domain_may_name_its_own_host_only(address: str
         assert "fleet_domain=..." in refused(at, f"{host}:443")
 
 
+def test_a_bundle_of_authorities_is_taken_for_the_public_ones(directory: Path) -> None:
+    file = directory / "ca.pem"
+    for count, is_followed in ((1, True), (16, True), (17, False)):
+        file.write_text("-----BEGIN CERTIFICATE-----\n" * count)
+        at = front("front.example.com:443", TlsConfig(ca=file))
+        if is_followed:
+            assert redirected(at, "node.example.net:1").is_node
+        else:
+            refused(at, "node.example.net:1")
+            assert redirected(at, "node.front.example.com:1").is_node
+
+
 def test_names_are_compared_without_case_and_without_the_last_dot() -> None:
     at = front("dns:///front.example.com:443", PUBLIC)
-    assert redirected(at, "NODE.Example.COM.:50051").address == "node.example.com:50051"
+    assert redirected(at, "NODE.Front.Example.COM.:50051").address == "node.front.example.com:50051"
     assert redirected(at, "front.example.com:443").is_node
 
 

@@ -23,6 +23,8 @@ from executor_client._core.failure_text import headline, short_traceback
 
 NAMES_LISTED_MAX = 50
 
+_RAN_IN_PART = "The code of this step may have run in part; what it has done outside of the sandbox stays done."
+
 _TOO_LONG = (Outcome.TIMEOUT, Outcome.CPU_LIMIT)
 
 
@@ -86,7 +88,8 @@ class Restored:
 
 def describe(result: ExecutionResult, code: str, limits: Limits, restored: Restored) -> str:
     """Returns the whole observation for an execution that did not succeed."""
-    parts = [headline(result, code, limits), short_traceback(result), _aftermath(result.state, restored)]
+    partly = _RAN_IN_PART if result.outcome is Outcome.LOST else ""
+    parts = [headline(result, code, limits), partly, short_traceback(result), _aftermath(result.state, restored)]
     return "\n".join(part for part in parts if part)
 
 

@@ -43,6 +43,7 @@ class Member:
     creating: set[Request] = field(default_factory=set)  # by this front, without a session yet
     foreign: frozenset[Request] = frozenset()  # creations that an earlier front has begun
     has_reported: bool = False  # since the front's start
+    is_taken: bool = False  # it obeys a later start of this front, or a copy of it
     is_full: bool = False  # it has refused a creation since its last report
     closed_early: set[str] = field(default_factory=set)  # sessions that ended before their creation was answered
 

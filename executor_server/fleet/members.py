@@ -17,8 +17,11 @@ Invariants; those of node_lease.py are the other half:
 4. One instance. While a node is not lost, no other state directory can link under its name, and no lower epoch. When
    it is lost, lost_epoch is the highest epoch seen, so a node with an old state directory gets an epoch above all.
 5. One link. A report on any link but the present one renews nothing. Sequences rise by one on a link; a gap ends it.
-6. Checked before changed. A report that is refused changes nothing but its link, and renews nothing.
-7. Bounded. A node can make the front remember at most `MAX_NODE_SESSIONS` sessions, whatever it reports.
+6. One front. A node that obeys a later start of this front, or one with a copy of its state directory, is that one's:
+   this front does not declare it lost, whatever it does not hear. A node that only says so keeps its own sessions from
+   being lost, and no others.
+7. Checked before changed. A report that is refused changes nothing but its link, and renews nothing.
+8. Bounded. A node can make the front remember at most `MAX_NODE_SESSIONS` sessions, whatever it reports.
 
 A front that was stopped itself finds its nodes' reports unread: `tick` notices the gap, and waits before it decides.
 """
@@ -129,6 +132,7 @@ class Members:
             self._check_known(member, hello, now_s)
             self._enter_epoch(member, hello, now_s)
         member.state = MemberState.LINKED
+        member.is_taken = False
         member.hello = hello
         member.link = Link(hello.node, now_s)
         self.changed(member)
@@ -141,6 +145,13 @@ class Members:
             member.link = None
             if member.state is MemberState.LINKED:
                 member.state = MemberState.ABSENT
+            self.changed(member)
+
+    def superseded(self, node: str) -> None:
+        """Notes that a node has refused a link because it obeys another process with this front's identity."""
+        member = self._members.get(node)
+        if member is not None:
+            member.is_taken = True
             self.changed(member)
 
     def _new_member(self, hello: NodeHello, now_s: float) -> Member:
@@ -291,7 +302,7 @@ class Members:
         return losses
 
     def _is_over(self, member: Member, now_s: float) -> bool:
-        if member.state is MemberState.LOST:
+        if member.state is MemberState.LOST or member.is_taken:
             return False
         if member.state is MemberState.UNSEEN:
             # No session is known there, and until its node has fenced itself it may come back with all that it had.

@@ -152,10 +152,12 @@ class NodeLease:
                 f"{self._timing.fence_s:g} s and has ended its sandboxes"
             )
         if hello.term < record.terms.get(hello.front_id, 0):
-            raise NodeRefused(f"term {hello.term} of the front is over: {record.terms[hello.front_id]} has begun")
+            over = f"term {hello.term} of the front is over: {record.terms[hello.front_id]} has begun"
+            raise NodeRefused(over, is_superseded=True)
         is_last = list(record.terms.items())[-1:] == [(hello.front_id, hello.term)]
         if is_last and hello.instance != record.front_instance:
-            raise NodeRefused(f"term {hello.term} is that of another front, with a copy of the same state directory")
+            copied = f"term {hello.term} is that of another front, with a copy of the same state directory"
+            raise NodeRefused(copied, is_superseded=True)
         if hello.lost_epoch >= record.epoch:
             self._lost_epoch = max(self._lost_epoch, hello.lost_epoch)
             self._begin_ending()

@@ -19,11 +19,12 @@ MAX_DRIFT = 0.005
 class NodeRefused(PreconditionFailed):
     """A link, or what came over it, is refused; the link ends. The message says why, for people.
 
-    `is_stale`: what the node had was reported lost; a link whose hello says so ends that.
+    `is_stale`: what the node had was reported lost; a link whose hello says so ends that. `is_superseded`: the node
+    obeys another process with this front's identity.
     """
 
-    def __init__(self, message: str, *, is_stale: bool = False) -> None:
-        super().__init__(Reason.NODE_REFUSED, message)
+    def __init__(self, message: str, *, is_stale: bool = False, is_superseded: bool = False) -> None:
+        super().__init__(Reason.FRONT_SUPERSEDED if is_superseded else Reason.NODE_REFUSED, message)
         self.is_stale = is_stale
 
 

@@ -145,6 +145,23 @@ def test_a_front_that_was_stopped_waits_for_the_reports_that_lie_ready(front: Fr
     assert front.pass_time(3) == []
 
 
+def test_a_node_that_obeys_a_copy_of_this_front_is_not_this_ones_to_lose(front: Front) -> None:
+    """It serves under the other one: what this front does not hear says nothing about it."""
+    front.pass_time(10)
+    here = session()
+    front.members.unlinked(front.link())
+    front.link()
+    front.report(opened=(here,))
+    front.members.unlinked(front.links["n1"])
+    front.members.superseded("n1")
+    front.members.superseded("n2")
+    assert front.pass_time(60) == []
+    assert front.where(here.session_id) is Whereabouts.WAIT
+    front.link()
+    assert front.where(here.session_id) is Whereabouts.NODE
+    assert [each.node for each in front.pass_time(60)] == ["n1"]
+
+
 def test_a_relinked_node_gets_no_more_time_without_reports(front: Front) -> None:
     front.pass_time(10)
     front.link()

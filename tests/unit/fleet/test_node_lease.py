@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from executor_server.core import Reason
 from executor_server.fleet.messages import FrontHello, Renewal
 from executor_server.fleet.node_lease import NodeLease, NodeRecord, NodeState
 from executor_server.fleet.timing import NodeRefused, Timing
@@ -138,16 +139,18 @@ def test_a_lower_term_is_refused_after_a_restart_too() -> None:
     node = Node()
     assert node.lease.hello(replace(HELLO, term=5), 100.0)
     again = Node(node.disk)
-    with pytest.raises(NodeRefused, match="term 4"):
+    with pytest.raises(NodeRefused, match="term 4") as refused:
         again.lease.hello(replace(HELLO, term=4), 100.0)
+    assert refused.value.reason is Reason.FRONT_SUPERSEDED
     assert again.lease.hello(replace(HELLO, term=6, instance="start-2"), 100.0)
 
 
 def test_a_front_on_a_copy_of_the_state_directory_is_refused() -> None:
     node = Node()
     assert node.lease.hello(HELLO, 100.0)
-    with pytest.raises(NodeRefused, match="copy"):
+    with pytest.raises(NodeRefused, match="copy") as refused:
         node.lease.hello(replace(HELLO, instance="start-2"), 100.0)
+    assert refused.value.reason is Reason.FRONT_SUPERSEDED
     assert node.lease.hello(HELLO, 100.0)
 
 

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Hashable
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, TypeAlias, cast
@@ -37,9 +37,8 @@ from executor_server.core import (
     Principal,
     Reason,
     ResourceExhausted,
-    Unauthenticated,
 )
-from executor_server.identity import Identities, Shown, certificate_in
+from executor_server.rpc.callers import CallerSource, unauthenticated
 from executor_server.rpc.errors import refuse
 from executor_server.rpc.handlers import Context, Handler, behaviour_of
 
@@ -60,39 +59,34 @@ current_principal: ContextVar[Principal] = ContextVar("current_principal")
 Other interceptors must not read it: a caller without a token is known only when the handler runs.
 """
 
-_shown_token: ContextVar[str | None] = ContextVar("shown_token")
+_named: ContextVar[Any] = ContextVar("named")  # what the call's metadata show
 
 _log = structlog.get_logger(__name__)
 
 
 @dataclass
 class _Stream:
-    shown: Shown
+    shown: Hashable
     principal: Principal
     cut_off: bool = False
 
 
 class Authentication(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
-    """The first interceptor: admits the calls of callers that `identities` knows.
+    """The first interceptor: admits the calls of callers that `callers` knows.
 
-    `checks_connections` is false where no connection can identify a caller; then a call without a token is denied at
-    once. `uid_of_peer` returns the user behind a connection of the peer socket, by the connection's name. `on_denial`
-    receives the method and the error of each denial. `admit_call`, given tenant and method, returns when a call may go
-    on, or raises an ExecutorError.
+    `on_denial` receives the method and the error of each denial. `admit_call`, given tenant and method, returns when a
+    call may go on, or raises an ExecutorError.
     """
 
     def __init__(
         self,
-        identities: Identities,
+        callers: CallerSource,
         *,
-        checks_connections: bool,
-        uid_of_peer: Callable[[str], int | None],
         on_denial: Callable[[str, ExecutorError], None],
         admit_call: Callable[[str, str], Awaitable[None]],
     ) -> None:
-        self._identities = identities
-        self._checks_connections = checks_connections
-        self._uid_of_peer = uid_of_peer
+        self._callers = callers
+        self._checks_connections = callers.checks_connections
         self._on_denial = on_denial
         self._admit_call = admit_call
         self._streams: dict[asyncio.Task[Any], _Stream] = {}
@@ -112,9 +106,9 @@ class Authentication(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         is_open = method in OPEN_METHODS
         try:
             if not is_open:
-                _shown_token.set(token_id := self._token_of(handler_call_details))
+                _named.set(named := self._callers.named_in(handler_call_details))
                 if not self._checks_connections:
-                    principal = self._admit(method, Shown(token_id))
+                    principal = self._admit(method, self._callers.shown_by(named, None))
                     await self._admit_call(principal.tenant, method)
         except ExecutorError as denial:
             self._on_denial(method, denial)
@@ -128,23 +122,11 @@ class Authentication(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
                 self._handlers[method] = serving
         return serving
 
-    def _token_of(self, call: grpc.HandlerCallDetails) -> str | None:
-        """Returns the id of a call's token, None for a call without one. Raises Unauthenticated for a wrong one."""
-        given = [value for key, value in call.invocation_metadata or () if key == "authorization"]
-        if not given:
-            return None
-        if len(given) == 1 and isinstance(given[0], str):
-            scheme, _, token = given[0].partition(" ")
-            token_id = self._identities.tokens.id_of(token)
-            if token_id is not None and scheme.lower() == "bearer":
-                return token_id
-        raise _unauthenticated()
-
-    def _admit(self, method: str, shown: Shown) -> Principal:
+    def _admit(self, method: str, shown: Hashable) -> Principal:
         """Returns the caller. Raises Unauthenticated, Forbidden."""
-        principal = self._identities.principal_of(shown)
+        principal = self._callers.principal_of(shown)
         if principal is None:
-            raise _unauthenticated()
+            raise unauthenticated()
         current_principal.set(principal)
         if method.startswith(_ADMIN_METHODS) and not principal.is_admin:
             raise Forbidden(Reason.ADMIN_ONLY, "this call is for admins: it needs a token that was made with --admin")
@@ -155,7 +137,7 @@ class Authentication(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
 
         async def serve(requests: AsyncIterator[Any], context: Context) -> Any:
             try:
-                shown = self._shown_by(context)
+                shown = self._callers.shown_by(_named.get(), context if self._checks_connections else None)
                 principal = self._admit(method, shown)
                 if self._checks_connections:  # else it was admitted before its handler was looked for
                     await self._admit_call(principal.tenant, method)
@@ -170,7 +152,7 @@ class Authentication(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
                 if not stream.cut_off:
                     raise
                 task.uncancel()
-                ended: ExecutorError = _unauthenticated()
+                ended: ExecutorError = unauthenticated()
             except MessageMissing as missing:
                 ended = missing.refusal
             finally:
@@ -197,13 +179,6 @@ class Authentication(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
 
         return serve
 
-    def _shown_by(self, context: Context) -> Shown:
-        token_id = _shown_token.get()
-        if not self._checks_connections:
-            return Shown(token_id)
-        certificate = certificate_in(cast("Any", context).auth_context())
-        return Shown(token_id, certificate, self._uid_of_peer(cast("Any", context).peer()))
-
     # -- calls that go on ----------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
@@ -219,28 +194,20 @@ class Authentication(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         while True:
             await asyncio.sleep(CHECK_INTERVAL_S)
             try:
-                await self._identities.tokens.refresh()
+                await self._callers.refresh()
                 self.cut_off_strangers()
             except Exception:  # noqa: BLE001 - a background owner: a bug must not keep revoked tokens valid
                 _log.exception("looking_after_tokens_broke")
 
     def cut_off_strangers(self) -> None:
         """Ends the calls whose credentials no longer belong to the same principal."""
-        held: dict[Shown, Principal | None] = {}
+        held: dict[Hashable, Principal | None] = {}
         for task, stream in self._streams.items():
             if stream.shown not in held:
-                held[stream.shown] = self._identities.principal_of(stream.shown)
+                held[stream.shown] = self._callers.principal_of(stream.shown)
             if held[stream.shown] != stream.principal and not stream.cut_off:
                 stream.cut_off = True
                 task.cancel()
-
-
-def _unauthenticated() -> Unauthenticated:
-    return Unauthenticated(
-        Reason.UNAUTHENTICATED,
-        "no valid credential: send `authorization: Bearer TOKEN` in the metadata; a client certificate, or the user of "
-        "the peer socket, must be a tenant's in the policy, and the token's where there is one",
-    )
 
 
 def _denying(denial: ExecutorError) -> Handler:

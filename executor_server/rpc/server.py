@@ -24,6 +24,7 @@ from executor_server.core import Address, AddressError, ExecutorError, TcpAddres
 from executor_server.identity import Identities
 from executor_server.lifecycle import Observer
 from executor_server.rpc.auth import Authentication, current_principal
+from executor_server.rpc.callers import ClientCallers
 from executor_server.rpc.calls import CallLimits, held_calls
 from executor_server.rpc.errors import ErrorBorder, ignore_lost_callers
 from executor_server.rpc.handlers import OWN_METHODS
@@ -88,28 +89,27 @@ class RpcServer:
         observer: Observer | None = None,
         quotas: Quotas | None = None,
         interceptors: Sequence[grpc.aio.ServerInterceptor[Any, Any]] = (),
+        guards: Sequence[grpc.aio.ServerInterceptor[Any, Any]] = (),
     ) -> None:
         """Opens nothing yet.
 
         `quotas` limits the calls of a tenant; `observer` is notified of refused calls; `interceptors` come after
-        authentication.
+        authentication. `guards` are the last, and may raise an ExecutorError.
         """
         ignore_lost_callers()
-        notified = observer or Observer()
-
-        def on_refusal(method: str, error: ExecutorError) -> None:
-            known = method if method in OWN_METHODS else OTHER_METHODS
-            notified.request_refused(current_principal.get(None), known, error)
-
+        on_refusal = refusals_to(observer or Observer())
         self._settings = settings
         self._relay = (
             PeerRelay(settings.peer_socket, identities.knows_uid) if settings.peer_socket is not None else None
         )
         has_certificates = settings.tls is not None and settings.tls.client_ca is not None
-        self._authentication = Authentication(
+        callers = ClientCallers(
             identities,
             checks_connections=has_certificates or self._relay is not None,
             uid_of_peer=self._relay.uid_of if self._relay is not None else _no_uid,
+        )
+        self._authentication = Authentication(
+            callers,
             on_denial=on_refusal,
             admit_call=_admission(quotas, settings),
         )
@@ -121,8 +121,8 @@ class RpcServer:
         # The order matters: an unknown caller's call must not reach the handlers at all, and a denial is made outside
         # the error border, whose handlers are kept per method.
         self._server = grpc.aio.server(
-            interceptors=(self._authentication, *interceptors, ErrorBorder(on_refusal)),
-            options=_options(settings),
+            interceptors=(self._authentication, *interceptors, ErrorBorder(on_refusal), *guards),
+            options=server_options(settings),
             maximum_concurrent_rpcs=settings.max_concurrent_calls,
         )
         service_grpc.add_ExecutorServiceServicer_to_server(service, self._server)
@@ -137,7 +137,7 @@ class RpcServer:
         credentials = _credentials(self._settings.tls) if self._settings.tls is not None else None
         for address in self._settings.listen:
             try:
-                self._bound.append(self._bind(address, credentials))
+                self._bound.append(open_port(self._server, address, credentials))
             except AddressError as error:
                 if str(address) not in self._settings.unasked:
                     raise
@@ -145,7 +145,7 @@ class RpcServer:
         if not self._bound:
             raise AddressError(" ".join(self.unserved))
         if self._relay is not None and self._settings.peer_socket is not None:
-            self._inner.append(self._bind(self._settings.peer_socket.inner, None))
+            self._inner.append(open_port(self._server, self._settings.peer_socket.inner, None))
             self._relay.bind()
 
     async def start(self) -> list[str]:
@@ -175,22 +175,32 @@ class RpcServer:
             if isinstance(address, UnixAddress):
                 address.path.unlink(missing_ok=True)
 
-    def _bind(self, address: Address, credentials: grpc.ServerCredentials | None) -> Address:
-        if isinstance(address, UnixAddress):
-            addresses.clear_stale_socket(address)
-        else:
-            addresses.check_port(address)
-        try:
-            with addresses.umask(0o177):  # other users have no rights to the socket
-                if isinstance(address, TcpAddress) and credentials is not None:
-                    port = self._server.add_secure_port(str(address), credentials)
-                else:
-                    port = self._server.add_insecure_port(str(address))
-        except RuntimeError as error:  # grpc says no more than that; its log has the errno
-            raise AddressError(
-                f"Can't listen on {address}: it is in use, or not an address of this machine."
-            ) from error
-        return TcpAddress(address.host, port) if isinstance(address, TcpAddress) else address
+
+def refusals_to(observer: Observer) -> Callable[[str, ExecutorError], None]:
+    """Returns a function that notifies `observer` of a refused call, by its method and error."""
+
+    def on_refusal(method: str, error: ExecutorError) -> None:
+        known = method if method in OWN_METHODS else OTHER_METHODS
+        observer.request_refused(current_principal.get(None), known, error)
+
+    return on_refusal
+
+
+def open_port(server: grpc.aio.Server, address: Address, credentials: grpc.ServerCredentials | None) -> Address:
+    """Opens a listener; returns its address, with the port that was chosen for port 0. Raises AddressError."""
+    if isinstance(address, UnixAddress):
+        addresses.clear_stale_socket(address)
+    else:
+        addresses.check_port(address)
+    try:
+        with addresses.umask(0o177):  # other users have no rights to the socket
+            if isinstance(address, TcpAddress) and credentials is not None:
+                port = server.add_secure_port(str(address), credentials)
+            else:
+                port = server.add_insecure_port(str(address))
+    except RuntimeError as error:  # grpc says no more than that; its log has the errno
+        raise AddressError(f"Can't listen on {address}: it is in use, or not an address of this machine.") from error
+    return TcpAddress(address.host, port) if isinstance(address, TcpAddress) else address
 
 
 def _admission(quotas: Quotas | None, settings: ServerSettings) -> Callable[[str, str], Awaitable[None]]:
@@ -207,7 +217,7 @@ def _no_uid(_peer: str) -> int | None:
     return None
 
 
-def _options(settings: ServerSettings) -> Sequence[tuple[str, int]]:
+def server_options(settings: ServerSettings) -> Sequence[tuple[str, int]]:
     has_certificates = settings.tls is not None and settings.tls.client_ca is not None
     age_ms = round(MAX_CONNECTION_AGE_S * 1000) if has_certificates else 2**31 - 1  # without end
     return (

@@ -34,14 +34,16 @@ from executor_server.rpc import checks
 T = TypeVar("T")
 K = TypeVar("K")
 
-MAX_MESSAGE_BYTES = 32 * 1024 * 1024
-"""Bytes of one message; the largest that can come about is that of a full file of tokens."""
+MAX_CONTROL_BYTES = 32 * 1024 * 1024
+"""Bytes of a message of the front; the largest that can come about is that of a full file of tokens."""
+MAX_REPORT_BYTES = 4 * 1024 * 1024
+"""Bytes of a message of a node. Empty entries in more of them would take the front seconds to parse."""
 MAX_POLICY_BYTES = 1024 * 1024
 MAX_TOKENS_BYTES = 16 * 1024 * 1024
 MAX_STATE_KEY_BYTES = 512
-MAX_SESSIONS = 65_536
+MAX_SESSIONS = 32_768
 """Sessions of one node, those that have ended since its last report included."""
-MAX_TENANTS = 65_536
+MAX_TENANTS = 8192
 MAX_BACKENDS = 16
 MAX_IMAGES = 1024
 MAX_WARM_KINDS = 1024

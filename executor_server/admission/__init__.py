@@ -5,5 +5,6 @@ sessions or the wire; it implements the protocols of `lifecycle`.
 """
 
 from executor_server.admission.controller import STOPPED_TEXT, Admission, must_stop
+from executor_server.admission.quota_checks import NodeShare
 from executor_server.admission.quotas import Capacity, Quotas
 from executor_server.admission.usage_store import UsageStore

@@ -51,6 +51,15 @@ class EgressWindows:
             self._left[tenant] = max(left_bytes, 0.0)
             self.ask_again(tenant)
 
+    def note_bound(self, tenant: str, left_bytes: float) -> None:
+        """Notes another quota: sessions that wait for it to have room ask again, and so do those with large windows."""
+        if left_bytes > 0 and (timer := self._waiting.pop(tenant, None)) is not None:
+            timer.cancel()
+            self._left[tenant] = 0.0
+            self.ask_again(tenant)
+        elif tenant in self._left:
+            self.note_used(tenant, left_bytes)
+
     def forget(self, tenant: str) -> None:
         """Drops what is known of a tenant that has no quota any more, or uses nothing."""
         self._left.pop(tenant, None)

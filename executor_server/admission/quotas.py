@@ -27,16 +27,22 @@ import asyncio
 import math
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from executor_server.admission.egress_windows import EgressWindows
+from executor_server.admission.quota_checks import (
+    NO_SHARE,
+    NodeShare,
+    check_capacity,
+    check_node_share,
+    check_number,
+    check_window,
+)
 from executor_server.admission.usage_store import MinuteUse, UsageStore
 from executor_server.admission.window import Window
 from executor_server.core import (
     ExecutionLimits,
-    Reason,
-    ResourceExhausted,
     Result,
     SessionFacts,
     TooManySessions,
@@ -49,6 +55,7 @@ from executor_server.policy import QuotasTable
 SESSION_RETRY_S = 2.0
 EXECUTION_RETRY_S = 1.0
 CALL_RETRY_S = 0.5
+NODE_SHARE_RETRY_S = 5.0
 # Seconds of use that a killed daemon may leave unwritten.
 WRITE_INTERVAL_S = 1.0
 # Seconds between two searches for tenants that use nothing.
@@ -142,6 +149,7 @@ class Quotas(Observer):
         self._windows = EgressWindows()
         self._tenants: dict[str, _Tenant] = {}
         self._forgot_s = clock()
+        self._shares: Mapping[str, NodeShare] = {}  # in a fleet
         self._unwritten: dict[tuple[str, int], MinuteUse] = {}
         self._writing: asyncio.TimerHandle | None = None
         if store is not None:
@@ -162,11 +170,11 @@ class Quotas(Observer):
         """Reserves one session and returns the function that releases it. Raises ResourceExhausted."""
         quotas, counted, now_s = self._quotas_of(tenant), self._tenant(tenant), self._clock()
         there = len(counted.sessions) + counted.reserved_sessions
-        _check_number("sessions", there, quotas.sessions, SESSION_RETRY_S, TooManySessions)
+        check_number("sessions", there, quotas.sessions, SESSION_RETRY_S, TooManySessions)
         if self._capacity is not None and quotas.sessions is None and self._capacity.is_shared():
             all_there = sum(len(each.sessions) + each.reserved_sessions for each in self._tenants.values())
-            _check_share("sessions", there, all_there, self._capacity.sessions, SESSION_RETRY_S, TooManySessions)
-        _check_window("creations_per_minute", counted.creations, quotas.creations_per_minute, now_s)
+            check_capacity("sessions", there, all_there, self._capacity.sessions, SESSION_RETRY_S, TooManySessions)
+        check_window("creations_per_minute", counted.creations, quotas.creations_per_minute, now_s)
         counted.creations.add(1, now_s)
         counted.reserved_sessions += 1
 
@@ -182,9 +190,11 @@ class Quotas(Observer):
         tenant = session.owner.tenant
         quotas, counted, now_s = self._quotas_of(tenant), self._tenant(tenant), self._clock()
         there = len(counted.executions) + len(counted.reserved_executions)
-        _check_number("executions", there, quotas.executions, EXECUTION_RETRY_S)
-        _check_window("cpu_time_s_per_hour", counted.cpu_time_s, quotas.cpu_time_s_per_hour, now_s)
-        _check_window("output_bytes_per_hour", counted.output_bytes, quotas.output_bytes_per_hour, now_s)
+        check_number("executions", there, quotas.executions, EXECUTION_RETRY_S)
+        check_window("cpu_time_s_per_hour", counted.cpu_time_s, quotas.cpu_time_s_per_hour, now_s)
+        check_window("output_bytes_per_hour", counted.output_bytes, quotas.output_bytes_per_hour, now_s)
+        if self._shares:
+            self._check_node_share(tenant, there, counted, now_s)
         key = (session.session_id, execution_id)
         counted.reserved_executions[key] = limits.cpu_time_s
 
@@ -193,12 +203,21 @@ class Quotas(Observer):
 
         return release
 
+    def _check_node_share(self, tenant: str, executions: int, counted: _Tenant, now_s: float) -> None:
+        share = self._shares.get(tenant, NO_SHARE)
+        check_node_share("executions", executions, share.executions, EXECUTION_RETRY_S)
+        for quota, window, most in (
+            ("cpu_time_s_per_hour", counted.cpu_time_s, share.cpu_time_s),
+            ("output_bytes_per_hour", counted.output_bytes, share.output_bytes),
+        ):
+            check_node_share(quota, window.total(now_s), most, NODE_SHARE_RETRY_S)
+
     def reserve_call(self, tenant: str, *, beyond: int = 0) -> Callable[[], None]:
         """Counts one more open call, up to `beyond` above the quota; returns what ends it. Raises ResourceExhausted."""
         counted, most = self._tenant(tenant), self._quotas_of(tenant).calls
-        _check_number("calls", counted.calls - beyond, most, CALL_RETRY_S)
+        check_number("calls", counted.calls - beyond, most, CALL_RETRY_S)
         if self._capacity is not None and most is None and self._capacity.is_shared():
-            _check_share("calls", counted.calls - beyond, self._calls, self._capacity.calls, CALL_RETRY_S)
+            check_capacity("calls", counted.calls - beyond, self._calls, self._capacity.calls, CALL_RETRY_S)
         counted.calls += 1
         self._calls += 1
 
@@ -210,13 +229,26 @@ class Quotas(Observer):
 
     def network_window(self, tenant: str) -> int | None:
         """Returns the bytes that a session may move until it asks again (egress_windows.py); None without a quota."""
-        quota = self._quotas_of(tenant).egress_bytes_per_hour
+        quota = self._egress_bound(tenant)
         if quota is None:
             self._windows.forget(tenant)
             return None
         counted, now_s = self._tenant(tenant), self._clock()
         left_bytes, wait_s = quota - counted.egress_bytes.total(now_s), counted.egress_bytes.wait_s(quota, now_s)
         return self._windows.grant(tenant, left_bytes, len(counted.sessions) + counted.reserved_sessions, wait_s)
+
+    def _egress_bound(self, tenant: str) -> int | None:
+        quota, share = self._quotas_of(tenant).egress_bytes_per_hour, self._shares.get(tenant, NO_SHARE).egress_bytes
+        return share if quota is None else quota if share is None else min(quota, share)
+
+    def share_with_nodes(self, shares: Mapping[str, NodeShare]) -> None:
+        """Sets what tenants may use here of quotas that hold for all nodes of a fleet together; for others nothing."""
+        before, self._shares = self._shares, shares
+        for tenant in before.keys() | shares.keys():
+            if before.get(tenant, NO_SHARE).egress_bytes != shares.get(tenant, NO_SHARE).egress_bytes:
+                bound, counted = self._egress_bound(tenant), self._tenants.get(tenant)
+                used = counted.egress_bytes.total(self._clock()) if counted is not None else 0.0
+                self._windows.note_bound(tenant, math.inf if bound is None else bound - used)
 
     def on_window_change(self, ask_again: Callable[[str], None]) -> None:
         """Sets who has the sessions of a tenant ask for their windows again."""
@@ -268,7 +300,7 @@ class Quotas(Observer):
     def network_moved(self, session: SessionFacts, sent_bytes: int, received_bytes: int) -> None:
         tenant = session.owner.tenant
         self._charge(tenant, egress_bytes=sent_bytes + received_bytes)
-        if (quota := self._quotas_of(tenant).egress_bytes_per_hour) is not None:
+        if (quota := self._egress_bound(tenant)) is not None:
             self._windows.note_used(tenant, quota - self._tenant(tenant).egress_bytes.total(self._clock()))
 
     def _begin(self, session: SessionFacts, execution_id: str) -> None:
@@ -332,50 +364,6 @@ class Quotas(Observer):
         for name in [name for name, counted in self._tenants.items() if counted.use(now_s).is_nothing]:
             del self._tenants[name]
             self._windows.forget(name)
-
-
-def _check_number(
-    quota: str,
-    there: int,
-    most: int | None,
-    retry_after_s: float,
-    refusal: type[ResourceExhausted] = ResourceExhausted,
-) -> None:
-    if most is not None and there >= most:
-        raise refusal(
-            Reason.QUOTA_EXCEEDED,
-            f"quota {quota}: {most} at one time, and so many there are; one more can be when one has ended",
-            retry_after_s=retry_after_s,
-        )
-
-
-def _check_share(
-    quota: str,
-    there: int,
-    all_there: int,
-    capacity: int,
-    retry_after_s: float,
-    refusal: type[ResourceExhausted] = ResourceExhausted,
-) -> None:
-    """Refuses a tenant that holds as many as it leaves free; at the limit of the whole another check refuses."""
-    if 0 < capacity - all_there <= there:
-        raise refusal(
-            Reason.QUOTA_EXCEEDED,
-            f"quota {quota} is not set, so a tenant leaves as many free for others as it has: it has {there}, and of "
-            f"{capacity} there are {capacity - all_there} left",
-            retry_after_s=retry_after_s,
-        )
-
-
-def _check_window(quota: str, window: Window, most: float | None, now_s: float) -> None:
-    if most is None or window.total(now_s) < most:
-        return
-    wait_s = window.wait_s(most, now_s)
-    raise ResourceExhausted(
-        Reason.QUOTA_EXCEEDED,
-        f"quota {quota}: {most:g}, and {window.total(now_s):g} are used; there is room again in {math.ceil(wait_s)} s",
-        retry_after_s=wait_s,
-    )
 
 
 def _once(release: Callable[[], None]) -> Callable[[], None]:

@@ -36,6 +36,8 @@ class SessionEnd(enum.StrEnum):
     OWNER_GONE = "the client that it belonged to was not heard of for too long"
     KILLED = "an administrator ended the session"
     STOPPED = "the daemon stopped"
+    LEASE_LOST = "the node lost its lease"
+    FOREIGN = "its id is of another node or another epoch than the daemon that came back"
 
 
 class Observer:

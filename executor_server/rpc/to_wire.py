@@ -84,6 +84,8 @@ def session_to(session: Session) -> pb.Session:
         packages=spec.sandbox.packages.requirements if spec.sandbox.packages is not None else (),
         environment_id=session.environment_id,
         images_with_missing=session.images_with_missing,
+        node=session.node,
+        address=session.address,
     )
 
 

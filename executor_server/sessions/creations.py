@@ -28,7 +28,7 @@ class Creations:
         self._requests: dict[RequestKey, asyncio.Future[Session]] = {}
         self._leases: dict[RequestKey, str] = {}  # leases that will hold the sessions being made
         self._withdrawn: OrderedDict[RequestKey, None] = OrderedDict()
-        self.under_way = 0
+        self.count = 0
 
     def find(self, key: RequestKey) -> asyncio.Future[Session] | None:
         """Returns the making of a session, done or not. Raises NotFound when the request was withdrawn."""
@@ -40,7 +40,7 @@ class Creations:
         self, key: RequestKey, making: Coroutine[None, None, Session], lease_id: str | None
     ) -> asyncio.Future[Session]:
         """Makes a session in a task; it counts as under way from here on, and not only when the task first runs."""
-        self.under_way += 1
+        self.count += 1
         creation = self._requests[key] = asyncio.create_task(making)
         if lease_id is not None:
             self._leases[key] = lease_id
@@ -48,10 +48,14 @@ class Creations:
         return creation
 
     def _settle(self, key: RequestKey, creation: asyncio.Future[Session]) -> None:
-        self.under_way -= 1
+        self.count -= 1
         self._leases.pop(key, None)
         if creation.cancelled() or creation.exception() is not None:
             del self._requests[key]
+
+    def under_way(self) -> list[RequestKey]:
+        """Returns the requests whose sessions are being made."""
+        return [key for key, creation in self._requests.items() if not creation.done()]
 
     def remember(self, key: RequestKey, session: Session) -> None:
         """Notes a session that this request made under an earlier daemon."""

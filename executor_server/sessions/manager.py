@@ -32,7 +32,8 @@ from executor_server.policy import Policy
 from executor_server.pool import WarmPool
 from executor_server.sessions.creations import Creations, withdrawn
 from executor_server.sessions.leases import Leases, Released, Renewal, SessionKey
-from executor_server.sessions.own_sessions import with_own_sessions
+from executor_server.sessions.notes import UseNotes
+from executor_server.sessions.own_sessions import no_room, with_own_sessions
 from executor_server.sessions.policy_changes import End, Keep, Tighten, decide
 from executor_server.sessions.recovery import recover_sessions
 from executor_server.sessions.session import Session
@@ -43,8 +44,6 @@ from executor_server.sessions.teardown import Teardown
 _log = structlog.get_logger(__name__)
 
 _RETRY_AFTER_S = 2.0
-# Seconds between two writes of the sessions' last use to the registry.
-_NOTE_USE_INTERVAL_S = 5.0
 
 
 class SessionManager:
@@ -69,11 +68,13 @@ class SessionManager:
         )
         self._creations = Creations()
         self._leases = Leases(lambda key: self._sessions[key].spec.limits.owner_grace_s)
+        self.requests_under_way = self._creations.under_way
+        self.restart_leases = self._leases.restart_all
         self._teardown = Teardown(registry, self._hooks.observer)
         self._draining = False  # by an administrator, who may undo it
         self._stopping = False
         self._sweeper: asyncio.Task[None] | None = None
-        self._noted_use_s = time.monotonic()
+        self._notes = UseNotes(registry)
         self._reading = ReadingShares()
         self._memory = JournalMemory(settings.journal_total_bytes, settings.max_sessions)
 
@@ -89,7 +90,9 @@ class SessionManager:
             self._add_recovered(session, holders.get(session.session_id, ()))
 
         await recover_sessions(self._backend, self._registry, self._settings, self._hooks, on_found)
-        await asyncio.shield(asyncio.gather(*self._end_overdue()))
+        foreign = [each for each in self._sessions.values() if self._hooks.ids.is_foreign(each.session_id)]
+        ended = [self._begin_end(session, SessionEnd.FOREIGN) for session in foreign]
+        await asyncio.shield(asyncio.gather(*ended, *self._end_overdue()))
 
     def _add_recovered(self, session: Session, holders: Sequence[str]) -> None:
         self._share(session)
@@ -106,7 +109,7 @@ class SessionManager:
 
     async def start(self) -> None:
         """Begins to sweep: sessions that are unused, too old, or held by no living client, end."""
-        self._leases.restart_all()  # no client could renew one while there was no daemon
+        self.restart_leases()
         self._sweeper = asyncio.create_task(self._sweep_forever())
 
     # -- making and finding ----------------------------------------------------------------------------------------
@@ -136,10 +139,8 @@ class SessionManager:
 
     def _require_room(self, principal: Principal) -> None:
         self._require_taking()
-        if len(self._sessions) + self._creations.under_way >= self._settings.max_sessions:
-            message = f"the daemon has its {self._settings.max_sessions} sessions; end one, or try again later"
-            refusal = TooManySessions(Reason.TOO_MANY_SESSIONS, message, retry_after_s=_RETRY_AFTER_S)
-            raise with_own_sessions(refusal, self.list(principal))
+        if len(self._sessions) + self._creations.count >= self._settings.max_sessions:
+            raise no_room(self._settings.max_sessions, self.list(principal))
 
     async def _made(self, creation: asyncio.Future[Session]) -> Session:
         """Waits for a session. Its making goes on when the caller leaves: a repeated request finds it."""
@@ -193,8 +194,8 @@ class SessionManager:
         """Returns the caller's session. Raises NotFound; PreconditionFailed when its registry row was damaged."""
         session = self._sessions.get((principal.tenant, session_id))
         if session is None:
-            if (damage := self._registry.unbelieved.get(session_id)) is not None:
-                raise PreconditionFailed(Reason.SESSION_LOST, f"the session is lost: {damage}")
+            if why := self._registry.unbelieved.get(session_id) or self._hooks.ids.why_lost(session_id):
+                raise PreconditionFailed(Reason.SESSION_LOST, f"the session is lost: {why}")
             raise _not_found(session_id)
         return session
 
@@ -335,20 +336,9 @@ class SessionManager:
         for session in self._sessions.values():
             session.note_use()
             session.check_guest()
-        if time.monotonic() - self._noted_use_s > _NOTE_USE_INTERVAL_S:
-            self._noted_use_s = time.monotonic()
-            self._registry.note_use([session.use for session in self._sessions.values()])
-        self._note_network()
+        self._notes.write(self._sessions.values())
         # Not awaited: a slow backend must not keep the sweeper from its next round.
         self._end_overdue()
-
-    def _note_network(self) -> None:
-        """Writes what sessions have used of the network since the last sweep; the next one does where that fails."""
-        networks = {each.session_id: each.network for each in self._sessions.values()}
-        used = {session_id: usage for session_id, each in networks.items() if (usage := each.unwritten())}
-        if used and self._registry.note_network(used):
-            for session_id, usage in used.items():
-                networks[session_id].note_written(usage)
 
     def _end_overdue(self) -> Sequence[asyncio.Task[None]]:
         """Begins to end sessions whose time is over, and those whose clients are overdue."""
@@ -367,6 +357,17 @@ class SessionManager:
 
     def take_again(self) -> None:
         self._draining = False
+
+    async def end_all(self, reason: SessionEnd, patience_s: float) -> None:
+        """Ends all sessions and all creations; the caller lets none begin meanwhile. Idempotent.
+
+        Returns when no sandbox of theirs is left, or `patience_s` are over.
+        """
+        await self._creations.close()
+        for session in list(self._sessions.values()):
+            _ = self._begin_end(session, reason)
+        await self._teardown.finish()
+        await self._teardown.destroy_left(patience_s)
 
     async def drain(self, grace_s: float) -> None:
         """Refuses new sessions and executions, and waits at most `grace_s` for those that run."""

@@ -5,13 +5,20 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from executor_server.core import ResourceExhausted, TooManySessions
+from executor_server.core import Reason, ResourceExhausted, TooManySessions
 from executor_server.sessions.session import Session
 
 # The text travels in the trailers of a call, which have room for about a thousand bytes.
 _MAX_LISTED = 8
 _MAX_LABEL_CHARS = 24
+_RETRY_AFTER_S = 2.0
 _HOW_TO_END = "End one: `executor rm SESSION`, `executor rm --all`, or session.close()"
+
+
+def no_room(max_sessions: int, own: Sequence[Session]) -> ResourceExhausted:
+    """Returns the refusal of a daemon that has all its sessions."""
+    message = f"the daemon has its {max_sessions} sessions; end one, or try again later"
+    return with_own_sessions(TooManySessions(Reason.TOO_MANY_SESSIONS, message, retry_after_s=_RETRY_AFTER_S), own)
 
 
 def with_own_sessions(refusal: TooManySessions, own: Sequence[Session]) -> ResourceExhausted:

@@ -64,6 +64,7 @@ class Session:
         self.create_time_s = record.create_time_s
         self.missing_modules: tuple[str, ...] = ()  # needed or authorized, and not in the sandbox
         self.images_with_missing: tuple[str, ...] = ()  # those that are known to have all of these
+        self.node, self.address = hooks.ids.node, hooks.ids.address
         self.environment_id = hooks.environment_of(record.sandbox_id) if record.spec.sandbox.packages else ""
         self._admission = hooks.admission
         self._observer = hooks.observer
@@ -376,6 +377,10 @@ class Session:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self.executions.journal.close()
         await self.network.close()
+        await self._sandbox.destroy()
+
+    async def destroy_again(self) -> None:
+        """Tries once more what `close` could not do. Raises SandboxFailure."""
         await self._sandbox.destroy()
 
     async def _destroy_sandbox(self) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -114,7 +113,7 @@ class SessionFactory:
         self, principal: Principal, request: SessionRequest, ready: ReadySandbox, *, may_add: bool
     ) -> Session | SessionSpec:
         """Makes a session in this sandbox; returns the spec of another sandbox to take when this one is of no use."""
-        record = _record(principal, request, ready)
+        record = _record(self._hooks.ids.new(), principal, request, ready)
         session = Session(record, ready.sandbox, ready.channel, self._registry, self._settings, self._hooks)
         self._prepare(session)
         self.in_set_up.add(session)
@@ -195,12 +194,12 @@ async def prepare_environment(backend: Backend, tenant: str, spec: SandboxSpec) 
     return environment
 
 
-def _record(principal: Principal, request: SessionRequest, ready: ReadySandbox) -> SessionRecord:
+def _record(session_id: str, principal: Principal, request: SessionRequest, ready: ReadySandbox) -> SessionRecord:
     info = ready.channel.info
     assert info is not None, "a sandbox that is ready has an answer of its guest"
     now = time.time()
     return SessionRecord(
-        session_id=secrets.token_hex(16),
+        session_id=session_id,
         owner=principal,
         request_id=request.request_id,
         spec=request.spec,

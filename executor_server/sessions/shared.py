@@ -10,6 +10,7 @@ from executor_server.channel import MAX_PAYLOAD_BYTES
 from executor_server.core import SessionFacts, SessionSpec
 from executor_server.egress import Egress
 from executor_server.lifecycle import AdmissionController, Observer
+from executor_server.sessions.session_ids import SessionIds
 
 
 @dataclass(frozen=True)
@@ -36,13 +37,15 @@ class SessionHooks:
     """The parts of the daemon that sessions work with.
 
     They are asked before something happens in a session (admission), notified after it has (observer), serve the
-    sessions that have a network (egress), and name the environment of a sandbox by its id (environment_of).
+    sessions that have a network (egress), name the environment of a sandbox by its id (environment_of), and make the
+    ids of sessions (ids).
     """
 
     admission: AdmissionController = field(default_factory=AdmissionController)
     observer: Observer = field(default_factory=Observer)
     egress: Egress | None = None  # None: listeners in sandboxes are not served
     environment_of: Callable[[str], str] = field(default=lambda _sandbox_id: "")
+    ids: SessionIds = field(default_factory=SessionIds)
 
 
 class SessionServices(Protocol):

@@ -87,8 +87,12 @@ class StateArchives:
         """`directory` is the daemon's own; created when it is missing."""
         directory.mkdir(mode=0o700, exist_ok=True)
         self._directory = directory
-        self._key = key
         self._open: Counter[str] = Counter()
+        self.use_key(key)
+
+    def use_key(self, key: bytes) -> None:
+        """Signs and checks with this key from here on."""
+        self._key = key
         self.key_id = hashlib.sha256(b"key of states:" + key).hexdigest()[:_KEY_ID_CHARS]
 
     @contextmanager

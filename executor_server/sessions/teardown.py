@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import OrderedDict
 from collections.abc import Coroutine
 
 import structlog
@@ -12,17 +13,23 @@ from executor_server.journal import Registry
 from executor_server.lifecycle import Observer
 from executor_server.sessions.session import Session
 
+# Seconds between two attempts to destroy a sandbox that could not be destroyed, and those that are remembered.
+_DESTROY_AGAIN_S = 1.0
+_MAX_LEFT = 1024
+
 _log = structlog.get_logger(__name__)
 
 
-async def close_session(session: Session, registry: Registry, reason: str) -> None:
-    """Forgets a session and destroys its sandbox."""
+async def close_session(session: Session, registry: Registry, reason: str) -> bool:
+    """Forgets a session and destroys its sandbox. Returns False when that may still live."""
     # The row goes first: a sandbox without a row is destroyed by the next daemon, should this one be killed here.
     registry.forget(session.session_id)
     try:
         await session.close(reason)
     except SandboxFailure as failure:
         _log.error("sandbox_not_destroyed", session_id=session.session_id, error=str(failure))
+        return False
+    return True
 
 
 class Teardown:
@@ -32,6 +39,7 @@ class Teardown:
         self._registry = registry
         self._observer = observer
         self._tasks: set[asyncio.Task[None]] = set()
+        self._left: OrderedDict[str, Session] = OrderedDict()  # sessions that have ended and whose sandbox may live
 
     def begin(self, session: Session, reason: str) -> asyncio.Task[None]:
         """Ends a session that the manager has removed already, so that only one caller ends it."""
@@ -48,8 +56,24 @@ class Teardown:
         """Waits for all that was begun."""
         await asyncio.gather(*self._tasks)
 
+    async def destroy_left(self, patience_s: float) -> None:
+        """Tries again to destroy the sandboxes that could not be, until none is left or `patience_s` are over."""
+        give_up_s = asyncio.get_running_loop().time() + patience_s
+        while self._left and asyncio.get_running_loop().time() < give_up_s:
+            for session_id, session in list(self._left.items()):
+                try:
+                    await session.destroy_again()
+                    del self._left[session_id]
+                except SandboxFailure as failure:
+                    _log.error("sandbox_not_destroyed", session_id=session_id, error=str(failure))
+            if self._left:
+                await asyncio.sleep(_DESTROY_AGAIN_S)
+
     async def _end(self, session: Session, reason: str) -> None:
-        await close_session(session, self._registry, reason)
+        if not await close_session(session, self._registry, reason):
+            self._left[session.session_id] = session
+            while len(self._left) > _MAX_LEFT:
+                self._left.popitem(last=False)
         await asyncio.sleep(0)  # the ends of its executions are reported first
         self._observer.session_ended(session.facts, reason)
         _log.info("session_ended", session_id=session.session_id, tenant=session.owner.tenant, reason=str(reason))

@@ -161,8 +161,10 @@ def test_the_clients_public_names_are_imported_when_asked_for() -> None:
         executor_client.Nothing  # noqa: B018
 
 
-# Each keeps an SDK to itself and is imported only where it is configured; the last two serve the command line.
+# Each keeps an SDK to itself and is imported only where it is configured, as the halves of a fleet are; the last two
+# serve the command line.
 SUBPACKAGES = (
+    "rpc.fleet",
     "backends.docker",
     "backends.e2b",
     "backends.local",

@@ -11,7 +11,7 @@ from executor_server.core import Reason, ResourceExhausted
 
 @dataclass(frozen=True)
 class NodeShare:
-    """What a tenant may use on this node of a fleet, its use here so far included; None: no bound besides the quota."""
+    """The use that a tenant may make of this node of a fleet, its use so far included; None: the quota is the bound."""
 
     executions: int | None = None
     cpu_time_s: float | None = None

@@ -149,7 +149,7 @@ class Quotas(Observer):
         self._windows = EgressWindows()
         self._tenants: dict[str, _Tenant] = {}
         self._forgot_s = clock()
-        self._shares: Mapping[str, NodeShare] = {}  # in a fleet
+        self._shares: dict[str, NodeShare] = {}  # in a fleet
         self._unwritten: dict[tuple[str, int], MinuteUse] = {}
         self._writing: asyncio.TimerHandle | None = None
         if store is not None:
@@ -242,10 +242,10 @@ class Quotas(Observer):
         return share if quota is None else quota if share is None else min(quota, share)
 
     def share_with_nodes(self, shares: Mapping[str, NodeShare]) -> None:
-        """Sets what tenants may use here of quotas that hold for all nodes of a fleet together; for others nothing."""
-        before, self._shares = self._shares, shares
-        for tenant in before.keys() | shares.keys():
-            if before.get(tenant, NO_SHARE).egress_bytes != shares.get(tenant, NO_SHARE).egress_bytes:
+        """Sets what these tenants may use here of quotas that hold for all nodes of a fleet together."""
+        for tenant, share in shares.items():
+            before, self._shares[tenant] = self._shares.get(tenant, NO_SHARE), share
+            if before.egress_bytes != share.egress_bytes:
                 bound, counted = self._egress_bound(tenant), self._tenants.get(tenant)
                 used = counted.egress_bytes.total(self._clock()) if counted is not None else 0.0
                 self._windows.note_bound(tenant, math.inf if bound is None else bound - used)
@@ -363,6 +363,7 @@ class Quotas(Observer):
         self._forgot_s = now_s
         for name in [name for name, counted in self._tenants.items() if counted.use(now_s).is_nothing]:
             del self._tenants[name]
+            self._shares.pop(name, None)
             self._windows.forget(name)
 
 

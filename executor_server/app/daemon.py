@@ -14,6 +14,7 @@ from contextlib import AsyncExitStack, closing
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
+from typing import TYPE_CHECKING
 
 import structlog
 import uvloop
@@ -21,6 +22,7 @@ import uvloop
 from executor_server.admission import STOPPED_TEXT, Admission, Quotas, UsageStore, must_stop
 from executor_server.app.egress import EgressOwner
 from executor_server.app.environments import EnvironmentOwner
+from executor_server.app.parts import Parts
 from executor_server.app.settings import (
     backends_of,
     capacity_of,
@@ -38,12 +40,15 @@ from executor_server.core import Principal, logs
 from executor_server.fairness import CpuShares, FairSemaphore
 from executor_server.identity import Identities, TokenFile, TokenFileError, Tokens
 from executor_server.journal import Registry
-from executor_server.lifecycle import AdmissionController, Observer, Observers
+from executor_server.lifecycle import AdmissionController, Observers
 from executor_server.policy import Policy, PolicyStore
 from executor_server.pool import BackendSet, WarmPool
-from executor_server.rpc import AdminService, ExecutorService, RpcServer, ServerSettings
-from executor_server.sessions import SessionHooks, SessionManager, StateArchives
+from executor_server.rpc import AdminService, ExecutorService, RpcServer
+from executor_server.sessions import SessionHooks, SessionIds, SessionManager, StateArchives
 from executor_server.telemetry import Sources, TimedAdmission
+
+if TYPE_CHECKING:
+    from executor_server.app.node import Node
 
 VERSION = version("remote-executor")
 # Seconds for calls to deliver what is already there, after the sessions have ended.
@@ -129,6 +134,8 @@ async def _start_up(config: Config, stack: AsyncExitStack) -> _Daemon:
     """
     settings = server_settings(config)
     own_state = stack.enter_context(state_dir.claim(config.server.state_dir))
+    node = _node(config, own_state)
+    config = config if node is None else node.config
     token_file = TokenFile(config.server.token_file or own_state.tokens_path)
     tokens = Tokens(state_dir.read_or_make_token(own_state), token_file)
     registry = stack.enter_context(closing(Registry(own_state)))
@@ -143,41 +150,59 @@ async def _start_up(config: Config, stack: AsyncExitStack) -> _Daemon:
     await environments.start(control.watchers.environment_observers())
     watchers, policies, quotas = control.watchers, control.policies, control.quotas
     shares = stack.enter_context(closing(CpuShares(lambda session, share: sessions.set_cpu_share(session, share))))
-    watching = (quotas, watchers.trail, watchers.connections, watchers.metrics, watchers.tracing, shares)
-    observer = Observers([each for each in watching if each is not None])
-    admission: AdmissionController = Admission(quotas, FairSemaphore(config.sessions.creations), watchers.log)
-    if watchers.metrics is not None:
-        admission = TimedAdmission(admission, watchers.metrics)
+    observer = Observers([quotas, *watchers.observers(), shares])
 
     pool = WarmPool(backend, pool_settings(config))
     stack.push_async_callback(pool.close)
-    hooks = SessionHooks(admission, observer, egress.service, environments.service.held_by)
+    ids = node.ids if node is not None else SessionIds()
+    admission = _admission(config, control, node)
+    hooks = SessionHooks(admission, observer, egress.service, environments.service.held_by, ids)
     sessions = SessionManager(backend, pool, registry, session_settings(config), hooks)
     quotas.on_window_change(sessions.renew_windows)
     if watchers.log is not None:
         watchers.log.on_failing(lambda: sessions.stop_executions(must_stop, STOPPED_TEXT))
-    server = _server(control, egress, environments, sessions, archives, observer, settings)
-    if watchers.trail is not None:
-        stack.callback(watchers.trail.daemon_stopped)
-    # The sessions end before the server does: their executions end as cancelled, and the callers still hear of it.
-    stack.push_async_callback(server.stop, STOP_GRACE_S)
-    stack.push_async_callback(sessions.close)
-    server.bind()
-    for problem in server.unserved:
-        _log.warning("address_not_served", problem=problem)
-    sources = _sources(sessions, pool, policies, quotas, watchers, backend, environments)
-    await watchers.serve_metrics(stack, config.metrics.listen, sources)
+    parts = Parts(
+        sessions=sessions,
+        pool=pool,
+        quotas=quotas,
+        backend=backend,
+        policies=policies,
+        tokens=tokens,
+        archives=archives,
+        service=ExecutorService(lambda: policies.current, sessions, archives),
+        admin=_admin(control, egress, environments, sessions),
+        observer=observer,
+        settings=settings,
+        interceptors=watchers.interceptors(),
+    )
+    server = _bind(stack, parts, watchers, node)
+    await watchers.serve_metrics(stack, config.metrics.listen, _sources(parts, watchers, environments))
 
     # Before anything makes a sandbox: recovery destroys every sandbox that no session of an earlier daemon owns.
     await sessions.recover()
     _follow_policy(control, config, egress, pool, sessions)
     await sessions.start()
+    await _start_background(config, stack, backend, policies)
+    if node is not None:
+        await node.start()
+    return _Daemon(own_state, policies, egress, sessions, server)
+
+
+def _admission(config: Config, control: _Control, node: Node | None) -> AdmissionController:
+    watchers = control.watchers
+    admission: AdmissionController = Admission(control.quotas, FairSemaphore(config.sessions.creations), watchers.log)
+    if watchers.metrics is not None:
+        admission = TimedAdmission(admission, watchers.metrics)
+    return admission if node is None else node.admission(admission)
+
+
+async def _start_background(config: Config, stack: AsyncExitStack, backend: Backend, policies: PolicyStore) -> None:
+    """Begins to sweep the host, and to watch the policy's file."""
     sweeper = HostSweeper(backend, config.sessions.host_sweep_interval_s)
     stack.push_async_callback(sweeper.close)
     await sweeper.start()
     stack.push_async_callback(policies.close)
     await policies.start()
-    return _Daemon(own_state, policies, egress, sessions, server)
 
 
 async def _start_backends(
@@ -208,31 +233,52 @@ async def _start_control(
     return _Control(tokens, policies, listeners, quotas, watchers)
 
 
-def _server(
-    control: _Control,
-    egress: EgressOwner,
-    environments: EnvironmentOwner,
-    sessions: SessionManager,
-    archives: StateArchives,
-    observer: Observer,
-    settings: ServerSettings,
-) -> RpcServer:
+def _node(config: Config, own_state: StateDir) -> Node | None:
+    """Returns the parts of a node; None for a daemon that belongs to no fleet. Raises ConfigError, StateDirError."""
+    if config.fleet.role != "node":
+        return None
+    # Imported here: no other daemon needs them, nor the library for their certificates.
+    from executor_server.app.node import Node
+
+    return Node(config, own_state)
+
+
+def _bind(stack: AsyncExitStack, parts: Parts, watchers: Watchers, node: Node | None) -> RpcServer:
+    """Opens the listeners, for clients and for a front. Raises AddressError."""
+    server = RpcServer(
+        parts.service,
+        Identities(parts.tokens, lambda: parts.policies.current),
+        parts.settings,
+        admin=parts.admin,
+        observer=parts.observer,
+        quotas=parts.quotas,
+        interceptors=parts.interceptors,
+        guards=() if node is None else node.guards(parts.sessions),
+    )
+    if watchers.trail is not None:
+        stack.callback(watchers.trail.daemon_stopped)
+    # The sessions end before the server does: their executions end as cancelled, and the callers still hear of it.
+    stack.push_async_callback(server.stop, STOP_GRACE_S)
+    if node is not None:
+        node.bind(stack, parts)
+    stack.push_async_callback(parts.sessions.close)
+    server.bind()
+    for problem in server.unserved:
+        _log.warning("address_not_served", problem=problem)
+    return server
+
+
+def _admin(
+    control: _Control, egress: EgressOwner, environments: EnvironmentOwner, sessions: SessionManager
+) -> AdminService:
     policies, trail = control.policies, control.watchers.trail
-    return RpcServer(
-        ExecutorService(lambda: policies.current, sessions, archives),
-        Identities(control.tokens, lambda: policies.current),
-        settings,
-        admin=AdminService(
-            sessions,
-            control.quotas,
-            lambda: policies.current,
-            partial(_reload, policies, control.tokens, egress),
-            _record_nothing if trail is None else trail.admin_called,
-            environments.service,
-        ),
-        observer=observer,
-        quotas=control.quotas,
-        interceptors=control.watchers.interceptors(),
+    return AdminService(
+        sessions,
+        control.quotas,
+        lambda: policies.current,
+        partial(_reload, policies, control.tokens, egress),
+        _record_nothing if trail is None else trail.admin_called,
+        environments.service,
     )
 
 
@@ -266,22 +312,14 @@ def _record_nothing(_principal: Principal, _method: str, _target: str) -> None:
     """There is no audit log."""
 
 
-def _sources(
-    sessions: SessionManager,
-    pool: WarmPool,
-    policies: PolicyStore,
-    quotas: Quotas,
-    watchers: Watchers,
-    backend: Backend,
-    environments: EnvironmentOwner,
-) -> Sources:
+def _sources(parts: Parts, watchers: Watchers, environments: EnvironmentOwner) -> Sources:
     return Sources(
-        sessions=sessions.list_all,
-        pool=pool.stats,
-        policy=lambda: policies.current,
-        quotas=quotas,
+        sessions=parts.sessions.list_all,
+        pool=parts.pool.stats,
+        policy=lambda: parts.policies.current,
+        quotas=parts.quotas,
         audit=watchers.log.stats if watchers.log is not None else None,
-        backends=backend.states if isinstance(backend, BackendSet) else dict,
+        backends=parts.backend.states if isinstance(parts.backend, BackendSet) else dict,
         environments=environments.service.statistics,
     )
 

@@ -1,24 +1,27 @@
-"""A daemon as a node of a fleet: its link to the front, its lease, and what the front decides for it."""
+"""A daemon as a node of a fleet: its lease, its link to the front, and what the front decides for it.
+
+Without `fleet.role = "node"` nothing of this is made, and a daemon works as if there were no fleets.
+"""
 
 from __future__ import annotations
 
-import re
-import secrets
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
 from importlib.metadata import version
 
 import structlog
 
-from executor_server.admission import NodeShare, Quotas
+from executor_server.admission import NodeShare
 from executor_server.app.node_admission import LeasedAdmission
 from executor_server.app.node_control import NodeControl
 from executor_server.app.node_files import NodeFiles
-from executor_server.app.node_lease import LeaseKeeper
-from executor_server.app.node_reports import NodeReports, Reported
+from executor_server.app.node_lease import Fencing
+from executor_server.app.node_reports import NodeReports
+from executor_server.app.parts import Parts
+from executor_server.app.settings import policy_of
 from executor_server.config import Config, ConfigError, StateDir
-from executor_server.core import ExecutorError, TcpAddress, addresses
+from executor_server.core import AddressError, TcpAddress, addresses
 from executor_server.fleet import (
     CertificateError,
     Control,
@@ -28,31 +31,32 @@ from executor_server.fleet import (
     NodeReport,
     Renewal,
     Timing,
+    epoch_of,
     lease_clock,
+    new_session_id,
+    node_of,
     read_credentials,
 )
 from executor_server.lifecycle import AdmissionController
-from executor_server.rpc import Around, ServerSettings
+from executor_server.policy import load_policy
+from executor_server.rpc import Around, refusals_to
 from executor_server.rpc.fleet.lease_guard import LeaseGuard, fenced, placed_by_front
 from executor_server.rpc.fleet.node_link import FleetService
 from executor_server.rpc.fleet.node_server import FrontServices, NodeServer
 from executor_server.sessions import SessionIds, SessionManager
 
-PINGS_PER_ORPHAN_TIME = 4
 VERSION = version("remote-executor")
+PINGS_PER_ORPHAN_TIME = 4
+# A sandbox that was frozen gets its whole time again, once.
+ORPHAN_TIMES_UNTIL_GONE = 2
+# Seconds for calls of the front to end, after the sessions have.
 STOP_GRACE_S = 1.0
-
-_RANDOM_BYTES = 12
-_TAIL = re.compile(r"[0-9a-f]{32}")
 
 _log = structlog.get_logger(__name__)
 
 
 class NodeIds(SessionIds):
-    """Ids of a node: its name, 8 hexadecimal digits of the epoch, and 24 random ones.
-
-    So of every id that the node has ever made it is known if the session is lost: that of an earlier epoch is.
-    """
+    """Ids that name the node and the epoch: every one of an earlier epoch is known to be lost."""
 
     def __init__(self, node: str, address: str, epoch: Callable[[], int]) -> None:
         self.node = node
@@ -60,73 +64,166 @@ class NodeIds(SessionIds):
         self._epoch = epoch
 
     def new(self) -> str:
-        return f"{self.node}-{self._epoch():08x}{secrets.token_hex(_RANDOM_BYTES)}"
+        return new_session_id(self.node, self._epoch())
 
     def why_lost(self, session_id: str) -> str:
-        epoch = self._epoch_of(session_id)
-        return "the node lost its lease" if epoch is not None and epoch < self._epoch() else ""
+        is_lost = node_of(session_id) == self.node and epoch_of(session_id) < self._epoch()
+        return "the node lost its lease" if is_lost else ""
 
     def is_foreign(self, session_id: str) -> bool:
-        return self._epoch_of(session_id) != self._epoch()
-
-    def _epoch_of(self, session_id: str) -> int | None:
-        node, _, tail = session_id.rpartition("-")
-        return int(tail[:8], 16) if node == self.node and _TAIL.fullmatch(tail) else None
+        return node_of(session_id) != self.node or epoch_of(session_id) != self._epoch()
 
 
 class Node:
-    """The parts of a daemon that belongs to a fleet; implements `LinkedNode`. Nothing of it exists without a fleet."""
+    """The parts that only a node has. `LinkedNode` is implemented by `_Linked`, once the daemon's parts are there."""
 
     def __init__(self, config: Config, state_dir: StateDir) -> None:
-        """Raises ConfigError, StateDirError."""
+        """Raises ConfigError, StateDirError, AddressError."""
         fleet = config.fleet
         assert fleet.certificates is not None and fleet.listen is not None, "the configuration requires both of a node"
         try:
-            self._credentials = read_credentials(fleet.certificates, "node")
+            credentials = read_credentials(fleet.certificates, "node")
         except CertificateError as error:
             raise ConfigError([f"fleet.certificates: {error}"]) from error
-        self._folder = fleet.certificates
-        self._listen = addresses.parse(fleet.listen)
         self._files = NodeFiles(state_dir)
-        self._clock = lease_clock
-        timing = Timing(fleet.report_interval_s, fleet.lease_s, fleet.fence_s)
-        self._lease = NodeLease(self._files.read_record(), self._files.write_record, timing, self._clock())
-        self.guard = LeaseGuard(lambda: self._lease.serves(self._clock()))
-        self.ids = NodeIds(
-            self._credentials.member.node, _address_of(config), lambda: self._lease.epoch
-        )
         self.config = self._adapted(config)
-        """The configuration with what the fleet decides."""
-        self._labels = dict(fleet.labels)
-        self._quotas: Quotas | None = None
-        self._running: _Running | None = None
+        """The configuration, with what the fleet decides."""
+        self._check_policy()
+        timing = Timing(fleet.report_interval_s, fleet.lease_s, fleet.fence_s)
+        record = self._files.read_record()
+        self._lease = NodeLease(record, self._files.write_record, timing, lease_clock(), time.monotonic)
+        self._guard = LeaseGuard(self._serves)
+        self.ids = NodeIds(credentials.member.node, _address_of(config), lambda: self._lease.epoch)
+        self._begins: Sequence[Callable[[], Awaitable[None]]] = ()
+        _log.info("fleet_node", node=self.ids.node, epoch=record.epoch, address=self.ids.address)
 
     def _adapted(self, config: Config) -> Config:
-        """Policy, tokens and state key are the front's; sandboxes whose daemon is dead end as fast as those of a node
-        without a lease.
+        """Returns the configuration with the front's policy, tokens and state key.
+
+        A sandbox whose daemon is dead ends as fast as one of a node without a lease.
         """
         sessions = config.sessions
         orphan_time_s = min(sessions.orphan_time_s, config.fleet.fence_s)
-        ping_interval_s = min(sessions.ping_interval_s, orphan_time_s / PINGS_PER_ORPHAN_TIME)
-        key_file = self._files.state_key if self._files.state_key.exists() else config.state.key_file
+        times = {
+            "orphan_time_s": orphan_time_s,
+            "ping_interval_s": min(sessions.ping_interval_s, orphan_time_s / PINGS_PER_ORPHAN_TIME),
+        }
+        state_key = self._files.state_key if self._files.state_key.exists() else config.state.key_file
         return config.model_copy(
             update={
-                "sessions": sessions.model_copy(
-                    update={"orphan_time_s": orphan_time_s, "ping_interval_s": ping_interval_s}
-                ),
+                "sessions": sessions.model_copy(update=times),
                 "policy": config.policy.model_copy(update={"file": self._files.policy}),
                 "server": config.server.model_copy(update={"token_file": self._files.tokens}),
-                "state": config.state.model_copy(update={"key_file": key_file}),
+                "state": config.state.model_copy(update={"key_file": state_key}),
             }
         )
+
+    def _check_policy(self) -> None:
+        """Puts the built-in policy in place of one that this daemon can't serve any more; the front sends it again."""
+        try:
+            policy_of(self.config, load_policy(self._files.policy))
+        except ConfigError as error:
+            _log.error("fleet_policy_dropped", problems=error.problems)
+            self._files.drop_policy()
+
+    def _serves(self) -> bool:
+        return self._lease.serves(lease_clock())
+
+    def _require_lease(self) -> None:
+        if not self._serves():
+            raise fenced()
 
     def admission(self, admission: AdmissionController) -> AdmissionController:
         return LeasedAdmission(admission, self._require_lease)
 
-    def _require_lease(self) -> None:
-        if not self._lease.serves(self._clock()):
-            raise fenced()
-
-    def client_guards(self, sessions: SessionManager) -> list[Around]:
+    def guards(self, sessions: SessionManager) -> Sequence[Around]:
         """Returns the guards of the listener for clients."""
-        return [self.guard, placed_by_front(sessions.created)]
+        return self._guard, placed_by_front(sessions.created)
+
+    def bind(self, stack: AsyncExitStack, parts: Parts) -> None:
+        """Opens the listener for the front, until the stack is left; calls wait for `start`. Raises AddressError."""
+        config = self.config
+        assert config.fleet.listen is not None and config.fleet.certificates is not None
+        destroy_s = ORPHAN_TIMES_UNTIL_GONE * config.sessions.orphan_time_s
+        fencing = Fencing(self._lease, lease_clock, parts.sessions, self._guard.cut, destroy_s)
+        control = NodeControl(self._files, parts.policies, parts.tokens, parts.archives)
+        link = FleetService(_Linked(self.ids, config, fencing, NodeReports(config, parts, control), control, parts))
+        server = NodeServer(
+            addresses.parse(config.fleet.listen),
+            config.fleet.certificates,
+            FrontServices(link, parts.service, parts.admin),
+            parts.settings,
+            refusals_to(parts.observer),
+            interceptors=parts.interceptors,
+            guards=(self._guard,),
+        )
+        stack.push_async_callback(server.stop, STOP_GRACE_S)
+        stack.push_async_callback(link.last_report)
+        stack.push_async_callback(fencing.close)
+        _log.info("fleet_listening", address=str(server.bind()))
+        self._begins = (fencing.start, server.start)
+
+    async def start(self) -> None:
+        """Begins to serve the front."""
+        for begin in self._begins:
+            await begin()
+
+
+class _Linked:
+    """The node, as its link sees it."""
+
+    def __init__(
+        self,
+        ids: NodeIds,
+        config: Config,
+        fencing: Fencing,
+        reports: NodeReports,
+        control: NodeControl,
+        parts: Parts,
+    ) -> None:
+        self._ids = ids
+        self._labels = dict(config.fleet.labels)
+        self._fencing = fencing
+        self._reports = reports
+        self._control = control
+        self._quotas = parts.quotas
+
+    async def hello(self, hello: FrontHello) -> NodeHello:
+        await self._fencing.begin_link(hello)
+        return NodeHello(
+            node=self._ids.node,
+            epoch=self._fencing.epoch,
+            instance=self._fencing.instance,
+            address=self._ids.address,
+            labels=self._labels,
+            program_version=VERSION,
+        )
+
+    def report(self, *, full: bool) -> NodeReport:
+        # The time of sending is taken first: what comes after it makes the lease shorter, and not longer.
+        sequence = self._fencing.report_sent()
+        return self._reports.build(sequence, self._fencing.epoch, self._fencing.renewed_sequence, full=full)
+
+    def renewed(self, renewal: Renewal) -> None:
+        if self._fencing.renewed(renewal):
+            self._quotas.share_with_nodes(
+                {tenant: NodeShare(**vars(allowance)) for tenant, allowance in renewal.allowances.items()}
+            )
+
+    async def take_control(self, control: Control) -> None:
+        await self._control.take(control)
+
+
+def _address_of(config: Config) -> str:
+    """Returns the address at which clients reach this node. Raises ConfigError."""
+    if config.fleet.address is not None:
+        try:
+            addresses.parse(config.fleet.address)
+        except AddressError as error:
+            raise ConfigError([f"fleet.address: {error}"]) from error
+        return config.fleet.address
+    for text in config.server.listen:
+        address = addresses.parse(text)
+        if isinstance(address, TcpAddress) and address.port:
+            return text
+    raise ConfigError(["fleet.address: is missing, and server.listen has no TCP address that clients could use"])

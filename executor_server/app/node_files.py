@@ -40,6 +40,13 @@ class NodeFiles:
         except OSError as error:
             raise StateDirError(f"The folder {self._folder} can't be written: {error.strerror}.") from error
 
+    def drop_policy(self) -> None:
+        """Replaces the policy by the built-in one. Raises StateDirError."""
+        try:
+            private_files.write_private(self.policy, BUILT_IN_POLICY)
+        except OSError as error:
+            raise StateDirError(f"The file {self.policy} can't be written: {error.strerror}.") from error
+
     def read_record(self) -> NodeRecord:
         """Returns the record; a new one where there is none. Raises StateDirError for one that is damaged."""
         try:

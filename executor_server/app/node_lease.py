@@ -23,7 +23,7 @@ LOOK_INTERVAL_S = 0.1
 _log = structlog.get_logger(__name__)
 
 
-class LeaseKeeper:
+class Fencing:
     """Owns the task that looks at the lease, and the one that ends all sessions."""
 
     def __init__(
@@ -42,7 +42,7 @@ class LeaseKeeper:
         self._destroy_s = destroy_s
         self._state = NodeState.UNLINKED
         self._linking = asyncio.Lock()
-        self._fencing: asyncio.Task[None] | None = None
+        self._ending: asyncio.Task[None] | None = None
         self._looking: asyncio.Task[None] | None = None
 
     @property
@@ -50,8 +50,13 @@ class LeaseKeeper:
         return self._lease.epoch
 
     @property
-    def serves(self) -> bool:
-        return self._lease.serves(self._clock())
+    def instance(self) -> str:
+        return self._lease.record.instance
+
+    @property
+    def renewed_sequence(self) -> int:
+        """The last report whose answer has renewed the lease; 0 when none has."""
+        return self._lease.renewed_sequence
 
     async def start(self) -> None:
         """Begins to look at the lease."""
@@ -59,7 +64,7 @@ class LeaseKeeper:
 
     async def close(self) -> None:
         """Ends both tasks. Idempotent."""
-        for task in (self._looking, self._fencing):
+        for task in (self._looking, self._ending):
             if task is not None:
                 task.cancel()
                 await asyncio.gather(task, return_exceptions=True)
@@ -109,13 +114,13 @@ class LeaseKeeper:
 
     async def _fence(self) -> None:
         """Ends all sessions and begins the next epoch. Callers share one task, which ends though they leave."""
-        if self._fencing is None or self._fencing.done():
-            self._fencing = asyncio.create_task(self._end_epoch())
-        await asyncio.shield(self._fencing)
+        if self._ending is None or self._ending.done():
+            self._ending = asyncio.create_task(self._end_epoch())
+        await asyncio.shield(self._ending)
 
     async def _end_epoch(self) -> None:
         ended, epoch = len(self._sessions.list_all()), self._lease.epoch
-        _log.warning("fleet_fencing", epoch=epoch, sessions=ended)
+        _log.warning("fleet_ending", epoch=epoch, sessions=ended)
         self._cut()
         await self._sessions.end_all(SessionEnd.LEASE_LOST, self._destroy_s)
         self._lease.ended(self._clock())

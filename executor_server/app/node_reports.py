@@ -4,41 +4,31 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
 from executor_server.admission import Quotas
 from executor_server.app.node_control import NodeControl
+from executor_server.app.parts import Parts
 from executor_server.backends import Backend
 from executor_server.config import Config
 from executor_server.fleet import NodeBackend, NodeReport, NodeSession, TenantUse, WarmKind
-from executor_server.pool import BackendSet, WarmPool
+from executor_server.pool import BackendSet
 from executor_server.rpc.fleet.wire import MAX_TENANTS
-from executor_server.sessions import Session, SessionManager
-
-
-@dataclass(frozen=True)
-class Reported:
-    """The parts of the daemon that reports are about."""
-
-    sessions: SessionManager
-    pool: WarmPool
-    quotas: Quotas
-    backend: Backend
-    control: NodeControl
+from executor_server.sessions import Session
 
 
 class NodeReports:
     """Builds one report after the other; each says how the sessions differ from the report before."""
 
-    def __init__(self, config: Config, parts: Reported) -> None:
+    def __init__(self, config: Config, parts: Parts, control: NodeControl) -> None:
         self._config = config
         self._parts = parts
+        self._control = control
         self._images = _images_of(config)
         self._states = _states_of(parts.backend)
         self._reported: Mapping[str, NodeSession] = {}
 
-    def build(self, sequence: int, epoch: int, *, full: bool) -> NodeReport:
-        parts, control = self._parts, self._parts.control
+    def build(self, sequence: int, epoch: int, renewed: int, *, full: bool) -> NodeReport:
+        parts, control = self._parts, self._control
         now = {session.session_id: _session_of(session) for session in parts.sessions.list_all()}
         before: Mapping[str, NodeSession] = {} if full else self._reported
         self._reported = now
@@ -57,6 +47,7 @@ class NodeReports:
             closed=tuple(before.keys() - now.keys()),
             creating=tuple(NodeSession("", *request) for request in parts.sessions.requests_under_way()),
             tenants=self._tenants(),
+            renewed=renewed,
         )
 
     def _backends(self) -> tuple[NodeBackend, ...]:
@@ -100,8 +91,8 @@ def _load() -> float:
 
 
 def _images_of(config: Config) -> dict[str, tuple[str, ...]]:
-    sections = {"local": config.local, "docker": config.docker, "e2b": config.e2b}
-    return {name: tuple(sections[name].images) for name in config.server.backends}
+    images = {"local": [*config.local.images], "docker": [*config.docker.images], "e2b": [*config.e2b.images]}
+    return {name: tuple(images[name]) for name in config.server.backends}
 
 
 def _states_of(backend: Backend) -> Callable[[], Mapping[str, str]]:

@@ -13,6 +13,7 @@ from executor_server.audit import AuditLog, AuditTrail, ConnectionTrail
 from executor_server.config import Config
 from executor_server.environments import EnvironmentObserver
 from executor_server.identity import Tokens
+from executor_server.lifecycle import Observer
 from executor_server.policy import Policy, PolicyListener
 from executor_server.rpc import OWN_METHODS, Around, call_tracing, load_tracing, metering
 from executor_server.telemetry import Metrics, MetricsEndpoint, Sources, SourcesCollector
@@ -69,6 +70,11 @@ class Watchers:
         endpoint = MetricsEndpoint(self.metrics, listen)
         stack.push_async_callback(endpoint.close)
         await endpoint.start()
+
+    def observers(self) -> list[Observer]:
+        """Returns those that are notified of what happens in sessions."""
+        watching = (self.trail, self.connections, self.metrics, self.tracing)
+        return [each for each in watching if each is not None]
 
     def environment_observers(self) -> list[EnvironmentObserver]:
         """Returns those that are notified of environments that are made, used and removed."""

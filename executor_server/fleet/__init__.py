@@ -26,7 +26,7 @@ from executor_server.fleet.enrolment import (
     request_certificate,
     sign_request,
 )
-from executor_server.fleet.ids import is_node_name
+from executor_server.fleet.ids import epoch_of, is_node_name, new_session_id, node_of
 from executor_server.fleet.messages import (
     PROTOCOL,
     Allowance,
@@ -41,3 +41,5 @@ from executor_server.fleet.messages import (
     WarmKind,
     fingerprint_of,
 )
+from executor_server.fleet.node_lease import NodeLease, NodeRecord, NodeState
+from executor_server.fleet.timing import NodeRefused, Timing, lease_clock

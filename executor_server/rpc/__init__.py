@@ -10,6 +10,6 @@ from executor_server.rpc.calls import held_calls
 from executor_server.rpc.handlers import OWN_METHODS, Around
 from executor_server.rpc.meter import metering
 from executor_server.rpc.peer_socket import PeerSocket
-from executor_server.rpc.server import RpcServer, ServerSettings, TlsFiles
+from executor_server.rpc.server import RpcServer, ServerSettings, TlsFiles, refusals_to
 from executor_server.rpc.service import ExecutorService
 from executor_server.rpc.tracing import call_tracing, load_tracing

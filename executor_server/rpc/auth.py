@@ -59,7 +59,7 @@ current_principal: ContextVar[Principal] = ContextVar("current_principal")
 Other interceptors must not read it: a caller without a token is known only when the handler runs.
 """
 
-_named: ContextVar[Any] = ContextVar("named")  # what the call's metadata show
+_named: ContextVar[Any] = ContextVar("named")  # from `CallerSource.named_in`
 
 _log = structlog.get_logger(__name__)
 

@@ -358,16 +358,16 @@ class SessionManager:
     def take_again(self) -> None:
         self._draining = False
 
-    async def end_all(self, reason: SessionEnd, patience_s: float) -> None:
+    async def end_all(self, reason: SessionEnd, retry_s: float) -> None:
         """Ends all sessions and all creations; the caller lets none begin meanwhile. Idempotent.
 
-        Returns when no sandbox of theirs is left, or `patience_s` are over.
+        Returns when no sandbox of theirs is left, or `retry_s` are over.
         """
         await self._creations.close()
         for session in list(self._sessions.values()):
             _ = self._begin_end(session, reason)
         await self._teardown.finish()
-        await self._teardown.destroy_left(patience_s)
+        await self._teardown.destroy_left(retry_s)
 
     async def drain(self, grace_s: float) -> None:
         """Refuses new sessions and executions, and waits at most `grace_s` for those that run."""

@@ -56,9 +56,9 @@ class Teardown:
         """Waits for all that was begun."""
         await asyncio.gather(*self._tasks)
 
-    async def destroy_left(self, patience_s: float) -> None:
-        """Tries again to destroy the sandboxes that could not be, until none is left or `patience_s` are over."""
-        give_up_s = asyncio.get_running_loop().time() + patience_s
+    async def destroy_left(self, retry_s: float) -> None:
+        """Tries again to destroy the sandboxes that could not be, until none is left or `retry_s` are over."""
+        give_up_s = asyncio.get_running_loop().time() + retry_s
         while self._left and asyncio.get_running_loop().time() < give_up_s:
             for session_id, session in list(self._left.items()):
                 try:

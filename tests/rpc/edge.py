@@ -111,6 +111,8 @@ class FakeSession:
     missing_modules: tuple[str, ...] = ()
     images_with_missing: tuple[str, ...] = ()
     environment_id: str = ""
+    node: str = ""
+    address: str = ""
     network: FakeNetwork = field(default_factory=lambda: FakeNetwork())
     executions: dict[str, FakeExecution] = field(default_factory=dict)
     next_execution: FakeExecution = field(default_factory=FakeExecution)

@@ -196,8 +196,7 @@ async def test_streams_of_other_tokens_stay_open(tmp_path: Path, file: TokenFile
     async with serving(tmp_path, tokens=Tokens(TOKEN, file)) as edge:
         stream = await open_stream(edge, bearer(token))
         file.revoke(record.id)
-        tokens = edge.server._authentication._identities.tokens
-        await tokens.refresh()
+        await edge.server._authentication._callers.refresh()
         edge.server._authentication.cut_off_strangers()
         assert not stream.done()
         stream.cancel()

@@ -12,6 +12,7 @@ in memory.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 from typing import Any, Protocol, cast
 
@@ -27,12 +28,14 @@ from executor_server.rpc.handlers import Context
 
 HELLO_TIME_S = 10.0
 """Seconds for a front to say hello after it has opened a link."""
+LAST_REPORT_TIME_S = 1.0
+"""Seconds for the last report of a node that stops."""
 
 _log = structlog.get_logger(__name__)
 
 
 class LinkedNode(Protocol):
-    """What the link is for: the node's lease, reports and settings."""
+    """The node behind the link: its lease, its reports, its policy and tokens."""
 
     async def hello(self, hello: FrontHello) -> NodeHello:
         """Begins a link; returns when the node has ended what the front has reported lost.
@@ -60,6 +63,17 @@ class FleetService(fleet_grpc.FleetServiceServicer):
         self._link: asyncio.Task[Any] | None = None
         self._displaced: set[asyncio.Task[Any]] = set()
         self._report_soon = asyncio.Event()
+        self._reported = asyncio.Event()
+
+    async def last_report(self) -> None:
+        """Has what has ended reported before the node stops, where there is a link."""
+        if self._link is None:
+            return
+        self._reported.clear()
+        self.report_soon()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LAST_REPORT_TIME_S):
+                await self._reported.wait()
 
     def report_soon(self) -> None:
         """Has the next report sent at once."""
@@ -128,6 +142,7 @@ class FleetService(fleet_grpc.FleetServiceServicer):
             self._report_soon.clear()
             await context.write(wire.response_to(self._node.report(full=full)))
             full = False
+            self._reported.set()
             try:
                 async with asyncio.timeout(interval_s):
                     await self._report_soon.wait()

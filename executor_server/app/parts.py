@@ -1,0 +1,31 @@
+"""The parts of the daemon that a node of a fleet reports on and serves to its front."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from executor_server.admission import Quotas
+from executor_server.backends import Backend
+from executor_server.identity import Tokens
+from executor_server.lifecycle import Observer
+from executor_server.policy import PolicyStore
+from executor_server.pool import WarmPool
+from executor_server.rpc import AdminService, Around, ExecutorService, ServerSettings
+from executor_server.sessions import SessionManager, StateArchives
+
+
+@dataclass(frozen=True)
+class Parts:
+    sessions: SessionManager
+    pool: WarmPool
+    quotas: Quotas
+    backend: Backend
+    policies: PolicyStore
+    tokens: Tokens
+    archives: StateArchives
+    service: ExecutorService
+    admin: AdminService
+    observer: Observer
+    settings: ServerSettings
+    interceptors: Sequence[Around]

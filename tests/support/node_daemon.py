@@ -1,0 +1,126 @@
+"""A real daemon as a node of a fleet, without a front: tests bring their own."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from executor_client import AsyncExecutorClient
+from executor_server.fleet import issue_front, issue_node
+from tests.support.polling import eventually
+
+NODE = "n1"
+START_TIMEOUT_S = 60.0
+STOP_TIMEOUT_S = 60.0
+
+
+@dataclass
+class NodeDaemon:
+    """The node's process, which tests may kill, stop and start again."""
+
+    directory: Path
+    link_address: str
+    name: str
+    process: subprocess.Popen[bytes]
+
+    @property
+    def state_dir(self) -> Path:
+        return self.directory / "s"
+
+    @property
+    def front_folder(self) -> Path:
+        return self.directory / "fleet" / "front"
+
+    @property
+    def log(self) -> str:
+        return (self.directory / "log").read_text()
+
+    @property
+    def address(self) -> str:
+        return f"unix:{self.state_dir / 'executor.sock'}"
+
+    @property
+    def token(self) -> str:
+        return (self.state_dir / "token").read_text().strip()
+
+    def client(self, **options: Any) -> AsyncExecutorClient:
+        return AsyncExecutorClient(self.address, token=self.token, **options)
+
+    def signal(self, number: int) -> None:
+        self.process.send_signal(number)
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+    def start_again(self) -> None:
+        assert self.process.poll() is not None
+        self.process = _started(self.directory)
+        _wait_until_linkable(self)
+
+    def stop(self) -> int:
+        """Asks it to stop; returns its exit code."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGCONT)
+            self.process.send_signal(signal.SIGTERM)
+            self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(STOP_TIMEOUT_S)
+
+
+@contextmanager
+def node_daemon(config: str = "", *, fleet: str = "", name: str = NODE) -> Iterator[NodeDaemon]:
+    """Starts a node with these lines in its configuration, and in its section [fleet]."""
+    directory = Path(tempfile.mkdtemp(prefix="n-"))
+    issue_front(directory / "fleet")
+    folder = issue_node(directory / "fleet", name).folder
+    link_address = f"127.0.0.1:{_free_port()}"
+    (directory / "config.toml").write_text(
+        f'{config}\n[fleet]\nrole = "node"\ncertificates = "{folder}"\nlisten = "{link_address}"\n'
+        f'address = "unix:{directory / "s" / "executor.sock"}"\n{fleet}\n'
+    )
+    node = NodeDaemon(directory, link_address, name, _started(directory))
+    try:
+        _wait_until_linkable(node)
+        yield node
+    finally:
+        if node.process.poll() is not None and node.process.returncode != 0:
+            node.start_again()  # it ends what the killed one has left
+        code = node.stop()
+        assert code == 0, node.log[-8000:]
+        shutil.rmtree(directory)
+
+
+def _started(directory: Path) -> subprocess.Popen[bytes]:
+    listen = f"unix:{directory / 's' / 'executor.sock'}"
+    command = [sys.executable, "-m", "executor_server", "serve", "--listen", listen]
+    command += ["--config", str(directory / "config.toml")]
+    environment = {**os.environ, "EXECUTOR_STATE_DIR": str(directory / "s")}
+    with (directory / "log").open("ab") as output:
+        return subprocess.Popen(command, env=environment, stdout=output, stderr=subprocess.STDOUT)
+
+
+def _wait_until_linkable(node: NodeDaemon) -> None:
+    host, port = node.link_address.split(":")
+
+    def listens() -> bool:
+        assert node.process.poll() is None, node.log
+        with socket.socket() as probe:
+            return probe.connect_ex((host, int(port))) == 0
+
+    assert eventually(listens, timeout_s=START_TIMEOUT_S), node.log
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

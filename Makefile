@@ -20,6 +20,7 @@ WORKERS ?= $(shell echo $$((3 * $$(nproc))))
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.set-up
+RAY_STAMP := $(VENV)/.set-up-with-ray
 
 # The oldest generator whose output is right: what it writes works with its own version of grpcio and every later one.
 # It lives apart, since it holds protobuf at an older major than the daemon's environment.
@@ -42,6 +43,11 @@ $(STAMP): pyproject.toml tools/setup.sh
 	@tools/setup.sh
 	@touch $@
 
+# Ray is large, and only the fleet on Ray needs it.
+$(RAY_STAMP): $(STAMP)
+	@$(BIN)/python -c 'import ray' 2>/dev/null || tools/setup.sh ray
+	@touch $@
+
 $(PROTOC_STAMP): | $(STAMP)
 	@rm -rf $(PROTOC_VENV)
 	@$(BIN)/python -m venv $(PROTOC_VENV)
@@ -54,6 +60,10 @@ $(PROTOC_STAMP): | $(STAMP)
 .PHONY: demo
 demo: $(STAMP)  ## Run a CodeAgent in a sandbox, start to end (BACKEND=local|docker|e2b|e2b-double)
 	@$(BIN)/python examples/demo.py --backend $(BACKEND)
+
+.PHONY: demo-fleet
+demo-fleet: $(RAY_STAMP)  ## Run three agents on a fleet of three nodes on a local Ray, of which one dies
+	@$(BIN)/python examples/fleet_demo.py
 
 .PHONY: serve
 serve: $(STAMP)  ## Run the daemon in the foreground (BACKEND=local|docker|e2b)

@@ -1,13 +1,17 @@
 #!/usr/bin/env bash
 # Makes the virtual environment ./.venv with everything that development, the tests and the demo need.
 #
+#   tools/setup.sh [EXTRA...]    with extras that are not among those
+#
 # Run by `make` when pyproject.toml has changed. It needs a CPython from 3.11 on and a way to a package index, no more:
 # where the distribution has split ensurepip off (Debian's python3-venv), the system's pip bootstraps the environment.
 set -euo pipefail
 
 cd "$(dirname "$0")/.."
 venv=.venv
-install=(-e '.[server,cli,e2b,smolagents,mcp,otel,data]' --group dev --group mcp-tools)
+extras=server,cli,e2b,smolagents,mcp,otel,data
+for extra in "$@"; do extras+=,$extra; done
+install=(-e ".[$extras]" --group dev --group mcp-tools)
 
 say() { printf '%s\n' "setup: $*"; }
 

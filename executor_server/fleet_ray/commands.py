@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -42,10 +43,9 @@ class Plan:
 
 def require_ray() -> None:
     """Raises FleetError where Ray is not installed."""
-    try:
-        import ray  # noqa: F401 - whether it is there
-    except ImportError as error:
-        raise FleetError("Ray is not installed here: pip install 'remote-executor[server,ray]'") from error
+    # Not imported: Ray reads its variables at its import, and `connected` sets them.
+    if find_spec("ray") is None:
+        raise FleetError("Ray is not installed here: pip install 'remote-executor[server,ray]'")
 
 
 def up(plan: Plan, say: Say) -> dict[str, Any]:
@@ -147,16 +147,15 @@ def _end_actors(engine: Engine, say: Say) -> None:
 
 
 def _end_here(files: FleetFiles) -> list[str]:
-    """Ends what is on this machine, without Ray's help: its head may be gone. Returns what is worth a word.
+    """Ends what is on this machine, without Ray's help: its head may be gone. Returns a sentence for each problem.
 
     Ray goes first, since the actors would start the daemons again.
     """
-    killed = stop_cluster(files.cluster)
-    texts = [f"{len(killed)} processes of Ray did not end in time and were killed."] if killed else []
+    stop_cluster(files.cluster)
     daemons = [files.front.daemon, *(files.node(name).daemon for name in files.nodes_here())]
     with ThreadPoolExecutor(ENDING_AT_A_TIME) as threads:
         ended = list(threads.map(OwnDaemon.stop, daemons))
-    return texts + [
+    return [
         f"The daemon of {daemon.folder} did not end in time and was killed."
         for daemon, in_order in zip(daemons, ended, strict=True)
         if not in_order

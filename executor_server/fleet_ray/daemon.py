@@ -82,6 +82,8 @@ class OwnDaemon:
 
     def stop(self, time_s: float = STOP_TIME_S) -> bool:
         """Asks the daemon to stop, twice, and kills it after `time_s`. False when it had to be killed. Idempotent."""
+        if not self.folder.is_dir():  # it was never prepared
+            return True
         with held(self.pid_file):
             identity = self.identity()
             ended = identity is None or _stopped(identity, time_s)
